@@ -1,0 +1,53 @@
+# Everything runs from .venv, which need not be activated.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# cpu or cuda: which build of FBGEMM to install. `make install FLAVOUR=cuda` overrides what is found.
+FLAVOUR ?= $(shell if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then echo cuda; else echo cpu; fi)
+
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/installed-$(FLAVOUR)
+# FBGEMM's other flavour, which would overwrite files of this one.
+OTHER_FBGEMM := $(if $(filter cuda,$(FLAVOUR)),fbgemm-gpu-cpu,fbgemm-gpu)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow format lock clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
+		printf '  make %-10s  %s\n' "$$name" "$$text"; done
+
+install: $(STAMP) ## Set up .venv (FLAVOUR=cpu or cuda; found by nvidia-smi)
+
+$(STAMP): pyproject.toml $(wildcard requirements/*.txt)
+	@case "$(FLAVOUR)" in cpu|cuda) ;; *) echo "FLAVOUR is cpu or cuda, not '$(FLAVOUR)'" >&2; exit 2;; esac
+	@if [ ! -x $(VENV)/bin/python ]; then \
+		"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+			|| { echo "Python 3.11 or newer is needed: make install PYTHON=/path/to/python3.11" >&2; exit 2; }; \
+		"$(PYTHON)" -m venv $(VENV); fi
+	@if [ -n "$$($(PIP) list --format freeze 2>/dev/null | tr _ - | grep -i '^$(OTHER_FBGEMM)==')" ]; then \
+		$(PIP) uninstall --yes fbgemm-gpu fbgemm-gpu-cpu; fi
+	$(PIP) install -r requirements/$(FLAVOUR).txt -r requirements/dev.txt
+	$(PIP) install --no-deps -r requirements/no-deps.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/installed-*
+	@touch $@
+
+demo: install ## Plan, compare and run a small model
+	scripts/demo
+
+test: install ## Run every check: ruff, mypy, import-linter, pytest
+	scripts/test
+
+test-slow: install ## Run the tests that take minutes
+	$(VENV)/bin/python -m pytest -m slow
+
+format: install ## Format the code and apply ruff's safe fixes
+	$(VENV)/bin/python -m ruff check --fix-only .
+	$(VENV)/bin/python -m ruff format .
+
+lock: ## Remake the lock files in requirements/ from pyproject.toml
+	scripts/lock "$(PYTHON)"
+
+clean: ## Remove .venv, caches and build outputs
+	rm -rf $(VENV) build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Micro-benchmarks of embedding kernels, and the store of their samples."""

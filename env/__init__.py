@@ -1,0 +1,1 @@
+"""The Gymnasium environment in which a sharding policy is trained."""

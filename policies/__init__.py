@@ -1,0 +1,1 @@
+"""Sharding policies learned by reinforcement learning, and the planner that uses them."""
