@@ -1,0 +1,313 @@
+"""Access profiles: how often the rows of a table are looked up, as one concave curve.
+
+Shape suffixes: K knots, I intervals between knots (K - 1), N draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core.errors import InvalidTableError
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+NUM_REUSE_BINS = 17
+#: Upper edges of AutoShard's reuse bins (0, 1], (1, 2], (2, 4] ... (16384, 32768], (32768, inf).
+REUSE_BIN_EDGES: tuple[float, ...] = (*(float(2**i) for i in range(NUM_REUSE_BINS - 1)), math.inf)
+
+KNOTS_PER_OCTAVE = 4
+_CONCAVITY_TOLERANCE = 1e-9
+_EXACT_POISSON_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AccessProfile:
+    """Cumulative access probability by access rank, linear between knots.
+
+    Rank 0 is the most often accessed row. Memory is O(knots), whatever the number of rows.
+
+    Attributes:
+        ranks_K: Access ranks of the knots, rising from 0 to the number of rows.
+        cumulative_K: Probability that a lookup hits one of the first `ranks_K[k]` rows, rising from 0 to 1, concave.
+
+    Raises:
+        InvalidTableError: If the knots do not start at [0, 0], end at 1, rise, and stay concave.
+    """
+
+    ranks_K: FloatArray
+    cumulative_K: FloatArray
+
+    def __post_init__(self) -> None:
+        ranks = np.ascontiguousarray(self.ranks_K, dtype=np.float64)
+        cumulative = np.ascontiguousarray(self.cumulative_K, dtype=np.float64)
+        if ranks.ndim != 1 or ranks.shape != cumulative.shape or len(ranks) < 2:
+            raise InvalidTableError("needs two or more [access rank, cumulative probability] pairs", field="knots")
+        if not (np.isfinite(ranks).all() and np.isfinite(cumulative).all()):
+            raise InvalidTableError("must hold finite numbers only", field="knots")
+        if ranks[0] != 0 or cumulative[0] != 0:
+            raise InvalidTableError("must start at [0, 0]", field="knots")
+        if abs(cumulative[-1] - 1.0) > 1e-6:
+            raise InvalidTableError(f"must end at cumulative probability 1, got {cumulative[-1]:g}", field="knots")
+        if (np.diff(ranks) <= 0).any():
+            raise InvalidTableError("access ranks must rise", field="knots")
+        if (np.diff(cumulative) < 0).any():
+            raise InvalidTableError("cumulative probabilities must not fall", field="knots")
+        slopes = np.diff(cumulative) / np.diff(ranks)
+        if (np.diff(slopes) > _CONCAVITY_TOLERANCE * slopes[0]).any():
+            raise InvalidTableError("must be concave: rows are ordered by falling access frequency", field="knots")
+        cumulative = cumulative / cumulative[-1]
+        for array in (ranks, cumulative):
+            array.setflags(write=False)
+        object.__setattr__(self, "ranks_K", ranks)
+        object.__setattr__(self, "cumulative_K", cumulative)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AccessProfile):
+            return NotImplemented
+        return np.array_equal(self.ranks_K, other.ranks_K) and np.array_equal(self.cumulative_K, other.cumulative_K)
+
+    def __hash__(self) -> int:
+        return hash((self.ranks_K.tobytes(), self.cumulative_K.tobytes()))
+
+    # -- how profiles are made ------------------------------------------------------------------------------------
+
+    @classmethod
+    def uniform(cls, num_rows: int, accessed_fraction: float = 1.0) -> AccessProfile:
+        """All accessed rows alike; `accessed_fraction` of the rows are accessed at all (AutoShard Sec. 3.1)."""
+        _check_rows(num_rows)
+        if not 0 < accessed_fraction <= 1:
+            raise InvalidTableError(f"must be in (0, 1], got {accessed_fraction}", field="accessed_fraction")
+        accessed = max(1, round(num_rows * accessed_fraction))
+        if accessed == num_rows:
+            return cls(np.array([0.0, num_rows]), np.array([0.0, 1.0]))
+        return cls(np.array([0.0, accessed, num_rows]), np.array([0.0, 1.0, 1.0]))
+
+    @classmethod
+    def zipf(cls, num_rows: int, alpha: float, shift: float = 0.0) -> AccessProfile:
+        """Row of access rank r (from 1) has probability proportional to (r + shift) ** -alpha."""
+        _check_rows(num_rows)
+        if not (math.isfinite(alpha) and alpha >= 0):
+            raise InvalidTableError(f"must be a number of at least 0, got {alpha}", field="alpha")
+        if not (math.isfinite(shift) and shift >= 0):
+            raise InvalidTableError(f"must be a number of at least 0, got {shift}", field="shift")
+        ranks = log_spaced_ranks(num_rows)
+        masses = np.array([_power_sum(a + shift, b + shift, alpha) for a, b in zip(ranks, ranks[1:], strict=False)])
+        return cls._from_masses(ranks.astype(np.float64), masses)
+
+    @classmethod
+    def from_counts(cls, counts: NDArray[np.integer | np.floating] | Sequence[float]) -> AccessProfile:
+        """Profile of a table from the number of lookups of each of its rows, in any order.
+
+        Args:
+            counts: One number per row, at least 0, with a positive sum.
+        """
+        values = np.asarray(counts, dtype=np.float64)
+        if values.ndim != 1 or len(values) == 0:
+            raise InvalidTableError("needs one number per row", field="counts")
+        if not np.isfinite(values).all() or (values < 0).any():
+            raise InvalidTableError("must be finite and at least 0", field="counts")
+        if values.sum() <= 0:
+            raise InvalidTableError("must have a positive sum", field="counts")
+        cumulative = np.concatenate([[0.0], np.cumsum(np.sort(values)[::-1])])
+        ranks = log_spaced_ranks(len(values))
+        return cls._from_masses(ranks.astype(np.float64), np.diff(cumulative[ranks]))
+
+    @classmethod
+    def from_ids(cls, ids: IntArray, num_rows: int) -> AccessProfile:
+        """Profile from a batch of row ids; rows that the batch did not hit come last, with probability 0."""
+        _check_rows(num_rows)
+        if ids.size == 0:
+            return cls.uniform(num_rows)
+        if ids.min() < 0 or ids.max() >= num_rows:
+            raise InvalidTableError(f"must be in [0, {num_rows}), got {ids.min()} to {ids.max()}", field="ids")
+        _, counts = np.unique(ids, return_counts=True)
+        cumulative = np.concatenate([[0.0], np.cumsum(np.sort(counts)[::-1], dtype=np.float64)])
+        ranks = log_spaced_ranks(len(counts))
+        masses = np.diff(cumulative[ranks])
+        knots = ranks.astype(np.float64)
+        if len(counts) < num_rows:
+            knots, masses = np.append(knots, num_rows), np.append(masses, 0.0)
+        return cls._from_masses(knots, masses)
+
+    @classmethod
+    def from_reuse_bins(
+        cls, num_rows: int, bins: Sequence[float], *, of: Literal["rows", "lookups"], num_lookups: float
+    ) -> AccessProfile:
+        """Profile from AutoShard's 17 reuse bins of one batch.
+
+        Args:
+            num_rows: Rows of the table.
+            bins: Share per bin, of the rows that the batch hit or of its lookups.
+            of: What the shares are of.
+            num_lookups: Lookups of the batch that the bins were counted on.
+
+        Source:
+            Bins as in AutoShard B.2. Within a bin rows are taken alike, at the bin's geometric middle; rows hit
+            once are spread over all rows that are left, which expects as many of them in the next batch.
+        """
+        _check_rows(num_rows)
+        shares = np.asarray(bins, dtype=np.float64)
+        if shares.shape != (NUM_REUSE_BINS,):
+            raise InvalidTableError(f"needs {NUM_REUSE_BINS} numbers, got {shares.size}", field="bins")
+        if not np.isfinite(shares).all() or (shares < 0).any() or shares.sum() <= 0:
+            raise InvalidTableError("must be finite, at least 0, with a positive sum", field="bins")
+        if not (math.isfinite(num_lookups) and num_lookups > 0):
+            raise InvalidTableError(f"must be positive, got {num_lookups}", field="num_lookups")
+        reuse = np.array([1.0, 2.0, *(1.5 * 2.0**i for i in range(1, NUM_REUSE_BINS - 1))])
+        lookups = shares * reuse if of == "rows" else shares
+        lookups = lookups / lookups.sum() * num_lookups
+        hit_rows = np.minimum(lookups / reuse, num_rows)[::-1]
+        ends = np.cumsum(hit_rows)
+        # Small tables cannot hold all the rows that the shares imply: the hottest stay, the rest is squeezed in.
+        ends = np.minimum(ends, num_rows) if ends[-1] <= num_rows else ends * (num_rows / ends[-1])
+        ends[-1] = num_rows
+        knots = np.concatenate([[0.0], ends])
+        keep = np.diff(knots) > 1e-9 * num_rows
+        kept_ends, kept_cumulative = ends[keep], np.cumsum(lookups[::-1])[keep]
+        kept_ends[-1], kept_cumulative[-1] = num_rows, lookups.sum()
+        return cls._from_masses(np.concatenate([[0.0], kept_ends]), np.diff(kept_cumulative, prepend=0.0))
+
+    @classmethod
+    def _from_masses(cls, ranks_K: FloatArray, masses_I: FloatArray) -> AccessProfile:
+        """Profile from the mass between knots; neighbours that break concavity are pooled."""
+        ends = [0.0]
+        masses: list[float] = []
+        for end, mass in zip(ranks_K[1:].tolist(), masses_I.tolist(), strict=True):
+            ends.append(end)
+            masses.append(mass)
+            while len(masses) > 1 and masses[-1] * (ends[-2] - ends[-3]) > masses[-2] * (ends[-1] - ends[-2]):
+                last = masses.pop()
+                masses[-1] += last
+                ends.pop(-2)
+        cumulative = np.concatenate([[0.0], np.cumsum(masses)])
+        return cls(np.array(ends), cumulative / cumulative[-1])
+
+    # -- what is read from them ------------------------------------------------------------------------------------
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the profile describes."""
+        return round(float(self.ranks_K[-1]))
+
+    def coverage(self, num_hot_rows: float | FloatArray) -> FloatArray:
+        """Probability that a lookup hits one of the `num_hot_rows` most accessed rows."""
+        return np.asarray(np.interp(num_hot_rows, self.ranks_K, self.cumulative_K))
+
+    def probability_at(self, rank: float | FloatArray) -> FloatArray:
+        """Probability of the row at an access rank (from 0)."""
+        slopes = np.diff(self.cumulative_K) / np.diff(self.ranks_K)
+        interval = np.clip(np.searchsorted(self.ranks_K, rank, side="right") - 1, 0, len(slopes) - 1)
+        return np.asarray(slopes[interval])
+
+    def expected_distinct(self, num_lookups: float) -> float:
+        """Expected number of distinct rows among `num_lookups` independent lookups."""
+        rows_I, rates_I = self._rows_and_rates(num_lookups)
+        return float(np.sum(rows_I * -np.expm1(-rates_I)))
+
+    def reuse_bins(self, num_lookups: float, of: Literal["rows", "lookups"] = "rows") -> FloatArray:
+        """Expected shares of AutoShard's 17 reuse bins for a batch.
+
+        Args:
+            num_lookups: Lookups in the batch; each row's count is taken as Poisson.
+            of: Shares of the distinct rows hit, or of the lookups.
+
+        Returns:
+            17 shares that sum to 1 (to 0 when nothing is looked up).
+
+        Source:
+            AutoShard B.2; the bins are counted there, expected here.
+        """
+        rows_I, rates_I = self._rows_and_rates(num_lookups)
+        edges = np.array(REUSE_BIN_EDGES[:-1])
+        if of == "rows":
+            below = np.concatenate([np.exp(-rates_I)[:, None], _poisson_cdf(rates_I, edges)], axis=1)
+        else:  # sum of k P(k) up to an edge is rate * P(X <= edge - 1)
+            inner = _poisson_cdf(rates_I, edges - 1)
+            below = np.concatenate([np.zeros((len(rates_I), 1)), inner], axis=1)
+        below = np.concatenate([below, np.ones((len(rates_I), 1))], axis=1)
+        weight = rows_I if of == "rows" else rows_I * rates_I
+        bins = np.maximum(weight @ np.diff(below, axis=1), 0.0)
+        total = bins.sum()
+        return np.asarray(bins / total if total > 0 else bins)
+
+    def slice(self, start: float, stop: float) -> tuple[AccessProfile, float]:
+        """The rows of access ranks [start, stop), and the share of lookups that goes to them."""
+        if not 0 <= start < stop <= self.ranks_K[-1]:
+            raise InvalidTableError(f"must satisfy 0 <= start < stop <= {self.num_rows}, got {start}, {stop}", field="rows")
+        inside = (self.ranks_K > start) & (self.ranks_K < stop)
+        knots = np.concatenate([[start], self.ranks_K[inside], [stop]])
+        cumulative = self.coverage(knots)
+        mass = float(cumulative[-1] - cumulative[0])
+        if mass <= 0:
+            return AccessProfile.uniform(round(stop - start)), 0.0
+        return AccessProfile._from_masses(knots - start, np.diff(cumulative)), mass
+
+    def thinned(self, num_rows: int) -> AccessProfile:
+        """The profile of `num_rows` rows drawn evenly over all access ranks, as hashing or a row range does."""
+        _check_rows(num_rows)
+        knots = log_spaced_ranks(num_rows).astype(np.float64)
+        at_K = self.coverage(knots * (float(self.ranks_K[-1]) / num_rows))
+        return AccessProfile._from_masses(knots, np.diff(at_K))
+
+    def sample_ranks(self, num_lookups: int, rng: np.random.Generator) -> IntArray:
+        """Draws access ranks of independent lookups; shape (N,), int64 in [0, num_rows)."""
+        draws = np.interp(rng.random(num_lookups), self.cumulative_K, self.ranks_K)
+        return np.minimum(draws.astype(np.int64), self.num_rows - 1)
+
+    def _rows_and_rates(self, num_lookups: float) -> tuple[FloatArray, FloatArray]:
+        rows_I = np.diff(self.ranks_K)
+        return rows_I, num_lookups * np.diff(self.cumulative_K) / rows_I
+
+
+def log_spaced_ranks(num_rows: int, per_octave: int = KNOTS_PER_OCTAVE) -> IntArray:
+    """Knot positions 0, 1, 2 ... num_rows, every rank at first and log-spaced later."""
+    steps = np.arange(0, math.ceil(math.log2(max(num_rows, 1)) * per_octave) + 1) / per_octave
+    return np.unique(np.concatenate([[0, num_rows], np.minimum(np.floor(2.0**steps), num_rows)]).astype(np.int64))
+
+
+def mixture(profiles: Iterable[tuple[AccessProfile, float]]) -> AccessProfile:
+    """Profile of lookups that go to equally large row sets with the given weights, hottest ranks aligned."""
+    pairs = [(profile, weight) for profile, weight in profiles if weight > 0]
+    knots = np.unique(np.concatenate([profile.ranks_K for profile, _ in pairs]))
+    total = sum(weight for _, weight in pairs)
+    cumulative = sum((profile.coverage(knots) * (weight / total) for profile, weight in pairs), np.zeros(len(knots)))
+    return AccessProfile._from_masses(knots, np.diff(cumulative))
+
+
+def _check_rows(num_rows: int) -> None:
+    if num_rows < 1:
+        raise InvalidTableError(f"must be at least 1, got {num_rows}", field="num_rows")
+
+
+def _power_sum(start: float, stop: float, alpha: float) -> float:
+    """Sum of r ** -alpha over the integers start < r <= stop, exact for short spans, Euler-Maclaurin beyond."""
+    if stop - start <= 64:
+        return float(np.sum((start + np.arange(1, round(stop - start) + 1)) ** -alpha))
+    low, high = start + 1, stop
+    integral = math.log(high / low) if alpha == 1 else (high ** (1 - alpha) - low ** (1 - alpha)) / (1 - alpha)
+    ends = 0.5 * (low**-alpha + high**-alpha)
+    return integral + ends + alpha / 12 * (low ** (-alpha - 1) - high ** (-alpha - 1))
+
+
+def _poisson_cdf(rates_I: FloatArray, edges: FloatArray) -> FloatArray:
+    """P(X <= edge) of Poisson variables, shape (I, edges): exact to 64, Wilson-Hilferty with erf beyond."""
+    result = np.empty((len(rates_I), len(edges)))
+    counts = np.arange(_EXACT_POISSON_MAX + 1)
+    log_factorials = np.array([math.lgamma(count + 1) for count in counts])
+    safe = np.maximum(rates_I, 1e-300)[:, None]
+    exact = np.cumsum(np.exp(counts * np.log(safe) - safe - log_factorials), axis=1)
+    for column, edge in enumerate(edges):
+        if edge <= _EXACT_POISSON_MAX:
+            result[:, column] = exact[:, int(edge)]
+        else:  # chi-square form: P(X <= k) = P(chi2 with 2k + 2 degrees > 2 rate)
+            degrees = edge + 1
+            z = ((safe[:, 0] / degrees) ** (1 / 3) - (1 - 1 / (9 * degrees))) * 3 * math.sqrt(degrees)
+            result[:, column] = [0.5 * math.erfc(value / math.sqrt(2)) for value in z]
+    return np.minimum(result, 1.0)

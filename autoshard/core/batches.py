@@ -1,0 +1,59 @@
+"""Batches of ids drawn from access profiles, for benchmarks and synthetic training.
+
+Shape suffixes: B bags, L lookups.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.core.access import AccessProfile, IntArray
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Bags:
+    """Ids of one feature: `ids_L` in bag order, and the number of ids of each bag."""
+
+    ids_L: IntArray
+    lengths_B: IntArray
+
+
+def scatter_ranks(ranks_L: IntArray, num_rows: int) -> IntArray:
+    """Row ids of access ranks under a fixed bijection that strews hot rows over the table, as hashing does."""
+    step = max(1, round(num_rows * _GOLDEN))
+    while math.gcd(step, num_rows) != 1:
+        step += 1
+    return (ranks_L * step) % num_rows
+
+
+def draw_lengths(pooling_factor: float, num_bags: int, rng: np.random.Generator) -> IntArray:
+    """Bag lengths with the given mean: its floor, and one more for a random share of the bags; shape (B,).
+
+    The sum is exact to one id, so that thin shards (far below one lookup per bag) differ little between draws.
+    """
+    base = math.floor(pooling_factor)
+    lengths = np.full(num_bags, base, dtype=np.int64)
+    extra = round((pooling_factor - base) * num_bags)
+    lengths[rng.permutation(num_bags)[:extra]] += 1
+    return lengths
+
+
+def draw_bags(
+    access: AccessProfile, pooling_factor: float, num_bags: int, rng: np.random.Generator
+) -> Bags:
+    """Draws one batch of a shard.
+
+    Args:
+        access: Profile of the rows; ids are in [0, access.num_rows).
+        pooling_factor: Mean lookups per bag.
+        num_bags: Number of bags.
+        rng: Source of randomness; the same state gives the same batch.
+    """
+    lengths = draw_lengths(pooling_factor, num_bags, rng)
+    ranks = access.sample_ranks(int(lengths.sum()), rng)
+    return Bags(ids_L=scatter_ranks(ranks, access.num_rows), lengths_B=lengths)

@@ -1,0 +1,101 @@
+"""What a cost model is: an additive code per shard, and a price for a sum of codes.
+
+Shape suffixes: N shards, S sets of shards, H width of a code, R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core.shard import LocalShard
+from autoshard.core.topology import Topology
+
+CodeArray = NDArray[np.float32]
+MsArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCosts:
+    """Predicted kernel times of S sets of shards, in milliseconds."""
+
+    forward_ms_S: MsArray
+    backward_ms_S: MsArray
+    """Backward kernel with the fused optimizer."""
+    low_ms_S: MsArray
+    """Lower end of the 90% interval of forward plus backward."""
+    high_ms_S: MsArray
+
+    @property
+    def kernel_ms_S(self) -> MsArray:
+        """Forward plus backward."""
+        return self.forward_ms_S + self.backward_ms_S
+
+
+@runtime_checkable
+class CostModel(Protocol):
+    """Prices sets of shards that one rank runs in a fused kernel.
+
+    A set is priced from the sum of its shards' codes, so that adding or removing a shard costs one vector
+    addition. An empty set costs 0. Prices do not depend on the order of shards, and are finite and not negative.
+    """
+
+    @property
+    def name(self) -> str:
+        """What answers say, such as `learned:cpu` or `analytic:a100`."""
+        ...
+
+    def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
+        """Codes of single shards, shape (N, H).
+
+        Raises:
+            ModelError: If a shard is of a kind that the model cannot price.
+        """
+        ...
+
+    def price(self, codes_SH: CodeArray) -> MsArray:
+        """Kernel time, forward plus backward, of sets given by the sums of their codes; shape (S,)."""
+        ...
+
+    def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
+        """As `price`, with forward and backward apart and with intervals."""
+        ...
+
+
+class CommModel(Protocol):
+    """Prices collectives."""
+
+    @property
+    def name(self) -> str:
+        """What answers say."""
+        ...
+
+    def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
+        """Time per rank of an all-to-all in which rank i sends `sent_bytes_RR[i, j]` to rank j; shape (R,)."""
+        ...
+
+    def all_reduce_ms(self, num_bytes: float, topology: Topology) -> float:
+        """Time of an all-reduce of `num_bytes` on every rank."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """The models that price a plan."""
+
+    kernel: CostModel
+    comm: CommModel
+
+
+def set_costs(model: CostModel, sets: Sequence[Sequence[LocalShard]]) -> KernelCosts:
+    """Prices several sets of shards at once."""
+    flat = [shard for shards in sets for shard in shards]
+    codes_NH = model.encode(flat)
+    owner = np.repeat(np.arange(len(sets)), [len(shards) for shards in sets])
+    codes_SH = np.zeros((len(sets), codes_NH.shape[1]), dtype=np.float32)
+    np.add.at(codes_SH, owner, codes_NH)
+    return model.price_parts(codes_SH)

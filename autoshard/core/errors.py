@@ -1,0 +1,118 @@
+"""Every error that autoshard raises on purpose.
+
+    AutoshardError
+    ├── InputError (also a ValueError)      bad input; the command line exits with 2
+    │   ├── FormatError                     a file or body that does not follow its schema
+    │   ├── InvalidTableError               a table, feature or access profile that makes no sense
+    │   ├── InvalidTopologyError
+    │   ├── InvalidPlanError
+    │   ├── InvalidOptionError              an option of a command, planner or trainer
+    │   └── UnknownNameError                a bundled table list, topology, planner or model that is not there
+    ├── InfeasiblePlanError                 no plan fits the limits; the command line exits with 3
+    ├── ModelError                          a trained model that is missing, damaged or made for something else
+    ├── SampleStoreError                    a store of samples that cannot be read or written
+    ├── DeviceError                         a device that is missing, busy or out of memory
+    └── ExecutionError                      a plan that could not be executed to its end
+"""
+
+from __future__ import annotations
+
+
+class AutoshardError(Exception):
+    """Base of all errors of this package; its text is one line made for the user.
+
+    Args:
+        message: What is wrong and what would be accepted.
+        field: Dotted path of the offending field (`tables[3].num_embeddings`), if there is one.
+        source: File name, option or request part that held it, if known.
+    """
+
+    kind = "error"
+    exit_code = 1
+
+    def __init__(self, message: str, *, field: str | None = None, source: str | None = None) -> None:
+        self.message = message
+        self.field = field
+        self.source = source
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.source, self.field, self.message) if part)
+
+    def in_source(self, source: str) -> AutoshardError:
+        """The same error, naming the file or request part that it came from."""
+        return type(self)(self.message, field=self.field, source=source)
+
+
+class InputError(AutoshardError, ValueError):
+    """Input that cannot be used."""
+
+    kind = "invalid-input"
+    exit_code = 2
+
+
+class FormatError(InputError):
+    """A file or request body that does not follow its schema."""
+
+    kind = "invalid-format"
+
+
+class InvalidTableError(InputError):
+    """A table, feature or access profile with impossible values."""
+
+    kind = "invalid-table"
+
+
+class InvalidTopologyError(InputError):
+    """A topology with impossible values."""
+
+    kind = "invalid-topology"
+
+
+class InvalidPlanError(InputError):
+    """A plan that does not place its tables exactly, or not within its topology."""
+
+    kind = "invalid-plan"
+
+
+class InvalidOptionError(InputError):
+    """An option with a value that is not accepted."""
+
+    kind = "invalid-option"
+
+
+class UnknownNameError(InputError):
+    """A name that nothing is registered or bundled under."""
+
+    kind = "unknown-name"
+
+
+class InfeasiblePlanError(AutoshardError):
+    """No plan satisfies the limits; the text says by how many bytes and on what."""
+
+    kind = "infeasible"
+    exit_code = 3
+
+
+class ModelError(AutoshardError):
+    """A trained model that is missing, damaged, or made for another device or schema."""
+
+    kind = "model"
+
+
+class SampleStoreError(AutoshardError):
+    """A sample store that cannot be read or written."""
+
+    kind = "sample-store"
+
+
+class DeviceError(AutoshardError):
+    """A device that is missing, busy or out of memory."""
+
+    kind = "device"
+
+
+class ExecutionError(AutoshardError):
+    """A plan whose execution failed."""
+
+    kind = "execution"

@@ -1,0 +1,152 @@
+"""Sharding plans: who holds what, what it is predicted to cost, and where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from autoshard.core.errors import InvalidPlanError
+from autoshard.core.shard import LocalShard, PlacedShard, local_shard
+from autoshard.core.tables import DType, TableSet
+from autoshard.core.topology import Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaGroups:
+    """Two-dimensional sparse parallelism: the plan is held once per group of ranks (2D Sec. 3)."""
+
+    num_groups: int = 1
+    layout: str = "across_nodes"
+    sync_every: int = 1
+    moment_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """Number formats on the wire."""
+
+    forward: DType = DType.FP32
+    backward: DType = DType.FP32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOrder:
+    """File that lists a table's row ids in falling access frequency."""
+
+    file: str
+    digest: str
+    num_ordered: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A predicted value with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCost:
+    """Predicted cost of one rank's step, in milliseconds and bytes."""
+
+    rank: int
+    input_ms: float
+    forward_kernel_ms: float
+    forward_exchange_ms: float
+    backward_exchange_ms: float
+    backward_kernel_ms: float
+    kernel_ms: float
+    sync_ms: float
+    hbm_bytes: int
+    ddr_bytes: int
+    ssd_bytes: int
+    activation_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostBreakdown:
+    """Predicted cost of a plan.
+
+    Attributes:
+        step_ms: One training step's embedding part.
+        max_kernel_ms: Kernel time of the slowest rank.
+        balance: min / max over ranks of kernel time (AutoShard Sec. 4.3).
+        exchange_balance: min / max over ranks of exchange time (OPER).
+        imbalance: max / mean over ranks of kernel time (2D).
+        floor_kernel_ms: Kernel time of the costliest single shard: no placement of these shards goes below it.
+        binding_rank: The slowest rank.
+        binding_shard: Its costliest shard's table.
+        cost_model: Which model priced the kernels.
+        ranks: The ranks' parts.
+    """
+
+    step_ms: Estimate
+    max_kernel_ms: float
+    balance: float
+    exchange_balance: float
+    imbalance: float
+    floor_kernel_ms: float
+    binding_rank: int
+    binding_shard: str
+    cost_model: str
+    ranks: tuple[RankCost, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """How a plan was made."""
+
+    planner: str
+    version: str
+    seed: int = 0
+    options: Mapping[str, object] = field(default_factory=dict)
+    models: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingPlan:
+    """A whole plan: it carries its tables and its topology."""
+
+    tables: TableSet
+    topology: Topology
+    shards: tuple[PlacedShard, ...]
+    replica_groups: ReplicaGroups = field(default_factory=ReplicaGroups)
+    payload: Payload = field(default_factory=Payload)
+    row_orders: Mapping[str, RowOrder] = field(default_factory=dict)
+    predicted: CostBreakdown | None = None
+    provenance: Provenance | None = None
+
+    @property
+    def group_size(self) -> int:
+        """Ranks of one replica group; ranks in `shards` are local to the group."""
+        groups = self.replica_groups.num_groups
+        if groups < 1 or self.topology.world_size % groups:
+            raise InvalidPlanError(
+                f"must divide the {self.topology.world_size} ranks, got {groups}", field="replica_groups.num_groups"
+            )
+        return self.topology.world_size // groups
+
+    @property
+    def group_batch_size(self) -> int:
+        """Samples per step of one replica group."""
+        return max(1, self.tables.batch_size // self.replica_groups.num_groups)
+
+    def local_shards(self) -> tuple[tuple[LocalShard, ...], ...]:
+        """What each rank of a replica group holds, in the order of `shards`."""
+        held: list[list[LocalShard]] = [[] for _ in range(self.group_size)]
+        for placed in self.shards:
+            for index, replica in enumerate(placed.replicas):
+                if placed.fetch is None:
+                    share = 1 / len(placed.replicas)
+                else:
+                    share = placed.fetch.count(index) / self.group_size
+                local = local_shard(placed, group_batch_size=self.group_batch_size, bags_share=share)
+                for rank in replica:
+                    held[rank].append(local)
+        return tuple(tuple(shards) for shards in held)
+
+    def with_predicted(self, predicted: CostBreakdown) -> ShardingPlan:
+        """The same plan with this prediction."""
+        return replace(self, predicted=predicted)

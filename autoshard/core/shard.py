@@ -1,0 +1,230 @@
+"""Shards: parts of tables, first cut, then placed, then as one rank holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from autoshard.core.access import AccessProfile
+from autoshard.core.errors import InvalidPlanError
+from autoshard.core.tables import DType, EmbeddingTable, Optimizer, Pooling, Tier
+from autoshard.core.topology import MemoryLevel
+
+Replicas = tuple[tuple[int, ...], ...]
+
+
+class RowsBy(StrEnum):
+    """What a row range counts: row ids, or access ranks."""
+
+    INDEX = "index"
+    ACCESS_RANK = "access_rank"
+
+
+class Split(StrEnum):
+    """How rows are dealt to the ranks of one replica."""
+
+    BLOCK = "block"
+    CYCLIC = "cyclic"
+    HASH = "hash"
+
+
+class Exchange(StrEnum):
+    """What owners send back: one vector per bag they serve, or the rows asked for."""
+
+    PARTIAL_SUMS = "partial_sums"
+    ROWS = "rows"
+
+
+class GradSync(StrEnum):
+    """How gradients of replicated rows meet."""
+
+    NONE = "none"
+    DENSE = "dense"
+    SPARSE = "sparse"
+
+
+class Update(StrEnum):
+    """Where the optimizer runs: fused into the backward kernel, or after an all-reduce."""
+
+    FUSED = "fused"
+    ALL_REDUCED = "all_reduced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRange:
+    """Rows [start, stop) of a table, by row id or by access rank."""
+
+    start: int
+    stop: int
+    by: RowsBy = RowsBy.INDEX
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise InvalidPlanError(f"must satisfy 0 <= start < stop, got {self.start}, {self.stop}", field="rows")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the range."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlacement:
+    """Memory level of a shard's rows, and the cache before it."""
+
+    level: MemoryLevel = MemoryLevel.HBM
+    cache_bytes: int = 0
+    policy: str = "lru"
+    cache_dtype: DType | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A part of a table that is placed as one: some of its rows, some of its columns."""
+
+    table: EmbeddingTable
+    rows: RowRange
+    columns: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        start, stop = self.columns
+        if not 0 <= start < stop <= self.table.embedding_dim:
+            raise InvalidPlanError(
+                f"must lie within [0, {self.table.embedding_dim}), got {start}, {stop}", field="columns"
+            )
+        if self.rows.stop > self.table.num_embeddings:
+            raise InvalidPlanError(
+                f"must lie within [0, {self.table.num_embeddings}), got {self.rows.start}, {self.rows.stop}",
+                field="rows",
+            )
+
+    @classmethod
+    def whole(cls, table: EmbeddingTable) -> Shard:
+        """The table as one shard."""
+        return cls(table=table, rows=RowRange(start=0, stop=table.num_embeddings), columns=(0, table.embedding_dim))
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the shard."""
+        return self.rows.num_rows
+
+    @property
+    def embedding_dim(self) -> int:
+        """Columns of the shard."""
+        return self.columns[1] - self.columns[0]
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes of weights and optimizer state of one copy, wherever it lives."""
+        per_row = self.embedding_dim * self.table.dtype.num_bytes
+        return self.num_embeddings * (per_row + self.table.optimizer.state_bytes_per_row(self.embedding_dim))
+
+    def access(self) -> tuple[AccessProfile, float]:
+        """Profile of the shard's rows and the share of the table's lookups that they get.
+
+        A range of row ids is taken as an even draw over access ranks.
+        """
+        if self.num_embeddings == self.table.num_embeddings:
+            return self.table.access, 1.0
+        if self.rows.by is RowsBy.ACCESS_RANK:
+            return self.table.access.slice(self.rows.start, self.rows.stop)
+        share = self.num_embeddings / self.table.num_embeddings
+        return self.table.access.thinned(self.num_embeddings), share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedShard:
+    """A shard with the ranks that hold it and the way its rows and gradients travel.
+
+    Attributes:
+        replicas: Each replica is the list of ranks over which its rows are split.
+        fetch: For each rank, the index of the replica that it reads; None for the replica of its own node or,
+            where there is one replica per rank, its own.
+    """
+
+    shard: Shard
+    tier: Tier
+    replicas: Replicas
+    split: Split = Split.BLOCK
+    exchange: Exchange = Exchange.PARTIAL_SUMS
+    deduplicate: bool = False
+    grad_sync: GradSync = GradSync.NONE
+    memory: MemoryPlacement = field(default_factory=MemoryPlacement)
+    fetch: tuple[int, ...] | None = None
+
+    @classmethod
+    def table_wise(cls, shard: Shard, rank: int) -> PlacedShard:
+        """The shard on a single rank."""
+        exchange = Exchange.ROWS if shard.table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS
+        return cls(shard=shard, tier=Tier.TABLE_WISE, replicas=((rank,),), exchange=exchange)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalShard:
+    """What one rank holds of a placed shard: a small table that sees a batch. Cost models price it.
+
+    Attributes:
+        table: Name of the table that it was cut from; a label, never a feature.
+        num_bags: Bags that the kernel pools per step (samples times features).
+        pooling_factor: Mean lookups per bag; far below 1 for thin tiers.
+        output: `pooled` for one vector per bag, `rows` for one per lookup.
+    """
+
+    table: str
+    num_embeddings: int
+    embedding_dim: int
+    num_bags: int
+    pooling_factor: float
+    access: AccessProfile
+    dtype: DType = DType.FP32
+    pooling: Pooling = Pooling.SUM
+    optimizer: Optimizer = Optimizer.ROWWISE_ADAGRAD
+    output: Exchange = Exchange.PARTIAL_SUMS
+    update: Update = Update.FUSED
+    level: MemoryLevel = MemoryLevel.HBM
+
+    @property
+    def num_lookups(self) -> float:
+        """Expected lookups per step."""
+        return self.num_bags * self.pooling_factor
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights."""
+        return self.num_embeddings * self.embedding_dim * self.dtype.num_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of weights and optimizer state."""
+        return self.weight_bytes + self.num_embeddings * self.optimizer.state_bytes_per_row(self.embedding_dim)
+
+
+def local_shard(placed: PlacedShard, *, group_batch_size: int, bags_share: float = 1.0) -> LocalShard:
+    """What each rank of a replica holds of a placed shard.
+
+    Args:
+        placed: The placed shard; all ranks of a replica hold alike shares of its rows.
+        group_batch_size: Samples per step of the replica group.
+        bags_share: Share of the group's samples that the replica serves.
+    """
+    shard, table = placed.shard, placed.shard.table
+    profile, mass = shard.access()
+    num_parts = len(placed.replicas[0])
+    num_rows = -(-shard.num_embeddings // num_parts)
+    if num_rows != shard.num_embeddings:
+        profile = profile.thinned(num_rows)
+    num_features = len(table.features)
+    return LocalShard(
+        table=table.name,
+        num_embeddings=num_rows,
+        embedding_dim=shard.embedding_dim,
+        num_bags=max(1, round(group_batch_size * bags_share)) * num_features,
+        pooling_factor=table.pooling_factor / num_features * mass / num_parts,
+        access=profile,
+        dtype=table.dtype,
+        pooling=table.pooling,
+        optimizer=table.optimizer,
+        output=placed.exchange,
+        update=Update.FUSED if len(placed.replicas) == 1 else Update.ALL_REDUCED,
+        level=placed.memory.level,
+    )

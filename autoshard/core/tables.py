@@ -1,0 +1,191 @@
+"""Embedding tables and the features that look rows up in them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from autoshard.core.access import AccessProfile
+from autoshard.core.errors import InvalidTableError
+
+
+class DType(StrEnum):
+    """Number format of weights and of exchanged values."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    INT8 = "int8"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes per number."""
+        return {DType.FP32: 4, DType.FP16: 2, DType.BF16: 2, DType.INT8: 1}[self]
+
+
+class Pooling(StrEnum):
+    """How the rows of one bag are reduced; `sequence` keeps them apart."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    SEQUENCE = "sequence"
+
+
+class Optimizer(StrEnum):
+    """Optimizer of an embedding table; its state counts as memory."""
+
+    SGD = "sgd"
+    ROWWISE_ADAGRAD = "rowwise_adagrad"
+    ADAGRAD = "adagrad"
+    ADAM = "adam"
+
+    def state_bytes_per_row(self, embedding_dim: int) -> int:
+        """Bytes of fp32 optimizer state held for one row."""
+        per_row = {
+            Optimizer.SGD: 0,
+            Optimizer.ROWWISE_ADAGRAD: 1,
+            Optimizer.ADAGRAD: embedding_dim,
+            Optimizer.ADAM: 2 * embedding_dim,
+        }
+        return 4 * per_row[self]
+
+
+class Tier(StrEnum):
+    """Label of how a shard's rows are held by ranks (the replicas say it exactly)."""
+
+    TABLE_WISE = "table_wise"
+    ROW_WISE = "row_wise"
+    TABLE_ROW_WISE = "table_row_wise"
+    DATA_PARALLEL = "data_parallel"
+    FLEX = "flex"
+    REPLICATED = "replicated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """One categorical feature: a bag of ids per sample."""
+
+    name: str
+    pooling_factor: float
+    """Mean number of ids per sample."""
+    pooling_variance: float = 0.0
+    pooling_p99: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_name(self.name, "name")
+        for label in ("pooling_factor", "pooling_variance", "pooling_p99"):
+            value = getattr(self, label)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise InvalidTableError(f"must be a number of at least 0, got {value}", field=label)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What a planner may not decide about a table."""
+
+    pinned_ranks: tuple[int, ...] = ()
+    """Ranks that may hold the table; empty for any."""
+    colocate_with: tuple[str, ...] = ()
+    """Names of tables that must share this table's rank."""
+    forbidden_tiers: tuple[Tier, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingTable:
+    """One embedding table of the model."""
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    features: tuple[Feature, ...]
+    access: AccessProfile
+    dtype: DType = DType.FP32
+    pooling: Pooling = Pooling.SUM
+    optimizer: Optimizer = Optimizer.ROWWISE_ADAGRAD
+    constraints: Constraints = field(default_factory=Constraints)
+
+    def __post_init__(self) -> None:
+        _check_name(self.name, "name")
+        for label in ("num_embeddings", "embedding_dim"):
+            value = getattr(self, label)
+            if not isinstance(value, int) or value < 1:
+                raise InvalidTableError(f"must be a whole number of at least 1, got {value}", field=label)
+        if not self.features:
+            raise InvalidTableError("needs at least one feature", field="features")
+        if self.access.num_rows != self.num_embeddings:
+            raise InvalidTableError(
+                f"describes {self.access.num_rows} rows, the table has {self.num_embeddings}", field="access"
+            )
+
+    @property
+    def pooling_factor(self) -> float:
+        """Mean number of lookups per sample, all features together."""
+        return sum(feature.pooling_factor for feature in self.features)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights."""
+        return self.num_embeddings * self.embedding_dim * self.dtype.num_bytes
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes of weights and optimizer state."""
+        return self.weight_bytes + self.num_embeddings * self.optimizer.state_bytes_per_row(self.embedding_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseLayers:
+    """The dense part of a DLRM, so that whole steps can be priced."""
+
+    num_dense_features: int
+    bottom_mlp: tuple[int, ...]
+    top_mlp: tuple[int, ...]
+    interaction: str = "dot"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSet:
+    """The tables of one model and the global batch that they see."""
+
+    batch_size: int
+    """Samples per step over all ranks."""
+    tables: tuple[EmbeddingTable, ...]
+    dense: DenseLayers | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise InvalidTableError(f"must be a whole number of at least 1, got {self.batch_size}", field="batch_size")
+        if not self.tables:
+            raise InvalidTableError("needs at least one table", field="tables")
+        for label, names in (
+            ("name", [table.name for table in self.tables]),
+            ("features", [feature.name for table in self.tables for feature in table.features]),
+        ):
+            seen: set[str] = set()
+            for name in names:
+                if name in seen:
+                    raise InvalidTableError(f"{name!r} is used twice; names must differ", field=f"tables.{label}")
+                seen.add(name)
+
+    def __getitem__(self, name: str) -> EmbeddingTable:
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise InvalidTableError(f"no table is named {name!r}", field="tables")
+
+    def scaled(self, divisor: int) -> TableSet:
+        """The same model with rows and batch divided alike, so that lookups per row stay as they are."""
+        if divisor < 1:
+            raise InvalidTableError(f"must be at least 1, got {divisor}", field="scale")
+        tables = tuple(_with_rows(table, max(1, table.num_embeddings // divisor)) for table in self.tables)
+        return replace(self, batch_size=max(1, self.batch_size // divisor), tables=tables)
+
+
+def _with_rows(table: EmbeddingTable, num_embeddings: int) -> EmbeddingTable:
+    return replace(table, num_embeddings=num_embeddings, access=table.access.thinned(num_embeddings))
+
+
+def _check_name(name: str, label: str) -> None:
+    if not isinstance(name, str) or not name or len(name) > 512:
+        raise InvalidTableError(f"must be a text of 1 to 512 characters, got {name!r}", field=label)

@@ -1,0 +1,138 @@
+"""The machine: ranks in nested levels, with bandwidths, latencies and memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from autoshard.core.errors import InvalidTopologyError
+
+
+class MemoryLevel(StrEnum):
+    """Where rows live: device memory, host memory or solid-state disk."""
+
+    HBM = "hbm"
+    DDR = "ddr"
+    SSD = "ssd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBytes:
+    """Bytes per memory level."""
+
+    hbm: int
+    ddr: int = 0
+    ssd: int = 0
+
+    def __post_init__(self) -> None:
+        for level in MemoryLevel:
+            value = self[level]
+            if not isinstance(value, int) or value < 0:
+                raise InvalidTopologyError(
+                    f"must be a whole number of bytes of at least 0, got {value}", field=f"memory_bytes.{level}"
+                )
+
+    def __getitem__(self, level: MemoryLevel) -> int:
+        return {MemoryLevel.HBM: self.hbm, MemoryLevel.DDR: self.ddr, MemoryLevel.SSD: self.ssd}[level]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Bandwidth per rank and latency of one collective at one level."""
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.bytes_per_s) and self.bytes_per_s > 0):
+            raise InvalidTopologyError(f"must be a positive number, got {self.bytes_per_s}", field="bytes_per_s")
+        if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
+            raise InvalidTopologyError(f"must be a number of at least 0, got {self.latency_s}", field="latency_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A nested level: `size` consecutive ranks that its links connect."""
+
+    name: str
+    size: int
+    all_to_all: Link
+    all_reduce: Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The ranks of a cluster.
+
+    Attributes:
+        world_size: Number of ranks.
+        device: Key of the device kind (`cpu`, `a100`), by which cost models are found.
+        memory_bytes: Memory of each rank for embeddings, unless overridden.
+        levels: From the node outwards; each size divides the next, and the last is the world.
+        overrides: Memory of single ranks, as (rank, memory) pairs.
+        fetch_ms: OPER's matrix L, [i][j] the cost in milliseconds for rank i to fetch one row from rank j.
+    """
+
+    world_size: int
+    device: str
+    memory_bytes: MemoryBytes
+    levels: tuple[Level, ...]
+    overrides: tuple[tuple[int, MemoryBytes], ...] = ()
+    fetch_ms: tuple[tuple[float, ...], ...] | None = None
+    _memory: tuple[MemoryBytes, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.world_size, int) or self.world_size < 1:
+            raise InvalidTopologyError(
+                f"must be a whole number of at least 1, got {self.world_size}", field="world_size"
+            )
+        if not self.device:
+            raise InvalidTopologyError("must name a device kind, such as cpu or a100", field="device")
+        self._check_levels()
+        memory = [self.memory_bytes] * self.world_size
+        for rank, override in self.overrides:
+            if not 0 <= rank < self.world_size:
+                raise InvalidTopologyError(f"must be in [0, {self.world_size}), got {rank}", field="overrides.ranks")
+            memory[rank] = override
+        object.__setattr__(self, "_memory", tuple(memory))
+        if self.fetch_ms is not None:
+            rows = self.fetch_ms
+            if len(rows) != self.world_size or any(len(row) != self.world_size for row in rows):
+                raise InvalidTopologyError(f"must be {self.world_size} rows of as many numbers", field="fetch_ms")
+            if any(not (math.isfinite(value) and value >= 0) for row in rows for value in row):
+                raise InvalidTopologyError("must hold finite numbers of at least 0", field="fetch_ms")
+
+    def _check_levels(self) -> None:
+        if not self.levels:
+            raise InvalidTopologyError("needs at least one level", field="levels")
+        inner = 1
+        for index, level in enumerate(self.levels):
+            if not isinstance(level.size, int) or level.size < 1 or level.size % inner:
+                raise InvalidTopologyError(
+                    f"must be a whole multiple of the level inside it ({inner}), got {level.size}",
+                    field=f"levels[{index}].size",
+                )
+            inner = level.size
+        if inner != self.world_size:
+            raise InvalidTopologyError(
+                f"the last level must hold all {self.world_size} ranks, it holds {inner}", field="levels"
+            )
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks of one node."""
+        return self.levels[0].size
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return self.world_size // self.local_world_size
+
+    def memory_of(self, rank: int) -> MemoryBytes:
+        """Memory of one rank."""
+        return self._memory[rank]
+
+    def node_of(self, rank: int) -> int:
+        """Index of the node of a rank."""
+        return rank // self.local_world_size

@@ -1,0 +1,90 @@
+"""What a planner is: a request in, a plan out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from autoshard.core import Costs, ShardingPlan, TableSet, Topology
+from autoshard.core.errors import InvalidOptionError
+
+OptionsT = TypeVar("OptionsT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """One planning task.
+
+    Attributes:
+        tables: What to place.
+        topology: Where to.
+        costs: Models that price the plan.
+        seed: Same seed, same plan (time limits aside).
+        time_limit_s: Wall-clock time that an anytime planner may use.
+        options: The planner's own options, by name.
+    """
+
+    tables: TableSet
+    topology: Topology
+    costs: Costs
+    seed: int = 0
+    time_limit_s: float = 1.0
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoOptions:
+    """For planners that have no options of their own."""
+
+
+class Planner(Protocol):
+    """Makes plans. Planners are named by the entry-point group `autoshard.planners` and made without arguments.
+
+    The contract (tests/contracts): tables are tiled exactly, memory limits hold, the same seed gives the same
+    plan, and a task without a feasible plan raises InfeasiblePlanError with bytes in its text.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """One line for `autoshard list planners`."""
+    options_type: ClassVar[type]
+    """Frozen dataclass of the options; every field has a default and `metadata={"help": ...}`."""
+
+    def plan(self, request: PlanRequest) -> ShardingPlan:
+        """Makes a plan, without prediction or provenance.
+
+        Raises:
+            InfeasiblePlanError: If no plan within the memory limits was found.
+            InvalidOptionError: If an option is unknown or out of range.
+        """
+        ...
+
+
+def parse_options(options_type: type[OptionsT], values: Mapping[str, object]) -> OptionsT:
+    """Makes a planner's options from `--set KEY=VALUE` texts or JSON values.
+
+    Raises:
+        InvalidOptionError: If a key is unknown or a value does not convert to the type of the field's default.
+    """
+    known = {item.name: item for item in fields(options_type)}  # type: ignore[arg-type]
+    parsed: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            accepted = ", ".join(known) or "none"
+            raise InvalidOptionError(f"unknown option; this planner takes: {accepted}", field=f"options.{key}")
+        parsed[key] = _convert(value, type(known[key].default), f"options.{key}")
+    return options_type(**parsed)
+
+
+def _convert(value: object, wanted: type, label: str) -> object:
+    if wanted is bool and isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
+        return value
+    if wanted in (int, float) and isinstance(value, str | int | float) and not isinstance(value, bool):
+        try:
+            return wanted(value)
+        except ValueError:
+            pass
+    raise InvalidOptionError(f"must be a {wanted.__name__}, got {value!r}", field=label)
