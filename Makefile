@@ -20,10 +20,10 @@ install: $(STAMP) ## Set up .venv (FLAVOUR=cpu or cuda; found by nvidia-smi)
 
 $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	@case "$(FLAVOUR)" in cpu|cuda) ;; *) echo "FLAVOUR is cpu or cuda, not '$(FLAVOUR)'" >&2; exit 2;; esac
-	@if [ ! -x $(VENV)/bin/python ]; then \
+	@if ! $(PIP) --version >/dev/null 2>&1; then \
 		"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 			|| { echo "Python 3.11 or newer is needed: make install PYTHON=/path/to/python3.11" >&2; exit 2; }; \
-		"$(PYTHON)" -m venv $(VENV); fi
+		rm -f $(VENV)/bin/python*; "$(PYTHON)" -m venv $(VENV); fi
 	@if [ -n "$$($(PIP) list --format freeze 2>/dev/null | tr _ - | grep -i '^$(OTHER_FBGEMM)==')" ]; then \
 		$(PIP) uninstall --yes fbgemm-gpu fbgemm-gpu-cpu; fi
 	$(PIP) install -r requirements/$(FLAVOUR).txt -r requirements/dev.txt
