@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	@rm -f $(VENV)/installed-*
 	@touch $@
 
-demo: install ## Plan, compare and run a small model
+demo: install ## Show what it does, on a small example (writes demo/)
 	scripts/demo
 
 test: install ## Run every check: ruff, mypy, import-linter, pytest
