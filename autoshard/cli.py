@@ -1,0 +1,220 @@
+"""The command line: imports only the command that is asked for, and prints errors in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from autoshard import __version__
+from autoshard.core.errors import AutoshardError
+
+ENTRY_POINT_GROUP = "autoshard.commands"
+
+#: Commands of this package. Those of other packages are entry points, named and loaded alike.
+OWN_COMMANDS: Mapping[str, str] = {
+    "list": "autoshard.commands.catalogue:list_names",
+    "import": "autoshard.commands.importing:import_tables",
+    "plan": "autoshard.commands.planning:plan",
+    "evaluate": "autoshard.commands.planning:evaluate",
+    "compare": "autoshard.commands.comparing:compare",
+    "run": "autoshard.commands.running:run",
+    "show": "autoshard.commands.showing:show",
+}
+#: Commands that have sub-commands, with their help; `train-cost` becomes `autoshard train cost`.
+GROUPS: Mapping[str, str] = {"train": "Train a cost model or a sharding policy, offline."}
+
+# The order in which a user needs them; commands of other packages follow, by name.
+_ORDER = (
+    *("list", "import", "collect", "samples", "train", "models"),
+    *("plan", "evaluate", "show", "replay", "compare", "run", "serve"),
+)
+
+_INTERRUPTED = 130
+_BAD_INPUT = 2
+
+
+class LazyCommands(Mapping[str, Any]):
+    """Commands by name, each imported when it is first asked for."""
+
+    def __init__(self, points: Mapping[str, EntryPoint]) -> None:
+        self._points = points
+        self._loaded: dict[str, Any] = {}
+        first = {name: index for index, name in enumerate(_ORDER)}
+        tops = {_split(name)[0] for name in points}
+        self._names = sorted(tops, key=lambda name: (first.get(name, len(first)), name))
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def _load(self, name: str) -> Any:
+        if name not in GROUPS:
+            if name not in self._points:
+                raise KeyError(name)
+            return _command(self._points[name], name)
+        inner = {
+            sub: point
+            for key, point in self._points.items()
+            for top, sub in [_split(key)]
+            if top == name and sub
+        }
+        group = _LazyGroup(name=name, help=GROUPS[name], rich_markup_mode=None)
+        group.commands = LazyCommands(inner)  # type: ignore[assignment]
+        return group
+
+
+class _LazyGroup(TyperGroup):
+    """A group that knows its commands' names without importing them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The commands' names, in the order of the help."""
+        return list(self.commands)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        args: Arguments without the program's name; those of the process when left out.
+
+    Returns:
+        The exit code: 0 done, 2 bad input, 3 no feasible plan, 130 interrupted, 1 anything else.
+    """
+    _own_location_first()
+    for stream in (sys.stdout, sys.stderr):
+        # Names of tables may hold characters that the terminal's encoding does not have.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    arguments = list(sys.argv[1:] if args is None else args)
+    try:
+        code = _root().main(arguments or ["--help"], prog_name="autoshard", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except typer.Abort:
+        return _fail("aborted", 1)
+    except typer.TyperException as error:
+        return _fail(error.format_message() + _usage_hint(error), error.exit_code)
+    except AutoshardError as error:
+        return _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output has left; whatever is still buffered must not be written at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _fail(_os_error_text(error), _os_error_code(error))
+    except MemoryError:
+        return _fail("out of memory", 1)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _root() -> TyperGroup:
+    def root(
+        version: Annotated[
+            bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        ] = False,
+    ) -> None:
+        """Plans how the embedding tables of recommendation models are sharded, and executes the plan."""
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, cls=_LazyGroup)
+    app.callback()(root)
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    group.commands = LazyCommands(_points())  # type: ignore[assignment]
+    return group
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"autoshard {__version__}\n")
+        raise typer.Exit
+
+
+def _points() -> dict[str, EntryPoint]:
+    own = {
+        name: EntryPoint(name=name, value=value, group=ENTRY_POINT_GROUP)
+        for name, value in OWN_COMMANDS.items()
+    }
+    return {**{point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}, **own}
+
+
+def _split(name: str) -> tuple[str, str]:
+    top, _, sub = name.partition("-")
+    return (top, sub) if top in GROUPS and sub else (name, "")
+
+
+def _command(point: EntryPoint, name: str) -> Any:
+    try:
+        function = point.load()
+    except (ImportError, AttributeError) as error:
+        # One damaged plugin must not take the others' help away.
+        return _unavailable(name, f"{point.value} cannot be loaded: {error}")
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name, help=_help_text(function))(function)
+    return get_command(app)
+
+
+def _unavailable(name: str, reason: str) -> Any:
+    def fail() -> NoReturn:
+        raise AutoshardError(reason, source=name)
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    app.command(name, help=f"Unavailable: {reason}", context_settings=settings)(fail)
+    return get_command(app)
+
+
+def _help_text(function: Callable[..., Any]) -> str:
+    """The docstring without its sections for programmers; paragraphs with indented lines stay as they are."""
+    text = re.split(r"\n\s*(?:Args|Returns|Raises|Source):\s*\n", function.__doc__ or "")[0]
+    lines = [line.rstrip() for line in text.splitlines()]
+    margin = min((len(line) - len(line.lstrip()) for line in lines[1:] if line), default=0)
+    paragraphs = "\n".join([*lines[:1], *(line[margin:] for line in lines[1:])]).strip().split("\n\n")
+    return "\n\n".join(
+        f"\b\n{part}" if re.search(r"^ +\S", part, re.MULTILINE) else part for part in paragraphs
+    )
+
+
+def _usage_hint(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    return f" (see {context.command_path} --help)" if context is not None else ""
+
+
+def _own_location_first() -> None:
+    """Puts this installation first on `sys.path`: others may have an `env` or a `server` too."""
+    location = str(Path(__file__).resolve().parent.parent)
+    sys.path[:] = [location, *(entry for entry in sys.path if entry != location)]
+
+
+def _os_error_text(error: OSError) -> str:
+    name = error.filename.decode(errors="replace") if isinstance(error.filename, bytes) else error.filename
+    text = error.strerror or str(error)
+    return f"{name}: {text}" if name is not None else text
+
+
+def _os_error_code(error: OSError) -> int:
+    bad_path = FileNotFoundError | IsADirectoryError | NotADirectoryError | PermissionError
+    return _BAD_INPUT if isinstance(error, bad_path) else 1
+
+
+def _fail(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):  # when nobody listens any more, the exit code still says it
+        sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    return code
