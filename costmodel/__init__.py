@@ -1,1 +1,26 @@
 """Learned costs of embedding kernels: features, networks, training and the registry of models."""
+
+from costmodel.card import CostModelCard, Coverage, HeldOutMetrics
+from costmodel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling, shard_features
+from costmodel.learned import COST_KIND, FULL_CODE_WIDTH, LearnedCostModel
+from costmodel.registry import Registry, StoredModel, Version, default_registry
+from costmodel.weights import CODE_WIDTH, weight_shapes
+
+__all__ = [
+    "CODE_WIDTH",
+    "COST_KIND",
+    "FEATURE_NAMES",
+    "FULL_CODE_WIDTH",
+    "NUM_FEATURES",
+    "CostModelCard",
+    "Coverage",
+    "FeatureScaling",
+    "HeldOutMetrics",
+    "LearnedCostModel",
+    "Registry",
+    "StoredModel",
+    "Version",
+    "default_registry",
+    "shard_features",
+    "weight_shapes",
+]
