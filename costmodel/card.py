@@ -18,7 +18,7 @@ class Coverage:
     """The kinds of shards that a model has seen, and may price.
 
     Attributes:
-        num_bags: Bags per step; the features do not tell one batch size from another, so only these are covered.
+        num_bags: Bags per step; features do not tell one batch size from another, so only these are covered.
         num_tables: Fewest and most tables of a sample.
         ranges: Smallest and largest value of each feature, for information: shards outside are extrapolated.
     """

@@ -34,13 +34,13 @@ _CACHED_BINS = 1 << 16
 def shard_features(shards: Sequence[LocalShard]) -> FeatureArray:
     """Features of shards, not normalised; shape (N, F).
 
-    The columns are FEATURE_NAMES: columns of the shard, its rows, lookups per bag, weights in GB (1e9 bytes), and
-    the shares of its distinct rows that one batch hits once, twice, 3 to 4 times and so on, as its access profile
-    expects them.
+    The columns are FEATURE_NAMES: columns of the shard, its rows, lookups per bag, weights in GB (1e9 bytes),
+    and the shares of its distinct rows that one batch hits once, twice, 3 to 4 times and so on, as its access
+    profile expects them.
 
     Source:
-        AutoShard B.2. Differs: the reuse bins are expected from the profile, not counted on one batch, since a
-        plan is made before its batches are seen. The step feature belongs to the policy.
+        AutoShard B.2. Differs: the reuse bins are expected from the profile, not counted on one batch, since
+        a plan is made before its batches are seen. The step feature belongs to the policy.
     """
     features_NF = np.empty((len(shards), NUM_FEATURES))
     for index, shard in enumerate(shards):
@@ -61,7 +61,7 @@ def _expected_bins(access: AccessProfile, num_lookups: float) -> FeatureArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureScaling:
-    """Brings features to a common scale: dimension, rows and pooling factor to mean 0 and standard deviation 1.
+    """Brings dimension, rows and pooling factor to mean 0 and standard deviation 1.
 
     Attributes:
         mean_F: Subtracted; 0 for features that are taken as they are.

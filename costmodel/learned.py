@@ -18,7 +18,7 @@ from costmodel.features import shard_features
 from costmodel.registry import Registry, StoredModel
 from costmodel.weights import CODE_WIDTH, HEADS, check_weights
 
-#: What the encoder learned, followed by a 1: the sum of codes then tells how many shards there are (above all: none).
+#: What the encoder learned, then a 1: the sum of codes tells how many shards there are (above all: none).
 FULL_CODE_WIDTH = CODE_WIDTH + 1
 COST_KIND = "cost"
 _SETS_AT_ONCE = 1 << 16
@@ -30,8 +30,8 @@ class LearnedCostModel:
     """Prices sets of shards with a trained network: encode each shard, add the codes up, price the sum.
 
     Source:
-        AutoShard Sec. 4.2. Differs: codes carry a count, so that an empty set costs 0, and predictions are never
-        negative.
+        AutoShard Sec. 4.2. Differs: codes carry a count, so that an empty set costs 0, and predictions are
+        never negative.
 
     Args:
         weights: Tensors named and shaped as `costmodel.weights.weight_shapes` says.
@@ -92,7 +92,7 @@ class LearnedCostModel:
         return self._parts(codes_SH).sum(axis=1)
 
     def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
-        """As `price`, with forward and backward apart, and the interval that held for 90% of held-out samples."""
+        """As `price`, with forward and backward apart, and the 90% interval of held-out samples."""
         parts_SO = self._parts(codes_SH)
         kernel_ms_S = parts_SO.sum(axis=1)
         return KernelCosts(
@@ -109,15 +109,15 @@ class LearnedCostModel:
             learned_SH = codes_SH[chunk, :CODE_WIDTH]
             for output, head in enumerate(self._heads):
                 parts_SO[chunk, output] = _mlp(learned_SH, *head)[:, 0]
-        # Half a shard: counts are whole numbers, but sums of floats that were added and taken away may be off a little.
         is_empty_S = codes_SH[:, CODE_WIDTH] < 0.5
         parts_SO[is_empty_S] = 0.0
         return np.maximum(parts_SO * self.card.scale_ms, 0.0)
 
 
 def _mlp(inputs: NDArray[np.float32], hidden: _Layer, output: _Layer) -> NDArray[np.float32]:
-    activations = inputs @ hidden[0]
+    activations: NDArray[np.float32] = inputs @ hidden[0]
     activations += hidden[1]
-    np.maximum(activations, 0.0, out=activations)
-    result: NDArray[np.float32] = activations @ output[0] + output[1]
-    return result
+    np.maximum(activations, np.float32(0), out=activations)
+    outputs: NDArray[np.float32] = activations @ output[0]
+    outputs += output[1]
+    return outputs

@@ -18,8 +18,8 @@ class CostNetwork(nn.Module):
     Outputs are in units of the card's `scale_ms`.
 
     Source:
-        AutoShard Sec. 4.2 and C.1. Differs: forward and backward have a head each, since a plan overlaps them with
-        different things.
+        AutoShard Sec. 4.2 and C.1. Differs: forward and backward have a head each, since a plan overlaps them
+        with different things.
     """
 
     def __init__(self) -> None:

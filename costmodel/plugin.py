@@ -18,7 +18,7 @@ def load_learned_model(registry: Path | None, device: str, num_bags: int) -> Cos
         num_bags: Bags per step that are to be priced.
 
     Returns:
-        The model, or None if the registry has none for the device, or one that was trained on other numbers of bags.
+        The model, or None if the registry has none for the device, or one for other numbers of bags.
 
     Raises:
         ModelError: If there is one, but damaged.
