@@ -5,6 +5,7 @@ Shape suffixes: K knots, I intervals between knots (K - 1), N draws.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ class AccessProfile:
         if not (math.isfinite(shift) and shift >= 0):
             raise InvalidTableError(f"must be a number of at least 0, got {shift}", field="shift")
         ranks = log_spaced_ranks(num_rows)
-        masses = np.array([_power_sum(a + shift, b + shift, alpha) for a, b in zip(ranks, ranks[1:], strict=False)])
+        masses = np.array([_power_sum(a + shift, b + shift, alpha) for a, b in itertools.pairwise(ranks)])
         return cls._from_masses(ranks.astype(np.float64), masses)
 
     @classmethod
@@ -240,7 +241,9 @@ class AccessProfile:
     def slice(self, start: float, stop: float) -> tuple[AccessProfile, float]:
         """The rows of access ranks [start, stop), and the share of lookups that goes to them."""
         if not 0 <= start < stop <= self.ranks_K[-1]:
-            raise InvalidTableError(f"must satisfy 0 <= start < stop <= {self.num_rows}, got {start}, {stop}", field="rows")
+            raise InvalidTableError(
+                f"must satisfy 0 <= start < stop <= {self.num_rows}, got {start}, {stop}", field="rows"
+            )
         inside = (self.ranks_K > start) & (self.ranks_K < stop)
         knots = np.concatenate([[start], self.ranks_K[inside], [stop]])
         cumulative = self.coverage(knots)
@@ -291,9 +294,9 @@ def _power_sum(start: float, stop: float, alpha: float) -> float:
     if stop - start <= 64:
         return float(np.sum((start + np.arange(1, round(stop - start) + 1)) ** -alpha))
     low, high = start + 1, stop
-    integral = math.log(high / low) if alpha == 1 else (high ** (1 - alpha) - low ** (1 - alpha)) / (1 - alpha)
-    ends = 0.5 * (low**-alpha + high**-alpha)
-    return integral + ends + alpha / 12 * (low ** (-alpha - 1) - high ** (-alpha - 1))
+    integral: float = math.log(high / low) if alpha == 1 else (high ** (1 - alpha) - low ** (1 - alpha)) / (1 - alpha)
+    ends: float = 0.5 * (low**-alpha + high**-alpha)
+    return integral + ends + float(alpha / 12 * (low ** (-alpha - 1) - high ** (-alpha - 1)))
 
 
 def _poisson_cdf(rates_I: FloatArray, edges: FloatArray) -> FloatArray:

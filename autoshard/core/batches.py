@@ -43,9 +43,7 @@ def draw_lengths(pooling_factor: float, num_bags: int, rng: np.random.Generator)
     return lengths
 
 
-def draw_bags(
-    access: AccessProfile, pooling_factor: float, num_bags: int, rng: np.random.Generator
-) -> Bags:
+def draw_bags(access: AccessProfile, pooling_factor: float, num_bags: int, rng: np.random.Generator) -> Bags:
     """Draws one batch of a shard.
 
     Args:

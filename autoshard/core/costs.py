@@ -31,7 +31,7 @@ class KernelCosts:
     high_ms_S: MsArray
 
     @property
-    def kernel_ms_S(self) -> MsArray:
+    def kernel_ms_S(self) -> MsArray:  # noqa: N802 - a shape suffix
         """Forward plus backward."""
         return self.forward_ms_S + self.backward_ms_S
 

@@ -1,18 +1,18 @@
 """Every error that autoshard raises on purpose.
 
-    AutoshardError
-    ├── InputError (also a ValueError)      bad input; the command line exits with 2
-    │   ├── FormatError                     a file or body that does not follow its schema
-    │   ├── InvalidTableError               a table, feature or access profile that makes no sense
-    │   ├── InvalidTopologyError
-    │   ├── InvalidPlanError
-    │   ├── InvalidOptionError              an option of a command, planner or trainer
-    │   └── UnknownNameError                a bundled table list, topology, planner or model that is not there
-    ├── InfeasiblePlanError                 no plan fits the limits; the command line exits with 3
-    ├── ModelError                          a trained model that is missing, damaged or made for something else
-    ├── SampleStoreError                    a store of samples that cannot be read or written
-    ├── DeviceError                         a device that is missing, busy or out of memory
-    └── ExecutionError                      a plan that could not be executed to its end
+AutoshardError
+├── InputError (also a ValueError)      bad input; the command line exits with 2
+│   ├── FormatError                     a file or body that does not follow its schema
+│   ├── InvalidTableError               a table, feature or access profile that makes no sense
+│   ├── InvalidTopologyError
+│   ├── InvalidPlanError
+│   ├── InvalidOptionError              an option of a command, planner or trainer
+│   └── UnknownNameError                a bundled table list, topology, planner or model that is not there
+├── InfeasiblePlanError                 no plan fits the limits; the command line exits with 3
+├── ModelError                          a trained model that is missing, damaged or made for something else
+├── SampleStoreError                    a store of samples that cannot be read or written
+├── DeviceError                         a device that is missing, busy or out of memory
+└── ExecutionError                      a plan that could not be executed to its end
 """
 
 from __future__ import annotations

@@ -124,7 +124,8 @@ class ShardingPlan:
         groups = self.replica_groups.num_groups
         if groups < 1 or self.topology.world_size % groups:
             raise InvalidPlanError(
-                f"must divide the {self.topology.world_size} ranks, got {groups}", field="replica_groups.num_groups"
+                f"must divide the {self.topology.world_size} ranks, got {groups}",
+                field="replica_groups.num_groups",
             )
         return self.topology.world_size // groups
 

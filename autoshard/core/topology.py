@@ -30,7 +30,8 @@ class MemoryBytes:
             value = self[level]
             if not isinstance(value, int) or value < 0:
                 raise InvalidTopologyError(
-                    f"must be a whole number of bytes of at least 0, got {value}", field=f"memory_bytes.{level}"
+                    f"must be a whole number of bytes of at least 0, got {value}",
+                    field=f"memory_bytes.{level}",
                 )
 
     def __getitem__(self, level: MemoryLevel) -> int:

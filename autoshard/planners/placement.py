@@ -80,9 +80,7 @@ class PlacementProblem:
             codes_NH=codes_NH,
             kernel_ms_N=model.price(codes_NH),
             bytes_N=np.array([bytes_T[list(group)].sum() for group in members], dtype=np.int64),
-            capacity_R=np.array(
-                [topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.int64
-            ),
+            capacity_R=np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.int64),
             allowed_NR=_allowed(tables, topology, members),
             model=model,
         )
@@ -127,12 +125,9 @@ class PlacementProblem:
 
     def to_plan(self, ranks_N: RankArray) -> ShardingPlan:
         """The plan that places item n on rank `ranks_N[n]`."""
-        rank_of = {
-            index: int(rank) for group, rank in zip(self.members, ranks_N, strict=True) for index in group
-        }
+        rank_of = {index: int(rank) for group, rank in zip(self.members, ranks_N, strict=True) for index in group}
         shards = tuple(
-            PlacedShard.table_wise(Shard.whole(table), rank_of[index])
-            for index, table in enumerate(self.tables.tables)
+            PlacedShard.table_wise(Shard.whole(table), rank_of[index]) for index, table in enumerate(self.tables.tables)
         )
         return ShardingPlan(tables=self.tables, topology=self.topology, shards=shards)
 
@@ -155,7 +150,9 @@ class PlacementProblem:
             )
 
 
-def does_not_fit(problem: PlacementProblem, item: int, held_R: Sequence[int] | NDArray[np.int64]) -> InfeasiblePlanError:
+def does_not_fit(
+    problem: PlacementProblem, item: int, held_R: Sequence[int] | NDArray[np.int64]
+) -> InfeasiblePlanError:
     """The error for an item that no rank has room for, given the bytes that ranks hold already."""
     free_R = np.where(problem.allowed_NR[item], problem.capacity_R - np.asarray(held_R), -1)
     missing = int(problem.bytes_N[item] - free_R.max())
@@ -188,9 +185,7 @@ def _colocated(tables: TableSet) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(group) for group in groups.values())
 
 
-def _allowed(
-    tables: TableSet, topology: Topology, members: tuple[tuple[int, ...], ...]
-) -> NDArray[np.bool_]:
+def _allowed(tables: TableSet, topology: Topology, members: tuple[tuple[int, ...], ...]) -> NDArray[np.bool_]:
     allowed = np.ones((len(members), topology.world_size), dtype=np.bool_)
     for item, group in enumerate(members):
         for index in group:
