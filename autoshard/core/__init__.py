@@ -1,6 +1,6 @@
 """Plain, immutable data: tables, access profiles, shards, topology, plans, cost protocols, errors."""
 
-from autoshard.core.access import NUM_REUSE_BINS, REUSE_BIN_EDGES, AccessProfile
+from autoshard.core.access import NUM_REUSE_BINS, REUSE_BIN_EDGES, REUSE_BIN_MIDDLES, AccessProfile
 from autoshard.core.costs import CommModel, CostModel, Costs, KernelCosts, set_costs
 from autoshard.core.plan import (
     CostBreakdown,
@@ -41,6 +41,7 @@ from autoshard.core.topology import Level, Link, MemoryBytes, MemoryLevel, Topol
 __all__ = [
     "NUM_REUSE_BINS",
     "REUSE_BIN_EDGES",
+    "REUSE_BIN_MIDDLES",
     "AccessProfile",
     "CommModel",
     "Constraints",

@@ -22,6 +22,8 @@ IntArray = NDArray[np.int64]
 NUM_REUSE_BINS = 17
 #: Upper edges of AutoShard's reuse bins (0, 1], (1, 2], (2, 4] ... (16384, 32768], (32768, inf).
 REUSE_BIN_EDGES: tuple[float, ...] = (*(float(2**i) for i in range(NUM_REUSE_BINS - 1)), math.inf)
+#: Lookups per row that stand for a bin: 1, 2, 3, 6, 12 ... 49152.
+REUSE_BIN_MIDDLES: tuple[float, ...] = (1.0, 2.0, *(1.5 * 2.0**i for i in range(1, NUM_REUSE_BINS - 1)))
 
 KNOTS_PER_OCTAVE = 4
 _CONCAVITY_TOLERANCE = 1e-9
@@ -150,7 +152,7 @@ class AccessProfile:
             num_lookups: Lookups of the batch that the bins were counted on.
 
         Source:
-            Bins as in AutoShard B.2. Within a bin rows are taken alike, at the bin's geometric middle; rows hit
+            Bins as in AutoShard B.2. Within a bin rows are taken alike, at the bin's middle; rows hit
             once are spread over all rows that are left, which expects as many of them in the next batch.
         """
         _check_rows(num_rows)
@@ -161,7 +163,7 @@ class AccessProfile:
             raise InvalidTableError("must be finite, at least 0, with a positive sum", field="bins")
         if not (math.isfinite(num_lookups) and num_lookups > 0):
             raise InvalidTableError(f"must be positive, got {num_lookups}", field="num_lookups")
-        reuse = np.array([1.0, 2.0, *(1.5 * 2.0**i for i in range(1, NUM_REUSE_BINS - 1))])
+        reuse = np.array(REUSE_BIN_MIDDLES)
         lookups = shares * reuse if of == "rows" else shares
         lookups = lookups / lookups.sum() * num_lookups
         hit_rows = np.minimum(lookups / reuse, num_rows)[::-1]
@@ -171,8 +173,9 @@ class AccessProfile:
         ends[-1] = num_rows
         knots = np.concatenate([[0.0], ends])
         keep = np.diff(knots) > 1e-9 * num_rows
-        kept_ends, kept_cumulative = ends[keep], np.cumsum(lookups[::-1])[keep]
-        kept_ends[-1], kept_cumulative[-1] = num_rows, lookups.sum()
+        totals = np.cumsum(lookups[::-1])
+        kept_ends, kept_cumulative = ends[keep], totals[keep]
+        kept_ends[-1], kept_cumulative[-1] = num_rows, totals[-1]
         return cls._from_masses(np.concatenate([[0.0], kept_ends]), np.diff(kept_cumulative, prepend=0.0))
 
     @classmethod

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+import numpy as np
+
 from autoshard.core.access import AccessProfile
 from autoshard.core.errors import InvalidTableError
 
@@ -173,6 +175,26 @@ class TableSet:
             if table.name == name:
                 return table
         raise InvalidTableError(f"no table is named {name!r}", field="tables")
+
+    def sample(self, num_tables: int, seed: int) -> TableSet:
+        """A task: `num_tables` of the tables, drawn without replacement, in the order that they have here.
+
+        Args:
+            num_tables: Size of the task, 1 to the number of tables.
+            seed: Same seed, same task.
+
+        Raises:
+            InvalidTableError: If there are not that many tables.
+
+        Source:
+            AutoShard Sec. 5.1: tasks are random subsets of a pool of tables.
+        """
+        if not 1 <= num_tables <= len(self.tables):
+            raise InvalidTableError(f"must be in [1, {len(self.tables)}], got {num_tables}", field="num_tables")
+        if seed < 0:
+            raise InvalidTableError(f"must be at least 0, got {seed}", field="seed")
+        drawn = np.random.default_rng(seed).choice(len(self.tables), size=num_tables, replace=False)
+        return replace(self, tables=tuple(self.tables[index] for index in np.sort(drawn)))
 
     def scaled(self, divisor: int) -> TableSet:
         """The same model with rows and batch divided alike, so that lookups per row stay as they are."""

@@ -1,0 +1,163 @@
+"""The `access` object of a table: uniform, zipf, reuse_bins, curve, or counts in a Parquet file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from autoshard.core import NUM_REUSE_BINS, AccessProfile
+from autoshard.core.access import FloatArray
+from autoshard.core.errors import FormatError
+from autoshard.formats.fields import Fields, items, number, shown
+from autoshard.formats.json_document import join
+
+#: Largest accepted Zipf exponent: beyond it the first row has all lookups, to double precision.
+MAX_ALPHA = 64.0
+MAX_SHIFT = 1e15
+MAX_KNOTS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessContext:
+    """What an `access` object is about.
+
+    Attributes:
+        num_embeddings: Rows of the table.
+        pooling_factor: Lookups per sample of the table, all features together.
+        folder: Where files that the object names lie; None if the object did not come from a file.
+    """
+
+    num_embeddings: int
+    pooling_factor: float
+    folder: Path | None = None
+
+
+def access_from_json(value: object, path: str, context: AccessContext) -> AccessProfile:
+    """Reads the access profile at a dotted path.
+
+    Raises:
+        FormatError: If the object does not follow the schema, or the file that it names cannot be used.
+        InvalidTableError: If its values make no profile.
+    """
+    known: dict[str, object] = value if isinstance(value, dict) else {}
+    if "hot_rows" in known:
+        raise FormatError("is not supported yet: leave it out", field=join(path, "hot_rows"))
+    name = known.get("kind")
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if "kind" in known and kind is None:
+        raise FormatError(f"must be one of {', '.join(_KINDS)}, got {shown(name)}", field=join(path, "kind"))
+    required, optional, read = kind or _KINDS["uniform"]  # without a kind, Fields says what is wrong
+    fields = Fields(value, path, required=("kind", *required), optional=optional)
+    return fields.build(lambda: read(fields, context))
+
+
+def access_to_json(access: AccessProfile) -> dict[str, object]:
+    """The `access` object of a profile: `uniform` where it is, else the `curve`, which holds any profile exactly."""
+    knots = [
+        [_shortest(rank), _shortest(mass)]
+        for rank, mass in zip(access.ranks_K.tolist(), access.cumulative_K.tolist(), strict=True)
+    ]
+    if knots == [[0, 0], [access.num_rows, 1]]:
+        return {"kind": "uniform"}
+    return {"kind": "curve", "knots": knots}
+
+
+def _read_uniform(fields: Fields, context: AccessContext) -> AccessProfile:
+    fraction = fields.number("accessed_fraction", maximum=1.0, default=1.0)
+    return AccessProfile.uniform(context.num_embeddings, fraction)
+
+
+def _read_zipf(fields: Fields, context: AccessContext) -> AccessProfile:
+    alpha, shift = fields.number("alpha", maximum=MAX_ALPHA), fields.number("shift", maximum=MAX_SHIFT)
+    return AccessProfile.zipf(context.num_embeddings, alpha, shift)
+
+
+def _read_reuse_bins(fields: Fields, context: AccessContext) -> AccessProfile:
+    batch_size = fields.whole("batch_size", minimum=1)
+    if context.pooling_factor <= 0:
+        raise FormatError("needs a table that is looked up; its pooling factors are 0", field=fields.at("kind"))
+    path = fields.at("bins")
+    bins = [
+        number(value, f"{path}[{index}]")
+        for index, value in enumerate(fields.items("bins", minimum=NUM_REUSE_BINS, maximum=NUM_REUSE_BINS))
+    ]
+    of: Literal["rows", "lookups"] = "rows" if fields.word("of", ("rows", "lookups")) == "rows" else "lookups"
+    num_lookups = batch_size * context.pooling_factor
+    return AccessProfile.from_reuse_bins(context.num_embeddings, bins, of=of, num_lookups=num_lookups)
+
+
+def _read_curve(fields: Fields, context: AccessContext) -> AccessProfile:
+    path, knots = fields.at("knots"), fields.items("knots", minimum=2, maximum=MAX_KNOTS)
+    _check_pairs(knots, path)
+    try:
+        ranks_K, cumulative_K = np.array(knots, dtype=np.float64).T
+    except OverflowError:
+        raise FormatError("holds a number that is too large", field=path) from None
+    if ranks_K[-1] != context.num_embeddings:
+        raise FormatError(
+            f"must end at access rank {context.num_embeddings}, the table's rows, got {ranks_K[-1]:g}", field=path
+        )
+    return AccessProfile(ranks_K, cumulative_K)
+
+
+def _check_pairs(knots: list[object], path: str) -> None:
+    # One set of types for all knots: ten times faster than a look at every number, and there are many.
+    types = set(map(type, chain.from_iterable(pair for pair in knots if isinstance(pair, list))))
+    if types <= {int, float} and all(isinstance(pair, list) and len(pair) == 2 for pair in knots):
+        return
+    for index, pair in enumerate(knots):
+        for place, value in enumerate(items(pair, f"{path}[{index}]", minimum=2, maximum=2)):
+            number(value, f"{path}[{index}][{place}]")
+
+
+def _read_counts(fields: Fields, context: AccessContext) -> AccessProfile:
+    path, name = fields.at("file"), fields.text("file")
+    if context.folder is None:
+        raise FormatError("counts can only be read from a file that lies beside tables.json", field=path)
+    if Path(name).name != name or "\\" in name:
+        raise FormatError(f"must be the name of a file in the same folder, got {shown(name)}", field=path)
+    counts = _parquet_counts(context.folder / name, path)
+    if len(counts) != context.num_embeddings:
+        raise FormatError(
+            f"must hold one count per row: the table has {context.num_embeddings}, the file {len(counts)}", field=path
+        )
+    return AccessProfile.from_counts(counts)
+
+
+def _parquet_counts(file: Path, path: str) -> FloatArray:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        column = pyarrow.parquet.read_table(file, columns=["count"])
+    except FileNotFoundError:
+        raise FormatError(f"there is no file {file.name} beside tables.json", field=path) from None
+    except (OSError, pyarrow.ArrowException) as error:
+        raise FormatError(f"{file.name} is no readable Parquet file: {shown(str(error))}", field=path) from None
+    if column.num_columns != 1 or not (
+        pyarrow.types.is_integer(column.schema[0].type) or pyarrow.types.is_floating(column.schema[0].type)
+    ):
+        raise FormatError(f"{file.name} must have a column of numbers named count", field=path)
+    return np.asarray(column.column(0).to_numpy(), dtype=np.float64)
+
+
+def _shortest(value: float) -> float | int:
+    """Whole values without their `.0`; they read back as the same double."""
+    return int(value) if value.is_integer() else value
+
+
+_Reader = Callable[[Fields, AccessContext], AccessProfile]
+
+#: Required fields, optional fields and reader of every kind.
+_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], _Reader]] = {
+    "uniform": ((), ("accessed_fraction",), _read_uniform),
+    "zipf": (("alpha",), ("shift",), _read_zipf),
+    "reuse_bins": (("of", "batch_size", "bins"), (), _read_reuse_bins),
+    "curve": (("knots",), (), _read_curve),
+    "counts": (("file",), (), _read_counts),
+}

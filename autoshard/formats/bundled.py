@@ -1,0 +1,112 @@
+"""Table sets and topologies that come with the package, by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from autoshard.core import EmbeddingTable, Feature, Optimizer, TableSet, Topology
+from autoshard.core.errors import UnknownNameError
+from autoshard.formats.access_json import AccessContext, access_from_json
+from autoshard.formats.metasyn import metasyn
+from autoshard.formats.tables_json import read_tables
+from autoshard.formats.topology_json import read_topology, topology_from_json
+
+_DATA = resources.files("autoshard.formats") / "bundled"
+_METASYN = "metasyn"
+_METASYN_DESCRIPTION = "AutoShard's MetaSyn: a pool of 856 tables generated to its published statistics"
+
+
+def load_tables(name_or_path: str | Path) -> TableSet:
+    """Tables by the name of a bundled set, or from a `tables.json`.
+
+    Raises:
+        UnknownNameError: If it is neither the name of a bundled set nor a file.
+        InputError: If the file does not hold tables; the text names file and field.
+    """
+    known = bundled_table_sets()
+    if str(name_or_path) in known:
+        return _bundled_tables(str(name_or_path))
+    _check_file(name_or_path, known, "tables")
+    return read_tables(name_or_path)
+
+
+def load_topology(name_or_path: str | Path) -> Topology:
+    """A topology by the name of a bundled one, or from a `topology.json`.
+
+    Raises:
+        UnknownNameError: If it is neither the name of a bundled topology nor a file.
+        InputError: If the file holds no topology; the text names file and field.
+    """
+    known = bundled_topologies()
+    if str(name_or_path) in known:
+        return _bundled_topology(str(name_or_path))
+    _check_file(name_or_path, known, "topology")
+    return read_topology(name_or_path)
+
+
+def bundled_table_sets() -> Mapping[str, str]:
+    """Names of the bundled table sets, with one line about each."""
+    return {_METASYN: _METASYN_DESCRIPTION, **_descriptions("tables")}
+
+
+def bundled_topologies() -> Mapping[str, str]:
+    """Names of the bundled topologies, with one line about each."""
+    return _descriptions("topologies")
+
+
+@lru_cache(maxsize=4)
+def _bundled_tables(name: str) -> TableSet:
+    if name == _METASYN:
+        return metasyn()
+    published = _published("tables", name)
+    table_numbers, feature_numbers = count(), count()
+    tables = []
+    for group in published["groups"]:
+        num_embeddings, pooling_factors = group["num_embeddings"], group["pooling_factors"]
+        context = AccessContext(num_embeddings=num_embeddings, pooling_factor=sum(pooling_factors))
+        access = access_from_json(published["access"], "access", context)
+        for _ in range(group["num_tables"]):
+            features = tuple(
+                Feature(name=f"f{next(feature_numbers)}", pooling_factor=float(factor)) for factor in pooling_factors
+            )
+            tables.append(
+                EmbeddingTable(
+                    name=f"t{next(table_numbers)}",
+                    num_embeddings=num_embeddings,
+                    embedding_dim=group["embedding_dim"],
+                    features=features,
+                    access=access,
+                    optimizer=Optimizer(published["optimizer"]),
+                )
+            )
+    return TableSet(batch_size=published["batch_size"], tables=tuple(tables))
+
+
+@lru_cache(maxsize=8)
+def _bundled_topology(name: str) -> Topology:
+    return topology_from_json(_published("topologies", name)["topology"])
+
+
+@lru_cache(maxsize=2)
+def _descriptions(folder: str) -> Mapping[str, str]:
+    names = sorted(file.name.removesuffix(".json") for file in (_DATA / folder).iterdir())
+    return {name: _published(folder, name)["description"] for name in names}
+
+
+def _published(folder: str, name: str) -> dict[str, Any]:
+    content = json.loads((_DATA / folder / f"{name}.json").read_text(encoding="utf-8"))
+    assert isinstance(content, dict)
+    return content
+
+
+def _check_file(name_or_path: str | Path, known: Mapping[str, str], kind: str) -> None:
+    if not Path(name_or_path).exists():
+        raise UnknownNameError(
+            f"is neither a file nor bundled {kind}; bundled are {', '.join(known)}", source=str(name_or_path)
+        )

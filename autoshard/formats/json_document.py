@@ -1,0 +1,84 @@
+"""JSON texts as Python values, with the faults that Python's parser lets through turned into errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from autoshard.core.errors import FormatError
+from autoshard.formats.files import read_bytes
+
+
+class _RepeatedKey(dict[str, object]):
+    """An object that held a key twice; kept apart so that its place in the document can be named."""
+
+    key = ""
+
+
+def parse_json(text: str | bytes, source: str | None = None) -> object:
+    """Parses one JSON document.
+
+    Args:
+        text: The document; bytes are taken as UTF-8.
+        source: File or request part that errors name.
+
+    Raises:
+        FormatError: If the text is not JSON, repeats a key within an object, or nests too deep.
+    """
+    repeated: list[_RepeatedKey] = []
+
+    def collect(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        values = dict(pairs)
+        if len(values) == len(pairs):
+            return values
+        seen: set[str] = set()
+        marked = _RepeatedKey(values)
+        for key, _ in pairs:
+            if key in seen:
+                marked.key = key
+            seen.add(key)
+        repeated.append(marked)
+        return marked
+
+    try:
+        document = json.loads(text, object_pairs_hook=collect)
+    except json.JSONDecodeError as error:
+        raise FormatError(
+            f"is not JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}", source=source
+        ) from None
+    except UnicodeDecodeError:
+        raise FormatError("is not UTF-8 text", source=source) from None
+    except RecursionError:
+        raise FormatError("is nested too deep", source=source) from None
+    except ValueError:  # Python refuses whole numbers of thousands of digits
+        raise FormatError("holds a number with too many digits", source=source) from None
+    if repeated:
+        path = next(_paths_of(document, repeated[0], ""))
+        raise FormatError("is there twice in one object", field=join(path, repeated[0].key), source=source)
+    return document
+
+
+def read_json(path: str | Path) -> object:
+    """Parses a JSON file.
+
+    Raises:
+        FormatError: If the file cannot be read or is not JSON.
+    """
+    return parse_json(read_bytes(path), source=str(path))
+
+
+def join(path: str, name: str) -> str:
+    """Dotted path of a field within the object at `path`."""
+    return f"{path}.{name}" if path else name
+
+
+def _paths_of(value: object, wanted: object, path: str) -> Iterator[str]:
+    if value is wanted:
+        yield path
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _paths_of(inner, wanted, join(path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _paths_of(inner, wanted, f"{path}[{index}]")
