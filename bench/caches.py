@@ -1,0 +1,80 @@
+"""Processor caches: how large the last one is, and how it is emptied between runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+#: Taken when the machine does not tell: larger than the last-level cache of most servers.
+FALLBACK_CPU_BYTES = 64 * 2**20
+#: Taken when the device does not tell: larger than the L2 of any NVIDIA GPU up to the B200 (126 MiB).
+FALLBACK_CUDA_BYTES = 128 * 2**20
+#: How much more than the cache is touched: replacement is not strictly the oldest first.
+_EXCESS = 1.1
+
+_SYSFS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_SIZE = re.compile(r"(\d+)([KMG]?)")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def last_level_cache_bytes(sysfs: Path = _SYSFS_CACHES) -> int:
+    """Bytes of the CPU's largest cache of the highest level.
+
+    Args:
+        sysfs: Folder with one `index*` folder per cache, each with the files `level` and `size`.
+
+    Returns:
+        The size, or `FALLBACK_CPU_BYTES` where the machine does not tell.
+    """
+    found = []
+    for cache in sysfs.glob("index*"):
+        try:
+            level, size = int((cache / "level").read_text()), _SIZE.fullmatch((cache / "size").read_text().strip())
+        except (OSError, ValueError):
+            continue
+        if size is not None:
+            found.append((level, int(size[1]) * _UNITS[size[2]]))
+    return max(found)[1] if found else FALLBACK_CPU_BYTES
+
+
+def device_cache_bytes(device: torch.device) -> int:
+    """Bytes of the last cache before the device's memory."""
+    if device.type == "cpu":
+        return last_level_cache_bytes()
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "L2_cache_size", 0)) or FALLBACK_CUDA_BYTES
+
+
+class CacheFlush:
+    """Reads and writes a buffer larger than the last cache, on the device itself.
+
+    Source:
+        AutoShard Algorithm 2, line 1. The peers' code writes a CPU tensor, which leaves a GPU's cache as it was.
+    """
+
+    def __init__(self, device: torch.device, cache_bytes: int | None = None) -> None:
+        """Allocates the buffer.
+
+        Args:
+            device: Where the buffer lives.
+            cache_bytes: Size of the cache; asked of the device when left out.
+        """
+        self._cache_bytes = device_cache_bytes(device) if cache_bytes is None else cache_bytes
+        num_floats = -(-int(self._cache_bytes * _EXCESS) // 4)
+        self._buffer = torch.zeros(num_floats, dtype=torch.float32, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that one flush touches."""
+        return self._buffer.numel() * 4
+
+    @property
+    def device(self) -> torch.device:
+        """Where the buffer lives."""
+        return self._buffer.device
+
+    def __call__(self) -> None:
+        """Flushes; on a GPU the work is queued on the current stream."""
+        self._buffer.add_(1.0)

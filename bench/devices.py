@@ -1,0 +1,69 @@
+"""The devices that kernels are measured on."""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from autoshard.core.errors import DeviceError, InvalidOptionError
+
+_VENDOR_WORDS = re.compile(r"\b(nvidia|tesla|geforce|quadro)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchDevice:
+    """A device with its names.
+
+    Attributes:
+        device: As torch calls it.
+        key: Short name of the kind, such as `cpu` or `h200`; samples and cost models are kept per key.
+        name: Full name of the processor.
+    """
+
+    device: torch.device
+    key: str
+    name: str
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is a GPU."""
+        return self.device.type == "cuda"
+
+
+def find_device(wanted: str = "auto") -> BenchDevice:
+    """The device that an option names.
+
+    Args:
+        wanted: `auto` (a GPU if there is one), `cpu` or `cuda`.
+
+    Raises:
+        InvalidOptionError: If it is none of these.
+        DeviceError: If a GPU is asked for and there is none.
+    """
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise InvalidOptionError(f"must be auto, cpu or cuda, got {wanted!r}", field="device")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise DeviceError("torch finds no GPU here; `--device cpu` measures on the processor")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return BenchDevice(device=torch.device("cpu"), key="cpu", name=_processor_name())
+    device = torch.device("cuda", torch.cuda.current_device())
+    name = torch.cuda.get_device_name(device)
+    return BenchDevice(device=device, key=gpu_key(name), name=name)
+
+
+def gpu_key(name: str) -> str:
+    """Short key of a GPU's name: `NVIDIA A100-SXM4-80GB` is `a100`."""
+    words = _VENDOR_WORDS.sub("", name).strip().lower()
+    return re.sub(r"[^a-z0-9]+", "-", words.split("-")[0]).strip("-") or "cuda"
+
+
+def _processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
