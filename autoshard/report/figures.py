@@ -1,0 +1,163 @@
+"""Charts of plans and comparisons, as plotly figures. Every number in them is also in a table of the page.
+
+Names are escaped: plotly reads `<b>` and the like in texts.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from autoshard.core import CostBreakdown, Topology
+from autoshard.report.measured import ComparedPlan, MeasuredPlan
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+_BLUE, _SKY, _GREEN = "#0072B2", "#56B4E9", "#009E73"
+_ORANGE, _YELLOW, _PINK = "#D55E00", "#E69F00", "#CC79A7"
+_GREY = "#8A8F98"
+_INK = "#1c2733"
+_FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13, "color": _INK}
+_GRID = "#e3e7ec"
+
+_PARTS = (
+    ("forward kernel", "forward_kernel_ms", _BLUE),
+    ("backward kernel", "backward_kernel_ms", _SKY),
+    ("input", "input_ms", _GREY),
+    ("forward exchange", "forward_exchange_ms", _ORANGE),
+    ("backward exchange", "backward_exchange_ms", _YELLOW),
+    ("synchronisation", "sync_ms", _PINK),
+)
+
+
+def rank_time_figure(predicted: CostBreakdown, measured: MeasuredPlan | None) -> go.Figure:
+    """Stacked bars of the parts of each rank's step; measured kernel times as marks on them."""
+    ranks = [str(rank.rank) for rank in predicted.ranks]
+    figure = go.Figure()
+    for label, attribute, colour in _PARTS:
+        values = [getattr(rank, attribute) for rank in predicted.ranks]
+        if any(values):
+            figure.add_bar(name=label, x=ranks, y=values, marker_color=colour, hovertemplate=_hover("rank %{x}"))
+    if measured is not None:
+        mark = {"symbol": "diamond", "size": 10, "color": _INK, "line": {"color": "white", "width": 1}}
+        figure.add_scatter(
+            name="measured kernel",
+            x=ranks,
+            y=measured.kernel_ms_per_rank,
+            mode="markers",
+            marker=mark,
+            hovertemplate=_hover("rank %{x}"),
+        )
+    _add_line(figure, predicted.floor_kernel_ms, "floor: costliest shard")
+    return _styled(figure, "rank", "ms per step", barmode="stack")
+
+
+def memory_figure(predicted: CostBreakdown, topology: Topology) -> go.Figure:
+    """Stacked bars of each rank's device memory, with what it has as a mark."""
+    ranks = [str(rank.rank) for rank in predicted.ranks]
+    gib = 1 << 30
+    figure = go.Figure()
+    for label, values, colour in (
+        ("weights and optimizer state", [rank.hbm_bytes / gib for rank in predicted.ranks], _GREEN),
+        ("activations", [rank.activation_bytes / gib for rank in predicted.ranks], _YELLOW),
+    ):
+        figure.add_bar(
+            name=label,
+            x=ranks,
+            y=values,
+            marker_color=colour,
+            hovertemplate="rank %{x}: %{y:.3g} GiB<extra>%{fullData.name}</extra>",
+        )
+    capacity = [topology.memory_of(rank.rank).hbm / gib for rank in predicted.ranks]
+    size = max(4, min(26, 500 / len(ranks)))
+    mark = {"symbol": "line-ew", "size": size, "line": {"color": _INK, "width": 3}}
+    figure.add_scatter(
+        name="capacity",
+        x=ranks,
+        y=capacity,
+        mode="markers",
+        marker=mark,
+        hovertemplate="rank %{x}: %{y:.3g} GiB<extra>capacity</extra>",
+    )
+    return _styled(figure, "rank", "GiB", barmode="stack")
+
+
+def planners_figure(rows: Sequence[ComparedPlan]) -> go.Figure:
+    """Bars of the slowest rank's kernel time per planner, predicted and, where replayed, measured."""
+    planned = [row for row in rows if row.plan is not None]
+    names = [html.escape(row.planner) for row in planned]
+    figure = go.Figure()
+    figure.add_bar(
+        name="predicted",
+        x=names,
+        y=[row.predicted_max_ms for row in planned],
+        marker_color=_SKY,
+        hovertemplate=_hover("%{x}"),
+    )
+    if any(row.measured for row in planned):
+        values = [row.measured.max_kernel_ms if row.measured else None for row in planned]
+        figure.add_bar(name="measured", x=names, y=values, marker_color=_BLUE, hovertemplate=_hover("%{x}"))
+    floors = [row.plan.predicted.floor_kernel_ms for row in planned if row.plan and row.plan.predicted]
+    if floors:
+        _add_line(figure, min(floors), "floor: costliest shard")
+    return _styled(figure, "", "kernel ms, slowest rank", barmode="group")
+
+
+def planner_ranks_figure(row: ComparedPlan, highest_ms: float) -> go.Figure:
+    """Small bars of each rank's kernel time in one planner's plan: measured where replayed, else predicted.
+
+    Args:
+        row: The planner's line.
+        highest_ms: Upper end of the axis, so that several such charts can be compared by eye.
+    """
+    assert row.plan is not None
+    assert row.plan.predicted is not None
+    if row.measured is not None:
+        parts = (("forward", row.measured.forward_ms_R, _BLUE), ("backward", row.measured.backward_ms_R, _SKY))
+    else:
+        ranks_ = row.plan.predicted.ranks
+        parts = (
+            ("forward", tuple(rank.forward_kernel_ms for rank in ranks_), _BLUE),
+            ("backward", tuple(rank.backward_kernel_ms for rank in ranks_), _SKY),
+        )
+    figure = go.Figure()
+    for label, values, colour in parts:
+        ranks = [str(rank) for rank in range(len(values))]
+        figure.add_bar(name=label, x=ranks, y=values, marker_color=colour, hovertemplate=_hover("rank %{x}"))
+    _styled(figure, "rank", "ms", barmode="stack")
+    figure.update_layout(height=210, showlegend=False, margin={"l": 48, "r": 8, "t": 8, "b": 40})
+    figure.update_yaxes(range=[0, highest_ms * 1.05])
+    return figure
+
+
+def _hover(place: str) -> str:
+    return place + ": %{y:.3g} ms<extra>%{fullData.name}</extra>"
+
+
+def _add_line(figure: go.Figure, value_ms: float, label: str) -> None:
+    line = {"color": _INK, "width": 1.5, "dash": "dot"}
+    figure.add_hline(y=value_ms, line=line, name=f"{label}, {value_ms:.3g} ms", showlegend=True)
+
+
+def _styled(figure: go.Figure, x_title: str, y_title: str, *, barmode: str) -> go.Figure:
+    figure.update_layout(
+        barmode=barmode,
+        height=380,
+        font=_FONT,
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+        margin={"l": 64, "r": 16, "t": 16, "b": 56},
+        bargap=0.25,
+        showlegend=True,
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+    )
+    figure.update_xaxes(title={"text": x_title, "font": {"size": 13}}, type="category", automargin=True)
+    figure.update_yaxes(
+        title={"text": y_title, "font": {"size": 13}},
+        rangemode="tozero",
+        gridcolor=_GRID,
+        zerolinecolor=_GRID,
+        automargin=True,
+    )
+    return figure

@@ -1,0 +1,215 @@
+"""HTML reports: single files that open without a network, with plotly.js inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from autoshard import __version__
+from autoshard.core import CostBreakdown, ShardingPlan
+from autoshard.report.comparison import comparison_columns, comparison_lines
+from autoshard.report.measured import ComparedPlan, MeasuredPlan
+from autoshard.report.wording import (
+    write_bytes,
+    write_columns,
+    write_ms,
+    write_percent,
+    write_ranks,
+    write_rows,
+)
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def plan_page(plan: ShardingPlan, measured: MeasuredPlan | None = None, *, title: str = "Sharding plan") -> str:
+    """The HTML report of a plan.
+
+    Args:
+        plan: The plan; without a prediction the page shows its placement only.
+        measured: Kernel times of its ranks, to be shown beside the predicted ones.
+        title: Heading of the page.
+    """
+    from autoshard.report.figures import memory_figure, rank_time_figure
+
+    predicted = plan.predicted
+    charts: dict[str, object] = {"time_chart": None, "memory_chart": None}
+    if predicted is not None:
+        charts = {
+            "time_chart": _chart(rank_time_figure(predicted, measured), "chart-time"),
+            "memory_chart": _chart(memory_figure(predicted, plan.topology), "chart-memory"),
+        }
+    return _render(
+        "plan.html.j2",
+        title=title,
+        subtitle=task_line(plan),
+        facts=_facts(plan, predicted, measured) if predicted else [],
+        time_caption="Predicted parts of a step, which may overlap in time"
+        + ("; diamonds are the kernel times that this machine measured." if measured else "."),
+        ranks=_rank_lines(plan, predicted, measured) if predicted else [],
+        measured=measured is not None,
+        shards=_shard_lines(plan),
+        provenance=_provenance(plan),
+        **charts,
+    )
+
+
+def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title: str = "Planners compared") -> str:
+    """The HTML report of several planners on one task.
+
+    Args:
+        rows: One line per planner.
+        notes: Sentences below the table.
+        title: Heading of the page.
+    """
+    from autoshard.report.figures import planner_ranks_figure, planners_figure
+
+    planned = [row for row in rows if row.plan is not None and row.plan.predicted is not None]
+    highest_ms = max((max(_kernel_ms_per_rank(row)) for row in planned), default=0.0)
+    small = []
+    for index, row in enumerate(planned):
+        kernel_ms = _kernel_ms_per_rank(row)
+        chart = _chart(planner_ranks_figure(row, highest_ms), f"chart-ranks-{index}")
+        label = "Kernel ms of ranks in order: " + ", ".join(write_ms(value) for value in kernel_ms)
+        caption = f"slowest {write_ms(max(kernel_ms))} ms, fastest {write_ms(min(kernel_ms))} ms"
+        small.append({"planner": row.planner, "chart": chart, "label": label, "caption": caption})
+    return _render(
+        "comparison.html.j2",
+        title=title,
+        subtitle=task_line(planned[0].plan) if planned and planned[0].plan else "",
+        planners_chart=_chart(planners_figure(rows), "chart-planners"),
+        columns=comparison_columns(rows),
+        lines=comparison_lines(rows),
+        table_caption="The plan whose slowest rank is fastest is marked.",
+        notes=list(notes),
+        rank_charts=small,
+        measured=any(row.measured for row in rows),
+    )
+
+
+def task_line(plan: ShardingPlan) -> str:
+    """One line about what is planned: `80 tables, 3.20 GiB, batch 1,024, on 8 ranks of cpu`."""
+    tables = plan.tables.tables
+    return (
+        f"{len(tables):,} table{'' if len(tables) == 1 else 's'}, "
+        f"{write_bytes(sum(table.hbm_bytes for table in tables))} with optimizer state, "
+        f"global batch {plan.tables.batch_size:,}, "
+        f"on {plan.topology.world_size:,} rank{'' if plan.topology.world_size == 1 else 's'} of {plan.topology.device}"
+    )
+
+
+def _kernel_ms_per_rank(row: ComparedPlan) -> tuple[float, ...]:
+    if row.measured is not None:
+        return row.measured.kernel_ms_per_rank
+    assert row.plan is not None
+    assert row.plan.predicted is not None
+    return tuple(rank.kernel_ms for rank in row.plan.predicted.ranks)
+
+
+def _facts(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> list[dict[str, str]]:
+    step = predicted.step_ms
+    shares = [_memory_share(plan, predicted, index) for index in range(len(predicted.ranks))]
+    fullest = max(range(len(shares)), key=shares.__getitem__)
+    binding = f"rank {predicted.binding_rank}; its costliest table is {predicted.binding_shard}"
+    facts = [
+        ("Predicted step", f"{write_ms(step.value)} ms", f"{write_ms(step.low)} to {write_ms(step.high)} ms"),
+        ("Predicted kernel, slowest rank", f"{write_ms(predicted.max_kernel_ms)} ms", binding),
+        ("Predicted balance", write_percent(predicted.balance), "fastest over slowest rank"),
+    ]
+    if measured is not None:
+        facts += [
+            ("Measured kernel, slowest rank", f"{write_ms(measured.max_kernel_ms)} ms", "on this machine"),
+            ("Measured balance", write_percent(measured.balance), "fastest over slowest rank"),
+        ]
+    facts += [
+        ("Floor", f"{write_ms(predicted.floor_kernel_ms)} ms", "the costliest shard alone"),
+        ("Fullest rank", write_percent(shares[fullest]), f"of the memory of rank {fullest}"),
+        ("Kernel times from", predicted.cost_model, ""),
+    ]
+    return [{"label": label, "value": value, "note": note} for label, value, note in facts]
+
+
+def _memory_share(plan: ShardingPlan, predicted: CostBreakdown, index: int) -> float:
+    cost = predicted.ranks[index]
+    capacity = plan.topology.memory_of(cost.rank).hbm
+    return (cost.hbm_bytes + cost.activation_bytes) / capacity if capacity else 0.0
+
+
+def _rank_lines(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> list[dict[str, object]]:
+    held = plan.local_shards()
+    lines: list[dict[str, object]] = []
+    for index, cost in enumerate(predicted.ranks):
+        line: dict[str, object] = {
+            "rank": cost.rank,
+            "is_binding": cost.rank == predicted.binding_rank,
+            "num_shards": len(held[index % len(held)]),
+            "forward": write_ms(cost.forward_kernel_ms),
+            "backward": write_ms(cost.backward_kernel_ms),
+            "kernel": write_ms(cost.kernel_ms),
+            "exchange": write_ms(cost.forward_exchange_ms + cost.backward_exchange_ms),
+            "memory": write_bytes(cost.hbm_bytes + cost.activation_bytes),
+            "memory_share": write_percent(_memory_share(plan, predicted, index)),
+        }
+        if measured is not None:
+            line["measured_forward"] = write_ms(measured.forward_ms_R[index])
+            line["measured_backward"] = write_ms(measured.backward_ms_R[index])
+            line["measured_kernel"] = write_ms(measured.kernel_ms_per_rank[index])
+        lines.append(line)
+    return lines
+
+
+def _shard_lines(plan: ShardingPlan) -> list[dict[str, object]]:
+    return [
+        {
+            "table": placed.shard.table.name,
+            "ranks": write_ranks(placed),
+            "tier": placed.tier.value.replace("_", " "),
+            "num_embeddings": f"{placed.shard.table.num_embeddings:,}",
+            "rows": write_rows(placed.shard),
+            "embedding_dim": placed.shard.table.embedding_dim,
+            "columns": write_columns(placed.shard),
+            "pooling_factor": f"{placed.shard.table.pooling_factor:.3g}",
+            "memory": write_bytes(placed.shard.hbm_bytes),
+        }
+        for placed in plan.shards
+    ]
+
+
+def _provenance(plan: ShardingPlan) -> list[tuple[str, str]]:
+    source = plan.provenance
+    if source is None:
+        return []
+    options = ", ".join(f"{key}={value}" for key, value in source.options.items())
+    models = ", ".join(f"{key}: {value}" for key, value in source.models.items())
+    lines = [
+        ("Planner", source.planner),
+        ("Options", options or "defaults"),
+        ("Seed", str(source.seed)),
+        ("Models", models or "none"),
+        ("Version", source.version),
+    ]
+    return lines
+
+
+def _chart(figure: Any, element: str) -> Markup:
+    """The figure as markup: plotly's own, in which `<` within texts is escaped."""
+    import plotly.io
+
+    settings = {"responsive": True, "displayModeBar": False}
+    return Markup(plotly.io.to_html(figure, config=settings, include_plotlyjs=False, full_html=False, div_id=element))
+
+
+def _render(template: str, **values: object) -> str:
+    from plotly.offline import get_plotlyjs
+
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(**values, version=__version__, plotly_js=Markup(get_plotlyjs()))

@@ -1,0 +1,82 @@
+"""Reports for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autoshard.core import ShardingPlan
+from autoshard.report.comparison import comparison_columns, comparison_lines
+from autoshard.report.measured import ComparedPlan, MeasuredPlan
+from autoshard.report.pages import task_line
+from autoshard.report.wording import write_bytes, write_ms, write_percent
+
+_BAR_WIDTH = 30
+
+
+def plan_summary(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> RenderableType:
+    """What a plan costs, with a bar per rank."""
+    predicted = plan.predicted
+    lines = [task_line(plan)]
+    if predicted is None:
+        return Group(*lines, "No prediction: `autoshard evaluate` prices the plan.")
+    step = predicted.step_ms
+    lines += [
+        f"Predicted step {write_ms(step.value)} ms ({write_ms(step.low)} to {write_ms(step.high)}), "
+        f"priced by {predicted.cost_model}",
+        f"Slowest kernel {write_ms(predicted.max_kernel_ms)} ms on rank {predicted.binding_rank}, whose costliest "
+        f"table is {predicted.binding_shard}; floor {write_ms(predicted.floor_kernel_ms)} ms (the costliest shard); "
+        f"balance {write_percent(predicted.balance)}",
+    ]
+    if measured is not None:
+        lines.append(
+            f"Measured slowest kernel {write_ms(measured.max_kernel_ms)} ms, balance {write_percent(measured.balance)}"
+        )
+    return Group(*lines, "", _rank_table(plan, measured))
+
+
+def comparison_table(rows: Sequence[ComparedPlan], notes: Sequence[str]) -> RenderableType:
+    """Planners side by side, with sentences below."""
+    first, *others = comparison_columns(rows)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first)
+    for column in others:
+        table.add_column(column, justify="right", overflow="fold")
+    failures = []
+    for line in comparison_lines(rows):
+        style = "bold" if line.is_best else ""
+        table.add_row(line.planner, *(line.cells or ["no plan"]), style=style)
+        if line.failure is not None:
+            failures.append(f"{line.planner}: {line.failure}")
+    return Group(table, "", *failures, *notes)
+
+
+def _rank_table(plan: ShardingPlan, measured: MeasuredPlan | None) -> Table:
+    assert plan.predicted is not None
+    columns = ["rank", "shards", "kernel ms", *(["measured ms"] if measured else []), "exchange ms", "memory", "used"]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right")
+    table.add_column("forward and backward kernel", min_width=_BAR_WIDTH, no_wrap=True)
+    longest = max(plan.predicted.max_kernel_ms, *(measured.kernel_ms_per_rank if measured else (0.0,)), 1e-12)
+    held = plan.local_shards()
+    for index, cost in enumerate(plan.predicted.ranks):
+        used = cost.hbm_bytes + cost.activation_bytes
+        capacity = plan.topology.memory_of(cost.rank).hbm
+        forward = round(_BAR_WIDTH * cost.forward_kernel_ms / longest)
+        both = round(_BAR_WIDTH * cost.kernel_ms / longest)
+        table.add_row(
+            str(cost.rank),
+            str(len(held[index % len(held)])),
+            write_ms(cost.kernel_ms),
+            *([write_ms(measured.kernel_ms_per_rank[index])] if measured else []),
+            write_ms(cost.forward_exchange_ms + cost.backward_exchange_ms),
+            write_bytes(used),
+            write_percent(used / capacity) if capacity else "",
+            Text.assemble(("█" * forward, "blue"), ("▒" * (both - forward), "cyan")),
+            style="bold" if cost.rank == plan.predicted.binding_rank else "",
+        )
+    return table

@@ -1,0 +1,61 @@
+"""How reports write numbers, ranks and rows."""
+
+from __future__ import annotations
+
+from autoshard.core import PlacedShard, RowsBy, Shard
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def write_bytes(num_bytes: float) -> str:
+    """Bytes with a binary unit: `1.50 GiB`."""
+    value, unit = float(num_bytes), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    digits = 0 if unit == 0 or value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {_UNITS[unit]}"
+
+
+def write_ms(milliseconds: float) -> str:
+    """Milliseconds with three significant digits, without the unit: `0.0123`, `1.23`, `123`, `1,234`."""
+    if milliseconds >= 100:
+        return f"{milliseconds:,.0f}"
+    if milliseconds == 0:
+        return "0"
+    digits = next((places for limit, places in ((10, 1), (1, 2), (0.1, 3)) if milliseconds >= limit), 4)
+    return f"{milliseconds:.{digits}f}"
+
+
+def write_percent(share: float, *, signed: bool = False) -> str:
+    """A share as a percentage: `88.6%`, with `signed` `+3.1%`."""
+    return f"{100 * share:{'+' if signed else ''}.1f}%"
+
+
+def write_ranks(placed: PlacedShard) -> str:
+    """The ranks that hold a shard: `3`, `0-7`, or replicas apart: `0-3 | 4-7`."""
+    return " | ".join(_runs(replica) for replica in placed.replicas)
+
+
+def write_rows(shard: Shard) -> str:
+    """The rows of a shard: `all`, or a range of row ids or access ranks."""
+    if shard.num_embeddings == shard.table.num_embeddings:
+        return "all"
+    label = "by access " if shard.rows.by is RowsBy.ACCESS_RANK else ""
+    return f"{label}{shard.rows.start:,}-{shard.rows.stop - 1:,}"
+
+
+def write_columns(shard: Shard) -> str:
+    """The columns of a shard: `all`, or a range."""
+    if shard.embedding_dim == shard.table.embedding_dim:
+        return "all"
+    return f"{shard.columns[0]}-{shard.columns[1] - 1}"
+
+
+def _runs(ranks: tuple[int, ...]) -> str:
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], rank]
+        else:
+            runs.append([rank])
+    return ", ".join("-".join(str(rank) for rank in run) for run in runs)
