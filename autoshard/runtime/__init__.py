@@ -1,0 +1,23 @@
+"""Executes plans on torch.distributed, with FBGEMM's fused kernels or TorchRec.
+
+The names here start runs in child processes and need no torch. A trainer that already runs under torchrun uses
+`autoshard.runtime.embeddings.ShardedEmbeddings`, an `nn.Module` made from a plan.
+"""
+
+from autoshard.runtime.launch import RunProgress, run_plan, run_requests, verify_plan
+from autoshard.runtime.ownership import TableOwners
+from autoshard.runtime.results import Device, Engine, RankTiming, RunRequest, RunResult, Verification
+
+__all__ = [
+    "Device",
+    "Engine",
+    "RankTiming",
+    "RunProgress",
+    "RunRequest",
+    "RunResult",
+    "TableOwners",
+    "Verification",
+    "run_plan",
+    "run_requests",
+    "verify_plan",
+]

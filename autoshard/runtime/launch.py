@@ -1,0 +1,297 @@
+"""Starts torchrun, follows it, and makes sure that nothing of it is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from autoshard.core.errors import AutoshardError, DeviceError, ExecutionError, InvalidOptionError
+from autoshard.formats import read_plan
+from autoshard.runtime.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord, Job
+from autoshard.runtime.ownership import TableOwners, even_share
+from autoshard.runtime.results import Device, RunRequest, RunResult, Verification
+
+DEFAULT_TIMEOUT_S = 3600.0
+#: How long workers get to end by themselves before they are killed.
+_GRACE_S = 5.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress:
+    """How far a run is: steps done and steps in total, over all its requests, warm-up included."""
+
+    done: int
+    total: int
+
+
+OnProgress = Callable[[RunProgress], None]
+
+
+def run_plan(
+    plan_path: str | Path,
+    nproc: int,
+    steps: int = 20,
+    engine: str = "thin",
+    batch_size: int | None = None,
+    seed: int = 0,
+    *,
+    warmup_steps: int = 3,
+    verify_steps: int = 0,
+    device: str = "auto",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    on_progress: OnProgress | None = None,
+) -> RunResult:
+    """Executes a plan's training steps on processes of this machine.
+
+    Args:
+        plan_path: File of the plan.
+        nproc: Number of processes, at most the plan's ranks; with fewer, rank r runs on process `r % nproc`.
+        steps: Measured steps.
+        engine: `thin` for autoshard's own engine, `torchrec` for TorchRec's DistributedModelParallel.
+        batch_size: Samples per step over all processes, a multiple of `nproc`; None for the plan's.
+        seed: Seed of weights and batches.
+        warmup_steps: Steps before the measured ones.
+        verify_steps: Steps, before all others, that are compared with the unsharded reference.
+        device: `cpu` (gloo), `cuda` (NCCL), or `auto`: CUDA where every process gets a GPU of its own.
+        timeout_s: Time for the whole run.
+        on_progress: Called in this process after every step.
+
+    Raises:
+        InputError: If plan or options cannot be executed.
+        DeviceError: If this machine lacks the memory or the GPUs.
+        ExecutionError: If a process fails, in one line that names it, or time runs out.
+    """
+    request = RunRequest(
+        plan_path=str(plan_path),
+        engine=engine,  # type: ignore[arg-type]
+        steps=steps,
+        warmup_steps=warmup_steps,
+        verify_steps=verify_steps,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,  # type: ignore[arg-type]
+    )
+    return run_requests([request], nproc, timeout_s=timeout_s, on_progress=on_progress)[0]
+
+
+def verify_plan(
+    plan_path: str | Path,
+    nproc: int,
+    steps: int = 4,
+    engine: str = "thin",
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> Verification:
+    """Executes a plan and returns its largest errors against the unsharded reference after `steps` steps.
+
+    Tables have to fit into one process. Arguments and errors as in `run_plan`.
+    """
+    result = run_plan(plan_path, nproc, 1, engine, batch_size, seed, warmup_steps=0, verify_steps=max(1, steps))
+    assert result.verification is not None
+    return result.verification
+
+
+def run_requests(
+    requests: Sequence[RunRequest],
+    nproc: int,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    on_progress: OnProgress | None = None,
+) -> tuple[RunResult, ...]:
+    """Executes several requests one after the other on the same processes, as `run_plan` does one.
+
+    Starting processes takes seconds, and times measured in the same processes compare better.
+    """
+    for request in requests:
+        _check(request, nproc)
+    with tempfile.TemporaryDirectory(prefix="autoshard-run-") as name:
+        folder = Path(name)
+        job = Job(launcher_pid=os.getpid(), requests=tuple(requests))
+        (folder / JOB_FILE).write_text(json.dumps(job.to_json()), encoding="utf-8")
+        with _start(folder, nproc) as launcher:
+            try:
+                _follow(launcher, time.monotonic() + timeout_s, timeout_s, on_progress)
+            finally:
+                _end(launcher, folder, nproc)
+        if launcher.returncode != 0:
+            raise _failure(folder, nproc, launcher.returncode)
+        document = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    return tuple(RunResult.from_json(result) for result in document["results"])
+
+
+def _check(request: RunRequest, nproc: int) -> None:
+    plan = read_plan(request.plan_path)
+    try:
+        TableOwners.of_plan(plan, nproc)
+        even_share(request.batch_size or plan.tables.batch_size, nproc)
+    except InvalidOptionError:
+        raise
+    except AutoshardError as error:
+        raise error.in_source(request.plan_path) from None
+    if request.device is not Device.CUDA:
+        _check_memory(sum(table.hbm_bytes for table in plan.tables.tables))
+
+
+def _check_memory(needed_bytes: int) -> None:
+    """Refuses what the machine cannot hold; on Linux it would be killed without a word."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return
+    fields = dict(line.split(":", 1) for line in lines)
+    free_bytes = int(fields["MemAvailable"].split()[0]) * 1024
+    if needed_bytes > free_bytes:
+        raise DeviceError(
+            f"the plan's tables need {needed_bytes:,} bytes, this machine has {free_bytes:,} left: "
+            "scale the tables down, or run on more machines"
+        )
+
+
+def _start(folder: Path, nproc: int) -> subprocess.Popen[bytes]:
+    with (folder / "stderr").open("wb") as stderr:
+        return subprocess.Popen(
+            _command(folder, nproc),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=_environment(),
+            # Ctrl-C then reaches this process only, which ends the others in order.
+            start_new_session=True,
+        )
+
+
+def _command(folder: Path, nproc: int) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        # What --standalone does, but on the loopback address, whatever the host's name resolves to.
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+        f"--nproc-per-node={nproc}",
+        f"--shutdown-timeout={_GRACE_S:.0f}",
+        "-m",
+        "autoshard.runtime.worker",
+        str(folder),
+    ]
+
+
+def _environment() -> dict[str, str]:
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    if sys.platform == "linux":
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return environment
+
+
+def _follow(
+    launcher: subprocess.Popen[bytes], deadline: float, timeout_s: float, on_progress: OnProgress | None
+) -> None:
+    """Passes progress on until the launcher ends.
+
+    Raises:
+        ExecutionError: If it does not until the deadline.
+    """
+    assert launcher.stdout is not None
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_lines, args=(launcher.stdout, lines), daemon=True).start()
+    while launcher.poll() is None or not lines.empty():
+        if time.monotonic() > deadline:
+            raise ExecutionError(f"the run did not end within {timeout_s:g} s and was stopped")
+        try:
+            line = lines.get(timeout=_POLL_S)
+        except queue.Empty:
+            continue
+        progress = _progress(line)
+        if progress is not None and on_progress is not None:
+            on_progress(progress)
+
+
+def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
+    for line in stream:
+        lines.put(line)
+
+
+def _progress(line: bytes) -> RunProgress | None:
+    try:
+        document = json.loads(line)
+        return RunProgress(done=document["done"], total=document["total"])
+    except (ValueError, TypeError, KeyError):
+        return None  # libraries print to standard output, too
+
+
+def _end(launcher: subprocess.Popen[bytes], folder: Path, nproc: int) -> None:
+    """Ends torchrun and its workers, which live in sessions of their own, and waits until they are gone."""
+    if launcher.poll() is None:
+        launcher.terminate()
+        try:
+            launcher.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            launcher.kill()
+            launcher.wait()
+    deadline = time.monotonic() + _GRACE_S
+    while workers := [pid for pid in _worker_pids(folder, nproc) if _signal(pid, 0)]:
+        for pid in workers:
+            _signal(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+
+
+def _worker_pids(folder: Path, nproc: int) -> list[int]:
+    files = (folder / PID_FILE.format(rank=rank) for rank in range(nproc))
+    return [int(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+
+
+def _signal(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _failure(folder: Path, nproc: int, returncode: int) -> AutoshardError:
+    """The error of the process that failed first, in one line."""
+    records = {
+        rank: ErrorRecord(**json.loads(file.read_text(encoding="utf-8")))
+        for rank in range(nproc)
+        if (file := folder / ERROR_FILE.format(rank=rank)).exists()
+    }
+    stderr = (folder / "stderr").read_text(encoding="utf-8", errors="replace")
+    killed = [(rank, number) for rank, number in _killed(stderr) if rank not in records and number != signal.SIGTERM]
+    if killed:  # its peers only report that it is gone
+        rank, number = killed[0]
+        return ExecutionError(f"process {rank} was killed by signal {number} ({_signal_name(number)})")
+    if records:
+        first = min(records, key=lambda rank: records[rank].time_s)
+        return records[first].to_error(first)
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return ExecutionError(f"torchrun ended with {returncode}: {lines[-1] if lines else 'it said nothing'}")
+
+
+def _killed(stderr: str) -> list[tuple[int, int]]:
+    """Ranks and signals from torchrun's report."""
+    found = re.findall(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*-(\d+)", stderr)
+    return [(int(rank), int(number)) for rank, number in found]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

@@ -1,0 +1,90 @@
+"""One process's part in the execution of a plan, and what all of them have to agree on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from autoshard.core import ShardingPlan
+from autoshard.core.errors import InputError
+from autoshard.runtime.ownership import TableOwners, even_share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participation:
+    """Which processes execute a plan, and this one's place among them.
+
+    Attributes:
+        owners: The process that holds each table.
+        group: The processes.
+        device: Where this one has its tables and batches.
+        local_batch_size: Samples per process and step.
+    """
+
+    owners: TableOwners
+    group: dist.ProcessGroup
+    device: torch.device
+    local_batch_size: int
+
+    @classmethod
+    def agree(
+        cls,
+        plan: ShardingPlan,
+        settings: object,
+        *,
+        local_batch_size: int | None = None,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+    ) -> Participation:
+        """Reads the plan and checks that all processes mean the same; all of them have to call it.
+
+        Args:
+            plan: A plan of whole tables.
+            settings: Whatever else has to be the same everywhere; compared by `repr`.
+            local_batch_size: Samples per process and step; None for an even share of the plan's batch.
+            group: The processes; None for all.
+            device: Where tables and batches are; None for the CPU.
+
+        Raises:
+            InvalidPlanError: If the plan holds tables in a way that is not executed.
+            InputError: If the processes do not agree, or the plan's batch cannot be shared evenly.
+        """
+        members = group or dist.distributed_c10d._get_default_group()
+        owners = TableOwners.of_plan(plan, members.size())
+        part = cls(
+            owners=owners,
+            group=members,
+            device=device or torch.device("cpu"),
+            local_batch_size=local_batch_size or even_share(plan.tables.batch_size, members.size()),
+        )
+        part._check((owners.identity, settings, part.local_batch_size))
+        return part
+
+    @property
+    def process(self) -> int:
+        """Rank of this process in the group."""
+        return self.group.rank()
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Features in the plan's order."""
+        return [feature.name for table in self.owners.tables.tables for feature in table.features]
+
+    @property
+    def feature_dims(self) -> tuple[int, ...]:
+        """Their embedding dims."""
+        return tuple(table.embedding_dim for table in self.owners.tables.tables for _ in table.features)
+
+    def _check(self, said: object) -> None:
+        digest = hashlib.sha256(repr(said).encode()).digest()
+        own = torch.tensor([int.from_bytes(digest[:7], "little")], dtype=torch.int64, device=self.device)
+        everybody = own.new_empty(self.group.size())
+        dist.all_gather_into_tensor(everybody, own, group=self.group)
+        different = (everybody != own).nonzero().flatten().tolist()
+        if different:
+            raise InputError(
+                f"process {different[0]} has another plan, batch size or settings than process {self.process}"
+            )

@@ -1,0 +1,198 @@
+"""The unsharded reference: plain torch on one process, and the comparison of an engine with it.
+
+Nothing here uses FBGEMM, TorchRec or a collective to compute; only initial weights and batches come from where the
+engines get theirs.
+
+Shape suffixes: F features, B samples of a local batch, G samples of the global batch, L lookups, C columns of all
+features, N rows, D embedding dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import embedding_bag
+
+from autoshard.core import EmbeddingTable, Optimizer, TableSet
+from autoshard.core.errors import ExecutionError, InvalidOptionError
+from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.dense import DenseModel
+from autoshard.runtime.results import RunRequest, Verification
+from autoshard.runtime.synthetic import Samples, draw_samples
+from autoshard.runtime.training import EmbeddingEngine, TrainingStep
+from autoshard.runtime.weights import initialise
+
+#: The reference holds every table, and a dense gradient of it, on one process.
+MAX_VERIFIED_BYTES = 2**30
+
+
+class ReferenceEmbeddings:
+    """Whole tables in fp32, looked up with `embedding_bag`, updated by `step` from their dense gradients.
+
+    Args:
+        tables: The tables.
+        learning_rate: Learning rate.
+        eps: Added to the root of the moments.
+        seed: Seed of the initial weights.
+    """
+
+    def __init__(self, tables: TableSet, *, learning_rate: float, eps: float, seed: int) -> None:
+        self._tables = tables.tables
+        self._learning_rate = learning_rate
+        self._eps = eps
+        self.weights: dict[str, torch.Tensor] = {}
+        self.moments: dict[str, torch.Tensor] = {}
+        for table in self._tables:
+            weights_ND = torch.empty(table.num_embeddings, table.embedding_dim)
+            initialise(weights_ND, table, seed)
+            self.weights[table.name] = weights_ND.requires_grad_()
+            row_wise = table.optimizer is Optimizer.ROWWISE_ADAGRAD
+            self.moments[table.name] = torch.zeros(len(weights_ND)) if row_wise else torch.zeros_like(weights_ND)
+
+    def __call__(self, ids: BatchOfIds) -> torch.Tensor:
+        """Pooled embeddings, shape (G, C)."""
+        features = [table for table in self._tables for _ in table.features]
+        per_feature = ids.per_feature()
+        pooled = []
+        for table, feature_ids, lengths in zip(features, per_feature, ids.lengths_FB, strict=True):
+            offsets = torch.cumsum(lengths, 0) - lengths
+            weights_ND = self.weights[table.name]
+            pooled.append(embedding_bag(feature_ids, weights_ND, offsets, mode=table.pooling.value))
+        return torch.cat(pooled, dim=1)
+
+    def step(self) -> None:
+        """Updates all tables from their gradients and forgets these.
+
+        Source:
+            Row-wise AdaGrad as in Neo Sec. 5.2: the moment of a row grows by the mean of its squared gradient,
+            and epsilon is added outside of the root.
+        """
+        for table in self._tables:
+            self._update(table)
+
+    @torch.no_grad()
+    def _update(self, table: EmbeddingTable) -> None:
+        weights_ND, moments = self.weights[table.name], self.moments[table.name]
+        gradient_ND = weights_ND.grad
+        if gradient_ND is None:
+            return
+        if table.optimizer is Optimizer.SGD:
+            step_ND = gradient_ND
+        elif table.optimizer is Optimizer.ROWWISE_ADAGRAD:
+            moments += gradient_ND.square().mean(dim=1)
+            step_ND = gradient_ND / (moments.sqrt() + self._eps).unsqueeze(1)
+        else:
+            moments += gradient_ND.square()
+            step_ND = gradient_ND / (moments.sqrt() + self._eps)
+        weights_ND -= self._learning_rate * step_ND
+        weights_ND.grad = None
+
+
+class Reference:
+    """A whole DLRM on one process, trained on global batches.
+
+    Args:
+        tables: The tables.
+        dense: A model whose layers have the weights to start from; it is not changed.
+        request: Learning rate, epsilon and seed.
+    """
+
+    def __init__(self, tables: TableSet, dense: DenseModel, request: RunRequest) -> None:
+        self.embeddings = ReferenceEmbeddings(
+            tables, learning_rate=request.learning_rate, eps=request.eps, seed=request.seed
+        )
+        self.dense = dense
+        self._train = TrainingStep(self.embeddings, dense, request.learning_rate)
+
+    def step(self, samples: Samples) -> torch.Tensor:
+        """Trains on one global batch; returns its pooled embeddings before the update, shape (G, C)."""
+        pooled_GC = self._train(samples).pooled_BC
+        self.embeddings.step()
+        return pooled_GC
+
+
+def global_samples(parts: Sequence[Samples]) -> Samples:
+    """The local batches of all processes as one, in the order of their ranks."""
+    lengths = [part.ids.lengths_FB for part in parts]
+    per_feature = [part.ids.per_feature() for part in parts]
+    ids_L = torch.cat([ids for feature in zip(*per_feature, strict=True) for ids in feature])
+    return Samples(
+        BatchOfIds(torch.cat(lengths, dim=1), ids_L),
+        torch.cat([part.dense_BN for part in parts]),
+        torch.cat([part.labels_B for part in parts]),
+    )
+
+
+def check_verifiable(tables: TableSet) -> None:
+    """Checks that one process can hold the reference.
+
+    Raises:
+        InvalidOptionError: If the tables are too large.
+    """
+    num_bytes = sum(table.num_embeddings * table.embedding_dim * 4 for table in tables.tables)
+    if num_bytes > MAX_VERIFIED_BYTES:
+        raise InvalidOptionError(
+            f"compares with an unsharded model of at most {MAX_VERIFIED_BYTES:,} bytes, these tables have "
+            f"{num_bytes:,}: scale them down",
+            field="verify_steps",
+        )
+
+
+def compare(
+    engine: EmbeddingEngine, training: TrainingStep, reference: Reference | None, request: RunRequest, num_dense: int
+) -> Verification | None:
+    """Trains an engine for `request.verify_steps` steps and compares all that it computes with the reference.
+
+    All processes have to call it, right after the engine was made.
+
+    Args:
+        engine: The engine.
+        training: The step that trains it, over the group of all processes.
+        reference: The reference on the process of rank 0, None elsewhere.
+        request: Number of steps and seed.
+        num_dense: Dense features per sample.
+
+    Returns:
+        The largest errors on rank 0, None elsewhere.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    tables, B, device = engine.owners.tables, engine.local_batch_size, next(training.dense.parameters()).device
+    output_error = weight_error = moment_error = dense_error = 0.0
+    for step in range(request.verify_steps):
+        needed = (rank,) if reference is None else range(world_size)
+        parts = {process: draw_samples(tables, num_dense, B, (request.seed, step, process)) for process in needed}
+        pooled_BC = training(parts[rank].to(device)).pooled_BC
+        pooled_GC = pooled_BC.new_empty(world_size * B, pooled_BC.shape[1])
+        dist.all_gather_into_tensor(pooled_GC, pooled_BC.contiguous())
+        if reference is not None:
+            output_error = max(output_error, _error(pooled_GC, reference.step(global_samples(list(parts.values())))))
+    for table in tables.tables:
+        state = engine.table_state(table.name)
+        if reference is not None:
+            weight_error = max(weight_error, _error(state.weights_ND, reference.embeddings.weights[table.name]))
+            if state.moments is not None:
+                moments = reference.embeddings.moments[table.name]
+                largest = moments.max().clamp(min=torch.finfo(torch.float32).tiny)
+                moment_error = max(moment_error, _error(state.moments / largest.to(device), moments / largest))
+    if reference is None:
+        return None
+    for own, expected in zip(training.dense.parameters(), reference.dense.parameters(), strict=True):
+        dense_error = max(dense_error, _error(own, expected))
+    return Verification(
+        steps=request.verify_steps,
+        output_error=output_error,
+        weight_error=weight_error,
+        moment_error=moment_error,
+        dense_error=dense_error,
+    )
+
+
+@torch.no_grad()
+def _error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    difference = (actual.cpu().float() - expected).abs().max().item()
+    if not math.isfinite(difference):
+        raise ExecutionError("the plan and the unsharded reference differ by more than any number: training diverged")
+    return difference

@@ -1,0 +1,211 @@
+"""What is asked of a run, and what it answers: plain data that crosses the process boundary as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from autoshard.core.errors import InvalidOptionError
+
+
+class Engine(StrEnum):
+    """What executes the embedding part of a step."""
+
+    THIN = "thin"
+    """autoshard's own engine on torch.distributed and FBGEMM."""
+    TORCHREC = "torchrec"
+    """TorchRec's DistributedModelParallel."""
+
+
+class Device(StrEnum):
+    """Where a plan is executed; `auto` is CUDA where every process gets a GPU of its own, else the CPU."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """One execution of a plan.
+
+    Attributes:
+        plan_path: File of the plan.
+        engine: What executes its embedding part.
+        steps: Measured training steps.
+        warmup_steps: Steps before them that are not measured.
+        verify_steps: Steps before those that are compared with the unsharded reference, from the initial weights.
+        batch_size: Samples per step over all processes; None for the plan's.
+        seed: Same seed, same weights and batches, whatever the placement.
+        learning_rate: Learning rate of the embedding tables and of the dense layers.
+        eps: Added to the root of the moments.
+        device: Where to execute it.
+
+    Raises:
+        InvalidOptionError: If a value is not accepted.
+    """
+
+    plan_path: str
+    engine: Engine = Engine.THIN
+    steps: int = 20
+    warmup_steps: int = 3
+    verify_steps: int = 0
+    batch_size: int | None = None
+    seed: int = 0
+    learning_rate: float = 0.05
+    eps: float = 1e-8
+    device: Device = Device.AUTO
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "engine", _member(Engine, self.engine, "engine"))
+        object.__setattr__(self, "device", _member(Device, self.device, "device"))
+        lowest = {"steps": 1, "warmup_steps": 0, "verify_steps": 0, "batch_size": 1, "seed": 0}
+        for label, low in lowest.items():
+            value = getattr(self, label)
+            if label == "batch_size" and value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise InvalidOptionError(f"must be a whole number of at least {low}, got {value}", field=label)
+        for label in ("learning_rate", "eps"):
+            value = getattr(self, label)
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidOptionError(f"must be a positive number, got {value}", field=label)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTiming:
+    """Medians over the measured steps of one process.
+
+    Attributes:
+        process: Rank of the process.
+        plan_ranks: Ranks of the plan that it runs.
+        num_tables: Tables that it holds.
+        input_ms: Distribution of lengths and ids, waiting for other processes included.
+        forward_kernel_ms: Fused lookups.
+        forward_exchange_ms: All-to-all of pooled embeddings and putting them in order, waiting included.
+        backward_exchange_ms: All-to-all of their gradients, waiting included.
+        backward_kernel_ms: Fused backward kernels with the optimizer.
+    """
+
+    process: int
+    plan_ranks: tuple[int, ...]
+    num_tables: int
+    input_ms: float
+    forward_kernel_ms: float
+    forward_exchange_ms: float
+    backward_exchange_ms: float
+    backward_kernel_ms: float
+
+    @property
+    def kernel_ms(self) -> float:
+        """Forward and backward kernels."""
+        return self.forward_kernel_ms + self.backward_kernel_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """Largest errors against the unsharded reference, absolute unless said otherwise.
+
+    Attributes:
+        steps: Training steps that were compared.
+        output_error: Of the pooled embeddings, over all steps, samples and features.
+        weight_error: Of the tables' weights after the last step.
+        moment_error: Of the tables' optimizer moments after the last step, relative to the table's largest. Row-wise
+            AdaGrad cancels the scale of gradients in the weights; only the moments show it.
+        dense_error: Of the dense layers' weights after the last step.
+    """
+
+    steps: int
+    output_error: float
+    weight_error: float
+    moment_error: float
+    dense_error: float
+
+    @property
+    def max_error(self) -> float:
+        """The largest of all errors."""
+        return max(self.output_error, self.weight_error, self.moment_error, self.dense_error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run measured.
+
+    Attributes:
+        plan_path: File of the plan.
+        engine: What executed the embedding part.
+        device: `cpu` or `cuda`.
+        backend: Of torch.distributed.
+        num_processes: Processes that executed the plan.
+        plan_world_size: Ranks that the plan was made for.
+        folded: Whether processes ran several ranks each (rank r on process `r % num_processes`).
+        batch_size: Samples per step over all processes.
+        steps: Measured steps.
+        warmup_steps: Steps left out before them.
+        seed: Seed of weights and batches.
+        interaction: `dot` or `concat`, as executed.
+        step_ms: Median over the measured steps of the slowest process's time.
+        samples_per_s: `batch_size` over the median step.
+        balance: min / max over processes of kernel time.
+        first_loss: Mean loss over the global batch of the first measured step.
+        last_loss: The same of the last step.
+        ranks: Medians per process.
+        verification: Errors against the unsharded reference, where asked for.
+    """
+
+    plan_path: str
+    engine: Engine
+    device: Device
+    backend: str
+    num_processes: int
+    plan_world_size: int
+    folded: bool
+    batch_size: int
+    steps: int
+    warmup_steps: int
+    seed: int
+    interaction: str
+    step_ms: float
+    samples_per_s: float
+    balance: float
+    first_loss: float
+    last_loss: float
+    ranks: tuple[RankTiming, ...]
+    verification: Verification | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as a JSON object; `kernel_ms` and `max_error` are written beside what they come from."""
+        document = asdict(self)
+        for rank, written in zip(self.ranks, document["ranks"], strict=True):
+            written["kernel_ms"] = rank.kernel_ms
+        if self.verification is not None:
+            document["verification"]["max_error"] = self.verification.max_error
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> RunResult:
+        """Reads what `to_json` wrote."""
+        values = dict(document)
+        values["engine"], values["device"] = Engine(values["engine"]), Device(values["device"])
+        values["ranks"] = tuple(
+            RankTiming(**{**_without(rank, "kernel_ms"), "plan_ranks": tuple(rank["plan_ranks"])})
+            for rank in values["ranks"]
+        )
+        if values["verification"] is not None:
+            values["verification"] = Verification(**_without(values["verification"], "max_error"))
+        return cls(**values)
+
+
+def _without(values: Mapping[str, Any], derived: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != derived}
+
+
+def _member(choices: type[Engine] | type[Device], value: str, field: str) -> Engine | Device:
+    try:
+        return choices(value)
+    except ValueError:
+        accepted = ", ".join(choices)
+        raise InvalidOptionError(f"must be one of {accepted}; got {value!r}", field=field) from None

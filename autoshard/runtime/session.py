@@ -1,0 +1,208 @@
+"""A set of processes that executes requests: devices, the process group, measured steps.
+
+Shape suffixes: S measured steps, P processes, M measured quantities.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from autoshard.core import ShardingPlan
+from autoshard.core.errors import DeviceError
+from autoshard.formats import read_plan
+from autoshard.runtime.dense import DenseModel, default_layers
+from autoshard.runtime.fused import FusedSettings
+from autoshard.runtime.ownership import TableOwners
+from autoshard.runtime.reference import Reference, check_verifiable, compare
+from autoshard.runtime.results import Device, Engine, RankTiming, RunRequest, RunResult, Verification
+from autoshard.runtime.synthetic import Samples, draw_samples
+from autoshard.runtime.timing import Part, StepTimer
+from autoshard.runtime.training import EmbeddingEngine, TrainingStep
+
+#: Different batches that a measurement cycles through, drawn before it starts.
+NUM_BATCHES = 8
+#: How long a collective waits for a process that is silent but not dead.
+_COLLECTIVE_TIMEOUT = timedelta(minutes=5)
+
+OnStep = Callable[[int, int], None]
+
+
+class Session:
+    """The processes of one launch, and the device of this one.
+
+    Args:
+        requests: What to execute.
+        device: This process's device.
+    """
+
+    def __init__(self, requests: Sequence[RunRequest], device: torch.device) -> None:
+        self._requests = requests
+        self._device = device
+        self._done = 0
+        self._total = sum(request.warmup_steps + request.steps for request in requests)
+        self._on_step: OnStep = lambda done, total: None
+
+    def run_all(self, on_step: OnStep) -> list[RunResult]:
+        """Executes the requests one after the other; `on_step` hears of every finished step."""
+        self._on_step = on_step
+        return [self._run(request) for request in self._requests]
+
+    def _run(self, request: RunRequest) -> RunResult:
+        plan = read_plan(request.plan_path)
+        batch_size = request.batch_size or plan.tables.batch_size
+        plan = replace(plan, tables=replace(plan.tables, batch_size=batch_size))
+        timer = StepTimer(self._device)
+        engine = make_engine(request, plan, self._device, timer)
+        try:
+            return self._measured(request, plan, engine, timer)
+        finally:
+            engine.close()
+            gc.collect()
+
+    def _measured(
+        self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, timer: StepTimer
+    ) -> RunResult:
+        layers = plan.tables.dense or default_layers(engine.feature_dims)
+        dense = DenseModel(layers, engine.feature_dims, request.seed).to(self._device)
+        training = TrainingStep(engine, dense, request.learning_rate, dist.group.WORLD)
+        verification = None
+        if request.verify_steps:
+            verification = self._verified(request, plan, engine, training)
+        batches = [
+            draw_samples(
+                plan.tables,
+                layers.num_dense_features,
+                engine.local_batch_size,
+                (request.seed, request.verify_steps + index, dist.get_rank()),
+            ).to(self._device)
+            for index in range(min(NUM_BATCHES, request.warmup_steps + request.steps))
+        ]
+        measured_SM = self._steps(request, training, batches, timer)
+        measured_PSM = measured_SM.new_empty(dist.get_world_size(), *measured_SM.shape)
+        dist.all_gather_into_tensor(measured_PSM.view(-1, measured_SM.shape[1]), measured_SM)
+        return _summary(request, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification)
+
+    def _verified(
+        self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, training: TrainingStep
+    ) -> Verification | None:
+        check_verifiable(plan.tables)
+        layers = plan.tables.dense or default_layers(engine.feature_dims)
+        reference = None
+        if dist.get_rank() == 0:
+            reference = Reference(plan.tables, DenseModel(layers, engine.feature_dims, request.seed), request)
+        return compare(engine, training, reference, request, layers.num_dense_features)
+
+    def _steps(
+        self, request: RunRequest, training: TrainingStep, batches: Sequence[Samples], timer: StepTimer
+    ) -> torch.Tensor:
+        """Trains; returns step time, loss and parts of every measured step, shape (S, M)."""
+        measured: list[list[float]] = []
+        for step in range(request.warmup_steps + request.steps):
+            samples = batches[step % len(batches)]
+            timer.take()
+            begun = time.perf_counter()
+            loss = training(samples).loss
+            parts = timer.take()  # waits for a GPU
+            step_ms = (time.perf_counter() - begun) * 1e3
+            if step >= request.warmup_steps:
+                measured.append([step_ms, loss.item(), *parts.values()])
+            self._done += 1
+            self._on_step(self._done, self._total)
+        return torch.tensor(measured, dtype=torch.float64, device=self._device)
+
+
+@contextmanager
+def open_session(requests: Sequence[RunRequest]) -> Iterator[Session]:
+    """Joins the process group that torchrun's environment describes, and leaves it at the end.
+
+    Raises:
+        DeviceError: If CUDA is asked for and this process has no GPU of its own.
+    """
+    device = _device(requests)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", timeout=_COLLECTIVE_TIMEOUT, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=_COLLECTIVE_TIMEOUT)
+    yield Session(requests, device)
+    # Not after an error: a group whose peers are gone would wait for them.
+    dist.destroy_process_group()
+
+
+def make_engine(
+    request: RunRequest, plan: ShardingPlan, device: torch.device, timer: StepTimer | None = None
+) -> EmbeddingEngine:
+    """The engine that a request names, for the plan's batch size, over all processes."""
+    settings = FusedSettings(learning_rate=request.learning_rate, eps=request.eps, seed=request.seed)
+    if request.engine is Engine.TORCHREC:
+        from autoshard.runtime.torchrec_engine import TorchRecEmbeddings
+
+        return TorchRecEmbeddings(plan, settings, device=device, timer=timer)
+    from autoshard.runtime.embeddings import ShardedEmbeddings
+
+    return ShardedEmbeddings(plan, settings, device=device, timer=timer)
+
+
+def _device(requests: Sequence[RunRequest]) -> torch.device:
+    wanted = {request.device for request in requests}
+    local_rank, num_local = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    num_gpus = torch.cuda.device_count()
+    if Device.CPU in wanted or (Device.CUDA not in wanted and num_gpus < num_local):
+        return torch.device("cpu")
+    if num_gpus < num_local:
+        raise DeviceError(f"{num_local} processes need a GPU each, this machine has {num_gpus}")
+    return torch.device("cuda", local_rank)
+
+
+def _summary(
+    request: RunRequest,
+    owners: TableOwners,
+    interaction: str,
+    device: torch.device,
+    measured_PSM: torch.Tensor,
+    verification: Verification | None,
+) -> RunResult:
+    step_ms = float(measured_PSM[:, :, 0].max(dim=0).values.median())
+    medians_PM = measured_PSM.median(dim=1).values
+    losses_S = measured_PSM[:, :, 1].mean(dim=0)
+    ranks = tuple(
+        RankTiming(
+            process=process,
+            plan_ranks=owners.plan_ranks_of(process),
+            num_tables=len(owners.tables_of(process)),
+            **dict(zip(Part, medians_M[2:].tolist(), strict=True)),
+        )
+        for process, medians_M in enumerate(medians_PM)
+    )
+    kernel_ms = [rank.kernel_ms for rank in ranks]
+    batch_size = owners.tables.batch_size
+    return RunResult(
+        plan_path=request.plan_path,
+        engine=request.engine,
+        device=Device(device.type),
+        backend=dist.get_backend(),
+        num_processes=owners.num_processes,
+        plan_world_size=owners.plan_world_size,
+        folded=owners.is_folded,
+        batch_size=batch_size,
+        steps=request.steps,
+        warmup_steps=request.warmup_steps,
+        seed=request.seed,
+        interaction=interaction,
+        step_ms=step_ms,
+        samples_per_s=batch_size / step_ms * 1e3,
+        balance=min(kernel_ms) / max(kernel_ms),
+        first_loss=float(losses_S[0]),
+        last_loss=float(losses_S[-1]),
+        ranks=ranks,
+        verification=verification,
+    )

@@ -1,0 +1,80 @@
+"""One process of a run: `torchrun -m autoshard.runtime.worker FOLDER`, started by `autoshard.runtime.launch`.
+
+The folder holds `job.json`; the process of rank 0 writes `results.json` into it, a process that fails writes
+`error.<rank>.json`. Progress goes to standard output, one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from autoshard.core.errors import AutoshardError
+from autoshard.formats import atomic_write
+from autoshard.runtime.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord, Job
+
+_WATCH_INTERVAL_S = 0.5
+
+
+def main() -> None:
+    """Executes the job in the folder that the command line names."""
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    atomic_write(folder / PID_FILE.format(rank=rank), str(os.getpid()))
+    try:
+        job = Job.from_json(json.loads((folder / JOB_FILE).read_text(encoding="utf-8")))
+        threading.Thread(target=_exit_when_orphaned, args=(job.launcher_pid,), daemon=True).start()
+        _execute(job, folder, rank)
+    except BaseException as error:
+        atomic_write(folder / ERROR_FILE.format(rank=rank), json.dumps(_record(error).to_json()))
+        raise
+
+
+def _execute(job: Job, folder: Path, rank: int) -> None:
+    # Imported here: torch and FBGEMM take a second, in which a broken import should still leave an error file.
+    from autoshard.runtime.session import open_session
+
+    def advance(done: int, total: int) -> None:
+        if rank == 0:
+            print(json.dumps({"done": done, "total": total}), flush=True)
+
+    with open_session(job.requests) as session:
+        results = session.run_all(advance)
+    if rank == 0:
+        document = {"results": [result.to_json() for result in results]}
+        atomic_write(folder / RESULTS_FILE, json.dumps(document, allow_nan=False))
+
+
+def _exit_when_orphaned(launcher_pid: int) -> None:
+    """Ends this process when torchrun or the process that started it is gone, however they went."""
+    parent = os.getppid()
+    while os.getppid() == parent and _is_alive(launcher_pid):
+        time.sleep(_WATCH_INTERVAL_S)
+    os._exit(1)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _record(error: BaseException) -> ErrorRecord:
+    if isinstance(error, AutoshardError):
+        return ErrorRecord(
+            time_s=time.time(), kind=error.kind, message=error.message, field=error.field, source=error.source
+        )
+    # The first line only: FBGEMM and torch append C++ stack traces.
+    text = str(error).strip() or type(error).__name__
+    return ErrorRecord(time_s=time.time(), kind=type(error).__name__, message=text.splitlines()[0])
+
+
+if __name__ == "__main__":
+    main()
