@@ -216,5 +216,5 @@ def _os_error_code(error: OSError) -> int:
 
 def _fail(message: str, code: int) -> int:
     with contextlib.suppress(OSError):  # when nobody listens any more, the exit code still says it
-        sys.stderr.write(f"error: {' '.join(message.split())}\n")
+        sys.stderr.write(f"error: {' '.join(message.replace('Value error, ', '').split())}\n")
     return code

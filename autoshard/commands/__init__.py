@@ -1,0 +1,1 @@
+"""Commands of the library itself; other packages add theirs by entry points."""

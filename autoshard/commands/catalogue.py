@@ -1,0 +1,74 @@
+"""`autoshard list`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from autoshard.console import JsonOption, emit
+
+
+class Catalogue(StrEnum):
+    """What can be listed."""
+
+    TABLES = "tables"
+    TOPOLOGIES = "topologies"
+    PLANNERS = "planners"
+
+
+def list_names(
+    what: Annotated[Catalogue, typer.Argument(help="What to list.", metavar="WHAT")],
+    as_json: JsonOption = False,
+) -> None:
+    """Lists bundled tables, bundled topologies, or planners with their options.
+
+    Example:
+        autoshard list tables
+        autoshard list planners --json
+    """
+    if what is Catalogue.PLANNERS:
+        _list_planners(as_json)
+    else:
+        _list_bundled(what, as_json)
+
+
+def _list_bundled(what: Catalogue, as_json: bool) -> None:
+    from autoshard.formats import bundled_table_sets, bundled_topologies
+
+    known = bundled_table_sets() if what is Catalogue.TABLES else bundled_topologies()
+    rendered = _empty_table("name", "description")
+    for name, description in known.items():
+        rendered.add_row(name, description)
+    listed = [{"name": name, "description": description} for name, description in known.items()]
+    emit({str(what): listed}, rendered, as_json=as_json)
+
+
+def _list_planners(as_json: bool) -> None:
+    from autoshard.planners.registry import describe_planners
+
+    described = describe_planners()
+    rendered = _empty_table("planner", "what it does", "options (--set KEY=VALUE)")
+    for planner in described:
+        options = [f"{option.name}={option.default}  {option.help}" for option in planner.options]
+        rendered.add_row(planner.name, planner.summary, "\n".join(options))
+    listed = [
+        {
+            "name": planner.name,
+            "summary": planner.summary,
+            "options": [
+                {"name": option.name, "default": option.default, "help": option.help} for option in planner.options
+            ],
+        }
+        for planner in described
+    ]
+    emit({"planners": listed}, rendered, as_json=as_json)
+
+
+def _empty_table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table

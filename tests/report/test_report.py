@@ -1,0 +1,277 @@
+"""Reports say what the plan says, in the terminal, in the page's markup and in a real browser."""
+
+import io
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from autoshard.core import (
+    AccessProfile,
+    Costs,
+    EmbeddingTable,
+    Feature,
+    Level,
+    Link,
+    MemoryBytes,
+    PlacedShard,
+    Provenance,
+    RowRange,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Tier,
+    Topology,
+)
+from autoshard.evaluation import DEVICE_MEMORY, AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.report import (
+    ComparedPlan,
+    MeasuredPlan,
+    comparison_page,
+    comparison_table,
+    plan_page,
+    plan_summary,
+    speedups_over,
+)
+from autoshard.report.comparison import comparison_columns, comparison_lines
+from autoshard.report.figures import memory_figure, rank_time_figure
+from autoshard.report.wording import write_bytes, write_columns, write_ms, write_percent, write_ranks, write_rows
+
+EVIL = "<img src=x onerror=\"document.title='taken'\"></script><script>document.title='taken'</script>[bold]"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+VOID = {"meta", "img", "br", "hr", "input", "link"}
+
+
+def table(index, name=None, num_embeddings=10_000):
+    return EmbeddingTable(
+        name=name or f"t{index}",
+        num_embeddings=num_embeddings,
+        embedding_dim=32 * (1 + index % 3),
+        features=(Feature(name=f"f{index}", pooling_factor=float(1 + 5 * index)),),
+        access=AccessProfile.zipf(num_embeddings, 1.05),
+    )
+
+
+def make_plan(num_ranks=4, ranks=(0, 1, 1, 2, 3, 3), seed=7):
+    names = [EVIL, *(None for _ in ranks[1:])]
+    tables = TableSet(batch_size=1024, tables=tuple(table(index, name) for index, name in enumerate(names)))
+    link = Link(bytes_per_s=1e9, latency_s=1e-5)
+    topology = Topology(
+        world_size=num_ranks,
+        device="cpu",
+        memory_bytes=MemoryBytes(hbm=1 << 30),
+        levels=(Level(name="node", size=num_ranks, all_to_all=link, all_reduce=link),),
+    )
+    shards = tuple(
+        PlacedShard.table_wise(Shard.whole(item), rank) for item, rank in zip(tables.tables, ranks, strict=True)
+    )
+    source = Provenance(planner="by hand", version="0.1.0", seed=seed, options={"why": EVIL})
+    plan = ShardingPlan(tables=tables, topology=topology, shards=shards, provenance=source)
+    model = AnalyticCostModel(device="cpu", memory=DEVICE_MEMORY["cpu"])
+    return plan.with_predicted(evaluate(plan, Costs(kernel=model, comm=AlphaBetaComm())))
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return make_plan()
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return MeasuredPlan(forward_ms_R=(1.0, 2.0, 3.0, 4.0), backward_ms_R=(1.0, 1.0, 1.0, 4.0))
+
+
+class Page(HTMLParser):
+    """The elements of a page, with their text; every element must be closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements = []  # (tag, attributes, texts)
+        self._open = []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs), []))
+        if tag not in VOID:
+            self._open.append(self.elements[-1])
+
+    def handle_endtag(self, tag):
+        assert self._open.pop()[0] == tag
+
+    def handle_data(self, data):
+        for element in self._open:
+            element[2].append(data)
+
+    def texts(self, tag):
+        return ["".join(texts).strip() for name, _, texts in self.elements if name == tag]
+
+    def attributes(self, name):
+        return [attributes[name] for _, attributes, _ in self.elements if name in attributes]
+
+
+def rendered(renderable):
+    out = io.StringIO()
+    Console(file=out, width=160, markup=False, highlight=False).print(renderable)
+    return out.getvalue()
+
+
+def test_a_plan_page_is_whole_accessible_and_escapes_names(plan, measured):
+    page = Page(plan_page(plan, measured))
+    assert page.texts("title") == ["Sharding plan"] == page.texts("h1")
+    assert page.attributes("lang") == ["en"]
+    assert page.texts("h2") == ["Time per rank", "Memory per rank", "Ranks", "Tables", "Where it came from"]
+    assert len(page.texts("caption")) == len(page.texts("table")) == 3
+    assert all(page.texts("caption"))
+    assert not page.attributes("src")
+    assert not page.attributes("href")
+    assert "img" not in [tag for tag, _, _ in page.elements]
+    assert EVIL in page.texts("th")
+    charts = [attributes for _, attributes, _ in page.elements if attributes.get("role") == "img"]
+    assert len(charts) == 2
+    assert all(chart["aria-label"] for chart in charts)
+    ids = page.attributes("id")
+    assert len(ids) == len(set(ids))
+    assert set(page.attributes("aria-labelledby")) <= set(ids)
+
+
+def test_a_plan_page_holds_the_numbers(plan, measured):
+    page = Page(plan_page(plan, measured))
+    cells = page.texts("td")
+    for cost in plan.predicted.ranks:
+        assert write_ms(cost.kernel_ms) in cells
+    assert "8.00" in cells  # rank 3's measured kernel
+    facts = dict(zip(page.texts("dt"), page.texts("dd"), strict=True))
+    assert facts["Measured balance"].startswith("25.0%")
+    assert facts["Predicted balance"].startswith(write_percent(plan.predicted.balance))
+    assert facts["Floor"].startswith(write_ms(plan.predicted.floor_kernel_ms))
+
+
+def test_a_plan_without_prediction_or_provenance_shows_its_placement(plan):
+    bare = replace(plan, predicted=None, provenance=None)
+    page = Page(plan_page(bare))
+    assert page.texts("h2") == ["Tables"]
+    assert len(page.texts("tr")) == 1 + len(plan.shards)
+    assert "autoshard evaluate" in rendered(plan_summary(bare))
+
+
+def test_the_charts_stack_to_the_prediction(plan, measured):
+    figure = rank_time_figure(plan.predicted, measured).to_dict()
+    kernel_bars = [trace for trace in figure["data"] if trace["name"].endswith(" kernel") and trace["type"] == "bar"]
+    assert [trace["name"] for trace in kernel_bars] == ["forward kernel", "backward kernel"]
+    for rank, cost in enumerate(plan.predicted.ranks):
+        assert sum(trace["y"][rank] for trace in kernel_bars) == pytest.approx(cost.kernel_ms)
+    marks = next(trace for trace in figure["data"] if trace["type"] == "scatter")
+    assert tuple(marks["y"]) == measured.kernel_ms_per_rank
+    memory = memory_figure(plan.predicted, plan.topology).to_dict()["data"]
+    assert list(memory[0]["y"]) == [cost.hbm_bytes / 2**30 for cost in plan.predicted.ranks]
+    assert list(memory[2]["y"]) == [1.0] * 4
+
+
+def test_the_terminal_shows_every_rank_and_takes_names_as_they_are(plan, measured):
+    text = rendered(plan_summary(plan, measured))
+    lines = [line.split() for line in text.splitlines()]
+    assert [line[0] for line in lines[-4:]] == ["0", "1", "2", "3"]
+    assert "balance 25.0%" in text
+    slowest = next(cost for cost in plan.predicted.ranks if cost.rank == plan.predicted.binding_rank)
+    assert write_ms(slowest.kernel_ms) in lines[-4 + slowest.rank]
+    renamed = replace(plan, predicted=replace(plan.predicted, binding_shard="[red]t[/red]"))
+    assert "[red]t[/red]" in rendered(plan_summary(renamed))
+
+
+def compared(plan, measured=None):
+    other = make_plan(ranks=(0, 1, 2, 3, 3, 1))
+    faster = MeasuredPlan(forward_ms_R=(1.0,) * 4, backward_ms_R=(3.0,) * 4)
+    return (
+        ComparedPlan(planner="random", planning_s=0.5, plan=plan, measured=measured),
+        ComparedPlan(planner="auto", planning_s=1.25, plan=other, measured=faster if measured else None),
+        ComparedPlan(planner="broken", planning_s=0.1, failure=f"{EVIL} needs 5 bytes more"),
+    )
+
+
+def test_a_comparison_ranks_by_measured_time(plan, measured):
+    rows = compared(plan, measured)
+    assert speedups_over("random", rows) == {"random": 1.0, "auto": 2.0}
+    assert rows[0].prediction_error == pytest.approx(plan.predicted.max_kernel_ms / 8.0 - 1)
+    random, auto, broken = comparison_lines(rows)
+    by_column = dict(zip(comparison_columns(rows)[1:], auto.cells, strict=True))
+    assert by_column["measured max ms"] == "4.00"
+    assert by_column["measured balance"] == "100.0%"
+    assert by_column["speed-up over random"] == "2.000×"
+    assert by_column["planning, s"] == "1.25"
+    assert (random.is_best, auto.is_best, broken.is_best) == (False, True, False)
+    assert broken.cells == ()
+
+
+def test_a_comparison_without_replay_ranks_by_prediction(plan):
+    rows = compared(plan)
+    factor = rows[0].predicted_max_ms / rows[1].predicted_max_ms
+    assert speedups_over("random", rows)["auto"] == pytest.approx(factor)
+    assert not any("measured" in column for column in comparison_columns(rows))
+    assert speedups_over("policy", rows) == {}
+    assert speedups_over("broken", rows) == {}
+
+
+def test_a_comparison_page_and_table_show_every_planner(plan, measured):
+    rows = compared(plan, measured)
+    page = Page(comparison_page(rows, ["a note <b>"]))
+    assert page.texts("h3") == ["random", "auto"]
+    assert "a note <b>" in page.texts("p")
+    assert f"{EVIL} needs 5 bytes more" in page.texts("td")
+    text = rendered(comparison_table(rows, ["a note [x]"]))
+    assert "a note [x]" in text
+    assert f"broken: {EVIL} needs 5 bytes more" in text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium: the page's markup is checked, its charts are not drawn")
+def test_a_browser_draws_the_charts_offline_and_runs_no_name(plan, measured, tmp_path):
+    for name, text, num_charts in (
+        ("plan", plan_page(plan, measured), 2),
+        ("comparison", comparison_page(compared(plan, measured), []), 3),
+    ):
+        file = tmp_path / f"{name}.html"
+        file.write_text(text, encoding="utf-8")
+        result = subprocess.run(
+            [
+                *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+                *("--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path / 'profile'}"),
+                *("--virtual-time-budget=10000", "--window-size=400,800", "--dump-dom", file.as_uri()),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        drawn = result.stdout
+        assert "<title>taken" not in drawn
+        assert drawn.count('class="gl-container"') == num_charts  # plotly makes one for each chart it has drawn
+        assert drawn.count('class="point"') >= num_charts * plan.topology.world_size
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.01234, "0.0123"), (0.5, "0.500"), (1.234, "1.23"), (12.34, "12.3"), (1234.4, "1,234")],
+)
+def test_milliseconds_keep_three_digits(value, text):
+    assert write_ms(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (50 * 2**20, "50.0 MiB"), (2**31, "2.00 GiB")],
+)
+def test_bytes_have_binary_units(value, text):
+    assert write_bytes(value) == text
+
+
+def test_placements_are_written_short():
+    whole = table(1)
+    assert (write_rows(Shard.whole(whole)), write_columns(Shard.whole(whole))) == ("all", "all")
+    part = Shard(table=whole, rows=RowRange(start=0, stop=1000), columns=(32, 64))
+    assert (write_rows(part), write_columns(part)) == ("0-999", "32-63")
+    split = PlacedShard(shard=part, tier=Tier.FLEX, replicas=((0, 1, 2, 3), (4, 6)))
+    assert write_ranks(split) == "0-3 | 4, 6"
