@@ -5,6 +5,7 @@ from autoshard.core.costs import CommModel, CostModel, Costs, KernelCosts, set_c
 from autoshard.core.plan import (
     CostBreakdown,
     Estimate,
+    GroupLayout,
     Payload,
     Provenance,
     RankCost,
@@ -55,6 +56,7 @@ __all__ = [
     "Exchange",
     "Feature",
     "GradSync",
+    "GroupLayout",
     "KernelCosts",
     "Level",
     "Link",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.shard import LocalShard, PlacedShard, local_shard
@@ -11,14 +12,62 @@ from autoshard.core.tables import DType, TableSet
 from autoshard.core.topology import Topology
 
 
+class GroupLayout(StrEnum):
+    """Which ranks of the world make up a replica group.
+
+    `across_nodes`: every `num_groups`-th rank, so that copies of a row sit side by side in one node and meet over
+    its fast links; `within_nodes`: consecutive ranks, so that the exchange within a group stays in few nodes.
+    """
+
+    ACROSS_NODES = "across_nodes"
+    WITHIN_NODES = "within_nodes"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaGroups:
     """Two-dimensional sparse parallelism: the plan is held once per group of ranks (2D Sec. 3)."""
 
     num_groups: int = 1
-    layout: str = "across_nodes"
+    layout: GroupLayout = GroupLayout.ACROSS_NODES
     sync_every: int = 1
     moment_scale: float = 1.0
+
+    def group_size(self, topology: Topology) -> int:
+        """Ranks of one group.
+
+        Raises:
+            InvalidPlanError: If the groups do not divide the world.
+        """
+        if self.num_groups < 1 or topology.world_size % self.num_groups:
+            raise InvalidPlanError(
+                f"must divide the {topology.world_size} ranks, got {self.num_groups}",
+                field="replica_groups.num_groups",
+            )
+        return topology.world_size // self.num_groups
+
+    def ranks_per_node(self, topology: Topology) -> int:
+        """Ranks that a group has on each node that it reaches.
+
+        Raises:
+            InvalidPlanError: If that is not the same number everywhere.
+        """
+        num_ranks, node = self.group_size(topology), topology.local_world_size
+        if self.layout is GroupLayout.ACROSS_NODES:
+            num_groups = self.num_groups
+            if node % num_groups == 0 or num_groups % node == 0:
+                return max(1, node // num_groups)
+        elif num_ranks % node == 0 or node % num_ranks == 0:
+            return min(node, num_ranks)
+        raise InvalidPlanError(
+            f"{self.num_groups} groups laid {self.layout} have no equal share of each node's {node} ranks",
+            field="replica_groups.num_groups",
+        )
+
+    def world_ranks(self, rank: int, topology: Topology) -> range:
+        """Ranks of the world that are number `rank` of their group, group by group."""
+        if self.layout is GroupLayout.ACROSS_NODES:
+            return range(rank * self.num_groups, (rank + 1) * self.num_groups)
+        return range(rank, topology.world_size, self.group_size(topology))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +170,7 @@ class ShardingPlan:
     @property
     def group_size(self) -> int:
         """Ranks of one replica group; ranks in `shards` are local to the group."""
-        groups = self.replica_groups.num_groups
-        if groups < 1 or self.topology.world_size % groups:
-            raise InvalidPlanError(
-                f"must divide the {self.topology.world_size} ranks, got {groups}",
-                field="replica_groups.num_groups",
-            )
-        return self.topology.world_size // groups
+        return self.replica_groups.group_size(self.topology)
 
     @property
     def group_batch_size(self) -> int:

@@ -130,11 +130,15 @@ class Fields:
 def at_path(path: str, make: Callable[[], BuiltT]) -> BuiltT:
     """Calls `make`, and puts `path` before the field that an error of it names.
 
+    Errors of this reader (FormatError) name the whole path already.
+
     Raises:
         InputError: What `make` raised, with the path.
     """
     try:
         return make()
+    except FormatError:
+        raise
     except InputError as error:
         raise type(error)(error.message, field=join(path, error.field) if error.field else path) from None
 

@@ -1,4 +1,4 @@
-"""JSON texts as Python values, with the faults that Python's parser lets through turned into errors."""
+"""JSON texts: parsed, with the faults that Python's parser lets through turned into errors, and laid out to be read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 from autoshard.core.errors import FormatError
 from autoshard.formats.files import read_bytes
+
+_LINE_LENGTH = 140
 
 
 class _RepeatedKey(dict[str, object]):
@@ -68,9 +70,33 @@ def read_json(path: str | Path) -> object:
     return parse_json(read_bytes(path), source=str(path))
 
 
+def format_json(document: object) -> str:
+    """A document as text: short values on one line, lists of objects with a line or more for each.
+
+    Raises:
+        ValueError: If a number is not finite.
+    """
+    return _lay_out(document, "\n") + "\n"
+
+
 def join(path: str, name: str) -> str:
     """Dotted path of a field within the object at `path`."""
     return f"{path}.{name}" if path else name
+
+
+def _lay_out(value: object, line_break: str) -> str:
+    deeper = line_break + " "
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {_lay_out(inner, deeper)}" for name, inner in value.items()]
+        opening, closing = "{}"
+    elif isinstance(value, list | tuple) and any(isinstance(inner, dict) for inner in value):
+        parts = [_lay_out(inner, deeper) for inner in value]
+        opening, closing = "[]"
+    else:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if sum(map(len, parts)) <= _LINE_LENGTH and not any("\n" in part for part in parts):
+        return opening + ", ".join(parts) + closing
+    return opening + deeper + ("," + deeper).join(parts) + line_break + closing
 
 
 def _paths_of(value: object, wanted: object, path: str) -> Iterator[str]:

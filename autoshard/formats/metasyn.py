@@ -94,7 +94,7 @@ def _draw_lookups(rng: np.random.Generator) -> IntArray:
     uniform_T = _spread_uniform(rng)
 
     def quantiles(shift: float) -> FloatArray:
-        # Density proportional to (f + shift) ** -2 on [0, maximum].
+        """Of the density that is proportional to (f + shift) ** -2 on [0, maximum]."""
         return np.asarray(shift / (1 - uniform_T * (1 - shift / (MAX_POOLING_FACTOR + shift))) - shift)
 
     mean = NUM_LOOKUPS / BATCH_SIZE / NUM_TABLES
@@ -115,7 +115,7 @@ def _draw_reuse(rows_T: IntArray, lookups_T: IntArray, rng: np.random.Generator)
     for _ in range(200):
         lookups_TC *= wanted_C / lookups_TC.sum(axis=0)
         lookups_TC *= (lookups_T / np.maximum(lookups_TC.sum(axis=1), 1e-300))[:, None]
-    return lookups_TC
+    return np.asarray(lookups_TC)
 
 
 def _class_shares() -> FloatArray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from autoshard.core import (
@@ -20,7 +19,7 @@ from autoshard.core.errors import FormatError
 from autoshard.formats.access_json import AccessContext, access_from_json, access_to_json
 from autoshard.formats.fields import Fields, choice, from_source, text
 from autoshard.formats.files import atomic_write
-from autoshard.formats.json_document import join, read_json
+from autoshard.formats.json_document import format_json, join, read_json
 
 TABLES_SCHEMA = "autoshard.tables/1"
 
@@ -51,7 +50,7 @@ def write_tables(tables: TableSet, path: str | Path) -> None:
     Raises:
         FormatError: If the file cannot be written.
     """
-    atomic_write(path, json.dumps(tables_to_json(tables), indent=1, allow_nan=False) + "\n")
+    atomic_write(path, format_json(tables_to_json(tables)))
 
 
 def tables_from_json(document: object, path: str = "", *, folder: Path | None = None) -> TableSet:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import groupby
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from autoshard.core import Level, Link, MemoryBytes, MemoryLevel, Topology
 from autoshard.core.errors import FormatError
 from autoshard.formats.fields import Fields, from_source, items, number
 from autoshard.formats.files import atomic_write
-from autoshard.formats.json_document import read_json
+from autoshard.formats.json_document import format_json, read_json
 
 TOPOLOGY_SCHEMA = "autoshard.topology/1"
 
@@ -36,7 +35,7 @@ def write_topology(topology: Topology, path: str | Path) -> None:
     Raises:
         FormatError: If the file cannot be written.
     """
-    atomic_write(path, json.dumps(topology_to_json(topology), indent=1, allow_nan=False) + "\n")
+    atomic_write(path, format_json(topology_to_json(topology)))
 
 
 def topology_from_json(document: object, path: str = "") -> Topology:

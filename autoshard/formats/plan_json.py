@@ -1,0 +1,206 @@
+"""`plan.json` (`autoshard.plan/1`): a whole plan, read and written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from autoshard.core import (
+    DType,
+    GroupLayout,
+    Payload,
+    Provenance,
+    ReplicaGroups,
+    RowOrder,
+    ShardingPlan,
+)
+from autoshard.core.errors import FormatError
+from autoshard.evaluation.validator import validate_plan
+from autoshard.formats.fields import Fields, from_source, shortened, shown
+from autoshard.formats.files import atomic_write
+from autoshard.formats.json_document import format_json, join, read_json
+from autoshard.formats.prediction_json import prediction_from_json, prediction_to_json
+from autoshard.formats.rank_layouts import RankLayouts
+from autoshard.formats.shards_json import shard_from_json, shard_to_json
+from autoshard.formats.tables_json import MAX_ROWS, tables_from_json, tables_to_json
+from autoshard.formats.topology_json import MAX_WORLD_SIZE, topology_from_json, topology_to_json
+
+PLAN_SCHEMA = "autoshard.plan/1"
+
+MAX_SHARDS = 1_000_000
+MAX_MOMENT_SCALE = 1e6
+
+_REQUIRED = ("schema", "tables", "topology", "replica_groups", "payload", "shards")
+_OPTIONAL = ("row_orders", "predicted", "provenance")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def read_plan(path: str | Path) -> ShardingPlan:
+    """Reads a `plan.json` and validates the plan, whoever wrote it.
+
+    Raises:
+        InputError: If the file cannot be read, holds no plan, or the plan is not valid; the text names file and field.
+    """
+
+    def make() -> ShardingPlan:
+        plan = plan_from_json(document, folder=Path(path).parent)
+        validate_plan(plan)
+        return plan
+
+    document = read_json(path)
+    return from_source(str(path), make)
+
+
+def write_plan(plan: ShardingPlan, path: str | Path) -> None:
+    """Validates a plan and writes a `plan.json` that reads back as an equal one.
+
+    Raises:
+        InvalidPlanError: If the plan is not valid; nothing is written then.
+        FormatError: If the file cannot be written.
+    """
+    validate_plan(plan)
+    atomic_write(path, format_json(plan_to_json(plan)))
+
+
+def plan_from_json(document: object, path: str = "", *, folder: Path | None = None) -> ShardingPlan:
+    """Reads the object of a `plan.json`; whether the plan is valid is for `validate_plan` to say.
+
+    Args:
+        document: The parsed JSON.
+        path: Dotted path of the object, if it is part of another.
+        folder: Where Parquet files that its tables name lie.
+
+    Raises:
+        InputError: If it holds no plan; the text names the field.
+    """
+    fields = Fields(document, path, required=_REQUIRED, optional=_OPTIONAL)
+    fields.schema(PLAN_SCHEMA)
+    tables = tables_from_json(fields["tables"], fields.at("tables"), folder=folder)
+    topology = topology_from_json(fields["topology"], fields.at("topology"))
+    groups = _groups_from_json(fields)
+    layouts = fields.build(lambda: RankLayouts.of(groups, topology))
+    by_name = {table.name: table for table in tables.tables}
+    where = fields.at("shards")
+    return ShardingPlan(
+        tables=tables,
+        topology=topology,
+        shards=tuple(
+            shard_from_json(value, f"{where}[{index}]", by_name, layouts)
+            for index, value in enumerate(fields.items("shards", maximum=MAX_SHARDS))
+        ),
+        replica_groups=groups,
+        payload=_payload_from_json(fields),
+        row_orders=_row_orders_from_json(fields, by_name),
+        predicted=prediction_from_json(fields, layouts.group_size) if "predicted" in fields else None,
+        provenance=_provenance_from_json(fields) if "provenance" in fields else None,
+    )
+
+
+def plan_to_json(plan: ShardingPlan) -> dict[str, object]:
+    """The object of a `plan.json`.
+
+    Raises:
+        InvalidPlanError: If the replica groups do not divide the world.
+    """
+    layouts = RankLayouts.of(plan.replica_groups, plan.topology)
+    document: dict[str, object] = {
+        "schema": PLAN_SCHEMA,
+        "tables": tables_to_json(plan.tables),
+        "topology": topology_to_json(plan.topology),
+        "replica_groups": {
+            "num_groups": plan.replica_groups.num_groups,
+            "layout": plan.replica_groups.layout,
+            "sync_every": plan.replica_groups.sync_every,
+            "moment_scale": plan.replica_groups.moment_scale,
+        },
+        "payload": {"forward": plan.payload.forward, "backward": plan.payload.backward},
+        "shards": [shard_to_json(placed, layouts) for placed in plan.shards],
+    }
+    if plan.row_orders:
+        document["row_orders"] = {
+            name: {"file": order.file, "digest": order.digest, "num_ordered": order.num_ordered}
+            for name, order in plan.row_orders.items()
+        }
+    if plan.predicted is not None:
+        document["predicted"] = prediction_to_json(plan.predicted)
+    if plan.provenance is not None:
+        document["provenance"] = {
+            "planner": plan.provenance.planner,
+            "options": dict(plan.provenance.options),
+            "seed": plan.provenance.seed,
+            "models": dict(plan.provenance.models),
+            "version": plan.provenance.version,
+        }
+    return document
+
+
+def _groups_from_json(plan: Fields) -> ReplicaGroups:
+    fields = plan.fields("replica_groups", required=("num_groups", "layout", "sync_every", "moment_scale"))
+    return ReplicaGroups(
+        num_groups=fields.whole("num_groups", minimum=1, maximum=MAX_WORLD_SIZE),
+        layout=fields.choice("layout", GroupLayout, GroupLayout.ACROSS_NODES),
+        sync_every=fields.whole("sync_every", minimum=1),
+        moment_scale=fields.number("moment_scale", minimum=1e-6, maximum=MAX_MOMENT_SCALE),
+    )
+
+
+def _payload_from_json(plan: Fields) -> Payload:
+    fields = plan.fields("payload", required=("forward", "backward"))
+    return Payload(
+        forward=fields.choice("forward", DType, DType.FP32), backward=fields.choice("backward", DType, DType.FP32)
+    )
+
+
+def _row_orders_from_json(plan: Fields, table_names: Collection[str]) -> dict[str, RowOrder]:
+    path = plan.at("row_orders")
+    if "row_orders" not in plan:
+        return {}
+    orders = plan["row_orders"]
+    if not isinstance(orders, dict):
+        raise FormatError(f"must be an object, got {shown(orders)}", field=path)
+    return {name: _row_order_from_json(name, value, path, table_names) for name, value in orders.items()}
+
+
+def _row_order_from_json(name: str, value: object, path: str, table_names: Collection[str]) -> RowOrder:
+    if name not in table_names:
+        raise FormatError(f"no table is named {shown(name)}", field=path)
+    fields = Fields(value, join(path, shortened(name)), required=("file", "digest", "num_ordered"))
+    file, digest = fields.text("file"), fields.text("digest")
+    if Path(file).name != file or "\\" in file:
+        raise FormatError(
+            f"must be the name of a file in the plan's folder, got {shown(file)}", field=fields.at("file")
+        )
+    if not _DIGEST.fullmatch(digest):
+        raise FormatError(f"must be sha256: and 64 hexadecimal digits, got {shown(digest)}", field=fields.at("digest"))
+    num_ordered = fields.whole("num_ordered", minimum=1, maximum=MAX_ROWS)
+    return RowOrder(file=file, digest=digest, num_ordered=num_ordered)
+
+
+def _provenance_from_json(plan: Fields) -> Provenance:
+    fields = plan.fields("provenance", required=("planner", "options", "seed", "models", "version"))
+    options, models = fields["options"], fields["models"]
+    if not isinstance(options, dict):
+        raise FormatError(f"must be an object, got {shown(options)}", field=fields.at("options"))
+    if not isinstance(models, dict) or not all(isinstance(model, str) for model in models.values()):
+        raise FormatError("must be an object whose values are texts", field=fields.at("models"))
+    _check_finite(options, fields.at("options"))
+    return Provenance(
+        planner=fields.text("planner"),
+        version=fields.text("version"),
+        seed=fields.whole("seed"),
+        options=options,
+        models=models,
+    )
+
+
+def _check_finite(value: object, path: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise FormatError(f"must be a finite number, got {shown(value)}", field=path)
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_finite(inner, join(path, shortened(name)))
+    if isinstance(value, list):
+        for index, inner in enumerate(value):
+            _check_finite(inner, f"{path}[{index}]")
