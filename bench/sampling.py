@@ -5,8 +5,10 @@ Shape suffixes: N shards of the pool.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 
@@ -18,11 +20,14 @@ _SUBSET_SHARE = 0.5
 #: Tables and ranks of the placements: AutoShard's main task (Sec. 5.1).
 _PLACED_TABLES = 80
 _PLACED_RANKS = 8
+#: Every so many sets one of the last sets comes again, so that a store tells how well it repeats itself.
+_REPEAT_EVERY = 32
+_NUM_REMEMBERED = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenSet:
-    """A set of shards, and how it was chosen: `random`, `random_placement` or `greedy_placement`."""
+    """A set of shards, and how it was chosen: `random`, `random_placement`, `greedy_placement` or `repeat`."""
 
     shards: tuple[LocalShard, ...]
     source: str
@@ -41,7 +46,7 @@ def choose_sets(pool: Sequence[LocalShard], *, max_tables: int, seed: int) -> It
 
     Half are subsets of the pool, of every size up to `max_tables` alike. The others are ranks of placements of up
     to 80 tables on up to 8 ranks, at random or by a greedy rule: sets whose costs are close to each other, which
-    is where a planner needs the cost model to be right.
+    is where a planner needs the cost model to be right. Now and then an earlier set is repeated.
 
     Args:
         pool: Shards to choose from.
@@ -55,17 +60,27 @@ def choose_sets(pool: Sequence[LocalShard], *, max_tables: int, seed: int) -> It
         raise InvalidOptionError(f"must be at least 1, got {max_tables}", field="max_tables")
     rng = np.random.default_rng(seed)
     largest = min(max_tables, len(pool))
-    while True:
-        if rng.random() < _SUBSET_SHARE:
-            size = int(rng.integers(1, largest + 1))
-            chosen_N = rng.choice(len(pool), size, replace=False)
-            yield ChosenSet(shards=tuple(pool[index] for index in chosen_N), source="random")
-        else:
-            is_greedy = rng.random() < 0.5
-            ranks = _placed(pool, largest, rng, is_greedy=is_greedy)
-            # One rank only: the ranks of one placement tell little more than each other.
-            shards = ranks[int(rng.integers(len(ranks)))]
-            yield ChosenSet(shards=shards, source="greedy_placement" if is_greedy else "random_placement")
+    seen: deque[ChosenSet] = deque(maxlen=_NUM_REMEMBERED)
+    for number in count(1):
+        if number % _REPEAT_EVERY == 0:
+            yield replace(seen[int(rng.integers(len(seen)))], source="repeat")
+            continue
+        chosen = _subset(pool, largest, rng) if rng.random() < _SUBSET_SHARE else _rank(pool, largest, rng)
+        seen.append(chosen)
+        yield chosen
+
+
+def _subset(pool: Sequence[LocalShard], largest: int, rng: np.random.Generator) -> ChosenSet:
+    chosen_N = rng.choice(len(pool), int(rng.integers(1, largest + 1)), replace=False)
+    return ChosenSet(shards=tuple(pool[index] for index in chosen_N), source="random")
+
+
+def _rank(pool: Sequence[LocalShard], largest: int, rng: np.random.Generator) -> ChosenSet:
+    """One rank of a placement: the others would tell little more than the first."""
+    is_greedy = rng.random() < 0.5
+    ranks = _placed(pool, largest, rng, is_greedy=is_greedy)
+    shards = ranks[int(rng.integers(len(ranks)))]
+    return ChosenSet(shards=shards, source="greedy_placement" if is_greedy else "random_placement")
 
 
 def _placed(

@@ -8,13 +8,12 @@ Shape suffixes: S samples, N shards of all samples, K knots of all shards.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import io
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,8 @@ from autoshard.core import (
     Update,
 )
 from autoshard.core.errors import FormatError, InputError, SampleStoreError
+from autoshard.formats.digest import digest
+from autoshard.formats.files import atomic_write
 
 SCHEMA_VERSION = "autoshard.samples/1"
 _SCHEMA_KEY = b"autoshard.schema"
@@ -157,7 +158,7 @@ class Sample:
 
     def identified(self) -> Sample:
         """The same sample with its id filled in."""
-        return replace(self, sample_id=_digest(_row(self)))
+        return replace(self, sample_id=_sample_id(_row(self)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,22 +213,17 @@ def write_samples(store: str | Path, samples: Sequence[Sample]) -> Path:
         SampleStoreError: If the folder cannot be written.
     """
     rows = [_row(sample) for sample in samples]
-    ids = [_digest(row) for row in rows]
+    rows = [row | {"sample_id": _sample_id(row)} for row in rows]
     (device,) = {sample.device for sample in samples}
-    folder = Path(store) / f"device={device}"
     stamp = max(sample.collected_at for sample in samples).strftime("%Y%m%dT%H%M%S%f")
-    file = folder / f"part-{stamp}-{_digest(ids)[:12]}.parquet"
-    temporary = folder / f".{file.name}.{os.getpid()}.tmp"
-    table = pa.Table.from_pylist([row | {"sample_id": id_} for row, id_ in zip(rows, ids, strict=True)], _SCHEMA)
+    mark = digest([row["sample_id"] for row in rows]).removeprefix("sha256:")[:12]
+    file = Path(store) / f"device={device}" / f"part-{stamp}-{mark}.parquet"
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), buffer, compression="zstd")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            pq.write_table(table, temporary, compression="zstd")
-            os.replace(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise SampleStoreError(f"cannot be written: {error.strerror or error}", source=str(folder)) from error
+        atomic_write(file, buffer.getvalue())
+    except FormatError as error:
+        raise SampleStoreError(error.message, source=error.source) from error
     return file
 
 
@@ -303,7 +299,7 @@ def reuse_bins_of(counts: NDArray[np.int64]) -> tuple[float, ...]:
         return (0.0,) * NUM_REUSE_BINS
     bins = np.minimum(np.ceil(np.log2(counts)).astype(np.int64), NUM_REUSE_BINS - 1)
     shares = np.bincount(bins, minlength=NUM_REUSE_BINS) / len(counts)
-    return tuple(np.float32(shares).tolist())
+    return tuple(shares.astype(np.float32).tolist())
 
 
 def _files(store: str | Path, device: str) -> Iterable[Path]:
@@ -323,24 +319,19 @@ def _shard_row(measured: MeasuredShard) -> dict[str, Any]:
     return row | {
         "num_lookups": measured.num_lookups,
         "num_distinct": measured.num_distinct,
-        "reuse_bins": np.float32(measured.reuse_bins).tolist(),
+        "reuse_bins": np.array(measured.reuse_bins, dtype=np.float32).tolist(),
         "access_ranks": shard.access.ranks_K.tolist(),
         "access_cumulative": shard.access.cumulative_K.tolist(),
     }
 
 
-def _digest(content: object) -> str:
-    text = json.dumps(content, sort_keys=True, default=_as_text, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _as_text(value: object) -> str:
-    assert isinstance(value, datetime)
-    return value.astimezone(UTC).isoformat(timespec="microseconds")
+def _sample_id(row: dict[str, Any]) -> str:
+    collected_at = row["collected_at"].astimezone(UTC).isoformat(timespec="microseconds")
+    return digest(row | {"collected_at": collected_at})
 
 
 def _samples(table: pa.Table, rebuilt: dict[tuple[Any, ...], LocalShard]) -> tuple[Sample, ...]:
-    for name in (*_SCHEMA.names,):
+    for name in _SCHEMA.names:
         if table[name].null_count:
             raise FormatError("must not be null", field=name)
     for name in (*_LATENCIES, "num_rounds", "num_threads"):
@@ -353,7 +344,7 @@ def _samples(table: pa.Table, rebuilt: dict[tuple[Any, ...], LocalShard]) -> tup
     plain = table.drop_columns(["shards"]).to_pylist()
     return tuple(
         Sample(**row, shards=tuple(shards_N[start:stop]))
-        for row, start, stop in zip(plain, ends, ends[1:], strict=False)
+        for row, (start, stop) in zip(plain, pairwise(ends), strict=True)
     )
 
 
@@ -386,7 +377,7 @@ def _pieces(lists_N: pa.ListArray) -> list[bytes]:
     """Each row's numbers as bytes: quick to cut, compare and hash."""
     values_K = np.asarray(lists_N.flatten(), dtype=np.float64)
     ends = np.concatenate([[0], np.cumsum(lists_N.value_lengths().to_numpy())]).tolist()
-    return [values_K[start:stop].tobytes() for start, stop in zip(ends, ends[1:], strict=False)]
+    return [values_K[start:stop].tobytes() for start, stop in pairwise(ends)]
 
 
 def _local_shard(row: dict[str, Any]) -> LocalShard:
