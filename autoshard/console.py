@@ -17,6 +17,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -58,6 +59,16 @@ def progress(description: str, total: float) -> Iterator[Advance]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(description, total=total)
         yield lambda amount: bar.advance(task, amount)
+
+
+@contextmanager
+def working(description: str) -> Iterator[None]:
+    """Shows on standard error that work of unknown length goes on, and for how long. Silent without a terminal."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        bar.add_task(description, total=None)
+        yield
 
 
 def _print(stream: TextIO, message: RenderableType) -> None:

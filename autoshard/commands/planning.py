@@ -1,0 +1,88 @@
+"""`autoshard plan` and `autoshard evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autoshard.commands.arguments import (
+    RegistryOption,
+    SeedOption,
+    TablesArgument,
+    TimeLimitOption,
+    TopologyOption,
+    parse_settings,
+)
+from autoshard.console import JsonOption, emit, log, working
+
+if TYPE_CHECKING:
+    from autoshard.core import ShardingPlan
+
+
+def plan(
+    tables: TablesArgument,
+    topology: TopologyOption,
+    planner: Annotated[str, typer.Option(help="Name of the planner (`autoshard list planners`).")] = "auto",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the planner; may be repeated.")
+    ] = None,
+    time_limit: TimeLimitOption = 1.0,
+    seed: SeedOption = 0,
+    registry: RegistryOption = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the plan goes.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Plans which rank holds which table.
+
+    Example:
+        autoshard plan criteo-kaggle --topology cpu-8 -o plan.json
+    """
+    from autoshard.formats import load_tables, load_topology
+    from autoshard.planners.planner import PlanRequest
+    from autoshard.planning import make_costs, make_plan
+
+    task, machine = load_tables(tables), load_topology(topology)
+    with working(f"Planning with {planner}"):
+        request = PlanRequest(
+            tables=task,
+            topology=machine,
+            costs=make_costs(task, machine, registry),
+            seed=seed,
+            time_limit_s=time_limit,
+            options=parse_settings(settings or []),
+        )
+        made = make_plan(planner, request)
+    _finish(made, output, as_json)
+
+
+def evaluate(
+    plan: Annotated[Path, typer.Argument(help="Plan to price, whoever made it.", metavar="PLAN")],
+    registry: RegistryOption = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the priced plan goes.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prices a plan anew: kernels, exchange and memory of every rank.
+
+    Example:
+        autoshard evaluate plan.json --registry registry -o priced.json
+    """
+    from autoshard.evaluation import evaluate as price
+    from autoshard.formats import read_plan
+    from autoshard.planning import make_costs
+
+    loaded = read_plan(plan)
+    priced = loaded.with_predicted(price(loaded, make_costs(loaded.tables, loaded.topology, registry)))
+    _finish(priced, output, as_json)
+
+
+def _finish(made: ShardingPlan, output: Path | None, as_json: bool) -> None:
+    from autoshard.formats import plan_to_json, write_plan
+    from autoshard.report import plan_summary
+
+    if output is not None:
+        write_plan(made, output)
+    emit(plan_to_json(made), plan_summary(made), as_json=as_json)
+    if output is not None:
+        log(f"Wrote {output}")

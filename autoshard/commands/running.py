@@ -1,0 +1,104 @@
+"""`autoshard run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from autoshard.console import JsonOption, emit, log, progress
+
+if TYPE_CHECKING:
+    from autoshard.runtime import RunProgress, RunResult
+
+
+def run(
+    plan: Annotated[Path, typer.Argument(help="Plan to execute.", metavar="PLAN")],
+    nproc: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes; with fewer than ranks, each runs several. Left out: one per core."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Measured training steps.")] = 20,
+    engine: Annotated[str, typer.Option(help="`thin` for autoshard's own, or `torchrec`.")] = "thin",
+    verify_steps: Annotated[
+        int, typer.Option(min=0, help="Steps, before the measured ones, to compare with an unsharded model.")
+    ] = 0,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples per step over all processes. Left out: the plan's.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.")] = 0,
+    device: Annotated[str, typer.Option(help="`auto` (GPUs if there are enough), `cpu` or `cuda`.")] = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Executes a plan's training steps on processes of this machine, and measures them.
+
+    Example:
+        autoshard run plan.json --nproc 4 --steps 20
+    """
+    from autoshard.formats import read_plan
+    from autoshard.runtime import run_plan
+
+    num_processes = nproc or _num_processes(read_plan(plan).topology.world_size)
+    log(f"Starting {num_processes} process{'' if num_processes == 1 else 'es'}")
+    done = 0
+    # The number of steps in all, warm-up included, comes with the first report.
+    with progress("Running", 1.0) as advance:
+
+        def on_progress(state: RunProgress) -> None:
+            nonlocal done
+            advance((state.done - done) / state.total)
+            done = state.done
+
+        result = run_plan(
+            plan,
+            num_processes,
+            steps,
+            engine,
+            batch_size,
+            seed,
+            verify_steps=verify_steps,
+            device=device,
+            on_progress=on_progress,
+        )
+    emit(result.to_json(), _rendered(result), as_json=as_json)
+
+
+def _num_processes(world_size: int) -> int:
+    import os
+
+    return max(1, min(world_size, os.cpu_count() or 1))
+
+
+def _rendered(result: RunResult) -> RenderableType:
+    from autoshard.report.wording import write_ms, write_percent
+
+    lines = [
+        f"{result.steps} steps of {result.batch_size:,} samples on {result.num_processes} processes "
+        f"({result.engine}, {result.backend}, {result.device})"
+        + (f", which ran the plan's {result.plan_world_size} ranks" if result.folded else ""),
+        f"Step {write_ms(result.step_ms)} ms, {result.samples_per_s:,.0f} samples/s, "
+        f"kernel balance {write_percent(result.balance)}, loss {result.first_loss:.4f} to {result.last_loss:.4f}",
+    ]
+    if result.verification is not None:
+        lines.append(
+            f"Largest error against an unsharded model over {result.verification.steps} steps: "
+            f"{result.verification.max_error:.2g}"
+        )
+    columns = ("process", "tables", "input", "forward", "exchange", "exchange back", "backward", "kernel ms")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for rank in result.ranks:
+        times = (
+            rank.input_ms,
+            rank.forward_kernel_ms,
+            rank.forward_exchange_ms,
+            rank.backward_exchange_ms,
+            rank.backward_kernel_ms,
+            rank.kernel_ms,
+        )
+        table.add_row(str(rank.process), str(rank.num_tables), *(write_ms(value) for value in times))
+    return Group(*lines, "", table)

@@ -1,0 +1,78 @@
+"""Errors as `application/problem+json`, with types from the error tree."""
+
+from __future__ import annotations
+
+from autoshard.core.errors import AutoshardError, FormatError, InfeasiblePlanError, InputError
+from server.bodies import Problem
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class BodyTooLargeError(InputError):
+    """A request body above the service's limit."""
+
+    kind = "body-too-large"
+
+
+class BodyTimeoutError(InputError):
+    """A request body that took too long to arrive."""
+
+    kind = "body-timeout"
+
+
+class MediaTypeError(InputError):
+    """A request body that is not declared as JSON."""
+
+    kind = "media-type"
+
+
+class BusyError(AutoshardError):
+    """All planning processes are at work; try again."""
+
+    kind = "busy"
+
+
+class NotReadyError(AutoshardError):
+    """The models are still being loaded; try again."""
+
+    kind = "not-ready"
+
+
+class OvertimeError(AutoshardError):
+    """A planner that did not keep its time limit, and was ended."""
+
+    kind = "overtime"
+
+
+class InternalError(AutoshardError):
+    """A fault of the service; its log says more."""
+
+    kind = "internal"
+
+
+#: Input that is read but makes no sense answers 422, and so does a task without a feasible plan: the request is
+#: at fault, and `type` tells the two apart. The first class that fits counts.
+_STATUS: tuple[tuple[type[AutoshardError], int], ...] = (
+    (BodyTooLargeError, 413),
+    (BodyTimeoutError, 408),
+    (MediaTypeError, 415),
+    (FormatError, 400),
+    (InputError, 422),
+    (InfeasiblePlanError, 422),
+    (BusyError, 503),
+    (NotReadyError, 503),
+    (OvertimeError, 504),
+    (AutoshardError, 500),
+)
+
+
+def problem_of(error: AutoshardError) -> Problem:
+    """The problem document of an error."""
+    title = (type(error).__doc__ or "").split("\n")[0].rstrip(".").split(";")[0]
+    return Problem(
+        type=f"urn:autoshard:problem:{error.kind}",
+        title=title,
+        status=next(status for kind, status in _STATUS if isinstance(error, kind)),
+        detail=str(error),
+        field=error.field,
+    )

@@ -1,0 +1,56 @@
+"""What every request gets: an id, a line in the log, and an answer even when the service has a fault."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_log = structlog.get_logger()
+_ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+ID_HEADER = "X-Request-ID"
+_QUIET_PATHS = ("/livez", "/readyz")
+
+
+class RequestLog:
+    """Wraps the whole application: names each request by the client's id or a new one, and logs how it ended."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request (ASGI)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(ID_HEADER, "")
+        request_id = given if _ACCEPTED_ID.fullmatch(given) else uuid.uuid4().hex
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        started = time.perf_counter()
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers[ID_HEADER] = request_id
+                headers["X-Content-Type-Options"] = "nosniff"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            if scope["path"] not in _QUIET_PATHS:
+                _log.info(
+                    "request",
+                    method=scope["method"],
+                    path=scope["path"],
+                    status=status,
+                    duration_ms=round(1000 * (time.perf_counter() - started), 1),
+                )

@@ -1,0 +1,72 @@
+"""Runs the service in this process until it is told to stop."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import signal
+import socket
+
+import structlog
+import uvicorn
+
+from autoshard.core.errors import AutoshardError, InvalidOptionError
+from server.app import create_app
+from server.logs import set_up_logs
+from server.settings import ServerSettings
+
+_log = structlog.get_logger()
+
+
+def run_service(settings: ServerSettings, *, host: str, port: int, grace_s: float) -> None:
+    """Listens, serves, and returns after SIGTERM.
+
+    Args:
+        settings: Limits and models.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one, which the log names.
+        grace_s: Seconds that running requests may take to end.
+
+    Raises:
+        InvalidOptionError: If the address cannot be listened on.
+        AutoshardError: If the models cannot be loaded.
+    """
+    listener = _listen(host, port)
+    set_up_logs()
+    # The planning processes share the machine's cores.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // settings.num_workers)))
+    failures: list[str] = []
+
+    def stop(reason: str) -> None:
+        failures.append(reason)
+        server.should_exit = True
+
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(settings, stop),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=math.ceil(grace_s),
+        )
+    )
+    # uvicorn ends with the signal that stopped it, which would make an orderly stop look like a crash.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    name, bound_port = listener.getsockname()[:2]
+    shown = f"[{name}]" if ":" in name else name
+    _log.info("listening", url=f"http://{shown}:{bound_port}", docs="/docs")
+    server.run(sockets=[listener])
+    if failures:
+        raise AutoshardError(failures[0])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=128)
+    except OSError as error:
+        used = error.errno == errno.EADDRINUSE
+        field = "--port" if used or error.errno == errno.EACCES else "--host"
+        reason = f"port {port} is in use" if used else (error.strerror or str(error)).lower()
+        raise InvalidOptionError(f"cannot listen on {host}:{port}: {reason}", field=field) from None

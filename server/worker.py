@@ -1,0 +1,118 @@
+"""What a planning process does: loads models once, then answers request bodies one by one."""
+
+from __future__ import annotations
+
+import signal
+from multiprocessing.connection import Connection
+
+import structlog
+
+from autoshard.core import TableSet, Topology
+from autoshard.core.errors import AutoshardError, UnknownNameError
+from autoshard.formats import (
+    bundled_table_sets,
+    bundled_topologies,
+    digest,
+    load_tables,
+    load_topology,
+    parse_json,
+    plan_to_json,
+    tables_from_json,
+    topology_from_json,
+)
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import make_costs, make_plan
+from costmodel.registry import Registry
+from server.bodies import MAX_TIME_LIMIT_S, PlanAnswer, PlanBody, parse_plan_body
+from server.logs import set_up_logs
+from server.problems import problem_of
+from server.settings import ServerSettings
+
+READY = b"ready"
+
+_log = structlog.get_logger()
+
+
+def run_worker(pipe: Connection, settings: ServerSettings) -> None:
+    """Answers request bodies until the pipe is closed. Says `READY` first, or why it cannot start.
+
+    A planner that goes on for `overtime_s` after its time limit ends the process, by SIGALRM.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the service decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    set_up_logs()
+    try:
+        _check_models(settings)
+    except AutoshardError as error:
+        pipe.send_bytes(str(error).encode())
+        return
+    try:
+        pipe.send_bytes(READY)
+        while True:
+            pipe.send_bytes(_answer(pipe.recv_bytes(), settings))
+    except (EOFError, BrokenPipeError):
+        return  # the service has gone
+    except Exception as error:
+        _log.exception("fault while planning")
+        raise SystemExit(1) from error
+
+
+def _check_models(settings: ServerSettings) -> None:
+    """Loads the models of the registry, so that a damaged one stops the service and not a request."""
+    registry = Registry(settings.registry)
+    for version in registry.list():
+        if version.is_production:
+            registry.load(version.kind, version.name)
+
+
+def _answer(body: bytes, settings: ServerSettings) -> bytes:
+    """Status and body of the answer to a request body."""
+    _end_in(MAX_TIME_LIMIT_S + settings.overtime_s)
+    try:
+        return b"200" + _plan(parse_plan_body(parse_json(body)), settings).model_dump_json().encode()
+    except AutoshardError as error:
+        problem = problem_of(error)
+        return b"%d" % problem.status + problem.model_dump_json(exclude_none=True).encode()
+    finally:
+        _end_in(0)
+
+
+def _end_in(seconds: float) -> None:
+    """Has the system end this process after a time, whatever it is doing then; 0 calls that off."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _plan(body: PlanBody, settings: ServerSettings) -> PlanAnswer:
+    _end_in(body.time_limit_s + settings.overtime_s)
+    tables, topology = _tables(body), _topology(body)
+    request = PlanRequest(
+        tables=tables,
+        topology=topology,
+        costs=make_costs(tables, topology, settings.registry),
+        seed=body.seed,
+        time_limit_s=body.time_limit_s,
+        options=body.options,
+    )
+    document = plan_to_json(make_plan(body.planner, request))
+    return PlanAnswer(id=digest(document), plan=document)
+
+
+def _tables(body: PlanBody) -> TableSet:
+    if isinstance(body.tables, str):
+        _check_known(body.tables, list(bundled_table_sets()), "tables")
+        return load_tables(body.tables)
+    return tables_from_json(body.tables, "tables")
+
+
+def _topology(body: PlanBody) -> Topology:
+    if isinstance(body.topology, str):
+        _check_known(body.topology, list(bundled_topologies()), "topology")
+        return load_topology(body.topology)
+    return topology_from_json(body.topology, "topology")
+
+
+def _check_known(name: str, known: list[str], field: str) -> None:
+    # Other names are paths to the loaders; a client must not read the service's files.
+    if name not in known:
+        raise UnknownNameError(f"{name!r} is not bundled; there are: {', '.join(known)}", field=field)
