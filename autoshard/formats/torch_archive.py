@@ -1,0 +1,211 @@
+"""Tensors of a file that `torch.save` wrote, read as data: nothing in the file is imported, called or trusted.
+
+The file is a ZIP archive of raw storages and one small pickle that says which tensors they make. Loaders of pickles
+with lists of allowed names have been circumvented before, so the pickle is not loaded here: its opcodes are walked,
+and any that tensors do not need is refused.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import zipfile
+from collections.abc import Sequence
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core.errors import FormatError
+from autoshard.formats.fields import shortened, shown
+
+#: numpy's names of the storages that files of ids hold.
+_DTYPES = {
+    "torch LongStorage": "<i8",
+    "torch IntStorage": "<i4",
+    "torch ShortStorage": "<i2",
+    "torch FloatStorage": "<f4",
+    "torch DoubleStorage": "<f8",
+}
+_REBUILD = "torch._utils _rebuild_tensor_v2"
+_NO_HOOKS = "collections OrderedDict"
+_MAX_PROGRAM_BYTES = 2**20
+_MAX_TENSORS = 64
+
+_ARCHIVE_START = b"PK\x03\x04"
+_OLD_FORMAT_START = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_LOCAL_HEADER_BYTES = 30
+
+_LITERALS = {"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "NONE"}
+_CONSTANTS: dict[str, object] = {"NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+class _Global(NamedTuple):
+    name: str
+
+
+class _Storage(NamedTuple):
+    dtype: object
+    key: object
+    num_elements: object
+
+
+class _Tensor(NamedTuple):
+    storage: object
+    offset: object
+    shape: object
+    strides: object
+
+
+def read_tensors(file: BinaryIO) -> tuple[NDArray[np.generic], ...]:
+    """The tensors of a tuple that `torch.save` wrote, mapped into memory rather than read.
+
+    Args:
+        file: An open file of the file system, which stays open as long as the arrays are used.
+
+    Raises:
+        FormatError: If the file is of another format, holds anything but a tuple of contiguous tensors, or is damaged.
+    """
+    start = file.read(len(_OLD_FORMAT_START))
+    if start == _OLD_FORMAT_START:
+        raise FormatError("is in torch's format from before version 1.6; load it and save it again with torch.save")
+    if not start.startswith(_ARCHIVE_START):
+        raise FormatError("is no file that torch.save wrote")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return _tensors_of(archive, file)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        raise FormatError(f"is a damaged archive: {shortened(str(error))}") from None
+
+
+def _tensors_of(archive: zipfile.ZipFile, file: BinaryIO) -> tuple[NDArray[np.generic], ...]:
+    members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+    program = members.get("data.pkl")
+    if program is None:
+        raise FormatError("is no file that torch.save wrote: it has no data.pkl")
+    if program.file_size > _MAX_PROGRAM_BYTES:
+        raise FormatError(f"must describe its tensors in at most {_MAX_PROGRAM_BYTES} bytes, got {program.file_size}")
+    if "byteorder" in members and members["byteorder"].file_size < 16:
+        order = archive.read(members["byteorder"])
+        if order != b"little":
+            raise FormatError(f"must have little-endian numbers, got {shown(order.decode('latin-1'))}")
+    value = _walk(archive.read(program))
+    if not isinstance(value, tuple | list) or not 0 < len(value) <= _MAX_TENSORS:
+        raise FormatError(f"must hold a tuple of 1 to {_MAX_TENSORS} tensors")
+    return tuple(_materialise(tensor, members, file) for tensor in value)
+
+
+def _walk(program: bytes) -> object:
+    """What the pickle describes, with tensors as descriptions."""
+    stack: list[object] = []
+    marks: list[int] = []
+    memo: dict[object, object] = {}
+    try:
+        for opcode, argument, _ in pickletools.genops(program):
+            name = opcode.name
+            if name in _LITERALS:
+                stack.append(argument)
+            elif name in _CONSTANTS:
+                stack.append(_CONSTANTS[name])
+            elif name == "GLOBAL":
+                stack.append(_Global(str(argument)))
+            elif name == "MARK":
+                marks.append(len(stack))
+            elif name in ("BINPUT", "LONG_BINPUT"):
+                memo[argument] = stack[-1]
+            elif name in ("BINGET", "LONG_BINGET"):
+                stack.append(memo[argument])
+            elif name == "TUPLE" or name in _TUPLES:
+                size = len(stack) - marks.pop() if name == "TUPLE" else _TUPLES[name]
+                stack.append(tuple(_pop(stack, size)))
+            elif name == "BINPERSID":
+                stack.append(_storage(stack.pop()))
+            elif name == "REDUCE":
+                function, arguments = _pop(stack, 2)
+                stack.append(_reduce(function, arguments))
+            elif name == "STOP":
+                return stack.pop()
+            elif name != "PROTO":
+                raise FormatError(f"must hold one tuple of plain tensors and nothing else, its description has {name}")
+    except FormatError:
+        raise
+    except (IndexError, KeyError, ValueError) as error:
+        raise FormatError(f"has a damaged description of its tensors: {shortened(str(error))}") from None
+    raise FormatError("has a damaged description of its tensors: it does not end")
+
+
+def _pop(stack: list[object], size: int) -> list[object]:
+    if not 0 <= size <= len(stack):
+        raise IndexError("it takes more than it has")
+    taken = stack[len(stack) - size :]
+    del stack[len(stack) - size :]
+    return taken
+
+
+def _storage(value: object) -> _Storage:
+    if not isinstance(value, tuple) or len(value) != 5 or value[0] != "storage":
+        raise FormatError(
+            "must hold one tuple of plain tensors and nothing else, its description has another reference"
+        )
+    return _Storage(dtype=value[1], key=value[2], num_elements=value[4])
+
+
+def _reduce(function: object, arguments: object) -> object:
+    name = function.name if isinstance(function, _Global) else shown(function)
+    if name == _NO_HOOKS and arguments == ():
+        return None
+    if name != _REBUILD:
+        raise FormatError(
+            f"must hold one tuple of plain tensors and nothing else, its description calls {shortened(name)}"
+        )
+    if not isinstance(arguments, tuple) or len(arguments) < 4:
+        raise FormatError("has a damaged description of its tensors: one has too few parts")
+    return _Tensor(*arguments[:4])
+
+
+def _materialise(tensor: object, members: dict[str, zipfile.ZipInfo], file: BinaryIO) -> NDArray[np.generic]:
+    if not isinstance(tensor, _Tensor) or not isinstance(tensor.storage, _Storage):
+        raise FormatError("must hold a tuple of tensors, and nothing else")
+    storage = tensor.storage
+    dtype_name = _DTYPES.get(storage.dtype.name) if isinstance(storage.dtype, _Global) else None
+    if dtype_name is None:
+        raise FormatError(f"must hold whole numbers or fp32 or fp64, got {shortened(str(storage.dtype))}")
+    dtype, shape, offset = np.dtype(dtype_name), _sizes(tensor.shape), _sizes((tensor.offset,))[0]
+    num_elements = int(np.prod(shape, dtype=object))
+    if num_elements > 1 and _sizes(tensor.strides) != _contiguous_strides(shape):
+        raise FormatError("must hold contiguous tensors")
+    member = members.get(f"data/{storage.key}")
+    if member is None or member.compress_type != zipfile.ZIP_STORED:
+        raise FormatError(f"has no plain storage {shown(storage.key)}")
+    if (offset + num_elements) * dtype.itemsize > member.file_size:
+        raise FormatError(f"has a storage {shown(storage.key)} that is smaller than its tensor")
+    if num_elements == 0:
+        return np.zeros(shape, dtype=dtype)
+    return np.memmap(
+        file, dtype=dtype, mode="r", offset=_data_start(member, file) + offset * dtype.itemsize, shape=shape
+    )
+
+
+def _sizes(value: object) -> tuple[int, ...]:
+    if not isinstance(value, tuple) or not all(type(size) is int and 0 <= size < 2**48 for size in value):
+        raise FormatError("has a damaged description of its tensors: a size is no whole number")
+    return value
+
+
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step *= size
+    return tuple(strides)
+
+
+def _data_start(member: zipfile.ZipInfo, file: BinaryIO) -> int:
+    """Where a stored member's bytes begin: after its local header, whose variable parts it gives the lengths of."""
+    file.seek(member.header_offset)
+    header = file.read(_LOCAL_HEADER_BYTES)
+    if len(header) < _LOCAL_HEADER_BYTES or not header.startswith(_ARCHIVE_START):
+        raise FormatError("is a damaged archive: a header is missing")
+    name_length, extra_length = int.from_bytes(header[26:28], "little"), int.from_bytes(header[28:30], "little")
+    return member.header_offset + _LOCAL_HEADER_BYTES + name_length + extra_length
