@@ -162,34 +162,32 @@ class Harness:
         self._weights.clear()
         self._moments.clear()
         self._num_groups += 1
-        running = [shards for shards in sets if shards]
+        rounds = self.settings.rounds
         with intra_op_threads(self.settings.num_threads):
-            kernels = [self._build(shards) for shards in [*[self._reference] * _REFERENCE_COPIES, *running]]
+            references = [self._build(self._reference) for _ in range(_REFERENCE_COPIES)]
+            kernels = [self._build(shards) for shards in sets]
             forward_ms_SR, backward_ms_SR = time_rounds(
-                kernels, self._flush, self.settings.rounds, seed=self._num_groups
+                [*references, *kernels], self._flush, rounds, seed=self._num_groups
             )
-        forward = locate(forward_ms_SR, self.settings.rounds.num_dropped)
-        backward = locate(backward_ms_SR, self.settings.rounds.num_dropped)
-        reference_forward_ms = float(np.mean(forward.mean_ms_S[:_REFERENCE_COPIES]))
-        reference_backward_ms = float(np.mean(backward.mean_ms_S[:_REFERENCE_COPIES]))
-        row_of = {id(shards): row for row, shards in enumerate(running, start=_REFERENCE_COPIES)}
-        result = []
-        for shards in sets:
-            row = row_of.get(id(shards))
-            result.append(
-                Measurement(
-                    shards=() if row is None else kernels[row].measured,
-                    forward_ms=0.0 if row is None else float(forward.mean_ms_S[row]),
-                    backward_ms=0.0 if row is None else float(backward.mean_ms_S[row]),
-                    forward_spread=0.0 if row is None else float(forward.spread_S[row]),
-                    backward_spread=0.0 if row is None else float(backward.spread_S[row]),
-                    reference_forward_ms=reference_forward_ms,
-                    reference_backward_ms=reference_backward_ms,
-                    num_rounds=self.settings.rounds.num_measured,
-                    group=self._num_groups,
-                )
+        for row, kernel in enumerate(kernels, start=_REFERENCE_COPIES):
+            if not kernel.measured:  # nothing but the clock's own time
+                forward_ms_SR[row] = backward_ms_SR[row] = 0.0
+        forward = locate(forward_ms_SR, rounds.num_dropped)
+        backward = locate(backward_ms_SR, rounds.num_dropped)
+        return [
+            Measurement(
+                shards=kernel.measured,
+                forward_ms=float(forward.mean_ms_S[row]),
+                backward_ms=float(backward.mean_ms_S[row]),
+                forward_spread=float(forward.spread_S[row]),
+                backward_spread=float(backward.spread_S[row]),
+                reference_forward_ms=float(np.mean(forward.mean_ms_S[:_REFERENCE_COPIES])),
+                reference_backward_ms=float(np.mean(backward.mean_ms_S[:_REFERENCE_COPIES])),
+                num_rounds=rounds.num_measured,
+                group=self._num_groups,
             )
-        return result
+            for row, kernel in enumerate(kernels, start=_REFERENCE_COPIES)
+        ]
 
     def _build(self, shards: Sequence[LocalShard]) -> ShardSet:
         batches = [self._batch_of(shard) for shard in shards]

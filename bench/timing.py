@@ -174,14 +174,17 @@ def locate(latency_ms_SR: MsArray, num_dropped: int) -> Location:
     round's latency over the set's median, which is near 1.
 
     Args:
-        latency_ms_SR: Latencies per set and round.
+        latency_ms_SR: Latencies per set and round; all 0 for sets that run nothing.
         num_dropped: Highest and lowest values dropped per set.
     """
-    relative_SR = latency_ms_SR / np.median(latency_ms_SR, axis=1, keepdims=True)
-    steady_SR = latency_ms_SR / np.median(relative_SR, axis=0)
-    kept_SR = np.sort(steady_SR, axis=1)[:, num_dropped : latency_ms_SR.shape[1] - num_dropped]
+    middle_ms_S = np.median(latency_ms_SR, axis=1)
+    is_run_S = middle_ms_S > 0
+    if not is_run_S.any():
+        return Location(mean_ms_S=middle_ms_S, spread_S=np.zeros_like(middle_ms_S))
+    drift_R = np.median(latency_ms_SR[is_run_S] / middle_ms_S[is_run_S, None], axis=0)
+    kept_SR = np.sort(latency_ms_SR / drift_R, axis=1)[:, num_dropped : latency_ms_SR.shape[1] - num_dropped]
     mean_ms_S = kept_SR.mean(axis=1)
-    return Location(mean_ms_S=mean_ms_S, spread_S=kept_SR.std(axis=1) / mean_ms_S)
+    return Location(mean_ms_S=mean_ms_S, spread_S=kept_SR.std(axis=1) / np.where(is_run_S, mean_ms_S, 1.0))
 
 
 @contextmanager
