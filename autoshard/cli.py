@@ -69,12 +69,7 @@ class LazyCommands(Mapping[str, Any]):
             if name not in self._points:
                 raise KeyError(name)
             return _command(self._points[name], name)
-        inner = {
-            sub: point
-            for key, point in self._points.items()
-            for top, sub in [_split(key)]
-            if top == name and sub
-        }
+        inner = {sub: point for key, point in self._points.items() for top, sub in [_split(key)] if top == name and sub}
         group = _LazyGroup(name=name, help=GROUPS[name], rich_markup_mode=None)
         group.commands = LazyCommands(inner)  # type: ignore[assignment]
         return group
@@ -148,10 +143,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _points() -> dict[str, EntryPoint]:
-    own = {
-        name: EntryPoint(name=name, value=value, group=ENTRY_POINT_GROUP)
-        for name, value in OWN_COMMANDS.items()
-    }
+    own = {name: EntryPoint(name=name, value=value, group=ENTRY_POINT_GROUP) for name, value in OWN_COMMANDS.items()}
     return {**{point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}, **own}
 
 
@@ -187,9 +179,7 @@ def _help_text(function: Callable[..., Any]) -> str:
     lines = [line.rstrip() for line in text.splitlines()]
     margin = min((len(line) - len(line.lstrip()) for line in lines[1:] if line), default=0)
     paragraphs = "\n".join([*lines[:1], *(line[margin:] for line in lines[1:])]).strip().split("\n\n")
-    return "\n\n".join(
-        f"\b\n{part}" if re.search(r"^ +\S", part, re.MULTILINE) else part for part in paragraphs
-    )
+    return "\n\n".join(f"\b\n{part}" if re.search(r"^ +\S", part, re.MULTILINE) else part for part in paragraphs)
 
 
 def _usage_hint(error: typer.TyperException) -> str:

@@ -39,7 +39,7 @@ def comparison_lines(rows: Sequence[ComparedPlan]) -> tuple[ComparisonLine, ...]
         ComparisonLine(
             planner=row.planner,
             cells=_cells(row, measured, speedups.get(row.planner) if speedups else None),
-            failure=row.failure if row.plan is None else None,
+            failure=None if row.failure is None else str(row.failure),
             is_best=row.plan is not None and _rank_by(row, measured) == best_ms,
         )
         for row in rows

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoshard.core import ShardingPlan
+from autoshard.core.errors import AutoshardError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class ComparedPlan:
     planner: str
     planning_s: float
     plan: ShardingPlan | None = None
-    failure: str | None = None
+    failure: AutoshardError | None = None
     measured: MeasuredPlan | None = None
 
     @property

@@ -26,6 +26,7 @@ from autoshard.core import (
     Tier,
     Topology,
 )
+from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation import DEVICE_MEMORY, AlphaBetaComm, AnalyticCostModel, evaluate
 from autoshard.report import (
     ComparedPlan,
@@ -189,7 +190,7 @@ def compared(plan, measured=None):
     return (
         ComparedPlan(planner="random", planning_s=0.5, plan=plan, measured=measured),
         ComparedPlan(planner="auto", planning_s=1.25, plan=other, measured=faster if measured else None),
-        ComparedPlan(planner="broken", planning_s=0.1, failure=f"{EVIL} needs 5 bytes more"),
+        ComparedPlan(planner="broken", planning_s=0.1, failure=InfeasiblePlanError(f"{EVIL} needs 5 bytes more")),
     )
 
 

@@ -1,0 +1,84 @@
+"""`autoshard import`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autoshard.commands.arguments import parse_settings
+from autoshard.console import JsonOption, emit, progress
+from autoshard.core.errors import InvalidOptionError
+
+if TYPE_CHECKING:
+    from autoshard.core import TableSet
+
+
+def import_tables(
+    source: Annotated[str, typer.Argument(help="A file, or the name of bundled tables.", metavar="SRC")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the tables.json goes.")],
+    format: Annotated[
+        str | None, typer.Option(help="`bundled`, `tables-json` or `dlrm-datasets`. Left out: told from the source.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the format, such as embedding_dim=32."),
+    ] = None,
+    num_tables: Annotated[int | None, typer.Option(min=1, help="Draw this many of the tables.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+    scale: Annotated[
+        int, typer.Option(min=1, help="Divide rows and batch alike, so that a smaller machine can hold the task.")
+    ] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Makes a tables.json from other formats or from bundled tables, or a smaller task from a larger one.
+
+    Example:
+        autoshard import metasyn --num-tables 80 --seed 1 --scale 64 -o tables.json
+        autoshard import fbgemm_t856_bs65536.pt.gz -o tables.json
+    """
+    from autoshard.formats import import_tables as read_source
+    from autoshard.formats import write_tables
+
+    with progress("Importing", 1.0) as advance:
+        options = {key: _whole(key, value) for key, value in parse_settings(settings or []).items()}
+        found = read_source(source, format, advance=advance, **options)
+    chosen = found if num_tables is None else found.sample(num_tables, seed)
+    made = chosen if scale == 1 else chosen.scaled(scale)
+    write_tables(made, output)
+    result = {
+        "output": str(output),
+        "num_tables": len(made.tables),
+        "num_tables_in_source": len(found.tables),
+        "batch_size": made.batch_size,
+        "bytes": sum(table.hbm_bytes for table in made.tables),
+        "seed": seed if num_tables is not None else None,
+        "scale": scale,
+    }
+    emit(result, "\n".join(_lines(found, made, result)), as_json=as_json)
+
+
+def _whole(key: str, value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        raise InvalidOptionError(f"{key} must be a whole number, got {value!r}", field="--set") from None
+
+
+def _lines(found: TableSet, made: TableSet, result: dict[str, object]) -> list[str]:
+    from autoshard.report.wording import write_bytes
+
+    lines = [
+        f"Wrote {result['output']}: {len(made.tables):,} tables, "
+        f"{write_bytes(sum(table.hbm_bytes for table in made.tables))} with optimizer state, "
+        f"global batch {made.batch_size:,}."
+    ]
+    if result["seed"] is not None:
+        lines.append(f"Drew {len(made.tables):,} of {len(found.tables):,} tables with seed {result['seed']}.")
+    if result["scale"] != 1:
+        lines.append(
+            f"Divided the rows of every table and the batch ({found.batch_size:,}) by {result['scale']}; pooling "
+            "factors and lookups per row stay as they were."
+        )
+    return lines
