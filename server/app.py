@@ -14,7 +14,8 @@ from starlette.types import ASGIApp
 
 from autoshard import __version__
 from autoshard.core.errors import AutoshardError
-from server.bodies import Health, PlanAnswer, PlanBody, Problem
+from server.bodies import Health, PlanAnswer, Problem
+from server.openapi import PLAN_BODY, PROBLEM, add_published_schemas
 from server.problems import MEDIA_TYPE, BodyTimeoutError, BodyTooLargeError, InternalError, MediaTypeError, problem_of
 from server.requests import RequestLog
 from server.settings import ServerSettings
@@ -60,6 +61,7 @@ def create_app(settings: ServerSettings, on_failure: Callable[[str], None]) -> A
     _add_error_handlers(app)
     _add_health(app, pool)
     _add_plans(app, pool, settings)
+    add_published_schemas(app)
     return RequestLog(app)
 
 
@@ -87,8 +89,8 @@ def _add_plans(app: FastAPI, pool: WorkerPool, settings: ServerSettings) -> None
         tags=["plans"],
         summary="Make a plan",
         response_model=PlanAnswer,
-        responses={status: _documented(text) for status, text in _PROBLEMS.items()},
-        openapi_extra={"requestBody": _documented_body()},
+        responses={status: {"description": text, **PROBLEM} for status, text in _PROBLEMS.items()},
+        openapi_extra={"requestBody": PLAN_BODY},
     )
     async def make_plan(request: Request) -> Response:
         pool.check_free()
@@ -143,11 +145,3 @@ def _problem_response(problem: Problem, headers: Any = None) -> Response:
     if problem.status == 503:
         response.headers["Retry-After"] = _RETRY_AFTER_S
     return response
-
-
-def _documented(description: str) -> dict[str, Any]:
-    return {"description": description, "content": {MEDIA_TYPE: {"schema": Problem.model_json_schema()}}}
-
-
-def _documented_body() -> dict[str, Any]:
-    return {"required": True, "content": {"application/json": {"schema": PlanBody.model_json_schema()}}}

@@ -24,7 +24,7 @@ def serve(
 
     Example:
         autoshard serve --registry registry
-        curl -sH 'content-type: application/json' -d '{"tables": "criteo-kaggle", "topology": "cpu-8"}' :8000/v1/plans
+        curl -sH 'content-type: application/json' localhost:8000/v1/plans -d @request.json
     """
     from server.service import run_service
     from server.settings import ServerSettings
