@@ -15,10 +15,6 @@ from bench.harness import Harness, Measurement
 from bench.provenance import Software, installed_software
 from bench.sampling import ChosenSet
 
-#: Samples are written at least this often: what a kill can cost.
-_SECONDS_PER_FILE = 10.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
     """What a run of the collector added.
@@ -41,6 +37,7 @@ def collect_samples(
     *,
     num_samples: int | None = None,
     seconds: float | None = None,
+    seconds_per_file: float = 10.0,
     advance: Callable[[int, float], None] = lambda *_: None,
 ) -> Collection:
     """Measures sets and appends them to a store, until there are enough or time is up.
@@ -48,9 +45,10 @@ def collect_samples(
     Args:
         harness: Measures.
         sets: What to measure; ends the run when it runs out.
-        store: Where samples go; a file about every 10 s, so that a killed run loses no more than that.
+        store: Where samples go.
         num_samples: Samples to add; None for no limit.
         seconds: Time to use; the group in hand is finished. None for no limit.
+        seconds_per_file: Samples are written this often: what a killed run can lose.
         advance: Told how many samples have just been measured, and how long it took.
 
     Raises:
@@ -64,7 +62,7 @@ def collect_samples(
     files: list[Path] = []
     added = 0
     try:
-        while seconds is None or time.monotonic() - started < seconds:
+        while True:
             size, before = harness.settings.max_group_sets, time.monotonic()
             group = list(islice(sets, size if remaining is None else min(size, remaining)))
             if not group:
@@ -76,10 +74,12 @@ def collect_samples(
             ]
             added += len(group)
             remaining = None if remaining is None else remaining - len(group)
-            if time.monotonic() - written >= _SECONDS_PER_FILE:
+            if time.monotonic() - written >= seconds_per_file:
                 files.append(write_samples(store, pending))
                 pending, written = [], time.monotonic()
             advance(len(group), time.monotonic() - before)
+            if seconds is not None and time.monotonic() - started >= seconds:
+                break
     finally:
         if pending:
             files.append(write_samples(store, pending))

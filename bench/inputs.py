@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from autoshard.core import LocalShard
+from autoshard.core import NUM_REUSE_BINS, REUSE_BIN_EDGES, LocalShard
 from autoshard.core.batches import Bags, draw_bags
-from autoshard.formats.samples import MeasuredShard, reuse_bins_of
+from autoshard.formats.samples import MeasuredShard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,19 @@ def draw_batch(shard: LocalShard) -> ShardBatch:
         shard=shard, num_lookups=len(bags.ids_L), num_distinct=len(counts), reuse_bins=reuse_bins_of(counts)
     )
     return ShardBatch(bags=bags, measured=measured)
+
+
+def reuse_bins_of(counts: NDArray[np.int64]) -> tuple[float, ...]:
+    """Shares of AutoShard's 17 reuse bins (0, 1], (1, 2], (2, 4] ... of rows hit `counts` times each; all 0 of none.
+
+    Source:
+        AutoShard B.2.
+    """
+    if not len(counts):
+        return (0.0,) * NUM_REUSE_BINS
+    bins = np.searchsorted(REUSE_BIN_EDGES, counts)
+    shares = np.bincount(bins, minlength=NUM_REUSE_BINS) / len(counts)
+    return tuple(shares.astype(np.float32).tolist())
 
 
 def fuse(batches: Sequence[ShardBatch], device: torch.device) -> FusedInput:

@@ -84,7 +84,8 @@ _SCHEMA = pa.schema(
     ],
     metadata={_SCHEMA_KEY: SCHEMA_VERSION.encode()},
 )
-_LATENCIES = ("forward_ms", "backward_ms", "reference_forward_ms", "reference_backward_ms")
+_MEASURED = ("forward_ms", "backward_ms", "forward_spread", "backward_spread")
+_POSITIVE = ("reference_forward_ms", "reference_backward_ms", "num_rounds", "num_threads")
 
 MsArray = NDArray[np.float64]
 
@@ -189,10 +190,9 @@ class SampleTable:
 
         Each latency relative to the reference set of the same rounds, times the table's median reference latency.
         """
-        columns = {name: np.array([getattr(sample, name) for sample in self.samples]) for name in _LATENCIES}
-        forward_ms_S = columns["forward_ms"] / columns["reference_forward_ms"] * self.reference_forward_ms
-        backward_ms_S = columns["backward_ms"] / columns["reference_backward_ms"] * self.reference_backward_ms
-        return forward_ms_S, backward_ms_S
+        forward_S = np.array([sample.forward_ms / sample.reference_forward_ms for sample in self.samples])
+        backward_S = np.array([sample.backward_ms / sample.reference_backward_ms for sample in self.samples])
+        return forward_S * self.reference_forward_ms, backward_S * self.reference_backward_ms
 
     def damaged(self) -> tuple[Sample, ...]:
         """Samples whose content does not match their id."""
@@ -283,23 +283,12 @@ def read_sample_file(file: Path, rebuilt: dict[tuple[Any, ...], LocalShard] | No
     if version != SCHEMA_VERSION:
         raise FormatError(f"must be {SCHEMA_VERSION}, got {version}", field="schema", source=str(file))
     if not table.schema.equals(_SCHEMA):
-        wrong = [name for name in _SCHEMA.names if name not in table.schema.names] or [
-            name for name in table.schema.names if name not in _SCHEMA.names
-        ]
-        raise FormatError("column is missing or not of this schema", field=", ".join(wrong), source=str(file))
+        wrong = {item.name for item in set(table.schema) ^ set(_SCHEMA)}
+        raise FormatError("column is missing or not of this schema", field=", ".join(sorted(wrong)), source=str(file))
     try:
         return _samples(table.combine_chunks(), {} if rebuilt is None else rebuilt)
     except InputError as error:
         raise FormatError(error.message, field=error.field, source=str(file)) from error
-
-
-def reuse_bins_of(counts: NDArray[np.int64]) -> tuple[float, ...]:
-    """Shares of AutoShard's 17 reuse bins (0, 1], (1, 2], (2, 4] ... of rows hit `counts` times each."""
-    if not len(counts):
-        return (0.0,) * NUM_REUSE_BINS
-    bins = np.minimum(np.ceil(np.log2(counts)).astype(np.int64), NUM_REUSE_BINS - 1)
-    shares = np.bincount(bins, minlength=NUM_REUSE_BINS) / len(counts)
-    return tuple(shares.astype(np.float32).tolist())
 
 
 def _files(store: str | Path, device: str) -> Iterable[Path]:
@@ -334,10 +323,12 @@ def _samples(table: pa.Table, rebuilt: dict[tuple[Any, ...], LocalShard]) -> tup
     for name in _SCHEMA.names:
         if table[name].null_count:
             raise FormatError("must not be null", field=name)
-    for name in (*_LATENCIES, "num_rounds", "num_threads"):
+    for name in (*_MEASURED, *_POSITIVE):
         values_S = table[name].to_numpy()
-        if not (np.isfinite(values_S).all() and (values_S > 0).all()):
-            raise FormatError("must be finite and above 0", field=name)
+        if not (np.isfinite(values_S).all() and (values_S >= 0).all()):
+            raise FormatError("must be finite and at least 0", field=name)
+        if name in _POSITIVE and not (values_S > 0).all():
+            raise FormatError("must be above 0", field=name)
     lists = table["shards"].combine_chunks() if table.num_rows else pa.array([], _SCHEMA.field("shards").type)
     shards_N = _measured_shards(lists.flatten(), rebuilt)
     ends = np.concatenate([[0], np.cumsum(lists.value_lengths().to_numpy())]).tolist()
@@ -350,6 +341,8 @@ def _samples(table: pa.Table, rebuilt: dict[tuple[Any, ...], LocalShard]) -> tup
 
 def _measured_shards(rows_N: pa.StructArray, rebuilt: dict[tuple[Any, ...], LocalShard]) -> list[MeasuredShard]:
     """Rebuilds the shards; equal ones are built and checked once, which makes large stores quick to read."""
+    if rows_N.null_count:
+        raise FormatError("must not be null", field="shards")
     columns: dict[str, list[Any]] = {}
     for index, item in enumerate(_SHARD):
         column = rows_N.field(index)
@@ -401,4 +394,9 @@ def _local_shard(row: dict[str, Any]) -> LocalShard:
             accepted = ", ".join(kind)
             raise FormatError(f"must be one of {accepted}; got {row[name]!r}", field=f"shards.{name}") from error
     ranks, cumulative = np.frombuffer(row.pop("access_ranks")), np.frombuffer(row.pop("access_cumulative"))
-    return LocalShard(**row, access=AccessProfile(ranks, cumulative))
+    access = AccessProfile(ranks, cumulative)
+    if access.num_rows != row["num_embeddings"]:
+        raise FormatError(
+            f"describes {access.num_rows} rows, the shard has {row['num_embeddings']}", field="shards.access_ranks"
+        )
+    return LocalShard(**row, access=access)

@@ -1,0 +1,90 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from autoshard.core.errors import DeviceError, InvalidOptionError, InvalidTableError
+from bench.devices import find_device, gpu_key
+from bench.harness import Harness, Settings, measure, reference_set
+
+
+def test_measurements_come_in_order(harness, make_shard):
+    sets = [[make_shard(f"t{index}", 20 + index)] * (index % 3 + 1) for index in range(6)]
+    advanced = []
+    results = harness.measure(sets, advanced.append)
+    assert [tuple(m.shard for m in result.shards) for result in results] == [tuple(shards) for shards in sets]
+    assert advanced == [4, 2]  # max_group_sets is 4
+    assert [result.group - results[0].group for result in results] == [0, 0, 0, 0, 1, 1]
+    for result in results:
+        assert result.kernel_ms == result.forward_ms + result.backward_ms
+        values = (result.forward_ms, result.backward_ms, result.reference_forward_ms, result.reference_backward_ms)
+        assert all(math.isfinite(value) and value > 0 for value in values)
+        assert result.num_rounds == 3
+
+
+def test_more_work_takes_longer(harness, make_shard):
+    light, heavy = harness.measure([[make_shard()], [make_shard(num_bags=4096, pooling_factor=20.0)]])
+    assert heavy.forward_ms > light.forward_ms
+    assert heavy.backward_ms > light.backward_ms
+
+
+def test_an_empty_set_takes_no_time(harness, make_shard):
+    empty, full = harness.measure([[], [make_shard()]])
+    assert (empty.shards, empty.kernel_ms, empty.forward_spread) == ((), 0.0, 0.0)
+    assert full.kernel_ms > 0
+
+
+def test_the_same_object_may_come_several_times(harness, make_shard):
+    shards = [make_shard()]
+    results = harness.measure([shards] * 4)
+    assert len({result.kernel_ms for result in results}) > 1  # measured apart, not copied
+
+
+def test_groups_are_as_large_as_memory_allows(quick_settings, make_shard):
+    shards = [make_shard(num_embeddings=20_000, embedding_dim=32)]  # 2.56 MB
+    harness = Harness(find_device("cpu"), quick_settings)
+    results = harness.measure([shards] * 8)
+    sizes = [sum(result.group == group for result in results) for group in sorted({r.group for r in results})]
+    assert sizes == [4, 4]
+    smaller = Harness(find_device("cpu"), replace(quick_settings, max_bytes=2**23))
+    assert len({result.group for result in smaller.measure([shards] * 4)}) == 2
+
+
+def test_a_set_that_fits_nowhere_is_an_error(harness, make_shard):
+    with pytest.raises(DeviceError, match=r"a set of 1 shards has 32,000,\d+ bytes"):
+        harness.measure([[make_shard(num_embeddings=1_000_000)]])
+
+
+def test_nothing_runs_when_a_shard_cannot(harness, make_shard):
+    with pytest.raises(InvalidTableError, match="odd.embedding_dim"):
+        harness.measure([[make_shard()], [make_shard("odd", embedding_dim=5)]])
+
+
+def test_one_call_measures(quick_settings, make_shard):
+    (result,) = measure([[make_shard()]], find_device("cpu"), quick_settings)
+    assert result.kernel_ms > 0
+
+
+@pytest.mark.gpu
+def test_a_gpu_measures_with_the_usual_settings():
+    device = find_device("cuda")
+    large, small = measure([reference_set(4096), reference_set(64)], device, Settings.for_device(device))
+    assert large.backward_ms > small.backward_ms > 0
+    assert large.num_rounds == 10
+
+
+def test_devices_have_short_keys():
+    names = ["NVIDIA H200", "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-16GB", "NVIDIA GeForce RTX 4090"]
+    assert [gpu_key(name) for name in names] == ["h200", "a100", "v100", "rtx-4090"]
+
+
+def test_the_processor_is_a_device():
+    device = find_device("cpu")
+    assert device.key == "cpu"
+    assert device.name
+    assert not device.is_cuda
+
+
+def test_unknown_devices_are_refused():
+    with pytest.raises(InvalidOptionError, match="device: must be auto, cpu or cuda, got 'tpu'"):
+        find_device("tpu")

@@ -1,0 +1,50 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.inputs import BatchCache, draw_batch, reuse_bins_of
+
+
+def test_a_batch_depends_on_the_shard_and_not_on_its_name(make_shard):
+    shard = make_shard(num_embeddings=1000)
+    batch, again = draw_batch(shard), draw_batch(replace(shard, table="other"))
+    np.testing.assert_array_equal(batch.bags.ids_L, again.bags.ids_L)
+    other = draw_batch(replace(shard, pooling_factor=2.6))
+    assert not np.array_equal(batch.bags.ids_L[:30], other.bags.ids_L[:30])
+
+
+def test_a_batch_counts_what_it_holds(make_shard):
+    batch = draw_batch(make_shard(num_embeddings=40, num_bags=100, pooling_factor=1.5))
+    assert batch.measured.num_lookups == len(batch.bags.ids_L) == 150
+    assert batch.measured.num_distinct == len(set(batch.bags.ids_L.tolist()))
+    assert sum(batch.measured.reuse_bins) == pytest.approx(1.0)
+
+
+@given(st.lists(st.integers(1, 2**20), min_size=1, max_size=50))
+def test_reuse_bins_are_powers_of_two(counts):
+    expected = [0] * 17
+    for count in counts:
+        edge, index = 1, 0
+        while count > edge and index < 16:
+            edge, index = 2 * edge, index + 1
+        expected[index] += 1
+    assert reuse_bins_of(np.array(counts)) == pytest.approx([number / len(counts) for number in expected])
+
+
+def test_no_row_has_no_bin():
+    assert reuse_bins_of(np.array([], dtype=np.int64)) == (0.0,) * 17
+
+
+def test_the_cache_keeps_batches_until_they_fill_it(make_shard):
+    shards = [make_shard(num_embeddings=50 + index) for index in range(6)]
+    one = draw_batch(shards[0])
+    cache = BatchCache(max_bytes=3 * (one.bags.ids_L.nbytes + one.bags.lengths_B.nbytes))
+    first = cache(shards[0])
+    assert cache(shards[0]) is first
+    for shard in shards[1:]:
+        cache(shard)
+    assert len(cache._batches) == 3
+    assert cache(shards[0]) is not first

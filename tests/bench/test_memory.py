@@ -1,0 +1,85 @@
+import pytest
+import torch
+
+from autoshard.core.errors import DeviceError
+from bench.arena import Arena, _available_bytes, free_bytes
+from bench.caches import FALLBACK_CPU_BYTES, CacheFlush, device_cache_bytes, last_level_cache_bytes
+
+CPU = torch.device("cpu")
+
+
+def write_cache(folder, index, level, size):
+    cache = folder / f"index{index}"
+    cache.mkdir()
+    (cache / "level").write_text(f"{level}\n")
+    (cache / "size").write_text(f"{size}\n")
+
+
+def test_the_last_level_counts_not_the_last_entry(tmp_path):
+    for index, (level, size) in enumerate([(1, "48K"), (3, "480M"), (2, "2048K")]):
+        write_cache(tmp_path, index, level, size)
+    assert last_level_cache_bytes(tmp_path) == 480 * 2**20
+
+
+@pytest.mark.parametrize("size", [None, "much", ""])
+def test_a_machine_that_does_not_tell_gets_a_fallback(size, tmp_path):
+    if size is not None:
+        write_cache(tmp_path, 0, 3, size)
+    assert last_level_cache_bytes(tmp_path) == FALLBACK_CPU_BYTES
+
+
+def test_a_flush_touches_more_than_the_cache():
+    flush = CacheFlush(CPU, cache_bytes=1000)
+    assert flush.num_bytes > 1000
+    flush()
+    assert (flush._buffer == 1).all()  # every byte was read and written
+
+
+def test_a_flush_of_this_machine_is_larger_than_its_last_cache():
+    assert CacheFlush(CPU).num_bytes > last_level_cache_bytes() == device_cache_bytes(CPU)
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_flushed_on_the_gpu():
+    device = torch.device("cuda", 0)
+    flush = CacheFlush(device)
+    assert flush.device == device
+    assert flush.num_bytes > torch.cuda.get_device_properties(device).L2_cache_size > 0
+
+
+def test_pieces_do_not_overlap_until_taken_back():
+    arena = Arena(100, CPU)
+    first, second = arena.take(10), arena.take(20)
+    first.fill_(1.0)
+    second.fill_(2.0)
+    assert (first == 1).all()
+    assert second.data_ptr() % 64 == first.data_ptr() % 64
+    arena.clear()
+    assert arena.take(10).data_ptr() == first.data_ptr()
+
+
+def test_memory_is_filled_before_it_is_first_dealt_out():
+    arena = Arena(1000, CPU)
+    assert (arena.take(1000) != 0).all()
+
+
+def test_an_arena_says_what_does_not_fit():
+    arena = Arena(100, CPU)
+    arena.take(60)
+    with pytest.raises(DeviceError, match="456 bytes of weights do not fit in the 400"):
+        arena.take(50)
+
+
+def test_a_container_limits_the_memory(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  32000000 kB\nMemAvailable:  16000000 kB\n")
+    assert _available_bytes(meminfo, tmp_path) == 16_000_000 * 1024
+    (tmp_path / "memory.max").write_text("8000000000\n")
+    (tmp_path / "memory.current").write_text("3000000000\n")
+    assert _available_bytes(meminfo, tmp_path) == 5_000_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _available_bytes(meminfo, tmp_path) == 16_000_000 * 1024
+
+
+def test_some_memory_is_free_here():
+    assert free_bytes(CPU) > 0

@@ -1,0 +1,226 @@
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.core import AccessProfile, DType, Exchange, LocalShard, MemoryLevel, Optimizer, Pooling, Update
+from autoshard.core.errors import FormatError, SampleStoreError
+from autoshard.formats.samples import (
+    MeasuredShard,
+    Sample,
+    SampleTable,
+    devices_in,
+    read_sample_file,
+    read_samples,
+    write_samples,
+)
+
+NOON = datetime(2026, 1, 2, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+def sample_of(*shards, minute=0, **values):
+    measured = tuple(
+        MeasuredShard(shard=shard, num_lookups=5, num_distinct=3, reuse_bins=(0.25, 0.75, *[0.0] * 15))
+        for shard in shards or (shard_of("t0"),)
+    )
+    defaults = {
+        "collected_at": NOON + timedelta(minutes=minute),
+        "device": "cpu",
+        "device_name": "A processor",
+        "num_threads": 1,
+        "torch_version": "2.13.0+cpu",
+        "fbgemm_version": "1.8.0",
+        "autoshard_version": "0.1.0",
+        "git_commit": "",
+        "source": "random",
+        "shards": measured,
+        "forward_ms": 1.5,
+        "backward_ms": 3.25,
+        "forward_spread": 0.01,
+        "backward_spread": 0.0,
+        "reference_forward_ms": 1.0,
+        "reference_backward_ms": 2.0,
+        "num_rounds": 9,
+    }
+    return Sample(**defaults | values)
+
+
+def shard_of(table, num_embeddings=100, **kinds):
+    return LocalShard(
+        table=table,
+        num_embeddings=num_embeddings,
+        embedding_dim=16,
+        num_bags=1024,
+        pooling_factor=2.7,
+        access=kinds.pop("access", AccessProfile.zipf(num_embeddings, 1.05)),
+        **kinds,
+    )
+
+
+shards = st.builds(
+    shard_of,
+    st.text(min_size=1, max_size=8).filter(lambda text: text.isprintable()),
+    st.integers(1, 10**9),
+    dtype=st.sampled_from(DType),
+    pooling=st.sampled_from(Pooling),
+    optimizer=st.sampled_from(Optimizer),
+    output=st.sampled_from(Exchange),
+    update=st.sampled_from(Update),
+    level=st.sampled_from(MemoryLevel),
+)
+samples = st.builds(
+    lambda held, minute, forward_ms: sample_of(*held, minute=minute, forward_ms=forward_ms),
+    st.lists(shards, max_size=4),
+    st.integers(0, 10**6),
+    st.floats(1e-6, 1e6),
+)
+
+
+@given(written=st.lists(samples, min_size=1, max_size=5))
+@settings(max_examples=30, deadline=None)
+def test_what_is_written_is_read(written, tmp_path_factory):
+    store = tmp_path_factory.mktemp("store")
+    file = write_samples(store, written)
+    table = read_samples(store)
+    assert table.samples == tuple(sample.identified() for sample in written)
+    assert table.damaged() == ()
+    assert read_sample_file(file) == table.samples
+
+
+def test_a_store_is_read_in_the_order_of_time(tmp_path):
+    for minute in (7, 3, 5):
+        write_samples(tmp_path, [sample_of(minute=minute)])
+    minutes = [sample.collected_at.minute for sample in read_samples(tmp_path).samples]
+    assert minutes == [3, 5, 7]
+
+
+def test_the_same_sample_gets_the_same_id_and_another_one_another():
+    sample = sample_of()
+    assert sample.identified().sample_id == sample_of().identified().sample_id
+    assert sample.identified().sample_id != sample_of(forward_ms=1.25).identified().sample_id
+    assert sample.identified().identified() == sample.identified()
+
+
+def test_no_half_written_file_is_left(tmp_path):
+    file = write_samples(tmp_path, [sample_of()])
+    assert list(tmp_path.rglob("*")) == [file.parent, file]
+    assert file.parent.name == "device=cpu"
+    assert file.name.startswith("part-20260102T120000123456-")
+
+
+def test_devices_are_kept_apart(tmp_path):
+    write_samples(tmp_path, [sample_of()])
+    write_samples(tmp_path, [sample_of(device="h200"), sample_of(device="h200", minute=1)])
+    assert devices_in(tmp_path) == ("cpu", "h200")
+    assert len(read_samples(tmp_path, "h200")) == 2
+    with pytest.raises(SampleStoreError, match="several devices; name one of: cpu, h200"):
+        read_samples(tmp_path)
+    with pytest.raises(SampleStoreError, match="no samples of device 'a100'; it holds: cpu, h200"):
+        read_samples(tmp_path, "a100")
+
+
+def test_drift_is_divided_out():
+    # The second half was measured while the machine ran at half its speed.
+    quick = [sample_of(forward_ms=2.0, backward_ms=6.0, reference_forward_ms=1.0, reference_backward_ms=4.0)] * 3
+    slow = [sample_of(forward_ms=4.0, backward_ms=12.0, reference_forward_ms=2.0, reference_backward_ms=8.0)] * 2
+    forward_ms, backward_ms = SampleTable(samples=(*quick, *slow)).corrected_ms()
+    np.testing.assert_allclose(forward_ms, 2.0)
+    np.testing.assert_allclose(backward_ms, 6.0)
+
+
+def test_a_changed_sample_is_found():
+    honest, changed = sample_of().identified(), replace(sample_of(minute=1).identified(), forward_ms=0.5)
+    assert SampleTable(samples=(honest, changed)).damaged() == (changed,)
+
+
+@pytest.mark.parametrize("make_folder", [True, False])
+def test_a_store_without_samples_is_an_error(make_folder, tmp_path):
+    store = tmp_path / "store"
+    if make_folder:
+        store.mkdir()
+    with pytest.raises(SampleStoreError, match="store"):
+        read_samples(store)
+
+
+def rewritten(file, change):
+    table = change(pq.read_table(file))
+    pq.write_table(table, file)
+    return file
+
+
+def with_column(name, values):
+    def change(table):
+        index = table.schema.get_field_index(name)
+        return table.set_column(index, table.schema.field(index), pa.array(values, table.schema.field(index).type))
+
+    return change
+
+
+def with_shard(**values):
+    def change(table):
+        rows = table["shards"].to_pylist()
+        rows[0][0] |= values
+        return with_column("shards", rows)(table)
+
+    return change
+
+
+def as_text(name, table):
+    index = table.schema.get_field_index(name)
+    return table.set_column(index, name, table[name].cast(pa.string()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.drop_columns(["forward_ms"]), "forward_ms: column is missing"),
+        (lambda table: table.append_column("extra", [[1]]), "extra: column is missing or not of this schema"),
+        (lambda table: as_text("num_rounds", table), "num_rounds: column is missing or not of this schema"),
+        (lambda table: with_column("shards", [[None]])(table), "shards: must not be null"),
+        (
+            lambda table: table.replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/9"}),
+            "schema: must be autoshard.samples/1, got autoshard.samples/9",
+        ),
+        (lambda table: table.replace_schema_metadata(None), "got none"),
+        (with_column("forward_ms", [float("nan")]), "forward_ms: must be finite and at least 0"),
+        (with_column("backward_ms", [-1.0]), "backward_ms: must be finite and at least 0"),
+        (with_column("reference_forward_ms", [0.0]), "reference_forward_ms: must be above 0"),
+        (with_column("num_rounds", [0]), "num_rounds: must be above 0"),
+        (with_column("device", [None]), "device: must not be null"),
+        (with_shard(pooling="max"), "shards.pooling: must be one of sum, mean, sequence; got 'max'"),
+        (with_shard(num_embeddings=0), "shards.num_embeddings: must be at least 1, got 0"),
+        (with_shard(pooling_factor=-1.0), "shards.pooling_factor: must be at least 0"),
+        (with_shard(table=None), "shards.table: must not be null"),
+        (with_shard(num_distinct=9), "shards: has an impossible measured batch"),
+        (with_shard(reuse_bins=[1.0]), "shards: has an impossible measured batch"),
+        (with_shard(access_ranks=[0.0, 100.0], access_cumulative=[0.0, 0.5]), "knots: must end at"),
+        (with_shard(access_ranks=[0.0, 50.0], access_cumulative=[0.0, 1.0]), "shards.access_ranks: describes 50 rows"),
+    ],
+)
+def test_a_bad_file_is_an_error_that_names_it(change, message, tmp_path):
+    file = rewritten(write_samples(tmp_path, [sample_of()]), change)
+    with pytest.raises(FormatError) as raised:
+        read_samples(tmp_path)
+    assert str(raised.value).startswith(f"{file}: ")
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 this is no Parquet file PAR1", None])
+def test_a_damaged_file_is_an_error_that_names_it(content, tmp_path):
+    file = write_samples(tmp_path, [sample_of()])
+    file.write_bytes(file.read_bytes()[:-100] if content is None else content)
+    with pytest.raises(FormatError, match="is no Parquet file, or is damaged") as raised:
+        read_samples(tmp_path)
+    assert str(raised.value).startswith(f"{file}: ")
+
+
+def test_equal_shards_are_rebuilt_once(tmp_path):
+    write_samples(tmp_path, [sample_of(), sample_of(minute=1)])
+    write_samples(tmp_path, [sample_of(minute=2)])
+    held = [sample.shards[0].shard for sample in read_samples(tmp_path).samples]
+    assert held[0] is held[1] is held[2]
