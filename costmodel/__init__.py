@@ -2,7 +2,8 @@
 
 from costmodel.card import CostModelCard, Coverage, HeldOutMetrics
 from costmodel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling, shard_features
-from costmodel.learned import COST_KIND, FULL_CODE_WIDTH, LearnedCostModel
+from costmodel.learned import COST_KIND, LearnedCostModel
+from costmodel.predictor import FULL_CODE_WIDTH
 from costmodel.registry import Registry, StoredModel, Version, default_registry
 from costmodel.weights import CODE_WIDTH, weight_shapes
 

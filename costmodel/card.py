@@ -18,12 +18,12 @@ class Coverage:
     """The kinds of shards that a model has seen, and may price.
 
     Attributes:
-        num_bags: Bags per step; features do not tell one batch size from another, so only these are covered.
+        num_bags: Bags per step; features do not tell one batch size from another, so only one is covered.
         num_tables: Fewest and most tables of a sample.
         ranges: Smallest and largest value of each feature, for information: shards outside are extrapolated.
     """
 
-    num_bags: tuple[int, ...]
+    num_bags: int
     dtypes: tuple[DType, ...]
     poolings: tuple[Pooling, ...]
     optimizers: tuple[Optimizer, ...]
@@ -33,7 +33,7 @@ class Coverage:
     def check(self, shard: LocalShard) -> None:
         """Raises ModelError if the shard is of another kind; the text says what is covered."""
         for label, value, covered in (
-            ("num_bags", shard.num_bags, self.num_bags),
+            ("num_bags", shard.num_bags, (self.num_bags,)),
             ("dtype", shard.dtype, self.dtypes),
             ("pooling", shard.pooling, self.poolings),
             ("optimizer", shard.optimizer, self.optimizers),
@@ -50,7 +50,7 @@ class Coverage:
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return {
-            "num_bags": list(self.num_bags),
+            "num_bags": self.num_bags,
             "dtypes": list(self.dtypes),
             "poolings": list(self.poolings),
             "optimizers": list(self.optimizers),
@@ -63,7 +63,7 @@ class Coverage:
         """Reads what `to_json` wrote."""
         fewest, most = data["num_tables"]
         return cls(
-            num_bags=tuple(int(item) for item in data["num_bags"]),
+            num_bags=int(data["num_bags"]),
             dtypes=tuple(DType(item) for item in data["dtypes"]),
             poolings=tuple(Pooling(item) for item in data["poolings"]),
             optimizers=tuple(Optimizer(item) for item in data["optimizers"]),
@@ -129,9 +129,7 @@ class CostModelCard:
             ModelError: If it is of another schema, has other features, or lacks a field.
         """
         if data.get("schema") != CARD_SCHEMA:
-            raise ModelError(
-                f"must be {CARD_SCHEMA}, got {data.get('schema')!r}", field="schema", source=source
-            )
+            raise ModelError(f"must be {CARD_SCHEMA}, got {data.get('schema')!r}", field="schema", source=source)
         if tuple(data.get("features", ())) != FEATURE_NAMES:
             raise ModelError("was trained on other features; train it anew", field="features", source=source)
         try:

@@ -18,7 +18,7 @@ def load_learned_model(registry: Path | None, device: str, num_bags: int) -> Cos
         num_bags: Bags per step that are to be priced.
 
     Returns:
-        The model, or None if the registry has none for the device, or one for other numbers of bags.
+        The model, or None if the registry has none for the device, or one for another number of bags.
 
     Raises:
         ModelError: If there is one, but damaged.
@@ -27,4 +27,4 @@ def load_learned_model(registry: Path | None, device: str, num_bags: int) -> Cos
     if models.production_id(COST_KIND, device) is None:
         return None
     model = LearnedCostModel.load(models, device)
-    return model if num_bags in model.card.coverage.num_bags else None
+    return model if num_bags == model.card.coverage.num_bags else None

@@ -4,7 +4,7 @@
     ROOT/<kind>/<name>/<id>/card.json
     ROOT/<kind>/<name>/production            text file: the id that is used by default
 
-A version's id is a digest of its card, and the card holds the digest of the weights, so a version never changes
+A version's id is a digest of its card, and the card holds the digest of the weights, so versions never change
 and damage shows when it is loaded. Nothing is unpickled.
 """
 

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from autoshard.core.errors import ModelError
 from costmodel.features import NUM_FEATURES
 
+#: Tensors by name.
+Weights = Mapping[str, NDArray[Any]]
+
 #: Numbers that the encoder learns for a table; the policy reads these.
 CODE_WIDTH = 32
 ENCODER_HIDDEN = 128
@@ -30,7 +33,7 @@ def weight_shapes() -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_weights(weights: Mapping[str, NDArray[Any]], source: str) -> None:
+def check_weights(weights: Weights, source: str) -> None:
     """Raises ModelError if a tensor is missing, of another shape, or not finite; the text names it."""
     for name, shape in weight_shapes().items():
         tensor = weights.get(name)

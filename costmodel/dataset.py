@@ -1,0 +1,114 @@
+"""Samples as arrays, ready for training.
+
+Shape suffixes: S samples, N shards of all samples, F features, O outputs (forward, backward).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core import LocalShard, MemoryLevel, Update
+from autoshard.core.errors import SampleStoreError
+from autoshard.formats.samples import SampleTable
+from costmodel.card import Coverage
+from costmodel.features import FEATURE_NAMES, FeatureArray, shard_features
+
+IndexArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CostDataset:
+    """Measured sets of shards.
+
+    Attributes:
+        features_NF: Features of all shards, sample after sample, not scaled.
+        num_shards_S: Shards of each sample, so that they can be told apart.
+        latency_ms_SO: Forward and backward latency, the machine's drift divided out.
+        coverage: The kinds of shards that occur.
+    """
+
+    features_NF: FeatureArray
+    num_shards_S: IndexArray
+    latency_ms_SO: NDArray[np.float64]
+    coverage: Coverage
+
+    @classmethod
+    def from_samples(cls, table: SampleTable, num_bags: int | None = None) -> CostDataset:
+        """Turns samples of one device into arrays.
+
+        Args:
+            table: The samples.
+            num_bags: Bags per step of the samples to take; may be left out when all have the same.
+
+        Raises:
+            SampleStoreError: If no sample is left, or they differ in their number of bags and none was named.
+        """
+        bags_S = [{shard.num_bags for shard in sample.local_shards} for sample in table.samples]
+        found = sorted(set().union(*bags_S))
+        if num_bags is None and len(found) == 1:
+            num_bags = found[0]
+        chosen = [index for index, bags in enumerate(bags_S) if bags == {num_bags}]
+        if not chosen:
+            listed = ", ".join(map(str, found)) or "none"
+            raise SampleStoreError(f"one cost model is for one number of bags; there are samples of: {listed}")
+        sets = [table.samples[index].local_shards for index in chosen]
+        shards = [shard for members in sets for shard in members]
+        features_NF = shard_features(shards)
+        num_shards_S = np.array([len(members) for members in sets], dtype=np.int64)
+        return cls(
+            features_NF=features_NF,
+            num_shards_S=num_shards_S,
+            latency_ms_SO=np.stack(table.corrected_ms(), axis=1)[chosen],
+            coverage=_coverage(shards, features_NF, num_shards_S),
+        )
+
+    def __len__(self) -> int:
+        return len(self.num_shards_S)
+
+    @property
+    def kernel_ms(self) -> NDArray[np.float64]:
+        """Forward plus backward, shape (S,)."""
+        return self.latency_ms_SO.sum(axis=1)
+
+    def shards_of(self, samples_B: IndexArray) -> tuple[IndexArray, IndexArray]:
+        """Rows of the shards of some samples, and for each the place of its sample in `samples_B`."""
+        counts_B = self.num_shards_S[samples_B]
+        # Where a shard's sample starts, plus the shard's place within the sample.
+        starts_B = np.cumsum(self.num_shards_S)[samples_B] - counts_B
+        offsets_B = starts_B - (np.cumsum(counts_B) - counts_B)
+        owner_N = np.repeat(np.arange(len(samples_B)), counts_B)
+        return offsets_B[owner_N] + np.arange(len(owner_N)), owner_N
+
+    def take(self, samples_B: IndexArray) -> CostDataset:
+        """The samples with the given indices, in that order."""
+        shards_N, _ = self.shards_of(samples_B)
+        return CostDataset(
+            features_NF=self.features_NF[shards_N],
+            num_shards_S=self.num_shards_S[samples_B],
+            latency_ms_SO=self.latency_ms_SO[samples_B],
+            coverage=self.coverage,
+        )
+
+    def split(self, held_out_share: float, rng: np.random.Generator) -> tuple[CostDataset, CostDataset]:
+        """A random part for training and one held out; samples are never divided."""
+        order = rng.permutation(len(self))
+        num_held_out = max(1, round(len(self) * held_out_share))
+        return self.take(np.sort(order[num_held_out:])), self.take(np.sort(order[:num_held_out]))
+
+
+def _coverage(shards: Sequence[LocalShard], features_NF: FeatureArray, num_shards_S: IndexArray) -> Coverage:
+    if {(shard.update, shard.level) for shard in shards} != {(Update.FUSED, MemoryLevel.HBM)}:
+        raise SampleStoreError("cost models are of shards with a fused update in device memory only")
+    ends = zip(features_NF.min(axis=0).tolist(), features_NF.max(axis=0).tolist(), strict=True)
+    return Coverage(
+        num_bags=shards[0].num_bags,
+        dtypes=tuple(sorted({shard.dtype for shard in shards})),
+        poolings=tuple(sorted({shard.pooling for shard in shards})),
+        optimizers=tuple(sorted({shard.optimizer for shard in shards})),
+        num_tables=(int(num_shards_S.min()), int(num_shards_S.max())),
+        ranges=dict(zip(FEATURE_NAMES, ends, strict=True)),
+    )

@@ -1,0 +1,91 @@
+"""Which samples each update of a training sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+import numpy as np
+
+from autoshard.core.errors import InvalidOptionError
+from costmodel.dataset import IndexArray
+
+
+class Schedule(Protocol):
+    """A finite number of batches of samples, which are numbered in the order in which they were measured."""
+
+    def num_updates(self, num_samples: int, batch_size: int) -> int:
+        """Number of batches."""
+        ...
+
+    def to_json(self) -> dict[str, object]:
+        """For the model's card."""
+        ...
+
+    def batches(self, num_samples: int, batch_size: int, rng: np.random.Generator) -> Iterator[IndexArray]:
+        """Indices of the samples of each batch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epochs:
+    """All samples in a new random order, again and again."""
+
+    num_epochs: int = 300
+
+    def __post_init__(self) -> None:
+        _check_positive("num_epochs", self.num_epochs)
+
+    def to_json(self) -> dict[str, object]:
+        """For the model's card."""
+        return {"kind": "epochs", **asdict(self)}
+
+    def num_updates(self, num_samples: int, batch_size: int) -> int:
+        """Number of batches; the last one of an epoch may be smaller."""
+        return self.num_epochs * -(-num_samples // batch_size)
+
+    def batches(self, num_samples: int, batch_size: int, rng: np.random.Generator) -> Iterator[IndexArray]:
+        """Indices of the samples of each batch."""
+        for _ in range(self.num_epochs):
+            order = rng.permutation(num_samples)
+            for start in range(0, num_samples, batch_size):
+                yield order[start : start + batch_size]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """Samples arrive evenly over the rounds; each round draws batches from those that arrived last.
+
+    Source:
+        AutoShard Algorithm 1 and C.2: 20 updates per round, a buffer of 5,000. The number of rounds follows from
+        its 100,000 steps of training, 8 trajectories of 100 steps per round.
+    """
+
+    num_rounds: int = 125
+    updates_per_round: int = 20
+    buffer_size: int = 5000
+
+    def __post_init__(self) -> None:
+        for label in ("num_rounds", "updates_per_round", "buffer_size"):
+            _check_positive(label, getattr(self, label))
+
+    def to_json(self) -> dict[str, object]:
+        """For the model's card."""
+        return {"kind": "buffer", **asdict(self)}
+
+    def num_updates(self, num_samples: int, batch_size: int) -> int:
+        """Number of batches."""
+        return self.num_rounds * self.updates_per_round
+
+    def batches(self, num_samples: int, batch_size: int, rng: np.random.Generator) -> Iterator[IndexArray]:
+        """Indices of the samples of each batch, drawn with replacement."""
+        for round_ in range(1, self.num_rounds + 1):
+            stop = max(1, num_samples * round_ // self.num_rounds)
+            for _ in range(self.updates_per_round):
+                yield rng.integers(max(0, stop - self.buffer_size), stop, batch_size)
+
+
+def _check_positive(label: str, value: int) -> None:
+    if value < 1:
+        raise InvalidOptionError(f"must be at least 1, got {value}", field=label)

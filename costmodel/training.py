@@ -1,0 +1,185 @@
+"""Training of the learned cost model from measured sets of shards.
+
+Shape suffixes: S samples, B samples of a batch, N shards, F features, O outputs (forward, backward).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import autoshard
+from autoshard.core.errors import InvalidOptionError, SampleStoreError
+from costmodel.card import CostModelCard
+from costmodel.dataset import CostDataset
+from costmodel.features import FeatureScaling
+from costmodel.learned import LearnedCostModel
+from costmodel.metrics import held_out_metrics
+from costmodel.network import CostNetwork
+from costmodel.predictor import CostPredictor
+from costmodel.schedules import Buffer, Epochs, Schedule
+from costmodel.weights import Weights
+
+#: With fewer, the share that is held out says nothing about accuracy.
+MIN_SAMPLES = 50
+
+Advance = Callable[[float], None]
+
+
+class Loss(StrEnum):
+    """What training makes small, of forward, backward and their sum alike."""
+
+    SQUARED = "squared"
+    """Squared error in milliseconds, as AutoShard has it: large sets count most."""
+    RELATIVE = "relative"
+    """Squared error over the measured kernel time: all sets count alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """How the network is trained."""
+
+    schedule: Schedule = field(default_factory=Epochs)
+    """Which samples each update sees."""
+    batch_size: int = 128
+    """Samples per update."""
+    learning_rate: float = 3e-3
+    """Of Adam; the highest one if it is annealed."""
+    anneal: bool = True
+    """Whether the rate rises at first and then falls to 0 along a cosine, instead of staying as it is."""
+    loss: Loss = Loss.RELATIVE
+    held_out_share: float = 0.2
+    """Share of samples that are kept from training, to measure accuracy and the interval."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise InvalidOptionError(f"must be at least 1, got {self.batch_size}", field="batch_size")
+        for label in ("learning_rate", "held_out_share"):
+            value = getattr(self, label)
+            if not 0 < value < 1:
+                raise InvalidOptionError(f"must be in (0, 1), got {value}", field=label)
+
+
+#: AutoShard C.2.
+PAPER_OPTIONS = TrainingOptions(schedule=Buffer(), batch_size=512, learning_rate=1e-3, anneal=False, loss=Loss.SQUARED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainedCostModel:
+    """A trained network, ready to be published or used."""
+
+    weights: Weights
+    card: CostModelCard
+
+    def model(self) -> LearnedCostModel:
+        """The model that prices with it."""
+        return LearnedCostModel(self.weights, self.card)
+
+
+def train_cost_model(
+    dataset: CostDataset,
+    *,
+    device: str,
+    options: TrainingOptions | None = None,
+    seed: int = 0,
+    advance: Advance = lambda _: None,
+) -> TrainedCostModel:
+    """Trains a network on a random part of the samples and measures it on the rest.
+
+    Args:
+        dataset: Measured sets.
+        device: Key of the device kind that they were measured on.
+        options: How to train; the defaults when left out.
+        seed: Same seed and samples, same weights (on the same machine).
+        advance: Told the share of the training that has just been done; 1 in all.
+
+    Raises:
+        SampleStoreError: If there are fewer than MIN_SAMPLES samples.
+    """
+    options = options or TrainingOptions()
+    if len(dataset) < MIN_SAMPLES:
+        raise SampleStoreError(
+            f"holds {len(dataset)} samples that can be used, training needs at least {MIN_SAMPLES}: "
+            "collect more with `autoshard collect`"
+        )
+    rng = np.random.default_rng(seed)
+    train_part, held_out = dataset.split(options.held_out_share, rng)
+    scaling = FeatureScaling.fit(train_part.features_NF)
+    scale_ms = float(train_part.kernel_ms.mean())
+    weights = _fit(train_part, scaling, scale_ms, options, rng, advance)
+    predictor = CostPredictor(weights, scaling, scale_ms)
+    card = CostModelCard(
+        device=device,
+        coverage=dataset.coverage,
+        scaling=scaling,
+        scale_ms=scale_ms,
+        metrics=held_out_metrics(predict(predictor, held_out).sum(axis=1), held_out.kernel_ms),
+        training={
+            "num_samples": len(train_part),
+            "seed": seed,
+            "schedule": options.schedule.to_json(),
+            **{name: getattr(options, name) for name in ("batch_size", "learning_rate", "anneal")},
+            "loss": str(options.loss),
+            "version": autoshard.__version__,
+        },
+    )
+    return TrainedCostModel(weights=weights, card=card)
+
+
+def predict(predictor: CostPredictor, dataset: CostDataset) -> NDArray[np.float64]:
+    """Predicted forward and backward latency of every sample; shape (S, O)."""
+    codes_NH = predictor.encode(dataset.features_NF)
+    codes_SH = np.zeros((len(dataset), codes_NH.shape[1]), dtype=np.float32)
+    _, owner_N = dataset.shards_of(np.arange(len(dataset)))
+    np.add.at(codes_SH, owner_N, codes_NH)
+    return predictor.predict(codes_SH)
+
+
+def _fit(
+    dataset: CostDataset,
+    scaling: FeatureScaling,
+    scale_ms: float,
+    options: TrainingOptions,
+    rng: np.random.Generator,
+    advance: Advance,
+) -> Weights:
+    scaled_NF = scaling.apply(dataset.features_NF)
+    latency_SO = (dataset.latency_ms_SO / scale_ms).astype(np.float32)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.integers(2**31)))
+        network = CostNetwork()
+    num_updates = options.schedule.num_updates(len(dataset), options.batch_size)
+    optimizer = torch.optim.Adam(network.parameters(), lr=options.learning_rate)
+    annealing = (
+        torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=options.learning_rate, total_steps=num_updates + 1, pct_start=0.1
+        )
+        if options.anneal
+        else None
+    )
+    for samples_B in options.schedule.batches(len(dataset), options.batch_size, rng):
+        shards_N, owner_N = dataset.shards_of(samples_B)
+        predicted_BO = network(torch.from_numpy(scaled_NF[shards_N]), torch.from_numpy(owner_N), len(samples_B))
+        loss = _loss(predicted_BO, torch.from_numpy(latency_SO[samples_B]), options.loss)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if annealing is not None:
+            annealing.step()
+        advance(1 / num_updates)
+    return {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+
+
+def _loss(predicted_BO: Tensor, measured_BO: Tensor, kind: Loss) -> Tensor:
+    total_B1 = measured_BO.sum(dim=1, keepdim=True)
+    # The sum is a column of its own, so that forward and backward may not err in the same direction for free.
+    error_BO = torch.cat([predicted_BO - measured_BO, predicted_BO.sum(dim=1, keepdim=True) - total_B1], dim=1)
+    if kind is Loss.RELATIVE:
+        error_BO = error_BO / total_B1
+    return (error_BO**2).mean()
