@@ -1,6 +1,11 @@
 """What all tests share: tests marked `gpu` skip themselves, saying why, where there is no CUDA device."""
 
+import hypothesis
 import pytest
+
+# Examples are timed by nobody: other work on the machine would fail them.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,6 +13,8 @@ import numpy as np
 from autoshard.core.access import AccessProfile, IntArray
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
+#: Products of ranks and steps stay within 63 bits, with room for the step to grow a little.
+_MAX_PRODUCT = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Bags:
 
 def scatter_ranks(ranks_L: IntArray, num_rows: int) -> IntArray:
     """Row ids of access ranks under a fixed bijection that strews hot rows over the table, as hashing does."""
-    step = max(1, round(num_rows * _GOLDEN))
+    step = max(1, min(round(num_rows * _GOLDEN), _MAX_PRODUCT // num_rows))
     while math.gcd(step, num_rows) != 1:
         step += 1
     return (ranks_L * step) % num_rows

@@ -1,0 +1,123 @@
+"""Shards: parts of tables, and what one rank holds of them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.core import (
+    AccessProfile,
+    EmbeddingTable,
+    Exchange,
+    Feature,
+    Level,
+    Link,
+    MemoryBytes,
+    PlacedShard,
+    Pooling,
+    RowRange,
+    RowsBy,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Tier,
+    Topology,
+    Update,
+    local_shard,
+)
+from autoshard.core.errors import InvalidPlanError
+
+LINK = Link(bytes_per_s=1e9)
+
+
+def table(num_embeddings=1000, **changes):
+    values = {
+        "name": "t0",
+        "num_embeddings": num_embeddings,
+        "embedding_dim": 16,
+        "features": (Feature(name="f0", pooling_factor=3.0), Feature(name="f1", pooling_factor=1.0)),
+        "access": AccessProfile.zipf(num_embeddings, 1.05),
+    }
+    return EmbeddingTable(**{**values, **changes})
+
+
+def cut(start, stop, by=RowsBy.INDEX, columns=(0, 16), of=None):
+    return Shard(table=of or table(), rows=RowRange(start=start, stop=stop, by=by), columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: cut(5, 5), "rows"),
+        (lambda: cut(-1, 5), "rows"),
+        (lambda: cut(0, 1001), "rows"),
+        (lambda: cut(0, 1000, columns=(0, 17)), "columns"),
+        (lambda: cut(0, 1000, columns=(8, 8)), "columns"),
+    ],
+)
+def test_parts_outside_of_the_table_are_refused(make, field):
+    with pytest.raises(InvalidPlanError) as caught:
+        make()
+    assert caught.value.field == field
+
+
+@given(at=st.integers(1, 999), by=st.sampled_from(RowsBy))
+def test_parts_get_all_lookups_of_the_table(at, by):
+    shares = [cut(start, stop, by).access()[1] for start, stop in ((0, at), (at, 1000))]
+    assert sum(shares) == pytest.approx(1)
+    if by is RowsBy.ACCESS_RANK:
+        assert shares[0] == pytest.approx(float(table().access.coverage(at)))
+    else:
+        assert shares[0] == pytest.approx(at / 1000)
+
+
+def test_the_whole_table_keeps_its_profile():
+    assert Shard.whole(table()).access() == (table().access, 1.0)
+
+
+def test_a_column_shard_keeps_a_moment_of_its_own():
+    # Neo Sec. 4: column shards of a row-wise AdaGrad table keep one moment each.
+    halves = [cut(0, 1000, columns=(0, 8)), cut(0, 1000, columns=(8, 16))]
+    assert sum(half.hbm_bytes for half in halves) == Shard.whole(table()).hbm_bytes + 1000 * 4
+
+
+@pytest.mark.parametrize(
+    ("pooling", "exchange"), [(Pooling.SUM, Exchange.PARTIAL_SUMS), (Pooling.SEQUENCE, Exchange.ROWS)]
+)
+def test_a_table_wise_shard_answers_as_its_pooling_needs(pooling, exchange):
+    placed = PlacedShard.table_wise(Shard.whole(table(pooling=pooling)), 3)
+    assert (placed.tier, placed.replicas, placed.exchange) == (Tier.TABLE_WISE, ((3,),), exchange)
+
+
+def test_a_rank_sees_the_groups_batch_of_all_features():
+    local = local_shard(PlacedShard.table_wise(Shard.whole(table()), 0), group_batch_size=64)
+    assert local.num_bags == 128
+    assert local.num_lookups == pytest.approx(64 * 4.0)
+    assert local.memory_bytes == Shard.whole(table()).hbm_bytes
+    assert local.update is Update.FUSED
+
+
+def test_rows_split_over_ranks_share_lookups_and_bytes():
+    split = PlacedShard(shard=cut(0, 1000), tier=Tier.ROW_WISE, replicas=(tuple(range(8)),))
+    local = local_shard(split, group_batch_size=64)
+    assert local.num_embeddings == 125
+    assert local.num_bags == 128
+    assert local.num_lookups == pytest.approx(64 * 4.0 / 8)
+
+
+def test_a_replicated_shard_sees_its_share_of_the_batch_and_is_all_reduced():
+    each = PlacedShard(
+        shard=cut(0, 100, RowsBy.ACCESS_RANK), tier=Tier.DATA_PARALLEL, replicas=tuple((rank,) for rank in range(4))
+    )
+    rest = PlacedShard.table_wise(cut(100, 1000, RowsBy.ACCESS_RANK), 1)
+    machine = Topology(
+        world_size=4,
+        device="cpu",
+        memory_bytes=MemoryBytes(hbm=10**9),
+        levels=(Level(name="node", size=4, all_to_all=LINK, all_reduce=LINK),),
+    )
+    tables = TableSet(batch_size=64, tables=(each.shard.table,))
+    held = ShardingPlan(tables=tables, topology=machine, shards=(each, rest)).local_shards()
+    assert [len(shards) for shards in held] == [1, 2, 1, 1]
+    assert {shards[0].update for shards in held} == {Update.ALL_REDUCED}
+    assert {shards[0].num_bags for shards in held} == {32}
+    assert sum(local.num_lookups for shards in held for local in shards) == pytest.approx(64 * 4.0)

@@ -1,0 +1,105 @@
+"""Tables, features and table sets."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.core import AccessProfile, DType, EmbeddingTable, Feature, Optimizer, TableSet
+from autoshard.core.errors import InvalidTableError
+
+
+def table(name="t0", num_embeddings=1000, embedding_dim=16, **changes):
+    values = {
+        "name": name,
+        "num_embeddings": num_embeddings,
+        "embedding_dim": embedding_dim,
+        "features": (Feature(name=f"{name}_f", pooling_factor=2.0),),
+        "access": AccessProfile.zipf(max(1, num_embeddings), 1.0),
+    }
+    return EmbeddingTable(**{**values, **changes})
+
+
+def pool(num_tables):
+    return TableSet(batch_size=4096, tables=tuple(table(f"t{index}") for index in range(num_tables)))
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: Feature(name="", pooling_factor=1.0), "name"),
+        (lambda: Feature(name="f", pooling_factor=-1.0), "pooling_factor"),
+        (lambda: Feature(name="f", pooling_factor=1.0, pooling_variance=math.nan), "pooling_variance"),
+        (lambda: Feature(name="f", pooling_factor=1.0, pooling_p99=math.inf), "pooling_p99"),
+        (lambda: table(name=""), "name"),
+        (lambda: table(num_embeddings=0), "num_embeddings"),
+        (lambda: table(embedding_dim=16.0), "embedding_dim"),
+        (lambda: table(features=()), "features"),
+        (lambda: table(access=AccessProfile.uniform(999)), "access"),
+        (lambda: TableSet(batch_size=0, tables=(table(),)), "batch_size"),
+        (lambda: TableSet(batch_size=1, tables=()), "tables"),
+        (lambda: TableSet(batch_size=1, tables=(table(), table())), "tables.name"),
+        (
+            lambda: TableSet(
+                batch_size=1, tables=(table("a"), table("b", features=(Feature(name="a_f", pooling_factor=1.0),)))
+            ),
+            "tables.features",
+        ),
+        (lambda: pool(2)["t9"], "tables"),
+        (lambda: pool(2).scaled(0), "scale"),
+        (lambda: pool(2).sample(3, seed=0), "num_tables"),
+        (lambda: pool(2).sample(0, seed=0), "num_tables"),
+        (lambda: pool(2).sample(1, seed=-1), "seed"),
+    ],
+)
+def test_impossible_values_are_refused_by_field(make, field):
+    with pytest.raises(InvalidTableError) as caught:
+        make()
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "bytes_per_row"),
+    [
+        (Optimizer.SGD, DType.FP32, 16 * 4),
+        (Optimizer.ROWWISE_ADAGRAD, DType.FP32, 16 * 4 + 4),
+        (Optimizer.ADAGRAD, DType.FP16, 16 * 2 + 16 * 4),
+        (Optimizer.ADAM, DType.INT8, 16 * 1 + 2 * 16 * 4),
+    ],
+)
+def test_bytes_are_weights_and_optimizer_state(optimizer, dtype, bytes_per_row):
+    assert table(optimizer=optimizer, dtype=dtype).hbm_bytes == 1000 * bytes_per_row
+
+
+def test_a_shared_table_is_looked_up_by_all_its_features():
+    features = (Feature(name="a", pooling_factor=1.0), Feature(name="b", pooling_factor=10.0))
+    assert table(features=features).pooling_factor == 11.0
+
+
+def test_scaling_keeps_lookups_per_row():
+    tables = pool(3)
+    scaled = tables.scaled(8)
+    assert scaled.batch_size == 512
+    for before, after in zip(tables.tables, scaled.tables, strict=True):
+        assert after.num_embeddings == 125
+        per_row = before.pooling_factor * tables.batch_size / before.num_embeddings
+        assert after.pooling_factor * scaled.batch_size / after.num_embeddings == per_row
+
+
+def test_scaling_by_one_changes_nothing():
+    assert pool(3).scaled(1) == pool(3)
+
+
+@given(num_tables=st.integers(1, 20), seed=st.integers(0, 2**32))
+def test_a_sample_is_a_subset_in_order_that_its_seed_decides(num_tables, seed):
+    tables = pool(20)
+    task = tables.sample(num_tables, seed)
+    assert task == tables.sample(num_tables, seed)
+    positions = [tables.tables.index(item) for item in task.tables]
+    assert positions == sorted(set(positions))
+    assert len(positions) == num_tables
+
+
+def test_samples_of_other_seeds_differ():
+    assert len({tuple(item.name for item in pool(20).sample(5, seed).tables) for seed in range(20)}) > 15
