@@ -283,7 +283,8 @@ def read_sample_file(file: Path, rebuilt: dict[tuple[Any, ...], LocalShard] | No
     if version != SCHEMA_VERSION:
         raise FormatError(f"must be {SCHEMA_VERSION}, got {version}", field="schema", source=str(file))
     if not table.schema.equals(_SCHEMA):
-        wrong = {item.name for item in set(table.schema) ^ set(_SCHEMA)}
+        names = {*table.schema.names, *_SCHEMA.names}
+        wrong = {name for name in names if _type_of(name, table.schema) != _type_of(name, _SCHEMA)}
         raise FormatError("column is missing or not of this schema", field=", ".join(sorted(wrong)), source=str(file))
     try:
         return _samples(table.combine_chunks(), {} if rebuilt is None else rebuilt)
@@ -293,6 +294,10 @@ def read_sample_file(file: Path, rebuilt: dict[tuple[Any, ...], LocalShard] | No
 
 def _files(store: str | Path, device: str) -> Iterable[Path]:
     return sorted(Path(store).glob(f"device={device}/part-*.parquet"))
+
+
+def _type_of(name: str, schema: pa.Schema) -> pa.DataType | None:
+    return schema.field(name).type if schema.names.count(name) == 1 else None
 
 
 def _row(sample: Sample) -> dict[str, Any]:

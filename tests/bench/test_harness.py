@@ -56,7 +56,7 @@ def test_a_set_that_fits_nowhere_is_an_error(harness, make_shard):
 
 
 def test_nothing_runs_when_a_shard_cannot(harness, make_shard):
-    with pytest.raises(InvalidTableError, match="odd.embedding_dim"):
+    with pytest.raises(InvalidTableError, match=r"odd\.embedding_dim"):
         harness.measure([[make_shard()], [make_shard("odd", embedding_dim=5)]])
 
 
