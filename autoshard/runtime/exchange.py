@@ -207,7 +207,8 @@ class OutputExchange:
             if runs:
                 torch.cat([gradient_BC[:, start:stop] for _, start, stop in runs], dim=1, out=part.view(B, width))
         received = self._swapped(sent, B, to_owners=True)
-        return received.div_(len(self.widths)).view(-1, self.widths[self.rank])
+        P = len(self.widths)
+        return received.div_(P).view(P * B, self.widths[self.rank])
 
     def _swapped(self, sent: torch.Tensor, B: int, *, to_owners: bool) -> torch.Tensor:
         own = [B * self.widths[self.rank]] * len(self.widths)

@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from autoshard.core.errors import AutoshardError, ExecutionError
-from autoshard.runtime.results import RunRequest
 
+#: Written by the launching process: the requests.
 JOB_FILE = "job.json"
+#: Written by the worker of rank 0: their results.
 RESULTS_FILE = "results.json"
+#: Written by a worker that fails.
 ERROR_FILE = "error.{rank}.json"
+#: Written by every worker when it starts.
 PID_FILE = "pid.{rank}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Requests for one set of processes, executed one after the other.
-
-    Attributes:
-        launcher_pid: Process without which the workers have no reason to go on.
-        requests: What to execute.
-    """
-
-    launcher_pid: int
-    requests: tuple[RunRequest, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The job as a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Job:
-        """Reads what `to_json` wrote."""
-        requests = tuple(RunRequest(**request) for request in document["requests"])
-        return cls(launcher_pid=document["launcher_pid"], requests=requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,15 +13,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from autoshard.core.errors import AutoshardError, DeviceError, ExecutionError, InvalidOptionError
+from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
 from autoshard.formats import read_plan
-from autoshard.runtime.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord, Job
+from autoshard.runtime.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord
 from autoshard.runtime.ownership import TableOwners, even_share
-from autoshard.runtime.results import Device, RunRequest, RunResult, Verification
+from autoshard.runtime.results import RunRequest, RunResult, Verification
 
 DEFAULT_TIMEOUT_S = 3600.0
 #: How long workers get to end by themselves before they are killed.
@@ -119,8 +119,8 @@ def run_requests(
         _check(request, nproc)
     with tempfile.TemporaryDirectory(prefix="autoshard-run-") as name:
         folder = Path(name)
-        job = Job(launcher_pid=os.getpid(), requests=tuple(requests))
-        (folder / JOB_FILE).write_text(json.dumps(job.to_json()), encoding="utf-8")
+        job = {"requests": [asdict(request) for request in requests]}
+        (folder / JOB_FILE).write_text(json.dumps(job), encoding="utf-8")
         with _start(folder, nproc) as launcher:
             try:
                 _follow(launcher, time.monotonic() + timeout_s, timeout_s, on_progress)
@@ -141,33 +141,17 @@ def _check(request: RunRequest, nproc: int) -> None:
         raise
     except AutoshardError as error:
         raise error.in_source(request.plan_path) from None
-    if request.device is not Device.CUDA:
-        _check_memory(sum(table.hbm_bytes for table in plan.tables.tables))
-
-
-def _check_memory(needed_bytes: int) -> None:
-    """Refuses what the machine cannot hold; on Linux it would be killed without a word."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return
-    fields = dict(line.split(":", 1) for line in lines)
-    free_bytes = int(fields["MemAvailable"].split()[0]) * 1024
-    if needed_bytes > free_bytes:
-        raise DeviceError(
-            f"the plan's tables need {needed_bytes:,} bytes, this machine has {free_bytes:,} left: "
-            "scale the tables down, or run on more machines"
-        )
 
 
 def _start(folder: Path, nproc: int) -> subprocess.Popen[bytes]:
     with (folder / "stderr").open("wb") as stderr:
         return subprocess.Popen(
             _command(folder, nproc),
-            stdin=subprocess.DEVNULL,
+            # Workers inherit it, and end when it does: when this process is gone, however it went.
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=_environment(),
+            env=_environment(folder),
             # Ctrl-C then reaches this process only, which ends the others in order.
             start_new_session=True,
         )
@@ -190,9 +174,10 @@ def _command(folder: Path, nproc: int) -> list[str]:
     ]
 
 
-def _environment() -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", "1")
+    environment["TMPDIR"] = str(folder)  # torchrun and torch leave files behind, which go with the folder
     if sys.platform == "linux":
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return environment

@@ -166,7 +166,7 @@ def compare(
         parts = {process: draw_samples(tables, num_dense, B, (request.seed, step, process)) for process in needed}
         pooled_BC = training(parts[rank].to(device)).pooled_BC
         pooled_GC = pooled_BC.new_empty(world_size * B, pooled_BC.shape[1])
-        dist.all_gather_into_tensor(pooled_GC, pooled_BC.contiguous())
+        dist.all_gather_single(pooled_GC, pooled_BC.contiguous())
         if reference is not None:
             output_error = max(output_error, _error(pooled_GC, reference.step(global_samples(list(parts.values())))))
     for table in tables.tables:

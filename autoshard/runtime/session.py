@@ -6,7 +6,6 @@ Shape suffixes: S measured steps, P processes, M measured quantities.
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
-from autoshard.core.errors import DeviceError
 from autoshard.formats import read_plan
 from autoshard.runtime.dense import DenseModel, default_layers
+from autoshard.runtime.devices import check_memory, choose_device
 from autoshard.runtime.fused import FusedSettings
 from autoshard.runtime.ownership import TableOwners
 from autoshard.runtime.reference import Reference, check_verifiable, compare
@@ -60,6 +59,9 @@ class Session:
         plan = read_plan(request.plan_path)
         batch_size = request.batch_size or plan.tables.batch_size
         plan = replace(plan, tables=replace(plan.tables, batch_size=batch_size))
+        check_memory(TableOwners.of_plan(plan, dist.get_world_size()), dist.get_rank(), self._device)
+        if request.verify_steps:
+            check_verifiable(plan.tables)
         timer = StepTimer(self._device)
         engine = make_engine(request, plan, self._device, timer)
         try:
@@ -88,13 +90,12 @@ class Session:
         ]
         measured_SM = self._steps(request, training, batches, timer)
         measured_PSM = measured_SM.new_empty(dist.get_world_size(), *measured_SM.shape)
-        dist.all_gather_into_tensor(measured_PSM.view(-1, measured_SM.shape[1]), measured_SM)
+        dist.all_gather_single(measured_PSM.view(-1, measured_SM.shape[1]), measured_SM)
         return _summary(request, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification)
 
     def _verified(
         self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, training: TrainingStep
     ) -> Verification | None:
-        check_verifiable(plan.tables)
         layers = plan.tables.dense or default_layers(engine.feature_dims)
         reference = None
         if dist.get_rank() == 0:
@@ -125,9 +126,9 @@ def open_session(requests: Sequence[RunRequest]) -> Iterator[Session]:
     """Joins the process group that torchrun's environment describes, and leaves it at the end.
 
     Raises:
-        DeviceError: If CUDA is asked for and this process has no GPU of its own.
+        DeviceError: If CUDA is asked for and there is no GPU for each process.
     """
-    device = _device(requests)
+    device = choose_device({request.device for request in requests})
     if device.type == "cuda":
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", timeout=_COLLECTIVE_TIMEOUT, device_id=device)
@@ -150,17 +151,6 @@ def make_engine(
     from autoshard.runtime.embeddings import ShardedEmbeddings
 
     return ShardedEmbeddings(plan, settings, device=device, timer=timer)
-
-
-def _device(requests: Sequence[RunRequest]) -> torch.device:
-    wanted = {request.device for request in requests}
-    local_rank, num_local = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    num_gpus = torch.cuda.device_count()
-    if Device.CPU in wanted or (Device.CUDA not in wanted and num_gpus < num_local):
-        return torch.device("cpu")
-    if num_gpus < num_local:
-        raise DeviceError(f"{num_local} processes need a GPU each, this machine has {num_gpus}")
-    return torch.device("cuda", local_rank)
 
 
 def _summary(

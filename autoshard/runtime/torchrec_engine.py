@@ -19,7 +19,7 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
-from autoshard.core import DType, EmbeddingTable, Pooling, ShardingPlan
+from autoshard.core import DType, Pooling, ShardingPlan
 from autoshard.core.errors import InvalidPlanError
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.fused import FUSED_OPTIMIZERS, FusedSettings
@@ -63,16 +63,18 @@ class TorchRecEmbeddings:
     ) -> None:
         self._part = Participation.agree(plan, settings, local_batch_size=local_batch_size, group=group, device=device)
         self.owners, self.local_batch_size = self._part.owners, self._part.local_batch_size
-        self._features, self.feature_dims = self._part.feature_names, self._part.feature_dims
+        self.feature_dims = self._part.feature_dims
+        self._features = [f"feature_{index}" for index in range(len(self.feature_dims))]
         self._timer = timer or StepTimer(self._part.device, enabled=False)
-        self._placeholders = [
-            process for process in range(self._part.group.size()) if process not in self.owners.owner_T
-        ]
+        processes = range(self._part.group.size())
+        self._placeholders = {
+            process: _placeholder(process) for process in processes if process not in self.owners.owner_T
+        }
         self._sharded: Any = self._shard(settings)
         self._kernels = self._find_kernels()
-        for table in plan.tables.tables:
-            if table.name in self._kernels:
-                initialise(self._kernels[table.name][0], table, settings.seed)
+        for index, table in enumerate(plan.tables.tables):
+            if _name(index) in self._kernels:
+                initialise(self._kernels[_name(index)].weights_ND, table, settings.seed)
 
     def __call__(self, ids: BatchOfIds) -> torch.Tensor:
         """Pooled embeddings of the local batch, shape (B, C), features in the plan's order."""
@@ -89,8 +91,8 @@ class TorchRecEmbeddings:
 
     def table_state(self, name: str) -> TableState:
         """A table's weights and moments, on every process. All processes have to call it."""
-        own = TableState(*self._kernels[name]) if name in self._kernels else None
-        return broadcast_state(name, own, self._part)
+        index = self.owners.tables.tables.index(self.owners.tables[name])
+        return broadcast_state(name, self._kernels.get(_name(index)), self._part)
 
     def close(self) -> None:
         """Lets go of TorchRec's modules; without this, processes may abort when the group is destroyed after it."""
@@ -107,7 +109,7 @@ class TorchRecEmbeddings:
                 field="tables.optimizer",
             )
         collection = EmbeddingBagCollection(
-            tables=[_config(table) for table in tables] + [_placeholder(process) for process in self._placeholders],
+            tables=[*self._configs(), *self._placeholders.values()],
             device=torch.device("meta"),
         )
         sharder = EmbeddingBagCollectionSharder(
@@ -118,8 +120,8 @@ class TorchRecEmbeddings:
                 "bounds_check_mode": BoundsCheckMode.FATAL,
             }
         )
-        owners = dict(zip((table.name for table in tables), self.owners.owner_T, strict=True))
-        owners |= {_placeholder_name(process): process for process in self._placeholders}
+        owners = {_name(index): owner for index, owner in enumerate(self.owners.owner_T)}
+        owners |= {placeholder.name: process for process, placeholder in self._placeholders.items()}
         module_plan = construct_module_sharding_plan(
             collection,
             {name: table_wise(rank=owner, compute_kernel="fused") for name, owner in owners.items()},
@@ -137,16 +139,31 @@ class TorchRecEmbeddings:
         )
         return model.module
 
-    def _find_kernels(self) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
-        """Weights and moments of the tables here; TorchRec's `modules()` does not lead to them."""
-        found: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    def _configs(self) -> list[EmbeddingBagConfig]:
+        """The tables under names that TorchRec accepts: it makes modules of them, which may have no dots."""
+        features = iter(self._features)
+        return [
+            EmbeddingBagConfig(
+                name=_name(index),
+                num_embeddings=table.num_embeddings,
+                embedding_dim=table.embedding_dim,
+                feature_names=[next(features) for _ in table.features],
+                pooling=_POOLING[table.pooling],
+                data_type=_DATA_TYPE[table.dtype],
+            )
+            for index, table in enumerate(self.owners.tables.tables)
+        ]
+
+    def _find_kernels(self) -> dict[str, TableState]:
+        """State of the tables here, by TorchRec's names; its `modules()` does not lead to them."""
+        found: dict[str, TableState] = {}
         for lookup in self._sharded._lookups:
             for kernel in lookup._emb_modules:
                 fused = kernel.emb_module
                 states = fused.split_optimizer_states()
                 for index, config in enumerate(kernel.config.embedding_tables):
                     moments = states[index][0] if states and states[index] else None
-                    found[config.name] = (fused.split_embedding_weights()[index], moments)
+                    found[config.name] = TableState(fused.split_embedding_weights()[index], moments)
                 fused.register_forward_pre_hook(self._before_kernel)
                 fused.register_forward_hook(self._after_kernel)
         return found
@@ -161,28 +178,17 @@ class TorchRecEmbeddings:
         self._timer.measure_backward(output, Part.BACKWARD_KERNEL, instead_of=Part.BACKWARD_EXCHANGE)
 
     def _keyed(self, ids: BatchOfIds) -> KeyedJaggedTensor:
-        empty = [_placeholder_name(process) for process in self._placeholders]
+        empty = [placeholder.name for placeholder in self._placeholders.values()]
         lengths_FB = ids.lengths_FB
         if empty:
             lengths_FB = torch.cat([lengths_FB, lengths_FB.new_zeros(len(empty), ids.batch_size)])
         return KeyedJaggedTensor(keys=self._features + empty, values=ids.ids_L, lengths=lengths_FB.reshape(-1))
 
 
-def _config(table: EmbeddingTable) -> EmbeddingBagConfig:
-    return EmbeddingBagConfig(
-        name=table.name,
-        num_embeddings=table.num_embeddings,
-        embedding_dim=table.embedding_dim,
-        feature_names=[feature.name for feature in table.features],
-        pooling=_POOLING[table.pooling],
-        data_type=_DATA_TYPE[table.dtype],
-    )
+def _name(index: int) -> str:
+    return f"table_{index}"
 
 
 def _placeholder(process: int) -> EmbeddingBagConfig:
-    name = _placeholder_name(process)
+    name = f"placeholder_{process}"
     return EmbeddingBagConfig(name=name, num_embeddings=1, embedding_dim=4, feature_names=[name])
-
-
-def _placeholder_name(process: int) -> str:
-    return f"autoshard.placeholder.{process}"

@@ -11,13 +11,13 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import atomic_write
-from autoshard.runtime.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord, Job
-
-_WATCH_INTERVAL_S = 0.5
+from autoshard.runtime.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord
+from autoshard.runtime.results import RunRequest
 
 
 def main() -> None:
@@ -25,15 +25,15 @@ def main() -> None:
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     atomic_write(folder / PID_FILE.format(rank=rank), str(os.getpid()))
     try:
-        job = Job.from_json(json.loads((folder / JOB_FILE).read_text(encoding="utf-8")))
-        threading.Thread(target=_exit_when_orphaned, args=(job.launcher_pid,), daemon=True).start()
-        _execute(job, folder, rank)
+        threading.Thread(target=_exit_with_launcher, daemon=True).start()
+        job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+        _execute([RunRequest(**request) for request in job["requests"]], folder, rank)
     except BaseException as error:
         atomic_write(folder / ERROR_FILE.format(rank=rank), json.dumps(_record(error).to_json()))
         raise
 
 
-def _execute(job: Job, folder: Path, rank: int) -> None:
+def _execute(requests: Sequence[RunRequest], folder: Path, rank: int) -> None:
     # Imported here: torch and FBGEMM take a second, in which a broken import should still leave an error file.
     from autoshard.runtime.session import open_session
 
@@ -41,29 +41,18 @@ def _execute(job: Job, folder: Path, rank: int) -> None:
         if rank == 0:
             print(json.dumps({"done": done, "total": total}), flush=True)
 
-    with open_session(job.requests) as session:
+    with open_session(requests) as session:
         results = session.run_all(advance)
     if rank == 0:
         document = {"results": [result.to_json() for result in results]}
         atomic_write(folder / RESULTS_FILE, json.dumps(document, allow_nan=False))
 
 
-def _exit_when_orphaned(launcher_pid: int) -> None:
-    """Ends this process when torchrun or the process that started it is gone, however they went."""
-    parent = os.getppid()
-    while os.getppid() == parent and _is_alive(launcher_pid):
-        time.sleep(_WATCH_INTERVAL_S)
+def _exit_with_launcher() -> None:
+    """Ends this process when the one that started the run is gone: nobody holds the other end of standard input."""
+    while os.read(0, 4096):
+        pass
     os._exit(1)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _record(error: BaseException) -> ErrorRecord:

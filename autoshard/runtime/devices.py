@@ -1,0 +1,63 @@
+"""The device of a process, and whether it holds what a plan puts there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Set
+from pathlib import Path
+
+import torch
+
+from autoshard.core.errors import DeviceError
+from autoshard.runtime.ownership import TableOwners
+from autoshard.runtime.results import Device
+
+
+def choose_device(wanted: Set[Device]) -> torch.device:
+    """This process's device under torchrun.
+
+    Args:
+        wanted: What the requests ask for; all of them are executed on the same device, and `cpu` wins.
+
+    Raises:
+        DeviceError: If CUDA is asked for and there is no GPU for each process.
+    """
+    local_rank, num_local = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    num_gpus = torch.cuda.device_count()
+    if Device.CPU in wanted or (Device.CUDA not in wanted and num_gpus < num_local):
+        return torch.device("cpu")
+    if num_gpus < num_local:
+        raise DeviceError(f"{num_local} processes need a GPU each, this machine has {num_gpus}")
+    return torch.device("cuda", local_rank)
+
+
+def check_memory(owners: TableOwners, process: int, device: torch.device) -> None:
+    """Refuses tables that the device cannot hold; on a CPU the system would end the process without a word.
+
+    Args:
+        owners: Who holds which tables. The processes are taken to share this machine.
+        process: This process.
+        device: Its device.
+
+    Raises:
+        DeviceError: If the tables and their optimizer state need more than is free.
+    """
+    if device.type == "cuda":
+        tables, free_bytes = owners.tables_of(process), torch.cuda.mem_get_info(device)[0]
+    else:
+        tables, free_bytes = owners.tables.tables, _free_host_bytes()
+    needed_bytes = sum(table.hbm_bytes for table in tables)
+    if needed_bytes > free_bytes:
+        raise DeviceError(
+            f"the tables need {needed_bytes:,} bytes on this {device.type}, {free_bytes:,} are free: "
+            "scale them down, or use more machines"
+        )
+
+
+def _free_host_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except FileNotFoundError:  # not Linux: all of the memory, since nothing says what is free
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["MemAvailable"].split()[0]) * 1024

@@ -1,0 +1,155 @@
+"""The engine as a module that a trainer uses, in a group of one process."""
+
+import pytest
+import torch
+
+from autoshard.core import DType, Feature, Optimizer, Pooling
+from autoshard.core.errors import InputError, InvalidPlanError
+from autoshard.runtime.batch import BatchOfIds, as_batch
+from autoshard.runtime.dense import DenseModel, default_layers
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.fused import FusedSettings
+from autoshard.runtime.reference import Reference, ReferenceEmbeddings, compare
+from autoshard.runtime.results import RunRequest
+from autoshard.runtime.synthetic import draw_samples
+from autoshard.runtime.timing import Part, StepTimer
+from autoshard.runtime.training import TrainingStep
+
+pytestmark = pytest.mark.usefixtures("one_process")
+
+SETTINGS = FusedSettings(learning_rate=0.05)
+BATCH_SIZE = 6
+
+
+@pytest.fixture
+def tables(make_table):
+    features = (Feature(name="a", pooling_factor=1.5), Feature(name="b", pooling_factor=2.0))
+    return (
+        make_table("t", 40, 8, features=features),
+        make_table("u", 30, 12, pooling=Pooling.MEAN),
+        make_table("v", 20, 4, optimizer=Optimizer.SGD),
+    )
+
+
+@pytest.fixture
+def plan(make_plan, tables):
+    return make_plan(tables, [0, 0, 0], world_size=1, batch_size=BATCH_SIZE)
+
+
+def reference_output(plan, batch):
+    return ReferenceEmbeddings(plan.tables, learning_rate=0.05, eps=1e-8, seed=0)(batch)
+
+
+def test_features_come_out_in_the_plans_order(plan):
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
+    batch = draw_samples(plan.tables, 1, BATCH_SIZE, (0,)).ids
+    output_BC = embeddings(batch)
+    assert embeddings.feature_names == ["a", "b", "u.ids", "v.ids"]
+    assert embeddings.feature_dims == (8, 8, 12, 4)
+    assert torch.allclose(output_BC, reference_output(plan, batch), atol=1e-6)
+
+
+def test_keyed_jagged_tensors_may_have_another_order(plan):
+    from torchrec import KeyedJaggedTensor
+
+    batch = draw_samples(plan.tables, 1, BATCH_SIZE, (1,)).ids
+    keyed = KeyedJaggedTensor(keys=["a", "b", "u.ids", "v.ids"], values=batch.ids_L, lengths=batch.lengths_FB.view(-1))
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
+    expected_BC = embeddings(batch)
+    assert torch.equal(embeddings(keyed), expected_BC)
+    assert torch.equal(embeddings(keyed.permute([2, 0, 3, 1])), expected_BC)
+    with pytest.raises(InputError, match=r"^keys: has no feature 'b'"):
+        embeddings(keyed.permute([0, 2, 3]))
+    weighted = KeyedJaggedTensor(
+        keys=keyed.keys(), values=keyed.values(), lengths=keyed.lengths(), weights=torch.ones(len(batch.ids_L))
+    )
+    with pytest.raises(InputError, match=r"^weights: "):
+        embeddings(weighted)
+
+
+def test_half_precision_weights_train(make_plan, make_table):
+    table = make_table("t", 40, 8, dtype=DType.FP16)
+    plan = make_plan([table], [0], world_size=1, batch_size=BATCH_SIZE)
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
+    batch = draw_samples(plan.tables, 1, BATCH_SIZE, (2,)).ids
+    before = embeddings.table_state("t").weights_ND.clone()
+    embeddings(batch).square().mean().backward()
+    reference = ReferenceEmbeddings(plan.tables, learning_rate=0.05, eps=1e-8, seed=0)
+    reference(batch).square().mean().backward()
+    reference.step()
+    after = embeddings.table_state("t").weights_ND
+    assert after.dtype == torch.float16
+    assert not torch.equal(after, before)
+    # fp16 keeps 11 bits: 2e-3 covers weights below 1 and a step of 0.05 * sqrt(8).
+    assert torch.allclose(after.float(), reference.weights["t"].detach(), atol=2e-3)
+
+
+def test_an_id_that_is_no_row_is_named(plan):
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
+    batch = draw_samples(plan.tables, 1, BATCH_SIZE, (3,)).ids
+    for bad in (-1, 30):
+        ids_L = batch.ids_L.clone()
+        first_of_u = int(batch.lengths_FB[:2].sum())
+        ids_L[first_of_u] = bad
+        with pytest.raises(InputError, match=rf"^feature 'u.ids': table 'u' has rows 0 to 29, got id {bad}$"):
+            embeddings(BatchOfIds(batch.lengths_FB, ids_L))
+
+
+def test_batches_of_another_shape_are_refused(plan):
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
+    batch = draw_samples(plan.tables, 1, BATCH_SIZE, (4,)).ids
+    with pytest.raises(InputError, match=r"^batch_size: every process takes 6 samples a step, got 5"):
+        embeddings(BatchOfIds(batch.lengths_FB[:, :5], batch.ids_L))
+    with pytest.raises(InputError, match=r"^lengths: must have one row per feature, 4, got 3"):
+        embeddings(BatchOfIds(batch.lengths_FB[:3], batch.ids_L))
+    with pytest.raises(InputError, match=r"^lengths: add up to"):
+        embeddings(BatchOfIds(batch.lengths_FB, batch.ids_L[:-1]))
+    with pytest.raises(InputError, match=r"^lengths: must be whole numbers of shape"):
+        BatchOfIds(batch.lengths_FB.view(-1), batch.ids_L)
+    with pytest.raises(InputError, match=r"^ids: must be one row of whole numbers"):
+        BatchOfIds(batch.lengths_FB, batch.ids_L.float())
+    assert as_batch(batch, embeddings.feature_names) is batch
+
+
+def test_sequence_tables_are_refused(make_plan, make_table):
+    plan = make_plan([make_table("s", pooling=Pooling.SEQUENCE)], [0], world_size=1)
+    with pytest.raises(InvalidPlanError, match="'s' is a sequence table"):
+        ShardedEmbeddings(plan, SETTINGS)
+
+
+def compared(plan, settings, request):
+    embeddings = ShardedEmbeddings(plan, settings)
+    layers = default_layers(embeddings.feature_dims)
+    dense, same_dense = (DenseModel(layers, embeddings.feature_dims, 0) for _ in range(2))
+    training = TrainingStep(embeddings, dense, request.learning_rate)
+    reference = Reference(plan.tables, same_dense, request)
+    return compare(embeddings, training, reference, request, layers.num_dense_features)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        (FusedSettings(learning_rate=0.051), "weight_error"),
+        (FusedSettings(learning_rate=0.05, eps=1e-3), "weight_error"),
+        (FusedSettings(learning_rate=0.05, seed=1), "output_error"),
+    ],
+)
+def test_the_comparison_notices_what_differs(plan, settings, error):
+    request = RunRequest(plan_path="none", verify_steps=3, learning_rate=0.05)
+    assert compared(plan, SETTINGS, request).max_error <= 5e-6
+    assert getattr(compared(plan, settings, request), error) > 1e-4
+
+
+def test_a_timer_counts_every_part(plan):
+    timer = StepTimer(torch.device("cpu"))
+    embeddings = ShardedEmbeddings(plan, SETTINGS, timer=timer)
+    embeddings(draw_samples(plan.tables, 1, BATCH_SIZE, (5,)).ids).sum().backward()
+    parts = timer.take()
+    assert set(parts) == set(Part)
+    assert all(milliseconds > 0 for milliseconds in parts.values())
+    assert not any(timer.take().values())
+
+
+def test_the_tables_have_no_parameters_of_the_module(plan):
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
+    assert list(embeddings.parameters()) == []

@@ -1,0 +1,170 @@
+"""Starting processes, following them, and leaving none behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoshard.core import DenseLayers
+from autoshard.core.errors import ExecutionError, FormatError, InputError, InvalidOptionError, InvalidPlanError
+from autoshard.formats import write_plan
+from autoshard.runtime import RunResult, run_plan, verify_plan
+
+FOREVER = 1_000_000
+
+
+@pytest.fixture
+def plan(make_plan, make_table):
+    return make_plan([make_table(f"t{index}") for index in range(3)], [0, 1, 1])
+
+
+@pytest.fixture
+def plan_path(plan, tmp_path):
+    path = tmp_path / "plan.json"
+    write_plan(plan, path)
+    return path
+
+
+@pytest.fixture
+def run_folder(tmp_path, monkeypatch):
+    """Where runs keep their files; its name is on the command line of every process of a run."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def processes_of(folder):
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:  # it ended meanwhile
+                continue
+            if str(folder).encode() in command:
+                found.append(int(entry.name))
+    return found
+
+
+def worker(folder, rank):
+    return int(next(folder.glob(f"*/pid.{rank}")).read_text())
+
+
+def test_a_run_measures_and_reports(plan_path, run_folder):
+    heard = []
+    result = run_plan(plan_path, 2, steps=3, warmup_steps=1, batch_size=12, on_progress=heard.append)
+    assert [progress.done for progress in heard] == [1, 2, 3, 4]
+    assert {progress.total for progress in heard} == {4}
+    assert (result.batch_size, result.steps, result.num_processes) == (12, 3, 2)
+    assert not result.folded
+    assert result.step_ms > 0
+    assert result.samples_per_s == pytest.approx(12 / result.step_ms * 1e3)
+    assert result.balance == pytest.approx(
+        min(rank.kernel_ms for rank in result.ranks) / max(rank.kernel_ms for rank in result.ranks)
+    )
+    assert result.verification is None
+    written = json.dumps(result.to_json(), allow_nan=False)
+    assert RunResult.from_json(json.loads(written)) == result
+    assert list(run_folder.iterdir()) == []
+
+
+def test_a_plan_is_verified_on_one_process(plan_path):
+    verification = verify_plan(plan_path, 1, steps=2)
+    assert verification.steps == 2
+    assert 0 <= verification.max_error <= 5e-6
+
+
+def test_a_killed_worker_is_named_and_its_peers_end(plan_path, run_folder):
+    def kill(_):
+        os.kill(worker(run_folder, 1), signal.SIGKILL)
+
+    with pytest.raises(ExecutionError, match=r"^process 1 was killed by signal 9 \(SIGKILL\)$"):
+        run_plan(plan_path, 2, FOREVER, on_progress=kill, timeout_s=60)
+    assert processes_of(run_folder) == []
+
+
+def test_an_interrupt_ends_every_process(plan_path, run_folder):
+    seen = []
+
+    def interrupt(_):
+        seen.extend(processes_of(run_folder))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(plan_path, 2, FOREVER, on_progress=interrupt)
+    assert len(seen) == 3  # torchrun and two workers
+    assert processes_of(run_folder) == []
+    assert list(run_folder.iterdir()) == []
+
+
+def test_a_run_that_takes_too_long_is_ended(plan_path, run_folder):
+    with pytest.raises(ExecutionError, match=r"^the run did not end within 0.5 s and was stopped$"):
+        run_plan(plan_path, 2, FOREVER, timeout_s=0.5)
+    assert processes_of(run_folder) == []
+
+
+def test_workers_end_when_the_process_that_started_them_is_killed(plan_path, run_folder):
+    code = f"from autoshard.runtime import run_plan; run_plan({str(plan_path)!r}, 2, {FOREVER})"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2]) as launching:
+        while len(list(run_folder.glob("*/pid.*"))) < 2:
+            assert launching.poll() is None
+            time.sleep(0.1)
+        launching.kill()
+    while processes_of(run_folder):  # pytest's own timeout ends this if they stay
+        time.sleep(0.1)
+
+
+def test_an_error_in_a_worker_comes_back_as_it_was(plan, tmp_path):
+    dense = DenseLayers(num_dense_features=2, bottom_mlp=(4,), top_mlp=(2,))
+    path = tmp_path / "bad.json"
+    write_plan(replace(plan, tables=replace(plan.tables, dense=dense)), path)
+    with pytest.raises(InvalidPlanError, match=r"^tables.dense.top_mlp: must end in width 1"):
+        run_plan(path, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"nproc": 3}, r"nproc: must be in \[1, 2\], the plan's ranks; got 3"),
+        ({"nproc": 2, "batch_size": 7}, "batch_size: must be a multiple of the 2 processes, got 7"),
+        ({"nproc": 2, "engine": "fast"}, "engine: must be one of thin, torchrec; got 'fast'"),
+        ({"nproc": 2, "device": "tpu"}, "device: must be one of auto, cpu, cuda; got 'tpu'"),
+        ({"nproc": 2, "steps": 0}, "steps: must be a whole number of at least 1, got 0"),
+        ({"nproc": 2, "verify_steps": -1}, "verify_steps: must be a whole number of at least 0, got -1"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_starts(plan_path, run_folder, options, text):
+    with pytest.raises(InvalidOptionError, match=f"^{text}$"):
+        run_plan(plan_path, **options)
+    assert list(run_folder.iterdir()) == []
+
+
+def test_bad_plans_name_their_file(plan, tmp_path):
+    with pytest.raises(FormatError, match=r"nowhere.json: cannot be read"):
+        run_plan(tmp_path / "nowhere.json", 2)
+    torn = tmp_path / "torn.json"
+    torn.write_text('{"schema": "autoshard.plan/1"', encoding="utf-8")
+    with pytest.raises(InputError, match=r"torn.json"):
+        run_plan(torn, 2)
+    table = replace(plan.tables.tables[0], embedding_dim=6)
+    shard = replace(plan.shards[0].shard, table=table, columns=(0, 6))
+    odd = tmp_path / "odd.json"
+    write_plan(
+        replace(
+            plan,
+            tables=replace(plan.tables, tables=(table, *plan.tables.tables[1:])),
+            shards=(replace(plan.shards[0], shard=shard), *plan.shards[1:]),
+        ),
+        odd,
+    )
+    with pytest.raises(InvalidPlanError, match=r"odd.json: tables.tables\[0\].embedding_dim: must be a multiple of 4"):
+        run_plan(odd, 2)
