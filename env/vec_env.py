@@ -1,0 +1,151 @@
+"""The batch of episodes as stable-baselines3 sees vectorised environments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from autoshard.core.errors import InvalidOptionError
+from env.observation import observation_space
+from env.placement_batch import FinishedEpisodes, PlacementBatch
+from env.task import PlacementTask, RewardMs
+
+
+class PlacementVecEnv(VecEnv):
+    """Plays `num_groups * num_rollouts` episodes at once; those of a group are of the same task.
+
+    Several rollouts of one task can be compared with each other, which is worth more to a learner than as many of
+    different tasks. Groups draw their tasks without repetition until all tasks have been drawn.
+
+    Args:
+        tasks: Tasks with the same cost model and number of ranks.
+        num_groups: Tasks at a time.
+        num_rollouts: Episodes per task.
+        reward_ms: As for TablePlacementEnv.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[PlacementTask],
+        num_groups: int,
+        num_rollouts: int,
+        reward_ms: RewardMs | None = None,
+    ) -> None:
+        if num_groups < 1 or num_rollouts < 1:
+            raise InvalidOptionError(f"must be at least 1, got {num_groups} x {num_rollouts}", field="num_envs")
+        self.batch = PlacementBatch(tasks, num_groups * num_rollouts, reward_ms)
+        self._num_rollouts = num_rollouts
+        self._rng = np.random.default_rng()
+        self._upcoming: list[int] = []
+        self._actions = np.zeros(0, dtype=np.int64)
+        self._started_s = time.monotonic()
+        first = self.batch.tasks[0]
+        super().__init__(
+            self.batch.num_episodes,
+            observation_space(first.num_ranks, first.code_width),
+            spaces.Discrete(first.num_ranks),
+        )
+
+    def reset(self) -> VecEnvObs:
+        """Starts all episodes; the seed given by `seed` decides which tasks are drawn."""
+        if self._seeds[0] is not None:
+            self._rng = np.random.default_rng(self._seeds[0])
+            self._upcoming = []
+        self._reset_seeds()
+        self._reset_options()
+        self._begin(np.arange(self.num_envs))
+        return self.batch.observe()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Takes the actions that `step_wait` carries out."""
+        self._actions = actions
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Steps all episodes; those that end start anew at once, as stable-baselines3 expects."""
+        finished = self.batch.step(np.asarray(self._actions, dtype=np.int64))
+        rewards_E = np.zeros(self.num_envs, dtype=np.float32)
+        dones_E = np.zeros(self.num_envs, dtype=np.bool_)
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        if len(finished.episodes_D):
+            rewards_E[finished.episodes_D] = finished.rewards_D
+            dones_E[finished.episodes_D] = True
+            self._describe(finished, infos)
+            self._begin(finished.episodes_D)
+        return self.batch.observe(), rewards_E, dones_E, infos
+
+    def draw_state(self) -> dict[str, Any]:
+        """JSON object from which `restore_draws` goes on; to be asked for when all episodes have just begun."""
+        return {
+            "rng": self._rng.bit_generator.state,
+            "upcoming": list(self._upcoming),
+            "tasks": self.batch.task_E.tolist(),
+        }
+
+    def restore_draws(self, state: Mapping[str, Any]) -> VecEnvObs:
+        """Begins the episodes of a `draw_state`, and will draw the tasks that would have followed."""
+        self._rng.bit_generator.state = state["rng"]
+        self._upcoming = list(state["upcoming"])
+        self.batch.begin(np.arange(self.num_envs), np.array(state["tasks"], dtype=np.int64))
+        return self.batch.observe()
+
+    def _describe(self, finished: FinishedEpisodes, infos: list[dict[str, Any]]) -> None:
+        last = self.batch.observe()
+        elapsed_s = time.monotonic() - self._started_s
+        for index, episode in enumerate(finished.episodes_D):
+            infos[episode] = {
+                "ranks": finished.ranks[index],
+                "cost_ms": finished.cost_ms_DR[index],
+                "is_feasible": bool(finished.is_feasible_D[index]),
+                "terminal_observation": {key: values[episode] for key, values in last.items()},
+                "TimeLimit.truncated": False,
+                "episode": {
+                    "r": float(finished.rewards_D[index]),
+                    "l": len(finished.ranks[index]),
+                    "t": elapsed_s,
+                },
+            }
+
+    def _begin(self, episodes_D: np.ndarray) -> None:
+        # The episodes of a group are of one task, so they end together.
+        groups = np.unique(episodes_D // self._num_rollouts)
+        tasks = np.array([self._draw() for _ in groups])
+        members = groups[:, None] * self._num_rollouts + np.arange(self._num_rollouts)
+        self.batch.begin(members.ravel(), tasks.repeat(self._num_rollouts))
+
+    def _draw(self) -> int:
+        if not self._upcoming:
+            self._upcoming = self._rng.permutation(len(self.batch.tasks)).tolist()
+        return self._upcoming.pop()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """Per episode: `task_index`, `render_mode`, or anything that is the same for all."""
+        chosen = list(self._get_indices(indices))
+        if attr_name == "task_index":
+            return self.batch.task_E[chosen].tolist()
+        if attr_name == "render_mode":
+            return [None] * len(chosen)
+        return [getattr(self, attr_name)] * len(chosen)
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Episodes of a batch have no attributes of their own."""
+        raise AttributeError(f"{attr_name} cannot be set: the episodes are rows of one batch")
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Episodes of a batch have no methods of their own."""
+        raise AttributeError(f"{method_name} cannot be called: the episodes are rows of one batch")
+
+    def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
+        """Never wrapped one by one."""
+        return [False for _ in self._get_indices(indices)]
