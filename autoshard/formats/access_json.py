@@ -121,29 +121,30 @@ def _read_counts(fields: Fields, context: AccessContext) -> AccessProfile:
         raise FormatError("counts can only be read from a file that lies beside tables.json", field=path)
     if Path(name).name != name or "\\" in name:
         raise FormatError(f"must be the name of a file in the same folder, got {shown(name)}", field=path)
-    counts = _parquet_counts(context.folder / name, path)
-    if len(counts) != context.num_embeddings:
-        raise FormatError(
-            f"must hold one count per row: the table has {context.num_embeddings}, the file {len(counts)}", field=path
-        )
-    return AccessProfile.from_counts(counts)
+    return AccessProfile.from_counts(_parquet_counts(context.folder / name, path, context.num_embeddings))
 
 
-def _parquet_counts(file: Path, path: str) -> FloatArray:
+def _parquet_counts(file: Path, path: str, num_rows: int) -> FloatArray:
     import pyarrow
     import pyarrow.parquet
 
+    is_integer, is_floating = pyarrow.types.is_integer, pyarrow.types.is_floating
     try:
-        column = pyarrow.parquet.read_table(file, columns=["count"])
+        with pyarrow.parquet.ParquetFile(file) as parquet:
+            kinds = [column.type for column in parquet.schema_arrow if column.name == "count"]
+            if len(kinds) != 1 or not (is_integer(kinds[0]) or is_floating(kinds[0])):
+                raise FormatError(f"{file.name} must have one column of numbers named count", field=path)
+            if parquet.metadata.num_rows != num_rows:
+                raise FormatError(
+                    f"must hold one count per row: the table has {num_rows}, the file {parquet.metadata.num_rows}",
+                    field=path,
+                )
+            column = parquet.read(columns=["count"]).column(0)
     except FileNotFoundError:
         raise FormatError(f"there is no file {file.name} beside tables.json", field=path) from None
     except (OSError, pyarrow.ArrowException) as error:
         raise FormatError(f"{file.name} is no readable Parquet file: {shown(str(error))}", field=path) from None
-    if column.num_columns != 1 or not (
-        pyarrow.types.is_integer(column.schema[0].type) or pyarrow.types.is_floating(column.schema[0].type)
-    ):
-        raise FormatError(f"{file.name} must have a column of numbers named count", field=path)
-    return np.asarray(column.column(0).to_numpy(), dtype=np.float64)
+    return np.asarray(column.to_numpy(), dtype=np.float64)
 
 
 def _shortest(value: float) -> float | int:

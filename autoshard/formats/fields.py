@@ -118,6 +118,13 @@ class Fields:
         """An object within this one; one without fields if it was left out."""
         return Fields(self._values.get(name, {}), self.at(name), required=required, optional=optional)
 
+    def mapping(self, name: str) -> dict[str, object]:
+        """An object whose fields have names of the user's own; an empty one if it was left out."""
+        value = self._values.get(name, {})
+        if not isinstance(value, dict):
+            raise FormatError(f"must be an object, got {shown(value)}", field=self.at(name))
+        return value
+
     def build(self, make: Callable[[], BuiltT]) -> BuiltT:
         """Calls `make`; errors of the values that it checks get this object's path.
 
@@ -217,7 +224,8 @@ def items(value: object, path: str, *, minimum: int = 1, maximum: int = 1_000_00
     if not isinstance(value, list):
         raise FormatError(f"must be a list, got {shown(value)}", field=path)
     if not minimum <= len(value) <= maximum:
-        raise FormatError(f"must hold {minimum} to {maximum} values, got {len(value)}", field=path)
+        accepted = str(minimum) if minimum == maximum else f"{minimum} to {maximum}"
+        raise FormatError(f"must hold {accepted} values, got {len(value)}", field=path)
     return value
 
 

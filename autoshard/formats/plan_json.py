@@ -18,7 +18,7 @@ from autoshard.core import (
 )
 from autoshard.core.errors import FormatError
 from autoshard.evaluation.validator import validate_plan
-from autoshard.formats.fields import Fields, from_source, shortened, shown
+from autoshard.formats.fields import Fields, from_source, shortened, shown, text
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json, join, read_json
 from autoshard.formats.prediction_json import prediction_from_json, prediction_to_json
@@ -155,18 +155,15 @@ def _payload_from_json(plan: Fields) -> Payload:
 
 def _row_orders_from_json(plan: Fields, table_names: Collection[str]) -> dict[str, RowOrder]:
     path = plan.at("row_orders")
-    if "row_orders" not in plan:
-        return {}
-    orders = plan["row_orders"]
-    if not isinstance(orders, dict):
-        raise FormatError(f"must be an object, got {shown(orders)}", field=path)
-    return {name: _row_order_from_json(name, value, path, table_names) for name, value in orders.items()}
+    orders = plan.mapping("row_orders").items()
+    return {name: _row_order_from_json(name, value, path, table_names) for name, value in orders}
 
 
 def _row_order_from_json(name: str, value: object, path: str, table_names: Collection[str]) -> RowOrder:
+    path = join(path, shortened(name))
     if name not in table_names:
-        raise FormatError(f"no table is named {shown(name)}", field=path)
-    fields = Fields(value, join(path, shortened(name)), required=("file", "digest", "num_ordered"))
+        raise FormatError("no table has that name", field=path)
+    fields = Fields(value, path, required=("file", "digest", "num_ordered"))
     file, digest = fields.text("file"), fields.text("digest")
     if Path(file).name != file or "\\" in file:
         raise FormatError(
@@ -180,18 +177,14 @@ def _row_order_from_json(name: str, value: object, path: str, table_names: Colle
 
 def _provenance_from_json(plan: Fields) -> Provenance:
     fields = plan.fields("provenance", required=("planner", "options", "seed", "models", "version"))
-    options, models = fields["options"], fields["models"]
-    if not isinstance(options, dict):
-        raise FormatError(f"must be an object, got {shown(options)}", field=fields.at("options"))
-    if not isinstance(models, dict) or not all(isinstance(model, str) for model in models.values()):
-        raise FormatError("must be an object whose values are texts", field=fields.at("models"))
+    options, models = fields.mapping("options"), fields.mapping("models")
     _check_finite(options, fields.at("options"))
     return Provenance(
         planner=fields.text("planner"),
         version=fields.text("version"),
         seed=fields.whole("seed"),
         options=options,
-        models=models,
+        models={name: text(model, join(fields.at("models"), shortened(name))) for name, model in models.items()},
     )
 
 

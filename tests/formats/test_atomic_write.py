@@ -1,0 +1,69 @@
+"""Files are written whole or not at all."""
+
+import os
+import stat
+
+import pytest
+
+from autoshard.core.errors import FormatError
+from autoshard.formats import atomic_write
+
+
+def test_text_and_bytes_are_written_with_missing_folders(tmp_path):
+    target = tmp_path / "new" / "folder" / "file.txt"
+    atomic_write(target, "käse")
+    assert target.read_bytes() == "käse".encode()
+    atomic_write(target, b"\x00")
+    assert target.read_bytes() == b"\x00"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
+    target = tmp_path / "file.txt"
+    atomic_write(target, "old")
+    with pytest.raises(UnicodeEncodeError):
+        atomic_write(target, "half of it, then \ud800")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_rename_that_fails_leaves_no_temporary_file(tmp_path, monkeypatch):
+    target = tmp_path / "file.txt"
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", refuse)
+    with pytest.raises(FormatError, match="cannot be written: no space left on device"):
+        atomic_write(target, "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_new_files_have_the_usual_permissions_and_old_ones_keep_theirs(tmp_path):
+    target, usual = tmp_path / "file.txt", tmp_path / "usual.txt"
+    usual.touch()
+    atomic_write(target, "")
+    assert target.stat().st_mode == usual.stat().st_mode
+    target.chmod(0o640)
+    atomic_write(target, "")
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+def test_a_link_stays_a_link(tmp_path):
+    target, link = tmp_path / "file.txt", tmp_path / "link.txt"
+    target.touch()
+    link.symlink_to(target)
+    atomic_write(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+@pytest.mark.parametrize("place", ["", "pipe", "file/inside"])
+def test_a_place_where_no_file_can_be_is_refused_and_left_alone(tmp_path, place):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    with pytest.raises(FormatError, match="cannot be written") as caught:
+        atomic_write(tmp_path / place, "x")
+    assert str(tmp_path / place) in str(caught.value)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["file", "pipe"]
