@@ -15,6 +15,7 @@ from bench.harness import Harness, Measurement
 from bench.provenance import Software, installed_software
 from bench.sampling import ChosenSet
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
     """What a run of the collector added.

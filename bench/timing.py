@@ -21,6 +21,9 @@ from bench.caches import CacheFlush
 
 MsArray = NDArray[np.float64]
 
+#: Standard deviation over median absolute deviation of normally distributed values.
+_SIGMA_PER_DEVIATION = 1.4826
+
 
 class TimedKernel(Protocol):
     """What can be timed: a forward pass whose result the backward pass takes."""
@@ -161,10 +164,12 @@ def _run_once(kernel: TimedKernel, flush: CacheFlush | None, clock: Any) -> tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where the latencies of S sets lie: their trimmed means, and the relative spread of what was kept."""
+    """Where the latencies of S sets lie."""
 
     mean_ms_S: MsArray
+    """Trimmed means."""
     spread_S: MsArray
+    """Standard deviation of single runs over the mean, by the median absolute deviation, which hiccups leave alone."""
 
 
 def locate(latency_ms_SR: MsArray, num_dropped: int) -> Location:
@@ -182,9 +187,11 @@ def locate(latency_ms_SR: MsArray, num_dropped: int) -> Location:
     if not is_run_S.any():
         return Location(mean_ms_S=middle_ms_S, spread_S=np.zeros_like(middle_ms_S))
     drift_R = np.median(latency_ms_SR[is_run_S] / middle_ms_S[is_run_S, None], axis=0)
-    kept_SR = np.sort(latency_ms_SR / drift_R, axis=1)[:, num_dropped : latency_ms_SR.shape[1] - num_dropped]
-    mean_ms_S = kept_SR.mean(axis=1)
-    return Location(mean_ms_S=mean_ms_S, spread_S=kept_SR.std(axis=1) / np.where(is_run_S, mean_ms_S, 1.0))
+    steady_SR = np.sort(latency_ms_SR / drift_R, axis=1)
+    mean_ms_S = steady_SR[:, num_dropped : steady_SR.shape[1] - num_dropped].mean(axis=1)
+    deviation_SR = np.abs(steady_SR - np.median(steady_SR, axis=1, keepdims=True))
+    spread_S = _SIGMA_PER_DEVIATION * np.median(deviation_SR, axis=1) / np.where(is_run_S, mean_ms_S, 1.0)
+    return Location(mean_ms_S=mean_ms_S, spread_S=spread_S)
 
 
 @contextmanager

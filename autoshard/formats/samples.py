@@ -120,7 +120,7 @@ class Sample:
         shards: The set.
         forward_ms: Forward kernel.
         backward_ms: Backward kernel with the fused optimizer.
-        forward_spread: Standard deviation over mean of the rounds that were kept.
+        forward_spread: Standard deviation of single rounds over the mean, drift divided out.
         backward_spread: As `forward_spread`.
         reference_forward_ms: The reference set of the device in the same rounds.
         reference_backward_ms: As `reference_forward_ms`.
