@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from autoshard.core import Costs, ShardingPlan, TableSet, Topology
@@ -23,6 +25,7 @@ class PlanRequest:
         seed: Same seed, same plan (time limits aside).
         time_limit_s: Wall-clock time that an anytime planner may use.
         options: The planner's own options, by name.
+        registry: Folder of trained models for planners that need one; None for the default.
     """
 
     tables: TableSet
@@ -31,6 +34,15 @@ class PlanRequest:
     seed: int = 0
     time_limit_s: float = 1.0
     options: Mapping[str, object] = field(default_factory=dict)
+    registry: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0):
+            raise InvalidOptionError(
+                f"must be a positive number of seconds, got {self.time_limit_s}", field="time_limit_s"
+            )
+        if self.seed < 0:
+            raise InvalidOptionError(f"must be at least 0, got {self.seed}", field="seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,74 @@
+"""Cost of collectives from the topology's latencies and bandwidths.
+
+Shape suffixes: R ranks, L levels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.core import Topology
+from autoshard.core.costs import MsArray
+from autoshard.core.errors import InvalidTopologyError
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaBetaComm:
+    """Latency plus bytes over bandwidth, level by level.
+
+    Bytes between two ranks travel over the innermost level that holds both. Links inside a node and links that
+    leave it are different hardware and work at the same time; levels outside the node share the ranks' network
+    ports, so that their times add up.
+    """
+
+    @property
+    def name(self) -> str:
+        """What answers say."""
+        return "alpha-beta"
+
+    def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
+        """Time per rank of an all-to-all in which rank i sends `sent_bytes_RR[i, j]` to rank j; shape (R,).
+
+        A rank is done when the larger of what it sends and what it receives is through. What stays on its rank
+        is free, and so is the collective for a rank that exchanges nothing.
+        """
+        sent = np.asarray(sent_bytes_RR, dtype=np.float64)
+        if sent.shape != (topology.world_size, topology.world_size):
+            raise InvalidTopologyError(
+                f"must be {topology.world_size} rows of as many numbers, got shape {sent.shape}",
+                field="sent_bytes",
+            )
+        level_RR = link_levels(topology)
+        times_LR, latency_LR = [], []
+        for index, level in enumerate(topology.levels):
+            there = np.where(level_RR == index, sent, 0.0)
+            bytes_R = np.maximum(there.sum(axis=1), there.sum(axis=0))
+            times_LR.append(bytes_R / level.all_to_all.bytes_per_s)
+            latency_LR.append(np.where(bytes_R > 0, level.all_to_all.latency_s, 0.0))
+        beyond_R = np.sum(times_LR[1:], axis=0) if len(times_LR) > 1 else np.zeros(topology.world_size)
+        seconds_R = np.max(latency_LR, axis=0) + np.maximum(times_LR[0], beyond_R)
+        return np.asarray(seconds_R * 1e3)
+
+    def all_reduce_ms(self, num_bytes: float, topology: Topology) -> float:
+        """Time of an all-reduce of `num_bytes` on every rank.
+
+        The outermost level's bandwidth is that of the whole collective, inner levels included, as measured on such
+        a cluster (Neo Appendix A has 60 GB/s over 128 ranks).
+        """
+        if num_bytes <= 0 or topology.world_size == 1:
+            return 0.0
+        link = topology.levels[-1].all_reduce
+        return (link.latency_s + num_bytes / link.bytes_per_s) * 1e3
+
+
+def link_levels(topology: Topology) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """Index of the innermost level that holds both ranks, shape (R, R); -1 for a rank and itself."""
+    ranks = np.arange(topology.world_size)
+    levels = np.full((topology.world_size, topology.world_size), len(topology.levels) - 1, dtype=np.int64)
+    for index in range(len(topology.levels) - 1, -1, -1):
+        group = ranks // topology.levels[index].size
+        levels[group[:, None] == group[None, :]] = index
+    levels[ranks, ranks] = -1
+    return levels

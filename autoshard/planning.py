@@ -1,0 +1,156 @@
+"""Planning from end to end: which models price a task, a planner's plan checked and priced, planners side by side."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TypeAlias
+
+from autoshard import __version__
+from autoshard.core import (
+    CostModel,
+    Costs,
+    PlacedShard,
+    Provenance,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Topology,
+    local_shard,
+)
+from autoshard.core.errors import AutoshardError, InvalidPlanError, ModelError
+from autoshard.evaluation.analytic import AnalyticCostModel
+from autoshard.evaluation.communication import AlphaBetaComm
+from autoshard.evaluation.evaluate import evaluate
+from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.planner import PlanRequest, parse_options
+from autoshard.planners.registry import OptionHelp, PlannerHelp, describe_planners, get_planner, planner_names
+from autoshard.report.measured import ComparedPlan
+
+__all__ = [
+    "COST_MODEL_GROUP",
+    "OptionHelp",
+    "PlannerHelp",
+    "compare",
+    "describe_planners",
+    "get_planner",
+    "kernel_model",
+    "make_costs",
+    "make_plan",
+    "planner_names",
+]
+
+COST_MODEL_GROUP = "autoshard.cost_models"
+
+#: What an entry point of `COST_MODEL_GROUP` is: registry folder (None for the default), device and number of bags in,
+#: a model out, or None if it has none for them.
+LoadCostModel: TypeAlias = Callable[[Path | None, str, int], CostModel | None]
+
+_log = logging.getLogger(__name__)
+
+
+def kernel_model(topology: Topology, num_bags: int, registry: Path | None = None) -> CostModel:
+    """The model that prices kernels: the first that a plugin has for the device, else the analytic one.
+
+    Args:
+        topology: Names the device.
+        num_bags: Bags per step and feature that the model has to be good for.
+        registry: Folder of trained models; None for the default.
+
+    Raises:
+        ModelError: If a model is there but damaged, or there is none and the device's bandwidth is unknown.
+    """
+    for point in sorted(entry_points(group=COST_MODEL_GROUP), key=lambda point: point.name):
+        load: LoadCostModel = point.load()
+        model = load(registry, topology.device, num_bags)
+        if model is not None:
+            return model
+    return AnalyticCostModel.for_device(topology.device)
+
+
+def make_costs(tables: TableSet, topology: Topology, registry: Path | None = None) -> Costs:
+    """Models that price plans of a task.
+
+    A trained model that has never seen tables of such a kind is passed over for the analytic one, with a line in
+    the log; every answer names the model that it comes from.
+
+    Raises:
+        ModelError: As `kernel_model`.
+    """
+    model = kernel_model(topology, tables.batch_size, registry)
+    whole = [PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables]
+    try:
+        model.encode([local_shard(placed, group_batch_size=tables.batch_size) for placed in whole])
+    except ModelError as error:
+        analytic = AnalyticCostModel.for_device(topology.device)
+        _log.warning("%s cannot price these tables, so %s does: %s", model.name, analytic.name, error)
+        model = analytic
+    return Costs(kernel=model, comm=AlphaBetaComm())
+
+
+def make_plan(planner_name: str, request: PlanRequest) -> ShardingPlan:
+    """A planner's plan: checked, priced, and with its provenance.
+
+    Raises:
+        UnknownNameError: If there is no such planner.
+        InfeasiblePlanError: If the planner found no plan within the memory limits.
+        InputError: If an option or a table cannot be used by it.
+        ModelError: If it needs a trained model that is not there.
+    """
+    planner = get_planner(planner_name)
+    options = asdict(parse_options(planner.options_type, request.options))
+    plan = planner.plan(request)
+    try:
+        validate_plan(plan)
+    except InvalidPlanError as error:
+        # The planner's fault, not that of whoever asked for a plan.
+        raise AutoshardError(f"made an invalid plan: {error}", source=f"planner {planner_name}") from error
+    provenance = Provenance(
+        planner=planner_name,
+        version=__version__,
+        seed=request.seed,
+        options=options,
+        models={"kernel": request.costs.kernel.name, "communication": request.costs.comm.name},
+    )
+    return replace(plan, predicted=evaluate(plan, request.costs), provenance=provenance)
+
+
+def compare(
+    planners: Sequence[str],
+    request: PlanRequest,
+    *,
+    options: Mapping[str, Mapping[str, object]] | None = None,
+    on_planned: Callable[[ComparedPlan], None] | None = None,
+) -> tuple[ComparedPlan, ...]:
+    """Plans one task with several planners.
+
+    Args:
+        planners: Their names, in the order of the answer.
+        request: The task; its options are not used.
+        options: Options by planner.
+        on_planned: Called after each planner, for progress bars.
+
+    Returns:
+        One row per planner. A planner that cannot do the task has a row with the reason, and the others go on.
+
+    Raises:
+        UnknownNameError: If there is no such planner; before any has started.
+    """
+    for name in planners:
+        get_planner(name)
+    rows = []
+    for name in planners:
+        started = time.perf_counter()
+        plan, failure = None, None
+        try:
+            plan = make_plan(name, replace(request, options=(options or {}).get(name, {})))
+        except AutoshardError as error:
+            failure = error
+        rows.append(ComparedPlan(planner=name, planning_s=time.perf_counter() - started, plan=plan, failure=failure))
+        if on_planned is not None:
+            on_planned(rows[-1])
+    return tuple(rows)
