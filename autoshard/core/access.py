@@ -161,7 +161,7 @@ class AccessProfile:
         shares = np.asarray(bins, dtype=np.float64)
         if shares.shape != (NUM_REUSE_BINS,):
             raise InvalidTableError(f"needs {NUM_REUSE_BINS} numbers, got {shares.size}", field="bins")
-        if not np.isfinite(shares).all() or (shares < 0).any() or shares.sum() <= 0:
+        if not (shares >= 0).all() or not 0 < shares.max() <= 1e100:  # their sum must not overflow
             raise InvalidTableError("must be finite, at least 0, with a positive sum", field="bins")
         if not (math.isfinite(num_lookups) and num_lookups > 0):
             raise InvalidTableError(f"must be positive, got {num_lookups}", field="num_lookups")

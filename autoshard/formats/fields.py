@@ -170,7 +170,8 @@ def text(value: object, path: str) -> str:
     Raises:
         FormatError: If it is none.
     """
-    if not isinstance(value, str) or not 0 < len(value) <= 512:
+    # JSON can escape halves of surrogate pairs, which are no characters and cannot be written as UTF-8.
+    if not isinstance(value, str) or not 0 < len(value) <= 512 or any("\ud800" <= c <= "\udfff" for c in value):
         raise FormatError(f"must be a text of 1 to 512 characters, got {shown(value)}", field=path)
     return value
 
