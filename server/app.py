@@ -94,13 +94,20 @@ def _add_plans(app: FastAPI, pool: WorkerPool, settings: ServerSettings) -> None
     )
     async def make_plan(request: Request) -> Response:
         pool.check_free()
-        body = await _read_body(request, settings)
+        body = await read_body(request, settings)
         reply = await pool.plan(body)
         media_type = "application/json" if reply.status == 200 else MEDIA_TYPE
         return Response(reply.body, status_code=reply.status, media_type=media_type)
 
 
-async def _read_body(request: Request, settings: ServerSettings) -> bytes:
+async def read_body(request: Request, settings: ServerSettings) -> bytes:
+    """The body of a request, of which no more than the limit is ever held.
+
+    Raises:
+        MediaTypeError: If it is not declared as JSON.
+        BodyTooLargeError: If it is, or says that it is, above the limit.
+        BodyTimeoutError: If it does not arrive in time.
+    """
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json":
         raise MediaTypeError(f"must be application/json, got {media_type[:100]!r}", field="content-type")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.core.errors import AutoshardError, FormatError, InfeasiblePlanError, InputError
+from autoshard.core.errors import AutoshardError, FormatError, InfeasiblePlanError, InputError, ModelError
 from server.bodies import Problem
 
 MEDIA_TYPE = "application/problem+json"
@@ -59,6 +59,7 @@ _STATUS: tuple[tuple[type[AutoshardError], int], ...] = (
     (FormatError, 400),
     (InputError, 422),
     (InfeasiblePlanError, 422),
+    (ModelError, 422),  # the registry's models are checked at start: this is a task that none of them can price
     (BusyError, 503),
     (NotReadyError, 503),
     (OvertimeError, 504),

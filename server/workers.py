@@ -81,6 +81,11 @@ class WorkerPool:
         await asyncio.gather(*self._starting)
         self._threads.shutdown()
 
+    @property
+    def has_idle(self) -> bool:
+        """Whether a worker is free."""
+        return bool(self._idle)
+
     def check_free(self) -> None:
         """Raises what `plan` would raise now, before a body has been read.
 
@@ -90,6 +95,10 @@ class WorkerPool:
         """
         if not self.is_ready:
             raise NotReadyError("the models are still being loaded")
+        for worker in [worker for worker in self._idle if not worker.process.is_alive()]:
+            _log.error("idle worker died", exit_code=worker.process.exitcode)
+            self._idle.remove(worker)
+            self._replace(worker)
         if not self._idle:
             raise BusyError(f"all {self._settings.num_workers} planning processes are at work")
 

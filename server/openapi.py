@@ -1,0 +1,73 @@
+"""The service's OpenAPI document: bodies are described by the published JSON Schemas of the files that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+
+from autoshard.formats import json_schemas
+from server.bodies import PlanBody, Problem
+from server.problems import MEDIA_TYPE
+
+_COMPONENTS = "#/components/schemas/"
+
+#: The request body of `POST /v1/plans`.
+PLAN_BODY: dict[str, Any] = {
+    "required": True,
+    "content": {"application/json": {"schema": {"$ref": _COMPONENTS + PlanBody.__name__}}},
+}
+#: The content of every answer that is an error.
+PROBLEM: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"$ref": _COMPONENTS + Problem.__name__}}}}
+
+
+def add_published_schemas(app: FastAPI) -> None:
+    """Completes the application's OpenAPI document, which is made at this call."""
+    document = app.openapi()
+    components = document["components"]["schemas"]
+    for model in (PlanBody, Problem):
+        components[model.__name__] = model.model_json_schema()
+    for name, schema in json_schemas().items():
+        prefix = _component(name)
+        for definition, value in schema.get("$defs", {}).items():
+            components[f"{prefix}.{definition}"] = _relocated(value, prefix)
+        body = {key: value for key, value in schema.items() if key not in ("$schema", "$id", "$defs")}
+        components[prefix] = _relocated(body, prefix)
+    for body_name, field, name in (
+        ("PlanBody", "tables", "autoshard.tables/1"),
+        ("PlanBody", "topology", "autoshard.topology/1"),
+        ("PlanAnswer", "plan", "autoshard.plan/1"),
+    ):
+        reference = {"$ref": _COMPONENTS + _component(name)}
+        described = components[body_name]["properties"][field]
+        if "anyOf" in described:
+            described["anyOf"] = [kind if kind["type"] == "string" else reference for kind in described["anyOf"]]
+        else:
+            components[body_name]["properties"][field] = reference
+    app.openapi_schema = document
+
+
+def _component(name: str) -> str:
+    return name.replace("/", "-")
+
+
+def _relocated(value: Any, prefix: str) -> Any:
+    """A part of a schema with its references turned to where the parts are now."""
+    if isinstance(value, Mapping):
+        return {
+            key: _target(inner, prefix) if key == "$ref" else _relocated(inner, prefix) for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_relocated(inner, prefix) for inner in value]
+    return value
+
+
+def _target(reference: str, prefix: str) -> str:
+    """`#/$defs/dtype` and `urn:autoshard:tables:1#/$defs/dtype` as references to components."""
+    document, _, path = reference.partition("#")
+    if document:
+        _, _, kind, version = document.split(":")
+        prefix = f"autoshard.{kind}-{version}"
+    definition = path.removeprefix("/$defs/")
+    return _COMPONENTS + (f"{prefix}.{definition}" if definition else prefix)

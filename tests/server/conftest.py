@@ -1,0 +1,100 @@
+"""A real server process on a loopback port."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+START_TIMEOUT_S = 60
+
+
+@dataclass
+class Service:
+    process: subprocess.Popen
+    log_file: Path
+    url: str
+
+    def client(self):
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+
+    def log(self):
+        return [json.loads(line) for line in self.log_file.read_text(encoding="utf-8").splitlines()]
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+
+def start_service(folder, *arguments, until_ready=True):
+    log_file = folder / "service.log"
+    program = Path(sys.executable).with_name("autoshard")
+    environment = {**os.environ, "AUTOSHARD_REGISTRY": str(folder / "no-registry")}
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [program, "serve", "--port", "0", *arguments], cwd=folder, stdout=log, stderr=log, env=environment
+        )
+    service = Service(process, log_file, _await(lambda: _listening(log_file), process))
+    if until_ready:
+        with service.client() as client:
+            _await(lambda: _answers_ready(client), process)
+    return service
+
+
+def _listening(log_file):
+    return next(
+        (line["url"] for line in map(json.loads, log_file.read_text().splitlines()) if line["event"] == "listening"),
+        None,
+    )
+
+
+def _answers_ready(client):
+    try:
+        return client.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _await(condition, process):
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not (found := condition()):
+        assert process.poll() is None, "the service ended"
+        assert time.monotonic() < deadline, "the service did not start"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory):
+    """One service for all tests that leave it as it is."""
+    started = start_service(tmp_path_factory.mktemp("service"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def own_service(tmp_path):
+    """Starts a service for one test, with the arguments that it gives."""
+    started = []
+
+    def start(*arguments, **settings):
+        started.append(start_service(tmp_path, *arguments, **settings))
+        return started[-1]
+
+    yield start
+    for item in started:
+        if item.process.poll() is None:
+            item.process.kill()
+            item.process.wait()
+
+
+@pytest.fixture
+def client(service):
+    with service.client() as opened:
+        yield opened

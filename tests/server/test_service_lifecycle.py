@@ -1,0 +1,149 @@
+"""The service under load, when its parts die, and when it is told to stop."""
+
+import asyncio
+import concurrent.futures
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from autoshard.cli import main
+from server.problems import OvertimeError
+from server.settings import ServerSettings
+from server.workers import WorkerPool
+
+TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
+#: Keeps an anytime planner at work for as long as it may.
+LONG = {"tables": "metasyn", "topology": "a100-32", "planner": "auto", "time_limit_s": 2.0}
+
+
+def test_what_does_not_fit_the_workers_is_turned_away_and_health_still_answers(own_service):
+    service = own_service()
+    with service.client() as client, concurrent.futures.ThreadPoolExecutor(6) as threads:
+        posted = [threads.submit(client.post, "/v1/plans", json=LONG) for _ in range(6)]
+        time.sleep(1.0)
+        assert client.get("/livez").status_code == 200
+        assert sum(future.done() for future in posted) >= 1  # those turned away did not wait
+        answers = [future.result() for future in posted]
+    assert sorted({answer.status_code for answer in answers}) == [200, 503]
+    assert sum(answer.status_code == 200 for answer in answers) == 2
+    for answer in answers:
+        if answer.status_code == 503:
+            assert answer.json()["type"] == "urn:autoshard:problem:busy"
+            assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_dead_worker_is_an_error_and_is_replaced(own_service):
+    service = own_service()
+    with service.client() as client, concurrent.futures.ThreadPoolExecutor(1) as threads:
+        posted = threads.submit(client.post, "/v1/plans", json=LONG)
+        time.sleep(0.7)
+        for pid in worker_pids(service.process.pid):
+            os.kill(pid, 9)
+        answer = posted.result()
+        assert answer.status_code == 500
+        assert answer.json()["type"] == "urn:autoshard:problem:internal"
+        deadline = time.monotonic() + 60
+        while (answer := client.post("/v1/plans", json=TASK)).status_code != 200:
+            assert answer.status_code in (500, 503)
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+
+def worker_pids(parent):
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rsplit(")", 1)[1].split()
+            command = status.with_name("cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and b"spawn_main" in command:
+            found.append(int(status.parent.name))
+    assert found
+    return found
+
+
+def test_sigterm_lets_a_running_request_end_and_exits_with_0(own_service):
+    service = own_service("--workers", "1")
+    with service.client() as client, concurrent.futures.ThreadPoolExecutor(1) as threads:
+        posted = threads.submit(client.post, "/v1/plans", json=LONG)
+        time.sleep(0.7)
+        pids = worker_pids(service.process.pid)
+        assert service.stop() == 0
+        assert posted.result().status_code == 200
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_sigterm_ends_what_takes_longer_than_the_grace(own_service):
+    service = own_service("--workers", "1", "--grace", "0")
+    with service.client() as client, concurrent.futures.ThreadPoolExecutor(1) as threads:
+        posted = threads.submit(client.post, "/v1/plans", json={**LONG, "time_limit_s": 60.0})
+        time.sleep(0.7)
+        assert service.stop() == 0
+        with pytest.raises(httpx.TransportError):
+            posted.result()
+
+
+def test_sigterm_while_models_are_loaded_exits_with_0(own_service):
+    service = own_service(until_ready=False)
+    with service.client() as client:
+        answer = client.get("/readyz")
+        assert answer.status_code in (200, 503)  # whichever was first
+        if answer.status_code == 503:
+            assert answer.json() == {"status": "loading"}
+            assert client.post("/v1/plans", json=TASK).json()["type"] == "urn:autoshard:problem:not-ready"
+    assert service.stop() == 0
+
+
+def test_a_planner_that_does_not_keep_its_time_limit_is_ended():
+    settings = ServerSettings(num_workers=1, overtime_s=0.5)
+    body = {"tables": "metasyn", "topology": "a100-32", "planner": "torchrec", "time_limit_s": 0.1}
+
+    async def plan_twice():
+        failures = []
+        pool = WorkerPool(settings, failures.append)
+        pool.start()
+        try:
+            while not pool.is_ready:
+                await asyncio.sleep(0.05)
+            with pytest.raises(OvertimeError):
+                await pool.plan(json.dumps(body).encode())
+            while not pool.has_idle:
+                await asyncio.sleep(0.05)
+            return failures, await pool.plan(json.dumps(TASK).encode())
+        finally:
+            await pool.stop()
+
+    failures, reply = asyncio.run(asyncio.wait_for(plan_twice(), 60))
+    assert failures == []
+    assert reply.status == 200
+
+
+def test_a_damaged_model_stops_the_service(tmp_path, capfd):
+    folder = tmp_path / "registry" / "cost" / "cpu"
+    (folder / "0123456789abcdef").mkdir(parents=True)
+    (folder / "0123456789abcdef" / "card.json").write_text("{")
+    (folder / "production").write_text("0123456789abcdef")
+    assert main(["serve", "--port", "0", "--registry", str(tmp_path / "registry")]) == 1
+    *_, last = capfd.readouterr().err.splitlines()
+    assert last.startswith("error: ")
+    assert "card.json" in last
+
+
+def test_a_port_in_use_is_one_line(capfd):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    assert capfd.readouterr().err == f"error: --port: cannot listen on 127.0.0.1:{port}: port {port} is in use\n"
+
+
+def test_a_host_that_is_not_this_machine_is_one_line(capfd):
+    assert main(["serve", "--host", "192.0.2.1", "--port", "0"]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: --host: cannot listen on 192.0.2.1:0: ")
+    assert error.count("\n") == 1
