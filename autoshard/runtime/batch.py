@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 
@@ -57,7 +57,6 @@ class BatchOfIds:
         return BatchOfIds(self.lengths_FB.to(device), self.ids_L.to(device))
 
 
-@runtime_checkable
 class KeyedJagged(Protocol):
     """The part of TorchRec's `KeyedJaggedTensor` that is read; TorchRec itself need not be installed."""
 

@@ -177,6 +177,7 @@ def _command(folder: Path, nproc: int) -> list[str]:
 def _environment(folder: Path) -> dict[str, str]:
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", "1")
+    environment["PYTHONSAFEPATH"] = "1"  # or a folder of the user's might stand before a module that workers import
     environment["TMPDIR"] = str(folder)  # torchrun and torch leave files behind, which go with the folder
     if sys.platform == "linux":
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
+from autoshard.core.errors import ExecutionError
 from autoshard.formats import read_plan
 from autoshard.runtime.dense import DenseModel, default_layers
 from autoshard.runtime.devices import check_memory, choose_device
@@ -27,8 +28,10 @@ from autoshard.runtime.synthetic import Samples, draw_samples
 from autoshard.runtime.timing import Part, StepTimer
 from autoshard.runtime.training import EmbeddingEngine, TrainingStep
 
-#: Different batches that a measurement cycles through, drawn before it starts.
+#: Different batches that a measurement cycles through, drawn before it starts; fewer if they are large.
 NUM_BATCHES = 8
+#: 256 MiB of ids per process.
+MAX_DRAWN_IDS = 2**25
 #: How long a collective waits for a process that is silent but not dead.
 _COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 
@@ -41,18 +44,24 @@ class Session:
     Args:
         requests: What to execute.
         device: This process's device.
+        on_step: Called after every step, with the number of steps done and of all there are.
     """
 
-    def __init__(self, requests: Sequence[RunRequest], device: torch.device) -> None:
+    def __init__(self, requests: Sequence[RunRequest], device: torch.device, on_step: OnStep) -> None:
         self._requests = requests
         self._device = device
+        self._on_step = on_step
         self._done = 0
         self._total = sum(request.warmup_steps + request.steps for request in requests)
-        self._on_step: OnStep = lambda done, total: None
 
-    def run_all(self, on_step: OnStep) -> list[RunResult]:
-        """Executes the requests one after the other; `on_step` hears of every finished step."""
-        self._on_step = on_step
+    def run_all(self) -> list[RunResult]:
+        """Executes the requests one after the other.
+
+        Raises:
+            InputError: If a plan or request cannot be executed.
+            DeviceError: If the device cannot hold the tables.
+            ExecutionError: If training diverges.
+        """
         return [self._run(request) for request in self._requests]
 
     def _run(self, request: RunRequest) -> RunResult:
@@ -79,15 +88,7 @@ class Session:
         verification = None
         if request.verify_steps:
             verification = self._verified(request, plan, engine, training)
-        batches = [
-            draw_samples(
-                plan.tables,
-                layers.num_dense_features,
-                engine.local_batch_size,
-                (request.seed, request.verify_steps + index, dist.get_rank()),
-            ).to(self._device)
-            for index in range(min(NUM_BATCHES, request.warmup_steps + request.steps))
-        ]
+        batches = self._batches(request, engine, layers.num_dense_features)
         measured_SM = self._steps(request, training, batches, timer)
         measured_PSM = measured_SM.new_empty(dist.get_world_size(), *measured_SM.shape)
         dist.all_gather_single(measured_PSM.view(-1, measured_SM.shape[1]), measured_SM)
@@ -101,6 +102,14 @@ class Session:
         if dist.get_rank() == 0:
             reference = Reference(plan.tables, DenseModel(layers, engine.feature_dims, request.seed), request)
         return compare(engine, training, reference, request, layers.num_dense_features)
+
+    def _batches(self, request: RunRequest, engine: EmbeddingEngine, num_dense: int) -> list[Samples]:
+        """Batches of this process that verification has not seen."""
+        tables, B = engine.owners.tables, engine.local_batch_size
+        ids_per_batch = max(1.0, B * sum(table.pooling_factor for table in tables.tables))
+        count = min(request.warmup_steps + request.steps, NUM_BATCHES, max(1, int(MAX_DRAWN_IDS / ids_per_batch)))
+        keys = ((request.seed, request.verify_steps + index, dist.get_rank()) for index in range(count))
+        return [draw_samples(tables, num_dense, B, key).to(self._device) for key in keys]
 
     def _steps(
         self, request: RunRequest, training: TrainingStep, batches: Sequence[Samples], timer: StepTimer
@@ -122,7 +131,7 @@ class Session:
 
 
 @contextmanager
-def open_session(requests: Sequence[RunRequest]) -> Iterator[Session]:
+def open_session(requests: Sequence[RunRequest], on_step: OnStep) -> Iterator[Session]:
     """Joins the process group that torchrun's environment describes, and leaves it at the end.
 
     Raises:
@@ -134,7 +143,7 @@ def open_session(requests: Sequence[RunRequest]) -> Iterator[Session]:
         dist.init_process_group("nccl", timeout=_COLLECTIVE_TIMEOUT, device_id=device)
     else:
         dist.init_process_group("gloo", timeout=_COLLECTIVE_TIMEOUT)
-    yield Session(requests, device)
+    yield Session(requests, device, on_step)
     # Not after an error: a group whose peers are gone would wait for them.
     dist.destroy_process_group()
 
@@ -164,6 +173,8 @@ def _summary(
     step_ms = float(measured_PSM[:, :, 0].max(dim=0).values.median())
     medians_PM = measured_PSM.median(dim=1).values
     losses_S = measured_PSM[:, :, 1].mean(dim=0)
+    if not losses_S.isfinite().all():
+        raise ExecutionError(f"training diverged: the loss became {float(losses_S[-1])}")
     ranks = tuple(
         RankTiming(
             process=process,

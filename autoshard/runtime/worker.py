@@ -41,8 +41,8 @@ def _execute(requests: Sequence[RunRequest], folder: Path, rank: int) -> None:
         if rank == 0:
             print(json.dumps({"done": done, "total": total}), flush=True)
 
-    with open_session(requests) as session:
-        results = session.run_all(advance)
+    with open_session(requests, advance) as session:
+        results = session.run_all()
     if rank == 0:
         document = {"results": [result.to_json() for result in results]}
         atomic_write(folder / RESULTS_FILE, json.dumps(document, allow_nan=False))

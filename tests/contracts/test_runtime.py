@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from autoshard.runtime import RunRequest, run_requests
+from autoshard.runtime import RunRequest, run_plan, run_requests
 
 NUM_STEPS = 4
 #: fp32 sums in another order: measured up to 5e-7 on these plans.
@@ -162,3 +162,13 @@ def test_the_same_seed_trains_the_same_model_on_every_path(results, plan_name):
         by_processes.setdefault(path.num_processes, []).append(loss)
     for same in by_processes.values():
         assert same == pytest.approx([same[0]] * len(same), abs=TOLERANCE)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["thin", "torchrec"])
+def test_a_gpu_equals_the_unsharded_reference(tmp_path, engine):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(PLANS["eight ranks"]), encoding="utf-8")
+    result = run_plan(path, 1, 1, engine, verify_steps=NUM_STEPS, device="cuda")
+    assert result.backend == "nccl"
+    assert result.verification.max_error <= TOLERANCE

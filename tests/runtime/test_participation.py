@@ -1,0 +1,53 @@
+"""Processes that do not mean the same do not start."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from autoshard.formats import write_plan
+
+SCRIPT = """
+import sys
+import torch.distributed as dist
+from autoshard.core.errors import InputError
+from autoshard.formats import read_plan
+from autoshard.runtime.participation import Participation
+
+rank, store, *plans = int(sys.argv[1]), *sys.argv[2:]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+for plan, settings, batch_size in [
+    (plans[0], "the same", 4),
+    (plans[0], f"learning rate {rank}", 4),
+    (plans[0], "the same", 4 + rank),
+    (plans[rank], "the same", 4),
+    (plans[1], "the same", None),
+]:
+    try:
+        part = Participation.agree(read_plan(plan), settings, local_batch_size=batch_size)
+        print("agreed on", part.local_batch_size)
+    except InputError as error:
+        print(error)
+dist.destroy_process_group()
+"""
+
+
+def test_processes_that_differ_are_refused_on_both(make_plan, make_table, tmp_path):
+    plan = make_plan([make_table("a"), make_table("b")], [0, 1])
+    moved = replace(plan, shards=make_plan(plan.tables.tables, [1, 0]).shards)
+    paths = [str(tmp_path / "plan.json"), str(tmp_path / "moved.json")]
+    for path, written in zip(paths, (plan, moved), strict=True):
+        write_plan(written, path)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(rank), str(tmp_path / "store"), *paths],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+    for rank, lines in enumerate(said):
+        refusal = f"process {1 - rank} has another plan, batch size or settings than process {rank}"
+        assert lines == ["agreed on 4", refusal, refusal, refusal, "agreed on 4"]
