@@ -20,6 +20,8 @@ from autoshard.formats.json_document import join
 MAX_ALPHA = 64.0
 MAX_SHIFT = 1e15
 MAX_KNOTS = 100_000
+#: Largest accepted share of a reuse bin: shares need not sum to 1, but must have a sum.
+MAX_SHARE = 1e100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ def _read_reuse_bins(fields: Fields, context: AccessContext) -> AccessProfile:
         raise FormatError("needs a table that is looked up; its pooling factors are 0", field=fields.at("kind"))
     path = fields.at("bins")
     bins = [
-        number(value, f"{path}[{index}]")
+        number(value, f"{path}[{index}]", maximum=MAX_SHARE)
         for index, value in enumerate(fields.items("bins", minimum=NUM_REUSE_BINS, maximum=NUM_REUSE_BINS))
     ]
     of: Literal["rows", "lookups"] = "rows" if fields.word("of", ("rows", "lookups")) == "rows" else "lookups"

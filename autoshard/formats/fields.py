@@ -29,16 +29,28 @@ class Fields:
         path: Dotted path of the object, empty for the document itself.
         required: Names of fields that must be there.
         optional: Names of fields that may be there.
+        schema: What the field `schema` has to say, if the object is a document.
 
     Raises:
-        FormatError: If the value is no object, or fields are missing or unknown.
+        FormatError: If the value is no object or another document, or fields are missing or unknown.
     """
 
     __slots__ = ("_values", "path")
 
-    def __init__(self, value: object, path: str, *, required: Collection[str], optional: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        value: object,
+        path: str,
+        *,
+        required: Collection[str],
+        optional: Collection[str] = (),
+        schema: str | None = None,
+    ) -> None:
         if not isinstance(value, dict):
             raise FormatError(f"must be an object, got {shown(value)}", field=path)
+        # Before all else: a document of another kind has other fields.
+        if schema is not None and value.get("schema", schema) != schema:
+            raise FormatError(f'must be "{schema}", got {shown(value["schema"])}', field=join(path, "schema"))
         for name in value:
             if name not in required and name not in optional:
                 raise FormatError(_unknown(name, [*required, *optional]), field=join(path, shortened(name)))
@@ -57,16 +69,6 @@ class Fields:
     def at(self, name: str) -> str:
         """Dotted path of a field."""
         return join(self.path, name)
-
-    def schema(self, expected: str) -> None:
-        """Checks the document's `schema` field.
-
-        Raises:
-            FormatError: If the document says that it is something else.
-        """
-        value = self._values["schema"]
-        if value != expected:
-            raise FormatError(f'must be "{expected}", got {shown(value)}', field=self.at("schema"))
 
     def text(self, name: str, default: str = "") -> str:
         """A text that is not empty."""
@@ -170,10 +172,20 @@ def text(value: object, path: str) -> str:
     Raises:
         FormatError: If it is none.
     """
-    # JSON can escape halves of surrogate pairs, which are no characters and cannot be written as UTF-8.
-    if not isinstance(value, str) or not 0 < len(value) <= 512 or any("\ud800" <= c <= "\udfff" for c in value):
+    if not isinstance(value, str) or not 0 < len(value) <= 512:
         raise FormatError(f"must be a text of 1 to 512 characters, got {shown(value)}", field=path)
+    check_characters(value, path)
     return value
+
+
+def check_characters(value: str, path: str) -> None:
+    """Refuses halves of surrogate pairs, which JSON can escape but which are no characters and cannot be written.
+
+    Raises:
+        FormatError: If the text holds one.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise FormatError(f"must be made of whole characters, got {shown(value)}", field=path)
 
 
 def whole(value: object, path: str, *, minimum: int = 0, maximum: int = MAX_WHOLE) -> int:
@@ -199,8 +211,9 @@ def number(value: object, path: str, *, minimum: float = 0.0, maximum: float = m
         except OverflowError:
             value = math.inf
     if type(value) is not float or not math.isfinite(value) or not minimum <= value <= maximum:
-        limits = f"of at least {minimum:g}" if maximum == math.inf else f"in [{minimum:g}, {maximum:g}]"
-        raise FormatError(f"must be a finite number {limits}, got {shown(value)}", field=path)
+        limits = f" in [{minimum:g}, {maximum:g}]" if maximum < math.inf else f" of at least {minimum:g}"
+        accepted = "a finite number" + (limits if minimum > -math.inf else "")
+        raise FormatError(f"must be {accepted}, got {shown(value)}", field=path)
     return value
 
 

@@ -18,7 +18,7 @@ from autoshard.core import (
 )
 from autoshard.core.errors import FormatError
 from autoshard.evaluation.validator import validate_plan
-from autoshard.formats.fields import Fields, from_source, shortened, shown, text
+from autoshard.formats.fields import Fields, check_characters, from_source, number, shortened, shown, text
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json, join, read_json
 from autoshard.formats.prediction_json import prediction_from_json, prediction_to_json
@@ -75,8 +75,7 @@ def plan_from_json(document: object, path: str = "", *, folder: Path | None = No
     Raises:
         InputError: If it holds no plan; the text names the field.
     """
-    fields = Fields(document, path, required=_REQUIRED, optional=_OPTIONAL)
-    fields.schema(PLAN_SCHEMA)
+    fields = Fields(document, path, required=_REQUIRED, optional=_OPTIONAL, schema=PLAN_SCHEMA)
     tables = tables_from_json(fields["tables"], fields.at("tables"), folder=folder)
     topology = topology_from_json(fields["topology"], fields.at("topology"))
     groups = _groups_from_json(fields)
@@ -178,22 +177,29 @@ def _row_order_from_json(name: str, value: object, path: str, table_names: Colle
 def _provenance_from_json(plan: Fields) -> Provenance:
     fields = plan.fields("provenance", required=("planner", "options", "seed", "models", "version"))
     options, models = fields.mapping("options"), fields.mapping("models")
-    _check_finite(options, fields.at("options"))
+    _check_writable(options, fields.at("options"))
     return Provenance(
         planner=fields.text("planner"),
         version=fields.text("version"),
         seed=fields.whole("seed"),
         options=options,
-        models={name: text(model, join(fields.at("models"), shortened(name))) for name, model in models.items()},
+        models={
+            text(name, fields.at("models")): text(model, join(fields.at("models"), shortened(name)))
+            for name, model in models.items()
+        },
     )
 
 
-def _check_finite(value: object, path: str) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise FormatError(f"must be a finite number, got {shown(value)}", field=path)
-    if isinstance(value, dict):
+def _check_writable(value: object, path: str) -> None:
+    """Refuses what a parser lets through but no file can hold: numbers that are not finite, halves of characters."""
+    if isinstance(value, float):
+        number(value, path, minimum=-math.inf)
+    elif isinstance(value, str):
+        check_characters(value, path)
+    elif isinstance(value, dict):
         for name, inner in value.items():
-            _check_finite(inner, join(path, shortened(name)))
-    if isinstance(value, list):
+            check_characters(name, path)
+            _check_writable(inner, join(path, shortened(name)))
+    elif isinstance(value, list):
         for index, inner in enumerate(value):
-            _check_finite(inner, f"{path}[{index}]")
+            _check_writable(inner, f"{path}[{index}]")

@@ -64,8 +64,9 @@ def tables_from_json(document: object, path: str = "", *, folder: Path | None = 
     Raises:
         InputError: If it does not hold tables; the text names the field.
     """
-    fields = Fields(document, path, required=("schema", "batch_size", "tables"), optional=("dense",))
-    fields.schema(TABLES_SCHEMA)
+    fields = Fields(
+        document, path, required=("schema", "batch_size", "tables"), optional=("dense",), schema=TABLES_SCHEMA
+    )
     batch_size = fields.whole("batch_size", minimum=1, maximum=MAX_BATCH_SIZE)
     where = fields.at("tables")
     tables = tuple(

@@ -53,8 +53,8 @@ def topology_from_json(document: object, path: str = "") -> Topology:
         path,
         required=("schema", "world_size", "device", "memory_bytes", "levels"),
         optional=("overrides", "fetch_ms"),
+        schema=TOPOLOGY_SCHEMA,
     )
-    fields.schema(TOPOLOGY_SCHEMA)
     world_size = fields.whole("world_size", minimum=1, maximum=MAX_WORLD_SIZE)
     device = fields.text("device")
     memory = _memory_from_json(fields, {"ddr": 0, "ssd": 0})
