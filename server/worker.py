@@ -21,7 +21,7 @@ from autoshard.formats import (
     topology_from_json,
 )
 from autoshard.planners.planner import PlanRequest
-from autoshard.planning import make_costs, make_plan
+from autoshard.planning import get_planner, make_costs, make_plan
 from costmodel.registry import Registry
 from server.bodies import MAX_TIME_LIMIT_S, PlanAnswer, PlanBody, parse_plan_body
 from server.logs import set_up_logs
@@ -64,6 +64,8 @@ def _check_models(settings: ServerSettings) -> None:
     for version in registry.list():
         if version.is_production:
             registry.load(version.kind, version.name)
+        if version.kind == "policy":
+            get_planner("policy")  # imports torch, which would take up most of the first request's time limit
 
 
 def _answer(body: bytes, settings: ServerSettings) -> bytes:
@@ -93,6 +95,7 @@ def _plan(body: PlanBody, settings: ServerSettings) -> PlanAnswer:
         seed=body.seed,
         time_limit_s=body.time_limit_s,
         options=body.options,
+        registry=settings.registry,
     )
     document = plan_to_json(make_plan(body.planner, request))
     return PlanAnswer(id=digest(document), plan=document)

@@ -84,7 +84,12 @@ def compare(
     names = _names(planners)
     task, machine = load_tables(tables), load_topology(topology)
     request = PlanRequest(
-        tables=task, topology=machine, costs=make_costs(task, machine, registry), seed=seed, time_limit_s=time_limit
+        tables=task,
+        topology=machine,
+        costs=make_costs(task, machine, registry),
+        seed=seed,
+        time_limit_s=time_limit,
+        registry=registry,
     )
     with progress("Planning", len(names)) as advance:
         rows: Sequence[ComparedPlan] = plan_all(names, request, on_planned=lambda _: advance(1))

@@ -52,6 +52,7 @@ def plan(
             seed=seed,
             time_limit_s=time_limit,
             options=parse_settings(settings or []),
+            registry=registry,
         )
         made = make_plan(planner, request)
     _finish(made, output, as_json)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autoshard.console import JsonOption, emit, log, progress
+from autoshard.console import JsonOption, emit, progress
 
 if TYPE_CHECKING:
     from autoshard.runtime import RunProgress, RunResult
@@ -42,10 +42,9 @@ def run(
     from autoshard.runtime import run_plan
 
     num_processes = nproc or _num_processes(read_plan(plan).topology.world_size)
-    log(f"Starting {num_processes} process{'' if num_processes == 1 else 'es'}")
     done = 0
     # The number of steps in all, warm-up included, comes with the first report.
-    with progress("Running", 1.0) as advance:
+    with progress(f"Running on {num_processes} processes", 1.0) as advance:
 
         def on_progress(state: RunProgress) -> None:
             nonlocal done

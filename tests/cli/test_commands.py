@@ -1,0 +1,158 @@
+"""What commands print and write when all is well."""
+
+import json
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from autoshard import __version__, cli
+from autoshard.cli import main
+from autoshard.evaluation.validator import validate_plan
+from autoshard.formats import load_tables, read_plan, read_tables
+
+COMMANDS = (
+    *("list", "import", "collect", "samples", "train", "models"),
+    *("plan", "evaluate", "show", "replay", "compare", "run", "serve"),
+)
+
+
+@pytest.fixture
+def succeeds(capfd):
+    """Runs a command that must succeed; returns what it printed on standard output."""
+
+    def run(*arguments):
+        capfd.readouterr()
+        assert main([str(argument) for argument in arguments]) == 0
+        return capfd.readouterr().out
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("plan") / "plan.json"
+    assert main(["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "cost-greedy", "-o", str(file)]) == 0
+    return file
+
+
+def test_help_lists_every_command_in_the_order_of_their_use(succeeds):
+    for arguments in ([], ["--help"]):
+        lines = succeeds(*arguments).split("Commands:\n")[1].splitlines()
+        assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == list(COMMANDS)
+        assert not any("Unavailable" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "train cost", "train policy"])
+def test_every_command_has_help_with_an_example_and_says_all_on_one_json_object(succeeds, command):
+    text = succeeds(*command.split(), "--help")
+    if command != "train":
+        assert f"\n      autoshard {command}" in text
+        assert command == "serve" or "--json" in text
+        assert "Args:" not in text
+        assert "Raises:" not in text
+
+
+def test_version(succeeds):
+    assert succeeds("--version") == f"autoshard {__version__}\n"
+
+
+@pytest.mark.parametrize("what", ["tables", "topologies", "planners"])
+def test_lists_name_what_can_be_used(succeeds, what):
+    listed = json.loads(succeeds("list", what, "--json"))[what]
+    assert len(listed) >= 5
+    text = succeeds("list", what)
+    for item in listed:
+        assert item["name"] in text
+        assert item.get("description") or item["summary"]
+
+
+def test_import_draws_and_scales_and_says_so(succeeds, tmp_path):
+    file = tmp_path / "tables.json"
+    options = ("--num-tables", 5, "--seed", 3, "--scale", 64, "-o", file)
+    assert "856 tables with seed 3" in (text := succeeds("import", "metasyn", *options))
+    assert "by 64" in text
+    assert read_tables(file) == load_tables("metasyn").sample(5, 3).scaled(64)
+    result = json.loads(succeeds("import", "metasyn", *options, "--json"))
+    assert result["num_tables"] == 5
+    assert result["batch_size"] == 1024
+    assert result["scale"] == 64
+    assert result["bytes"] == sum(table.hbm_bytes for table in read_tables(file).tables)
+
+
+def test_a_plan_is_written_valid_and_the_same_for_the_same_seed(succeeds, tmp_path):
+    documents = []
+    for name in ("one.json", "two.json"):
+        file = tmp_path / name
+        printed = succeeds(
+            *("plan", "criteo-kaggle", "--topology", "cpu-8", "--planner", "random", "--seed", 5, "-o", file, "--json")
+        )
+        documents.append(file.read_bytes())
+        assert json.loads(printed) == json.loads(documents[-1])
+        validate_plan(read_plan(file))
+    assert documents[0] == documents[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.json", "two.json"]
+
+
+def test_evaluate_prices_a_plan_that_has_no_prices(succeeds, plan_file, tmp_path):
+    document = json.loads(plan_file.read_text(encoding="utf-8"))
+    predicted = document.pop("predicted")
+    bare, priced = tmp_path / "bare.json", tmp_path / "priced.json"
+    bare.write_text(json.dumps(document), encoding="utf-8")
+    text = succeeds("evaluate", bare, "-o", priced)
+    assert json.loads(priced.read_text(encoding="utf-8"))["predicted"] == predicted
+    assert "Predicted step" in text
+    assert "evaluate" in succeeds("show", bare)
+
+
+def test_show_prints_and_writes_a_page(succeeds, plan_file, tmp_path):
+    page = tmp_path / "plan.html"
+    text = succeeds("show", plan_file, "--html", page)
+    assert "26 tables" in text
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert json.loads(succeeds("show", plan_file, "--json")) == json.loads(plan_file.read_text(encoding="utf-8"))
+
+
+def test_compare_plans_replays_and_writes(succeeds, tmp_path):
+    tables, page, folder = tmp_path / "tables.json", tmp_path / "page.html", tmp_path / "plans"
+    succeeds("import", "metasyn", "--num-tables", 6, "--seed", 1, "--scale", 2048, "-o", tables)
+    task = ("compare", tables, "--topology", "cpu-4", "--planners", "random,cost-greedy")
+    document = json.loads(
+        succeeds(*task, "--replay", "--device", "cpu", "--html", page, "--output-dir", folder, "--json")
+    )
+    assert [row["planner"] for row in document["planners"]] == ["random", "cost-greedy"]
+    for row in document["planners"]:
+        plan = read_plan(folder / f"{row['planner']}.json")
+        assert plan.predicted.max_kernel_ms == row["predicted_max_kernel_ms"]
+        assert len(row["measured_kernel_ms"]) == 4
+        assert max(row["measured_kernel_ms"]) == row["measured_max_kernel_ms"] > 0
+        assert row["prediction_error"] == pytest.approx(
+            row["predicted_max_kernel_ms"] / row["measured_max_kernel_ms"] - 1
+        )
+    first = document["planners"][0]
+    assert first["speedup_over_random"] == 1.0
+    assert 0 < document["ceiling_balance"] <= 1
+    assert document["floor_kernel_ms"] > 0
+    assert "Ceiling" in page.read_text(encoding="utf-8")
+
+
+def test_compare_goes_on_when_one_planner_cannot_do_the_task(succeeds, tmp_path):
+    # An empty registry has no policy.
+    task = ("compare", "criteo-kaggle", "--topology", "cpu-4", "--registry", tmp_path)
+    text = succeeds(*task, "--planners", "random,policy")
+    assert "random" in text
+    assert "policy: " in text
+    assert "no plan" in text
+
+
+def test_a_damaged_plugin_leaves_the_others_alone(succeeds, monkeypatch, capfd):
+    real = cli.entry_points
+
+    def with_a_damaged_one(group):
+        damaged = EntryPoint(name="broken", value="nowhere.commands:run", group=group)
+        return [*real(group=group), damaged]
+
+    monkeypatch.setattr(cli, "entry_points", with_a_damaged_one)
+    assert "broken" in succeeds("--help")
+    succeeds("plan", "--help")
+    assert main(["broken", "--anything", "x"]) == 1
+    assert capfd.readouterr().err == "error: broken: nowhere.commands:run cannot be loaded: No module named 'nowhere'\n"

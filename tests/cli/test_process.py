@@ -1,0 +1,74 @@
+"""The program as a process: what it imports, how signals and closed outputs end it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(sys.executable).with_name("autoshard")
+
+
+def start(*arguments, **settings):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **settings}
+    return subprocess.Popen([PROGRAM, *arguments], **pipes)
+
+
+def test_help_imports_no_heavy_library():
+    code = "import sys; from autoshard.cli import main; main([]); print(sorted(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = result.stdout.splitlines()[-1]
+    for name in ("torch", "fbgemm_gpu", "torchrec", "plotly", "pyarrow", "fastapi", "gymnasium"):
+        assert f"'{name}'" not in loaded
+
+
+def test_folders_of_the_same_names_elsewhere_are_not_taken(tmp_path):
+    for name in ("bench", "costmodel", "env", "policies", "server"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = start("--help", env=environment, cwd=tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert "Unavailable" not in out
+
+
+def test_an_interrupt_ends_it_with_130_and_without_a_word(tmp_path):
+    output = tmp_path / "plan.json"
+    process = start(
+        *("plan", "metasyn", "--topology", "a100-32", "--planner", "auto", "--time-limit", "60", "-o", str(output))
+    )
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "")
+    assert not output.exists()
+
+
+def test_a_reader_that_leaves_is_no_reason_for_a_traceback():
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start("list", "tables", "--json", stdout=writing)
+    os.close(writing)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_one_line():
+    with open("/dev/full", "w") as full:
+        process = start("list", "tables", "--json", stdout=full)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err == "error: No space left on device\n"
+
+
+def test_names_that_the_terminal_cannot_show_are_printed_all_the_same(tmp_path):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    process = start("show", "café☃.json", env=environment, cwd=tmp_path)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert err.count("\n") == 1
+    assert "caf\\xe9" in err
