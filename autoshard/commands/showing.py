@@ -3,28 +3,67 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autoshard.console import JsonOption, emit, log
+from autoshard.core.errors import FormatError
+
+if TYPE_CHECKING:
+    from autoshard.report import MeasuredPlan
 
 
 def show(
     plan: Annotated[Path, typer.Argument(help="Plan to look at.", metavar="PLAN")],
     html: Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")] = None,
+    replayed: Annotated[
+        Path | None, typer.Option(help="What `autoshard replay --json` printed, to be shown beside the prediction.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Shows what a plan costs and where its tables are.
 
     Example:
         autoshard show plan.json --html plan.html
+
+    Example with measured times:
+        autoshard replay plan.json --json > replay.json
+        autoshard show plan.json --replayed replay.json
     """
     from autoshard.formats import atomic_write, plan_to_json, read_plan
     from autoshard.report import plan_page, plan_summary
 
     loaded = read_plan(plan)
+    measured = None if replayed is None else _read_replay(replayed, loaded.group_size)
     if html is not None:
-        atomic_write(html, plan_page(loaded, title=f"Sharding plan {plan.name}"))
+        atomic_write(html, plan_page(loaded, measured, title=f"Sharding plan {plan.name}"))
         log(f"Wrote {html}")
-    emit(plan_to_json(loaded), plan_summary(loaded), as_json=as_json)
+    emit(plan_to_json(loaded), plan_summary(loaded, measured), as_json=as_json)
+
+
+def _read_replay(path: Path, num_ranks: int) -> MeasuredPlan:
+    from autoshard.formats import read_json
+    from autoshard.formats.fields import from_source, items, number
+    from autoshard.report import MeasuredPlan
+
+    document = read_json(path)
+
+    def read() -> MeasuredPlan:
+        ranks = items(_field(document, "ranks", ""), "ranks", minimum=num_ranks, maximum=num_ranks)
+        times = {
+            name: tuple(
+                number(_field(rank, name, f"ranks[{index}]."), f"ranks[{index}].{name}")
+                for index, rank in enumerate(ranks)
+            )
+            for name in ("forward_ms", "backward_ms")
+        }
+        return MeasuredPlan(forward_ms_R=times["forward_ms"], backward_ms_R=times["backward_ms"])
+
+    return from_source(str(path), read)
+
+
+def _field(value: object, name: str, path: str) -> object:
+    if not isinstance(value, dict) or name not in value:
+        raise FormatError("is missing: not the output of `autoshard replay --json`", field=path + name)
+    return value[name]

@@ -112,6 +112,21 @@ def test_show_prints_and_writes_a_page(succeeds, plan_file, tmp_path):
     assert json.loads(succeeds("show", plan_file, "--json")) == json.loads(plan_file.read_text(encoding="utf-8"))
 
 
+def test_show_takes_what_replay_printed(succeeds, capfd, tmp_path):
+    tables, plan, replayed = (tmp_path / name for name in ("tables.json", "plan.json", "replay.json"))
+    succeeds("import", "metasyn", "--num-tables", 4, "--scale", 2048, "-o", tables)
+    succeeds("plan", tables, "--topology", "cpu-4", "--planner", "random", "-o", plan)
+    replayed.write_text(succeeds("replay", plan, "--device", "cpu", "--json"), encoding="utf-8")
+    text = succeeds("show", plan, "--replayed", replayed, "--html", tmp_path / "plan.html")
+    assert "Measured slowest kernel" in text
+    assert "Measured balance" in (tmp_path / "plan.html").read_text(encoding="utf-8")
+    document = json.loads(replayed.read_text(encoding="utf-8"))
+    for damaged in ({}, {"ranks": document["ranks"][1:]}, {"ranks": [{"forward_ms": 1.0}] * 4}):
+        replayed.write_text(json.dumps(damaged), encoding="utf-8")
+        assert main(["show", str(plan), "--replayed", str(replayed)]) == 2
+        assert str(replayed) in capfd.readouterr().err
+
+
 def test_compare_plans_replays_and_writes(succeeds, tmp_path):
     tables, page, folder = tmp_path / "tables.json", tmp_path / "page.html", tmp_path / "plans"
     succeeds("import", "metasyn", "--num-tables", 6, "--seed", 1, "--scale", 2048, "-o", tables)
