@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from autoshard.core import ShardingPlan
+from autoshard.core import DenseLayers, ShardingPlan
 from autoshard.core.errors import ExecutionError
 from autoshard.formats import read_plan
 from autoshard.runtime.dense import DenseModel, default_layers
@@ -87,7 +87,7 @@ class Session:
         training = TrainingStep(engine, dense, request.learning_rate, dist.group.WORLD)
         verification = None
         if request.verify_steps:
-            verification = self._verified(request, plan, engine, training)
+            verification = self._verified(request, engine, training, layers)
         batches = self._batches(request, engine, layers.num_dense_features)
         measured_SM = self._steps(request, training, batches, timer)
         measured_PSM = measured_SM.new_empty(dist.get_world_size(), *measured_SM.shape)
@@ -95,12 +95,12 @@ class Session:
         return _summary(request, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification)
 
     def _verified(
-        self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, training: TrainingStep
+        self, request: RunRequest, engine: EmbeddingEngine, training: TrainingStep, layers: DenseLayers
     ) -> Verification | None:
-        layers = plan.tables.dense or default_layers(engine.feature_dims)
         reference = None
         if dist.get_rank() == 0:
-            reference = Reference(plan.tables, DenseModel(layers, engine.feature_dims, request.seed), request)
+            untrained = DenseModel(layers, engine.feature_dims, request.seed)
+            reference = Reference(engine.owners.tables, untrained, request)
         return compare(engine, training, reference, request, layers.num_dense_features)
 
     def _batches(self, request: RunRequest, engine: EmbeddingEngine, num_dense: int) -> list[Samples]:
