@@ -58,8 +58,10 @@ def choose_sets(pool: Sequence[LocalShard], *, max_tables: int, seed: int) -> It
     """
     if max_tables < 1:
         raise InvalidOptionError(f"must be at least 1, got {max_tables}", field="max_tables")
-    rng = np.random.default_rng(seed)
-    largest = min(max_tables, len(pool))
+    return _chosen_sets(pool, min(max_tables, len(pool)), np.random.default_rng(seed))
+
+
+def _chosen_sets(pool: Sequence[LocalShard], largest: int, rng: np.random.Generator) -> Iterator[ChosenSet]:
     seen: deque[ChosenSet] = deque(maxlen=_NUM_REMEMBERED)
     for number in count(1):
         if number % _REPEAT_EVERY == 0:

@@ -34,8 +34,8 @@ class StoreSummary:
         kernel_ms: Smallest, median and largest latency, forward plus backward.
         reference_ms: Median latency of the reference set, forward plus backward.
         num_repeated: Sets that were measured more than once.
-        repeatability: Median over these of the latency's standard deviation over mean, drift divided out; None
-            without repeated sets.
+        repeatability: Standard deviation over mean of their latencies, drift divided out, as the root mean square
+            over these sets; None without repeated sets.
     """
 
     device: str
@@ -59,7 +59,7 @@ def summarise(table: SampleTable) -> StoreSummary:
     kernel_ms = np.array([sample.kernel_ms for sample in items])
     dates = sorted(sample.collected_at for sample in items)
     sizes = np.array([len(sample.shards) for sample in items])
-    spreads = _spreads_of_repeated(table)
+    variances = _variances_of_repeated(table)
     return StoreSummary(
         device=items[0].device,
         device_names=tuple(sorted({sample.device_name for sample in items})),
@@ -72,8 +72,8 @@ def summarise(table: SampleTable) -> StoreSummary:
         set_sizes=(int(sizes.min()), int(np.median(sizes)), int(sizes.max())),
         kernel_ms=(float(kernel_ms.min()), float(np.median(kernel_ms)), float(kernel_ms.max())),
         reference_ms=table.reference_forward_ms + table.reference_backward_ms,
-        num_repeated=len(spreads),
-        repeatability=float(np.median(spreads)) if spreads else None,
+        num_repeated=len(variances),
+        repeatability=float(np.sqrt(np.mean(variances))) if variances else None,
     )
 
 
@@ -181,13 +181,13 @@ def _mean_absolute_error(predicted: Sequence[float], measured: MeasuredPlan) -> 
     return float(np.mean(errors)) if errors else None
 
 
-def _spreads_of_repeated(table: SampleTable) -> list[float]:
+def _variances_of_repeated(table: SampleTable) -> list[float]:
     forward_ms_S, backward_ms_S = table.corrected_ms()
     found: defaultdict[frozenset[LocalShard], list[float]] = defaultdict(list)
     for sample, kernel_ms in zip(table.samples, forward_ms_S + backward_ms_S, strict=True):
         found[frozenset(sample.local_shards)].append(float(kernel_ms))
     repeated = [np.array(values) for values in found.values() if len(values) > 1]
-    return [float(values.std(ddof=1) / values.mean()) for values in repeated]
+    return [float(values.var(ddof=1) / values.mean() ** 2) for values in repeated]
 
 
 def _range(values: Sequence[object]) -> str:

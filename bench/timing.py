@@ -93,8 +93,8 @@ class _ThreadClock(_WallClock):
 class _CudaClock:
     """CUDA events on the current stream."""
 
-    #: Cycles that the GPU idles before each run, so that launching from Python (below 1 ms) is not part of it.
-    _LEAD_CYCLES = 2_000_000
+    #: Cycles that the GPU idles before each run, so that launching from Python (about 1 ms) is not part of it.
+    _LEAD_CYCLES = 3_000_000
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -198,7 +198,6 @@ def locate(latency_ms_SR: MsArray, num_dropped: int) -> Location:
 def quiet_process() -> Iterator[None]:
     """Keeps Python's garbage collector out of timed code."""
     was_enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield
