@@ -87,7 +87,7 @@ def samples(
     """
     from autoshard.core.errors import SampleStoreError
     from autoshard.formats.samples import devices_in, read_samples
-    from bench.summary import summarise, summary_table
+    from bench.store_summary import summarise, summary_table
 
     devices = devices_in(store)
     if not devices:
@@ -120,7 +120,7 @@ def replay(
     """
     from autoshard.formats import read_plan
     from bench.replay import num_replayed, replay_plans
-    from bench.summary import replay_json, replay_table
+    from bench.replay_report import replay_json, replay_table
 
     plans = [read_plan(plan)]
     with console.progress("Measuring ranks", num_replayed(plans)) as advance:

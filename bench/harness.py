@@ -18,7 +18,8 @@ from bench.caches import CacheFlush
 from bench.devices import BenchDevice, find_device
 from bench.inputs import BatchCache
 from bench.kernels import ShardSet, check_measurable, weight_floats
-from bench.timing import RoundSettings, intra_op_threads, locate, time_rounds
+from bench.location import locate
+from bench.timing import RoundSettings, intra_op_threads, time_rounds
 
 #: Copies of the reference set that each group holds, in memory of their own; their mean is the reference.
 _REFERENCE_COPIES = 3

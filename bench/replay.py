@@ -14,7 +14,7 @@ from autoshard.core import LocalShard, ShardingPlan
 from autoshard.report.measured import MeasuredPlan
 from bench.devices import find_device
 from bench.harness import Harness, Measurement, Settings
-from bench.timing import MsArray
+from bench.location import MsArray
 
 #: Largest number of sets that share their rounds, so that all ranks of all plans do where memory allows.
 _MAX_GROUP_SETS = 4096
