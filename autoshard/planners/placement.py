@@ -131,6 +131,11 @@ class PlacementProblem:
         )
         return ShardingPlan(tables=self.tables, topology=self.topology, shards=shards)
 
+    def ranks_of(self, plan: ShardingPlan) -> RankArray:
+        """Ranks of the items in a plan of whole tables for the same task, shape (N,)."""
+        rank_of = {placed.shard.table.name: placed.replicas[0][0] for placed in plan.shards}
+        return np.array([rank_of[self.tables.tables[group[0]].name] for group in self.members], dtype=np.int64)
+
     def _check_feasible(self) -> None:
         for item in range(self.num_items):
             room = int(np.where(self.allowed_NR[item], self.capacity_R, -1).max())
