@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, Pooling, Update
+from autoshard.core import DType, Exchange, LocalShard, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.errors import ModelError
 from costmodel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling
 
@@ -39,6 +39,7 @@ class Coverage:
             ("optimizer", shard.optimizer, self.optimizers),
             ("update", shard.update, (Update.FUSED,)),
             ("level", shard.level, (MemoryLevel.HBM,)),
+            ("output", shard.output, (Exchange.PARTIAL_SUMS,)),
         ):
             if value not in covered:
                 accepted = ", ".join(str(item) for item in covered)

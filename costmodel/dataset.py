@@ -1,6 +1,7 @@
 """Samples as arrays, ready for training.
 
-Shape suffixes: S samples, N shards of all samples, F features, O outputs (forward, backward).
+Shape suffixes: S samples, B samples of a batch, U distinct shards, N shards of all samples, F features, O outputs
+(forward, backward).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import LocalShard, MemoryLevel, Update
+from autoshard.core import Exchange, LocalShard, MemoryLevel, Update
 from autoshard.core.errors import SampleStoreError
 from autoshard.formats.samples import SampleTable
 from costmodel.card import Coverage
@@ -25,13 +26,15 @@ class CostDataset:
     """Measured sets of shards.
 
     Attributes:
-        features_NF: Features of all shards, sample after sample, not scaled.
+        features_UF: Features of the distinct shards, not scaled.
+        shard_N: Which shards the samples hold, sample after sample.
         num_shards_S: Shards of each sample, so that they can be told apart.
         latency_ms_SO: Forward and backward latency, the machine's drift divided out.
         coverage: The kinds of shards that occur.
     """
 
-    features_NF: FeatureArray
+    features_UF: FeatureArray
+    shard_N: IndexArray
     num_shards_S: IndexArray
     latency_ms_SO: NDArray[np.float64]
     coverage: Coverage
@@ -45,7 +48,8 @@ class CostDataset:
             num_bags: Bags per step of the samples to take; may be left out when all have the same.
 
         Raises:
-            SampleStoreError: If no sample is left, or they differ in their number of bags and none was named.
+            SampleStoreError: If no sample is left, they differ in their number of bags and none was named, or they
+                are of shards that cost models do not cover.
         """
         bags_S = [{shard.num_bags for shard in sample.local_shards} for sample in table.samples]
         found = sorted(set().union(*bags_S))
@@ -54,16 +58,20 @@ class CostDataset:
         chosen = [index for index, bags in enumerate(bags_S) if bags == {num_bags}]
         if not chosen:
             listed = ", ".join(map(str, found)) or "none"
-            raise SampleStoreError(f"one cost model is for one number of bags; there are samples of: {listed}")
+            raise SampleStoreError(
+                f"a cost model is for one number of bags per step; there are samples of: {listed}", field="num_bags"
+            )
         sets = [table.samples[index].local_shards for index in chosen]
-        shards = [shard for members in sets for shard in members]
-        features_NF = shard_features(shards)
-        num_shards_S = np.array([len(members) for members in sets], dtype=np.int64)
+        index_of: dict[LocalShard, int] = {}
+        shard_N = np.array([index_of.setdefault(shard, len(index_of)) for members in sets for shard in members])
+        features_UF = shard_features(list(index_of))
+        num_shards_S = np.array([len(members) for members in sets])
         return cls(
-            features_NF=features_NF,
+            features_UF=features_UF,
+            shard_N=shard_N,
             num_shards_S=num_shards_S,
             latency_ms_SO=np.stack(table.corrected_ms(), axis=1)[chosen],
-            coverage=_coverage(shards, features_NF, num_shards_S),
+            coverage=_coverage(list(index_of), features_UF, num_shards_S),
         )
 
     def __len__(self) -> int:
@@ -75,19 +83,19 @@ class CostDataset:
         return self.latency_ms_SO.sum(axis=1)
 
     def shards_of(self, samples_B: IndexArray) -> tuple[IndexArray, IndexArray]:
-        """Rows of the shards of some samples, and for each the place of its sample in `samples_B`."""
+        """Indices of the shards that some samples hold, and where each of these samples starts among them."""
         counts_B = self.num_shards_S[samples_B]
-        # Where a shard's sample starts, plus the shard's place within the sample.
-        starts_B = np.cumsum(self.num_shards_S)[samples_B] - counts_B
-        offsets_B = starts_B - (np.cumsum(counts_B) - counts_B)
-        owner_N = np.repeat(np.arange(len(samples_B)), counts_B)
-        return offsets_B[owner_N] + np.arange(len(owner_N)), owner_N
+        starts_B = np.cumsum(counts_B) - counts_B
+        # Each shard's place in `shard_N`: where its sample starts there, plus its place within the sample.
+        shift_B = np.cumsum(self.num_shards_S)[samples_B] - counts_B - starts_B
+        places_N = np.repeat(shift_B, counts_B) + np.arange(counts_B.sum())
+        return self.shard_N[places_N], starts_B
 
     def take(self, samples_B: IndexArray) -> CostDataset:
         """The samples with the given indices, in that order."""
-        shards_N, _ = self.shards_of(samples_B)
         return CostDataset(
-            features_NF=self.features_NF[shards_N],
+            features_UF=self.features_UF,
+            shard_N=self.shards_of(samples_B)[0],
             num_shards_S=self.num_shards_S[samples_B],
             latency_ms_SO=self.latency_ms_SO[samples_B],
             coverage=self.coverage,
@@ -100,10 +108,15 @@ class CostDataset:
         return self.take(np.sort(order[num_held_out:])), self.take(np.sort(order[:num_held_out]))
 
 
-def _coverage(shards: Sequence[LocalShard], features_NF: FeatureArray, num_shards_S: IndexArray) -> Coverage:
-    if {(shard.update, shard.level) for shard in shards} != {(Update.FUSED, MemoryLevel.HBM)}:
-        raise SampleStoreError("cost models are of shards with a fused update in device memory only")
-    ends = zip(features_NF.min(axis=0).tolist(), features_NF.max(axis=0).tolist(), strict=True)
+def _coverage(shards: Sequence[LocalShard], features_UF: FeatureArray, num_shards_S: IndexArray) -> Coverage:
+    for shard in shards:
+        kind = (shard.update, shard.level, shard.output)
+        if kind != (Update.FUSED, MemoryLevel.HBM, Exchange.PARTIAL_SUMS):
+            raise SampleStoreError(
+                "cost models are trained on pooled shards in device memory with a fused update only; there are "
+                f"samples of shards with update {shard.update}, level {shard.level}, output {shard.output}"
+            )
+    ends = zip(features_UF.min(axis=0).tolist(), features_UF.max(axis=0).tolist(), strict=True)
     return Coverage(
         num_bags=shards[0].num_bags,
         dtypes=tuple(sorted({shard.dtype for shard in shards})),

@@ -1,6 +1,6 @@
 """The network of the learned cost model: encode each table, add up, price the sum.
 
-Shape suffixes: N tables, S sets of tables, F features, H width of a code, O outputs.
+Shape suffixes: U distinct shards, N shards of all sets, S sets, F features, H width of a code, O outputs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class CostNetwork(nn.Module):
     Outputs are in units of the card's `scale_ms`.
 
     Source:
-        AutoShard Sec. 4.2 and C.1. Differs: forward and backward have a head each, since a plan overlaps them
-        with different things.
+        AutoShard Sec. 4.2 and C.1. Differs: forward and backward have a head each, since a plan overlaps them with
+        different things.
     """
 
     def __init__(self) -> None:
@@ -28,16 +28,15 @@ class CostNetwork(nn.Module):
         self.forward_head = _mlp(CODE_WIDTH, HEAD_HIDDEN, 1)
         self.backward_head = _mlp(CODE_WIDTH, HEAD_HIDDEN, 1)
 
-    def forward(self, features_NF: Tensor, owner_N: Tensor, num_sets: int) -> Tensor:
-        """Forward and backward kernel times of sets of tables; shape (S, 2).
+    def forward(self, features_UF: Tensor, shard_N: Tensor, start_S: Tensor) -> Tensor:
+        """Forward and backward kernel times of sets of shards; shape (S, O).
 
         Args:
-            features_NF: Scaled features of the tables of all sets.
-            owner_N: Index of the set of each table.
-            num_sets: S.
+            features_UF: Scaled features of the distinct shards; each is encoded once, in however many sets it is.
+            shard_N: Which shards the sets hold, set after set.
+            start_S: Where each set starts in `shard_N`.
         """
-        codes_NH = self.encoder(features_NF)
-        codes_SH = codes_NH.new_zeros((num_sets, CODE_WIDTH)).index_add(0, owner_N, codes_NH)
+        codes_SH = nn.functional.embedding_bag(shard_N, self.encoder(features_UF), start_S, mode="sum")
         return torch.cat([self.forward_head(codes_SH), self.backward_head(codes_SH)], dim=1)
 
 
