@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -127,7 +128,7 @@ class Harness:
 
         Args:
             sets: What one rank runs, for each set.
-            advance: Told how many sets have just been measured.
+            advance: Told after every round how many sets' worth of work it was.
 
         Returns:
             One measurement per set, in order.
@@ -141,8 +142,8 @@ class Harness:
                 check_measurable(shard)
         result: list[Measurement] = []
         for group in self._groups(sets):
-            result += self._measure_group(group)
-            advance(len(group))
+            share = len(group) / self.settings.rounds.num_rounds
+            result += self._measure_group(group, on_round=partial(advance, share))
         return result
 
     def _groups(self, sets: Sequence[Sequence[LocalShard]]) -> Iterator[list[Sequence[LocalShard]]]:
@@ -164,7 +165,9 @@ class Harness:
         if group:
             yield group
 
-    def _measure_group(self, sets: Sequence[Sequence[LocalShard]]) -> list[Measurement]:
+    def _measure_group(
+        self, sets: Sequence[Sequence[LocalShard]], on_round: Callable[[], None] = lambda: None
+    ) -> list[Measurement]:
         self._weights.clear()
         self._moments.clear()
         self._num_groups += 1
@@ -173,7 +176,7 @@ class Harness:
             references = [self._build(self._reference) for _ in range(_REFERENCE_COPIES)]
             kernels = [self._build(shards) for shards in sets]
             forward_ms_SR, backward_ms_SR = time_rounds(
-                [*references, *kernels], self._flush, rounds, seed=self._num_groups
+                [*references, *kernels], self._flush, rounds, seed=self._num_groups, on_round=on_round
             )
         for row, kernel in enumerate(kernels, start=_REFERENCE_COPIES):
             if not kernel.measured:  # nothing but the clock's own time

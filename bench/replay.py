@@ -43,21 +43,27 @@ class Replay:
 
 
 def replay_plans(
-    plans: Sequence[ShardingPlan], *, device: str = "auto", advance: Callable[[float], None] = lambda _: None
+    plans: Sequence[ShardingPlan],
+    *,
+    device: str = "auto",
+    settings: Settings | None = None,
+    advance: Callable[[float], None] = lambda _: None,
 ) -> Replay:
     """Measures each rank's kernels of several plans, all in the same interleaved rounds.
 
     Args:
         plans: At least one.
         device: `auto` (a GPU if there is one), `cpu` or `cuda`.
-        advance: Told how many ranks have just been measured, of `num_replayed(plans)`.
+        settings: How to measure; the device's usual ones, with all ranks in the same rounds, when left out.
+        advance: Told how many ranks' worth of `num_replayed(plans)` has just been done.
 
     Raises:
         InvalidTableError: If a shard is of a kind that the benchmark cannot measure.
         DeviceError: If the device is missing, or one rank's shards do not fit in its memory.
     """
     target = find_device(device)
-    settings = replace(Settings.for_device(target), max_group_sets=_MAX_GROUP_SETS)
+    if settings is None:
+        settings = replace(Settings.for_device(target), max_group_sets=_MAX_GROUP_SETS)
     harness = Harness(target, settings)
     ranks_of = [plan.local_shards() for plan in plans]
     num_ceiling = max(len(ranks) for ranks in ranks_of)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -56,6 +56,11 @@ class RoundSettings:
                 f"must leave at least one of {self.num_measured} rounds, got {self.num_dropped} dropped at each end",
                 field="num_dropped",
             )
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that are run, counted or not."""
+        return self.num_warmup + self.num_measured
 
 
 class _WallClock:
@@ -107,7 +112,12 @@ class _CudaClock:
 
 
 def time_rounds(
-    kernels: Sequence[TimedKernel], flush: CacheFlush, settings: RoundSettings, seed: int = 0
+    kernels: Sequence[TimedKernel],
+    flush: CacheFlush,
+    settings: RoundSettings,
+    *,
+    seed: int = 0,
+    on_round: Callable[[], None] = lambda: None,
 ) -> tuple[MsArray, MsArray]:
     """Runs every kernel once per round, in an order drawn anew for each round.
 
@@ -116,6 +126,7 @@ def time_rounds(
         flush: Empties the cache.
         settings: Number of rounds.
         seed: Of the order.
+        on_round: Called after every round.
 
     Returns:
         Forward and backward latencies of the counted rounds, each (S, R).
@@ -124,7 +135,7 @@ def time_rounds(
     rng = np.random.default_rng(seed)
     marks = []
     with quiet_process():
-        for round_ in range(settings.num_warmup + settings.num_measured):
+        for round_ in range(settings.num_rounds):
             if not settings.flush_every_run:
                 flush()
             for index in rng.permutation(len(kernels)).tolist():
@@ -132,6 +143,7 @@ def time_rounds(
                 if round_ >= settings.num_warmup:
                     marks.append((index, round_ - settings.num_warmup, run))
             clock.settle()
+            on_round()
     forward_ms_SR = np.zeros((len(kernels), settings.num_measured))
     backward_ms_SR = np.zeros_like(forward_ms_SR)
     for index, column, (start, middle, stop) in marks:

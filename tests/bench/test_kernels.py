@@ -48,21 +48,17 @@ def test_a_set_does_what_dense_tables_do(case, takes_memory, make_shard, monkeyp
         tables += [table.detach().clone().requires_grad_() for table in kernel.module.split_embedding_weights()]
     dense = [pooled(table, batch) for table, batch in zip(tables, batches, strict=True)]
     outputs = running.forward()
-    found = [part for output in outputs for part in output.flatten()]
-    expected = []
-    for output in outputs:
-        width = 0
-        group = []
-        while width < output.shape[1]:
-            group.append(dense[len(expected) + len(group)])
-            width += group[-1].shape[1]
-        torch.testing.assert_close(output, torch.cat(group, dim=1))
-        expected += group
-    assert len(expected) == len(shards)
-    assert found
+    start = 0
+    for output in outputs:  # one per kernel, its tables side by side
+        stop = start + 1
+        while sum(part.shape[1] for part in dense[start:stop]) < output.shape[1]:
+            stop += 1
+        torch.testing.assert_close(output, torch.cat(dense[start:stop], dim=1))
+        start = stop
+    assert start == len(shards)
 
     running.backward(outputs)
-    for output in expected:
+    for output in dense:
         output.backward(torch.full_like(output, 1e-3))
     updated = [table for kernel in running._kernels for table in kernel.module.split_embedding_weights()]
     for table, after in zip(tables, updated, strict=True):
