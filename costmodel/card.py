@@ -96,6 +96,7 @@ class CostModelCard:
 
     Attributes:
         device: Key of the device kind that was measured.
+        encoder_hidden: Widths of the encoder's hidden layers.
         scaling: How features were brought to a common scale.
         scale_ms: Milliseconds per unit of the network's outputs.
         metrics: Accuracy on held-out samples.
@@ -104,6 +105,7 @@ class CostModelCard:
 
     device: str
     coverage: Coverage
+    encoder_hidden: tuple[int, ...]
     scaling: FeatureScaling
     scale_ms: float
     metrics: HeldOutMetrics
@@ -116,6 +118,7 @@ class CostModelCard:
             "device": self.device,
             "features": list(FEATURE_NAMES),
             "coverage": self.coverage.to_json(),
+            "encoder_hidden": list(self.encoder_hidden),
             "scaling": {"mean": list(self.scaling.mean_F), "std": list(self.scaling.std_F)},
             "scale_ms": self.scale_ms,
             "metrics": {name: getattr(self.metrics, name) for name in get_type_hints(HeldOutMetrics)},
@@ -141,6 +144,7 @@ class CostModelCard:
             card = cls(
                 device=str(data["device"]),
                 coverage=Coverage.from_json(data["coverage"]),
+                encoder_hidden=tuple(int(item) for item in data["encoder_hidden"]),
                 scaling=scaling,
                 scale_ms=float(data["scale_ms"]),
                 metrics=HeldOutMetrics(**data["metrics"]),

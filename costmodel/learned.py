@@ -36,7 +36,13 @@ class LearnedCostModel:
 
     def __init__(self, weights: Weights, card: CostModelCard, source: str = "weights") -> None:
         self.card = card
-        self._predictor = CostPredictor(weights, card.scaling, card.scale_ms, source)
+        self._predictor = CostPredictor(
+            weights,
+            encoder_hidden=card.encoder_hidden,
+            scaling=card.scaling,
+            scale_ms=card.scale_ms,
+            source=source,
+        )
 
     @classmethod
     def load(cls, registry: Registry, device: str, version: str = PRODUCTION) -> LearnedCostModel:

@@ -5,28 +5,32 @@ Shape suffixes: U distinct shards, N shards of all sets, S sets, F features, H w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
-from costmodel.features import NUM_FEATURES
-from costmodel.weights import CODE_WIDTH, ENCODER_HIDDEN, HEAD_HIDDEN
+from costmodel.weights import ENCODER_HIDDEN, HEADS, layer_widths
 
 
 class CostNetwork(nn.Module):
-    """Encoder 21-128-32 per table, sum over tables, and a head 32-64-1 for each of forward and backward.
+    """Encoder per shard, sum over shards, and a head for each of forward and backward.
 
     Outputs are in units of the card's `scale_ms`.
 
     Source:
-        AutoShard Sec. 4.2 and C.1. Differs: forward and backward have a head each, since a plan overlaps them with
-        different things.
+        AutoShard Sec. 4.2 and C.1: 21-128-32, sum, 32-64-1. Differs: forward and backward have a head each, since a
+        plan overlaps them with different things; and the encoder may have more layers.
+
+    Args:
+        encoder_hidden: Widths of the encoder's hidden layers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, encoder_hidden: Sequence[int] = ENCODER_HIDDEN) -> None:
         super().__init__()
-        self.encoder = _mlp(NUM_FEATURES, ENCODER_HIDDEN, CODE_WIDTH)
-        self.forward_head = _mlp(CODE_WIDTH, HEAD_HIDDEN, 1)
-        self.backward_head = _mlp(CODE_WIDTH, HEAD_HIDDEN, 1)
+        for part, widths in layer_widths(encoder_hidden).items():
+            self.add_module(part, _mlp(widths))
 
     def forward(self, features_UF: Tensor, shard_N: Tensor, start_S: Tensor) -> Tensor:
         """Forward and backward kernel times of sets of shards; shape (S, O).
@@ -36,9 +40,13 @@ class CostNetwork(nn.Module):
             shard_N: Which shards the sets hold, set after set.
             start_S: Where each set starts in `shard_N`.
         """
-        codes_SH = nn.functional.embedding_bag(shard_N, self.encoder(features_UF), start_S, mode="sum")
-        return torch.cat([self.forward_head(codes_SH), self.backward_head(codes_SH)], dim=1)
+        codes_UH = self.get_submodule("encoder")(features_UF)
+        codes_SH = nn.functional.embedding_bag(shard_N, codes_UH, start_S, mode="sum")
+        return torch.cat([self.get_submodule(head)(codes_SH) for head in HEADS], dim=1)
 
 
-def _mlp(num_inputs: int, num_hidden: int, num_outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(num_inputs, num_hidden), nn.ReLU(), nn.Linear(num_hidden, num_outputs))
+def _mlp(widths: Sequence[int]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])

@@ -15,7 +15,8 @@ from costmodel.dataset import IndexArray
 class Schedule(Protocol):
     """A finite number of batches of samples, which are numbered in the order in which they were measured."""
 
-    def num_updates(self, num_samples: int, batch_size: int) -> int:
+    @property
+    def num_updates(self) -> int:
         """Number of batches."""
         ...
 
@@ -29,28 +30,31 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Epochs:
-    """All samples in a new random order, again and again."""
+class Shuffled:
+    """All samples in a new random order, again and again, for a fixed number of updates.
 
-    num_epochs: int = 300
+    Few samples are seen more often than many: training takes as long, and gains from it.
+    """
+
+    num_updates: int = 6000
 
     def __post_init__(self) -> None:
-        _check_positive("num_epochs", self.num_epochs)
+        _check_positive("num_updates", self.num_updates)
 
     def to_json(self) -> dict[str, object]:
         """For the model's card."""
-        return {"kind": "epochs", **asdict(self)}
-
-    def num_updates(self, num_samples: int, batch_size: int) -> int:
-        """Number of batches; the last one of an epoch may be smaller."""
-        return self.num_epochs * -(-num_samples // batch_size)
+        return {"kind": "shuffled", **asdict(self)}
 
     def batches(self, num_samples: int, batch_size: int, rng: np.random.Generator) -> Iterator[IndexArray]:
         """Indices of the samples of each batch."""
-        for _ in range(self.num_epochs):
-            order = rng.permutation(num_samples)
-            for start in range(0, num_samples, batch_size):
-                yield order[start : start + batch_size]
+        batch_size = min(batch_size, num_samples)
+        order, start = rng.permutation(num_samples), 0
+        for _ in range(self.num_updates):
+            # What is left at the end of an order is too little for a batch; the next order has it again.
+            if start + batch_size > num_samples:
+                order, start = rng.permutation(num_samples), 0
+            yield order[start : start + batch_size]
+            start += batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +78,8 @@ class Buffer:
         """For the model's card."""
         return {"kind": "buffer", **asdict(self)}
 
-    def num_updates(self, num_samples: int, batch_size: int) -> int:
+    @property
+    def num_updates(self) -> int:
         """Number of batches."""
         return self.num_rounds * self.updates_per_round
 

@@ -25,8 +25,8 @@ from costmodel.learned import LearnedCostModel
 from costmodel.metrics import held_out_metrics
 from costmodel.network import CostNetwork
 from costmodel.predictor import CostPredictor
-from costmodel.schedules import Buffer, Epochs, Schedule
-from costmodel.weights import Weights
+from costmodel.schedules import Buffer, Schedule, Shuffled
+from costmodel.weights import ENCODER_HIDDEN, PAPER_ENCODER_HIDDEN, Weights
 
 #: With fewer, the share that is held out says nothing about accuracy.
 MIN_SAMPLES = 50
@@ -47,7 +47,7 @@ class Loss(StrEnum):
 class TrainingOptions:
     """How the network is trained, by Adam."""
 
-    schedule: Schedule = field(default_factory=Epochs)
+    schedule: Schedule = field(default_factory=Shuffled)
     """Which samples each update sees."""
     batch_size: int = 256
     """Samples per update."""
@@ -58,6 +58,8 @@ class TrainingOptions:
     beta2: float = 0.98
     """Adam's decay of squared gradients."""
     loss: Loss = Loss.RELATIVE
+    encoder_hidden: tuple[int, ...] = ENCODER_HIDDEN
+    """Widths of the encoder's hidden layers."""
     held_out_share: float = 0.2
     """Share of samples that are kept from training, to measure accuracy and the interval."""
 
@@ -72,7 +74,13 @@ class TrainingOptions:
 
 #: AutoShard Eq. 1 and C.2.
 PAPER_OPTIONS = TrainingOptions(
-    schedule=Buffer(), batch_size=512, learning_rate=1e-3, anneal=False, beta2=0.999, loss=Loss.SQUARED
+    schedule=Buffer(),
+    batch_size=512,
+    learning_rate=1e-3,
+    anneal=False,
+    beta2=0.999,
+    loss=Loss.SQUARED,
+    encoder_hidden=PAPER_ENCODER_HIDDEN,
 )
 
 
@@ -103,7 +111,7 @@ def train_cost_model(
         device: Key of the device kind that they were measured on.
         options: How to train; the defaults when left out.
         seed: Same seed and samples, same weights (on the same machine).
-        advance: Told the share of the training that has just been done; 1 in all.
+        advance: Told how many updates have just been done.
 
     Raises:
         SampleStoreError: If there are fewer than MIN_SAMPLES samples.
@@ -120,10 +128,12 @@ def train_cost_model(
     scale_ms = float(train_part.kernel_ms.mean())
     with _one_thread():
         weights = _fit(train_part, scaling, scale_ms, options, rng, advance)
-    predicted_SO = predict(CostPredictor(weights, scaling, scale_ms), held_out)
+    predictor = CostPredictor(weights, encoder_hidden=options.encoder_hidden, scaling=scaling, scale_ms=scale_ms)
+    predicted_SO = predict(predictor, held_out)
     card = CostModelCard(
         device=device,
         coverage=dataset.coverage,
+        encoder_hidden=options.encoder_hidden,
         scaling=scaling,
         scale_ms=scale_ms,
         metrics=held_out_metrics(predicted_SO.sum(axis=1), held_out.kernel_ms),
@@ -158,8 +168,8 @@ def _fit(
     latency_SO = (dataset.latency_ms_SO / scale_ms).astype(np.float32)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**31)))
-        network = CostNetwork()
-    num_updates = options.schedule.num_updates(len(dataset), options.batch_size)
+        network = CostNetwork(options.encoder_hidden)
+    num_updates = options.schedule.num_updates
     optimizer = torch.optim.Adam(network.parameters(), lr=options.learning_rate, betas=(0.9, options.beta2), fused=True)
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda update: _annealed(update / num_updates) if options.anneal else 1.0
@@ -175,7 +185,7 @@ def _fit(
         loss.backward()
         optimizer.step()
         rate.step()
-        advance(1 / num_updates)
+        advance(1)
     return {name: tensor.numpy() for name, tensor in network.state_dict().items()}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,26 +17,38 @@ Weights = Mapping[str, NDArray[Any]]
 
 #: Numbers that the encoder learns for a table; the policy reads these.
 CODE_WIDTH = 32
-ENCODER_HIDDEN = 128
-HEAD_HIDDEN = 64
+#: Widths of the encoder's hidden layers: ours, and those of AutoShard C.1.
+ENCODER_HIDDEN = (128, 128)
+PAPER_ENCODER_HIDDEN = (128,)
+HEAD_HIDDEN = (64,)
 #: In the order of the outputs.
 HEADS = ("forward_head", "backward_head")
 
 
-def weight_shapes() -> dict[str, tuple[int, ...]]:
+def layer_widths(encoder_hidden: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Widths of the layers of each part of the network, from its inputs to its outputs."""
+    encoder = (NUM_FEATURES, *encoder_hidden, CODE_WIDTH)
+    return {"encoder": encoder, **dict.fromkeys(HEADS, (CODE_WIDTH, *HEAD_HIDDEN, 1))}
+
+
+def weight_shapes(encoder_hidden: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the weights, as torch names those of CostNetwork."""
-    blocks = {"encoder": (NUM_FEATURES, ENCODER_HIDDEN, CODE_WIDTH)}
-    blocks |= dict.fromkeys(HEADS, (CODE_WIDTH, HEAD_HIDDEN, 1))
     shapes: dict[str, tuple[int, ...]] = {}
-    for block, (inputs, hidden, outputs) in blocks.items():
-        shapes |= {f"{block}.0.weight": (hidden, inputs), f"{block}.0.bias": (hidden,)}
-        shapes |= {f"{block}.2.weight": (outputs, hidden), f"{block}.2.bias": (outputs,)}
+    for part, widths in layer_widths(encoder_hidden).items():
+        for layer, (inputs, outputs) in enumerate(pairwise(widths)):
+            shapes[layer_name(part, layer, "weight")] = (outputs, inputs)
+            shapes[layer_name(part, layer, "bias")] = (outputs,)
     return shapes
 
 
-def check_weights(weights: Weights, source: str) -> None:
+def layer_name(part: str, layer: int, tensor: str) -> str:
+    """Name of a layer's tensor; torch counts the activations between layers too."""
+    return f"{part}.{2 * layer}.{tensor}"
+
+
+def check_weights(weights: Weights, encoder_hidden: Sequence[int], source: str) -> None:
     """Raises ModelError if a tensor is missing, of another shape, or not finite; the text names it."""
-    for name, shape in weight_shapes().items():
+    for name, shape in weight_shapes(encoder_hidden).items():
         tensor = weights.get(name)
         if tensor is None or tensor.shape != shape:
             got = "nothing" if tensor is None else f"shape {tensor.shape}"
