@@ -164,22 +164,22 @@ def _anneal(
     unit_ms = best_ms
     bound_ms = _bound_ms(problem)
     skipped, done = 0.0, 0
-    stopped: Stopped = "steps"
-    while done < num_steps:
+    stopped = _no_more_to_gain(state, bound_ms)
+    while stopped is None and done < num_steps:
         if done % _CLOCK_STEPS == 0:
             elapsed = (time.perf_counter() - started_s) / max(deadline_s - started_s, 1e-9)
             if elapsed > done / num_steps + skipped + _CLOCK_SLACK:
                 skipped = elapsed - done / num_steps
-            stop = "time" if elapsed >= 1 else _no_more_to_gain(state, best_ms, bound_ms)
-            if stop is not None:
-                stopped = stop
+            if elapsed >= 1:
+                stopped = "time"
                 break
         progress = min(done / num_steps + skipped, 1.0)
         _step(state, rng, unit_ms, _between(_EXPONENT, progress), _between(_TEMPERATURE, progress))
         done += 1
         if state.max_ms < best_ms * (1 - _ROUNDING):
             best_ms, best_N = state.max_ms, state.ranks_N.copy()
-    return _Placement(problem, best_N), done, stopped
+            stopped = _no_more_to_gain(state, bound_ms)
+    return _Placement(problem, best_N), done, stopped or "steps"
 
 
 def _step(state: _Placement, rng: np.random.Generator, unit_ms: float, exponent: float, temperature: float) -> None:
@@ -225,12 +225,10 @@ def _bound_ms(problem: PlacementProblem) -> float:
     return alone_ms if (joined_ms >= alone_ms).all() else 0.0
 
 
-def _no_more_to_gain(state: _Placement, best_ms: float, bound_ms: float) -> Stopped | None:
-    if best_ms <= bound_ms * (1 + _ROUNDING):
+def _no_more_to_gain(state: _Placement, bound_ms: float) -> Stopped | None:
+    if state.max_ms <= bound_ms * (1 + _ROUNDING):
         return "bound"
-    if state.max_ms <= best_ms and state.max_ms <= state.cost_ms_R.mean() * (1 + _BALANCED):
-        return "balanced"
-    return None
+    return "balanced" if state.max_ms <= state.cost_ms_R.mean() * (1 + _BALANCED) else None
 
 
 def _between(ends: tuple[float, float], progress: float) -> float:

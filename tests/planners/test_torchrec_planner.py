@@ -1,0 +1,118 @@
+"""TorchRec's planner: told the task as it is, and its plan taken over as it is."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import ParameterConstraints, Topology
+from torchrec.optim import RowWiseAdagrad
+
+from autoshard.core import Constraints, DType, Feature, Optimizer, Pooling, TableSet
+from autoshard.core.errors import InfeasiblePlanError, InvalidTableError
+from autoshard.evaluation import DEVICE_MEMORY
+from autoshard.planners.torchrec_planner import TorchRecPlanner, _topology
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torch's own import
+def test_gives_what_a_user_of_torchrec_gets(draw_task, make_request, make_problem):
+    tables, topology = draw_task(24, 4, seed=1, batch_size=1024)
+    module = EmbeddingBagCollection(
+        device=torch.device("meta"),
+        tables=[
+            EmbeddingBagConfig(
+                name=table.name,
+                num_embeddings=table.num_embeddings,
+                embedding_dim=table.embedding_dim,
+                feature_names=[table.features[0].name],
+            )
+            for table in tables.tables
+        ],
+    )
+    from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+
+    apply_optimizer_in_backward(RowWiseAdagrad, module.parameters(), {"lr": 0.1})
+    # The same task in the user's own words, built apart from the planner's code.
+    user = EmbeddingShardingPlanner(
+        topology=Topology(
+            world_size=4,
+            compute_device="cpu",
+            ddr_cap=topology.memory_bytes.hbm,
+            ddr_mem_bw=DEVICE_MEMORY["cpu"].bytes_per_s / 1000,
+            intra_host_bw=1e6,
+            inter_host_bw=1e6,
+        ),
+        batch_size=256,
+        storage_reservation=FixedPercentageStorageReservation(percentage=0),
+        constraints={
+            table.name: ParameterConstraints(
+                sharding_types=["table_wise"], pooling_factors=[table.features[0].pooling_factor]
+            )
+            for table in tables.tables
+        },
+        debug=False,
+    )
+    (sharding,) = user.plan(module, [EmbeddingBagCollectionSharder()]).plan.values()
+    ours = TorchRecPlanner().plan(make_request((tables, topology)))
+    expected = [sharding[table.name].ranks[0] for table in tables.tables]
+    assert make_problem((tables, topology)).ranks_of(ours).tolist() == expected
+    assert len(set(expected)) == 4
+
+
+def test_topology_is_told_in_torchrecs_units(make_topology):
+    told = _topology(replace(make_topology(4, 1000), device="h100"))
+    assert told.compute_device == "cuda"
+    assert [device.storage.hbm for device in told.devices] == [1000] * 4
+    # Bytes per ms: 1 GB/s between ranks, 3.35 TB/s of memory.
+    assert (told.intra_host_bw, told.inter_host_bw, told.hbm_mem_bw) == (1e6, 1e6, 3.35e9)
+
+
+def test_takes_every_kind_of_table(draw_task, make_request):
+    tables, topology = draw_task(12, 3, seed=2)
+    kinds = [
+        replace(
+            table,
+            pooling=list(Pooling)[index % 3],
+            dtype=list(DType)[index % 4],
+            optimizer=list(Optimizer)[index % 4],
+            features=(*table.features, Feature(name=f"second_{index}", pooling_factor=float(index % 2))),
+        )
+        for index, table in enumerate(tables.tables)
+    ]
+    roomy = replace(topology, memory_bytes=replace(topology.memory_bytes, hbm=1 << 34))
+    plan = TorchRecPlanner().plan(make_request((replace(tables, tables=tuple(kinds)), roomy)))
+    assert [placed.shard.table for placed in plan.shards] == kinds
+
+
+def test_is_quiet(draw_task, make_request, capfd):
+    TorchRecPlanner().plan(make_request(draw_task(6, 2)))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_counts_memory_as_the_others_do(draw_task, make_request):
+    # 3% to spare: with a batch's inputs and outputs on top of the tables, TorchRec's own estimate exceeds it.
+    tables, topology = draw_task(40, 4, seed=3, spare=0.03, batch_size=65536)
+    plan = TorchRecPlanner().plan(make_request((tables, topology)))
+    for shards in plan.local_shards():
+        assert sum(shard.memory_bytes for shard in shards) <= topology.memory_bytes.hbm
+
+
+def test_says_what_does_not_fit(make_table, make_topology, make_request):
+    tables = tuple(make_table(f"t{index}") for index in range(3))
+    size = tables[0].hbm_bytes
+    task = (TableSet(batch_size=8, tables=tables), make_topology(2, int(size / 0.6)))
+    with pytest.raises(InfeasiblePlanError, match=f"all need {3 * size:,} bytes .* the largest {size:,} bytes"):
+        TorchRecPlanner().plan(make_request(task))
+
+
+@pytest.mark.parametrize(
+    ("constraints", "label"),
+    [(Constraints(pinned_ranks=(1,)), "pinned_ranks"), (Constraints(colocate_with=("b",)), "colocate_with")],
+)
+def test_refuses_what_torchrec_cannot_express(make_table, make_topology, make_request, constraints, label):
+    tables = TableSet(batch_size=8, tables=(make_table("a", constraints=constraints), make_table("b")))
+    with pytest.raises(InvalidTableError, match=rf"tables\[a\]\.constraints\.{label}"):
+        TorchRecPlanner().plan(make_request((tables, make_topology(2))))
