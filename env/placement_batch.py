@@ -113,6 +113,16 @@ class PlacementBatch:
         for array in (self._step_E, self._codes_ERH, self._held_ER, self._cost_ms_ER, self._num_forbidden_E):
             array[episodes_D] = 0
 
+    def items(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What all steps will show as `item_code` and `remaining`, whatever is done.
+
+        Shapes (N, P, H) and (N, P, 1), with N items of the largest task; smaller ones see zeros after their last.
+        """
+        items_PNH = self._codes_PNH[:, :-1] / self._item_scale_P[:, None, None]
+        steps_N1 = np.arange(items_PNH.shape[1])[:, None]
+        remaining_NP = np.maximum(1 - steps_N1 / self.num_items_P, 0)
+        return np.ascontiguousarray(items_PNH.swapaxes(0, 1)), remaining_NP[..., None].astype(np.float32)
+
     def observe(self) -> Observation:
         """What every episode's agent sees; as TablePlacementEnv, with E in front."""
         task_E, step_E = self.task_E, self._step_E

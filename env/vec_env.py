@@ -95,6 +95,14 @@ class PlacementVecEnv(VecEnv):
         self.batch.begin(np.arange(self.num_envs), np.array(state["tasks"], dtype=np.int64))
         return self.batch.observe()
 
+    def replace_tasks(self, tasks: Sequence[PlacementTask]) -> VecEnvObs:
+        """Begins the current episodes anew on other versions of the tasks, such as newly priced ones."""
+        assert len(tasks) == len(self.batch.tasks), "draws go on, so there must be as many tasks"
+        task_E = self.batch.task_E
+        self.batch = PlacementBatch(tasks, self.num_envs, self.batch.reward_ms)
+        self.batch.begin(np.arange(self.num_envs), task_E)
+        return self.batch.observe()
+
     def _describe(self, finished: FinishedEpisodes, infos: list[dict[str, Any]]) -> None:
         last = self.batch.observe()
         elapsed_s = time.monotonic() - self._started_s

@@ -1,0 +1,104 @@
+"""The trained policy as a planner.
+
+Shape suffixes: N items, R ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from autoshard.core import ShardingPlan
+from autoshard.core.errors import InvalidOptionError
+from autoshard.planners.feasibility import repair
+from autoshard.planners.placement import PlacementProblem, RankArray
+from autoshard.planners.planner import PlanRequest, parse_options
+from costmodel import Registry
+from env import PlacementTask
+from policies.decoding import decode
+from policies.trained import POLICY_KIND, TrainedPolicy
+
+_MAX_SAMPLES = 4096
+# Loaded policies are about half a megabyte each.
+_CACHED_POLICIES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOptions:
+    """Options of the planner `policy`."""
+
+    num_samples: int = field(
+        default=1,
+        metadata={
+            "help": "Placements to choose the best from: the likeliest one, and others drawn from the policy. "
+            "--set num_samples=64"
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_samples <= _MAX_SAMPLES:
+            raise InvalidOptionError(
+                f"must be in [1, {_MAX_SAMPLES}], got {self.num_samples}", field="options.num_samples"
+            )
+
+
+class PolicyPlanner:
+    """Places tables as the policy of the topology's device says, in one pass over the tables.
+
+    The policy sees codes of the cost model that it was trained on, which is published with it; candidates are
+    compared by the request's cost model. Masks keep to memory limits and constraints; where they lead into a dead
+    end, as little as possible is moved.
+
+    Source:
+        AutoShard Sec. 4.5. Differs: memory limits hold, and several placements may be drawn.
+    """
+
+    name: ClassVar[str] = "policy"
+    summary: ClassVar[str] = "The trained policy of the device: one pass over the tables."
+    options_type: ClassVar[type] = PolicyOptions
+
+    def plan(self, request: PlanRequest) -> ShardingPlan:
+        """Makes a plan, without prediction or provenance.
+
+        Raises:
+            ModelError: If the registry has no policy of the device, or one whose cost model cannot price the tables.
+            InfeasiblePlanError: If no placement within the memory limits was found.
+            InvalidOptionError: If an option is unknown or out of range.
+        """
+        options = parse_options(PolicyOptions, request.options)
+        policy = _load(Registry(request.registry), request.topology.device)
+        problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel)
+        seen = PlacementProblem.table_wise(request.tables, request.topology, policy.cost.model())
+        ranks_N = _best(problem, _candidates(policy, seen, options.num_samples, request.seed))
+        return problem.to_plan(repair(problem, ranks_N, request.seed))
+
+
+def _candidates(policy: TrainedPolicy, problem: PlacementProblem, num_samples: int, seed: int) -> tuple[RankArray, ...]:
+    task = PlacementTask.of(problem)
+    candidates = decode(policy.network, [task]).ranks
+    if num_samples > 1:
+        generator = torch.Generator().manual_seed(seed)
+        candidates += decode(policy.network, [task], num_samples=num_samples - 1, generator=generator).ranks
+    return candidates
+
+
+def _best(problem: PlacementProblem, candidates: tuple[RankArray, ...]) -> RankArray:
+    """The fastest candidate within the limits; the first if there is none."""
+    feasible = [ranks_N for ranks_N in candidates if problem.is_feasible(ranks_N)]
+    return min(feasible, key=lambda ranks_N: float(problem.rank_ms(ranks_N).max()), default=candidates[0])
+
+
+def _load(registry: Registry, device: str) -> TrainedPolicy:
+    version = registry.production_id(POLICY_KIND, device)
+    if version is None:
+        return TrainedPolicy.load(registry, device)
+    return _load_version(registry.root, device, version)
+
+
+@lru_cache(maxsize=_CACHED_POLICIES)
+def _load_version(root: Path, device: str, version: str) -> TrainedPolicy:
+    return TrainedPolicy.load(Registry(root), device, version)

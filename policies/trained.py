@@ -1,0 +1,111 @@
+"""A trained policy as it is published: its network, the cost model whose codes it reads, and a card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autoshard.core.errors import ModelError
+from costmodel import CostModelCard, LearnedCostModel, Registry, StoredModel
+from costmodel.registry import PRODUCTION
+from costmodel.weights import Weights
+from policies.network import PlacementNetwork
+from policies.weights import load_arrays, to_arrays, with_prefix
+
+POLICY_KIND = "policy"
+CARD_SCHEMA = "autoshard.policy/1"
+_POLICY_PREFIX, _COST_PREFIX = "policy.", "cost."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PolicyCostModel:
+    """The cost model that a policy was trained on.
+
+    Attributes:
+        id: Its version in the registry; None if it was trained together with the policy.
+    """
+
+    weights: Weights
+    card: CostModelCard
+    id: str | None = None
+
+    @classmethod
+    def load(cls, registry: Registry, device: str) -> PolicyCostModel:
+        """The production cost model of a device.
+
+        Raises:
+            ModelError: If it is missing or damaged.
+        """
+        stored = registry.load("cost", device)
+        source = str(registry.root / "cost" / device / stored.id)
+        return cls(weights=stored.tensors, card=CostModelCard.from_json(stored.card, source), id=stored.id)
+
+    def model(self) -> LearnedCostModel:
+        """The model that prices with it."""
+        return LearnedCostModel(self.weights, self.card)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainedPolicy:
+    """A network and all that it takes to run it.
+
+    Attributes:
+        network: Reads codes and prices of `cost`, and of no other model.
+        cost: The cost model.
+        training: Options, counts and scores of the training, for information.
+    """
+
+    network: PlacementNetwork
+    cost: PolicyCostModel
+    training: Mapping[str, Any]
+
+    def publish(self, registry: Registry) -> str:
+        """Makes it the production policy of its device, and returns its id.
+
+        Raises:
+            ModelError: If the registry cannot be written.
+        """
+        device = self.cost.card.device
+        card = {
+            "schema": CARD_SCHEMA,
+            "device": device,
+            "code_width": self.network.code_width,
+            "cost_model": {"id": self.cost.id, "card": self.cost.card.to_json()},
+            "training": dict(self.training),
+        }
+        tensors = {f"{_POLICY_PREFIX}{name}": value for name, value in to_arrays(self.network).items()}
+        tensors |= {f"{_COST_PREFIX}{name}": value for name, value in self.cost.weights.items()}
+        return registry.publish(POLICY_KIND, device, tensors, card)
+
+    @classmethod
+    def load(cls, registry: Registry, device: str, version: str = PRODUCTION) -> TrainedPolicy:
+        """The policy of a device from a registry.
+
+        Raises:
+            ModelError: If it is missing, damaged, or of another schema; the text names the file.
+        """
+        stored = registry.load(POLICY_KIND, device, version)
+        return _read(stored, str(registry.root / POLICY_KIND / device / stored.id))
+
+
+def _read(stored: StoredModel, source: str) -> TrainedPolicy:
+    card = stored.card
+    if card.get("schema") != CARD_SCHEMA:
+        raise ModelError(f"must be {CARD_SCHEMA}, got {card.get('schema')!r}", field="schema", source=source)
+    try:
+        described, width = card["cost_model"], int(card["code_width"])
+        cost_id, cost_card = described["id"], described["card"]
+        training = dict(card["training"])
+    except KeyError as error:
+        raise ModelError("is missing", field=str(error.args[0]), source=source) from error
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"has a field of a wrong kind: {error}", source=source) from error
+    cost = PolicyCostModel(
+        weights=with_prefix(stored.tensors, _COST_PREFIX),
+        card=CostModelCard.from_json(cost_card, f"{source}, cost_model"),
+        id=cost_id,
+    )
+    network = PlacementNetwork(width)
+    load_arrays(network, with_prefix(stored.tensors, _POLICY_PREFIX), source)
+    return TrainedPolicy(network=network, cost=cost, training=training)

@@ -1,0 +1,282 @@
+"""V-trace actor-critic as an algorithm of stable-baselines3.
+
+Shape suffixes: T steps, E episodes, B = T * E, R ranks, S width of a state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
+from torch import Tensor
+
+from autoshard.core.errors import InvalidOptionError
+from env import ACTION_MASK, ITEM_CODE, RANK_CODES, RANK_COSTS, REMAINING
+from policies.actor_critic import PlacementPolicy, choose, keep
+from policies.network import LstmState
+from policies.returns import vtrace_returns
+from policies.trajectories import Tensors, Trajectories, TrajectoryRecorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VTraceSettings:
+    """How V-trace learns; the defaults are AutoShard's (C.2).
+
+    Attributes:
+        num_steps: Steps of each episode per update.
+        learning_rate: Of Adam.
+        discount: Per step.
+        entropy_weight: Weight of the policy's entropy, which is raised.
+        baseline_weight: Weight of the value head's loss.
+        max_grad_norm: Gradients beyond this norm are scaled down to it.
+        compare_within_task: Whether an advantage is taken over the mean of the same task and step, in units of the
+            task's standard deviation. It takes several episodes of each task at a time, which are then worth more
+            than as many of different tasks, and makes easy and hard tasks count alike.
+    """
+
+    num_steps: int = 100
+    learning_rate: float = 1e-3
+    discount: float = 1.0
+    entropy_weight: float = 0.001
+    baseline_weight: float = 0.5
+    max_grad_norm: float = 40.0
+    compare_within_task: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise InvalidOptionError(f"must be at least 1, got {self.num_steps}", field="num_steps")
+
+
+class VTrace(OnPolicyAlgorithm):
+    """IMPALA's learner: collects trajectories, and learns from them once, corrected by V-trace.
+
+    The loss is summed over the steps of a trajectory and averaged over trajectories.
+
+    Args:
+        policy: PlacementPolicy, or a class derived from it.
+        env: Environments with the spaces of TablePlacementEnv; AutoShard's preset has 8. PlacementVecEnv is fastest.
+        settings: How to learn.
+        seed: Source of randomness of the network's first weights and of actions.
+        device: Where the network lives.
+        stats_window_size: Episodes over which rewards are averaged in logs.
+        tensorboard_log: Folder for TensorBoard; none if None.
+        verbose: 1 prints logs.
+
+    Source:
+        AutoShard Sec. 4.4 (Eq. 2 and 3) and C.2. Differs: the policy term is a gain, so its sign in the loss is
+        negative; losses are averaged over trajectories, so that the gradient limit means the same for any number.
+    """
+
+    policy: PlacementPolicy  # type: ignore[assignment]  # the base class knows policies without memory only
+
+    def __init__(
+        self,
+        policy: type[PlacementPolicy],
+        env: GymEnv,
+        settings: VTraceSettings | None = None,
+        *,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        verbose: int = 0,
+        policy_kwargs: dict[str, Any] | None = None,
+        _init_setup_model: bool = True,
+    ) -> None:
+        self.settings = settings or VTraceSettings()
+        super().__init__(
+            policy,  # type: ignore[arg-type]
+            env,
+            learning_rate=self.settings.learning_rate,
+            n_steps=self.settings.num_steps,
+            gamma=self.settings.discount,
+            gae_lambda=1.0,
+            ent_coef=self.settings.entropy_weight,
+            vf_coef=self.settings.baseline_weight,
+            max_grad_norm=self.settings.max_grad_norm,
+            use_sde=False,
+            sde_sample_freq=-1,
+            seed=seed,
+            device=device,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            verbose=verbose,
+            policy_kwargs=policy_kwargs,
+            supported_action_spaces=(spaces.Discrete,),
+            _init_setup_model=_init_setup_model,
+        )
+
+    def _setup_model(self) -> None:
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        policy = self.policy_class(self.observation_space, self.action_space, self.lr_schedule)
+        assert isinstance(policy, PlacementPolicy)
+        self.policy = policy.to(self.device)
+        self._lstm_state = self.policy.network.initial_state(self.n_envs)
+        self._trajectories: Trajectories | None = None
+        # The recorder of this class keeps more than stable-baselines3's buffers do; `learn` just hands it through.
+        self.rollout_buffer = None  # type: ignore[assignment]
+
+    def begin_episodes(self, observation: VecEnvObs) -> None:
+        """Tells that all environments have begun new episodes, with this observation."""
+        self._last_obs = observation  # type: ignore[assignment]
+        self._last_episode_starts = np.ones(self.n_envs, dtype=np.bool_)
+
+    @torch.no_grad()
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        """Plays `n_rollout_steps` steps in every environment; see the base class."""
+        assert self._last_obs is not None
+        assert self._last_episode_starts is not None
+        self.policy.set_training_mode(False)
+        callback.on_rollout_start()
+        recorder = TrajectoryRecorder(before=self._lstm_state)
+        tasks_E = np.array(env.get_attr("task_index"))
+        for _ in range(n_rollout_steps):
+            observation = self._to_tensors(self._last_obs)
+            starts_E = self._last_episode_starts
+            before = keep(self._lstm_state, torch.as_tensor(~starts_E, device=self.device))
+            logits_ER, _, self._lstm_state = self.policy.step(observation, before)
+            actions_E = choose(logits_ER, deterministic=False)
+            log_probs_E = _log_prob(logits_ER, actions_E)
+            self._last_obs, rewards_E, dones_E, infos = env.step(actions_E.cpu().numpy())  # type: ignore[assignment]
+            self._last_episode_starts = dones_E
+            recorder.add(
+                observation,
+                actions=actions_E,
+                log_probs=log_probs_E,
+                rewards=torch.as_tensor(rewards_E, device=self.device),
+                starts=torch.as_tensor(starts_E, device=self.device, dtype=torch.bool),
+                dones=torch.as_tensor(dones_E, device=self.device),
+                tasks=torch.as_tensor(tasks_E, device=self.device),
+            )
+            self.num_timesteps += env.num_envs
+            self._update_info_buffer(infos, dones_E)
+            if dones_E.any():
+                tasks_E = np.array(env.get_attr("task_index"))
+            callback.update_locals(locals())
+            if not callback.on_step():
+                return False
+        self._trajectories = recorder.finish(self._to_tensors(self._last_obs))
+        callback.on_rollout_end()
+        return True
+
+    def train(self) -> None:
+        """Makes one update from the trajectories collected last."""
+        assert self._trajectories is not None
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        loss = self._loss(self._trajectories)
+        self.policy.optimizer.zero_grad()
+        loss.backward()
+        parameters = [item for group in self.policy.optimizer.param_groups for item in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        self.policy.optimizer.step()
+        self._n_updates += 1
+        self.logger.record("train/gradient_norm", float(norm))
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    def _loss(self, data: Trajectories) -> Tensor:
+        observations = self._learner_observations(data)
+        states_TES, after = self._states(observations, data)
+        values_TE = self.policy.network.values(states_TES)
+        states_BS, codes_BRH, costs_BRC, mask_BR = (
+            values.flatten(0, 1)
+            for values in (
+                states_TES,
+                observations[RANK_CODES],
+                observations[RANK_COSTS],
+                observations[ACTION_MASK].bool(),
+            )
+        )
+        logits_BR = self.policy.network.logits(states_BS, codes_BRH, costs_BRC, mask_BR)
+        log_probs_TE = _log_prob(logits_BR, data.actions_TE.flatten()).view_as(values_TE)
+        returns = vtrace_returns(
+            (log_probs_TE - data.log_probs_TE).detach(),
+            self.settings.discount * (~data.dones_TE).float(),
+            data.rewards_TE,
+            values_TE.detach(),
+            self._bootstrap(data, after),
+        )
+        advantages_TE = returns.advantages_TB
+        if self.settings.compare_within_task:
+            advantages_TE = compared_within_task(advantages_TE, data.tasks_TE)
+        entropy_B = _entropy(logits_BR)
+        num_trajectories = values_TE.shape[1]
+        policy_loss = -(log_probs_TE * advantages_TE).sum() / num_trajectories
+        value_loss = 0.5 * (returns.targets_TB - values_TE).square().sum() / num_trajectories
+        entropy_loss = -entropy_B.sum() / num_trajectories
+        self.logger.record("train/policy_loss", policy_loss.item())
+        self.logger.record("train/value_loss", value_loss.item())
+        self.logger.record("train/entropy", entropy_B.mean().item())
+        return policy_loss + self.settings.baseline_weight * value_loss + self.settings.entropy_weight * entropy_loss
+
+    def _learner_observations(self, data: Trajectories) -> Tensors:
+        """What the learner reads; a place for joint training to make codes through which gradients flow."""
+        return data.observations
+
+    def _states(self, observations: Tensors, data: Trajectories) -> tuple[Tensor, LstmState]:
+        parts, state = [], data.before
+        for slab in data.slabs:
+            state = keep(state, ~data.starts_TE[slab.start])
+            states_TES, state = self.policy.network.states(
+                observations[ITEM_CODE][slab], observations[REMAINING][slab], state
+            )
+            parts.append(states_TES)
+        return torch.cat(parts), state
+
+    @torch.no_grad()
+    def _bootstrap(self, data: Trajectories, after: LstmState) -> Tensor:
+        """Values of what is seen last; the discount makes those of ended episodes count for nothing."""
+        last = data.last_observation
+        states_TES, _ = self.policy.network.states(last[ITEM_CODE][None], last[REMAINING][None], after)
+        return self.policy.network.values(states_TES[0])
+
+    def _to_tensors(self, observation: Any) -> Tensors:
+        tensors = obs_as_tensor(observation, self.device)
+        assert isinstance(tensors, dict)
+        return tensors
+
+
+def compared_within_task(advantages_TE: Tensor, tasks_TE: Tensor) -> Tensor:
+    """Advantages over the mean of the same task and step, in units of the task's standard deviation.
+
+    States depend on no action, so the episodes of a task see the same ones, and their mean is the best baseline. A
+    task whose episodes all did equally well comes out as 0.
+    """
+    _, group_TE = tasks_TE.unique(return_inverse=True)
+    num_steps, num_groups = len(tasks_TE), int(group_TE.max()) + 1
+    cell_B = (group_TE + num_groups * torch.arange(num_steps, device=group_TE.device)[:, None]).flatten()
+    centred_B = advantages_TE.flatten() - _group_means(advantages_TE.flatten(), cell_B, num_groups * num_steps)
+    deviation_B = _group_means(centred_B.square(), group_TE.flatten(), num_groups).sqrt()
+    # Rounding alone makes equal rewards differ by about 1e-7.
+    compared_B = torch.where(deviation_B > 1e-5, centred_B / deviation_B.clamp(min=1e-5), 0.0)
+    return compared_B.view_as(advantages_TE)
+
+
+def _group_means(values_B: Tensor, group_B: Tensor, num_groups: int) -> Tensor:
+    """For each value the mean of its group."""
+    sums_G = values_B.new_zeros(num_groups).index_add(0, group_B, values_B)
+    counts_G = torch.bincount(group_B, minlength=num_groups)
+    return (sums_G / counts_G.clamp(min=1))[group_B]
+
+
+def _log_prob(logits_BR: Tensor, actions_B: Tensor) -> Tensor:
+    return logits_BR.log_softmax(dim=-1).gather(-1, actions_B[..., None])[..., 0]
+
+
+def _entropy(logits_BR: Tensor) -> Tensor:
+    log_probs_BR = logits_BR.log_softmax(dim=-1)
+    # Masked ranks have log-probability minus infinity and contribute nothing.
+    return -(log_probs_BR.exp() * log_probs_BR.clamp(min=torch.finfo(log_probs_BR.dtype).min)).sum(dim=-1)
