@@ -1,1 +1,44 @@
-"""Micro-benchmarks of embedding kernels, and the store of their samples."""
+"""Micro-benchmarks of embedding kernels, and the store of their samples.
+
+Names are imported when they are first asked for: `autoshard --help` looks at the commands of this package and must
+not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bench.collector import Collection, collect_samples
+    from bench.devices import BenchDevice, find_device
+    from bench.harness import Harness, Measurement, Settings, measure
+    from bench.replay import Replay, replay_plans
+    from bench.sampling import ChosenSet, choose_sets, table_wise_pool
+    from bench.timing import RoundSettings
+
+__all__ = [
+    "BenchDevice",
+    "ChosenSet",
+    "Collection",
+    "Harness",
+    "Measurement",
+    "Replay",
+    "RoundSettings",
+    "Settings",
+    "choose_sets",
+    "collect_samples",
+    "find_device",
+    "measure",
+    "replay_plans",
+    "table_wise_pool",
+]
+
+_MODULES = ("collector", "devices", "harness", "replay", "sampling", "timing")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in _MODULES:
+            found = import_module(f"bench.{module}")
+            if getattr(getattr(found, name, None), "__module__", None) == found.__name__:
+                return getattr(found, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

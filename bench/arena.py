@@ -24,8 +24,15 @@ class Arena:
     """
 
     def __init__(self, max_floats: int, device: torch.device) -> None:
-        """Reserves room for `max_floats` numbers."""
-        self._memory = torch.empty(max_floats, dtype=torch.float32, device=device)
+        """Reserves room for `max_floats` numbers.
+
+        Raises:
+            DeviceError: If the system grants no such block.
+        """
+        try:
+            self._memory = torch.empty(max_floats, dtype=torch.float32, device=device)
+        except RuntimeError as error:  # torch has no narrower type for it on a CPU
+            raise DeviceError(f"{4 * max_floats:,} bytes of memory cannot be reserved") from error
         self._touched = 0
         self._used = 0
 

@@ -94,7 +94,8 @@ def samples(
         raise SampleStoreError("holds no samples; `autoshard collect` adds some", source=str(store))
     tables = {device: read_samples(store, device) for device in devices}
     for device, table in tables.items():
-        damaged = table.damaged()
+        with console.progress("Checking samples", len(table)) as advance:
+            damaged = table.damaged(advance)
         if damaged:
             raise SampleStoreError(
                 f"{len(damaged)} of {len(table)} samples of {device} do not match their id, the first is "

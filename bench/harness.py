@@ -6,10 +6,12 @@ Shape suffixes: S sets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+import torch
 
 from autoshard.core import AccessProfile, LocalShard
 from autoshard.core.errors import DeviceError
@@ -172,7 +174,7 @@ class Harness:
         self._moments.clear()
         self._num_groups += 1
         rounds = self.settings.rounds
-        with intra_op_threads(self.settings.num_threads):
+        with intra_op_threads(self.settings.num_threads), _memory_as_device_error(self.device):
             references = [self._build(self._reference) for _ in range(_REFERENCE_COPIES)]
             kernels = [self._build(shards) for shards in sets]
             forward_ms_SR, backward_ms_SR = time_rounds(
@@ -201,6 +203,14 @@ class Harness:
     def _build(self, shards: Sequence[LocalShard]) -> ShardSet:
         batches = [self._batch_of(shard) for shard in shards]
         return ShardSet(batches, self._weights, self._moments, self.device.device)
+
+
+@contextmanager
+def _memory_as_device_error(device: BenchDevice) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(f"{device.name} ran out of memory; others may be using it") from error
 
 
 def measure(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -194,9 +194,14 @@ class SampleTable:
         backward_S = np.array([sample.backward_ms / sample.reference_backward_ms for sample in self.samples])
         return forward_S * self.reference_forward_ms, backward_S * self.reference_backward_ms
 
-    def damaged(self) -> tuple[Sample, ...]:
-        """Samples whose content does not match their id."""
-        return tuple(sample for sample in self.samples if sample.identified().sample_id != sample.sample_id)
+    def damaged(self, advance: Callable[[float], None] = lambda _: None) -> tuple[Sample, ...]:
+        """Samples whose content does not match their id; `advance` is told how many more were looked at."""
+        found = []
+        for sample in self.samples:
+            if sample.identified().sample_id != sample.sample_id:
+                found.append(sample)
+            advance(1)
+        return tuple(found)
 
 
 def write_samples(store: str | Path, samples: Sequence[Sample]) -> Path:

@@ -70,6 +70,11 @@ def test_an_arena_says_what_does_not_fit():
         arena.take(50)
 
 
+def test_memory_that_the_system_does_not_grant_is_an_error():
+    with pytest.raises(DeviceError, match="bytes of memory cannot be reserved"):
+        Arena(2**57, CPU)
+
+
 def test_a_container_limits_the_memory(tmp_path):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  32000000 kB\nMemAvailable:  16000000 kB\n")
