@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autoshard import console
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.errors import InvalidOptionError, SampleStoreError
 
 _Device = Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu` or `cuda`.")]
 
@@ -38,6 +38,8 @@ def collect(
             raise InvalidOptionError(f"must be above 0, got {value}", field=name)
     if seed is not None and seed < 0:
         raise InvalidOptionError(f"must be at least 0, got {seed}", field="seed")
+    if store.exists() and not store.is_dir():
+        raise SampleStoreError("is no folder", source=str(store))
     if seconds is None and num_samples is None:
         seconds = 60.0
 
@@ -85,7 +87,6 @@ def samples(
     Example:
         autoshard samples samples
     """
-    from autoshard.core.errors import SampleStoreError
     from autoshard.formats.samples import devices_in, read_samples
     from bench.store_summary import summarise, summary_table
 

@@ -53,6 +53,13 @@ def test_collect_says_what_it_added(tables, tmp_path, capsys):
     assert [str(file) for file in (tmp_path / "store").rglob("*.parquet")] == result["files"]
 
 
+def test_collect_refuses_a_store_that_is_a_file(tmp_path, capsys):
+    file = tmp_path / "store"
+    file.write_text("")
+    assert main(["collect", "--store", str(file)]) == 1
+    assert f"{file}: is no folder" in capsys.readouterr().err
+
+
 def test_samples_shows_a_store(store, capsys):
     assert main(["samples", str(store), "--json"]) == 0
     (device,) = json.loads(capsys.readouterr().out)["devices"]
