@@ -1,0 +1,237 @@
+"""What every registered planner promises (autoshard.planners.planner.Planner), this project's own and anyone's."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.core import (
+    AccessProfile,
+    Constraints,
+    Costs,
+    DType,
+    EmbeddingTable,
+    Feature,
+    Level,
+    Link,
+    MemoryBytes,
+    Optimizer,
+    Pooling,
+    ShardingPlan,
+    TableSet,
+    Topology,
+)
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTableError
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
+from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.planner import PlanRequest
+from autoshard.planners.registry import get_planner, planner_names
+from costmodel import FEATURE_NAMES, CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, Registry, weight_shapes
+from costmodel.predictor import FULL_CODE_WIDTH
+from policies.network import PlacementNetwork
+from policies.trained import PolicyCostModel, TrainedPolicy
+
+BATCH = 64
+COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+#: Time limits aside, seeds decide: these make `auto` end by its number of steps.
+OPTIONS = {"auto": {"steps_per_s": 4}}
+SECONDS = 30.0
+#: Widths of the untrained encoder.
+HIDDEN = (16,)
+#: Others' planners, which may give up where a plan exists, or cannot keep to constraints.
+GUESTS = {"torchrec"}
+
+pytestmark = pytest.mark.parametrize("name", planner_names())
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory):
+    """A policy as it is before training: what it promises does not depend on how well it plans."""
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    card = CostModelCard(
+        device="cpu",
+        coverage=Coverage(
+            num_bags=BATCH,
+            dtypes=(DType.FP32,),
+            poolings=(Pooling.SUM,),
+            optimizers=(Optimizer.ROWWISE_ADAGRAD,),
+            num_tables=(1, 100),
+            ranges=dict.fromkeys(FEATURE_NAMES, (0.0, 1.0)),
+        ),
+        encoder_hidden=HIDDEN,
+        scaling=FeatureScaling.fit(rng.normal(size=(100, len(FEATURE_NAMES)))),
+        scale_ms=1.0,
+        metrics=HeldOutMetrics(
+            num_samples=1, mae_ms=1, mse_ms2=1, relative_error=1, kendall_tau=0, low_ratio=0.5, high_ratio=2
+        ),
+        training={},
+    )
+    weights = {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in weight_shapes(HIDDEN).items()}
+    folder = Registry(tmp_path_factory.mktemp("registry"))
+    cost = PolicyCostModel(weights=weights, card=card)
+    TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=cost, training={}).publish(folder)
+    return folder.root
+
+
+@pytest.fixture(scope="session")
+def make_plan(registry):
+    def make(name, tables, topology, seed=0) -> ShardingPlan:
+        request = PlanRequest(
+            tables=TableSet(batch_size=BATCH, tables=tuple(tables)),
+            topology=topology,
+            costs=COSTS,
+            seed=seed,
+            time_limit_s=SECONDS,
+            options=OPTIONS.get(name, {}),
+            registry=registry,
+        )
+        plan = get_planner(name).plan(request)
+        validate_plan(plan)
+        assert (plan.tables, plan.topology) == (request.tables, topology)
+        return plan
+
+    return make
+
+
+def table(name, num_embeddings=1000, embedding_dim=16, pooling_factor=2.0, **constraints):
+    return EmbeddingTable(
+        name=name,
+        num_embeddings=num_embeddings,
+        embedding_dim=embedding_dim,
+        features=(Feature(name=f"{name}_f", pooling_factor=pooling_factor),),
+        access=AccessProfile.uniform(num_embeddings),
+        constraints=Constraints(**constraints),
+    )
+
+
+def topology(*hbm_bytes):
+    link = Link(bytes_per_s=1e9)
+    return Topology(
+        world_size=len(hbm_bytes),
+        device="cpu",
+        memory_bytes=MemoryBytes(hbm=hbm_bytes[0]),
+        levels=(Level(name="node", size=len(hbm_bytes), all_to_all=link, all_reduce=link),),
+        overrides=tuple((rank, MemoryBytes(hbm=size)) for rank, size in enumerate(hbm_bytes)),
+    )
+
+
+def drawn_tables(num_tables, rng):
+    return [
+        table(
+            f"t{index}",
+            num_embeddings=int(rng.lognormal(7, 1.5)) + 1,
+            embedding_dim=int(rng.choice([4, 16, 64])),
+            pooling_factor=round(float(rng.lognormal(1, 1)), 2),
+        )
+        for index in range(num_tables)
+    ]
+
+
+def ranks_of(plan):
+    return {placed.shard.table.name: placed.replicas[0][0] for placed in plan.shards}
+
+
+@settings(max_examples=10)
+@given(num_tables=st.integers(1, 14), world_size=st.integers(1, 5), seed=st.integers(0, 10_000))
+def test_respects_tight_memory(make_plan, name, num_tables, world_size, seed):
+    # Each rank has what a hidden placement puts there, and 5% more.
+    rng = np.random.default_rng(seed)
+    tables = drawn_tables(num_tables, rng)
+    hidden = rng.integers(0, world_size, num_tables)
+    sizes = np.array([item.hbm_bytes for item in tables])
+    room = [int(1.05 * sizes[hidden == rank].sum()) for rank in range(world_size)]
+    try:
+        plan = make_plan(name, tables, topology(*room))
+    except InfeasiblePlanError:
+        assert name in GUESTS, "a placement is known"
+        return
+    held = np.zeros(world_size, dtype=np.int64)
+    np.add.at(held, [ranks_of(plan)[item.name] for item in tables], sizes)
+    assert (held <= room).all()
+
+
+def test_repeats_itself_by_seed(make_plan, name):
+    tables = drawn_tables(24, np.random.default_rng(1))
+    ranks = topology(*[1 << 30] * 4)
+    for seed in (0, 3):
+        assert make_plan(name, tables, ranks, seed) == make_plan(name, tables, ranks, seed)
+
+
+@pytest.mark.parametrize(
+    ("num_tables", "room"),
+    [
+        pytest.param(2, 0.5, id="one table is too large for any rank"),
+        pytest.param(4, 1.1, id="all together are too large"),
+        pytest.param(3, 1.7, id="no two fit on one rank"),
+    ],
+)
+def test_says_which_bytes_are_missing(make_plan, name, num_tables, room):
+    tables = [table(f"t{index}") for index in range(num_tables)]
+    ranks = topology(*[int(room * tables[0].hbm_bytes)] * 2)
+    with pytest.raises(InfeasiblePlanError, match=r"\d bytes"):
+        make_plan(name, tables, ranks)
+
+
+def test_does_with_more_ranks_than_tables(make_plan, name):
+    plan = make_plan(name, [table("a"), table("b")], topology(*[1 << 30] * 6))
+    assert len(plan.shards) == 2
+
+
+def test_does_with_one_rank(make_plan, name):
+    plan = make_plan(name, [table("a"), table("b")], topology(1 << 30))
+    assert ranks_of(plan) == {"a": 0, "b": 0}
+
+
+def test_does_with_tables_that_nobody_looks_up(make_plan, name):
+    idle = [table(f"t{index}", pooling_factor=0.0) for index in range(5)]
+    assert len(make_plan(name, idle, topology(*[1 << 30] * 2)).shards) == 5
+    mixed = [*idle, table("one_row", num_embeddings=1, pooling_factor=100.0)]
+    assert len(make_plan(name, mixed, topology(*[1 << 30] * 3)).shards) == 6
+
+
+def test_does_with_ranks_without_memory(make_plan, name):
+    plan = make_plan(name, [table(f"t{index}") for index in range(4)], topology(0, 1 << 30))
+    assert set(ranks_of(plan).values()) == {1}
+
+
+def test_keeps_to_constraints(make_plan, name):
+    tables = [
+        table("pinned", pinned_ranks=(2,)),
+        table("either", pinned_ranks=(0, 3)),
+        table("first", colocate_with=("second",)),
+        table("second", pooling_factor=30.0),
+        *drawn_tables(8, np.random.default_rng(2)),
+    ]
+    ranks = topology(*[1 << 30] * 4)
+    if name in GUESTS:
+        with pytest.raises(InvalidTableError, match="constraints"):
+            make_plan(name, tables, ranks)
+        return
+    placed = ranks_of(make_plan(name, tables, ranks))
+    assert placed["pinned"] == 2
+    assert placed["either"] in (0, 3)
+    assert placed["first"] == placed["second"]
+
+
+def test_describes_itself(name):
+    planner = get_planner(name)
+    assert planner.name == name
+    assert planner.summary
+    for option in fields(planner.options_type):
+        assert option.metadata["help"]
+        assert type(option.default) in (bool, int, float, str)
+
+
+def test_refuses_unknown_options(name):
+    request = PlanRequest(
+        tables=TableSet(batch_size=BATCH, tables=(table("a"),)),
+        topology=topology(1 << 30),
+        costs=COSTS,
+        options={"no_such_option": 1},
+    )
+    with pytest.raises(InvalidOptionError, match=r"options\.no_such_option: unknown option"):
+        get_planner(name).plan(request)

@@ -1,0 +1,239 @@
+"""What a plan costs: bytes worked out by hand, and how the parts make up a step."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.core import (
+    AccessProfile,
+    Costs,
+    DType,
+    EmbeddingTable,
+    Exchange,
+    Feature,
+    GradSync,
+    Level,
+    Link,
+    MemoryBytes,
+    Payload,
+    PlacedShard,
+    Pooling,
+    ReplicaGroups,
+    RowRange,
+    RowsBy,
+    Shard,
+    ShardingPlan,
+    Split,
+    TableSet,
+    Tier,
+    Topology,
+)
+from autoshard.core.errors import InvalidPlanError
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
+
+COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+BATCH, WORLD, NODE = 64, 4, 2
+ROWS, DIM, POOLING = 1000, 16, 3.0
+#: Of one rank, which has a quarter of the batch.
+BAGS, LOOKUPS = 16, 48.0
+
+
+def topology(world_size=WORLD, node=NODE):
+    link = Link(bytes_per_s=1e9, latency_s=1e-4)
+    levels = [Level(name="node", size=node, all_to_all=link, all_reduce=link)]
+    if world_size > node:
+        levels.append(Level(name="cluster", size=world_size, all_to_all=link, all_reduce=link))
+    return Topology(world_size=world_size, device="cpu", memory_bytes=MemoryBytes(hbm=1 << 40), levels=tuple(levels))
+
+
+def table(name="t0", pooling_factors=(POOLING,), **changes):
+    values = {
+        "name": name,
+        "num_embeddings": ROWS,
+        "embedding_dim": DIM,
+        "features": tuple(Feature(name=f"{name}_{i}", pooling_factor=p) for i, p in enumerate(pooling_factors)),
+        "access": AccessProfile.zipf(ROWS, 1.0),
+    }
+    return EmbeddingTable(**{**values, **changes})
+
+
+def plan_of(*placed, batch_size=BATCH, **changes):
+    tables = {item.shard.table.name: item.shard.table for item in placed}
+    values = {
+        "tables": TableSet(batch_size=batch_size, tables=tuple(tables.values())),
+        "topology": topology(),
+        "shards": placed,
+    }
+    return ShardingPlan(**{**values, **changes})
+
+
+def on(rank, name="t0", **changes):
+    return PlacedShard.table_wise(Shard.whole(table(name, **changes)), rank)
+
+
+def held(tier, replicas, shard=None, **changes):
+    return PlacedShard(shard=shard or Shard.whole(table()), tier=tier, replicas=replicas, **changes)
+
+
+SHARED = Shard.whole(table("shared", num_embeddings=10**6, access=AccessProfile.uniform(10**6)))
+ALL, EACH, EACH_NODE = ((0, 1, 2, 3),), ((0,), (1,), (2,), (3,)), ((0, 1), (2, 3))
+
+
+class TestTraffic:
+    def test_whole_tables(self):
+        traffic = plan_traffic(plan_of(on(1), payload=Payload(forward=DType.FP16, backward=DType.FP32)))
+        # Every rank sends 16 lengths of 4 bytes and 48 ids of 8 to rank 1, gets 16 vectors of 16 fp16 back, and sends
+        # their gradients in fp32.
+        to_owner = np.zeros((WORLD, WORLD))
+        to_owner[:, 1] = 1
+        np.testing.assert_allclose(traffic.lengths_RR, to_owner * BAGS * 4)
+        np.testing.assert_allclose(traffic.ids_RR, to_owner * LOOKUPS * 8)
+        np.testing.assert_allclose(traffic.forward_RR, to_owner.T * BAGS * DIM * 2)
+        np.testing.assert_allclose(traffic.backward_RR, to_owner * BAGS * DIM * 4)
+        assert not traffic.sync_R.any()
+        # Rank 1 holds all inputs and outputs; every rank holds the 16 vectors that it got.
+        owner_bytes = WORLD * (BAGS * 4 + LOOKUPS * 8 + BAGS * DIM * 2)
+        got_bytes = BAGS * DIM * 2
+        expected = [got_bytes, owner_bytes + got_bytes, got_bytes, got_bytes]
+        np.testing.assert_allclose(traffic.activation_bytes(), expected)
+
+    def test_sequences_send_one_row_per_lookup(self):
+        traffic = plan_traffic(plan_of(on(0, pooling=Pooling.SEQUENCE)))
+        np.testing.assert_allclose(traffic.forward_RR[0], LOOKUPS * DIM * 4)
+
+    def test_several_features_are_several_bags(self):
+        traffic = plan_traffic(plan_of(on(0, pooling_factors=(1.0, 2.0))))
+        np.testing.assert_allclose(traffic.forward_RR[0], 2 * BAGS * DIM * 4)
+        np.testing.assert_allclose(traffic.ids_RR[:, 0], BAGS * 3 * 8)
+
+    def test_row_wise_owners_each_send_a_partial_sum(self):
+        traffic = plan_traffic(plan_of(held(Tier.ROW_WISE, ALL)))
+        np.testing.assert_allclose(traffic.ids_RR, LOOKUPS / 4 * 8)
+        np.testing.assert_allclose(traffic.forward_RR, BAGS * DIM * 4)
+
+    def test_deduplicated_rows_travel_once(self):
+        rows = held(Tier.ROW_WISE, ALL, exchange=Exchange.ROWS, split=Split.HASH)
+        plain, once = plan_traffic(plan_of(rows)), plan_traffic(plan_of(replace(rows, deduplicate=True)))
+        np.testing.assert_allclose(plain.forward_RR, LOOKUPS / 4 * DIM * 4)
+        distinct = table().access.expected_distinct(LOOKUPS)
+        assert distinct < LOOKUPS
+        np.testing.assert_allclose(once.forward_RR, distinct / 4 * DIM * 4)
+
+    def test_data_parallel_tables_meet_in_an_all_reduce_only(self):
+        traffic = plan_traffic(plan_of(held(Tier.DATA_PARALLEL, EACH, grad_sync=GradSync.DENSE)))
+        for matrix in (traffic.ids_RR, traffic.forward_RR, traffic.backward_RR):
+            assert not (matrix - np.diag(np.diag(matrix))).any()
+        np.testing.assert_allclose(traffic.sync_R, ROWS * DIM * 4)
+
+    def test_sparse_synchronisation_sends_touched_rows(self):
+        traffic = plan_traffic(plan_of(held(Tier.DATA_PARALLEL, EACH, grad_sync=GradSync.SPARSE)))
+        touched = table().access.expected_distinct(BATCH * POOLING)
+        np.testing.assert_allclose(traffic.sync_R, touched * DIM * 4)
+
+    def test_flex_stays_within_nodes(self):
+        traffic = plan_traffic(plan_of(held(Tier.FLEX, EACH_NODE, grad_sync=GradSync.DENSE)))
+        assert not traffic.forward_RR[:2, 2:].any()
+        np.testing.assert_allclose(traffic.forward_RR[:2, :2], BAGS * DIM * 4)
+        np.testing.assert_allclose(traffic.sync_R, ROWS / 2 * DIM * 4)
+
+    def test_replicas_are_fetched_as_the_plan_says(self):
+        shard = held(Tier.REPLICATED, ((2,), (1,)), fetch=(1, 1, 0, 1), grad_sync=GradSync.SPARSE)
+        requests = plan_traffic(plan_of(shard)).ids_RR > 0
+        assert [np.flatnonzero(row).tolist() for row in requests] == [[1], [1], [2], [1]]
+
+    def test_replicas_are_fetched_from_the_own_node_by_default(self):
+        requests = plan_traffic(plan_of(held(Tier.REPLICATED, ((3,), (0,)), grad_sync=GradSync.SPARSE))).ids_RR > 0
+        assert [np.flatnonzero(row).tolist() for row in requests] == [[0], [0], [3], [3]]
+
+    @given(cut=st.integers(1, ROWS - 1), by=st.sampled_from(RowsBy), seed=st.integers(0, 99))
+    def test_cutting_a_table_keeps_its_lookups(self, cut, by, seed):
+        tiers = [(Tier.TABLE_WISE, ((1,),)), (Tier.ROW_WISE, ALL), (Tier.DATA_PARALLEL, EACH), (Tier.FLEX, EACH_NODE)]
+        parts = []
+        for start, stop in ((0, cut), (cut, ROWS)):
+            tier, replicas = tiers[np.random.default_rng([seed, start]).integers(4)]
+            rows = RowRange(start=start, stop=stop, by=by)
+            parts.append(held(tier, replicas, Shard(table=table(), rows=rows, columns=(0, DIM)), split=Split.CYCLIC))
+        traffic = plan_traffic(plan_of(*parts))
+        np.testing.assert_allclose(traffic.ids_RR.sum(axis=1), LOOKUPS * 8, rtol=1e-6)
+
+
+class TestEvaluate:
+    def test_parts_make_up_the_step_as_in_neo(self):
+        # Neo Appendix B, Eq. 1 without dense layers: every stage at its slowest rank, and the input distribution.
+        plan = plan_of(on(0), on(1, "t1", pooling_factors=(30.0,)), held(Tier.DATA_PARALLEL, EACH, SHARED))
+        costs = evaluate(plan, COSTS)
+
+        def slowest(part):
+            return max(getattr(rank, part) for rank in costs.ranks)
+
+        forward = slowest("forward_kernel_ms") + slowest("forward_exchange_ms")
+        backward = slowest("backward_exchange_ms") + slowest("backward_kernel_ms")
+        assert slowest("sync_ms") > backward, "the all-reduce of the shared table is made to decide"
+        assert costs.step_ms.value == pytest.approx(slowest("input_ms") + forward + slowest("sync_ms"))
+
+    def test_exchange_and_update_decide_without_replicas(self):
+        costs = evaluate(plan_of(on(0), on(1, "t1", pooling_factors=(30.0,))), COSTS)
+        parts = ("input", "forward_kernel", "forward_exchange", "backward_exchange", "backward_kernel")
+        expected = sum(max(getattr(rank, f"{part}_ms") for rank in costs.ranks) for part in parts)
+        assert costs.step_ms.value == pytest.approx(expected)
+        assert costs.step_ms.low < expected < costs.step_ms.high
+
+    def test_kernels_are_priced_per_rank(self):
+        plan = plan_of(on(0), on(0, "t1"), on(1, "t2", pooling_factors=(200.0,)), on(2, "t3"), on(3, "t4"))
+        costs = evaluate(plan, COSTS)
+        kernel = COSTS.kernel
+        codes = [kernel.encode(shards).sum(axis=0) for shards in plan.local_shards()]
+        expected = kernel.price(np.stack(codes))
+        assert [rank.kernel_ms for rank in costs.ranks] == pytest.approx(expected.tolist())
+        assert (costs.binding_rank, costs.binding_shard) == (1, "t2")
+        assert costs.floor_kernel_ms == pytest.approx(expected[1])
+        assert costs.balance == pytest.approx(expected.min() / expected.max())
+        assert costs.imbalance == pytest.approx(expected.max() / expected.mean())
+        assert costs.cost_model == "analytic:cpu"
+
+    def test_memory_is_weights_and_optimizer_state(self):
+        costs = evaluate(plan_of(on(0), held(Tier.ROW_WISE, ALL, Shard.whole(table("t1")))), COSTS)
+        # 1,000 rows of 64 bytes and a moment of 4; a quarter of them on every rank.
+        assert [rank.hbm_bytes for rank in costs.ranks] == [85_000, 17_000, 17_000, 17_000]
+        assert {(rank.ddr_bytes, rank.ssd_bytes) for rank in costs.ranks} == {(0, 0)}
+
+    def test_a_rank_that_holds_nothing_makes_the_balance_zero(self):
+        costs = evaluate(plan_of(on(0), on(2, "t1")), COSTS)
+        assert costs.balance == 0.0
+        assert [rank.kernel_ms > 0 for rank in costs.ranks] == [True, False, True, False]
+
+    def test_one_rank_exchanges_nothing(self):
+        costs = evaluate(plan_of(on(0), topology=topology(1, 1)), COSTS)
+        assert (costs.balance, costs.imbalance, costs.exchange_balance) == (1.0, 1.0, 1.0)
+        assert costs.step_ms.value == pytest.approx(costs.max_kernel_ms)
+
+    def test_exchange_balance_is_min_over_max(self):
+        # All vectors are as wide, and rank 1 sends twice as many as ranks 0, 2 and 3.
+        costs = evaluate(plan_of(on(0), on(1, "t1"), on(1, "t2"), on(2, "t3"), on(3, "t4")), COSTS)
+        exchange_ms = [rank.forward_exchange_ms + rank.backward_exchange_ms for rank in costs.ranks]
+        assert costs.exchange_balance == pytest.approx(min(exchange_ms) / max(exchange_ms))
+        assert costs.exchange_balance < 1
+
+    @given(seed=st.integers(0, 500))
+    def test_relabelling_ranks_of_a_node_leaves_the_cost(self, seed):
+        rng = np.random.default_rng(seed)
+        order = np.concatenate([rng.permutation(2), 2 + rng.permutation(2)])
+        ranks = rng.integers(0, WORLD, 6)
+        names = [f"t{index}" for index in range(6)]
+        pooling = rng.uniform(0, 50, 6)
+
+        def cost(of_rank):
+            items = zip(ranks, names, pooling, strict=True)
+            return evaluate(plan_of(*(on(int(of_rank[r]), n, pooling_factors=(p,)) for r, n, p in items)), COSTS)
+
+        first, other = cost(np.arange(WORLD)), cost(order)
+        assert other.step_ms.value == pytest.approx(first.step_ms.value)
+        assert other.balance == pytest.approx(first.balance)
+
+    def test_refuses_replica_groups(self):
+        plan = plan_of(on(0), replica_groups=ReplicaGroups(num_groups=2))
+        with pytest.raises(InvalidPlanError, match=r"replica_groups\.num_groups"):
+            evaluate(plan, COSTS)
