@@ -16,7 +16,10 @@ from costmodel.weights import CODE_WIDTH, HEADS, Weights, check_weights, layer_n
 
 #: What the encoder learned, then a 1: the sum of codes tells how many shards there are (above all: none).
 FULL_CODE_WIDTH = CODE_WIDTH + 1
-_SETS_AT_ONCE = 1 << 16
+# OpenBLAS takes a second thread for products of more than 2**18 multiplications; 128 sets x 32 x 64 is just that many.
+# On a busy machine every such product waits for that thread: pricing 768 sets took 20.9 ms in one go, 0.9 ms in parts
+# (mean of 300; 2 cores of a Xeon with AMX at a load of 6, November 2026).
+_SETS_AT_ONCE = 128
 
 _Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
 
