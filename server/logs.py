@@ -7,6 +7,9 @@ import sys
 
 import structlog
 
+# Others' libraries are heard when they warn.
+_TALKATIVE = ("server", "autoshard", "uvicorn")
+
 
 def set_up_logs() -> None:
     """Sends the service's and its libraries' logs through structlog."""
@@ -34,4 +37,6 @@ def set_up_logs() -> None:
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(logging.INFO)
+    root.setLevel(logging.WARNING)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.INFO)

@@ -33,7 +33,7 @@ class BusyError(AutoshardError):
 
 
 class NotReadyError(AutoshardError):
-    """The models are still being loaded; try again."""
+    """The service starts or stops; try again."""
 
     kind = "not-ready"
 

@@ -21,7 +21,7 @@ from autoshard.formats import (
     topology_from_json,
 )
 from autoshard.planners.planner import PlanRequest
-from autoshard.planning import get_planner, make_costs, make_plan
+from autoshard.planning import get_planner, make_costs, make_plan, planner_names
 from costmodel.registry import Registry
 from server.bodies import MAX_TIME_LIMIT_S, PlanAnswer, PlanBody, parse_plan_body
 from server.logs import set_up_logs
@@ -43,7 +43,7 @@ def run_worker(pipe: Connection, settings: ServerSettings) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     set_up_logs()
     try:
-        _check_models(settings)
+        _load_models(settings)
     except AutoshardError as error:
         pipe.send_bytes(str(error).encode())
         return
@@ -58,14 +58,17 @@ def run_worker(pipe: Connection, settings: ServerSettings) -> None:
         raise SystemExit(1) from error
 
 
-def _check_models(settings: ServerSettings) -> None:
-    """Loads the models of the registry, so that a damaged one stops the service and not a request."""
+def _load_models(settings: ServerSettings) -> None:
+    """Loads the registry's models, so that a damaged one stops the service and not a request.
+
+    Planners are imported, too: some take seconds, which would be most of the first request's time limit.
+    """
     registry = Registry(settings.registry)
     for version in registry.list():
         if version.is_production:
             registry.load(version.kind, version.name)
-        if version.kind == "policy":
-            get_planner("policy")  # imports torch, which would take up most of the first request's time limit
+    for name in planner_names():
+        get_planner(name)
 
 
 def _answer(body: bytes, settings: ServerSettings) -> bytes:

@@ -106,7 +106,7 @@ class WorkerPool:
         """Has a free worker answer a request.
 
         Raises:
-            NotReadyError: If the models are not loaded yet.
+            NotReadyError: If the models are not loaded yet, or the service is stopped.
             BusyError: If no worker is free.
             OvertimeError: If the planner did not keep its time limit by far.
             InternalError: If the worker died.
@@ -122,10 +122,10 @@ class WorkerPool:
                 raise OvertimeError("the planner went on long after its time limit, and was ended") from None
             _log.error("worker died", exit_code=worker.process.exitcode)
             raise InternalError("the planning process ended before it answered") from None
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # only the end of the service cancels requests
             worker.end()
-            self._replace(worker)
-            raise
+            self._alive.discard(worker)
+            raise NotReadyError("the service is being stopped") from None
         self._idle.append(worker)
         return Reply(status=int(answer[:3]), body=answer[3:])
 

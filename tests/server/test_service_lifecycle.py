@@ -5,10 +5,11 @@ import concurrent.futures
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from autoshard.cli import main
@@ -21,8 +22,7 @@ TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"
 LONG = {"tables": "metasyn", "topology": "a100-32", "planner": "auto", "time_limit_s": 2.0}
 
 
-def test_what_does_not_fit_the_workers_is_turned_away_and_health_still_answers(own_service):
-    service = own_service()
+def test_what_does_not_fit_the_workers_is_turned_away_and_health_still_answers(service):
     with service.client() as client, concurrent.futures.ThreadPoolExecutor(6) as threads:
         posted = [threads.submit(client.post, "/v1/plans", json=LONG) for _ in range(6)]
         time.sleep(1.0)
@@ -37,11 +37,10 @@ def test_what_does_not_fit_the_workers_is_turned_away_and_health_still_answers(o
             assert int(answer.headers["retry-after"]) >= 1
 
 
-def test_a_dead_worker_is_an_error_and_is_replaced(own_service):
-    service = own_service()
+def test_a_dead_worker_is_an_error_and_is_replaced(service):
     with service.client() as client, concurrent.futures.ThreadPoolExecutor(1) as threads:
-        posted = threads.submit(client.post, "/v1/plans", json=LONG)
-        time.sleep(0.7)
+        posted = threads.submit(client.post, "/v1/plans", json={**LONG, "time_limit_s": 60.0})
+        time.sleep(1.5)
         for pid in worker_pids(service.process.pid):
             os.kill(pid, 9)
         answer = posted.result()
@@ -72,7 +71,7 @@ def test_sigterm_lets_a_running_request_end_and_exits_with_0(own_service):
     service = own_service("--workers", "1")
     with service.client() as client, concurrent.futures.ThreadPoolExecutor(1) as threads:
         posted = threads.submit(client.post, "/v1/plans", json=LONG)
-        time.sleep(0.7)
+        time.sleep(1.0)
         pids = worker_pids(service.process.pid)
         assert service.stop() == 0
         assert posted.result().status_code == 200
@@ -83,10 +82,11 @@ def test_sigterm_ends_what_takes_longer_than_the_grace(own_service):
     service = own_service("--workers", "1", "--grace", "0")
     with service.client() as client, concurrent.futures.ThreadPoolExecutor(1) as threads:
         posted = threads.submit(client.post, "/v1/plans", json={**LONG, "time_limit_s": 60.0})
-        time.sleep(0.7)
+        time.sleep(1.5)
         assert service.stop() == 0
-        with pytest.raises(httpx.TransportError):
-            posted.result()
+        answer = posted.result()
+        assert answer.status_code == 503
+        assert answer.json()["detail"] == "the service is being stopped"
 
 
 def test_sigterm_while_models_are_loaded_exits_with_0(own_service):
@@ -124,13 +124,15 @@ def test_a_planner_that_does_not_keep_its_time_limit_is_ended():
     assert reply.status == 200
 
 
-def test_a_damaged_model_stops_the_service(tmp_path, capfd):
+def test_a_damaged_model_stops_the_service(tmp_path):
     folder = tmp_path / "registry" / "cost" / "cpu"
     (folder / "0123456789abcdef").mkdir(parents=True)
     (folder / "0123456789abcdef" / "card.json").write_text("{")
     (folder / "production").write_text("0123456789abcdef")
-    assert main(["serve", "--port", "0", "--registry", str(tmp_path / "registry")]) == 1
-    *_, last = capfd.readouterr().err.splitlines()
+    command = [Path(sys.executable).with_name("autoshard"), "serve", "--port", "0", "--registry", tmp_path / "registry"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    *_, last = result.stderr.splitlines()
     assert last.startswith("error: ")
     assert "card.json" in last
 
