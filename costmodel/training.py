@@ -45,7 +45,7 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
-    """How the network is trained, by Adam."""
+    """How the network is trained, by Adam with decoupled weight decay."""
 
     schedule: Schedule = field(default_factory=Shuffled)
     """Which samples each update sees."""
@@ -57,6 +57,8 @@ class TrainingOptions:
     """Whether the rate rises at first and then falls to 0 along a cosine, instead of staying as it is."""
     beta2: float = 0.98
     """Adam's decay of squared gradients."""
+    weight_decay: float = 0.1
+    """Share of the weights that is taken off, per unit of learning rate."""
     loss: Loss = Loss.RELATIVE
     encoder_hidden: tuple[int, ...] = ENCODER_HIDDEN
     """Widths of the encoder's hidden layers."""
@@ -70,6 +72,8 @@ class TrainingOptions:
             value = getattr(self, label)
             if not 0 < value < 1:
                 raise InvalidOptionError(f"must be in (0, 1), got {value}", field=label)
+        if not 0 <= self.weight_decay < 1:
+            raise InvalidOptionError(f"must be in [0, 1), got {self.weight_decay}", field="weight_decay")
 
 
 #: AutoShard Eq. 1 and C.2.
@@ -79,6 +83,7 @@ PAPER_OPTIONS = TrainingOptions(
     learning_rate=1e-3,
     anneal=False,
     beta2=0.999,
+    weight_decay=0.0,
     loss=Loss.SQUARED,
     encoder_hidden=PAPER_ENCODER_HIDDEN,
 )
@@ -141,7 +146,10 @@ def train_cost_model(
             "num_samples": len(train_part),
             "seed": seed,
             "schedule": options.schedule.to_json(),
-            **{name: getattr(options, name) for name in ("batch_size", "learning_rate", "anneal", "beta2")},
+            **{
+                name: getattr(options, name)
+                for name in ("batch_size", "learning_rate", "anneal", "beta2", "weight_decay")
+            },
             "loss": str(options.loss),
             "version": autoshard.__version__,
         },
@@ -170,7 +178,13 @@ def _fit(
         torch.manual_seed(int(rng.integers(2**31)))
         network = CostNetwork(options.encoder_hidden)
     num_updates = options.schedule.num_updates
-    optimizer = torch.optim.Adam(network.parameters(), lr=options.learning_rate, betas=(0.9, options.beta2), fused=True)
+    optimizer = torch.optim.AdamW(
+        network.parameters(),
+        lr=options.learning_rate,
+        betas=(0.9, options.beta2),
+        weight_decay=options.weight_decay,
+        fused=True,
+    )
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda update: _annealed(update / num_updates) if options.anneal else 1.0
     )

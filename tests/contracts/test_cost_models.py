@@ -1,0 +1,155 @@
+"""What every cost model promises: see `autoshard.core.costs.CostModel`."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.core import AccessProfile, CostModel, LocalShard, set_costs
+from autoshard.core.errors import ModelError
+from autoshard.evaluation.analytic import AnalyticCostModel
+from autoshard.formats.samples import read_samples
+from costmodel.dataset import CostDataset
+from costmodel.schedules import Shuffled
+from costmodel.training import TrainingOptions, train_cost_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A cost model under test."""
+
+    model: CostModel
+    num_bags: tuple[int, ...]
+    """Batch sizes that it covers, rising."""
+
+
+def learned() -> Subject:
+    samples = read_samples(Path(__file__).parents[1] / "data" / "samples")
+    options = TrainingOptions(schedule=Shuffled(num_updates=400), batch_size=64)
+    model = train_cost_model(CostDataset.from_samples(samples), device="cpu", options=options).model()
+    return Subject(model=model, num_bags=(model.card.coverage.num_bags,))
+
+
+def analytic(device: str) -> Subject:
+    return Subject(model=AnalyticCostModel.for_device(device), num_bags=(1, 8, 64, 1024, 65536))
+
+
+@pytest.fixture(scope="session", params=["analytic:cpu", "analytic:a100", "learned:cpu"])
+def subject(request) -> Subject:
+    kind, device = request.param.split(":")
+    return learned() if kind == "learned" else analytic(device)
+
+
+@st.composite
+def shard_lists(draw, min_size=0, max_size=12) -> list[LocalShard]:
+    def shard(index: int) -> LocalShard:
+        rows = draw(st.integers(1, 10**8))
+        return LocalShard(
+            table=f"t{index}",
+            num_embeddings=rows,
+            embedding_dim=4 * draw(st.integers(1, 128)),
+            num_bags=1024,
+            pooling_factor=draw(st.one_of(st.just(0.0), st.floats(1e-3, 300))),
+            access=AccessProfile.zipf(rows, draw(st.floats(0, 1.5))),
+        )
+
+    return [shard(index) for index in range(draw(st.integers(min_size, max_size)))]
+
+
+def covered(subject: Subject, shards: list[LocalShard]) -> list[LocalShard]:
+    return [replace(shard, num_bags=subject.num_bags[-1]) for shard in shards]
+
+
+def test_it_is_a_cost_model_and_says_its_name(subject, request):
+    assert isinstance(subject.model, CostModel)
+    assert subject.model.name == request.node.callspec.params["subject"]
+
+
+@given(shards=shard_lists(min_size=1))
+def test_prices_are_finite_and_not_negative_with_the_price_inside_its_interval(subject, shards):
+    shards = covered(subject, shards)
+    parts = set_costs(subject.model, [shards, *[[shard] for shard in shards]])
+    for values in (parts.forward_ms_S, parts.backward_ms_S, parts.low_ms_S, parts.high_ms_S):
+        assert np.isfinite(values).all()
+        assert (values >= 0).all()
+    assert (parts.low_ms_S <= parts.kernel_ms_S).all()
+    assert (parts.kernel_ms_S <= parts.high_ms_S).all()
+
+
+@given(shards=shard_lists(min_size=1))
+def test_price_is_the_sum_of_its_parts(subject, shards):
+    codes_SH = subject.model.encode(covered(subject, shards))
+    assert subject.model.price(codes_SH) == pytest.approx(subject.model.price_parts(codes_SH).kernel_ms_S, rel=1e-6)
+
+
+def test_an_empty_set_costs_nothing(subject):
+    parts = set_costs(subject.model, [[], []])
+    for values in (parts.forward_ms_S, parts.backward_ms_S, parts.low_ms_S, parts.high_ms_S):
+        assert values.tolist() == [0.0, 0.0]
+
+
+def test_no_sets_at_all(subject):
+    codes_NH = subject.model.encode([])
+    assert codes_NH.shape[0] == 0
+    assert subject.model.price(codes_NH).shape == (0,)
+
+
+@given(data=st.data(), shards=shard_lists(min_size=2))
+def test_the_order_of_shards_does_not_matter(subject, data, shards):
+    shards = covered(subject, shards)
+    shuffled = data.draw(st.permutations(shards))
+    first, second = set_costs(subject.model, [shards, shuffled]).kernel_ms_S
+    assert first == pytest.approx(second, rel=1e-3, abs=1e-4)
+
+
+@given(shards=shard_lists(min_size=1, max_size=8))
+def test_codes_can_be_added_and_taken_away(subject, shards):
+    """Planners move shards between ranks by their codes; a rank that lost all its shards costs nothing again."""
+    codes_NH = subject.model.encode(covered(subject, shards))
+    rank_H = np.zeros(codes_NH.shape[1], dtype=np.float32)
+    for code_H in codes_NH:
+        rank_H += code_H
+    for code_H in codes_NH[1:]:
+        rank_H -= code_H
+    left = subject.model.price(np.stack([rank_H, rank_H - codes_NH[0]]))
+    scale_ms = subject.model.price(codes_NH).sum()
+    assert left[0] == pytest.approx(subject.model.price(codes_NH[:1])[0], rel=1e-2, abs=1e-3 * scale_ms + 1e-6)
+    assert left[1] <= 1e-3 * scale_ms + 1e-6
+
+
+@given(shards=shard_lists(min_size=1, max_size=6))
+def test_shards_are_encoded_one_by_one_or_together_alike(subject, shards):
+    shards = covered(subject, shards)
+    together_NH = subject.model.encode(shards)
+    alone_NH = np.concatenate([subject.model.encode([shard]) for shard in shards])
+    assert together_NH.dtype == np.float32
+    assert together_NH == pytest.approx(alone_NH, rel=1e-4, abs=1e-5)
+
+
+@given(shards=shard_lists(min_size=1, max_size=6))
+def test_larger_batches_do_not_cost_less(subject, shards):
+    if len(subject.num_bags) == 1:
+        pytest.skip("covers one batch size only")
+    sets = [[replace(shard, num_bags=num_bags) for shard in shards] for num_bags in subject.num_bags]
+    kernel_ms_S = set_costs(subject.model, sets).kernel_ms_S
+    assert (np.diff(kernel_ms_S) >= -1e-6 * kernel_ms_S[1:]).all()
+
+
+def test_batches_that_a_model_does_not_cover_are_refused(subject):
+    """A model says what it covers; one that covers everything prices everything."""
+    shard = LocalShard(
+        table="t",
+        num_embeddings=100,
+        embedding_dim=16,
+        num_bags=777,
+        pooling_factor=1.0,
+        access=AccessProfile.uniform(100),
+    )
+    if len(subject.num_bags) > 1:
+        assert subject.model.price(subject.model.encode([shard]))[0] > 0
+    else:
+        with pytest.raises(ModelError, match=str(subject.num_bags[0])):
+            subject.model.encode([shard])

@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autoshard.core import AccessProfile, DType, LocalShard, Optimizer, Pooling
+from autoshard.formats.samples import read_samples
+from costmodel.card import CostModelCard, Coverage, HeldOutMetrics
+from costmodel.dataset import CostDataset
+from costmodel.features import NUM_FEATURES, FeatureScaling
+from costmodel.learned import LearnedCostModel
+from costmodel.schedules import Shuffled
+from costmodel.training import TrainingOptions, train_cost_model
+from costmodel.weights import weight_shapes
+
+#: 400 measured sets of MetaSyn's tables, rows and batch divided by 64, on one CPU thread.
+SAMPLES = Path(__file__).parents[1] / "data" / "samples"
+
+
+@pytest.fixture(scope="session")
+def store():
+    return SAMPLES
+
+
+@pytest.fixture(scope="session")
+def samples(store):
+    return read_samples(store, "cpu")
+
+
+@pytest.fixture(scope="session")
+def dataset(samples):
+    return CostDataset.from_samples(samples)
+
+
+@pytest.fixture(scope="session")
+def short_options():
+    return TrainingOptions(schedule=Shuffled(num_updates=400), batch_size=64)
+
+
+@pytest.fixture(scope="session")
+def trained(dataset, short_options):
+    return train_cost_model(dataset, device="cpu", options=short_options, seed=0)
+
+
+@pytest.fixture(scope="session")
+def make_shard():
+    def make(table="t", num_embeddings=1000, embedding_dim=16, num_bags=64, pooling_factor=3.0, alpha=0.8, **kinds):
+        return LocalShard(
+            table=table,
+            num_embeddings=num_embeddings,
+            embedding_dim=embedding_dim,
+            num_bags=num_bags,
+            pooling_factor=pooling_factor,
+            access=AccessProfile.zipf(num_embeddings, alpha),
+            **kinds,
+        )
+
+    return make
+
+
+@pytest.fixture
+def random_weights():
+    rng = np.random.default_rng(3)
+    shapes = weight_shapes((24,))
+    return {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def card():
+    return CostModelCard(
+        device="cpu",
+        coverage=Coverage(
+            num_bags=64,
+            dtypes=(DType.FP32,),
+            poolings=(Pooling.SUM,),
+            optimizers=(Optimizer.ROWWISE_ADAGRAD,),
+            num_tables=(1, 5),
+            ranges={"embedding_dim": (16.0, 32.0)},
+        ),
+        encoder_hidden=(24,),
+        scaling=FeatureScaling(mean_F=(0.5,) * NUM_FEATURES, std_F=(200.0,) * NUM_FEATURES),
+        scale_ms=2.0,
+        metrics=HeldOutMetrics(
+            num_samples=9,
+            mae_ms=0.1,
+            mse_ms2=0.2,
+            relative_error=0.03,
+            kendall_tau=0.9,
+            low_ratio=0.9,
+            high_ratio=1.2,
+        ),
+        training={"num_samples": 10},
+    )
+
+
+@pytest.fixture
+def random_model(random_weights, card):
+    return LearnedCostModel(random_weights, card)
