@@ -1,0 +1,40 @@
+"""The service with trained models, from samples to a plan that the policy made."""
+
+from pathlib import Path
+
+import pytest
+
+from autoshard.cli import main
+from autoshard.evaluation.validator import validate_plan
+from autoshard.formats import load_tables, plan_from_json, tables_to_json
+
+SAMPLES = Path(__file__).parents[1] / "data" / "samples"
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "registry"
+    trained = ("--registry", str(folder), "--seed", "0")
+    assert main(["train", "cost", "--store", str(SAMPLES), "--updates", "20", *trained]) == 0
+    small = ("--num-tasks", "2", "--num-tables", "8", "--num-ranks", "4")
+    assert main(["train", "policy", "--updates", "1", *small, *trained]) == 0
+    return folder
+
+
+def test_plans_are_made_and_priced_by_trained_models(registry, own_service):
+    service = own_service("--registry", registry, "--workers", "1")
+    tables = load_tables("metasyn").sample(12, 1).scaled(64)
+    task = {"tables": tables_to_json(tables), "topology": "cpu-4", "time_limit_s": 0.5}
+    with service.client() as client:
+        for planner in ("policy", "auto"):
+            answer = client.post("/v1/plans", json={**task, "planner": planner})
+            assert answer.status_code == 200
+            plan = plan_from_json(answer.json()["plan"])
+            validate_plan(plan)
+            assert plan.predicted.cost_model.startswith("learned:cpu")
+            assert plan.provenance.planner == planner
+        # Nobody has trained a policy for this device.
+        answer = client.post("/v1/plans", json={**task, "planner": "policy", "topology": "a100-8"})
+        assert answer.status_code == 422
+        assert answer.json()["type"] == "urn:autoshard:problem:model"
+    assert service.stop() == 0
