@@ -14,6 +14,7 @@ from autoshard import __version__
 from autoshard.core import (
     CostModel,
     Costs,
+    LocalShard,
     PlacedShard,
     Provenance,
     Shard,
@@ -23,7 +24,7 @@ from autoshard.core import (
     local_shard,
 )
 from autoshard.core.errors import AutoshardError, InvalidPlanError, ModelError
-from autoshard.evaluation.analytic import AnalyticCostModel
+from autoshard.evaluation.analytic import DEVICE_MEMORY, AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.evaluation.validator import validate_plan
@@ -41,6 +42,7 @@ __all__ = [
     "kernel_model",
     "make_costs",
     "make_plan",
+    "plan_costs",
     "planner_names",
 ]
 
@@ -81,13 +83,30 @@ def make_costs(tables: TableSet, topology: Topology, registry: Path | None = Non
     Raises:
         ModelError: As `kernel_model`.
     """
-    model = kernel_model(topology, tables.batch_size, registry)
-    whole = [PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables]
+    whole = (PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables)
+    shards = [local_shard(placed, group_batch_size=tables.batch_size) for placed in whole]
+    return _costs_of(shards, topology, tables.batch_size, registry)
+
+
+def plan_costs(plan: ShardingPlan, registry: Path | None = None) -> Costs:
+    """Models that price a plan as it is, whatever its shards; as `make_costs` otherwise.
+
+    Raises:
+        ModelError: As `kernel_model`.
+    """
+    shards = [shard for held in plan.local_shards() for shard in held]
+    return _costs_of(shards, plan.topology, plan.group_batch_size, registry)
+
+
+def _costs_of(shards: Sequence[LocalShard], topology: Topology, num_bags: int, registry: Path | None) -> Costs:
+    model = kernel_model(topology, num_bags, registry)
     try:
-        model.encode([local_shard(placed, group_batch_size=tables.batch_size) for placed in whole])
+        model.encode(shards)
     except ModelError as error:
+        if isinstance(model, AnalyticCostModel) or topology.device not in DEVICE_MEMORY:
+            raise
         analytic = AnalyticCostModel.for_device(topology.device)
-        _log.warning("%s cannot price these tables, so %s does: %s", model.name, analytic.name, error)
+        _log.warning("%s cannot price this, so %s does: %s", model.name, analytic.name, error)
         model = analytic
     return Costs(kernel=model, comm=AlphaBetaComm())
 

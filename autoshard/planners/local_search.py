@@ -18,10 +18,10 @@ from autoshard.planners.placement import PlacementProblem, RankArray
 # Settings of the annealing, which runs from the first to the second value of each pair. Found on a learned model of
 # one CPU (2,040 samples, relative error 5%), MetaSyn / 64, 80 tables on 8 ranks, 4 tasks x 5 seeds x 7,500 steps:
 # 0.5% above the best of several minutes on average and 0.8% at worst, where twice the exponents gave 0.5% and 1.6%.
-_EXPONENT = (8.0, 24.0)
-_TEMPERATURE = (6e-3, 2e-4)
+_EXPONENT = (12.0, 24.0)
+_TEMPERATURE = (3e-3, 2e-4)
 #: How often one of the two ranks is the slowest one.
-_FROM_SLOWEST = 0.3
+_FROM_SLOWEST = 0.2
 
 #: Share of the time kept for levelling the ranks at the end.
 _LEVELLING_SHARE = 0.08

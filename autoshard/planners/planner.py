@@ -89,14 +89,19 @@ def parse_options(options_type: type[OptionsT], values: Mapping[str, object]) ->
     return options_type(**parsed)
 
 
+_ACCEPTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
 def _convert(value: object, wanted: type, label: str) -> object:
     if wanted is bool and isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    if isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
+    if wanted in (bool, str) and isinstance(value, wanted):
         return value
     if wanted in (int, float) and isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
-            return wanted(value)
+            number = int(value) if wanted is int and isinstance(value, str | int) else float(value)
         except ValueError:
-            pass
-    raise InvalidOptionError(f"must be a {wanted.__name__}, got {value!r}", field=label)
+            number = math.nan
+        if math.isfinite(number) and wanted(number) == number:
+            return wanted(number)
+    raise InvalidOptionError(f"must be {_ACCEPTED[wanted]}, got {value!r}", field=label)

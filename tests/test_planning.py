@@ -1,0 +1,163 @@
+"""Planning from end to end: which model prices, what a plan carries, planners side by side."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autoshard import __version__
+from autoshard.core import GradSync, PlacedShard, Pooling, Shard, ShardingPlan, Tier
+from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InvalidOptionError, ModelError, UnknownNameError
+from autoshard.evaluation import evaluate
+from autoshard.formats import load_topology
+from autoshard.formats.metasyn import metasyn
+from autoshard.formats.samples import read_samples
+from autoshard.planners.greedy import RandomPlanner
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import compare, kernel_model, make_costs, make_plan, plan_costs
+from autoshard.report import speedups_over
+from costmodel import COST_KIND, Registry
+from costmodel.dataset import CostDataset
+from costmodel.schedules import Shuffled
+from costmodel.training import TrainingOptions, train_cost_model
+
+SAMPLES = Path(__file__).parent / "data" / "samples"
+SCALE = 64
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory):
+    """A cost model of this project's own, trained shortly on real samples."""
+    root = tmp_path_factory.mktemp("registry")
+    options = TrainingOptions(schedule=Shuffled(num_updates=150), batch_size=64)
+    trained = train_cost_model(CostDataset.from_samples(read_samples(SAMPLES, "cpu")), device="cpu", options=options)
+    Registry(root).publish(COST_KIND, "cpu", trained.weights, trained.card.to_json())
+    return root
+
+
+@pytest.fixture(scope="module")
+def tables():
+    pool = metasyn().scaled(SCALE)
+    chosen = np.random.default_rng(5).choice(len(pool.tables), 30, replace=False)
+    return replace(pool, tables=tuple(pool.tables[index] for index in chosen))
+
+
+@pytest.fixture(scope="module")
+def topology():
+    return load_topology("cpu-4")
+
+
+@pytest.fixture
+def request_of(tables, topology, registry):
+    def make(**changes):
+        values = {"tables": tables, "topology": topology, "costs": make_costs(tables, topology, registry)}
+        return PlanRequest(**{**values, "registry": registry, **changes})
+
+    return make
+
+
+class TestModels:
+    def test_learned_where_the_registry_has_one(self, topology, registry):
+        assert kernel_model(topology, 1024, registry).name == "learned:cpu"
+
+    def test_analytic_else(self, topology, registry, tmp_path):
+        assert kernel_model(topology, 1024, tmp_path).name == "analytic:cpu"
+        assert kernel_model(topology, 4096, registry).name == "analytic:cpu"
+        assert kernel_model(replace(topology, device="a100"), 1024, registry).name == "analytic:a100"
+
+    def test_neither(self, topology, registry):
+        with pytest.raises(ModelError, match="no bandwidth is known for 'abacus'"):
+            kernel_model(replace(topology, device="abacus"), 1024, registry)
+
+    def test_tables_of_a_kind_that_was_not_learned(self, tables, topology, registry, caplog):
+        mean = replace(tables, tables=(replace(tables.tables[0], pooling=Pooling.MEAN), *tables.tables[1:]))
+        with caplog.at_level(logging.WARNING):
+            assert make_costs(mean, topology, registry).kernel.name == "analytic:cpu"
+        assert "learned:cpu cannot price this, so analytic:cpu does" in caplog.text
+        assert make_costs(tables, topology, registry).kernel.name == "learned:cpu"
+
+    def test_plans_with_shards_of_a_kind_that_was_not_learned(self, tables, topology, registry):
+        every = tuple((rank,) for rank in range(topology.world_size))
+        first, *rest = tables.tables
+        replicated = PlacedShard(
+            shard=Shard.whole(first), tier=Tier.DATA_PARALLEL, replicas=every, grad_sync=GradSync.DENSE
+        )
+        whole = tuple(PlacedShard.table_wise(Shard.whole(table), 0) for table in rest)
+        mixed = ShardingPlan(tables=tables, topology=topology, shards=(replicated, *whole))
+        costs = plan_costs(mixed, registry)
+        assert evaluate(mixed, costs).cost_model == "analytic:cpu"
+
+
+class TestMakePlan:
+    def test_plans_carry_prediction_and_provenance(self, request_of):
+        plan = make_plan("auto", request_of(seed=3, options={"steps_per_s": "100"}))
+        assert plan.predicted == evaluate(plan, request_of().costs)
+        assert plan.predicted.cost_model == "learned:cpu"
+        assert plan.predicted.step_ms.low <= plan.predicted.step_ms.value <= plan.predicted.step_ms.high
+        made = plan.provenance
+        assert (made.planner, made.version, made.seed) == ("auto", __version__, 3)
+        assert made.options == {"steps_per_s": 100, "policy": True}
+        assert made.models == {"kernel": "learned:cpu", "communication": "alpha-beta"}
+
+    def test_auto_is_faster_than_all_others_on_a_learned_model(self, request_of):
+        request = request_of(time_limit_s=20.0)
+        rows = compare(
+            ["random", "size-greedy", "dim-greedy", "lookup-greedy", "cost-greedy", "torchrec", "auto"],
+            request,
+            options={"auto": {"steps_per_s": 50}},
+        )
+        times = {row.planner: row.predicted_max_ms for row in rows}
+        assert all(times["auto"] <= time for time in times.values())
+        assert times["auto"] < times["cost-greedy"]
+        assert speedups_over("random", rows)["auto"] > 1.2
+
+    @pytest.mark.parametrize(
+        ("name", "options", "error"),
+        [("magic", {}, UnknownNameError), ("random", {"beam": 1}, InvalidOptionError)],
+    )
+    def test_refuses_what_is_not_there(self, request_of, name, options, error):
+        with pytest.raises(error):
+            make_plan(name, request_of(options=options))
+
+    @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+    def test_refuses_time_limits_that_are_none(self, request_of, seconds):
+        with pytest.raises(InvalidOptionError, match="time_limit_s: must be a positive number"):
+            request_of(time_limit_s=seconds)
+
+    def test_refuses_negative_seeds(self, request_of):
+        with pytest.raises(InvalidOptionError, match="seed: must be at least 0"):
+            request_of(seed=-1)
+
+    def test_checks_what_planners_make(self, request_of, monkeypatch):
+        # A planner with a fault: it drops the last table.
+        make = RandomPlanner.plan
+        monkeypatch.setattr(
+            RandomPlanner, "plan", lambda self, request: replace(p := make(self, request), shards=p.shards[:-1])
+        )
+        with pytest.raises(AutoshardError, match="planner random: made an invalid plan") as caught:
+            make_plan("random", request_of())
+        assert caught.value.exit_code == 1
+
+
+class TestCompare:
+    def test_goes_on_where_a_planner_fails(self, request_of):
+        empty = request_of(registry=Path("no-such-folder"))
+        seen = []
+        rows = compare(["policy", "random"], empty, on_planned=seen.append)
+        assert [(row.planner, row.plan is None) for row in rows] == [("policy", True), ("random", False)]
+        assert "no policy model" in str(rows[0].failure)
+        assert tuple(seen) == rows
+        assert all(row.planning_s > 0 for row in rows)
+
+    def test_reports_what_does_not_fit(self, request_of, topology):
+        tight = replace(topology, memory_bytes=replace(topology.memory_bytes, hbm=1000))
+        (row,) = compare(["cost-greedy"], request_of(topology=tight))
+        assert "bytes" in str(row.failure)
+        with pytest.raises(InfeasiblePlanError):
+            make_plan("cost-greedy", request_of(topology=tight))
+
+    def test_names_are_checked_first(self, request_of):
+        with pytest.raises(UnknownNameError, match="'magic'"):
+            compare(["random", "magic"], request_of(), on_planned=lambda row: pytest.fail("it had started"))
