@@ -22,6 +22,7 @@ RegistryOption = Annotated[
     typer.Option(
         exists=True,
         file_okay=False,
+        show_default="$AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry",
         help="Folder of trained models. Without one for the device, an analytic model prices kernels.",
     ),
 ]
