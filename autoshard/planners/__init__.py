@@ -1,0 +1,1 @@
+"""Planners that need no training, and what every planner is."""
