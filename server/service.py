@@ -52,7 +52,7 @@ def run_service(settings: ServerSettings, *, host: str, port: int, grace_s: floa
         )
     )
     # uvicorn ends with the signal that stopped it, which would make an orderly stop look like a crash.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     name, bound_port = listener.getsockname()[:2]
     shown = f"[{name}]" if ":" in name else name
     _log.info("listening", url=f"http://{shown}:{bound_port}", docs="/docs")
