@@ -1,5 +1,7 @@
 """What every cost model promises: see `autoshard.core.costs.CostModel`."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,22 +21,61 @@ from costmodel.training import TrainingOptions, train_cost_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A cost model under test."""
+    """A cost model under test, and what it covers."""
 
     model: CostModel
     num_bags: tuple[int, ...]
-    """Batch sizes that it covers, rising."""
+    """Batch sizes, rising."""
+    embedding_dims: tuple[int, int]
+    max_rows: int
+    max_pooling_factor: float
+
+    def shards(self, sketches: list[Sketch]) -> list[LocalShard]:
+        """Shards that it covers."""
+        return [self._shard(f"t{index}", sketch) for index, sketch in enumerate(sketches)]
+
+    def _shard(self, name: str, sketch: Sketch) -> LocalShard:
+        rows_share, dim_share, pooling_share, alpha = sketch
+        rows = max(1, round(self.max_rows**rows_share))
+        low, high = self.embedding_dims
+        return LocalShard(
+            table=name,
+            num_embeddings=rows,
+            embedding_dim=low + round((high - low) * dim_share),
+            num_bags=self.num_bags[-1],
+            pooling_factor=self.max_pooling_factor * pooling_share**4,
+            access=AccessProfile.zipf(rows, alpha),
+        )
+
+
+#: Rows, columns and lookups as shares of what a model covers, and how skewed the lookups are.
+Sketch = tuple[float, float, float, float]
+shares = st.floats(0, 1)
+sketches = st.tuples(shares, shares, shares, st.floats(0, 1.5))
 
 
 def learned() -> Subject:
     samples = read_samples(Path(__file__).parents[1] / "data" / "samples")
     options = TrainingOptions(schedule=Shuffled(num_updates=400), batch_size=64)
     model = train_cost_model(CostDataset.from_samples(samples), device="cpu", options=options).model()
-    return Subject(model=model, num_bags=(model.card.coverage.num_bags,))
+    ranges = model.card.coverage.ranges
+    return Subject(
+        model=model,
+        num_bags=(model.card.coverage.num_bags,),
+        embedding_dims=(8, 64),
+        max_rows=int(ranges["num_embeddings"][1]) * 2,
+        max_pooling_factor=ranges["pooling_factor"][1] * 2,
+    )
 
 
 def analytic(device: str) -> Subject:
-    return Subject(model=AnalyticCostModel.for_device(device), num_bags=(1, 8, 64, 1024, 65536))
+    return Subject(
+        model=AnalyticCostModel.for_device(device),
+        num_bags=(1, 8, 64, 1024, 65536),
+        embedding_dims=(1, 1024),
+        max_rows=10**9,
+        max_pooling_factor=500.0,
+    )
 
 
 @pytest.fixture(scope="session", params=["analytic:cpu", "analytic:a100", "learned:cpu"])
@@ -43,34 +84,14 @@ def subject(request) -> Subject:
     return learned() if kind == "learned" else analytic(device)
 
 
-@st.composite
-def shard_lists(draw, min_size=0, max_size=12) -> list[LocalShard]:
-    def shard(index: int) -> LocalShard:
-        rows = draw(st.integers(1, 10**8))
-        return LocalShard(
-            table=f"t{index}",
-            num_embeddings=rows,
-            embedding_dim=4 * draw(st.integers(1, 128)),
-            num_bags=1024,
-            pooling_factor=draw(st.one_of(st.just(0.0), st.floats(1e-3, 300))),
-            access=AccessProfile.zipf(rows, draw(st.floats(0, 1.5))),
-        )
-
-    return [shard(index) for index in range(draw(st.integers(min_size, max_size)))]
-
-
-def covered(subject: Subject, shards: list[LocalShard]) -> list[LocalShard]:
-    return [replace(shard, num_bags=subject.num_bags[-1]) for shard in shards]
-
-
 def test_it_is_a_cost_model_and_says_its_name(subject, request):
     assert isinstance(subject.model, CostModel)
     assert subject.model.name == request.node.callspec.params["subject"]
 
 
-@given(shards=shard_lists(min_size=1))
-def test_prices_are_finite_and_not_negative_with_the_price_inside_its_interval(subject, shards):
-    shards = covered(subject, shards)
+@given(drawn=st.lists(sketches, min_size=1, max_size=12))
+def test_prices_are_finite_and_not_negative_with_the_price_inside_its_interval(subject, drawn):
+    shards = subject.shards(drawn)
     parts = set_costs(subject.model, [shards, *[[shard] for shard in shards]])
     for values in (parts.forward_ms_S, parts.backward_ms_S, parts.low_ms_S, parts.high_ms_S):
         assert np.isfinite(values).all()
@@ -79,9 +100,9 @@ def test_prices_are_finite_and_not_negative_with_the_price_inside_its_interval(s
     assert (parts.kernel_ms_S <= parts.high_ms_S).all()
 
 
-@given(shards=shard_lists(min_size=1))
-def test_price_is_the_sum_of_its_parts(subject, shards):
-    codes_SH = subject.model.encode(covered(subject, shards))
+@given(drawn=st.lists(sketches, min_size=1, max_size=12))
+def test_price_is_the_sum_of_its_parts(subject, drawn):
+    codes_SH = subject.model.encode(subject.shards(drawn))
     assert subject.model.price(codes_SH) == pytest.approx(subject.model.price_parts(codes_SH).kernel_ms_S, rel=1e-6)
 
 
@@ -97,18 +118,18 @@ def test_no_sets_at_all(subject):
     assert subject.model.price(codes_NH).shape == (0,)
 
 
-@given(data=st.data(), shards=shard_lists(min_size=2))
-def test_the_order_of_shards_does_not_matter(subject, data, shards):
-    shards = covered(subject, shards)
+@given(data=st.data(), drawn=st.lists(sketches, min_size=2, max_size=12))
+def test_the_order_of_shards_does_not_matter(subject, data, drawn):
+    shards = subject.shards(drawn)
     shuffled = data.draw(st.permutations(shards))
     first, second = set_costs(subject.model, [shards, shuffled]).kernel_ms_S
     assert first == pytest.approx(second, rel=1e-3, abs=1e-4)
 
 
-@given(shards=shard_lists(min_size=1, max_size=8))
-def test_codes_can_be_added_and_taken_away(subject, shards):
+@given(drawn=st.lists(sketches, min_size=1, max_size=8))
+def test_codes_can_be_added_and_taken_away(subject, drawn):
     """Planners move shards between ranks by their codes; a rank that lost all its shards costs nothing again."""
-    codes_NH = subject.model.encode(covered(subject, shards))
+    codes_NH = subject.model.encode(subject.shards(drawn))
     rank_H = np.zeros(codes_NH.shape[1], dtype=np.float32)
     for code_H in codes_NH:
         rank_H += code_H
@@ -120,20 +141,20 @@ def test_codes_can_be_added_and_taken_away(subject, shards):
     assert left[1] <= 1e-3 * scale_ms + 1e-6
 
 
-@given(shards=shard_lists(min_size=1, max_size=6))
-def test_shards_are_encoded_one_by_one_or_together_alike(subject, shards):
-    shards = covered(subject, shards)
+@given(drawn=st.lists(sketches, min_size=1, max_size=6))
+def test_shards_are_encoded_one_by_one_or_together_alike(subject, drawn):
+    shards = subject.shards(drawn)
     together_NH = subject.model.encode(shards)
     alone_NH = np.concatenate([subject.model.encode([shard]) for shard in shards])
     assert together_NH.dtype == np.float32
     assert together_NH == pytest.approx(alone_NH, rel=1e-4, abs=1e-5)
 
 
-@given(shards=shard_lists(min_size=1, max_size=6))
-def test_larger_batches_do_not_cost_less(subject, shards):
+@given(drawn=st.lists(sketches, min_size=1, max_size=6))
+def test_larger_batches_do_not_cost_less(subject, drawn):
     if len(subject.num_bags) == 1:
         pytest.skip("covers one batch size only")
-    sets = [[replace(shard, num_bags=num_bags) for shard in shards] for num_bags in subject.num_bags]
+    sets = [[replace(shard, num_bags=num_bags) for shard in subject.shards(drawn)] for num_bags in subject.num_bags]
     kernel_ms_S = set_costs(subject.model, sets).kernel_ms_S
     assert (np.diff(kernel_ms_S) >= -1e-6 * kernel_ms_S[1:]).all()
 

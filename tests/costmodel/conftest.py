@@ -7,7 +7,7 @@ from autoshard.core import AccessProfile, DType, LocalShard, Optimizer, Pooling
 from autoshard.formats.samples import read_samples
 from costmodel.card import CostModelCard, Coverage, HeldOutMetrics
 from costmodel.dataset import CostDataset
-from costmodel.features import NUM_FEATURES, FeatureScaling
+from costmodel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling
 from costmodel.learned import LearnedCostModel
 from costmodel.schedules import Shuffled
 from costmodel.training import TrainingOptions, train_cost_model
@@ -75,7 +75,12 @@ def card():
             poolings=(Pooling.SUM,),
             optimizers=(Optimizer.ROWWISE_ADAGRAD,),
             num_tables=(1, 5),
-            ranges={"embedding_dim": (16.0, 32.0)},
+            ranges={
+                **dict.fromkeys(FEATURE_NAMES, (0.0, 1.0)),
+                "embedding_dim": (16, 32),
+                "num_embeddings": (10, 1e6),
+                "pooling_factor": (0, 50),
+            },
         ),
         encoder_hidden=(24,),
         scaling=FeatureScaling(mean_F=(0.5,) * NUM_FEATURES, std_F=(200.0,) * NUM_FEATURES),

@@ -89,11 +89,20 @@ def test_many_sets_are_priced_as_few(random_model, shards):
         ({"update": Update.ALL_REDUCED}, "update: .*covers fused"),
         ({"level": MemoryLevel.DDR}, "level: .*covers hbm"),
         ({"output": Exchange.ROWS}, "output: .*covers partial_sums"),
+        ({"embedding_dim": 7}, "embedding_dim: .*covers 8 to 64, table 't' has 7"),
+        ({"embedding_dim": 65}, "embedding_dim: .*covers 8 to 64, table 't' has 65"),
+        ({"num_embeddings": 2_000_001}, "num_embeddings: .*covers 0 to 2e.06"),
+        ({"pooling_factor": 100.5}, "pooling_factor: .*covers 0 to 100"),
     ],
 )
 def test_kinds_that_were_not_seen_are_refused(random_model, make_shard, changes, said):
     with pytest.raises(ModelError, match=said):
         random_model.encode([make_shard(), replace(make_shard(), **changes)])
+
+
+def test_what_is_a_little_larger_is_priced(random_model, make_shard):
+    edges = make_shard(num_embeddings=2_000_000, embedding_dim=64, pooling_factor=100.0)
+    assert len(random_model.encode([edges, make_shard(num_embeddings=1, embedding_dim=8, pooling_factor=0.0)])) == 2
 
 
 def test_weights_are_checked(random_weights, card):
@@ -122,9 +131,11 @@ def test_cards_survive_json(card, trained):
         ({"features": ["embedding_dim"]}, "features: was trained on other features"),
         ({"scaling": {"mean": [0.0], "std": [1.0]}}, "scaling: needs 21 numbers"),
         ({"scale_ms": "many"}, "wrong kind"),
-        ({"metrics": {"mae_ms": 1}}, "wrong kind"),
+        ({"metrics": {"num_samples": 1}}, "mae_ms: is missing"),
         ({"coverage": {}}, "num_tables: is missing"),
         ({"coverage": 3}, "wrong kind"),
+        ({"scaling": {"mean": [0.0] * 21, "std": [0.0] * 21}}, "scaling: must be finite"),
+        ({"scale_ms": -1.0}, "scale_ms: must be finite and above 0"),
     ],
 )
 def test_cards_are_checked(card, change, said):
