@@ -38,6 +38,8 @@ class DenseModel(nn.Module):
         layers: Widths of the perceptrons.
         feature_dims: Embedding dim of each feature.
         seed: Seed of the initial weights.
+        smooth: SiLU in place of ReLU. For comparing two trainings: where a ReLU's input is near its kink, rounding
+            decides whether a gradient passes, and AdaGrad makes a visible difference of it.
 
     Raises:
         InvalidPlanError: If the widths make no model.
@@ -46,7 +48,9 @@ class DenseModel(nn.Module):
         Naumov et al., "Deep learning recommendation model" (2019), for the shape of the model.
     """
 
-    def __init__(self, layers: DenseLayers, feature_dims: Sequence[int], seed: int) -> None:
+    def __init__(
+        self, layers: DenseLayers, feature_dims: Sequence[int], seed: int, *, smooth: bool = False
+    ) -> None:
         super().__init__()
         _check(layers)
         bottom_width, num_features = layers.bottom_mlp[-1], len(feature_dims)
@@ -57,8 +61,9 @@ class DenseModel(nn.Module):
             top_inputs = bottom_width + sum(feature_dims)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.bottom = _perceptron((layers.num_dense_features, *layers.bottom_mlp), last_is_linear=False)
-            self.top = _perceptron((top_inputs, *layers.top_mlp), last_is_linear=True)
+            self.bottom = _perceptron((layers.num_dense_features, *layers.bottom_mlp), smooth)
+            # The logit is linear.
+            self.top = _perceptron((top_inputs, *layers.top_mlp), smooth)[:-1]
         pairs = torch.tril_indices(num_features + 1, num_features + 1, offset=-1)
         self.register_buffer("_pairs", pairs[0] * (num_features + 1) + pairs[1], persistent=False)
 
@@ -100,8 +105,8 @@ def _check(layers: DenseLayers) -> None:
         )
 
 
-def _perceptron(widths: Sequence[int], *, last_is_linear: bool) -> nn.Sequential:
+def _perceptron(widths: Sequence[int], smooth: bool) -> nn.Sequential:
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*(layers[:-1] if last_is_linear else layers))
+        layers += [nn.Linear(inputs, outputs), nn.SiLU() if smooth else nn.ReLU()]
+    return nn.Sequential(*layers)

@@ -83,7 +83,8 @@ class Session:
         self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, timer: StepTimer
     ) -> RunResult:
         layers = plan.tables.dense or default_layers(engine.feature_dims)
-        dense = DenseModel(layers, engine.feature_dims, request.seed).to(self._device)
+        smooth = request.verify_steps > 0
+        dense = DenseModel(layers, engine.feature_dims, request.seed, smooth=smooth).to(self._device)
         training = TrainingStep(engine, dense, request.learning_rate, dist.group.WORLD)
         verification = None
         if request.verify_steps:
@@ -99,7 +100,7 @@ class Session:
     ) -> Verification | None:
         reference = None
         if dist.get_rank() == 0:
-            untrained = DenseModel(layers, engine.feature_dims, request.seed)
+            untrained = DenseModel(layers, engine.feature_dims, request.seed, smooth=True)
             reference = Reference(engine.owners.tables, untrained, request)
         return compare(engine, training, reference, request, layers.num_dense_features)
 

@@ -1,0 +1,53 @@
+"""The whole chain: samples, cost model, policy, service, plan, four processes, and the unsharded reference."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from autoshard.formats import load_tables, load_topology, read_plan, tables_to_json, topology_to_json
+from autoshard.runtime import verify_plan
+
+SAMPLES = Path(__file__).parents[1] / "data" / "samples"
+#: fp32: the plan and the reference add in another order. Outputs are sums of up to 200 rows, moments are relative.
+TOLERANCE = 2e-5
+OUTPUT_TOLERANCE = 5e-5
+
+
+def autoshard(*arguments):
+    program = Path(sys.executable).with_name("autoshard")
+    done = subprocess.run([program, *map(str, arguments), "--json"], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_plan_of_the_service_trains_like_an_unsharded_model(tmp_path, own_service):
+    registry = tmp_path / "registry"
+    cost = autoshard("train", "cost", "--store", SAMPLES, "--registry", registry)
+    policy = autoshard(
+        *("train", "policy", "--registry", registry, "--updates", 3),
+        *("--num-tasks", 8, "--num-tables", 24, "--num-ranks", 4),
+    )
+    assert policy["cost_model"] == cost["id"]
+
+    tables = load_tables("metasyn").scaled(64).sample(24, seed=4711)
+    body = {
+        "tables": tables_to_json(tables),
+        "topology": topology_to_json(load_topology("cpu-4")),
+        "planner": "policy",
+    }
+    with own_service("--registry", str(registry)).client() as client:
+        answer = client.post("/v1/plans", json=body)
+    assert answer.status_code == 200, answer.text
+
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(answer.json()["plan"]), encoding="utf-8")
+    plan = read_plan(path)
+    assert plan.provenance.planner == "policy"
+    assert plan.predicted.cost_model == "learned:cpu"
+    assert len({placed.replicas for placed in plan.shards}) == 4, "every rank holds tables"
+
+    verification = verify_plan(path, nproc=4, steps=4)
+    assert verification.output_error <= OUTPUT_TOLERANCE
+    assert verification.weight_error <= TOLERANCE
+    assert verification.moment_error <= TOLERANCE
