@@ -57,7 +57,7 @@ class JointCost:
 
     def __init__(self, dataset: CostDataset, *, device: str, seed: int = 0, updates: CostUpdates | None = None) -> None:
         if len(dataset) < MIN_SAMPLES:
-            raise SampleStoreError(f"holds {len(dataset)} samples, training needs at least {MIN_SAMPLES}")
+            raise SampleStoreError(f"training needs at least {MIN_SAMPLES} samples, there are {len(dataset)}")
         self._device = device
         self._updates = updates or CostUpdates()
         self._rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from stable_baselines3.common.logger import Logger
 
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.planners.placement import PlacementProblem
 from env import PlacementTask, PlacementVecEnv, RewardMs
 from policies.actor_critic import PlacementPolicy
@@ -237,6 +237,7 @@ class PolicyTrainer:
         """Goes on from a checkpoint.
 
         Raises:
+            FormatError: If something is missing.
             InvalidOptionError: If it is of a training with other options or tasks.
             ModelError: If weights are missing or damaged.
         """
@@ -245,11 +246,14 @@ class PolicyTrainer:
         load_arrays(self.network, with_prefix(tensors, "network."), source)
         self._best = with_prefix(tensors, "best.")
         restore_optimizer(self.algorithm.policy.optimizer, with_prefix(tensors, "optimizer."))
-        self.num_updates = int(state["num_updates"])
-        self.elapsed_s = float(state["elapsed_s"])
-        self._best_relative_ms = float(state["best_relative_ms"])
-        self.algorithm.begin_episodes(self.env.restore_draws(state["draws"]))
-        torch.set_rng_state(torch.from_numpy(tensors["rng"].copy()))
+        try:
+            self.num_updates = int(state["num_updates"])
+            self.elapsed_s = float(state["elapsed_s"])
+            self._best_relative_ms = float(state["best_relative_ms"])
+            self.algorithm.begin_episodes(self.env.restore_draws(state["draws"]))
+            torch.set_rng_state(torch.from_numpy(tensors["rng"].copy()))
+        except KeyError as error:
+            raise FormatError("is missing", field=str(error.args[0]), source=source) from error
 
     def _identity(self) -> dict[str, Any]:
         """What two runs must share for one to go on from the other's checkpoint."""

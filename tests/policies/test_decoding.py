@@ -1,0 +1,80 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.utils import ConstantSchedule
+
+from env import PlacementTask, TablePlacementEnv
+from policies.actor_critic import PlacementPolicy
+from policies.decoding import decode
+
+
+@pytest.fixture(scope="module")
+def tasks(make_tasks):
+    return [make_tasks(1, num_tables=size, num_ranks=3, seed=size)[0] for size in (4, 7, 1)]
+
+
+@pytest.fixture(scope="module")
+def policy(tasks):
+    torch.manual_seed(1)
+    env = TablePlacementEnv([task.problem for task in tasks])
+    return PlacementPolicy(env.observation_space, env.action_space, ConstantSchedule(1e-3))
+
+
+def test_a_decode_is_the_policy_playing_the_environment(tasks, policy):
+    env = TablePlacementEnv([task.problem for task in tasks])
+    placements = decode(policy.network, tasks)
+    for index in range(len(tasks)):
+        observation, _ = env.reset(options={"task": index})
+        state, done = None, False
+        while not done:
+            action, state = policy.predict(observation, state, deterministic=True)
+            observation, reward, done, _, info = env.step(action)
+        assert placements.ranks[index].tolist() == info["ranks"].tolist()
+        assert placements.rewards_E[index] == pytest.approx(reward, rel=1e-5)
+        assert placements.cost_ms_ER[index] == pytest.approx(info["cost_ms"], rel=1e-5)
+
+
+def test_samples_come_task_by_task_and_by_the_generator(tasks, policy):
+    def sample(seed):
+        return decode(policy.network, tasks, num_samples=5, generator=torch.Generator().manual_seed(seed))
+
+    first, same, other = sample(0), sample(0), sample(1)
+    assert [len(ranks) for ranks in first.ranks] == [4] * 5 + [7] * 5 + [1] * 5
+    assert all((ranks == again).all() for ranks, again in zip(first.ranks, same.ranks, strict=True))
+    assert any((ranks != again).any() for ranks, again in zip(first.ranks, other.ranks, strict=True))
+    assert len({tuple(ranks) for ranks in first.ranks[5:10]}) > 1
+
+
+@given(seed=st.integers(0, 10_000), share=st.floats(0.4, 1.5))
+@settings(max_examples=20)
+def test_limits_hold_wherever_the_mask_leaves_a_choice(make_problem, policy, seed, share):
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(10, 5000, 8).tolist()
+    free = make_problem(rng.uniform(1, 5, 8).tolist(), num_ranks=3, rows=rows)
+    hbm_bytes = max(int(free.bytes_N.sum() * share), int(free.bytes_N.max()))
+    problem = make_problem(rng.uniform(1, 5, 8).tolist(), num_ranks=3, rows=rows, hbm_bytes=hbm_bytes)
+    placements = decode(policy.network, [PlacementTask.of(problem)])
+    assert placements.is_feasible_E[0] == problem.is_feasible(placements.ranks[0])
+    # Here every rank could hold everything.
+    if share > 1:
+        assert placements.is_feasible_E[0]
+
+
+def test_renumbering_ranks_that_are_not_alike_renumbers_the_placement(make_problem, policy):
+    rng = np.random.default_rng(0)
+    problem = make_problem(rng.uniform(1, 9, 12).tolist(), num_ranks=3)
+    # Every item may go to two ranks or three; the last rank has room for three items.
+    allowed_NR = np.array([[True, True, index % 3 > 0] for index in range(12)])
+    capacity_R = np.array([1 << 40, 1 << 40, 3 * problem.bytes_N.max()])
+    problem = replace(problem, allowed_NR=allowed_NR, capacity_R=capacity_R)
+    order = np.array([2, 0, 1])
+    renumbered = replace(problem, allowed_NR=allowed_NR[:, order], capacity_R=capacity_R[order])
+    first, second = (decode(policy.network, [PlacementTask.of(version)]) for version in (problem, renumbered))
+    assert first.is_feasible_E[0]
+    assert second.is_feasible_E[0]
+    assert sorted(second.cost_ms_ER[0]) == pytest.approx(sorted(first.cost_ms_ER[0]))
+    assert second.cost_ms_ER[0][0] == pytest.approx(first.cost_ms_ER[0][2])

@@ -1,0 +1,155 @@
+import numpy as np
+import pytest
+import torch
+
+from autoshard.core import LocalShard
+from autoshard.core.errors import SampleStoreError
+from autoshard.planners.placement import PlacementProblem
+from costmodel import shard_features
+from costmodel.card import Coverage
+from costmodel.dataset import CostDataset
+from env import PlacementTask
+from policies.cost_buffer import CostBuffer
+from policies.joint import JointTrainer
+from policies.joint_cost import CostUpdates, JointCost
+from policies.training import Budget, TrainingOptions
+
+OPTIONS = TrainingOptions(num_groups=2, num_rollouts=3, evaluate_every=2)
+
+
+@pytest.fixture(scope="module")
+def pool(make_tables):
+    rng = np.random.default_rng(0)
+    return make_tables(rng.uniform(1, 10, 20).tolist(), rng.integers(100, 9000, 20).tolist())
+
+
+@pytest.fixture(scope="module")
+def dataset(pool, cost, make_topology):
+    """Sets of 1 to 6 tables of the pool, at the prices of the model with weights set by hand."""
+    model = cost.model()
+    locals_: tuple[LocalShard, ...] = PlacementProblem.table_wise(pool, make_topology(1), model).locals
+    rng = np.random.default_rng(1)
+    num_shards_S = rng.integers(1, 7, 400)
+    shard_N = rng.integers(0, len(locals_), num_shards_S.sum())
+    ends = np.cumsum(num_shards_S)
+    codes = model.encode(locals_)
+    parts = model.price_parts(np.stack([codes[part].sum(axis=0) for part in np.split(shard_N, ends[:-1])]))
+    return CostDataset(
+        features_UF=shard_features(locals_),
+        shard_N=shard_N,
+        num_shards_S=num_shards_S,
+        latency_ms_SO=np.stack([parts.forward_ms_S, parts.backward_ms_S], axis=1),
+        coverage=Coverage(**{name: getattr(cost.card.coverage, name) for name in Coverage.__slots__}),
+    )
+
+
+@pytest.fixture
+def joint_cost(dataset):
+    return JointCost(dataset, device="cpu", seed=0, updates=CostUpdates(num_updates=5, batch_size=64))
+
+
+@pytest.fixture
+def make_trainer(pool, make_topology):
+    def make(joint_cost, reward_ms=None):
+        model = joint_cost.model()
+        problems = [PlacementProblem.table_wise(pool.sample(6, seed), make_topology(2), model) for seed in range(7)]
+        return JointTrainer(problems[:4], problems[4:], cost=joint_cost, options=OPTIONS, seed=0, reward_ms=reward_ms)
+
+    return make
+
+
+def flat(module):
+    return torch.cat([value.detach().flatten() for value in module.parameters()])
+
+
+def test_the_learner_makes_the_codes_that_the_environment_showed(joint_cost, make_trainer, monkeypatch):
+    trainer, seen = make_trainer(joint_cost), []
+    make = trainer.algorithm._learner_observations
+
+    def remember(data):
+        made = make(data)
+        seen.append((data.observations, made))
+        return made
+
+    monkeypatch.setattr(trainer.algorithm, "_learner_observations", remember)
+    for _ in range(3):
+        trainer.update()
+    assert len(seen) == 3
+    for shown, made in seen:
+        assert made["item_code"].requires_grad
+        for key, value in shown.items():
+            assert torch.allclose(made[key].to(value.dtype), value, rtol=1e-4, atol=1e-5), key
+
+
+def test_updates_of_the_policy_reach_the_encoder(dataset, make_trainer):
+    cost = JointCost(dataset, device="cpu", seed=0, updates=CostUpdates(num_updates=0))
+    trainer = make_trainer(cost)
+    encoder, heads = flat(cost.encoder), flat(cost.network.get_submodule("forward_head"))
+    trainer.update()
+    assert not torch.equal(flat(cost.encoder), encoder)
+    assert torch.equal(flat(cost.network.get_submodule("forward_head")), heads)
+
+
+def test_the_cost_model_learns_while_the_policy_does(dataset, make_trainer):
+    cost = JointCost(dataset, device="cpu", seed=0)
+    before = cost.current().card.metrics.relative_error
+    trainer = make_trainer(cost)
+    trainer.run(Budget(num_updates=20))
+    assert cost.current().card.metrics.relative_error < min(0.1, before / 3)
+    evaluation = trainer.evaluations[-1]
+    assert evaluation.baselines.cost_greedy != trainer.evaluations[0].baselines.cost_greedy
+    assert torch.equal(flat(trainer.best_network), flat(trainer.network))
+
+
+def test_tasks_are_priced_by_the_cost_model_as_it_is_now(joint_cost, make_trainer):
+    trainer = make_trainer(joint_cost)
+    trainer.update()
+    model = joint_cost.model()
+    for task in [*trainer.train_tasks, *trainer.validation_tasks]:
+        anew = PlacementProblem.table_wise(task.problem.tables, task.problem.topology, model)
+        assert task.problem.codes_NH == pytest.approx(anew.codes_NH, abs=1e-5)
+        assert task.problem.kernel_ms_N == pytest.approx(anew.kernel_ms_N, abs=1e-5)
+        assert task.order_N.tolist() == PlacementTask.of(anew).order_N.tolist()
+
+
+def test_measured_rewards_become_samples(joint_cost, make_trainer):
+    calls = []
+
+    def measure(problem, ranks_N):
+        calls.append(ranks_N)
+        return np.where(np.bincount(ranks_N, minlength=2) > 0, [3.0, 6.0], 0.0)
+
+    num_before = len(joint_cost.buffer)
+    make_trainer(joint_cost, reward_ms=measure).update()
+    assert len(calls) == OPTIONS.num_groups * OPTIONS.num_rollouts
+    assert len(joint_cost.buffer) == num_before + sum(len(set(ranks_N)) for ranks_N in calls)
+    features_MF, starts_B, latency_BO = next(joint_cost.buffer.batches(1, 2000, np.random.default_rng(0)))
+    measured = latency_BO[latency_BO[:, 0].isnan()]
+    assert set((measured[:, 2] * joint_cost.scale_ms).round(decimals=3).tolist()) == {3.0, 6.0}
+    assert len(features_MF) > starts_B.max()
+
+
+def test_a_resumed_joint_training_goes_on_where_it_was(dataset, make_trainer, tmp_path):
+    def run(num_updates, folder):
+        cost = JointCost(dataset, device="cpu", seed=0, updates=CostUpdates(num_updates=3, batch_size=32))
+        trainer = make_trainer(cost)
+        trainer.run(Budget(num_updates=num_updates), folder=folder)
+        return torch.cat([flat(trainer.network), flat(cost.network)])
+
+    whole = run(4, tmp_path / "whole")
+    run(2, tmp_path / "parts")
+    assert torch.allclose(run(4, tmp_path / "parts"), whole, atol=1e-6)
+
+
+def test_a_full_buffer_forgets_the_oldest_samples(dataset, joint_cost):
+    buffer = CostBuffer(joint_cost.scaling, 1.0, size=50)
+    buffer.add_dataset(dataset)
+    assert len(buffer) == 50
+    _, _, latency_BO = next(buffer.batches(1, 5000, np.random.default_rng(0)))
+    latest = np.float32(dataset.kernel_ms[-50:])
+    assert set(latency_BO[:, 2].tolist()) <= set(latest.tolist())
+
+
+def test_too_few_samples_are_refused(dataset):
+    with pytest.raises(SampleStoreError, match="there are 10"):
+        JointCost(dataset.take(np.arange(10)), device="cpu")

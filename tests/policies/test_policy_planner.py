@@ -1,0 +1,174 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from autoshard.core import Constraints, Costs
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, ModelError
+from autoshard.evaluation.communication import AlphaBetaComm
+from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.planner import PlanRequest
+from autoshard.planners.registry import get_planner
+from costmodel import Registry
+from policies.network import PlacementNetwork
+from policies.planner import PolicyPlanner
+from policies.trained import TrainedPolicy
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory, cost):
+    """With an untrained policy: what planning promises does not depend on how well it was trained."""
+    torch.manual_seed(0)
+    policy = TrainedPolicy(network=PlacementNetwork(33), cost=cost, training={"num_updates": 0})
+    root = tmp_path_factory.mktemp("registry")
+    policy.publish(Registry(root))
+    return root
+
+
+@pytest.fixture
+def make_request(registry, model, make_tables, make_topology):
+    def make(tables=None, hbm_bytes=1 << 40, num_ranks=3, seed=0, **options):
+        return PlanRequest(
+            tables=tables or make_tables(np.random.default_rng(0).uniform(1, 9, 20).tolist()),
+            topology=make_topology(num_ranks, hbm_bytes),
+            costs=Costs(kernel=model, comm=AlphaBetaComm()),
+            seed=seed,
+            options=options,
+            registry=registry,
+        )
+
+    return make
+
+
+def max_ms(plan, model):
+    return max(model.price(model.encode(held).sum(axis=0, keepdims=True))[0] for held in plan.local_shards() if held)
+
+
+def test_it_is_found_by_its_name():
+    assert isinstance(get_planner("policy"), PolicyPlanner)
+
+
+def test_every_table_is_placed_within_the_limits(make_request, make_tables):
+    rows = np.random.default_rng(1).integers(100, 5000, 20).tolist()
+    tables = make_tables(np.random.default_rng(0).uniform(1, 9, 20).tolist(), rows)
+    total = sum(table.hbm_bytes for table in tables.tables)
+    for share in (1.0, 0.5, 0.36):
+        request = make_request(tables, hbm_bytes=int(total * share))
+        plan = PolicyPlanner().plan(request)
+        validate_plan(plan)
+        assert {placed.shard.table.name for placed in plan.shards} == {table.name for table in tables.tables}
+
+
+def test_the_same_seed_gives_the_same_plan(make_request):
+    assert PolicyPlanner().plan(make_request(num_samples=16)) == PolicyPlanner().plan(make_request(num_samples=16))
+
+
+def test_more_samples_are_never_worse(make_request, model):
+    one, many = (max_ms(PolicyPlanner().plan(make_request(num_samples=number)), model) for number in (1, "64"))
+    assert many < one
+
+
+def test_candidates_are_compared_by_the_requests_cost_model(make_request, model):
+    """A model that is slowest where the policy's is fastest turns the choice around."""
+
+    class Inverted:
+        name = "inverted"
+        encode = staticmethod(model.encode)
+        price_parts = staticmethod(model.price_parts)
+
+        @staticmethod
+        def price(codes_SH):
+            return 1000.0 / (1.0 + model.price(codes_SH))
+
+    request = make_request(num_samples=64)
+    worst = replace(request, costs=replace(request.costs, kernel=Inverted()))
+    assert max_ms(PolicyPlanner().plan(worst), model) > max_ms(PolicyPlanner().plan(request), model)
+
+
+def test_constraints_hold(make_request, make_tables):
+    tables = make_tables([3, 1, 4, 1, 5, 9])
+    pinned = [
+        replace(tables.tables[0], constraints=Constraints(pinned_ranks=(2,))),
+        replace(tables.tables[1], constraints=Constraints(colocate_with=("t5",))),
+        *tables.tables[2:],
+    ]
+    for seed in range(5):
+        plan = PolicyPlanner().plan(make_request(replace(tables, tables=tuple(pinned)), seed=seed, num_samples=4))
+        rank_of = {placed.shard.table.name: placed.replicas[0][0] for placed in plan.shards}
+        assert rank_of["t0"] == 2
+        assert rank_of["t1"] == rank_of["t5"]
+
+
+def test_a_dead_end_is_repaired(make_request, make_tables, model):
+    # Items of 5, 5, 3, 3, 3 units on ranks of 10: only 5+5 | 3+3+3 fits. Prices say 5 | 5 first.
+    tables = make_tables([9, 9, 1, 1, 1], rows=[5000, 5000, 3000, 3000, 3000])
+    tables = replace(tables, tables=tuple(replace(table, embedding_dim=16) for table in tables.tables))
+    hbm_bytes = 2 * tables.tables[0].hbm_bytes
+    request = make_request(tables, hbm_bytes=hbm_bytes, num_ranks=2)
+    plan = PolicyPlanner().plan(request)
+    validate_plan(plan)
+    rank_of = {placed.shard.table.name: placed.replicas[0][0] for placed in plan.shards}
+    assert rank_of["t0"] == rank_of["t1"]
+
+
+def test_no_plan_is_told_in_bytes(make_request, make_tables):
+    # 68, 132, 68 and 132 kB on three ranks of 134 kB: 400 of 402 kB, but the two small ones share no rank.
+    with pytest.raises(InfeasiblePlanError, match="bytes"):
+        PolicyPlanner().plan(make_request(make_tables([1, 1, 1, 1]), hbm_bytes=134_000))
+
+
+@pytest.mark.parametrize("num_samples", [0, 5000])
+def test_a_number_of_samples_out_of_range_is_refused(make_request, num_samples):
+    with pytest.raises(InvalidOptionError, match=r"options.num_samples: must be in \[1, 4096\]"):
+        PolicyPlanner().plan(make_request(num_samples=num_samples))
+
+
+def test_a_registry_without_a_policy_is_told(make_request, tmp_path):
+    with pytest.raises(ModelError, match="no policy model named cpu has been published"):
+        PolicyPlanner().plan(replace(make_request(), registry=tmp_path))
+
+
+def test_a_new_production_version_is_taken_up(make_request, cost, tmp_path):
+    registry = Registry(tmp_path)
+    plans = []
+    for seed in (0, 3):
+        torch.manual_seed(seed)
+        TrainedPolicy(network=PlacementNetwork(33), cost=cost, training={}).publish(registry)
+        plans.append(PolicyPlanner().plan(replace(make_request(), registry=tmp_path)))
+    assert plans[0] != plans[1]
+
+
+def test_a_policy_comes_back_from_the_registry_as_it_was(registry, cost):
+    policy = TrainedPolicy.load(Registry(registry), "cpu")
+    assert policy.cost.id == cost.id
+    assert policy.cost.card == cost.card
+    assert policy.training == {"num_updates": 0}
+    assert policy.cost.weights.keys() == cost.weights.keys()
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        ({"schema": "autoshard.policy/9"}, "schema: must be autoshard.policy/1"),
+        ({"code_width": 32}, "cost_layer|lstm|policy_first"),
+        ({"cost_model": {"id": None}}, "card: is missing"),
+    ],
+)
+def test_a_card_that_does_not_fit_is_refused(registry, tmp_path, edit, told):
+    stored = Registry(registry).load("policy", "cpu")
+    card = json.loads(json.dumps(stored.card)) | edit
+    Registry(tmp_path).publish("policy", "cpu", stored.tensors, card)
+    with pytest.raises(ModelError, match=told):
+        TrainedPolicy.load(Registry(tmp_path), "cpu")
+
+
+def test_tables_that_the_policys_cost_model_does_not_cover_are_refused(make_request, make_tables):
+    tables = replace(make_tables([1, 2, 3]), batch_size=128)
+    problem_model = make_request().costs.kernel
+    with pytest.raises(ModelError, match="num_bags"):
+        PlacementProblem.table_wise(tables, make_request().topology, problem_model)
+    with pytest.raises(ModelError, match="num_bags"):
+        PolicyPlanner().plan(make_request(tables))

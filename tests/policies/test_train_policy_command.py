@@ -1,0 +1,84 @@
+import json
+
+import pytest
+
+from autoshard.cli import main
+from costmodel import Registry
+from policies.planner import PolicyPlanner
+from policies.trained import TrainedPolicy
+
+SMALL = ["--num-tables", "8", "--num-ranks", "2", "--num-tasks", "4", "--updates", "2"]
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory, make_cost):
+    """With a cost model for MetaSyn divided by 64."""
+    root = tmp_path_factory.mktemp("models")
+    cost = make_cost(num_bags=1024)
+    Registry(root).publish("cost", "cpu", cost.weights, cost.card.to_json())
+    return root
+
+
+def run(*arguments):
+    return main(["train", "policy", *map(str, arguments)])
+
+
+def test_it_trains_and_publishes_a_policy_that_says_what_it_was_trained_on(registry, capsys):
+    assert run("--registry", registry, *SMALL, "--json") == 0
+    output = capsys.readouterr()
+    result = json.loads(output.out)
+    policy = TrainedPolicy.load(Registry(registry), "cpu")
+    assert result["id"] == Registry(registry).production_id("policy", "cpu")
+    assert result["cost_model"] == policy.cost.id == Registry(registry).production_id("cost", "cpu")
+    assert result["training"]["num_updates"] == 2
+    assert result["training"]["test"].keys() == {"policy", "cost-greedy", "lookup-greedy"}
+    assert "update 2: balance" in output.err
+
+
+def test_its_policy_plans(registry, make_tables, make_topology, make_cost, capsys):
+    from dataclasses import replace
+
+    from autoshard.core import Costs
+    from autoshard.evaluation.communication import AlphaBetaComm
+    from autoshard.planners.planner import PlanRequest
+
+    assert run("--registry", registry, *SMALL) == 0
+    assert "on 20 unseen tasks" in capsys.readouterr().out
+    request = PlanRequest(
+        tables=replace(make_tables([1, 2, 3, 4, 5]), batch_size=1024),
+        topology=make_topology(3),
+        costs=Costs(kernel=make_cost(1024).model(), comm=AlphaBetaComm()),
+        registry=registry,
+    )
+    assert len(PolicyPlanner().plan(request).shards) == 5
+
+
+def test_it_goes_on_from_a_checkpoint(registry, tmp_path, capsys):
+    arguments = ["--registry", registry, *SMALL, "--checkpoint", tmp_path / "run", "--json"]
+    assert run(*arguments) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert run(*arguments) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["training"]["num_updates"] == first["training"]["num_updates"]
+    assert run(*arguments, "--seed", "1") == 2
+    assert "its seed is 0, not 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--joint"], 2, "--store: needs the folder of samples"),
+        (["--store", "x"], 2, "--store: goes with --joint only"),
+        (["--updates", "0"], 2, "num_updates: must be above 0, got 0"),
+        (["--num-tables", "900"], 2, "num_tables: must be in [1, 856], got 900"),
+        (["--num-ranks", "0"], 2, "num_ranks: must be at least 1, got 0"),
+        (["--tables", "nothing"], 2, "nothing: is neither a file nor bundled"),
+        (["--device", "a100"], 1, "no cost model named a100 has been published"),
+        (["--scale", "32", "--updates", "1"], 1, "num_bags: the learned cost model covers 1024"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_one_line(registry, capsys, arguments, code, told):
+    assert run("--registry", registry, *arguments) == code
+    error = capsys.readouterr().err.strip()
+    assert told in error
+    assert "\n" not in error

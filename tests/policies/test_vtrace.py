@@ -1,0 +1,124 @@
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from env import PlacementTask, PlacementVecEnv, TablePlacementEnv
+from policies.actor_critic import PlacementPolicy
+from policies.decoding import decode
+from policies.vtrace import VTrace, VTraceSettings, compared_within_task
+
+
+class Checked(VTrace):
+    """Compares the learner's log-probabilities with those of the player."""
+
+    worst = 0.0
+
+    def train(self):
+        data = self._trajectories
+        states_TES, _ = self._states(data.observations, data)
+        observations = data.observations
+        logits = self.policy.network.logits(
+            states_TES.flatten(0, 1),
+            observations["rank_codes"].flatten(0, 1),
+            observations["rank_costs"].flatten(0, 1),
+            observations["action_mask"].flatten(0, 1).bool(),
+        )
+        log_probs = logits.log_softmax(-1).gather(-1, data.actions_TE.flatten()[:, None])[:, 0]
+        difference = (log_probs - data.log_probs_TE.flatten()).abs().max()
+        self.worst = max(self.worst, difference.item())
+        super().train()
+
+
+def quiet(algorithm):
+    algorithm.set_logger(Logger(folder=None, output_formats=[]))
+    return algorithm
+
+
+@pytest.fixture
+def problems(make_tasks):
+    # Of 3, 4 and 5 items, so that episodes of a batch begin and end at different steps.
+    return [make_tasks(1, num_tables=size, seed=size)[0].problem for size in (3, 4, 5)]
+
+
+def test_the_learner_sees_what_the_player_saw_though_episodes_end_within_trajectories(problems):
+    env = PlacementVecEnv([PlacementTask.of(problem) for problem in problems], num_groups=3, num_rollouts=2)
+    algorithm = quiet(Checked(PlacementPolicy, env, VTraceSettings(num_steps=7), seed=0))
+    algorithm.learn(5 * 7 * env.num_envs, log_interval=None)
+    assert algorithm._n_updates == 5
+    assert 0 < algorithm.worst < 1e-5
+
+
+def test_training_solves_a_toy_problem_and_unseen_ones_like_it(make_problem):
+    # Three pairs of items that cost 10 together, on three ranks: every rank can be made to cost 10.
+    def tasks(num_tasks, seed):
+        rng = np.random.default_rng(seed)
+        larger = rng.uniform(5.2, 9.5, (num_tasks, 3))
+        costs = rng.permuted(np.concatenate([larger, 10 - larger], axis=1), axis=1)
+        return [PlacementTask.of(make_problem(row.tolist(), num_ranks=3)) for row in costs]
+
+    unseen = tasks(20, seed=1)
+    env = PlacementVecEnv(tasks(30, seed=0), num_groups=4, num_rollouts=8)
+    settings = VTraceSettings(num_steps=6, learning_rate=2e-3, compare_within_task=True)
+    algorithm = quiet(VTrace(PlacementPolicy, env, settings, seed=0))
+    assert decode(algorithm.policy.network, unseen).rewards_E.mean() < 0.9
+    algorithm.learn(40 * 6 * env.num_envs, log_interval=None)
+    rewards = decode(algorithm.policy.network, unseen).rewards_E
+    assert rewards.mean() > 0.995
+    assert rewards.min() > 0.98
+
+
+def test_the_papers_preset_learns_on_plain_environments(problems):
+    env = DummyVecEnv([lambda: TablePlacementEnv(problems[:1])] * 8)
+    algorithm = quiet(VTrace(PlacementPolicy, env, seed=0))
+    before = {name: value.clone() for name, value in algorithm.policy.network.named_parameters()}
+    algorithm.learn(2 * 100 * 8, log_interval=None)
+    assert algorithm.num_timesteps == 1600
+    assert algorithm._n_updates == 2
+    for name, value in algorithm.policy.network.named_parameters():
+        assert torch.isfinite(value).all()
+        assert not torch.equal(value, before[name]), name
+
+
+def test_callbacks_and_evaluation_of_stable_baselines3_work(problems):
+    calls = []
+
+    class Stops(BaseCallback):
+        def _on_step(self):
+            calls.append(self.num_timesteps)
+            return len(calls) < 9
+
+    algorithm = VTrace(PlacementPolicy, TablePlacementEnv(problems), VTraceSettings(num_steps=4), seed=0)
+    quiet(algorithm).learn(100, callback=Stops())
+    assert calls == list(range(1, 10))
+    rewards, lengths = evaluate_policy(algorithm, algorithm.get_env(), n_eval_episodes=6, return_episode_rewards=True)
+    assert all(0 <= reward <= 1 for reward in rewards)
+    assert set(lengths) <= {3, 4, 5}
+
+
+def test_the_same_seed_learns_the_same(problems):
+    def weights():
+        env = PlacementVecEnv([PlacementTask.of(problem) for problem in problems], 2, 2)
+        algorithm = quiet(VTrace(PlacementPolicy, env, VTraceSettings(num_steps=5), seed=3))
+        algorithm.learn(2 * 5 * 4, log_interval=None)
+        return torch.cat([value.flatten() for value in algorithm.policy.network.parameters()])
+
+    assert torch.equal(weights(), weights())
+
+
+def test_advantages_are_compared_with_those_of_the_same_task_and_step():
+    tasks = torch.tensor([[4, 4, 9, 9]] * 2)
+    advantages = torch.tensor([[1.0, 3.0, 0.5, 0.5], [-10.0, -8.0, 7.0, 7.0]])
+    compared = compared_within_task(advantages, tasks)
+    assert compared.tolist() == [[-1.0, 1.0, 0.0, 0.0], [-1.0, 1.0, 0.0, 0.0]]
+
+
+def test_what_a_task_is_worth_does_not_change_how_its_episodes_compare():
+    rng = np.random.default_rng(0)
+    tasks = torch.tensor([[0] * 6 + [1] * 6] * 5)
+    advantages = torch.from_numpy(rng.normal(size=(5, 12)))
+    scaled = torch.where(tasks == 1, 3.0 * advantages + 2.0, advantages)
+    assert torch.allclose(compared_within_task(scaled, tasks), compared_within_task(advantages, tasks), atol=1e-6)
