@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from autoshard.core.costs import MsArray
 from autoshard.planners.placement import PlacementProblem, RankArray
 
-# Settings of the annealing, which runs from the first to the second value of each pair. Found on a learned model of
-# one CPU (2,040 samples, relative error 5%), MetaSyn / 64, 80 tables on 8 ranks, 4 tasks x 5 seeds x 7,500 steps:
-# 0.5% above the best of several minutes on average and 0.8% at worst, where twice the exponents gave 0.5% and 1.6%.
+# Settings of the annealing, which runs from the first to the second value of each pair. Temperatures are divided by
+# the number of ranks, as is the effect that one rank's time has on the energy.
 _EXPONENT = (12.0, 24.0)
-_TEMPERATURE = (3e-3, 2e-4)
+_TEMPERATURE = (0.012, 1e-4)
 #: How often one of the two ranks is the slowest one.
 _FROM_SLOWEST = 0.2
 
@@ -61,7 +60,7 @@ def improve(
 
     Each step takes two ranks and prices every way to move one item between them or to swap two, then draws one of
     them, or to stay, from the Boltzmann distribution of the energy: the logarithm of the p-norm of the ranks' times,
-    with p rising and the temperature falling. The best placement met is then levelled: exchanges that make the
+    with p rising and the temperature falling. Before and after it, placements are levelled: exchanges that make the
     slower of two ranks faster, until there are none.
 
     Args:
@@ -76,6 +75,7 @@ def improve(
         return SearchResult(ranks_N=best.ranks_N, max_ms=best.max_ms, num_steps=0, stopped="bound")
     started_s = time.perf_counter()
     levelling_s = deadline_s - _LEVELLING_SHARE * (deadline_s - started_s)
+    _level(best, levelling_s)
     annealed, done, stopped = _anneal(best, seed, num_steps, started_s, levelling_s)
     _level(annealed, deadline_s)
     best = min(best, annealed, key=lambda placement: placement.max_ms)
@@ -174,7 +174,8 @@ def _anneal(
                 stopped = "time"
                 break
         progress = min(done / num_steps + skipped, 1.0)
-        _step(state, rng, unit_ms, _between(_EXPONENT, progress), _between(_TEMPERATURE, progress))
+        temperature = _between(_TEMPERATURE, progress) / problem.num_ranks
+        _step(state, rng, unit_ms, _between(_EXPONENT, progress), temperature)
         done += 1
         if state.max_ms < best_ms * (1 - _ROUNDING):
             best_ms, best_N = state.max_ms, state.ranks_N.copy()
@@ -198,20 +199,30 @@ def _step(state: _Placement, rng: np.random.Generator, unit_ms: float, exponent:
 
 
 def _level(state: _Placement, deadline_s: float) -> None:
-    """Makes the slower of two ranks faster as long as that can be done, from the slowest rank to the fastest."""
-    position = 0
-    while position < state.problem.num_ranks and time.perf_counter() < deadline_s:
-        order = np.argsort(-state.cost_ms_R, kind="stable")
-        slow = int(order[position])
-        position += 1
-        for fast in order[position:][::-1][:_MAX_PARTNERS]:
-            exchanges = _Exchanges(state, slow, int(fast))
-            slower_ms = exchanges.pair_ms.max(axis=0)
-            index = int(slower_ms.argmin())
-            if slower_ms[index] < state.cost_ms_R[slow] * (1 - _ROUNDING):
-                state.exchange(exchanges, index)
-                position = 0
-                break
+    """Makes the slower of two ranks faster as long as that can be done, in passes from the slowest rank on."""
+    levelled = False
+    while not levelled:
+        levelled = True
+        position = 0
+        while position < state.problem.num_ranks and time.perf_counter() < deadline_s:
+            if _make_faster(state, position):
+                levelled = False
+            else:
+                position += 1
+
+
+def _make_faster(state: _Placement, position: int) -> bool:
+    """Makes the rank that is slower than all but `position` others faster, if an exchange with a fast one can."""
+    order = np.argsort(-state.cost_ms_R, kind="stable")
+    slow = int(order[position])
+    for fast in order[position + 1 :][::-1][:_MAX_PARTNERS]:
+        exchanges = _Exchanges(state, slow, int(fast))
+        slower_ms = exchanges.pair_ms.max(axis=0)
+        index = int(slower_ms.argmin())
+        if slower_ms[index] < state.cost_ms_R[slow] * (1 - _ROUNDING):
+            state.exchange(exchanges, index)
+            return True
+    return False
 
 
 def _bound_ms(problem: PlacementProblem) -> float:

@@ -60,7 +60,7 @@ def registry(tmp_path_factory):
             poolings=(Pooling.SUM,),
             optimizers=(Optimizer.ROWWISE_ADAGRAD,),
             num_tables=(1, 100),
-            ranges=dict.fromkeys(FEATURE_NAMES, (0.0, 1.0)),
+            ranges=dict.fromkeys(FEATURE_NAMES, (0.0, 1e12)),
         ),
         encoder_hidden=HIDDEN,
         scaling=FeatureScaling.fit(rng.normal(size=(100, len(FEATURE_NAMES)))),
