@@ -1,0 +1,202 @@
+"""Planners side by side on many tasks, predicted and replayed: `python -m bench.side_by_side`.
+
+Tasks are random tables of a pool, drawn with seeds that policy training never uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from autoshard.console import JsonOption, emit, progress
+from autoshard.core.errors import InvalidOptionError
+from autoshard.formats import load_tables, load_topology
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import compare, make_costs
+from autoshard.report import ComparedPlan
+from bench.devices import find_device
+from bench.replay import Replay, replay_plans
+
+PLANNERS = "random,size-greedy,dim-greedy,lookup-greedy,torchrec,cost-greedy,policy,auto"
+_BASELINE = "random"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedTask:
+    """One task: all planners' plans, as predicted and as replayed, and the ceiling of the same rounds.
+
+    Attributes:
+        rows: One per planner, in their order, each with its plan.
+        replay: What the machine measured.
+        searched_ms: Predicted kernel time of the slowest rank after a long search by `auto`; None if not asked for.
+    """
+
+    rows: tuple[ComparedPlan, ...]
+    replay: Replay
+    searched_ms: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerMeans:
+    """One planner's means over tasks. Speed-ups are means of the ratios of the tasks."""
+
+    planner: str
+    predicted_max_ms: float
+    predicted_balance: float
+    measured_max_ms: float
+    measured_balance: float
+    measured_speedup: float
+    prediction_error: float
+    """Mean over tasks of |predicted / measured - 1| of the slowest rank."""
+    planning_s: float
+
+
+def compare_task(request: PlanRequest, planners: Sequence[str], search_s: float = 0.0) -> ComparedTask:
+    """Plans a task with all planners, and replays all plans in the same rounds.
+
+    Args:
+        request: The task.
+        planners: Their names.
+        search_s: Seconds of the long search; 0 for none.
+
+    Raises:
+        AutoshardError: The first planner's that found no plan.
+    """
+    rows = compare(planners, request)
+    for row in rows:
+        if row.failure is not None:
+            raise row.failure
+    replay = replay_plans([row.plan for row in rows if row.plan is not None])
+    searched_ms = None
+    if search_s:
+        searched_ms = compare(["auto"], replace(request, time_limit_s=search_s))[0].predicted_max_ms
+    measured = tuple(replace(row, measured=plan) for row, plan in zip(rows, replay.plans, strict=True))
+    return ComparedTask(rows=measured, replay=replay, searched_ms=searched_ms)
+
+
+def planner_means(tasks: Sequence[ComparedTask]) -> tuple[PlannerMeans, ...]:
+    """Means over tasks, for each planner; speed-ups are over `random`, which has to be among them."""
+    names = [row.planner for row in tasks[0].rows]
+    if _BASELINE not in names:
+        raise InvalidOptionError(f"must name {_BASELINE}, which speed-ups are relative to", field="--planners")
+    return tuple(_means(name, [task.rows[index] for task in tasks], tasks) for index, name in enumerate(names))
+
+
+def _means(name: str, rows: Sequence[ComparedPlan], tasks: Sequence[ComparedTask]) -> PlannerMeans:
+    measured = [row.measured for row in rows if row.measured is not None]
+    predicted = [row.plan.predicted for row in rows if row.plan is not None and row.plan.predicted is not None]
+    return PlannerMeans(
+        planner=name,
+        predicted_max_ms=mean(cost.max_kernel_ms for cost in predicted),
+        predicted_balance=mean(cost.balance for cost in predicted),
+        measured_max_ms=mean(plan.max_kernel_ms for plan in measured),
+        measured_balance=mean(plan.balance for plan in measured),
+        measured_speedup=mean(
+            _measured(task, _BASELINE) / plan.max_kernel_ms for task, plan in zip(tasks, measured, strict=True)
+        ),
+        prediction_error=mean(abs(row.prediction_error or 0.0) for row in rows),
+        planning_s=mean(row.planning_s for row in rows),
+    )
+
+
+def _measured(task: ComparedTask, planner: str) -> float:
+    return next(row.measured.max_kernel_ms for row in task.rows if row.planner == planner and row.measured)
+
+
+def main(
+    registry: Annotated[Path | None, typer.Option(help="Folder of trained models.")] = None,
+    planners: Annotated[str, typer.Option(help="Names of planners, with commas between them.")] = PLANNERS,
+    tables: Annotated[str, typer.Option(help="Pool that tasks are drawn from.")] = "metasyn",
+    scale: Annotated[int, typer.Option(help="Divides rows and batch of the pool.")] = 64,
+    topology: Annotated[str, typer.Option(help="Ranks to plan for.")] = "cpu-8",
+    num_tables: Annotated[int, typer.Option(help="Tables per task.")] = 80,
+    num_tasks: Annotated[int, typer.Option(min=1, help="Tasks, with seeds 1000, 1001, ...")] = 8,
+    time_limit: Annotated[float, typer.Option(help="Seconds for planners that search.")] = 0.9,
+    search_seconds: Annotated[float, typer.Option(help="Also search this long with `auto`; 0 for not.")] = 0.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Compares planners on several tasks, by prediction and by measuring.
+
+    Example:
+        python -m bench.side_by_side --registry demo/registry --num-tasks 8 --search-seconds 60
+    """
+    pool, machine = load_tables(tables).scaled(scale), load_topology(topology)
+    costs = make_costs(pool, machine, registry)
+    tasks = []
+    with progress("Tasks", num_tasks) as advance:
+        for seed in range(1000, 1000 + num_tasks):
+            request = PlanRequest(
+                tables=pool.sample(num_tables, seed),
+                topology=machine,
+                costs=costs,
+                time_limit_s=time_limit,
+                registry=registry,
+            )
+            tasks.append(compare_task(request, [name.strip() for name in planners.split(",")], search_seconds))
+            advance(1)
+    means = planner_means(tasks)
+    emit(_document(tasks, means), _rendered(tasks, means), as_json=as_json)
+
+
+def _summary(tasks: Sequence[ComparedTask]) -> dict[str, float | None]:
+    auto = [next((row for row in task.rows if row.planner == "auto"), None) for task in tasks]
+    gaps = [
+        row.predicted_max_ms / task.searched_ms - 1
+        for task, row in zip(tasks, auto, strict=True)
+        if row is not None and row.predicted_max_ms and task.searched_ms
+    ]
+    return {
+        "ceiling_balance": mean(task.replay.ceiling.balance for task in tasks),
+        "auto_over_long_search_mean": mean(gaps) if gaps else None,
+        "auto_over_long_search_max": max(gaps) if gaps else None,
+    }
+
+
+def _document(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> dict[str, object]:
+    return {
+        "device_name": find_device().name,
+        "num_tasks": len(tasks),
+        **_summary(tasks),
+        "planners": [{name: getattr(row, name) for name in PlannerMeans.__slots__} for row in means],
+        "tasks": [
+            {
+                row.planner: {"predicted_max_ms": row.predicted_max_ms, "measured_ms": row.measured.kernel_ms_per_rank}
+                for row in task.rows
+                if row.measured is not None
+            }
+            for task in tasks
+        ],
+    }
+
+
+def _rendered(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> Table:
+    written: dict[str, Callable[[PlannerMeans], str]] = {
+        "planner": lambda row: row.planner,
+        "predicted max ms": lambda row: f"{row.predicted_max_ms:.2f}",
+        "predicted balance": lambda row: f"{row.predicted_balance:.3f}",
+        "measured max ms": lambda row: f"{row.measured_max_ms:.2f}",
+        "measured balance": lambda row: f"{row.measured_balance:.3f}",
+        "speed-up over random": lambda row: f"{row.measured_speedup:.3f}",
+        "prediction error": lambda row: f"{row.prediction_error:.1%}",
+        "planning s": lambda row: f"{row.planning_s:.2f}",
+    }
+    summary = {name: value for name, value in _summary(tasks).items() if value is not None}
+    table = Table(
+        title=f"Means of {len(tasks)} tasks on {find_device().name}",
+        caption=", ".join(f"{name} {value:.4f}" for name, value in summary.items()),
+    )
+    for name in written:
+        table.add_column(name, justify="left" if name == "planner" else "right")
+    for row in means:
+        table.add_row(*(write(row) for write in written.values()))
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,38 @@
+from dataclasses import replace
+
+import pytest
+
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.core.topology import MemoryBytes
+from autoshard.formats import load_tables, load_topology
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import make_costs
+from bench.side_by_side import compare_task, planner_means
+
+
+def small_request(seed, hbm_bytes=2**30):
+    tables = load_tables("metasyn").scaled(1024).sample(10, seed)
+    machine = replace(load_topology("cpu-4"), memory_bytes=MemoryBytes(hbm=hbm_bytes))
+    return PlanRequest(tables=tables, topology=machine, costs=make_costs(tables, machine))
+
+
+def test_means_are_over_tasks_and_relative_to_random():
+    tasks = [compare_task(small_request(seed), ["random", "lookup-greedy"]) for seed in (1, 2)]
+    by_name = {row.planner: row for row in planner_means(tasks)}
+    slowest = [{row.planner: row.measured.max_kernel_ms for row in task.rows} for task in tasks]
+    assert by_name["random"].measured_speedup == 1.0
+    expected = sum(times["random"] / times["lookup-greedy"] for times in slowest) / 2
+    assert by_name["lookup-greedy"].measured_speedup == pytest.approx(expected)
+    assert by_name["lookup-greedy"].measured_max_ms == pytest.approx(sum(t["lookup-greedy"] for t in slowest) / 2)
+    assert 0 < by_name["lookup-greedy"].measured_balance <= 1
+
+
+def test_a_planner_without_a_plan_ends_the_comparison():
+    with pytest.raises(InfeasiblePlanError, match="bytes"):
+        compare_task(small_request(1, hbm_bytes=1000), ["random"])
+
+
+def test_speedups_need_the_random_planner():
+    task = compare_task(small_request(1), ["lookup-greedy"])
+    with pytest.raises(InvalidOptionError, match="random"):
+        planner_means([task])
