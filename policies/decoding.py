@@ -17,6 +17,7 @@ from autoshard.planners.placement import RankArray
 from env import ACTION_MASK, RANK_CODES, RANK_COSTS, FinishedEpisodes, PlacementBatch, PlacementTask
 from policies.actor_critic import choose
 from policies.network import PlacementNetwork
+from policies.threads import one_thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,6 +37,7 @@ class Placements:
     rewards_E: NDArray[np.float64]
 
 
+@one_thread()
 @torch.inference_mode()
 def decode(
     network: PlacementNetwork,

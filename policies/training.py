@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from policies.actor_critic import PlacementPolicy
 from policies.checkpoint import Checkpoint
 from policies.network import PlacementNetwork
 from policies.scores import Baselines, PlacementScore, score_policy
+from policies.threads import one_thread
 from policies.vtrace import VTrace, VTraceSettings
 from policies.weights import Arrays, load_arrays, optimizer_arrays, restore_optimizer, to_arrays, with_prefix
 
@@ -194,7 +194,7 @@ class PolicyTrainer:
         checkpoint = Checkpoint.load(folder) if folder is not None else None
         if checkpoint is not None:
             self.restore(checkpoint, str(folder))
-        with _one_thread():
+        with one_thread():
             self._run(budget, folder, advance, on_evaluated)
 
     def _run(
@@ -276,14 +276,3 @@ class PolicyTrainer:
                     "take another folder, or the same options and models",
                     source=source,
                 )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Layers are so small that a second thread brings a third at most, and on a busy machine waits for the first."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
