@@ -18,8 +18,29 @@ from server.settings import ServerSettings
 from server.workers import WorkerPool
 
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
-#: Keeps an anytime planner at work for as long as it may.
-LONG = {"tables": "metasyn", "topology": "a100-32", "planner": "auto", "time_limit_s": 2.0}
+#: Nine equal tables are never even on eight ranks, so that the search goes on for as long as it may.
+LONG = {
+    "tables": {
+        "schema": "autoshard.tables/1",
+        "batch_size": 65536,
+        "tables": [
+            {
+                "name": f"t{index}",
+                "num_embeddings": 100_000,
+                "embedding_dim": 64,
+                "dtype": "fp32",
+                "pooling": "sum",
+                "features": [{"name": f"f{index}", "pooling_factor": 10.0}],
+                "access": {"kind": "uniform"},
+            }
+            for index in range(9)
+        ],
+    },
+    "topology": "a100-8",
+    "planner": "auto",
+    "options": {"policy": False, "steps_per_s": 10_000_000},
+    "time_limit_s": 2.0,
+}
 
 
 def test_what_does_not_fit_the_workers_is_turned_away_and_health_still_answers(service):
