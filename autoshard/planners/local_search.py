@@ -16,7 +16,10 @@ from autoshard.core.costs import MsArray
 from autoshard.planners.placement import PlacementProblem, RankArray
 
 # Settings of the annealing, which runs from the first to the second value of each pair. Temperatures are divided by
-# the number of ranks, as is the effect that one rank's time has on the energy.
+# the number of ranks, as is the effect that one rank's time has on the energy. Measured on one core of a shared x86
+# machine, 80 tables of MetaSyn / 64 on 8 ranks, four tasks each on three learned models (relative errors of 2%, 7% and
+# 22%), five seeds: 6,000 steps take 0.75 s and end at most 0.5% above 400,000 steps, where greedy is up to 2.8% above.
+# `pytest -m slow tests/test_planning.py` repeats a part of it.
 _EXPONENT = (12.0, 24.0)
 _TEMPERATURE = (0.012, 1e-4)
 #: How often one of the two ranks is the slowest one.
@@ -194,7 +197,7 @@ def _step(state: _Placement, rng: np.random.Generator, unit_ms: float, exponent:
     powers = powers_R.sum() + ((exchanges.pair_ms / unit_ms) ** exponent).sum(axis=0)
     energy = np.log(np.maximum(powers, 1e-300)) / exponent
     # The minimum of energies with Gumbel noise is a draw from their Boltzmann distribution.
-    index = int((energy + temperature * np.log(-np.log(rng.random(len(energy))))).argmin())
+    index = int((energy - temperature * rng.gumbel(size=len(energy))).argmin())
     state.exchange(exchanges, index)
 
 

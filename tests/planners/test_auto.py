@@ -41,9 +41,9 @@ def test_search_improves_on_its_starts(draw_task, max_ms):
 
 
 def test_seeds_decide(draw_task, make_request):
-    task = draw_task(24, 4, seed=2)
+    task, options = draw_task(16, 4, seed=1), {"steps_per_s": 150}
     first, again, other = (
-        AutoPlanner().plan(make_request(task, seed=seed, options=STEPS, time_limit_s=SECONDS)) for seed in (1, 1, 2)
+        AutoPlanner().plan(make_request(task, seed=seed, options=options, time_limit_s=SECONDS)) for seed in (7, 7, 8)
     )
     assert first == again
     assert first != other

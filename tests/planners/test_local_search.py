@@ -57,12 +57,12 @@ def test_balances_80_tables_on_8_ranks(draw_task, make_problem):
 
 
 def test_same_seed_same_placement(draw_task, make_problem):
-    # Six tables per rank: few enough that levelling alone leaves something to search for.
-    problem = make_problem(draw_task(24, 4, seed=2))
-    start_N = np.arange(24) % 4
-    first, again, other = (search(problem, start_N, seed=seed) for seed in (7, 7, 8))
-    np.testing.assert_array_equal(first.ranks_N, again.ranks_N)
-    assert (first.ranks_N != other.ranks_N).any()
+    # Four tables per rank: few enough that levelling leaves something to search for.
+    problem = make_problem(draw_task(16, 4, seed=1))
+    start_N = np.arange(16) % 4
+    first, again, other = (search(problem, start_N, seed=seed, num_steps=3000).ranks_N.tolist() for seed in (7, 7, 8))
+    assert first == again
+    assert first != other
 
 
 def test_keeps_to_memory_and_constraints(draw_task, make_problem):
