@@ -12,7 +12,7 @@ def test_features_are_the_21_of_the_paper(make_shard):
     assert features_NF.shape == (1, 21) == (1, NUM_FEATURES) == (1, len(FEATURE_NAMES))
     # 500,000 rows of 32 numbers of 4 bytes are 0.064 GB.
     assert features_NF[0, :4].tolist() == pytest.approx([32, 500_000, 2.5, 0.064])
-    assert features_NF[0, 4:] == pytest.approx(shard.access.reuse_bins(128 * 2.5))
+    assert features_NF[0, 4:] == pytest.approx(shard.access.reuse_bins(128 * 2.5, of="lookups"))
     assert features_NF[0, 4:].sum() == pytest.approx(1)
 
 
