@@ -45,9 +45,7 @@ def test_every_folder_with_python_files_is_a_package_that_gets_installed():
     find = PYPROJECT["tool"]["setuptools"]["packages"]["find"]
     found = set(find_packages(where=str(ROOT), include=find["include"]))
     with_code = {
-        ".".join(file.parent.relative_to(ROOT).parts)
-        for folder in FOLDERS
-        for file in (ROOT / folder).rglob("*.py")
+        ".".join(file.parent.relative_to(ROOT).parts) for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")
     }
     assert found == with_code
 
@@ -56,9 +54,7 @@ def test_every_folder_with_python_files_is_a_package_that_gets_installed():
 def test_no_ignore_rule_swallows_a_package(folder):
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
-    result = subprocess.run(
-        ["git", "check-ignore", "--no-index", f"{folder}/module.py"], cwd=ROOT, check=False
-    )
+    result = subprocess.run(["git", "check-ignore", "--no-index", f"{folder}/module.py"], cwd=ROOT, check=False)
     assert result.returncode == 1  # 0: ignored, 1: not ignored, 128: error
 
 

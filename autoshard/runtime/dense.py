@@ -48,9 +48,7 @@ class DenseModel(nn.Module):
         Naumov et al., "Deep learning recommendation model" (2019), for the shape of the model.
     """
 
-    def __init__(
-        self, layers: DenseLayers, feature_dims: Sequence[int], seed: int, *, smooth: bool = False
-    ) -> None:
+    def __init__(self, layers: DenseLayers, feature_dims: Sequence[int], seed: int, *, smooth: bool = False) -> None:
         super().__init__()
         _check(layers)
         bottom_width, num_features = layers.bottom_mlp[-1], len(feature_dims)
