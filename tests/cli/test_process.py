@@ -1,5 +1,6 @@
 """The program as a process: what it imports, how signals and closed outputs end it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,18 @@ PROGRAM = Path(sys.executable).with_name("autoshard")
 def start(*arguments, **settings):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **settings}
     return subprocess.Popen([PROGRAM, *arguments], **pipes)
+
+
+def nine_equal_tables():
+    """They are never even on eight ranks, so that a search goes on for as long as it may."""
+    table = {"num_embeddings": 1000, "embedding_dim": 64, "dtype": "fp32", "pooling": "sum"}
+    tables = [
+        table
+        | {"name": f"t{index}", "features": [{"name": f"f{index}", "pooling_factor": 10.0}]}
+        | {"access": {"kind": "uniform"}}
+        for index in range(9)
+    ]
+    return {"schema": "autoshard.tables/1", "batch_size": 65536, "tables": tables}
 
 
 def test_help_imports_no_heavy_library():
@@ -36,10 +49,9 @@ def test_folders_of_the_same_names_elsewhere_are_not_taken(tmp_path):
 
 
 def test_an_interrupt_ends_it_with_130_and_without_a_word(tmp_path):
-    output = tmp_path / "plan.json"
-    process = start(
-        *("plan", "metasyn", "--topology", "a100-32", "--planner", "auto", "--time-limit", "60", "-o", str(output))
-    )
+    task, output = tmp_path / "tables.json", tmp_path / "plan.json"
+    task.write_text(json.dumps(nine_equal_tables()))
+    process = start("plan", str(task), "--topology", "cpu-8", "--time-limit", "60", "-o", str(output))
     time.sleep(3)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
