@@ -1,1 +1,64 @@
-"""Sharding policies learned by reinforcement learning, and the planner that uses them."""
+"""Sharding policies learned by reinforcement learning, and the planner that uses them.
+
+Names are imported when they are first asked for, since torch takes a second that `autoshard --help` does not have.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from policies.actor_critic import PlacementPolicy
+    from policies.decoding import Placements, decode
+    from policies.network import PlacementNetwork
+    from policies.planner import PolicyOptions, PolicyPlanner
+    from policies.runs import FinishedRun, RunOptions, run_training
+    from policies.tasks import Split, sample_problems, task_seeds
+    from policies.trained import PolicyCostModel, TrainedPolicy
+    from policies.training import Budget, Evaluation, PolicyTrainer, TrainingOptions
+    from policies.vtrace import VTrace, VTraceSettings
+
+#: What the registry keeps policies under.
+POLICY_KIND = "policy"
+
+_MODULES = {
+    "actor_critic": ("PlacementPolicy",),
+    "decoding": ("Placements", "decode"),
+    "network": ("PlacementNetwork",),
+    "planner": ("PolicyOptions", "PolicyPlanner"),
+    "runs": ("FinishedRun", "RunOptions", "run_training"),
+    "tasks": ("Split", "sample_problems", "task_seeds"),
+    "trained": ("PolicyCostModel", "TrainedPolicy"),
+    "training": ("Budget", "Evaluation", "PolicyTrainer", "TrainingOptions"),
+    "vtrace": ("VTrace", "VTraceSettings"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "POLICY_KIND",
+    "Budget",
+    "Evaluation",
+    "FinishedRun",
+    "PlacementNetwork",
+    "PlacementPolicy",
+    "Placements",
+    "PolicyCostModel",
+    "PolicyOptions",
+    "PolicyPlanner",
+    "PolicyTrainer",
+    "RunOptions",
+    "Split",
+    "TrainedPolicy",
+    "TrainingOptions",
+    "VTrace",
+    "VTraceSettings",
+    "decode",
+    "run_training",
+    "sample_problems",
+    "task_seeds",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'policies' has no attribute {name!r}")
+    return getattr(import_module(f"policies.{_MODULE_OF[name]}"), name)

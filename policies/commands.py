@@ -116,9 +116,10 @@ def _table(finished: FinishedRun) -> Table:
 
     training = finished.policy.training
     table = Table(
-        title=f"Policy of {finished.policy.cost.card.device}, version {finished.id}, after "
-        f"{training['num_updates']} updates in {training['elapsed_s']:.0f} s",
+        title=f"Policy of {finished.policy.cost.card.device}, version {finished.id}",
         title_justify="left",
+        caption=f"{training['num_updates']} updates, {training['elapsed_s']:.0f} s",
+        caption_justify="left",
     )
     table.add_column(f"on {training['num_test_tasks']} unseen tasks")
     table.add_column("balance", justify="right")

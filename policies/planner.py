@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InvalidOptionError
@@ -18,9 +16,11 @@ from autoshard.planners.feasibility import repair
 from autoshard.planners.placement import PlacementProblem, RankArray
 from autoshard.planners.planner import PlanRequest, parse_options
 from costmodel import Registry
-from env import PlacementTask
-from policies.decoding import decode
-from policies.trained import POLICY_KIND, TrainedPolicy
+from costmodel.registry import PRODUCTION
+from policies import POLICY_KIND
+
+if TYPE_CHECKING:
+    from policies.trained import TrainedPolicy
 
 _MAX_SAMPLES = 4096
 # Loaded policies are about half a megabyte each.
@@ -78,6 +78,12 @@ class PolicyPlanner:
 
 
 def _candidates(policy: TrainedPolicy, problem: PlacementProblem, num_samples: int, seed: int) -> tuple[RankArray, ...]:
+    # Imported here, for torch takes a second that listing planners does not have.
+    import torch
+
+    from env import PlacementTask
+    from policies.decoding import decode
+
     task = PlacementTask.of(problem)
     candidates = decode(policy.network, [task]).ranks
     if num_samples > 1:
@@ -93,12 +99,11 @@ def _best(problem: PlacementProblem, candidates: tuple[RankArray, ...]) -> RankA
 
 
 def _load(registry: Registry, device: str) -> TrainedPolicy:
-    version = registry.production_id(POLICY_KIND, device)
-    if version is None:
-        return TrainedPolicy.load(registry, device)
-    return _load_version(registry.root, device, version)
+    return _load_version(registry.root, device, registry.production_id(POLICY_KIND, device))
 
 
 @lru_cache(maxsize=_CACHED_POLICIES)
-def _load_version(root: Path, device: str, version: str) -> TrainedPolicy:
-    return TrainedPolicy.load(Registry(root), device, version)
+def _load_version(root: Path, device: str, version: str | None) -> TrainedPolicy:
+    from policies.trained import TrainedPolicy
+
+    return TrainedPolicy.load(Registry(root), device, version or PRODUCTION)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.core.errors import ModelError
-from costmodel import CostModelCard, LearnedCostModel, Registry, StoredModel
+from costmodel import COST_KIND, CostModelCard, LearnedCostModel, Registry, StoredModel
 from costmodel.registry import PRODUCTION
 from costmodel.weights import Weights
+from policies import POLICY_KIND
 from policies.network import PlacementNetwork
 from policies.weights import load_arrays, to_arrays, with_prefix
 
-POLICY_KIND = "policy"
 CARD_SCHEMA = "autoshard.policy/1"
 _POLICY_PREFIX, _COST_PREFIX = "policy.", "cost."
 
@@ -37,8 +37,8 @@ class PolicyCostModel:
         Raises:
             ModelError: If it is missing or damaged.
         """
-        stored = registry.load("cost", device)
-        source = str(registry.root / "cost" / device / stored.id)
+        stored = registry.load(COST_KIND, device)
+        source = str(registry.root / COST_KIND / device / stored.id)
         return cls(weights=stored.tensors, card=CostModelCard.from_json(stored.card, source), id=stored.id)
 
     def model(self) -> LearnedCostModel:
