@@ -71,10 +71,10 @@ def evaluate(
     """
     from autoshard.evaluation import evaluate as price
     from autoshard.formats import read_plan
-    from autoshard.planning import make_costs
+    from autoshard.planning import plan_costs
 
     loaded = read_plan(plan)
-    priced = loaded.with_predicted(price(loaded, make_costs(loaded.tables, loaded.topology, registry)))
+    priced = loaded.with_predicted(price(loaded, plan_costs(loaded, registry)))
     _finish(priced, output, as_json)
 
 
