@@ -168,6 +168,7 @@ class LocalShard:
         num_bags: Bags that the kernel pools per step (samples times features).
         pooling_factor: Mean lookups per bag; far below 1 for thin tiers.
         output: `pooled` for one vector per bag, `rows` for one per lookup.
+        cache_bytes: HBM that caches rows which live in another level; 0 without a cache.
     """
 
     table: str
@@ -182,6 +183,7 @@ class LocalShard:
     output: Exchange = Exchange.PARTIAL_SUMS
     update: Update = Update.FUSED
     level: MemoryLevel = MemoryLevel.HBM
+    cache_bytes: int = 0
 
     @property
     def num_lookups(self) -> float:
@@ -227,4 +229,5 @@ def local_shard(placed: PlacedShard, *, group_batch_size: int, bags_share: float
         output=placed.exchange,
         update=Update.FUSED if len(placed.replicas) == 1 else Update.ALL_REDUCED,
         level=placed.memory.level,
+        cache_bytes=placed.memory.cache_bytes,
     )
