@@ -7,7 +7,7 @@ Shape suffixes: S samples, B samples of a batch, U distinct shards, N shards of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ class CostDataset:
 
     @classmethod
     def from_samples(cls, table: SampleTable, num_bags: int | None = None) -> CostDataset:
-        """Turns samples of one device into arrays.
+        """Turns samples of one device into arrays; noisy ones are left out.
 
         Args:
             table: The samples.
@@ -51,6 +51,7 @@ class CostDataset:
             SampleStoreError: If no sample is left, they differ in their number of bags and none was named, or they
                 are of shards that cost models do not cover.
         """
+        table = replace(table, samples=tuple(sample for sample in table.samples if not sample.is_noisy))
         bags_S = [{shard.num_bags for shard in sample.local_shards} for sample in table.samples]
         found = sorted(set().union(*bags_S))
         if num_bags is None and len(found) == 1:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import time
 from pathlib import Path
 
 from autoshard.core.errors import FormatError
+
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 
 
 def atomic_write(path: str | Path, data: str | bytes) -> None:
@@ -24,7 +28,7 @@ def atomic_write(path: str | Path, data: str | bytes) -> None:
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         raise FormatError("cannot be written: it is there and is no regular file", source=str(path))
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")  # as `_TEMPORARY` knows it
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -40,6 +44,34 @@ def atomic_write(path: str | Path, data: str | bytes) -> None:
             raise
     except OSError as error:
         raise FormatError(f"cannot be written: {_reason(error)}", source=str(path)) from error
+
+
+def remove_leftovers(folder: Path, *, older_than_s: float) -> tuple[Path, ...]:
+    """Removes temporary files of `atomic_write` that killed processes left in a folder.
+
+    Args:
+        folder: Where to look; not below it.
+        older_than_s: Age in seconds, by the file's last change, that no write in progress can have.
+
+    Returns:
+        The files removed.
+
+    Raises:
+        FormatError: If one cannot be removed.
+    """
+    removed = []
+    try:
+        for file in sorted(folder.iterdir()):
+            try:
+                is_left = _TEMPORARY.fullmatch(file.name) and time.time() - file.lstat().st_mtime > older_than_s
+                if is_left:
+                    file.unlink()
+                    removed.append(file)
+            except FileNotFoundError:  # another process was quicker
+                continue
+    except OSError as error:
+        raise FormatError(f"cannot be cleared of temporary files: {_reason(error)}", source=str(folder)) from error
+    return tuple(removed)
 
 
 def read_bytes(path: str | Path) -> bytes:

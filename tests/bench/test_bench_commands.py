@@ -72,7 +72,7 @@ def test_samples_shows_a_store(store, capsys):
 
 def test_samples_finds_what_was_tampered_with(store, tmp_path, capsys, monkeypatch):
     honest = read_samples(store).samples[0]
-    monkeypatch.setattr("autoshard.formats.samples._sample_id", lambda row: honest.sample_id)
+    monkeypatch.setattr("autoshard.formats.measured.content_hash", lambda sample: honest.sample_id)
     write_samples(tmp_path, [replace(honest, forward_ms=0.125)])
     monkeypatch.undo()
     assert main(["samples", str(tmp_path)]) == 1

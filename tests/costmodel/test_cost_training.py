@@ -74,6 +74,15 @@ def test_kinds_that_no_model_covers(samples):
         CostDataset.from_samples(SampleTable(samples=(*samples.samples[1:], odd)))
 
 
+def test_noisy_samples_are_left_out(samples):
+    noisy = replace(samples.samples[0], is_noisy=True, forward_ms=1e6)
+    dataset = CostDataset.from_samples(SampleTable(samples=(noisy, *samples.samples[1:10])))
+    assert len(dataset) == 9
+    assert dataset.latency_ms_SO.max() < 1e5
+    with pytest.raises(SampleStoreError, match="there are samples of: none"):
+        CostDataset.from_samples(SampleTable(samples=(noisy,)))
+
+
 # -- schedules -------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,8 @@
+import os
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +18,11 @@ from autoshard.formats.samples import (
     Sample,
     SampleTable,
     devices_in,
+    measured_sets,
     read_sample_file,
     read_samples,
+    remove_leftovers_in,
+    set_id_of,
     write_samples,
 )
 
@@ -46,6 +52,10 @@ def sample_of(*shards, minute=0, **values):
         "reference_forward_ms": 1.0,
         "reference_backward_ms": 2.0,
         "num_rounds": 9,
+        "num_attempts": 2,
+        "is_noisy": True,
+        "sm_clock_mhz": 1980.0,
+        "throttle_reasons": "sw_power_cap",
     }
     return Sample(**defaults | values)
 
@@ -72,6 +82,7 @@ shards = st.builds(
     output=st.sampled_from(Exchange),
     update=st.sampled_from(Update),
     level=st.sampled_from(MemoryLevel),
+    cache_bytes=st.integers(0, 2**40),
 )
 samples = st.builds(
     lambda held, minute, forward_ms: sample_of(*held, minute=minute, forward_ms=forward_ms),
@@ -87,9 +98,10 @@ def test_what_is_written_is_read(written, tmp_path_factory):
     store = tmp_path_factory.mktemp("store")
     file = write_samples(store, written)
     table = read_samples(store)
-    assert table.samples == tuple(sample.identified() for sample in written)
+    expected = tuple(sample.identified() for sample in written)
+    assert read_sample_file(file) == expected
+    assert table.samples == tuple(dict.fromkeys(expected))
     assert table.damaged() == ()
-    assert read_sample_file(file) == table.samples
 
 
 def test_a_store_is_read_in_the_order_of_time(tmp_path):
@@ -184,17 +196,20 @@ def as_text(name, table):
         (lambda table: with_column("shards", [[None]])(table), "shards: must not be null"),
         (
             lambda table: table.replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/9"}),
-            "schema: must be autoshard.samples/1, got autoshard.samples/9",
+            "schema: must be autoshard.samples/2, got autoshard.samples/9; collect into another folder",
         ),
         (lambda table: table.replace_schema_metadata(None), "got none"),
         (with_column("forward_ms", [float("nan")]), "forward_ms: must be finite and at least 0"),
         (with_column("backward_ms", [-1.0]), "backward_ms: must be finite and at least 0"),
         (with_column("reference_forward_ms", [0.0]), "reference_forward_ms: must be above 0"),
         (with_column("num_rounds", [0]), "num_rounds: must be above 0"),
+        (with_column("num_attempts", [0]), "num_attempts: must be above 0"),
+        (with_column("sm_clock_mhz", [float("inf")]), "sm_clock_mhz: must be finite and at least 0"),
         (with_column("device", [None]), "device: must not be null"),
         (with_shard(pooling="max"), "shards.pooling: must be one of sum, mean, sequence; got 'max'"),
         (with_shard(num_embeddings=0), "shards.num_embeddings: must be at least 1, got 0"),
         (with_shard(pooling_factor=-1.0), "shards.pooling_factor: must be at least 0"),
+        (with_shard(cache_bytes=-1), "shards.cache_bytes: must be at least 0, got -1"),
         (with_shard(table=None), "shards.table: must not be null"),
         (with_shard(num_distinct=9), "shards: has an impossible measured batch"),
         (with_shard(reuse_bins=[1.0]), "shards: has an impossible measured batch"),
@@ -217,6 +232,86 @@ def test_a_damaged_file_is_an_error_that_names_it(content, tmp_path):
     with pytest.raises(FormatError, match="is no Parquet file, or is damaged") as raised:
         read_samples(tmp_path)
     assert str(raised.value).startswith(f"{file}: ")
+
+
+def test_a_copied_file_counts_once(tmp_path):
+    file = write_samples(tmp_path, [sample_of(), sample_of(minute=1)])
+    file.with_name("part-copied.parquet").write_bytes(file.read_bytes())
+    table = read_samples(tmp_path)
+    assert [sample.collected_at.minute for sample in table.samples] == [0, 1]
+    assert table.num_duplicates == 2
+
+
+def test_two_samples_with_one_id_are_both_kept_and_found(tmp_path):
+    honest = sample_of().identified()
+    for index, forward_ms in enumerate((1.5, 2.5)):
+        file = write_samples(tmp_path, [replace(honest, forward_ms=forward_ms)])
+        file = rewritten(file, with_column("sample_id", [honest.sample_id]))
+        file.rename(file.with_name(f"part-{index}.parquet"))
+    table = read_samples(tmp_path)
+    assert table.num_duplicates == 0
+    assert [sample.forward_ms for sample in table.damaged()] == [2.5]
+
+
+def test_a_set_is_known_whatever_its_order_and_names():
+    few, many = shard_of("few", 100), shard_of("many", 200)
+    set_id = sample_of(few, many).identified().set_id
+    assert sample_of(many, few, forward_ms=9.0).identified().set_id == set_id
+    assert sample_of(shard_of("x", 200), shard_of("y", 100)).identified().set_id == set_id
+    assert set_id == set_id_of((few, many), device="cpu", num_threads=1)
+    others = [
+        sample_of(few, many, many),
+        sample_of(few, shard_of("many", 200, access=AccessProfile.zipf(200, 1.04))),
+        sample_of(few, shard_of("many", 200, cache_bytes=1)),
+        sample_of(few, many, num_threads=2),
+        sample_of(few, many, device="h200"),
+    ]
+    assert len({set_id, *(sample.identified().set_id for sample in others)}) == 6
+
+
+def test_measured_sets_are_counted_by_machine_and_software(tmp_path):
+    assert measured_sets(tmp_path / "missing", "cpu") == {}
+    first, other = sample_of(), sample_of(shard_of("t1", 7))
+    write_samples(tmp_path, [first, other])
+    write_samples(tmp_path, [sample_of(minute=1), sample_of(minute=2, torch_version="2.14.0")])
+    write_samples(tmp_path, [sample_of(device="h200")])
+    counts = measured_sets(tmp_path, "cpu")
+    found = {
+        (known.set_id, known.device_name, known.torch_version, known.fbgemm_version): n for known, n in counts.items()
+    }
+    one, two = first.identified().set_id, other.identified().set_id
+    assert found == {
+        (one, "A processor", "2.13.0+cpu", "1.8.0"): 2,
+        (two, "A processor", "2.13.0+cpu", "1.8.0"): 1,
+        (one, "A processor", "2.14.0", "1.8.0"): 1,
+    }
+
+
+def test_only_old_temporary_files_of_ours_are_removed(tmp_path):
+    folder = write_samples(tmp_path, [sample_of()]).parent
+    old, young, foreign = folder / f".{'0f' * 8}.tmp", folder / f".{'1e' * 8}.tmp", folder / ".other.tmp"
+    for file in (old, young, foreign):
+        file.write_bytes(b"half")
+    for file in (old, foreign):
+        os.utime(file, (time.time() - 7200,) * 2)
+    assert remove_leftovers_in(tmp_path) == (old,)
+    assert young.exists()
+    assert foreign.exists()
+    assert len(read_samples(tmp_path)) == 1
+
+
+def test_a_killed_writers_temporary_file_is_one_of_ours(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "replace", lambda *_: os._exit(9))
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
+    pid = os.fork()
+    if pid == 0:
+        write_samples(tmp_path, [sample_of()])
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    monkeypatch.undo()
+    (left,) = (file for file in tmp_path.rglob("*") if file.is_file())
+    os.utime(left, (0, 0))
+    assert remove_leftovers_in(tmp_path) == (left,)
 
 
 def test_equal_shards_are_rebuilt_once(tmp_path):
