@@ -1,33 +1,67 @@
 """Which sets of shards to measure, so that a cost model sees what planners will ask it.
 
-Shape suffixes: N shards of the pool.
+Shape suffixes: P positions of a stream.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autoshard.core import LocalShard, PlacedShard, Shard, TableSet, local_shard
+from autoshard.core import LocalShard, TableSet
 from autoshard.core.errors import InvalidOptionError
+from bench.kinds import OtherKinds
+from bench.slices import Slices
+from bench.strategies import (
+    NearMemoryLimit,
+    RandomSubsets,
+    SetSource,
+    SingleTables,
+    Strategy,
+    generator_of,
+    whole_shard,
+)
+from bench.visited import Placements
 
-#: Share of the sets that are subsets of any size; the rest are what placements of many tables give single ranks.
-_SUBSET_SHARE = 0.5
-#: Tables and ranks of the placements: AutoShard's main task (Sec. 5.1).
-_PLACED_TABLES = 80
-_PLACED_RANKS = 8
+__all__ = ["DEFAULT_WEIGHTS", "STRATEGIES", "ChosenSet", "SetSource", "choose_sets", "stream_sets", "table_wise_pool"]
+
+#: Strategies by name. A new one raises InvalidOptionError when made where it cannot work.
+STRATEGIES: Mapping[str, Callable[[SetSource, int], Strategy]] = {
+    "random": RandomSubsets,
+    "placements": Placements,
+    "memory-limit": NearMemoryLimit,
+    "singles": SingleTables,
+    "slices": Slices,
+    "kinds": OtherKinds,
+}
+#: Half of the sets are whole tables as they are met in placements or drawn evenly; the rest is at the edges.
+DEFAULT_WEIGHTS: Mapping[str, float] = {
+    "random": 0.25,
+    "placements": 0.30,
+    "memory-limit": 0.05,
+    "singles": 0.05,
+    "slices": 0.20,
+    "kinds": 0.15,
+}
+REPEAT = "repeat"
 #: Every so many sets one of the last sets comes again, so that a store tells how well it repeats itself.
-_REPEAT_EVERY = 32
+REPEAT_EVERY = 32
 _NUM_REMEMBERED = 256
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenSet:
-    """A set of shards, and how it was chosen: `random`, `random_placement`, `greedy_placement` or `repeat`."""
+    """A set of shards, and how it was chosen: the name of a strategy, or `repeat`."""
 
     shards: tuple[LocalShard, ...]
     source: str
@@ -35,87 +69,139 @@ class ChosenSet:
 
 def table_wise_pool(tables: TableSet) -> tuple[LocalShard, ...]:
     """All tables of a model as a rank runs them that holds them whole."""
-    return tuple(
-        local_shard(PlacedShard.table_wise(Shard.whole(table), 0), group_batch_size=tables.batch_size)
-        for table in tables.tables
-    )
+    return tuple(whole_shard(table, tables.batch_size) for table in tables.tables)
+
+
+def stream_sets(
+    source: SetSource, *, seed: int, start: int = 0, weights: Mapping[str, float] | None = None
+) -> Iterator[ChosenSet]:
+    """Endless sets to measure: a mixture of strategies, in which an earlier set comes again now and then.
+
+    The same source, seed and weights give the same sets, and `start=n` goes on where n sets were taken before,
+    without drawing them again. (What a trained model or policy of the source's registry is asked, and its samples,
+    are part of the source: when they change, so do the sets that come from them.)
+
+    Example:
+        source = SetSource(
+            tables=load_tables("metasyn").scaled(64), max_tables=15, device="cpu", memory_bytes=2**30,
+            accepts=lambda shard: is_measurable(shard, device), samples=read_samples(store, "cpu"),
+        )
+        for chosen in stream_sets(source, seed=7, start=1200):
+            measure(chosen.shards, chosen.source)
+
+    Args:
+        source: What to choose from.
+        seed: At least 0.
+        start: Sets to skip.
+        weights: Shares of the strategies by name, of any sum. When left out, `DEFAULT_WEIGHTS` less the strategies
+            that cannot work with this source (such as `memory-limit` without a limit).
+
+    Raises:
+        InvalidOptionError: If a number is out of range, a strategy unknown, or one that was named cannot work.
+    """
+    for name, value in (("seed", seed), ("start", start)):
+        if value < 0:
+            raise InvalidOptionError(f"must be at least 0, got {value}", field=name)
+    mixture = _Mixture(_strategies(source, seed, weights), seed)
+    return mixture.sets(start)
 
 
 def choose_sets(pool: Sequence[LocalShard], *, max_tables: int, seed: int) -> Iterator[ChosenSet]:
-    """Endless sets to measure; the same seed gives the same ones.
-
-    Half are subsets of the pool, of every size up to `max_tables` alike. The others are ranks of placements of up
-    to 80 tables on up to 8 ranks, at random or by a greedy rule: sets whose costs are close to each other, which
-    is where a planner needs the cost model to be right. Now and then an earlier set is repeated.
+    """Endless subsets of a pool of shards, of every size up to `max_tables` alike, with repeats.
 
     Args:
         pool: Shards to choose from.
         max_tables: Largest number of shards in a set.
-        seed: Of the choice.
+        seed: The same seed gives the same sets.
 
     Raises:
         InvalidOptionError: If `max_tables` is below 1.
     """
     if max_tables < 1:
         raise InvalidOptionError(f"must be at least 1, got {max_tables}", field="max_tables")
-    return _chosen_sets(pool, min(max_tables, len(pool)), np.random.default_rng(seed))
+    return _Mixture({"random": (_PoolSubsets(pool, max_tables, seed), 1.0)}, seed).sets(0)
 
 
-def _chosen_sets(pool: Sequence[LocalShard], largest: int, rng: np.random.Generator) -> Iterator[ChosenSet]:
-    seen: deque[ChosenSet] = deque(maxlen=_NUM_REMEMBERED)
-    for number in count(1):
-        if number % _REPEAT_EVERY == 0:
-            yield replace(seen[int(rng.integers(len(seen)))], source="repeat")
+class _PoolSubsets:
+    """Subsets of given shards."""
+
+    def __init__(self, pool: Sequence[LocalShard], max_tables: int, seed: int) -> None:
+        self._pool, self._largest, self._seed = pool, min(max_tables, len(pool)), seed
+
+    def draw(self, number: int) -> tuple[LocalShard, ...]:
+        """A subset."""
+        rng = generator_of(self._seed, "subsets", number)
+        chosen = rng.choice(len(self._pool), int(rng.integers(1, self._largest + 1)), replace=False)
+        return tuple(self._pool[index] for index in chosen)
+
+
+def _strategies(source: SetSource, seed: int, weights: Mapping[str, float] | None) -> dict[str, tuple[Strategy, float]]:
+    found: dict[str, tuple[Strategy, float]] = {}
+    for name, weight in (DEFAULT_WEIGHTS if weights is None else weights).items():
+        if name not in STRATEGIES:
+            raise InvalidOptionError(f"must be of {', '.join(STRATEGIES)}; got {name!r}", field="strategies")
+        if not (math.isfinite(weight) and weight >= 0):
+            raise InvalidOptionError(f"must be a number of at least 0, got {weight}", field=f"strategies.{name}")
+        if weight == 0:
             continue
-        chosen = _subset(pool, largest, rng) if rng.random() < _SUBSET_SHARE else _rank(pool, largest, rng)
-        seen.append(chosen)
-        yield chosen
+        try:
+            found[name] = (STRATEGIES[name](source, seed), weight)
+        except InvalidOptionError as error:
+            if weights is not None:
+                raise
+            _log.info("no sets by %s: %s", name, error)
+    if not found:
+        raise InvalidOptionError("none of them can choose sets from this source", field="strategies")
+    return found
 
 
-def _subset(pool: Sequence[LocalShard], largest: int, rng: np.random.Generator) -> ChosenSet:
-    chosen_N = rng.choice(len(pool), int(rng.integers(1, largest + 1)), replace=False)
-    return ChosenSet(shards=tuple(pool[index] for index in chosen_N), source="random")
+class _Mixture:
+    """Deals the positions of a stream to strategies, evenly by their weights."""
 
+    def __init__(self, strategies: Mapping[str, tuple[Strategy, float]], seed: int) -> None:
+        self._names = tuple(strategies)
+        self._strategies = tuple(strategy for strategy, _ in strategies.values())
+        shares = np.array([weight for _, weight in strategies.values()])
+        self._ends = np.cumsum(shares) / shares.sum()
+        self._seed = seed
+        self._offset = float(generator_of(seed, "mixture", 0).random())
 
-def _rank(pool: Sequence[LocalShard], largest: int, rng: np.random.Generator) -> ChosenSet:
-    """One rank of a placement: the others would tell little more than the first."""
-    is_greedy = rng.random() < 0.5
-    ranks = _placed(pool, largest, rng, is_greedy=is_greedy)
-    shards = ranks[int(rng.integers(len(ranks)))]
-    return ChosenSet(shards=shards, source="greedy_placement" if is_greedy else "random_placement")
+    def sets(self, start: int) -> Iterator[ChosenSet]:
+        """The stream from a position on."""
+        dealt_P = self._dealt(0, start)
+        numbers = np.bincount(dealt_P[dealt_P >= 0], minlength=len(self._names)).tolist()
+        remembered = self._remembered(dealt_P, numbers)
+        for position in count(start):
+            strategy = int(self._dealt(position, position + 1)[0])
+            if strategy < 0:
+                rng = generator_of(self._seed, REPEAT, position)
+                again, number = remembered[int(rng.integers(len(remembered)))]
+                yield ChosenSet(shards=self._strategies[again].draw(number), source=REPEAT)
+                continue
+            number = numbers[strategy]
+            numbers[strategy] += 1
+            remembered.append((strategy, number))
+            yield ChosenSet(shards=self._strategies[strategy].draw(number), source=self._names[strategy])
 
+    def _dealt(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Index of the strategy of each position, shape (P,); -1 for repeats.
 
-def _placed(
-    pool: Sequence[LocalShard], largest: int, rng: np.random.Generator, *, is_greedy: bool
-) -> list[tuple[LocalShard, ...]]:
-    """The ranks of one placement that hold at least one and at most `largest` shards."""
-    num_tables = min(_PLACED_TABLES, len(pool))
-    num_ranks = max(2, min(_PLACED_RANKS, num_tables // 2))
-    chosen = [pool[index] for index in rng.choice(len(pool), num_tables, replace=False)]
-    while True:
-        ranks = _greedily(chosen, num_ranks, rng) if is_greedy else _at_random(chosen, num_ranks, rng)
-        fitting = [shards for shards in ranks if 1 <= len(shards) <= largest]
-        if fitting:
-            return fitting
-        chosen = chosen[: max(1, len(chosen) // 2)]
+        Multiples of the golden ratio, modulo 1, are spread more evenly than draws, and known without the earlier ones.
+        """
+        position_P = np.arange(start, stop, dtype=np.int64)
+        places_P = (self._offset + position_P * _GOLDEN) % 1.0
+        strategy_P = np.minimum(np.searchsorted(self._ends, places_P, side="right"), len(self._names) - 1)
+        return np.where((position_P + 1) % REPEAT_EVERY == 0, -1, strategy_P)
 
-
-def _at_random(shards: Sequence[LocalShard], num_ranks: int, rng: np.random.Generator) -> list[tuple[LocalShard, ...]]:
-    rank_N = rng.integers(num_ranks, size=len(shards))
-    return [
-        tuple(shard for shard, rank in zip(shards, rank_N, strict=True) if rank == wanted)
-        for wanted in range(num_ranks)
-    ]
-
-
-def _greedily(shards: Sequence[LocalShard], num_ranks: int, rng: np.random.Generator) -> list[tuple[LocalShard, ...]]:
-    """Costliest shard first, each to the rank with the least so far; cost by one of three rules of thumb."""
-    rule = int(rng.integers(3))
-    cost_N = np.array([(s.memory_bytes, s.num_lookups, s.num_lookups * s.embedding_dim)[rule] for s in shards])
-    ranks: list[list[LocalShard]] = [[] for _ in range(num_ranks)]
-    held_R = np.zeros(num_ranks)
-    for index in np.argsort(-cost_N, kind="stable"):
-        rank = int(held_R.argmin())
-        ranks[rank].append(shards[index])
-        held_R[rank] += cost_N[index]
-    return [tuple(held) for held in ranks]
+    @staticmethod
+    def _remembered(dealt_P: NDArray[np.int64], numbers: Sequence[int]) -> deque[tuple[int, int]]:
+        """Strategies and numbers of the last sets before a position."""
+        left = list(numbers)
+        found: deque[tuple[int, int]] = deque(maxlen=_NUM_REMEMBERED)
+        for strategy in dealt_P[::-1]:
+            if len(found) == _NUM_REMEMBERED:
+                break
+            if strategy >= 0:
+                left[strategy] -= 1
+                found.appendleft((int(strategy), left[strategy]))
+        return found

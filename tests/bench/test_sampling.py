@@ -6,11 +6,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.core.errors import InvalidOptionError
-from bench.sampling import choose_sets
+from autoshard.formats import load_tables
+from bench.sampling import DEFAULT_WEIGHTS, STRATEGIES, SetSource, choose_sets, stream_sets
+
+
+@pytest.fixture(scope="module")
+def source():
+    return SetSource(tables=load_tables("metasyn").scaled(1024).sample(120, 5), max_tables=12, memory_bytes=2**24)
+
+
+@pytest.fixture(scope="module")
+def stream(source):
+    return drawn(source, 340, seed=3)
+
+
+def drawn(source, num_sets, **options):
+    return list(islice(stream_sets(source, **options), num_sets))
 
 
 @given(pool_size=st.integers(1, 200), max_tables=st.integers(1, 30), seed=st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_sets_are_parts_of_the_pool(pool_size, max_tables, seed, make_shard):
     pool = [make_shard(f"t{index}", 10 + index) for index in range(pool_size)]
     for chosen in islice(choose_sets(pool, max_tables=max_tables, seed=seed), 40):
@@ -20,33 +35,65 @@ def test_sets_are_parts_of_the_pool(pool_size, max_tables, seed, make_shard):
         assert set(chosen.shards) <= set(pool)
 
 
-def test_a_seed_gives_the_same_sets(make_shard):
-    pool = [make_shard(f"t{index}") for index in range(30)]
-    first, again, other = (list(islice(choose_sets(pool, max_tables=9, seed=seed), 50)) for seed in (1, 1, 2))
-    assert first == again != other
-
-
-def test_all_sizes_and_sources_occur(make_shard):
-    pool = [make_shard(f"t{index}", 10 + index % 7, pooling_factor=0.5 + index) for index in range(100)]
-    chosen = list(islice(choose_sets(pool, max_tables=15, seed=0), 640))
-    sources = Counter(item.source for item in chosen)
-    assert sources["repeat"] == 640 // 32
-    assert min(sources["random"], sources["random_placement"], sources["greedy_placement"]) > 100
-    assert {len(item.shards) for item in chosen if item.source == "random"} == set(range(1, 16))
-    earlier = {item.shards for item in chosen if item.source != "repeat"}
-    assert all(item.shards in earlier for item in chosen if item.source == "repeat")
-
-
-def test_greedy_placements_are_more_even_than_random_ones(make_shard):
-    pool = [make_shard(f"t{index}", pooling_factor=float(1 + index % 20)) for index in range(200)]
-    loads = {"random_placement": [], "greedy_placement": []}
-    for item in islice(choose_sets(pool, max_tables=40, seed=0), 400):
-        if item.source in loads:
-            loads[item.source].append(sum(shard.num_lookups for shard in item.shards))
-    spread = {source: (max(values) - min(values)) for source, values in loads.items()}
-    assert spread["greedy_placement"] < spread["random_placement"]
+def test_subsets_have_all_sizes(make_shard):
+    pool = [make_shard(f"t{index}") for index in range(100)]
+    chosen = islice(choose_sets(pool, max_tables=15, seed=0), 400)
+    assert {len(item.shards) for item in chosen} == set(range(1, 16))
 
 
 def test_no_table_at_all_is_refused(make_shard):
     with pytest.raises(InvalidOptionError, match="max_tables: must be at least 1, got 0"):
         choose_sets([make_shard()], max_tables=0, seed=0)
+
+
+def test_a_seed_gives_the_same_sets(source, stream):
+    again, other = (drawn(source, 100, seed=seed) for seed in (3, 4))
+    assert again == stream[:100] != other
+
+
+@pytest.mark.parametrize("start", [1, 31, 32, 100, 299])
+def test_a_stream_goes_on_where_it_was_left(start, source, stream):
+    assert drawn(source, 35, seed=3, start=start) == stream[start : start + 35]
+
+
+def test_far_positions_are_reached_at_once(source):
+    assert len(drawn(source, 5, seed=3, start=3_000_000)) == 5
+
+
+def test_strategies_get_their_shares(source):
+    counts = Counter(item.source for item in drawn(source, 1280, seed=0))
+    assert counts.pop("repeat") == 1280 // 32
+    total = sum(DEFAULT_WEIGHTS.values())
+    assert counts.keys() == {name for name, weight in DEFAULT_WEIGHTS.items() if name != "uncertain"}
+    left = sum(DEFAULT_WEIGHTS[name] for name in counts) / total
+    for name, number in counts.items():
+        assert number / 1240 == pytest.approx(DEFAULT_WEIGHTS[name] / total / left, abs=0.015)
+
+
+def test_repeats_are_sets_of_the_last_ones(stream):
+    assert [position for position, item in enumerate(stream) if item.source == "repeat"] == list(range(31, 340, 32))
+    for position in range(31, 340, 32):
+        earlier = [item.shards for item in stream[max(0, position - 264) : position] if item.source != "repeat"]
+        assert stream[position].shards in earlier
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {"uncertain"}))
+def test_every_set_keeps_to_the_limits(name, source):
+    for chosen in drawn(source, 120, seed=4, weights={name: 1.0}):
+        assert 1 <= len(chosen.shards) <= source.max_tables
+        assert sum(shard.memory_bytes for shard in chosen.shards) <= source.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": -1}, "seed: must be at least 0"),
+        ({"seed": 0, "start": -1}, "start: must be at least 0"),
+        ({"seed": 0, "weights": {"magic": 1.0}}, "strategies: must be of random, .*'magic'"),
+        ({"seed": 0, "weights": {"random": float("nan")}}, "strategies.random: must be a number"),
+        ({"seed": 0, "weights": {"random": 0.0}}, "strategies: none"),
+    ],
+)
+def test_impossible_streams_are_refused_before_the_first_set(options, said, source):
+    with pytest.raises(InvalidOptionError, match=said):
+        stream_sets(source, **options)
