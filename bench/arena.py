@@ -6,60 +6,97 @@ from pathlib import Path
 
 import torch
 
+from autoshard.core import DType
 from autoshard.core.errors import DeviceError
 
 #: What every number starts as: not zero, so that pages exist and no denormal slows the arithmetic.
 _INITIAL = 0.01
-#: Floats that a piece starts at a multiple of: one cache line.
-_ALIGNMENT = 16
-#: Share of the free memory that sets may fill; the rest is for the flush buffer, inputs, outputs, and others.
-_SHARE_OF_FREE = 0.4
+#: Bytes that a piece starts at a multiple of: one cache line.
+_ALIGNMENT_BYTES = 64
+#: Share of the free memory that the weights of one format may fill; other formats, moments, inputs, outputs and the
+#: flush buffer need the rest.
+_SHARE_OF_FREE = 0.3
+
+TORCH_DTYPES = {DType.FP32: torch.float32, DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 
 
 class Arena:
-    """A block of fp32 memory, dealt out in pieces that never overlap until it is cleared.
+    """A block of numbers of one kind, dealt out in pieces that never overlap until it is cleared.
 
     Allocating, zeroing and freeing the weights of every set would cost more time than measuring it. Memory is
     reserved at first and touched when first dealt out, so a large limit costs nothing until it is used.
     """
 
-    def __init__(self, max_floats: int, device: torch.device) -> None:
-        """Reserves room for `max_floats` numbers.
+    def __init__(self, max_numbers: int, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        """Reserves room for `max_numbers` numbers.
 
         Raises:
             DeviceError: If the system grants no such block.
         """
+        self._item_bytes = dtype.itemsize
         try:
-            self._memory = torch.empty(max_floats, dtype=torch.float32, device=device)
+            self._memory = torch.empty(max_numbers, dtype=dtype, device=device)
         except RuntimeError as error:  # torch has no narrower type for it on a CPU
-            raise DeviceError(f"{4 * max_floats:,} bytes of memory cannot be reserved") from error
+            raise DeviceError(f"{self._item_bytes * max_numbers:,} bytes of memory cannot be reserved") from error
+        self._alignment = _ALIGNMENT_BYTES // self._item_bytes
         self._touched = 0
         self._used = 0
 
     @property
-    def max_floats(self) -> int:
+    def max_numbers(self) -> int:
         """Numbers that can be dealt out."""
         return self._memory.numel()
 
-    def take(self, num_floats: int) -> torch.Tensor:
+    def take(self, num_numbers: int) -> torch.Tensor:
         """A piece that overlaps none taken since the last `clear`.
 
         Raises:
             DeviceError: If there is not enough left.
         """
         start = self._used
-        stop = start + num_floats
-        if stop > self.max_floats:
-            raise DeviceError(f"{4 * stop:,} bytes of weights do not fit in the {4 * self.max_floats:,} set apart")
+        stop = start + num_numbers
+        if stop > self.max_numbers:
+            raise DeviceError(
+                f"{self._item_bytes * stop:,} bytes of weights do not fit in the "
+                f"{self._item_bytes * self.max_numbers:,} set apart"
+            )
         if stop > self._touched:
             self._memory[self._touched : stop].fill_(_INITIAL)
             self._touched = stop
-        self._used = -(-stop // _ALIGNMENT) * _ALIGNMENT
+        self._used = -(-stop // self._alignment) * self._alignment
         return self._memory[start:stop]
 
     def clear(self) -> None:
         """Takes all pieces back; their content stays."""
         self._used = 0
+
+
+class Arenas:
+    """An arena for the weights of each number format, and one for optimizer state.
+
+    Formats are kept apart: bits of one, read as another, can be denormal numbers, which slow the arithmetic.
+    """
+
+    def __init__(self, max_bytes: int, device: torch.device) -> None:
+        """Reserves `max_bytes` for each; whoever deals out has to count."""
+        self._weights = {
+            dtype: Arena(max_bytes // dtype.num_bytes, device, TORCH_DTYPES[dtype])
+            for dtype in (DType.FP32, DType.FP16, DType.BF16)
+        }
+        self._moments = Arena(max_bytes // 4, device)
+
+    def weights(self, num_numbers: int, dtype: DType) -> torch.Tensor:
+        """Memory for weights."""
+        return self._weights[dtype].take(num_numbers)
+
+    def moments(self, num_numbers: int) -> torch.Tensor:
+        """Memory for optimizer state, fp32."""
+        return self._moments.take(num_numbers)
+
+    def clear(self) -> None:
+        """Takes everything back."""
+        for arena in (*self._weights.values(), self._moments):
+            arena.clear()
 
 
 def free_bytes(device: torch.device) -> int:

@@ -5,27 +5,33 @@ Shape suffixes: S sets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 import torch
 
 from autoshard.core import AccessProfile, LocalShard
-from autoshard.core.errors import DeviceError
+from autoshard.core.errors import AutoshardError, DeviceError, InputError
 from autoshard.formats.samples import MeasuredShard
-from bench.arena import Arena, free_bytes
+from bench.arena import Arenas, free_bytes
 from bench.caches import CacheFlush
+from bench.clocks import DeviceClocks, read_clocks
 from bench.devices import BenchDevice, find_device
 from bench.inputs import BatchCache
-from bench.kernels import ShardSet, check_measurable, weight_floats
+from bench.kernels import ShardSet
 from bench.location import locate
+from bench.measurable import check_measurable, num_draws, set_bytes
 from bench.timing import RoundSettings, intra_op_threads, time_rounds
 
 #: Copies of the reference set that each group holds, in memory of their own; their mean is the reference.
 _REFERENCE_COPIES = 3
+
+OnSkip = Callable[[int, AutoshardError], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +47,10 @@ class Settings:
     """Memory for the weights of a group; None for a share of what is free."""
     reference_bags: int = 1024
     """Batch of the reference set."""
+    max_spread: float = 0.1
+    """Spread of single runs, relative to their mean, above which a set is measured again."""
+    max_attempts: int = 3
+    """Measurements of a set, after which the best is kept and marked as noisy."""
 
     @classmethod
     def for_device(cls, device: BenchDevice) -> Settings:
@@ -52,15 +62,11 @@ class Settings:
 
     @classmethod
     def for_collecting(cls, device: BenchDevice) -> Settings:
-        """Settings that spend the time on more sets rather than on more rounds, which a cost model gains more by.
-
-        Median of three rounds, nearly all of the time in kernels: on 2 cores with other processes on both, a sample
-        repeats itself to 2.5%, against 1.8% with eleven rounds in almost four times the time.
-        """
+        """Settings for many sets: larger groups, and no warm-up but the first of nine rounds."""
         if device.is_cuda:
-            return cls.for_device(device)
-        rounds = RoundSettings(num_warmup=0, num_measured=3, num_dropped=1, flush_every_run=False)
-        return cls(rounds=rounds, max_group_sets=48)
+            return replace(cls.for_device(device), max_group_sets=48)
+        rounds = RoundSettings(num_warmup=0, num_measured=9, num_dropped=2, flush_every_run=False)
+        return cls(rounds=rounds, max_group_sets=96)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +83,9 @@ class Measurement:
         reference_backward_ms: As `reference_forward_ms`.
         num_rounds: Runs measured.
         group: Sets with the same number were measured in the same rounds.
+        num_attempts: How often the set was measured until its runs agreed.
+        is_noisy: Whether they never did.
+        clocks: The GPU's clocks after the rounds; None on a CPU.
     """
 
     shards: tuple[MeasuredShard, ...]
@@ -88,6 +97,9 @@ class Measurement:
     reference_backward_ms: float
     num_rounds: int
     group: int
+    num_attempts: int = 1
+    is_noisy: bool = False
+    clocks: DeviceClocks | None = None
 
     @property
     def kernel_ms(self) -> float:
@@ -98,6 +110,23 @@ class Measurement:
     def reference_ms(self) -> float:
         """Forward plus backward of the reference set."""
         return self.reference_forward_ms + self.reference_backward_ms
+
+    @property
+    def spread(self) -> float:
+        """Spread of forward plus backward, as if the two were slow in the same runs."""
+        if not self.kernel_ms:
+            return 0.0
+        return (self.forward_ms * self.forward_spread + self.backward_ms * self.backward_spread) / self.kernel_ms
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A set that is not measured well enough yet, and the best try so far."""
+
+    index: int
+    shards: Sequence[LocalShard]
+    best: Measurement | None = None
+    num_attempts: int = 0
 
 
 class Harness:
@@ -111,17 +140,22 @@ class Harness:
     def __init__(self, device: BenchDevice, settings: Settings | None = None) -> None:
         self.device = device
         self.settings = Settings.for_device(device) if settings is None else settings
-        max_bytes = free_bytes(device.device) if self.settings.max_bytes is None else self.settings.max_bytes
+        self._max_bytes = free_bytes(device.device) if self.settings.max_bytes is None else self.settings.max_bytes
         self._reference = reference_set(self.settings.reference_bags)
-        # The smallest common dim is 4, with one moment per row: moments never need more than a quarter of the weights.
-        self._max_floats = max_bytes // 5
-        on_gpu = device.is_cuda  # there the caching allocator does the same
-        self._weights = Arena(0 if on_gpu else self._max_floats, device.device)
-        self._moments = Arena(0 if on_gpu else self._max_floats // 4, device.device)
+        self._reserved_bytes = _REFERENCE_COPIES * set_bytes(self._reference)
+        # A GPU's caching allocator does what the arenas do.
+        self._arenas = Arenas(0 if device.is_cuda else self._max_bytes, device.device)
         self._flush = CacheFlush(device.device)
-        self._batch_of = BatchCache()
+        self._batches_of = BatchCache()
         self._num_groups = 0
+        self._timed_s = self._wall_s = 0.0
         self._measure_group([self._reference])  # FBGEMM compiles its kernels when they first run
+        self._timed_s = self._wall_s = 0.0
+
+    @property
+    def timed_share(self) -> float:
+        """Share of the wall time of all measuring so far that went to counted runs of kernels, references included."""
+        return self._timed_s / self._wall_s if self._wall_s else 0.0
 
     def measure(
         self, sets: Sequence[Sequence[LocalShard]], advance: Callable[[float], None] = lambda _: None
@@ -130,7 +164,7 @@ class Harness:
 
         Args:
             sets: What one rank runs, for each set.
-            advance: Told after every round how many sets' worth of work it was.
+            advance: Told after every round how many sets' worth of work it was; measuring again is not counted.
 
         Returns:
             One measurement per set, in order.
@@ -140,38 +174,111 @@ class Harness:
             DeviceError: If a set does not fit in memory.
         """
         for shards in sets:
-            for shard in shards:
-                check_measurable(shard)
-        result: list[Measurement] = []
-        for group in self._groups(sets):
-            share = len(group) / self.settings.rounds.num_rounds
-            result += self._measure_group(group, on_round=partial(advance, share))
-        return result
+            self._check(shards)
+        found = dict(self.measure_each(sets, advance=advance))
+        return [found[index] for index in range(len(sets))]
 
-    def _groups(self, sets: Sequence[Sequence[LocalShard]]) -> Iterator[list[Sequence[LocalShard]]]:
-        reserved = _REFERENCE_COPIES * weight_floats(self._reference)
-        group: list[Sequence[LocalShard]] = []
-        used = reserved
-        for shards in sets:
-            needed = weight_floats(shards) + 16
-            if reserved + needed > self._max_floats:
-                raise DeviceError(
-                    f"a set of {len(shards)} shards has {4 * needed:,} bytes of weights, more than the "
-                    f"{4 * (self._max_floats - reserved):,} that the benchmark may fill on {self.device.name}"
-                )
-            if group and (used + needed > self._max_floats or len(group) >= self.settings.max_group_sets):
-                yield group
-                group, used = [], reserved
-            group.append(shards)
+    def measure_each(
+        self,
+        sets: Iterable[Sequence[LocalShard]],
+        *,
+        advance: Callable[[float], None] = lambda _: None,
+        on_skip: OnSkip | None = None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[int, Measurement]]:
+        """Measures sets one group after the other; a set whose runs disagree is measured again with the next group.
+
+        Args:
+            sets: What to measure; taken when a group is made, so they may be endless.
+            advance: As in `measure`.
+            on_skip: Told of sets that cannot be measured, with the reason; without it, the reason is raised.
+            is_over: Asked before every group; once it holds, what waits to be measured again is given as it is.
+
+        Yields:
+            The place of a set in `sets` and its measurement, each set once, not always in order.
+
+        Raises:
+            InvalidTableError: If a shard is of a kind that cannot be measured, and there is no `on_skip`.
+            DeviceError: If a set does not fit in memory, likewise.
+        """
+        coming = (_Waiting(index, shards) for index, shards in enumerate(sets))
+        waiting: deque[_Waiting] = deque()
+        while not is_over() and (group := self._next_group(waiting, coming, on_skip)):
+            share = sum(not item.num_attempts for item in group) / self.settings.rounds.num_rounds
+            for item, result in self._measured(group, partial(advance, share), on_skip):
+                item.num_attempts += 1
+                if item.best is None or result.spread < item.best.spread:
+                    item.best = result
+                if item.best.spread > self.settings.max_spread and item.num_attempts < self.settings.max_attempts:
+                    waiting.append(item)
+                else:
+                    yield item.index, self._finished(item)
+        for item in waiting:
+            if item.best is not None:
+                yield item.index, self._finished(item)
+
+    def _finished(self, item: _Waiting) -> Measurement:
+        assert item.best is not None
+        is_noisy = item.best.spread > self.settings.max_spread
+        return replace(item.best, num_attempts=item.num_attempts, is_noisy=is_noisy)
+
+    def _next_group(
+        self, waiting: deque[_Waiting], coming: Iterator[_Waiting], on_skip: OnSkip | None
+    ) -> list[_Waiting]:
+        """Sets that fit together; one that does not fit any more is put back."""
+        group: list[_Waiting] = []
+        used = self._reserved_bytes
+        while len(group) < self.settings.max_group_sets:
+            item = waiting.popleft() if waiting else next(coming, None)
+            if item is None:
+                break
+            if item.best is None:
+                try:
+                    self._check(item.shards)
+                except (DeviceError, InputError) as error:
+                    if on_skip is None:
+                        raise
+                    on_skip(item.index, error)
+                    continue
+            needed = set_bytes(item.shards)
+            if group and used + needed > self._max_bytes:
+                waiting.appendleft(item)
+                break
+            group.append(item)
             used += needed
-        if group:
-            yield group
+        return group
+
+    def _check(self, shards: Sequence[LocalShard]) -> None:
+        for shard in shards:
+            check_measurable(shard, on_cuda=self.device.is_cuda)
+        needed, free = set_bytes(shards), self._max_bytes - self._reserved_bytes
+        if needed > free:
+            raise DeviceError(
+                f"a set of {len(shards)} shards has {needed:,} bytes of weights and optimizer state, more than the "
+                f"{free:,} that the benchmark may fill on {self.device.name}"
+            )
+
+    def _measured(
+        self, group: list[_Waiting], on_round: Callable[[], None], on_skip: OnSkip | None
+    ) -> list[tuple[_Waiting, Measurement]]:
+        """Measures a group; when memory runs out on the way, in halves, down to the set that does not fit."""
+        try:
+            results = self._measure_group([item.shards for item in group], on_round)
+        except DeviceError as error:
+            if on_skip is None:
+                raise
+            if len(group) == 1:
+                on_skip(group[0].index, error)
+                return []
+            half = len(group) // 2
+            return [*self._measured(group[:half], on_round, on_skip), *self._measured(group[half:], on_round, on_skip)]
+        return list(zip(group, results, strict=True))
 
     def _measure_group(
         self, sets: Sequence[Sequence[LocalShard]], on_round: Callable[[], None] = lambda: None
     ) -> list[Measurement]:
-        self._weights.clear()
-        self._moments.clear()
+        started = time.perf_counter()
+        self._arenas.clear()
         self._num_groups += 1
         rounds = self.settings.rounds
         with intra_op_threads(self.settings.num_threads), _memory_as_device_error(self.device):
@@ -180,11 +287,14 @@ class Harness:
             forward_ms_SR, backward_ms_SR = time_rounds(
                 [*references, *kernels], self._flush, rounds, seed=self._num_groups, on_round=on_round
             )
+        self._timed_s += float(forward_ms_SR.sum() + backward_ms_SR.sum()) / 1e3
+        self._wall_s += time.perf_counter() - started
         for row, kernel in enumerate(kernels, start=_REFERENCE_COPIES):
             if not kernel.measured:  # nothing but the clock's own time
                 forward_ms_SR[row] = backward_ms_SR[row] = 0.0
         forward = locate(forward_ms_SR, rounds.num_dropped)
         backward = locate(backward_ms_SR, rounds.num_dropped)
+        clocks = read_clocks(self.device)
         return [
             Measurement(
                 shards=kernel.measured,
@@ -196,13 +306,14 @@ class Harness:
                 reference_backward_ms=float(np.mean(backward.mean_ms_S[:_REFERENCE_COPIES])),
                 num_rounds=rounds.num_measured,
                 group=self._num_groups,
+                clocks=clocks,
             )
             for row, kernel in enumerate(kernels, start=_REFERENCE_COPIES)
         ]
 
     def _build(self, shards: Sequence[LocalShard]) -> ShardSet:
-        batches = [self._batch_of(shard) for shard in shards]
-        return ShardSet(batches, self._weights, self._moments, self.device.device)
+        draws = [self._batches_of(shard, num_draws(shard)) for shard in shards]
+        return ShardSet(draws, self._arenas, self.device.device)
 
 
 @contextmanager
@@ -210,6 +321,7 @@ def _memory_as_device_error(device: BenchDevice) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
         raise DeviceError(f"{device.name} ran out of memory; others may be using it") from error
 
 

@@ -40,7 +40,7 @@ class FusedInput:
 
 
 class BatchCache:
-    """Draws each shard's batch once, and keeps as many as fit.
+    """Draws each shard's batches once, and keeps as many as fit.
 
     A batch depends on the shard alone (its name aside), so all runs on all machines look up the same rows.
     """
@@ -49,23 +49,27 @@ class BatchCache:
         """Starts empty; batches beyond `max_bytes` push the oldest out."""
         self._max_bytes = max_bytes
         self._held_bytes = 0
-        self._batches: dict[LocalShard, ShardBatch] = {}
+        self._batches: dict[tuple[LocalShard, int], ShardBatch] = {}
 
-    def __call__(self, shard: LocalShard) -> ShardBatch:
-        """The shard's batch."""
-        if shard not in self._batches:
-            batch = draw_batch(shard)
-            self._batches[shard] = batch
+    def __call__(self, shard: LocalShard, num_draws: int = 1) -> list[ShardBatch]:
+        """The shard's first `num_draws` batches."""
+        return [self._draw(shard, draw) for draw in range(num_draws)]
+
+    def _draw(self, shard: LocalShard, draw: int) -> ShardBatch:
+        if (shard, draw) not in self._batches:
+            batch = draw_batch(shard, draw)
+            self._batches[shard, draw] = batch
             self._held_bytes += _num_bytes(batch)
             while self._held_bytes > self._max_bytes and len(self._batches) > 1:
                 oldest = next(iter(self._batches))
                 self._held_bytes -= _num_bytes(self._batches.pop(oldest))
-        return self._batches[shard]
+        return self._batches[shard, draw]
 
 
-def draw_batch(shard: LocalShard) -> ShardBatch:
-    """Draws the batch of a shard, with a seed made of what the batch depends on."""
-    seed = hashlib.sha256(repr((shard.num_embeddings, shard.num_bags, shard.pooling_factor)).encode())
+def draw_batch(shard: LocalShard, draw: int = 0) -> ShardBatch:
+    """Draws a batch of a shard, with a seed made of what the batch depends on and the number of the draw."""
+    depends_on = (shard.num_embeddings, shard.num_bags, shard.pooling_factor, *([draw] if draw else []))
+    seed = hashlib.sha256(repr(depends_on).encode())
     seed.update(shard.access.ranks_K.tobytes() + shard.access.cumulative_K.tobytes())
     rng = np.random.default_rng(int.from_bytes(seed.digest()[:8], "little"))
     bags = draw_bags(shard.access, shard.pooling_factor, shard.num_bags, rng)

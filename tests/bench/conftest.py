@@ -25,7 +25,7 @@ def make_shard():
 @pytest.fixture(scope="session")
 def quick_settings():
     rounds = RoundSettings(num_warmup=0, num_measured=3, num_dropped=1, flush_every_run=False)
-    return Settings(rounds=rounds, max_group_sets=4, max_bytes=2**24, reference_bags=8)
+    return Settings(rounds=rounds, max_group_sets=4, max_bytes=2**24, reference_bags=8, max_attempts=1)
 
 
 @pytest.fixture(scope="session")

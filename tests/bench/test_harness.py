@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -51,13 +52,58 @@ def test_groups_are_as_large_as_memory_allows(quick_settings, make_shard):
 
 
 def test_a_set_that_fits_nowhere_is_an_error(harness, make_shard):
-    with pytest.raises(DeviceError, match=r"a set of 1 shards has 32,000,\d+ bytes"):
+    with pytest.raises(DeviceError, match=r"a set of 1 shards has 36,000,000 bytes of weights and"):
         harness.measure([[make_shard(num_embeddings=1_000_000)]])
 
 
 def test_nothing_runs_when_a_shard_cannot(harness, make_shard):
     with pytest.raises(InvalidTableError, match=r"odd\.embedding_dim"):
         harness.measure([[make_shard()], [make_shard("odd", embedding_dim=5)]])
+
+
+def test_a_set_whose_runs_disagree_is_measured_again_with_the_next_ones(quick_settings, make_shard):
+    never = replace(quick_settings, max_spread=0.0, max_attempts=3)
+    harness = Harness(find_device("cpu"), never)
+    before = harness._num_groups
+    sets = [[make_shard(f"t{index}", 20 + index)] for index in range(6)]
+    found = dict(harness.measure_each(sets))
+    assert sorted(found) == list(range(6))
+    assert [tuple(m.shard for m in found[index].shards) for index in range(6)] == [tuple(shards) for shards in sets]
+    for result in found.values():
+        assert result.is_noisy == (result.spread > 0)
+        assert 1 <= result.num_attempts <= 3
+    if all(result.num_attempts == 3 for result in found.values()):
+        assert harness._num_groups - before == 6  # four sets three times, then two
+    always = Harness(find_device("cpu"), replace(never, max_spread=math.inf))
+    assert {(r.num_attempts, r.is_noisy) for r in always.measure(sets)} == {(1, False)}
+
+
+def test_what_waits_when_time_is_up_is_given_as_it_is(quick_settings, make_shard):
+    harness = Harness(find_device("cpu"), replace(quick_settings, max_spread=0.0, max_attempts=1000))
+    asked = count()
+    sets = ([make_shard(f"t{index}")] for index in count())
+    found = dict(harness.measure_each(sets, is_over=lambda: next(asked) >= 3))
+    assert found
+    assert all(result.num_attempts <= 3 for result in found.values())
+
+
+def test_sets_that_cannot_be_measured_are_reported_and_left_out(harness, make_shard):
+    odd, huge = make_shard("odd", embedding_dim=5), make_shard(num_embeddings=10**6)
+    skipped = []
+    found = dict(
+        harness.measure_each(
+            [[make_shard()], [odd], [huge], [make_shard()]], on_skip=lambda index, error: skipped.append((index, error))
+        )
+    )
+    assert sorted(found) == [0, 3]
+    assert [(index, type(error)) for index, error in skipped] == [(1, InvalidTableError), (2, DeviceError)]
+
+
+def test_the_share_of_timed_runs_is_known(quick_settings, make_shard):
+    harness = Harness(find_device("cpu"), quick_settings)
+    assert harness.timed_share == 0
+    harness.measure([[make_shard(num_bags=2048, pooling_factor=10.0)]] * 4)
+    assert 0 < harness.timed_share <= 1
 
 
 def test_one_call_measures(quick_settings, make_shard):

@@ -42,9 +42,15 @@ def test_the_cache_keeps_batches_until_they_fill_it(make_shard):
     shards = [make_shard(num_embeddings=50 + index) for index in range(6)]
     one = draw_batch(shards[0])
     cache = BatchCache(max_bytes=3 * (one.bags.ids_L.nbytes + one.bags.lengths_B.nbytes))
-    first = cache(shards[0])
-    assert cache(shards[0]) is first
+    (first,) = cache(shards[0])
+    assert cache(shards[0])[0] is first
     for shard in shards[1:]:
         cache(shard)
     assert len(cache._batches) == 3
-    assert cache(shards[0]) is not first
+    assert cache(shards[0])[0] is not first
+
+
+def test_further_draws_of_a_shard_differ(make_shard):
+    first, second, third = BatchCache()(make_shard(), 3)
+    assert first.measured.num_lookups == second.measured.num_lookups
+    assert len({batch.bags.ids_L.tobytes() for batch in (first, second, third)}) == 3

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from autoshard.core import DType
 from autoshard.core.errors import DeviceError
-from bench.arena import Arena, _available_bytes, free_bytes
+from bench.arena import Arena, Arenas, _available_bytes, free_bytes
 from bench.caches import FALLBACK_CPU_BYTES, CacheFlush, device_cache_bytes, last_level_cache_bytes
 
 CPU = torch.device("cpu")
@@ -61,6 +62,15 @@ def test_pieces_do_not_overlap_until_taken_back():
 def test_memory_is_filled_before_it_is_first_dealt_out():
     arena = Arena(1000, CPU)
     assert (arena.take(1000) != 0).all()
+
+
+def test_number_formats_do_not_share_memory():
+    arenas = Arenas(400, CPU)
+    whole, half, moments = arenas.weights(10, DType.FP32), arenas.weights(10, DType.FP16), arenas.moments(10)
+    assert (whole.dtype, half.dtype, moments.dtype) == (torch.float32, torch.float16, torch.float32)
+    assert len({piece.data_ptr() for piece in (whole, half, moments)}) == 3
+    arenas.clear()
+    assert arenas.weights(10, DType.FP16).data_ptr() == half.data_ptr()
 
 
 def test_an_arena_says_what_does_not_fit():

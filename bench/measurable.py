@@ -1,0 +1,74 @@
+"""Which kinds of shards a device can run, told without FBGEMM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoshard.core import DType, Exchange, LocalShard, MemoryLevel, Optimizer, Pooling, Update
+from autoshard.core.errors import InvalidTableError
+
+#: Batches that runs take turns among where rows live behind a cache.
+_CACHED_DRAWS = 8
+
+
+def check_measurable(shard: LocalShard, *, on_cuda: bool) -> None:
+    """Raises unless the benchmark can measure shards of this kind.
+
+    FBGEMM trains no bf16 weights and runs no Adam on a CPU, where there is no memory to cache either.
+
+    Args:
+        shard: The shard.
+        on_cuda: Whether it would run on a GPU.
+
+    Raises:
+        InvalidTableError: If it cannot, naming the field.
+    """
+    fused = shard.update is Update.FUSED
+    accepted: dict[str, Sequence[object]] = {
+        "dtype": (DType.FP32, DType.FP16, DType.BF16) if on_cuda else (DType.FP32, DType.FP16),
+        "optimizer": tuple(Optimizer) if on_cuda else (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD),
+        "level": (MemoryLevel.HBM, MemoryLevel.DDR) if on_cuda and fused else (MemoryLevel.HBM,),
+    }
+    if not fused and not on_cuda:
+        accepted["dtype"] = (DType.FP32,)
+    for name, values in accepted.items():
+        if getattr(shard, name) not in values:
+            kinds = " or ".join(map(str, values))
+            where = "a GPU" if on_cuda else "a CPU"
+            updates = "" if fused else f" with update {shard.update}"
+            raise InvalidTableError(
+                f"the benchmark measures {kinds}{updates} on {where}, got {getattr(shard, name)}",
+                field=f"{shard.table}.{name}",
+            )
+    if shard.embedding_dim % 4:
+        raise InvalidTableError(
+            f"must be a multiple of 4, got {shard.embedding_dim}", field=f"{shard.table}.embedding_dim"
+        )
+    if shard.level is MemoryLevel.DDR and shard.cache_bytes <= 0:
+        raise InvalidTableError(
+            f"must be above 0 for rows in host memory, got {shard.cache_bytes}", field=f"{shard.table}.cache_bytes"
+        )
+
+
+def is_measurable(shard: LocalShard, *, on_cuda: bool) -> bool:
+    """Whether the benchmark can measure shards of this kind."""
+    try:
+        check_measurable(shard, on_cuda=on_cuda)
+    except InvalidTableError:
+        return False
+    return True
+
+
+def is_pooled(shard: LocalShard) -> bool:
+    """Whether the kernel gives one vector per bag, not one per lookup."""
+    return shard.pooling is not Pooling.SEQUENCE and shard.output is Exchange.PARTIAL_SUMS
+
+
+def num_draws(shard: LocalShard) -> int:
+    """Different batches that runs of a shard take turns among."""
+    return _CACHED_DRAWS if shard.level is MemoryLevel.DDR else 1
+
+
+def set_bytes(shards: Sequence[LocalShard]) -> int:
+    """Memory that a set takes while it is measured: weights, and optimizer state or gradients of all rows."""
+    return sum(shard.memory_bytes if shard.update is Update.FUSED else 2 * shard.weight_bytes for shard in shards)

@@ -1,0 +1,70 @@
+import pytest
+
+from autoshard.core import DType, MemoryLevel, Optimizer, Pooling, Update
+from autoshard.core.errors import InvalidTableError
+from bench.measurable import check_measurable, is_measurable, is_pooled, num_draws, set_bytes
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dtype", DType.BF16),
+        ("dtype", DType.INT8),
+        ("optimizer", Optimizer.ADAM),
+        ("level", MemoryLevel.DDR),
+        ("level", MemoryLevel.SSD),
+        ("embedding_dim", 6),
+    ],
+)
+def test_what_a_cpu_cannot_run_is_refused_by_name(field, value, make_shard):
+    shard = make_shard("wide", **{field: value})
+    with pytest.raises(InvalidTableError, match=rf"wide\.{field}: .*{value}"):
+        check_measurable(shard, on_cuda=False)
+    assert not is_measurable(shard, on_cuda=False)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"dtype": DType.FP16},
+        {"pooling": Pooling.SEQUENCE},
+        {"optimizer": Optimizer.SGD},
+        {"optimizer": Optimizer.ADAGRAD},
+        {"update": Update.ALL_REDUCED},
+    ],
+)
+def test_what_every_device_can_run(kinds, make_shard):
+    for on_cuda in (False, True):
+        assert is_measurable(make_shard(**kinds), on_cuda=on_cuda)
+
+
+@pytest.mark.parametrize("kinds", [{"dtype": DType.BF16}, {"optimizer": Optimizer.ADAM}])
+def test_what_only_a_gpu_can_run(kinds, make_shard):
+    assert is_measurable(make_shard(**kinds), on_cuda=True)
+
+
+def test_rows_behind_a_cache_need_its_size(make_shard):
+    with pytest.raises(InvalidTableError, match=r"t\.cache_bytes: must be above 0"):
+        check_measurable(make_shard(level=MemoryLevel.DDR), on_cuda=True)
+    cached = make_shard(level=MemoryLevel.DDR, cache_bytes=2**20)
+    assert is_measurable(cached, on_cuda=True)
+    assert num_draws(cached) > num_draws(make_shard()) == 1
+
+
+def test_replicated_fp16_rows_are_refused_on_a_cpu(make_shard):
+    shard = make_shard(dtype=DType.FP16, update=Update.ALL_REDUCED)
+    with pytest.raises(InvalidTableError, match="fp32 with update all_reduced on a CPU, got fp16"):
+        check_measurable(shard, on_cuda=False)
+
+
+def test_rows_that_are_sent_as_they_are_are_not_pooled(make_shard):
+    assert is_pooled(make_shard())
+    assert not is_pooled(make_shard(pooling=Pooling.SEQUENCE))
+    assert not is_pooled(make_shard(output="rows"))
+
+
+def test_memory_counts_optimizer_state_or_gradients(make_shard):
+    fused = make_shard(num_embeddings=100, embedding_dim=8)
+    assert set_bytes([fused]) == 100 * (32 + 4)
+    assert set_bytes([make_shard(num_embeddings=100, embedding_dim=8, update=Update.ALL_REDUCED)]) == 100 * 64
+    assert set_bytes([fused, fused]) == 2 * set_bytes([fused])
