@@ -1,0 +1,265 @@
+"""One process of a benchmark of collectives: `torchrun -m bench.collective_worker FOLDER`.
+
+The folder holds `job.json`, written by `bench.collectives`; a process that fails writes `error.<rank>.json`. Reports
+go to standard output, one JSON object a line.
+
+Shape suffixes: S collectives of a chunk, the references first; R rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from autoshard.core import DType
+from autoshard.core.errors import DeviceError
+from autoshard.formats import atomic_write
+from autoshard.formats.collective_samples import Collective, GroupLevel, Operator, Splits
+from autoshard.runtime.devices import choose_device
+from autoshard.runtime.job import ERROR_FILE, JOB_FILE, PID_FILE
+from autoshard.runtime.results import Device
+from autoshard.runtime.worker import _exit_with_launcher, _record
+from bench.arena import free_bytes
+from bench.collective_operators import BoundCollective, Buffers, Movement, verify
+from bench.collectives import collective_from_json
+from bench.location import MsArray, locate
+from bench.timing import RoundSettings, quiet_process
+
+#: The reference is measured twice per round: its mean divides every sample of the chunk.
+_REFERENCE_COPIES = 2
+#: Backends need up to as much memory again as the buffers that they are given.
+_BACKEND_FACTOR = 2
+_HEARTBEAT_S = 0.5
+_TIME_IS_UP = "the time given was up, or would have been before they were measured"
+
+
+class CollectiveWorker:
+    """This process's part in measuring chunks of collectives.
+
+    Args:
+        job: As `bench.collectives` wrote it.
+        device: This process's device.
+    """
+
+    def __init__(self, job: dict[str, Any], device: torch.device) -> None:
+        self._device = device
+        self._rounds = RoundSettings(**job["rounds"])
+        self._rng = np.random.default_rng(job["seed"])  # the same on every rank
+        self._chunks = [[collective_from_json(document) for document in chunk] for chunk in job["chunks"]]
+        self._reference = Collective(
+            level=GroupLevel.WORLD,
+            operator=Operator.ALL_REDUCE,
+            dtype=DType.FP32,
+            bytes_per_rank=job["reference_bytes"],
+        )
+        self._seconds: float | None = job["seconds"]
+        self._control = dist.new_group(backend="gloo")
+        self._groups = _groups(job["node_size"])
+        self._buffers = Buffers(device)
+        self._refused: dict[tuple[object, ...], str | None] = {}
+        self._deadline = float("inf")
+        self._heard = 0.0
+
+    def run(self) -> None:
+        """Measures all chunks once, or again and again while there is time.
+
+        Raises:
+            DeviceError: If the device runs out of memory.
+            ExecutionError: If wrong data arrives.
+        """
+        self._refusal(self._reference)
+        self._report(event="ready")
+        if self._seconds is not None:
+            self._deadline = time.monotonic() + self._seconds
+        sweep, some = 0, True
+        while some:
+            some = False
+            for chunk in self._chunks:
+                chosen = [one for one in (_in_sweep(one, sweep) for one in chunk) if self._can_run(one, sweep)]
+                measured = bool(chosen) and self._measure(chosen)
+                if chosen and not measured and sweep == 0:
+                    self._report(event="skipped", reason=_TIME_IS_UP, count=len(chosen))
+                some = some or measured
+            if self._seconds is None:
+                return
+            sweep += 1
+
+    def _can_run(self, one: Collective, sweep: int) -> bool:
+        reason = self._refusal(one) or self._shortage(one)
+        if reason and sweep == 0:
+            self._report(event="skipped", reason=reason, count=1)
+        return reason is None
+
+    def _refusal(self, one: Collective) -> str | None:
+        """Why the backend does not run it; a kind that it runs is verified when it is first met."""
+        kind = (one.level, one.operator, one.splits, one.dtype)
+        if kind not in self._refused:
+            reason = ""
+            try:
+                verify(one, self._groups[one.level], self._device)
+            except (RuntimeError, ValueError, TypeError) as error:
+                reason = str(error).strip().splitlines()[0]
+            # A peer that is gone fails here as well: only what all ranks live to agree on is a refusal.
+            is_fine = self._agree(not reason)
+            self._refused[kind] = (
+                None if is_fine else f"{one.operator} of {one.dtype} is refused: {reason or 'by a peer'}"
+            )
+        return self._refused[kind]
+
+    def _shortage(self, one: Collective) -> str | None:
+        group = self._groups[one.level]
+        movement = Movement.of(one, dist.get_world_size(group))
+        needed = _BACKEND_FACTOR * 2 * _largest_buffer(movement)
+        share = 1 if self._device.type == "cuda" else dist.get_world_size()
+        # What this process holds already is free for its own next collective.
+        free = free_bytes(self._device) // share + self._buffers.num_bytes
+        if self._agree(needed <= free):
+            return None
+        return f"memory does not hold {one.bytes_per_rank:,} bytes per rank and what the backend needs beside"
+
+    def _measure(self, chosen: Sequence[Collective]) -> bool:
+        """Measures one chunk; false if there is no time for it."""
+        collectives = [*[self._reference] * _REFERENCE_COPIES, *chosen]
+        bound = self._bind(collectives)
+        elapsed_ms_SR = np.zeros((len(collectives), self._rounds.num_rounds))
+        begun = time.monotonic()
+        with quiet_process():
+            for round_ in range(self._rounds.num_rounds):
+                for position, index in enumerate(self._rng.permutation(len(bound)).tolist()):
+                    bound[index].prepare()
+                    if not self._agree(self._has_time(begun, round_, position)):
+                        return False
+                    elapsed_ms_SR[index, round_] = self._time(bound[index])
+                    self._heartbeat()
+        slowest_SR = torch.from_numpy(elapsed_ms_SR)
+        dist.all_reduce(slowest_SR, op=dist.ReduceOp.MAX, group=self._control)
+        self._report_measured(chosen, slowest_SR.numpy()[:, self._rounds.num_warmup :])
+        return True
+
+    def _has_time(self, begun: float, round_: int, position: int) -> bool:
+        """Whether to go on: after the warm-up it is known what the rest takes, and then it is finished or left."""
+        num_warmup = self._rounds.num_warmup
+        if (round_, position) > (num_warmup, 0):
+            return True
+        now = time.monotonic()
+        ahead = (now - begun) / num_warmup * self._rounds.num_measured if round_ == num_warmup else 0.0
+        return now + ahead < self._deadline
+
+    def _bind(self, collectives: Sequence[Collective]) -> list[BoundCollective]:
+        groups = [self._groups[one.level] for one in collectives]
+        moved = [Movement.of(one, dist.get_world_size(group)) for one, group in zip(collectives, groups, strict=True)]
+        self._buffers.reserve(max(map(_largest_buffer, moved)))
+        return [BoundCollective.bind(one, group, self._buffers) for one, group in zip(moved, groups, strict=True)]
+
+    def _time(self, bound: BoundCollective) -> float:
+        """Milliseconds on this rank's clock, from after the agreement until the result is there."""
+        if self._device.type == "cuda":
+            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            bound.run()
+            stop.record()
+            torch.cuda.synchronize()
+            return float(start.elapsed_time(stop))
+        begun = time.perf_counter()
+        bound.run()
+        return (time.perf_counter() - begun) * 1e3
+
+    def _agree(self, vote: bool) -> bool:
+        """A barrier that tells whether every rank votes for it."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        votes = torch.tensor([int(vote)])
+        dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=self._control)
+        return bool(votes.item())
+
+    def _report_measured(self, chosen: Sequence[Collective], latency_ms_SR: MsArray) -> None:
+        found = locate(latency_ms_SR, self._rounds.num_dropped)
+        rows = enumerate(chosen, start=_REFERENCE_COPIES)
+        self._report(
+            event="measured",
+            reference_ms=float(found.mean_ms_S[:_REFERENCE_COPIES].mean()),
+            num_rounds=self._rounds.num_measured,
+            measured=[
+                {
+                    "collective": asdict(one),
+                    "latency_ms": float(found.mean_ms_S[row]),
+                    "spread": float(found.spread_S[row]),
+                }
+                for row, one in rows
+            ],
+        )
+
+    def _heartbeat(self) -> None:
+        if time.monotonic() - self._heard >= _HEARTBEAT_S:
+            self._report(event="alive")
+
+    def _report(self, **event: object) -> None:
+        self._heard = time.monotonic()
+        if dist.get_rank() == 0:
+            print(json.dumps(event, allow_nan=False), flush=True)
+
+
+def _groups(node_size: int) -> dict[GroupLevel, dist.ProcessGroup]:
+    """This rank's group of each level; every rank makes all of them, in the same order."""
+    rank, nproc = dist.get_rank(), dist.get_world_size()
+    nodes = [list(range(start, start + node_size)) for start in range(0, nproc, node_size)]
+    across = [list(range(local, nproc, node_size)) for local in range(node_size)]
+    world = dist.group.WORLD
+    assert world is not None
+    groups = {GroupLevel.WORLD: world}
+    for level, parts in ((GroupLevel.NODE, nodes), (GroupLevel.ACROSS_NODES, across)):
+        for ranks in parts:
+            group = dist.new_group(ranks)
+            if rank in ranks:
+                groups[level] = group
+    return groups
+
+
+def _in_sweep(one: Collective, sweep: int) -> Collective:
+    """Other splits each time that all is measured anew."""
+    return replace(one, split_seed=one.split_seed + sweep) if one.splits is Splits.UNEQUAL else one
+
+
+def _largest_buffer(movement: Movement) -> int:
+    """Of any rank: ranks reserve alike, and all or none run out of memory."""
+    return max(max(movement.buffer_bytes(rank)) for rank in range(movement.num_ranks))
+
+
+def main() -> None:
+    """Measures what the job in the folder that the command line names asks for."""
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    atomic_write(folder / PID_FILE.format(rank=rank), str(os.getpid()))
+    try:
+        threading.Thread(target=_exit_with_launcher, daemon=True).start()
+        job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+        device = choose_device({Device(job["device"])})
+        timeout = timedelta(seconds=job["timeout_s"])
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            dist.init_process_group("nccl", timeout=timeout, device_id=device)
+        else:
+            dist.init_process_group("gloo", timeout=timeout)
+        try:
+            CollectiveWorker(job, device).run()
+        except torch.OutOfMemoryError as error:
+            raise DeviceError(f"{device} ran out of memory; others may be using it") from error
+        dist.destroy_process_group()
+    except BaseException as error:
+        atomic_write(folder / ERROR_FILE.format(rank=rank), json.dumps(_record(error).to_json()))
+        raise
+
+
+if __name__ == "__main__":
+    main()
