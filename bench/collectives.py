@@ -80,7 +80,7 @@ class CollectiveSettings:
     dtypes: tuple[DType, ...] = (DType.FP32, DType.FP16, DType.INT8)
     skew: float = 0.5
     rounds: RoundSettings = field(
-        default_factory=lambda: RoundSettings(num_warmup=1, num_measured=7, num_dropped=1, flush_every_run=False)
+        default_factory=lambda: RoundSettings(num_warmup=1, num_measured=9, num_dropped=2, flush_every_run=False)
     )
     chunk_bytes: int = 2**27
     min_chunk: int = 4
