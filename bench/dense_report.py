@@ -1,0 +1,117 @@
+"""What a store holds of dense layers, and how fast they were."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from rich.table import Table
+
+from autoshard.core.dense import DenseShape
+from autoshard.formats.dense_samples import DenseSample, corrected_dense_ms
+from bench.location import SIGMA_PER_DEVIATION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseSummary:
+    """Samples of one part of the dense model in one number format.
+
+    Attributes:
+        kind: The part.
+        dtype: The number format.
+        num_samples: Samples.
+        num_noisy: Samples among them whose spread stayed above the harness's bound.
+        batch_sizes: Smallest and largest.
+        total_ms: Smallest, median and largest latency, forward plus backward.
+        forward_gflops_per_s: Median and largest achieved 10⁹ operations per second.
+        backward_gflops_per_s: As `forward_gflops_per_s`.
+    """
+
+    kind: str
+    dtype: str
+    num_samples: int
+    num_noisy: int
+    batch_sizes: tuple[int, int]
+    total_ms: tuple[float, float, float]
+    forward_gflops_per_s: tuple[float, float]
+    backward_gflops_per_s: tuple[float, float]
+
+
+def summarise_dense(samples: Sequence[DenseSample]) -> tuple[DenseSummary, ...]:
+    """Summaries of one device's samples, one per part and number format, in order of their names."""
+    grouped: dict[tuple[str, str], list[DenseSample]] = defaultdict(list)
+    for sample in samples:
+        grouped[str(sample.shape.kind), str(sample.shape.dtype)].append(sample)
+    return tuple(_summary(*key, grouped[key]) for key in sorted(grouped))
+
+
+def dense_repeatability(samples: Sequence[DenseSample]) -> float | None:
+    """Standard deviation over mean of shapes that were measured more than once on one machine, drift divided out.
+
+    Returns:
+        By the median absolute deviation, over forward plus backward; None without repeated shapes.
+    """
+    repeated: dict[tuple[DenseShape, str, int], list[float]] = defaultdict(list)
+    for sample, total_ms in zip(samples, np.sum(corrected_dense_ms(samples), axis=0).tolist(), strict=True):
+        repeated[sample.shape, sample.device_name, sample.num_threads].append(total_ms)
+    deviations = [
+        # One of n values lies nearer to their mean than to the truth.
+        abs(value / float(np.mean(values)) - 1) * float(np.sqrt(len(values) / (len(values) - 1)))
+        for values in repeated.values()
+        if len(values) > 1
+        for value in values
+    ]
+    return SIGMA_PER_DEVIATION * float(np.median(deviations)) if deviations else None
+
+
+def dense_json(samples: Sequence[DenseSample]) -> dict[str, object]:
+    """The report as a JSON object."""
+    return {
+        "num_samples": len(samples),
+        "repeatability": dense_repeatability(samples) if samples else None,
+        "parts": [asdict(summary) for summary in summarise_dense(samples)],
+    }
+
+
+def dense_table(samples: Sequence[DenseSample]) -> Table:
+    """The report as a table; arithmetic is counted as `autoshard.core.dense` says, so concatenation has none."""
+    table = Table(title="Dense layers, forward and backward without the optimizer")
+    table.add_column("part")
+    table.add_column("dtype")
+    for heading in ("samples", "noisy", "batch", "ms (min, median, max)", "forward GFLOP/s", "backward GFLOP/s"):
+        table.add_column(heading, justify="right")
+    for one in summarise_dense(samples):
+        rates = [
+            f"{middle:.0f}, best {best:.0f}" if best else "–"
+            for middle, best in (one.forward_gflops_per_s, one.backward_gflops_per_s)
+        ]
+        table.add_row(
+            one.kind,
+            one.dtype,
+            str(one.num_samples),
+            str(one.num_noisy),
+            "–".join(map(str, one.batch_sizes)),
+            ", ".join(f"{value:.3g}" for value in one.total_ms),
+            *rates,
+        )
+    return table
+
+
+def _summary(kind: str, dtype: str, samples: Sequence[DenseSample]) -> DenseSummary:
+    total_ms = [sample.forward_ms + sample.backward_ms for sample in samples]
+    forward, backward = (
+        [getattr(sample, f"{pass_}_flops_per_s") / 1e9 for sample in samples] for pass_ in ("forward", "backward")
+    )
+    batch_sizes = [sample.shape.batch_size for sample in samples]
+    return DenseSummary(
+        kind=kind,
+        dtype=dtype,
+        num_samples=len(samples),
+        num_noisy=sum(sample.is_noisy for sample in samples),
+        batch_sizes=(min(batch_sizes), max(batch_sizes)),
+        total_ms=(min(total_ms), float(np.median(total_ms)), max(total_ms)),
+        forward_gflops_per_s=(float(np.median(forward)), max(forward)),
+        backward_gflops_per_s=(float(np.median(backward)), max(backward)),
+    )
