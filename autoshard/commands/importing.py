@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
 
 def import_tables(
-    source: Annotated[str, typer.Argument(help="A file, or the name of bundled tables.", metavar="SRC")],
+    source: Annotated[str, typer.Argument(help="A file, a folder, or the name of bundled tables.", metavar="SRC")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the tables.json goes.")],
     format: Annotated[
-        str | None, typer.Option(help="`bundled`, `tables-json` or `dlrm-datasets`. Left out: told from the source.")
+        str | None,
+        typer.Option(
+            help="`bundled`, `tables-json`, `dlrm-datasets`, `tbe-data-config` or `id-batches`. "
+            "Left out: told from the source."
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -37,6 +41,8 @@ def import_tables(
     Example:
         autoshard import metasyn --num-tables 80 --seed 1 --scale 64 -o tables.json
         autoshard import fbgemm_t856_bs65536.pt.gz -o tables.json
+        autoshard import reported_tbes/ --format tbe-data-config -o tables.json
+        autoshard import clicks.parquet --set embedding_dim=32 --set batch_size=8192 -o tables.json
     """
     from autoshard.formats import import_tables as read_source
     from autoshard.formats import write_tables

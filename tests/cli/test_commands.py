@@ -3,6 +3,8 @@
 import json
 from importlib.metadata import EntryPoint
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from autoshard import __version__, cli
@@ -77,6 +79,24 @@ def test_import_draws_and_scales_and_says_so(succeeds, tmp_path):
     assert result["batch_size"] == 1024
     assert result["scale"] == 64
     assert result["bytes"] == sum(table.hbm_bytes for table in read_tables(file).tables)
+
+
+def test_import_reads_other_projects_files(succeeds, tmp_path):
+    file = tmp_path / "tables.json"
+    config = {"T": 2, "E": 100, "D": 8, "mixed_dim": False, "weighted": False, "batch_params": {"B": 64}}
+    config["pooling_params"] = {"L": 3, "sigma_L": None}
+    config["indices_params"] = {"heavy_hitters": [0.25], "zipf_q": 2.0, "zipf_s": 1.1}
+    (tmp_path / "configs").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "configs" / f"{name}.json").write_text(json.dumps(config), encoding="utf-8")
+    assert "4 tables" in succeeds("import", tmp_path / "configs", "-o", file)
+    assert [table.name for table in read_tables(file).tables] == ["a.t0", "a.t1", "b.t0", "b.t1"]
+
+    pq.write_table(pa.table({"item": [[1, 2], [2], None]}), tmp_path / "ids.parquet")
+    options = ("--format", "id-batches", "--set", "embedding_dim=16", "--set", "num_embeddings=50", "-o", file)
+    result = json.loads(succeeds("import", tmp_path / "ids.parquet", *options, "--json"))
+    assert (result["num_tables"], result["batch_size"]) == (1, 3)
+    assert read_tables(file)["item"].num_embeddings == 50
 
 
 def test_a_plan_is_written_valid_and_the_same_for_the_same_seed(succeeds, tmp_path):

@@ -1,13 +1,24 @@
 """Import formats, by name or told from the source."""
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 
+from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
 from autoshard.core.errors import InputError, InvalidOptionError, UnknownNameError
 from autoshard.formats import FORMATS, import_tables, load_tables, write_tables
+from autoshard.formats.importing import ImportFormat
+
+#: The least that a TBEDataConfig says.
+CONFIG = (
+    '{"T": 1, "E": 10, "D": 4, "mixed_dim": false, "weighted": false, "batch_params": {"B": 8}, '
+    '"pooling_params": {"L": 2}, "indices_params": {"heavy_hitters": [], "zipf_q": 1, "zipf_s": 1}}'
+)
 
 
 def test_every_format_has_a_line_about_it():
-    assert set(FORMATS) == {"bundled", "tables-json", "dlrm-datasets"}
+    assert set(FORMATS) == {"bundled", "tables-json", "dlrm-datasets", "tbe-data-config", "id-batches"}
     assert all(item.name == name and item.description for name, item in FORMATS.items())
 
 
@@ -22,6 +33,67 @@ def test_the_format_is_told_from_the_source(tmp_path):
         told = []
         assert import_tables(source, format, advance=told.append) == load_tables("param-b")
         assert sum(told) == 1
+
+
+def test_formats_are_told_by_what_files_and_folders_hold(tmp_path):
+    def folder(name):
+        (tmp_path / name).mkdir()
+        return tmp_path / name
+
+    ones = torch.ones(1, 3).long()
+    (tmp_path / "config.json").write_text(CONFIG)
+    (folder("configs") / "x.json").write_text(CONFIG)
+    pq.write_table(pa.table({"a": [0, 1, 2]}), tmp_path / "ids.parquet")
+    pq.write_table(pa.table({"a": [0, 1, 2]}), folder("parquet") / "part-0.parquet")
+    torch.save((torch.arange(3), ones), tmp_path / "values.pt")
+    torch.save((torch.arange(3), torch.arange(4), ones), tmp_path / "dlrm.pt")
+    torch.save((torch.arange(3), torch.arange(4), ones), folder("batches") / "0.pt")
+    expected = {
+        "config.json": ["config.t0"],
+        "configs": ["x.t0"],
+        "ids.parquet": ["a"],
+        "parquet": ["a"],
+        "values.pt": ["f0"],
+        "dlrm.pt": ["t0"],
+        "batches": ["f0"],
+    }
+    for name, tables in expected.items():
+        assert [table.name for table in import_tables(tmp_path / name).tables] == tables
+
+
+def test_folders_that_do_not_tell_are_refused(tmp_path):
+    with pytest.raises(UnknownNameError, match=r"is a folder with no \.json, \.parquet or \.pt files; name its format"):
+        import_tables(tmp_path)
+    (tmp_path / "a.json").write_text(CONFIG)
+    pq.write_table(pa.table({"a": [0, 1, 2]}), tmp_path / "a.parquet")
+    with pytest.raises(UnknownNameError, match=r"is a folder with both \.json and \.parquet files; name its format"):
+        import_tables(tmp_path)
+    assert len(import_tables(tmp_path, "id-batches").tables) == 1
+    assert len(import_tables(tmp_path, "tbe-data-config").tables) == 1
+
+
+@pytest.mark.parametrize(
+    ("factor", "num_embeddings", "line"),
+    [
+        (2e6, 10, "x: f0: must have at most 1e+06 ids per sample, got 2e+06"),
+        (1.0, 2**46, "x: must need at most 4,611,686,018,427,387,904 bytes in total"),
+    ],
+)
+def test_tables_that_no_tables_json_can_hold_are_refused(factor, num_embeddings, line, monkeypatch):
+    table = EmbeddingTable(
+        name="t0",
+        num_embeddings=num_embeddings,
+        embedding_dim=65_536,
+        features=(Feature(name="f0", pooling_factor=factor),),
+        access=AccessProfile.uniform(num_embeddings),
+    )
+    made = ImportFormat(
+        name="made", description="Made", read=lambda source, advance: TableSet(batch_size=1, tables=(table,))
+    )
+    monkeypatch.setitem(FORMATS, "made", made)
+    with pytest.raises(InputError) as caught:
+        import_tables("x", "made")
+    assert str(caught.value) == line
 
 
 @pytest.mark.parametrize(
