@@ -226,7 +226,7 @@ def collect_collectives(
     started = time.monotonic()
     log = _SampleLog(Path(store), bench_device, nproc, node_size, seconds_per_file)
     log.skipped.update(reason for one in chosen if (reason := refusal(one)))
-    chosen = _fewest_first(tuple(one for one in chosen if not refusal(one)), store, bench_device.key, nproc, node_size)
+    chosen = fewest_first(tuple(one for one in chosen if not refusal(one)), store, bench_device.key, nproc, node_size)
     job = {
         "device": bench_device.device.type,
         "node_size": node_size,
@@ -337,7 +337,7 @@ def _device_for(wanted: str, nproc: int) -> BenchDevice:
     return found
 
 
-def _fewest_first(
+def fewest_first(
     chosen: tuple[Collective, ...], store: str | Path, device: str, nproc: int, node_size: int
 ) -> tuple[Collective, ...]:
     if device not in collective_devices_in(store):

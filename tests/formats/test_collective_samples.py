@@ -1,0 +1,211 @@
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.core import DType
+from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
+from autoshard.formats.collective_samples import (
+    COLLECTIVE_SCHEMA,
+    Collective,
+    CollectiveSample,
+    GroupLevel,
+    Operator,
+    Splits,
+    collective_devices_in,
+    read_collective_sample_file,
+    read_collective_samples,
+    write_collective_samples,
+)
+
+NOON = datetime(2026, 1, 2, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+def collective_of(operator=Operator.ALL_TO_ALL, **values):
+    defaults = {"level": GroupLevel.NODE, "dtype": DType.FP16, "bytes_per_rank": 4096}
+    return Collective(operator=operator, **defaults | values)
+
+
+def sample_of(minute=0, **values):
+    defaults = {
+        "collected_at": NOON + timedelta(minutes=minute),
+        "device": "cpu",
+        "device_name": "A processor",
+        "backend": "gloo",
+        "torch_version": "2.13.0+cpu",
+        "autoshard_version": "0.1.0",
+        "git_commit": "",
+        "num_hosts": 1,
+        "nproc": 4,
+        "node_size": 2,
+        "collective": collective_of(),
+        "group_size": 2,
+        "num_nodes": 1,
+        "mean_sent_bytes": 2048.0,
+        "max_sent_bytes": 2048,
+        "max_received_bytes": 2048,
+        "latency_ms": 0.5,
+        "spread": 0.125,
+        "reference_ms": 1.0,
+        "num_rounds": 9,
+    }
+    return CollectiveSample(**defaults | values)
+
+
+unequal = st.builds(
+    collective_of,
+    splits=st.just(Splits.UNEQUAL),
+    skew=st.floats(0.01, 3.0),
+    split_seed=st.integers(0, 2**40),
+    bytes_per_rank=st.integers(1, 2**40),
+)
+equal = st.builds(
+    collective_of, st.sampled_from(Operator), level=st.sampled_from(GroupLevel), dtype=st.sampled_from(DType)
+)
+samples = st.builds(
+    sample_of,
+    st.integers(0, 10**6),
+    collective=equal | unequal,
+    latency_ms=st.floats(1e-6, 1e6),
+    spread=st.floats(0, 10),
+)
+
+
+@given(written=st.lists(samples, min_size=1, max_size=5, unique=True))
+@settings(max_examples=30)
+def test_what_is_written_is_read(written, tmp_path_factory):
+    store = tmp_path_factory.mktemp("store")
+    file = write_collective_samples(store, written)
+    read = read_collective_samples(store)
+    assert read == tuple(sample.identified() for sample in written)
+    assert read_collective_sample_file(file) == read
+    assert [sample.identified() for sample in read] == list(read)
+
+
+def test_a_store_has_one_folder_per_device_and_no_half_written_file(tmp_path):
+    file = write_collective_samples(tmp_path, [sample_of()])
+    assert file.parent == tmp_path / "collectives" / "device=cpu"
+    assert file.name.startswith("part-20260102T120000123456-")
+    assert list(file.parent.iterdir()) == [file]
+    write_collective_samples(tmp_path, [sample_of(device="h200", backend="nccl")])
+    assert collective_devices_in(tmp_path) == ("cpu", "h200")
+    assert [sample.backend for sample in read_collective_samples(tmp_path, "h200")] == ["nccl"]
+    with pytest.raises(SampleStoreError, match="holds several devices; name one of: cpu, h200"):
+        read_collective_samples(tmp_path)
+    with pytest.raises(SampleStoreError, match="no samples of collectives of device 'a100'; it holds: cpu, h200"):
+        read_collective_samples(tmp_path, "a100")
+
+
+def test_a_sample_that_is_there_twice_counts_once(tmp_path):
+    write_collective_samples(tmp_path, [sample_of(minute=3), sample_of(minute=1)])
+    write_collective_samples(tmp_path, [sample_of(minute=1)])
+    assert sorted(sample.collected_at.minute for sample in read_collective_samples(tmp_path)) == [1, 3]
+
+
+def test_no_samples_are_an_error(tmp_path):
+    assert collective_devices_in(tmp_path / "nowhere") == ()
+    with pytest.raises(SampleStoreError, match="`autoshard collect --what collectives` adds some"):
+        read_collective_samples(tmp_path / "nowhere")
+
+
+def test_another_sample_has_another_id():
+    sample = sample_of()
+    assert sample.identified().sample_id == sample_of().identified().sample_id
+    other = replace(sample, collective=replace(sample.collective, bytes_per_rank=8192))
+    assert sample.identified().sample_id != other.identified().sample_id
+
+
+def test_bandwidths_follow_from_bytes_and_time():
+    sample = sample_of(max_received_bytes=3000, latency_ms=2.0)
+    assert sample.algorithm_bytes_per_s == pytest.approx(4096 / 2e-3)
+    assert sample.bus_bytes_per_s == pytest.approx(3000 / 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"bytes_per_rank": 0}, "bytes_per_rank"),
+        ({"splits": Splits.UNEQUAL}, "skew"),
+        ({"skew": 0.5}, "skew"),
+        ({"splits": Splits.UNEQUAL, "skew": float("nan")}, "skew"),
+        ({"operator": Operator.ALL_REDUCE, "splits": Splits.UNEQUAL, "skew": 0.5}, "splits"),
+    ],
+)
+def test_impossible_collectives_are_refused(values, field):
+    with pytest.raises(InvalidOptionError) as caught:
+        collective_of(**values)
+    assert caught.value.field == field
+
+
+def with_column(name, value):
+    def change(table):
+        item = table.schema.field(name)
+        return table.set_column(table.schema.get_field_index(name), item, pa.array([value], item.type))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda table: table.replace_schema_metadata({b"autoshard.schema": b"autoshard.collective-samples/9"}),
+            f"schema: must be {COLLECTIVE_SCHEMA}, got autoshard.collective-samples/9",
+        ),
+        (lambda table: table.replace_schema_metadata(None), "got none"),
+        (lambda table: table.drop_columns(["latency_ms"]), "latency_ms: column is missing"),
+        (lambda table: table.append_column("extra", [[1]]), "extra: column is missing, twice there or of another type"),
+        (
+            lambda table: table.append_column("level", table["level"]),
+            "schema: column is missing, twice there or of another type",
+        ),
+        (lambda table: table.cast(with_type(table.schema, "nproc", pa.float64())), "nproc: column is missing"),
+        (with_column("latency_ms", None), "latency_ms: must not be null"),
+        (with_column("operator", None), "operator: must not be null"),
+        (with_column("latency_ms", float("nan")), "latency_ms: must be finite"),
+        (with_column("latency_ms", float("inf")), "latency_ms: must be finite"),
+        (with_column("latency_ms", 0.0), "latency_ms: must be above 0"),
+        (with_column("spread", -0.5), "spread: must be finite and at least 0"),
+        (with_column("reference_ms", 0.0), "reference_ms: must be above 0"),
+        (with_column("node_size", 0), "node_size: must be above 0"),
+        (with_column("node_size", 3), "group_size: is impossible"),
+        (with_column("group_size", 5), "group_size: is impossible: 5 ranks"),
+        (with_column("max_sent_bytes", 5), "max_sent_bytes: is below the mean"),
+        (with_column("bytes_per_rank", 0), "bytes_per_rank: must be at least 1, got 0"),
+        (with_column("skew", 1.0), "skew: must be above 0 and finite for unequal splits"),
+        (
+            with_column("operator", "broadcast"),
+            "operator: must be one of all_to_all, reduce_scatter, all_gather, all_reduce; got 'broadcast'",
+        ),
+        (with_column("dtype", "fp64"), "dtype: must be one of fp32, fp16, bf16, int8; got 'fp64'"),
+    ],
+)
+def test_files_of_another_kind_are_refused(change, message, tmp_path):
+    file = write_collective_samples(tmp_path, [sample_of()])
+    pq.write_table(change(pq.read_table(file)), file)
+    with pytest.raises(FormatError, match=message) as caught:
+        read_collective_samples(tmp_path)
+    assert str(caught.value).startswith(str(file))
+
+
+def with_type(schema, name, kind):
+    return schema.set(schema.get_field_index(name), pa.field(name, kind))
+
+
+@pytest.mark.parametrize("length", [0, 10, -20])
+def test_damaged_files_are_refused(length, tmp_path):
+    file = write_collective_samples(tmp_path, [sample_of()])
+    file.write_bytes(file.read_bytes()[:length])
+    with pytest.raises(FormatError, match="is no Parquet file, or is damaged"):
+        read_collective_samples(tmp_path)
+
+
+def test_a_store_that_cannot_be_written_is_an_error(tmp_path):
+    blocked = tmp_path / "store"
+    blocked.write_text("not a folder")
+    with pytest.raises(SampleStoreError, match="cannot be written"):
+        write_collective_samples(blocked, [sample_of()])
