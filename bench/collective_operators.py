@@ -27,6 +27,7 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 #: fp16 numbers whose bits, two at a time, are ordinary fp32 numbers as well: sums of them are neither infinite nor
 #: denormal, on which processors are slow.
 _HALVES = (1.0, 1.5, 2.0, 3.0)
+#: Of one block: that many fp32 numbers are unlike those of any other block.
 _VERIFIED_BYTES = 480
 
 
@@ -253,9 +254,9 @@ def verify(
 def rank_content(movement: Movement, rank: int) -> torch.Tensor:
     """What a rank sends when a collective is verified: whole numbers in [-6, 6], exact in every dtype, int64.
 
-    The period of 13 divides no block of `_VERIFIED_BYTES`, so that neighbouring blocks of a rank differ.
+    They are drawn, so that no two ranks or blocks are alike.
     """
-    return (torch.arange(movement.num_inputs(rank)) * 7 + rank * 5) % 13 - 6
+    return torch.randint(-6, 7, (movement.num_inputs(rank),), generator=torch.Generator().manual_seed(rank))
 
 
 def expected_output(movement: Movement, rank: int) -> torch.Tensor:

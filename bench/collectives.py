@@ -54,6 +54,8 @@ OPERATORS = (
 _WORKER = "bench.collective_worker"
 _POLL_S = 0.1
 _DRAIN_S = 2.0
+#: Processes import torch and find each other before their first report; on a busy machine that takes a minute.
+_START_S = 300.0
 
 
 def powers_of_four(smallest: int = MIN_BYTES, largest: int = MAX_BYTES) -> tuple[int, ...]:
@@ -234,7 +236,7 @@ def collect_collectives(
         "reference_bytes": settings.reference_bytes,
         "seconds": seconds,
         "seed": seed,
-        "timeout_s": stall_timeout_s,
+        "timeout_s": _START_S + stall_timeout_s,  # this process looks after hanging ones
         "chunks": [[asdict(one) for one in chunk] for chunk in _chunks(chosen, settings)],
     }
     reported = started
@@ -340,6 +342,12 @@ def _device_for(wanted: str, nproc: int) -> BenchDevice:
 def fewest_first(
     chosen: tuple[Collective, ...], store: str | Path, device: str, nproc: int, node_size: int
 ) -> tuple[Collective, ...]:
+    """Puts first what a store has fewest samples of from this arrangement of processes; otherwise keeps the order.
+
+    Raises:
+        SampleStoreError: If a file of the store cannot be read.
+        FormatError: If one is not a sample file of this version.
+    """
     if device not in collective_devices_in(store):
         return chosen
     counts = Counter(
@@ -414,16 +422,16 @@ def _reports(launcher: subprocess.Popen[bytes], stall_timeout_s: float) -> Itera
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     reader = threading.Thread(target=_read_lines, args=(launcher.stdout, lines), daemon=True)
     reader.start()
-    heard = time.monotonic()
+    heard, limit_s = time.monotonic(), max(_START_S, stall_timeout_s)
     while launcher.poll() is None or reader.is_alive() or not lines.empty():
         try:
             line = lines.get(timeout=_POLL_S)
         except queue.Empty:
             if launcher.poll() is not None and time.monotonic() - heard > _DRAIN_S:
                 return  # somebody else holds the other end of its output
-            if time.monotonic() - heard > stall_timeout_s:
+            if time.monotonic() - heard > limit_s:
                 raise ExecutionError(
-                    f"no process has answered for {stall_timeout_s:g} s; one of them hangs, and all were stopped"
+                    f"no process has answered for {limit_s:g} s; one of them hangs, and all were stopped"
                 ) from None
             continue
         heard = time.monotonic()
@@ -432,4 +440,5 @@ def _reports(launcher: subprocess.Popen[bytes], stall_timeout_s: float) -> Itera
         except ValueError:
             continue  # libraries print to standard output, too
         if isinstance(event, dict) and "event" in event:
+            limit_s = stall_timeout_s
             yield event

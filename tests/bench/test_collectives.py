@@ -1,0 +1,577 @@
+"""Collectives between real gloo processes, what they leave in the store, and the links fitted to them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.core import DType, Level, Link, MemoryBytes, Topology
+from autoshard.core.errors import DeviceError, ExecutionError, InputError, InvalidOptionError, SampleStoreError
+from autoshard.formats import read_topology, write_topology
+from autoshard.formats.collective_samples import (
+    Collective,
+    CollectiveSample,
+    GroupLevel,
+    Operator,
+    Splits,
+    read_collective_samples,
+    write_collective_samples,
+)
+from bench.collective_fit import fit_link, fit_links, fitted_topology, links_used, relative_errors
+from bench.collective_operators import Movement, expected_output, rank_content, refusal, split_matrix, verify
+from bench.collectives import (
+    OPERATORS,
+    CollectiveSettings,
+    choose_collectives,
+    collect_collectives,
+    fewest_first,
+    group_shape,
+    levels_of,
+    powers_of_four,
+)
+from bench.timing import RoundSettings
+
+ROOT = Path(__file__).parents[2]
+QUICK = RoundSettings(num_warmup=1, num_measured=3, num_dropped=1, flush_every_run=False)
+FOREVER_S = 1000.0
+
+
+def quick(*sizes, **values):
+    return CollectiveSettings(sizes=sizes, rounds=QUICK, **values)
+
+
+def collective_of(operator=Operator.ALL_TO_ALL, bytes_per_rank=4096, level=GroupLevel.WORLD, **values):
+    return Collective(operator=operator, bytes_per_rank=bytes_per_rank, level=level, **{"dtype": DType.FP32} | values)
+
+
+def unequal_of(**values):
+    return collective_of(**{"splits": Splits.UNEQUAL, "skew": 0.7, "split_seed": 3} | values)
+
+
+@pytest.fixture
+def run_folder(tmp_path, monkeypatch):
+    """Where runs keep their files; its name is on the command line of every process of a run."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def is_running(folder):
+    return subprocess.run(["pgrep", "-f", str(folder)], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def worker(folder, rank):
+    return int(next(folder.glob(f"*/pid.{rank}")).read_text())
+
+
+# Real processes
+
+
+def test_every_operator_and_dtype_is_measured_on_every_level(tmp_path, run_folder):
+    heard = []
+    impossible = 2**50
+    collection = collect_collectives(
+        tmp_path / "store",
+        nproc=4,
+        node_size=2,
+        device="cpu",
+        settings=quick(1024, impossible),
+        advance=lambda count, seconds: heard.append((count, seconds)),
+    )
+    samples = read_collective_samples(tmp_path / "store")
+    measured = Counter(
+        (one.collective.level, one.collective.operator, one.collective.splits, one.collective.dtype) for one in samples
+    )
+    wanted = {
+        (level, operator, splits, dtype)
+        for level in GroupLevel
+        for operator, splits in OPERATORS
+        for dtype in (DType.FP32, DType.FP16, DType.INT8)
+        if not (operator.is_reduction and dtype is DType.INT8)
+    }
+    assert measured == dict.fromkeys(wanted, 1)
+    assert collection.num_samples == len(samples) == 39 == sum(count for count, _ in heard)
+    assert (collection.device, collection.backend) == ("cpu", "gloo")
+    skipped = dict(collection.skipped)
+    assert {reason.split(":")[0]: count for reason, count in skipped.items()} == {
+        "all_reduce of int8": 6,
+        "reduce_scatter of int8": 6,
+        f"memory does not hold {impossible:,} bytes per rank and what the backend needs beside": 39,
+    }
+    for sample in samples:
+        assert (sample.nproc, sample.node_size, sample.num_hosts, sample.num_rounds) == (4, 2, 1, 3)
+        assert (sample.group_size, sample.num_nodes) == group_shape(sample.collective.level, 4, 2)
+        assert sample.collective.bytes_per_rank == 1024
+        assert sample.latency_ms > 0
+        assert sample.reference_ms > 0
+    assert not is_running(run_folder)
+    assert list(run_folder.iterdir()) == []
+
+
+ORACLE = """
+import os, sys
+import torch, torch.distributed as dist
+from autoshard.core import DType
+from autoshard.formats.collective_samples import Collective, GroupLevel, Operator, Splits
+from bench.collective_operators import BoundCollective, Movement, TORCH_DTYPE, verify
+from bench.collectives import OPERATORS
+
+rank, size = int(sys.argv[1]), 3
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], size), rank=rank, world_size=size)
+for operator, splits in OPERATORS:
+    for dtype in (DType.FP32, DType.FP16, DType.INT8):
+        skew = 1.0 if splits is Splits.UNEQUAL else 0.0
+        one = Collective(level=GroupLevel.WORLD, operator=operator, dtype=dtype, bytes_per_rank=240,
+                         splits=splits, skew=skew)
+        verify(one, dist.group.WORLD, torch.device("cpu"))
+        movement = Movement.of(one, size)
+        kind = TORCH_DTYPE[dtype]
+        mine = torch.randint(-9, 9, (movement.num_inputs(rank),)).to(kind)
+        everyones = [None] * size
+        dist.all_gather_object(everyones, mine)
+        bound = BoundCollective(movement=movement, group=dist.group.WORLD, inputs=mine,
+                                outputs=torch.zeros(movement.num_outputs(rank), dtype=kind))
+        bound.prepare()
+        bound.run()
+        if operator is Operator.ALL_TO_ALL:
+            starts = movement.count_RR.cumsum(axis=1) - movement.count_RR
+            parts = [everyones[i][starts[i, rank]:starts[i, rank] + movement.count_RR[i, rank]] for i in range(size)]
+            wanted = torch.cat(parts)
+        elif operator is Operator.ALL_GATHER:
+            wanted = torch.cat(everyones)
+        else:
+            wanted = everyones[0] + everyones[1] + everyones[2]
+            if operator is Operator.REDUCE_SCATTER:
+                share = len(wanted) // size
+                wanted = wanted[rank * share:(rank + 1) * share]
+        assert len(wanted) and torch.equal(bound.outputs, wanted), (operator, splits, dtype)
+dist.destroy_process_group()
+"""
+
+
+def test_what_arrives_is_what_three_processes_sent(tmp_path):
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", ORACLE]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "rendezvous")],
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    failures = [process.communicate(timeout=100)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], failures
+
+
+@pytest.fixture
+def one_process():
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("operator", Operator)
+def test_wrong_data_is_noticed(operator, one_process):
+    import torch
+
+    one, device = collective_of(operator), torch.device("cpu")
+    verify(one, one_process, device)
+
+    def moves_and_breaks_one(bound):
+        bound.run()
+        bound.outputs[-1] += 1
+
+    with pytest.raises(ExecutionError, match=f"^{operator} with equal splits of fp32 over world brought wrong data"):
+        verify(one, one_process, device, moves_and_breaks_one)
+
+
+def reports_of(capsys, seconds, *chunks):
+    import torch
+
+    from bench.collective_worker import CollectiveWorker
+
+    job = {
+        "rounds": asdict(QUICK),
+        "seed": 0,
+        "reference_bytes": 1024,
+        "seconds": seconds,
+        "node_size": 1,
+        "chunks": [[asdict(one) for one in chunk] for chunk in chunks],
+    }
+    CollectiveWorker(job, torch.device("cpu")).run()
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_what_there_is_no_time_for_is_skipped_and_counted(capsys, one_process):
+    chunks = [[collective_of()], [unequal_of(), collective_of(Operator.ALL_GATHER)]]
+    reports = reports_of(capsys, 1e-9, *chunks)
+    skipped = [report for report in reports if report["event"] == "skipped"]
+    assert [report["count"] for report in skipped] == [1, 2]
+    assert all("time given was up" in report["reason"] for report in skipped)
+    assert not [report for report in reports if report["event"] == "measured"]
+
+
+def test_all_is_measured_anew_with_other_splits_while_there_is_time(capsys, one_process):
+    reports = reports_of(capsys, 0.5, [unequal_of(split_seed=7), collective_of()])
+    measured = [report["measured"] for report in reports if report["event"] == "measured"]
+    seeds = [[row["collective"]["split_seed"] for row in rows] for rows in measured]
+    assert len(seeds) > 1
+    assert seeds == [[7 + sweep, 0] for sweep in range(len(seeds))]
+    assert all(row["latency_ms"] > 0 for rows in measured for row in rows)
+
+
+def test_a_killed_worker_is_named_quickly_and_earlier_samples_stay(tmp_path, run_folder):
+    def kill(*_):
+        os.kill(worker(run_folder, 1), signal.SIGKILL)
+
+    with pytest.raises(ExecutionError, match=r"^process 1 was killed by signal 9 \(SIGKILL\)$"):
+        collect_collectives(
+            tmp_path, nproc=2, node_size=2, device="cpu", seconds=FOREVER_S, settings=quick(1024), advance=kill
+        )
+    assert not is_running(run_folder)
+    assert list(run_folder.iterdir()) == []
+    assert len(read_collective_samples(tmp_path)) >= 13
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_noticed(tmp_path, run_folder):
+    def freeze(*_):
+        os.kill(worker(run_folder, 1), signal.SIGSTOP)
+
+    with pytest.raises(ExecutionError, match="no process has answered for 10 s; one of them hangs"):
+        collect_collectives(
+            tmp_path,
+            nproc=2,
+            node_size=2,
+            device="cpu",
+            seconds=FOREVER_S,
+            settings=quick(1024),
+            stall_timeout_s=10,
+            advance=freeze,
+        )
+    assert not is_running(run_folder)
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_its_samples_and_no_process(tmp_path, run_folder, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(run_folder))
+    code = (
+        "from bench.collectives import collect_collectives\n"
+        f"collect_collectives({str(tmp_path / 'store')!r}, 2, 2, device='cpu', seconds={FOREVER_S}, seconds_per_file=1)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as collecting:
+        while not list((tmp_path / "store").glob("*/*/part-*")):
+            assert collecting.poll() is None
+            time.sleep(0.1)
+        collecting.kill()
+    assert read_collective_samples(tmp_path / "store")
+    while is_running(run_folder):  # pytest's own timeout ends this if they stay
+        time.sleep(0.1)
+
+
+# What is chosen
+
+
+def test_sizes_are_powers_of_four():
+    assert powers_of_four() == tuple(2**power for power in range(10, 29, 2))
+    assert powers_of_four(1024, 4095) == (1024,)
+
+
+@pytest.mark.parametrize(
+    ("nproc", "node_size", "levels"),
+    [
+        (4, 2, ("node", "across_nodes", "world")),
+        (4, 4, ("node",)),
+        (4, 1, ("across_nodes",)),
+        (2, 2, ("node",)),
+    ],
+)
+def test_levels_with_the_same_ranks_are_measured_once(nproc, node_size, levels):
+    assert levels_of(nproc, node_size) == levels
+    chosen = choose_collectives(nproc, node_size, quick(1024, 4096))
+    assert len(chosen) == len(set(chosen)) == 2 * len(levels) * len(OPERATORS) * 3
+
+
+def test_reductions_of_int8_are_refused_with_a_reason():
+    assert "overflow" in refusal(collective_of(Operator.ALL_REDUCE, dtype=DType.INT8))
+    assert refusal(collective_of(Operator.ALL_GATHER, dtype=DType.INT8)) is None
+
+
+def test_what_has_fewest_samples_comes_first(tmp_path):
+    chosen = choose_collectives(2, 2, quick(1024, 4096))
+    assert fewest_first(chosen, tmp_path, "cpu", 2, 2) == chosen
+    small = chosen[: len(chosen) // 2]
+    write_collective_samples(tmp_path, [sample_of(one, nproc=2) for one in small])
+    assert fewest_first(chosen, tmp_path, "cpu", 2, 2) == chosen[len(small) :] + small
+    assert fewest_first(chosen, tmp_path, "cpu", 4, 2) == chosen  # measured by other processes
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"nproc": 1}, InvalidOptionError, "nproc: must be at least 2"),
+        ({"nproc": 4, "node_size": 3}, InvalidOptionError, "node_size: must divide the 4 processes, got 3"),
+        ({"nproc": 4, "node_size": 0}, InvalidOptionError, "node_size: must divide the 4 processes, got 0"),
+        ({"seconds": 0.0}, InvalidOptionError, "seconds: must be above 0"),
+        ({"seconds": float("nan")}, InvalidOptionError, "seconds: must be above 0"),
+        ({"device": "tpu"}, InvalidOptionError, "device: must be auto, cpu or cuda"),
+        ({"nproc": 4096, "node_size": 1, "device": "cuda"}, DeviceError, "GPU"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_starts(options, error, text, tmp_path, run_folder):
+    with pytest.raises(error, match=text):
+        collect_collectives(tmp_path / "store", **options)
+    assert list(run_folder.iterdir()) == []
+
+
+def test_a_store_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "store").write_text("not a folder")
+    with pytest.raises(SampleStoreError, match="is no folder"):
+        collect_collectives(tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [({"sizes": ()}, "sizes"), ({"sizes": (0,)}, "sizes"), ({"skew": 0.0}, "skew"), ({"min_chunk": 0}, "min_chunk")],
+)
+def test_bad_settings_are_refused(values, field):
+    with pytest.raises(InvalidOptionError) as caught:
+        CollectiveSettings(**values)
+    assert caught.value.field == field
+
+
+# What is moved
+
+
+@given(
+    num_ranks=st.integers(1, 16),
+    elements=st.integers(1, 10**9),
+    skew=st.floats(0.01, 20),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=50)
+def test_unequal_splits_conserve_bytes(num_ranks, elements, skew, seed):
+    count_RR = split_matrix(num_ranks, elements, skew, seed)
+    assert count_RR.shape == (num_ranks, num_ranks)
+    assert (count_RR >= 0).all()
+    assert count_RR.sum() == num_ranks * elements
+    np.testing.assert_array_equal(count_RR, split_matrix(num_ranks, elements, skew, seed))
+
+
+def test_splits_are_more_unequal_with_more_skew():
+    spreads = [split_matrix(8, 10**6, skew, 5).std() for skew in (0.1, 0.5, 1.5)]
+    assert spreads == sorted(spreads)
+    assert spreads[0] > 0
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+@pytest.mark.parametrize("one", [*(collective_of(operator) for operator in Operator), unequal_of()], ids=str)
+def test_ranks_send_what_others_receive(one, num_ranks):
+    movement = Movement.of(one, num_ranks)
+    sent_R, received_R = movement.sent_bytes()
+    assert sent_R.sum() == received_R.sum() > 0
+    if one.operator is Operator.ALL_TO_ALL:
+        inputs, outputs = (sum(map(count, range(num_ranks))) for count in (movement.num_inputs, movement.num_outputs))
+        assert inputs == outputs == movement.bytes_per_rank * num_ranks // 4
+    # Rounded down to whole elements for every pair.
+    assert one.bytes_per_rank - 4 * num_ranks < movement.bytes_per_rank <= one.bytes_per_rank
+
+
+def test_bytes_that_have_to_leave_a_rank():
+    # 4096 bytes over 4 ranks: 3/4 of them leave, in an all-reduce twice.
+    sent = {operator: Movement.of(collective_of(operator), 4).sent_bytes()[0].tolist() for operator in Operator}
+    assert sent == {
+        Operator.ALL_TO_ALL: [3072] * 4,
+        Operator.REDUCE_SCATTER: [3072] * 4,
+        Operator.ALL_GATHER: [3072] * 4,
+        Operator.ALL_REDUCE: [6144] * 4,
+    }
+
+
+def test_contents_differ_between_ranks_and_between_blocks():
+    movement = Movement.of(collective_of(bytes_per_rank=480 * 4), 4)
+    blocks = {tuple(block.tolist()) for rank in range(4) for block in rank_content(movement, rank).chunk(4)}
+    assert len(blocks) == 16
+    assert len({tuple(expected_output(movement, rank).tolist()) for rank in range(4)}) == 4
+
+
+# Links
+
+
+def sample_of(collective, seconds=1e-3, *, nproc=4, node_size=2, reference_ms=1.0, **values):
+    group_size, num_nodes = group_shape(collective.level, nproc, node_size)
+    sent_R, received_R = Movement.of(collective, group_size).sent_bytes()
+    defaults = {
+        "collected_at": datetime(2026, 1, 2, tzinfo=UTC),
+        "device": "cpu",
+        "device_name": "A processor",
+        "backend": "gloo",
+        "torch_version": "2.13.0",
+        "autoshard_version": "0.1.0",
+        "git_commit": "",
+        "num_hosts": 1,
+        "spread": 0.0,
+        "num_rounds": 9,
+    }
+    return CollectiveSample(
+        **defaults | values,
+        nproc=nproc,
+        node_size=node_size,
+        collective=collective,
+        group_size=group_size,
+        num_nodes=num_nodes,
+        mean_sent_bytes=float(sent_R.mean()),
+        max_sent_bytes=int(sent_R.max()),
+        max_received_bytes=int(received_R.max()),
+        latency_ms=seconds * 1e3 * reference_ms,
+        reference_ms=reference_ms,
+    )
+
+
+TRUTH = {
+    (GroupLevel.NODE, Operator.ALL_TO_ALL): Link(bytes_per_s=2e11, latency_s=1e-5),
+    (GroupLevel.NODE, Operator.ALL_REDUCE): Link(bytes_per_s=1e11, latency_s=2e-5),
+    (GroupLevel.ACROSS_NODES, Operator.ALL_TO_ALL): Link(bytes_per_s=7e9, latency_s=3e-5),
+    (GroupLevel.ACROSS_NODES, Operator.ALL_REDUCE): Link(bytes_per_s=6e9, latency_s=4e-5),
+    (GroupLevel.WORLD, Operator.ALL_REDUCE): Link(bytes_per_s=4e9, latency_s=5e-5),
+}
+
+
+def true_seconds(collective, group_size, link):
+    if collective.operator is Operator.ALL_REDUCE:
+        return link.latency_s + collective.bytes_per_rank / link.bytes_per_s
+    sent_R, received_R = Movement.of(collective, group_size).sent_bytes()
+    return link.latency_s + max(sent_R.max(), received_R.max()) / link.bytes_per_s
+
+
+def alpha_beta_samples(nproc=4, node_size=2, **values):
+    """Samples of a machine that is exactly as the model says, and that ran at a third of its speed in between."""
+    found = []
+    for level, operator in TRUTH:
+        group_size, _ = group_shape(level, nproc, node_size)
+        if level not in levels_of(nproc, node_size):
+            continue
+        for size in powers_of_four():
+            chosen = [collective_of(operator, size, level)]
+            if operator is Operator.ALL_TO_ALL:
+                chosen.append(unequal_of(bytes_per_rank=size, level=level))
+            for one in chosen:
+                seconds = true_seconds(one, group_size, TRUTH[level, operator])
+                drift = 3.0 if size == 2**20 else 1.0
+                found.append(sample_of(one, seconds, nproc=nproc, node_size=node_size, reference_ms=drift, **values))
+    return found
+
+
+def topology_of(*sizes):
+    link = Link(bytes_per_s=1.0, latency_s=1.0)
+    levels = tuple(Level(name=f"l{size}", size=size, all_to_all=link, all_reduce=link) for size in sizes)
+    return Topology(world_size=sizes[-1], device="other", memory_bytes=MemoryBytes(hbm=2**30), levels=levels)
+
+
+def test_the_fit_recovers_latency_and_bandwidth():
+    fits = fit_links(alpha_beta_samples())
+    assert {(fit.level, fit.operator) for fit in fits} == set(TRUTH)
+    for fit in fits:
+        truth = TRUTH[fit.level, fit.operator]
+        assert fit.link.bytes_per_s == pytest.approx(truth.bytes_per_s, rel=1e-6)
+        assert fit.link.latency_s == pytest.approx(truth.latency_s, rel=1e-6)
+        assert fit.mean_error <= fit.max_error < 1e-9
+
+
+def test_the_fit_says_how_wrong_it_is():
+    rng = np.random.default_rng(0)
+    noisy = [replace(one, latency_ms=one.latency_ms * rng.uniform(0.8, 1.2)) for one in alpha_beta_samples()]
+    for fit in fit_links(noisy):
+        truth = TRUTH[fit.level, fit.operator]
+        assert fit.link.bytes_per_s == pytest.approx(truth.bytes_per_s, rel=0.15)
+        assert fit.link.latency_s == pytest.approx(truth.latency_s, rel=0.15)
+        assert 0.04 < fit.mean_error < 0.2
+        assert fit.mean_error < fit.max_error < 0.5
+
+
+def test_a_latency_below_zero_is_zero():
+    num_bytes_S = np.array([1e3, 1e6, 1e9])
+    link = fit_link(num_bytes_S, np.array([1e-7, 1.5e-3, 2.0]))  # time grows faster than bytes
+    assert link.latency_s == 0.0
+    ratio_S = num_bytes_S / np.array([1e-7, 1.5e-3, 2.0])
+    # No other bandwidth has a smaller error.
+    errors = [((ratio_S / (link.bytes_per_s * factor) - 1) ** 2).sum() for factor in (0.99, 1.0, 1.01)]
+    assert min(errors) == errors[1]
+
+
+@pytest.mark.parametrize(("num_bytes", "seconds"), [([8.0, 8.0], [1.0, 2.0]), ([8.0, 16.0], [2.0, 1.0])])
+def test_times_without_a_bandwidth_are_an_error(num_bytes, seconds):
+    with pytest.raises(InputError, match="bytes_per_rank"):
+        fit_link(np.array(num_bytes), np.array(seconds))
+
+
+def test_a_fitted_topology_prices_what_was_measured(tmp_path):
+    samples = alpha_beta_samples()
+    topology = fitted_topology(samples, topology_of(2, 4))
+    assert topology.device == "cpu"
+    node, cluster = topology.levels
+    for link, key in (
+        (node.all_to_all, (GroupLevel.NODE, Operator.ALL_TO_ALL)),
+        (node.all_reduce, (GroupLevel.NODE, Operator.ALL_REDUCE)),
+        (cluster.all_to_all, (GroupLevel.ACROSS_NODES, Operator.ALL_TO_ALL)),
+        (cluster.all_reduce, (GroupLevel.WORLD, Operator.ALL_REDUCE)),
+    ):
+        assert link.bytes_per_s == pytest.approx(TRUTH[key].bytes_per_s, rel=1e-6)
+    write_topology(topology, tmp_path / "topology.json")
+    assert read_topology(tmp_path / "topology.json") == topology
+    undisturbed = [one for one in samples if one.reference_ms == 1.0]
+    assert relative_errors(undisturbed, topology).max() < 1e-6
+    slower = [replace(one, latency_ms=2 * one.latency_ms) for one in undisturbed]
+    assert relative_errors(slower, topology).min() > 0.4
+    with pytest.raises(InputError, match="over 6 ranks on 3 nodes"):
+        relative_errors(samples, topology_of(2, 6))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "nproc", "node_size"),
+    [((2, 4), 4, 2), ((2, 16), 4, 2), ((8, 64), 8, 4), ((1, 3), 2, 1), ((4,), 4, 4), ((2,), 4, 2)],
+)
+def test_links_come_from_the_nearest_arrangement(sizes, nproc, node_size):
+    arrangements = [(4, 2), (8, 4), (2, 1), (4, 4)]
+    samples = [one for arrangement in arrangements for one in alpha_beta_samples(*arrangement)]
+    used = links_used(samples, topology_of(*sizes))
+    assert {(fit.nproc, fit.node_size) for _, fit in used} == {(nproc, node_size)}
+    assert {index for index, _ in used} == {index for index, size in enumerate(sizes) if size > 1}
+    assert len(used) == 2 * len({index for index, _ in used})
+
+
+def test_levels_that_were_not_measured_keep_their_links():
+    like = topology_of(2, 4, 8)
+    topology = fitted_topology(alpha_beta_samples(), like)
+    assert topology.levels[2] == like.levels[2]
+    one_node = fitted_topology(alpha_beta_samples(2, 2), topology_of(2, 4))
+    assert one_node.levels[0].all_to_all.bytes_per_s == pytest.approx(2e11)
+    assert one_node.levels[1] == like.levels[1]
+
+
+def test_samples_that_fit_nothing_are_an_error():
+    with pytest.raises(InputError, match="several devices, take those of one: cpu, h200"):
+        fitted_topology([*alpha_beta_samples(), *alpha_beta_samples(device="h200")], topology_of(2, 4))
+    with pytest.raises(InputError, match="hold no all-to-all or all-reduce"):
+        fitted_topology([], topology_of(2, 4))
+    gathered = [replace(one, collective=collective_of(Operator.ALL_GATHER)) for one in alpha_beta_samples()]
+    with pytest.raises(InputError, match="hold no all-to-all or all-reduce"):
+        fitted_topology(gathered, topology_of(2, 4))
