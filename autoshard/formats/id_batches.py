@@ -201,7 +201,9 @@ def _checked(ids_L: NDArray[np.integer], lengths_B: IntArray, limit: int, column
         place = int(np.flatnonzero((ids_L < 0) | (ids_L >= limit))[0])
         row = first_row + int(np.searchsorted(np.cumsum(lengths_B), place, side="right"))
         hint = "; hash larger ones into rows first" if limit == MAX_ROWS and ids_L[place] > 0 else ""
-        raise FormatError(f"ids must be in [0, {limit - 1}]{hint}; row {row} has {ids_L[place]}", field=column)
+        raise FormatError(
+            f"ids must be in [0, {limit - 1}]{hint}; row {row} has {ids_L[place]}", field=shortened(column)
+        )
     return ids_L.astype(np.int64)
 
 
@@ -226,8 +228,10 @@ def _add_parquet(file: Path, features: dict[str, _Counts], first: Path, limit: i
                     ids_L, lengths_B = _bags(batch.column(name), name, row)
                     features[name].add(_checked(ids_L, lengths_B, limit, name, row), lengths_B)
                 row += batch.num_rows
-                advance(batch.num_rows / num_samples)
-    except (pa.ArrowException, OSError) as error:
+                advance(batch.num_rows / max(num_samples, 1))
+            if row != num_samples:
+                raise FormatError(f"is a damaged Parquet file: it says {num_samples} rows and has {row}")
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: of a column's name
         raise FormatError(f"is a damaged Parquet file: {shortened(str(error))}") from None
     if num_samples == 0:
         advance(1.0)
@@ -273,7 +277,7 @@ def _bags(column: pa.Array, name: str, first_row: int) -> tuple[NDArray[np.integ
     if values.null_count:
         place = int(np.flatnonzero(np.asarray(values.is_null()))[0])
         row = first_row + int(np.searchsorted(np.cumsum(lengths_B), place, side="right"))
-        raise FormatError(f"ids must not be null; row {row} has a null within its list", field=name)
+        raise FormatError(f"ids must not be null; row {row} has a null within its list", field=shortened(name))
     return np.asarray(values), lengths_B
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import AccessProfile
 from autoshard.core.batches import draw_bags
-from autoshard.core.errors import FormatError
+from autoshard.core.errors import FormatError, InputError
 from autoshard.formats import import_tables, read_tables, write_tables
 from autoshard.formats.id_batches import read_id_batches
 
@@ -292,15 +292,32 @@ class TestRefusing:
             import_tables(tmp_path / "empty", "id-batches")
 
     def test_a_damaged_parquet_at_any_place_is_refused_in_one_line_or_read(self, tmp_path):
-        ids = np.random.default_rng(0).integers(0, 1000, 2000)
-        content = written(tmp_path / "a.parquet", {"a": ids}).read_bytes()
+        file = tmp_path / "a.parquet"
+        columns = {"a": [[1, 2], [3]], "bé": [1, 2]}
+        content = written(file, columns, compression="none", store_schema=False).read_bytes()
         refused = []
-        for place in range(4, len(content), len(content) // 40):
-            for damaged in (content[:place], content[:place] + b"\xff" * 8 + content[place + 8 :]):
-                (tmp_path / "a.parquet").write_bytes(damaged)
+        for place in range(4, len(content), 4):
+            for damaged in (content[:place], content[:place] + b"\xff" + content[place + 1 :]):
+                file.write_bytes(damaged)
                 try:
-                    import_tables(tmp_path / "a.parquet")
-                except FormatError as error:
+                    import_tables(file)
+                except InputError as error:
                     refused.append(str(error))
-        assert len(refused) >= 40
+        assert len(refused) > len(content) / 4
         assert not any("\n" in line for line in refused)
+
+    @pytest.mark.parametrize(
+        ("table", "message"),
+        [
+            (pa.Table.from_arrays([pa.array([1])] * 2, names=["a", "a"]), "a: is there twice"),
+            (pa.table({"a\nb": [-1]}), r"a\?b: ids must be in"),
+            (pa.table({"": [1]}), "name: must be a text of 1 to 512 characters"),
+        ],
+    )
+    def test_names_of_columns(self, tmp_path, table, message):
+        with pytest.raises(InputError, match=message):
+            import_tables(written(tmp_path / "a.parquet", table))
+        dotted = written(tmp_path / "b.parquet", {"a.b": [1], "a": [[2]], "a.list": [3]})
+        assert [(one.name, one.num_embeddings) for one in import_tables(dotted).tables] == [
+            *(("a.b", 2), ("a", 3), ("a.list", 4))
+        ]
