@@ -241,7 +241,7 @@ class TestLengthsAndBatches:
 
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # of FBGEMM's reporter
 class TestReporter:
-    """What `FBGEMM_REPORT_INPUT_PARAMS_INTERVAL` makes a training run write."""
+    """What the operator writes while it trains, under `FBGEMM_TBE_REPORT_INPUT_PARAMS=1`."""
 
     @pytest.fixture
     def folder(self, tmp_path):
