@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from autoshard.core import LocalShard, TableSet
 from autoshard.core.errors import InvalidOptionError
+from bench.candidates import MostUncertain
 from bench.kinds import OtherKinds
 from bench.slices import Slices
 from bench.strategies import (
@@ -40,15 +41,17 @@ STRATEGIES: Mapping[str, Callable[[SetSource, int], Strategy]] = {
     "singles": SingleTables,
     "slices": Slices,
     "kinds": OtherKinds,
+    "uncertain": MostUncertain,
 }
 #: Half of the sets are whole tables as they are met in placements or drawn evenly; the rest is at the edges.
 DEFAULT_WEIGHTS: Mapping[str, float] = {
-    "random": 0.25,
+    "random": 0.20,
     "placements": 0.30,
     "memory-limit": 0.05,
     "singles": 0.05,
-    "slices": 0.20,
+    "slices": 0.15,
     "kinds": 0.15,
+    "uncertain": 0.10,
 }
 REPEAT = "repeat"
 #: Every so many sets one of the last sets comes again, so that a store tells how well it repeats itself.

@@ -10,12 +10,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from autoshard.core import Costs, Level, Link, MemoryBytes, ShardingPlan, TableSet, Topology
+from autoshard.core import Constraints, Costs, Level, Link, MemoryBytes, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import InfeasiblePlanError, ModelError
 from autoshard.evaluation.analytic import DEVICE_MEMORY, AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
-from autoshard.planners.planner import PlanRequest
-from autoshard.planning import make_costs, make_plan, planner_names
+from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.planner import Planner, PlanRequest
+from autoshard.planners.registry import get_planner, planner_names
+from autoshard.planning import make_costs
 from bench.strategies import SetSource, ShardSet, generator_of
 
 #: Planners whose plans are visited. TorchRec's takes ten seconds for a plan.
@@ -32,7 +34,7 @@ _PARTIAL_SHARE = 0.35
 #: Plans kept: more than the sets that may come again reach back.
 _PLANS_KEPT = 48
 #: The search is bounded by steps, so that the same seed gives the same plan on slow machines too.
-_SEARCH_S, _STEPS_PER_S = 60.0, 10
+_SEARCH_S, _STEPS_PER_S = 60.0, 4
 #: Prices on devices that nothing is known of: planners compare prices only.
 _STAND_IN = "a100"
 
@@ -63,12 +65,14 @@ class Placements:
     """
 
     def __init__(self, source: SetSource, seed: int, planners: tuple[str, ...] | None = None) -> None:
-        pool = tuple(table for table, _ in source.whole_tables())
+        # What a model may not do with its tables matters to its own plans, not to sets of a pool.
+        pool = tuple(replace(table, constraints=Constraints()) for table, _ in source.whole_tables())
         self._source = source
         self._pool = TableSet(batch_size=source.tables.batch_size, tables=pool)
         self._seed = seed
         self._costs = planning_costs(self._pool, source)
         self.planners = planners if planners is not None else self._registered()
+        self._loaded: dict[str, Planner] = {name: get_planner(name) for name in self.planners}
         self._plan = lru_cache(maxsize=_PLANS_KEPT)(self._make_plan)
 
     def draw(self, number: int) -> ShardSet:
@@ -94,7 +98,7 @@ class Placements:
         if self._source.registry is not None and POLICY in planner_names():
             tables = self._pool.sample(min(8, len(self._pool.tables)), 0)
             try:
-                make_plan(POLICY, self._request(tables, 2, 0))
+                get_planner(POLICY).plan(self._request(tables, 2, 0))
             except InfeasiblePlanError:  # it plans, but not this task
                 return (*names, POLICY)
             except ModelError:
@@ -113,12 +117,18 @@ class Placements:
                 options = {"steps_per_s": _STEPS_PER_S, "policy": POLICY in self.planners}
                 request = replace(request, time_limit_s=_SEARCH_S, options=options)
             try:
-                plan = make_plan(name, request)
+                plan = self._loaded[name].plan(request)
             except InfeasiblePlanError:
                 # Every table fits a rank alone, so in the end a task does.
                 num_tables = max(1, num_tables // 2)
                 num_ranks = max(num_ranks, 2)
                 continue
+            except ModelError:
+                if name != POLICY:
+                    raise
+                name = self.planners[0]  # the policy's own cost model knows other tables only
+                continue
+            validate_plan(plan)
             return plan, self._by_falling_cost(plan)
 
     def _by_falling_cost(self, plan: ShardingPlan) -> tuple[ShardSet, ...]:
