@@ -51,7 +51,10 @@ class DenseSettings:
     """Spread of a sample, forward or backward, from which it is measured once more and then marked."""
     max_bytes: int | None = None
     """Memory for a group; None for a share of what is free."""
+    cache_bytes: int | None = None
+    """Size of the cache that is flushed; None asks the device."""
     reference_batch: int = 256
+    """Batch of the reference perceptron."""
 
     @classmethod
     def for_device(cls, device: BenchDevice) -> DenseSettings:
@@ -96,6 +99,9 @@ class DenseHarness:
         device: Where to measure.
         settings: How; the device's usual ones when left out.
 
+    Raises:
+        DeviceError: If there is no memory for the reference.
+
     Attributes:
         flops_per_s: What the reference perceptron reached, for each number format that the device runs.
     """
@@ -104,7 +110,12 @@ class DenseHarness:
         self.device = device
         self.settings = DenseSettings.for_device(device) if settings is None else settings
         self._max_bytes = self.settings.max_bytes or free_bytes(device.device)
-        self._flush = CacheFlush(device.device)
+        if self._reserved_bytes() >= self._max_bytes:
+            raise DeviceError(
+                f"dense layers need more than {self._reserved_bytes():,} bytes on {device.name}, "
+                f"the benchmark may fill {self._max_bytes:,}"
+            )
+        self._flush = CacheFlush(device.device, self.settings.cache_bytes)
         self._num_groups = 0
         references = [replace(self.settings.reference, dtype=dtype) for dtype in runnable_dtypes(device.device)]
         self.flops_per_s = {
