@@ -1,17 +1,11 @@
-"""Benchmark of embedding collectives: which are measured, the processes that run them, and the samples they leave."""
+"""Benchmark of embedding collectives: which are measured, and the samples they leave."""
 
 from __future__ import annotations
 
-import json
 import math
-import queue
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -21,8 +15,7 @@ from typing import Any
 import torch
 
 from autoshard.core import DType
-from autoshard.core.errors import DeviceError, ExecutionError, InvalidOptionError, SampleStoreError
-from autoshard.formats import atomic_write
+from autoshard.core.errors import DeviceError, InvalidOptionError, SampleStoreError
 from autoshard.formats.collective_samples import (
     Collective,
     CollectiveSample,
@@ -33,10 +26,7 @@ from autoshard.formats.collective_samples import (
     read_collective_samples,
     write_collective_samples,
 )
-from autoshard.runtime.job import JOB_FILE
-
-# One launcher for all process groups of the project: what it knows of orphans and of errors holds here, too.
-from autoshard.runtime.launch import _end, _environment, _failure, _read_lines
+from bench.collective_launch import START_S, run_workers
 from bench.collective_operators import Movement, refusal
 from bench.devices import BenchDevice, find_device
 from bench.provenance import installed_software
@@ -51,11 +41,6 @@ OPERATORS = (
     (Operator.ALL_GATHER, Splits.EQUAL),
     (Operator.ALL_REDUCE, Splits.EQUAL),
 )
-_WORKER = "bench.collective_worker"
-_POLL_S = 0.1
-_DRAIN_S = 2.0
-#: Processes import torch and find each other before their first report; on a busy machine that takes a minute.
-_START_S = 300.0
 
 
 def powers_of_four(smallest: int = MIN_BYTES, largest: int = MAX_BYTES) -> tuple[int, ...]:
@@ -236,12 +221,12 @@ def collect_collectives(
         "reference_bytes": settings.reference_bytes,
         "seconds": seconds,
         "seed": seed,
-        "timeout_s": _START_S + stall_timeout_s,  # this process looks after hanging ones
+        "timeout_s": START_S + stall_timeout_s,  # this process looks after hanging ones
         "chunks": [[asdict(one) for one in chunk] for chunk in _chunks(chosen, settings)],
     }
     reported = started
     try:
-        with closing(_run_workers(job, nproc, stall_timeout_s)) as events:
+        with closing(run_workers(job, nproc, stall_timeout_s)) as events:
             for event in events:
                 count = log.take(event)
                 if count:
@@ -378,67 +363,3 @@ def _chunks(chosen: Sequence[Collective], settings: CollectiveSettings) -> Itera
         chunk.append(one)
     if chunk:
         yield chunk
-
-
-def _run_workers(job: dict[str, Any], nproc: int, stall_timeout_s: float) -> Generator[dict[str, Any], None, None]:
-    """Starts the processes and passes their reports on; whatever happens, none is left when this ends."""
-    with tempfile.TemporaryDirectory(prefix="autoshard-collectives-") as name:
-        folder = Path(name)
-        atomic_write(folder / JOB_FILE, json.dumps(job))
-        with _start(folder, nproc) as launcher:
-            try:
-                yield from _reports(launcher, stall_timeout_s)
-            finally:
-                _end(launcher, folder, nproc)
-        if launcher.returncode != 0:
-            raise _failure(folder, nproc, launcher.returncode)
-
-
-def _start(folder: Path, nproc: int) -> subprocess.Popen[bytes]:
-    environment = _environment(folder)
-    # `bench` is a generic name: the one beside this file has to come first.
-    location = str(Path(__file__).resolve().parent.parent)
-    environment["PYTHONPATH"] = ":".join([location, *filter(None, [environment.get("PYTHONPATH")])])
-    elastic = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "--shutdown-timeout=5"]
-    command = [sys.executable, "-m", "torch.distributed.run", *elastic, f"--nproc-per-node={nproc}"]
-    with (folder / "stderr").open("wb") as stderr:
-        return subprocess.Popen(
-            [*command, "-m", _WORKER, str(folder)],
-            stdin=subprocess.PIPE,  # workers end when this process does
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=environment,
-            start_new_session=True,
-        )
-
-
-def _reports(launcher: subprocess.Popen[bytes], stall_timeout_s: float) -> Iterator[dict[str, Any]]:
-    """Reports of the workers, until the launcher ends.
-
-    Raises:
-        ExecutionError: If there is none for too long.
-    """
-    assert launcher.stdout is not None
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    reader = threading.Thread(target=_read_lines, args=(launcher.stdout, lines), daemon=True)
-    reader.start()
-    heard, limit_s = time.monotonic(), max(_START_S, stall_timeout_s)
-    while launcher.poll() is None or reader.is_alive() or not lines.empty():
-        try:
-            line = lines.get(timeout=_POLL_S)
-        except queue.Empty:
-            if launcher.poll() is not None and time.monotonic() - heard > _DRAIN_S:
-                return  # somebody else holds the other end of its output
-            if time.monotonic() - heard > limit_s:
-                raise ExecutionError(
-                    f"no process has answered for {limit_s:g} s; one of them hangs, and all were stopped"
-                ) from None
-            continue
-        heard = time.monotonic()
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue  # libraries print to standard output, too
-        if isinstance(event, dict) and "event" in event:
-            limit_s = stall_timeout_s
-            yield event
