@@ -6,96 +6,70 @@ Shape suffixes: N shards, S sets of shards, H width of a code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import Exchange, KernelCosts, LocalShard, MemoryLevel, Update
+from autoshard.core import DType, Exchange, KernelCosts, LocalShard, Optimizer, Pooling, Update
 from autoshard.core.costs import CodeArray, MsArray
-from autoshard.core.errors import ModelError
+from autoshard.evaluation.device_memory import (
+    DEVICE_MEMORY,
+    UNKNOWN_DEVICE,
+    UNKNOWN_HIGH_FACTOR,
+    UNKNOWN_LOW_FACTOR,
+    DeviceMemory,
+)
+from autoshard.evaluation.kernel_time import kernel_seconds
 
-ID_BYTES = 8
-GRADIENT_BYTES = 4
-#: A radix sort of 64-bit ids in four passes reads and writes each id with its position.
-SORT_BYTES_PER_ID = 4 * 2 * (8 + 4)
+__all__ = ["DEVICE_MEMORY", "AnalyticCostModel", "DeviceMemory"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
-    """Published memory bandwidth of one device kind."""
-
-    bytes_per_s: float
-    launch_ms: float
-    """Assumed cost of starting one kernel, whatever it does."""
-    source: str
-
-
-#: By device key. The launch costs are round assumptions: about 10 microseconds on GPUs, of the order of a parallel
-#: region on CPUs.
-DEVICE_MEMORY: dict[str, DeviceMemory] = {
-    "cpu": DeviceMemory(
-        bytes_per_s=204.8e9,
-        launch_ms=0.05,
-        source="Intel ARK, Xeon Platinum 8380: 8 channels of DDR4-3200, 204.8 GB/s per socket",
-    ),
-    "v100": DeviceMemory(bytes_per_s=900e9, launch_ms=0.01, source="NVIDIA V100 datasheet: 900 GB/s HBM2"),
-    "a100": DeviceMemory(bytes_per_s=1555e9, launch_ms=0.01, source="NVIDIA A100 datasheet, 40 GB: 1,555 GB/s HBM2"),
-    "h100": DeviceMemory(bytes_per_s=3350e9, launch_ms=0.01, source="NVIDIA H100 datasheet, SXM: 3.35 TB/s HBM3"),
-    "h200": DeviceMemory(bytes_per_s=4800e9, launch_ms=0.01, source="NVIDIA H200 datasheet, SXM: 4.8 TB/s HBM3e"),
-}
-
-#: Interval around an analytic price, as factors. Caches make hot rows cheaper than the memory's bandwidth says; row
-#: gathers rarely reach it (Neo Appendix A: 850 of 900 GB/s on V100, 1,300 of 1,555 on A100, at best), and small
-#: batches and CPUs are much further off.
-LOW_FACTOR, HIGH_FACTOR = 0.3, 6.0
-
-_FORWARD, _BACKWARD, _COUNT = range(3)
+_FORWARD, _BACKWARD, _FIRST_KIND = range(3)
+_POOLINGS, _DTYPES = list(Pooling), list(DType)
+#: What runs in the backward pass: an optimizer, or None for the gradient that an all-reduce takes.
+_UPDATES: list[Optimizer | None] = [*Optimizer, None]
+_CODE_WIDTH = _FIRST_KIND + len(_POOLINGS) * len(_DTYPES) * len(_UPDATES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyticCostModel:
-    """Bytes moved over the published bandwidth, plus the launch of each pass's kernels.
+    """Bytes moved over published bandwidths, waits for memory, and the launch of each kernel.
 
-    A code is (forward ms, backward ms, 1), so that a sum of codes prices the set; only the launches are shared.
-    Made with `for_device`.
+    A code is (forward ms, backward ms, shards by kind), so that a sum of codes prices the set. Shards of one kind
+    (pooling, number format, optimizer) share the launches of a fused kernel, all else adds up. The interval is a fixed
+    factor either way, `low_factor` and `high_factor` of the device. Made with `for_device`.
 
-    Source:
-        Roofline of a memory-bound kernel, as Neo Appendix B and TorchRec's planner have it; here the backward pass
-        is counted too (gradients, sorting of ids, read and write of the distinct rows and their optimizer state),
-        instead of taken as twice the forward pass.
+    Attributes:
+        device: Key of the device kind.
+        memory: What it is priced with.
+        stand_in: Key of the device whose memory that is, if nothing is known of this one.
     """
 
     device: str
     memory: DeviceMemory
+    stand_in: str | None = None
 
     @classmethod
     def for_device(cls, device: str) -> AnalyticCostModel:
-        """The model of a device kind.
-
-        Raises:
-            ModelError: If its bandwidth is not in the table.
-        """
-        if device not in DEVICE_MEMORY:
-            raise ModelError(
-                f"no bandwidth is known for {device!r}: train a model on it with `autoshard collect` and "
-                f"`autoshard train cost`, or name one of {', '.join(DEVICE_MEMORY)}",
-                field="topology.device",
-            )
-        return cls(device=device, memory=DEVICE_MEMORY[device])
+        """The model of a device kind; one that is not in `DEVICE_MEMORY` is priced as a slow GPU, and named so."""
+        if device in DEVICE_MEMORY:
+            return cls(device=device, memory=DEVICE_MEMORY[device])
+        memory = replace(DEVICE_MEMORY[UNKNOWN_DEVICE], low_factor=UNKNOWN_LOW_FACTOR, high_factor=UNKNOWN_HIGH_FACTOR)
+        return cls(device=device, memory=memory, stand_in=UNKNOWN_DEVICE)
 
     @property
     def name(self) -> str:
-        """`analytic:` and the device."""
-        return f"analytic:{self.device}"
+        """`analytic:` and the device; says so where the device is unknown."""
+        unknown = f" (unknown device, priced as {self.stand_in})" if self.stand_in else ""
+        return f"analytic:{self.device}{unknown}"
 
     def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
-        """Codes of single shards, shape (N, 3)."""
-        codes_NH = np.zeros((len(shards), 3), dtype=np.float32)
+        """Codes of single shards, shape (N, H)."""
+        codes_NH = np.zeros((len(shards), _CODE_WIDTH), dtype=np.float32)
         for index, shard in enumerate(shards):
-            if shard.level is not MemoryLevel.HBM:
-                raise ModelError(f"{shard.table}: {self.name} prices rows in hbm only, not in {shard.level}")
-            forward_bytes, backward_bytes = kernel_bytes(shard)
-            codes_NH[index] = (self._milliseconds(forward_bytes), self._milliseconds(backward_bytes), 1.0)
+            forward_s, backward_s = kernel_seconds(shard, self.memory)
+            codes_NH[index, _FORWARD] = forward_s * 1e3
+            codes_NH[index, _BACKWARD] = backward_s * 1e3
+            codes_NH[index, _FIRST_KIND + _kind_of(shard)] = 1.0
         return codes_NH
 
     def price(self, codes_SH: CodeArray) -> MsArray:
@@ -104,40 +78,24 @@ class AnalyticCostModel:
 
     def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
         """Forward, backward and the interval."""
-        parts_SH = np.maximum(np.asarray(codes_SH, dtype=np.float64), 0.0)
-        # Sums of float32 codes from which shards were taken off again may miss 0 by a little.
-        launch_ms_S = np.where(parts_SH[:, _COUNT] > 0.5, self.memory.launch_ms, 0.0)
-        forward_ms_S = parts_SH[:, _FORWARD] + launch_ms_S
-        backward_ms_S = parts_SH[:, _BACKWARD] + launch_ms_S
+        # Sums of float32 codes from which shards were taken off again may miss 0 by a little; counts do not.
+        parts_SP = np.maximum(np.asarray(codes_SH[:, :_FIRST_KIND], dtype=np.float64), 0.0)
+        num_kernels_S = (codes_SH[:, _FIRST_KIND:] > 0.5).sum(axis=1)
+        parts_SP[num_kernels_S == 0] = 0.0
+        forward_ms_S = parts_SP[:, _FORWARD] + num_kernels_S * self.memory.forward_launch_ms
+        backward_ms_S = parts_SP[:, _BACKWARD] + num_kernels_S * self.memory.backward_launch_ms
         kernel_ms_S = forward_ms_S + backward_ms_S
         return KernelCosts(
             forward_ms_S=forward_ms_S,
             backward_ms_S=backward_ms_S,
-            low_ms_S=LOW_FACTOR * kernel_ms_S,
-            high_ms_S=HIGH_FACTOR * kernel_ms_S,
+            low_ms_S=self.memory.low_factor * kernel_ms_S,
+            high_ms_S=self.memory.high_factor * kernel_ms_S,
         )
 
-    def _milliseconds(self, num_bytes: float) -> float:
-        return num_bytes / self.memory.bytes_per_s * 1e3
 
-
-def kernel_bytes(shard: LocalShard) -> tuple[float, float]:
-    """Bytes that a shard's forward and backward kernels move per step.
-
-    Forward reads ids, offsets and one row per lookup, and writes the output. Backward sorts the ids, reads one
-    gradient per lookup, and reads and writes the distinct rows with their optimizer state; rows that are updated
-    after an all-reduce have their gradients written instead.
-    """
-    num_lookups = shard.num_lookups
-    row_bytes = shard.embedding_dim * shard.dtype.num_bytes
-    gradient_bytes = shard.embedding_dim * GRADIENT_BYTES
-    num_outputs = num_lookups if shard.output is Exchange.ROWS else float(shard.num_bags)
-    read = num_lookups * (row_bytes + ID_BYTES) + shard.num_bags * ID_BYTES
-    forward = read + num_outputs * shard.embedding_dim * GRADIENT_BYTES
-    distinct = shard.access.expected_distinct(num_lookups)
-    backward = num_lookups * (gradient_bytes + SORT_BYTES_PER_ID)
-    if shard.update is Update.FUSED:
-        backward += distinct * 2 * (row_bytes + shard.optimizer.state_bytes_per_row(shard.embedding_dim))
-    else:
-        backward += distinct * gradient_bytes
-    return forward, backward
+def _kind_of(shard: LocalShard) -> int:
+    """Index of the fused kernel that a shard runs in."""
+    pooling = Pooling.SEQUENCE if shard.output is Exchange.ROWS else shard.pooling
+    update = shard.optimizer if shard.update is Update.FUSED else None
+    kind = _POOLINGS.index(pooling) * len(_DTYPES) + _DTYPES.index(shard.dtype)
+    return kind * len(_UPDATES) + _UPDATES.index(update)
