@@ -13,21 +13,23 @@ import plotly.graph_objects as go
 from autoshard.core import CostBreakdown, Topology
 from autoshard.report.measured import ComparedPlan, MeasuredPlan
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-_BLUE, _SKY, _GREEN = "#0072B2", "#56B4E9", "#009E73"
-_ORANGE, _YELLOW, _PINK = "#D55E00", "#E69F00", "#CC79A7"
-_GREY = "#8A8F98"
-_INK = "#1c2733"
-_FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13, "color": _INK}
-_GRID = "#e3e7ec"
+#: Okabe and Ito's palette, which colour-blind readers can tell apart.
+BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
+ORANGE, YELLOW, PINK = "#D55E00", "#E69F00", "#CC79A7"
+GREY = "#8A8F98"
+#: Of texts and of lines that mark a limit.
+INK = "#1c2733"
+#: Of grids and frames.
+GRID = "#e3e7ec"
+_FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13, "color": INK}
 
 _PARTS = (
-    ("forward kernel", "forward_kernel_ms", _BLUE),
-    ("backward kernel", "backward_kernel_ms", _SKY),
-    ("input", "input_ms", _GREY),
-    ("forward exchange", "forward_exchange_ms", _ORANGE),
-    ("backward exchange", "backward_exchange_ms", _YELLOW),
-    ("synchronisation", "sync_ms", _PINK),
+    ("forward kernel", "forward_kernel_ms", BLUE),
+    ("backward kernel", "backward_kernel_ms", SKY),
+    ("input", "input_ms", GREY),
+    ("forward exchange", "forward_exchange_ms", ORANGE),
+    ("backward exchange", "backward_exchange_ms", YELLOW),
+    ("synchronisation", "sync_ms", PINK),
 )
 
 
@@ -40,7 +42,7 @@ def rank_time_figure(predicted: CostBreakdown, measured: MeasuredPlan | None) ->
         if any(values):
             figure.add_bar(name=label, x=ranks, y=values, marker_color=colour, hovertemplate=_hover("rank %{x}"))
     if measured is not None:
-        mark = {"symbol": "diamond", "size": 10, "color": _INK, "line": {"color": "white", "width": 1}}
+        mark = {"symbol": "diamond", "size": 10, "color": INK, "line": {"color": "white", "width": 1}}
         figure.add_scatter(
             name="measured kernel",
             x=ranks,
@@ -59,8 +61,8 @@ def memory_figure(predicted: CostBreakdown, topology: Topology) -> go.Figure:
     gib = 1 << 30
     figure = go.Figure()
     for label, values, colour in (
-        ("weights and optimizer state", [rank.hbm_bytes / gib for rank in predicted.ranks], _GREEN),
-        ("activations", [rank.activation_bytes / gib for rank in predicted.ranks], _YELLOW),
+        ("weights and optimizer state", [rank.hbm_bytes / gib for rank in predicted.ranks], GREEN),
+        ("activations", [rank.activation_bytes / gib for rank in predicted.ranks], YELLOW),
     ):
         figure.add_bar(
             name=label,
@@ -71,7 +73,7 @@ def memory_figure(predicted: CostBreakdown, topology: Topology) -> go.Figure:
         )
     capacity = [topology.memory_of(rank.rank).hbm / gib for rank in predicted.ranks]
     size = max(4, min(26, 500 / len(ranks)))
-    mark = {"symbol": "line-ew", "size": size, "line": {"color": _INK, "width": 3}}
+    mark = {"symbol": "line-ew", "size": size, "line": {"color": INK, "width": 3}}
     figure.add_scatter(
         name="capacity",
         x=ranks,
@@ -92,12 +94,12 @@ def planners_figure(rows: Sequence[ComparedPlan]) -> go.Figure:
         name="predicted",
         x=names,
         y=[row.predicted_max_ms for row in planned],
-        marker_color=_SKY,
+        marker_color=SKY,
         hovertemplate=_hover("%{x}"),
     )
     if any(row.measured for row in planned):
         values = [row.measured.max_kernel_ms if row.measured else None for row in planned]
-        figure.add_bar(name="measured", x=names, y=values, marker_color=_BLUE, hovertemplate=_hover("%{x}"))
+        figure.add_bar(name="measured", x=names, y=values, marker_color=BLUE, hovertemplate=_hover("%{x}"))
     floors = [row.plan.predicted.floor_kernel_ms for row in planned if row.plan and row.plan.predicted]
     if floors:
         _add_line(figure, min(floors), "floor: costliest shard")
@@ -114,12 +116,12 @@ def planner_ranks_figure(row: ComparedPlan, highest_ms: float) -> go.Figure:
     assert row.plan is not None
     assert row.plan.predicted is not None
     if row.measured is not None:
-        parts = (("forward", row.measured.forward_ms_R, _BLUE), ("backward", row.measured.backward_ms_R, _SKY))
+        parts = (("forward", row.measured.forward_ms_R, BLUE), ("backward", row.measured.backward_ms_R, SKY))
     else:
         ranks_ = row.plan.predicted.ranks
         parts = (
-            ("forward", tuple(rank.forward_kernel_ms for rank in ranks_), _BLUE),
-            ("backward", tuple(rank.backward_kernel_ms for rank in ranks_), _SKY),
+            ("forward", tuple(rank.forward_kernel_ms for rank in ranks_), BLUE),
+            ("backward", tuple(rank.backward_kernel_ms for rank in ranks_), SKY),
         )
     figure = go.Figure()
     for label, values, colour in parts:
@@ -136,28 +138,36 @@ def _hover(place: str) -> str:
 
 
 def _add_line(figure: go.Figure, value_ms: float, label: str) -> None:
-    line = {"color": _INK, "width": 1.5, "dash": "dot"}
+    line = {"color": INK, "width": 1.5, "dash": "dot"}
     figure.add_hline(y=value_ms, line=line, name=f"{label}, {value_ms:.3g} ms", showlegend=True)
 
 
 def _styled(figure: go.Figure, x_title: str, y_title: str, *, barmode: str) -> go.Figure:
+    figure.update_layout(barmode=barmode, bargap=0.25)
+    figure.update_xaxes(title_text=x_title, type="category")
+    figure.update_yaxes(title_text=y_title, rangemode="tozero")
+    return in_house_style(figure)
+
+
+def in_house_style(figure: go.Figure, *, height: int = 380) -> go.Figure:
+    """Gives a figure, of one chart or several, the fonts, colours and margins that all reports share.
+
+    Args:
+        figure: Changed in place.
+        height: In pixels; the width is the reader's.
+
+    Returns:
+        The figure.
+    """
     figure.update_layout(
-        barmode=barmode,
-        height=380,
+        height=height,
         font=_FONT,
         paper_bgcolor="white",
         plot_bgcolor="white",
         margin={"l": 64, "r": 16, "t": 16, "b": 56},
-        bargap=0.25,
         showlegend=True,
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
     )
-    figure.update_xaxes(title={"text": x_title, "font": {"size": 13}}, type="category", automargin=True)
-    figure.update_yaxes(
-        title={"text": y_title, "font": {"size": 13}},
-        rangemode="tozero",
-        gridcolor=_GRID,
-        zerolinecolor=_GRID,
-        automargin=True,
-    )
+    figure.update_xaxes(title_font_size=13, automargin=True)
+    figure.update_yaxes(title_font_size=13, gridcolor=GRID, zerolinecolor=GRID, automargin=True)
     return figure

@@ -1,0 +1,188 @@
+"""Measured figures as files: a PNG image, a page that needs no network, and the numbers as JSON."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autoshard.core.errors import AutoshardError, InvalidOptionError
+from autoshard.formats.files import atomic_write
+from autoshard.formats.json_document import format_json
+from autoshard.report.pages import _chart, _render
+
+#: Image pixels per pixel of the figure: texts stay sharp on screens of high density.
+_SCALE = 2
+#: A browser that starts on a busy machine takes more than half a minute.
+_TIMEOUT_S = 240
+_INSTALL = "install one (`apt-get install chromium`) or name its program in BROWSER_PATH"
+
+
+class ImageError(AutoshardError):
+    """An image that cannot be drawn: a browser that is missing or failed."""
+
+    kind = "image"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberTable:
+    """A table of a page; the first cell of each line is its name.
+
+    Raises:
+        InvalidOptionError: If a line has more or fewer cells than there are columns.
+    """
+
+    columns: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+    caption: str
+
+    def __post_init__(self) -> None:
+        for line in self.lines:
+            if len(line) != len(self.columns):
+                raise InvalidOptionError(f"must have {len(self.columns)} cells each, got {len(line)}", field="lines")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A titled part of a page: a figure with its caption, and the tables with its numbers."""
+
+    title: str
+    caption: str
+    """What is seen."""
+    figure: Any = None
+    """A plotly figure; None for tables alone."""
+    tables: tuple[NumberTable, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureReport:
+    """A report made of figures, in the forms that it is written in.
+
+    Attributes:
+        title: Heading of the page.
+        subtitle: A line below it, such as the device that was measured.
+        sections: The parts of the page.
+        image: The figure that is drawn as the PNG.
+        image_size: Its width and height in pixels, before the scale for sharp texts.
+        document: The numbers, from which all of this can be made again.
+        facts: Numbers at the top of the page: label, value and a note, which may be empty.
+        provenance: Labels and values of how the numbers came about.
+    """
+
+    title: str
+    subtitle: str
+    sections: tuple[Section, ...]
+    image: Any
+    image_size: tuple[int, int]
+    document: Mapping[str, object]
+    facts: tuple[tuple[str, str, str], ...] = ()
+    provenance: tuple[tuple[str, str], ...] = ()
+
+
+def write_report(report: FigureReport, folder: Path, name: str) -> tuple[Path, ...]:
+    """Writes `name.json`, `name.html` and `name.png` into a folder, which is made when missing.
+
+    The numbers come first: where no image can be drawn, they and the page are there all the same.
+
+    Returns:
+        The files.
+
+    Raises:
+        FormatError: If a file cannot be written.
+        ImageError: If the image cannot be drawn; the other two files are written.
+    """
+    files = tuple(folder / f"{name}.{ending}" for ending in ("json", "html", "png"))
+    numbers, page, image = files
+    atomic_write(numbers, format_json(report.document))
+    atomic_write(page, figure_page(report))
+    width, height = report.image_size
+    try:
+        write_png(report.image, image, width=width, height=height)
+    except ImageError as error:
+        raise ImageError(f"{error.message}; {page} and {numbers} are written", source=str(image)) from error
+    return files
+
+
+def figure_page(report: FigureReport) -> str:
+    """The report as one HTML page with plotly.js inside."""
+    sections: list[dict[str, object]] = []
+    for index, section in enumerate(report.sections):
+        chart = None if section.figure is None else _chart(section.figure, f"chart-{index}")
+        sections.append(
+            {
+                "element": f"section-{index}",
+                "title": section.title,
+                "caption": section.caption,
+                "chart": chart,
+                "tables": section.tables,
+            }
+        )
+    return _render(
+        "figures.html.j2",
+        title=report.title,
+        subtitle=report.subtitle,
+        facts=[{"label": label, "value": value, "note": note} for label, value, note in report.facts],
+        sections=sections,
+        provenance=report.provenance,
+    )
+
+
+def write_png(figure: Any, path: Path, *, width: int, height: int) -> None:
+    """Draws a plotly figure as a PNG file, without a network.
+
+    Args:
+        figure: The figure.
+        path: Where the file goes; folders that are missing are made.
+        width: Pixels of the figure; the image has twice as many.
+        height: As `width`.
+
+    Raises:
+        ImageError: If there is no browser to draw with, or it fails.
+        FormatError: If the file cannot be written.
+    """
+    atomic_write(path, png_bytes(figure, width=width, height=height))
+
+
+def png_bytes(figure: Any, *, width: int, height: int) -> bytes:
+    """The image that `write_png` writes.
+
+    Raises:
+        ImageError: If there is no browser to draw with, or it fails.
+    """
+    browser = find_browser()
+    try:
+        import kaleido
+        from kaleido.errors import BrowserClosedError, BrowserFailedError, JavascriptError, KaleidoError
+    except ImportError as error:
+        raise ImageError("no image can be drawn: the package kaleido is not installed") from error
+    options = {"format": "png", "width": width, "height": height, "scale": _SCALE}
+    # Without MathJax, which would be fetched from the network. Kaleido turns off the sandbox, which root cannot have.
+    settings = {"mathjax": False, "path": str(browser), "timeout": _TIMEOUT_S}
+    try:
+        image: bytes = kaleido.calc_fig_sync(figure.to_dict(), opts=options, kopts=settings)
+    except (BrowserClosedError, BrowserFailedError, JavascriptError, KaleidoError, OSError, TimeoutError) as error:
+        raise ImageError(f"{browser} drew no image: {type(error).__name__}: {error}") from error
+    return image
+
+
+def find_browser() -> Path:
+    """The browser that images are drawn with: `BROWSER_PATH`, or an installed Chrome or Chromium.
+
+    Raises:
+        ImageError: If there is none; the text says how to get one.
+    """
+    named = os.environ.get("BROWSER_PATH")
+    if named:
+        if not os.access(named, os.X_OK) or not Path(named).is_file():
+            raise ImageError(f"BROWSER_PATH must name a Chrome or Chromium to draw images with, got {named!r}")
+        return Path(named)
+    try:
+        from choreographer.browsers.chromium import Chromium
+    except ImportError as error:
+        raise ImageError("no image can be drawn: the package kaleido is not installed") from error
+    found = Chromium.find_browser(skip_local=False)
+    if found is None:
+        raise ImageError(f"no image can be drawn without a Chrome or Chromium: {_INSTALL}")
+    return Path(found)

@@ -1,0 +1,130 @@
+"""Figures become images, pages and numbers; without a browser the last two are there all the same."""
+
+import json
+import struct
+import zlib
+from dataclasses import replace
+
+import plotly.graph_objects as go
+import pytest
+
+from autoshard.core.errors import FormatError, InvalidOptionError
+from autoshard.report.figures import in_house_style
+from autoshard.report.images import (
+    FigureReport,
+    ImageError,
+    NumberTable,
+    Section,
+    figure_page,
+    find_browser,
+    write_png,
+    write_report,
+)
+
+try:
+    find_browser()
+    NO_BROWSER = ""
+except ImageError as error:
+    NO_BROWSER = str(error)
+
+needs_browser = pytest.mark.skipif(bool(NO_BROWSER), reason=NO_BROWSER)
+EVIL = "<img src=x>"
+
+
+def bars(values=(1, 2, 3)):
+    return in_house_style(go.Figure(go.Bar(x=["a", "b", "c"], y=list(values))))
+
+
+def pixels(image):
+    """The bytes of a PNG's lines, as its compressed blocks hold them."""
+    blocks, position = b"", 8
+    while position < len(image):
+        (length,) = struct.unpack(">I", image[position : position + 4])
+        if image[position + 4 : position + 8] == b"IDAT":
+            blocks += image[position + 8 : position + 8 + length]
+        position += 12 + length
+    return zlib.decompress(blocks)
+
+
+@pytest.fixture
+def report():
+    table = NumberTable(columns=("name", "ms"), lines=((EVIL, "1.25"), ("b", "2.50")), caption="Milliseconds.")
+    sections = (
+        Section(title="First", caption="It grows.", figure=bars(), tables=(table,)),
+        Section(title="Numbers alone", caption=EVIL, tables=(table, table)),
+    )
+    return FigureReport(
+        title=EVIL,
+        subtitle="a machine",
+        sections=sections,
+        image=bars(),
+        image_size=(300, 200),
+        document={"numbers": [1, 2, 3]},
+        facts=(("Slowest", "3 ms", "of three"),),
+        provenance=(("Command", "python -m x"),),
+    )
+
+
+def test_a_page_holds_figures_captions_tables_and_where_they_came_from(report):
+    page = figure_page(report)
+    body = page[page.index("</head>") :]
+    assert EVIL not in body
+    assert body.count("&lt;img src=x&gt;") == 5  # heading, caption, a line of each of three tables
+    assert "<title>&lt;img src=x&gt;</title>" in page
+    assert body.count("<table>") == 4
+    assert body.count("Plotly.newPlot") == 1
+    for text in ("It grows.", "a machine", "2.50", "Slowest", "of three", "python -m x"):
+        assert text in body
+    assert "<script src" not in page
+
+
+def test_lines_of_a_table_are_as_wide_as_its_head():
+    with pytest.raises(InvalidOptionError, match="must have 2 cells each, got 1"):
+        NumberTable(columns=("a", "b"), lines=(("1", "2"), ("1",)), caption="")
+
+
+@needs_browser
+def test_an_image_is_drawn_in_double_size(report, tmp_path):
+    files = write_report(report, tmp_path / "new", "chart")
+    assert [file.name for file in files] == ["chart.json", "chart.html", "chart.png"]
+    assert json.loads(files[0].read_text())["numbers"] == [1, 2, 3]
+    image = files[2].read_bytes()
+    assert image[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", image[16:24]) == (600, 400)
+    assert len(set(pixels(image))) > 20  # what is drawn, not a blank
+    assert sorted(file.name for file in (tmp_path / "new").iterdir()) == sorted(file.name for file in files)
+
+
+def test_without_a_browser_numbers_and_page_are_written(report, tmp_path, monkeypatch):
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    with pytest.raises(
+        ImageError, match=r"chart\.png: .*BROWSER_PATH must name.*none.*chart\.html and .*chart\.json are written"
+    ):
+        write_report(report, tmp_path, "chart")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["chart.html", "chart.json"]
+
+
+def test_where_no_browser_is_installed_the_error_says_what_to_install(tmp_path, monkeypatch):
+    from choreographer.browsers.chromium import Chromium
+
+    monkeypatch.delenv("BROWSER_PATH", raising=False)
+    monkeypatch.setattr(Chromium, "find_browser", lambda **_: None)
+    with pytest.raises(ImageError, match=r"without a Chrome or Chromium: install one .*apt-get install chromium"):
+        write_png(bars(), tmp_path / "chart.png", width=30, height=20)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_browser_that_dies_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
+    program = tmp_path / "browser"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("BROWSER_PATH", str(program))
+    with pytest.raises(ImageError, match="browser drew no image"):
+        write_png(bars(), tmp_path / "chart.png", width=30, height=20)
+    assert not (tmp_path / "chart.png").exists()
+
+
+def test_a_place_that_cannot_be_written_is_an_error(report, tmp_path):
+    (tmp_path / "chart.json").mkdir()
+    with pytest.raises(FormatError, match=r"chart\.json: cannot be written"):
+        write_report(replace(report, facts=()), tmp_path, "chart")
