@@ -27,18 +27,14 @@ from bench.repeatability import (
 from bench.repeatability_report import SCHEMA, repeatability_report, repeatability_table
 
 TIMES_S = tuple(np.linspace(5, 600, 200).tolist())
-
-
-def drift_N():
-    """Slowness of a machine that swings by a tenth."""
-    return 1 + 0.1 * np.sin(np.array(TIMES_S) / 60)
+DRIFT_N = 1 + 0.1 * np.sin(np.array(TIMES_S) / 60)  # slowness of a machine
 
 
 def drifting(num_tables, noise, reference_drifts=True, seed=0):
     """Synthetic measurements on a drifting machine, forward and backward."""
     rng = np.random.default_rng(seed)
-    forward_ms, backward_ms = (tuple((ms * drift_N() * rng.normal(1, noise, 200)).tolist()) for ms in (3.0, 7.0))
-    reference_ms = tuple((10 * drift_N() if reference_drifts else np.full(200, 10.0)).tolist())
+    forward_ms, backward_ms = (tuple((ms * DRIFT_N * rng.normal(1, noise, 200)).tolist()) for ms in (3.0, 7.0))
+    reference_ms = tuple((10 * DRIFT_N if reference_drifts else np.full(200, 10.0)).tolist())
     return Series(
         num_tables=num_tables,
         forward_ms=forward_ms,
@@ -75,7 +71,7 @@ def test_drift_is_divided_out_and_noise_stays():
     assert noisy.corrected.plain == pytest.approx(0.08 * (0.3**2 + 0.7**2) ** 0.5, rel=0.15)
     assert blind.corrected.plain == pytest.approx(blind.raw.plain)
     assert [row.is_met for row in (quiet, noisy, blind)] == [True, False, False]
-    assert quiet.median_ms == pytest.approx(10.0 * np.median(drift_N()), rel=0.01)
+    assert quiet.median_ms == pytest.approx(10.0 * np.median(DRIFT_N), rel=0.01)
     assert quiet.drift.range == pytest.approx(1.1 / 0.9 - 1, rel=0.01)
     assert [row.settings for row in usual] == ["usual"] * 3
 
