@@ -9,73 +9,10 @@ from typing import Annotated
 import typer
 
 from autoshard import console
-from autoshard.core.errors import InvalidOptionError, SampleStoreError
+from autoshard.core.errors import SampleStoreError
+from bench.collect_command import DeviceOption, collect
 
-_Device = Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu` or `cuda`.")]
-
-
-def collect(
-    store: Annotated[Path, typer.Option(help="Folder that samples are appended to; made when missing.")],
-    device: _Device = "auto",
-    seconds: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
-    num_samples: Annotated[int | None, typer.Option(help="Stop after this many samples.")] = None,
-    tables: Annotated[str, typer.Option(help="Tables to measure: a file, or the name of bundled ones.")] = "metasyn",
-    scale: Annotated[int, typer.Option(help="Divide rows and batch by this, so that a machine can hold them.")] = 64,
-    max_tables: Annotated[int, typer.Option(help="Largest number of tables in a set.")] = 15,
-    seed: Annotated[int | None, typer.Option(help="Of the choice of sets; left out: another one every time.")] = None,
-    as_json: console.JsonOption = False,
-) -> None:
-    """Measures embedding kernels of this machine and appends the samples to a store.
-
-    Sets of tables are run as one fused kernel, forward and backward, until time is up (a minute, unless told
-    otherwise). Stopping it early keeps what was measured.
-
-    Example:
-        autoshard collect --store samples --seconds 300
-    """
-    for name, value in (("seconds", seconds), ("num_samples", num_samples), ("scale", scale)):
-        if value is not None and value <= 0:
-            raise InvalidOptionError(f"must be above 0, got {value}", field=name)
-    if seed is not None and seed < 0:
-        raise InvalidOptionError(f"must be at least 0, got {seed}", field="seed")
-    if store.exists() and not store.is_dir():
-        raise SampleStoreError("is no folder", source=str(store))
-    if seconds is None and num_samples is None:
-        seconds = 60.0
-
-    import secrets
-
-    from autoshard.formats import load_tables
-    from bench.collector import collect_samples
-    from bench.devices import find_device
-    from bench.harness import Harness, Settings
-    from bench.sampling import choose_sets, table_wise_pool
-
-    target = find_device(device)
-    pool = table_wise_pool(load_tables(tables).scaled(scale))
-    seed = secrets.randbits(32) if seed is None else seed
-    sets = choose_sets(pool, max_tables=max_tables, seed=seed)
-    harness = Harness(target, Settings.for_collecting(target))
-    with console.progress("Measuring sets", num_samples or seconds or 0) as advance:
-        done = collect_samples(
-            harness,
-            sets,
-            store,
-            num_samples=num_samples,
-            seconds=seconds,
-            advance=lambda count, elapsed: advance(count if num_samples else elapsed),
-        )
-    result = {
-        "store": str(store),
-        "device": target.key,
-        "num_samples": done.num_samples,
-        "files": [str(file) for file in done.files],
-        "seconds": round(done.seconds, 3),
-        "seed": seed,
-    }
-    rate = done.num_samples / done.seconds
-    text = f"Added {done.num_samples} samples of {target.key} to {store} in {done.seconds:.0f} s ({rate:.1f}/s)."
-    console.emit(result, text, as_json=as_json)
+__all__ = ["collect", "replay", "samples"]
 
 
 def samples(
@@ -110,7 +47,7 @@ def samples(
 
 def replay(
     plan: Annotated[Path, typer.Argument(help="The plan, a JSON file.")],
-    device: _Device = "auto",
+    device: DeviceOption = "auto",
     as_json: console.JsonOption = False,
 ) -> None:
     """Measures the embedding kernels of every rank of a plan on this machine.

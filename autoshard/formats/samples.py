@@ -7,9 +7,10 @@ that is killed leaves at most a temporary file, which is never read.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from autoshard.core.errors import FormatError, SampleStoreError
 from autoshard.formats.digest import digest
@@ -36,21 +37,18 @@ __all__ = [
 _LEFTOVER_SECONDS = 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredSet:
-    """What decides whether a set was measured before.
-
-    Attributes:
-        set_id: Hash of the set, see `set_id_of`.
-        device_name: Full name of the processor.
-        torch_version: Of the run that measured it.
-        fbgemm_version: As `torch_version`.
-    """
+class MeasuredSet(NamedTuple):
+    """What decides whether a set was measured before; a tuple, for there may be a hundred thousand."""
 
     set_id: str
+    """Hash of the set and the kind of device, see `set_id_of`."""
     device_name: str
+    """Full name of the processor."""
     torch_version: str
     fbgemm_version: str
+
+
+_SET_COLUMNS = MeasuredSet._fields
 
 
 def write_samples(store: str | Path, samples: Sequence[Sample]) -> Path:
@@ -120,24 +118,20 @@ def read_samples(store: str | Path, device: str | None = None) -> SampleTable:
     return SampleTable(samples=tuple(kept), num_duplicates=num_duplicates)
 
 
-def measured_sets(store: str | Path, device: str) -> Mapping[MeasuredSet, int]:
-    """How many times each set of shards was measured on a device; reads no more than four columns.
+def measured_sets(store: str | Path) -> Mapping[MeasuredSet, int]:
+    """How many times each set of shards was measured; reads no more than four columns of each file.
 
     Args:
         store: The store's folder; a missing one holds nothing.
-        device: Key of the device.
 
     Raises:
         SampleStoreError: If a file cannot be read.
         FormatError: If a file is not a sample file of this version.
     """
-    columns = ["set_id", "device_name", "torch_version", "fbgemm_version"]
-    counts: dict[MeasuredSet, int] = {}
-    for file in _files(store, device):
-        table = read_columns(file, columns)
-        for values in zip(*(table[name].to_pylist() for name in columns), strict=True):
-            key = MeasuredSet(**dict(zip(columns, values, strict=True)))
-            counts[key] = counts.get(key, 0) + 1
+    counts: Counter[MeasuredSet] = Counter()
+    for file in _files(store, "*"):
+        table = read_columns(file, _SET_COLUMNS)
+        counts.update(map(MeasuredSet._make, zip(*(table[name].to_pylist() for name in _SET_COLUMNS), strict=True)))
     return counts
 
 

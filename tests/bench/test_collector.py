@@ -1,15 +1,24 @@
+import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from itertools import islice
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import combinations, count, islice, repeat
 
+import pyarrow.parquet as pq
 import pytest
 
-from autoshard.core.errors import SampleStoreError
-from autoshard.formats.samples import read_samples
+from autoshard.core.errors import FormatError, InvalidTableError, SampleStoreError
+from autoshard.formats.samples import read_samples, write_samples
 from bench.collector import collect_samples
+from bench.devices import find_device
+from bench.harness import Harness
 from bench.sampling import ChosenSet, choose_sets
+from bench.set_queue import StreamPosition
 
 ENDLESS = """
 import sys
@@ -27,9 +36,16 @@ pool = [
     for index in range(5)
 ]
 rounds = RoundSettings(num_warmup=0, num_measured=1, num_dropped=0, flush_every_run=False)
-harness = Harness(find_device("cpu"), Settings(rounds=rounds, max_group_sets=2, max_bytes=2**24, reference_bags=8))
+harness = Harness(find_device("cpu"), Settings(rounds=rounds, max_group_sets=2, max_bytes=2**24, reference_bags=8,
+                                              max_spread=1e9))
 collect_samples(harness, choose_sets(pool, max_tables=3, seed=0), Path(sys.argv[1]), seconds_per_file=0.0)
 """
+
+
+@pytest.fixture(scope="module")
+def harness(quick_settings):
+    """Takes every first measurement as it is: how noisy the machine is shall not matter here."""
+    return Harness(find_device("cpu"), replace(quick_settings, max_spread=1e9))
 
 
 @pytest.fixture
@@ -37,38 +53,173 @@ def pool(make_shard):
     return [make_shard(f"t{index}", 20 + index) for index in range(8)]
 
 
+def stream(pool, seed=0):
+    return choose_sets(pool, max_tables=3, seed=seed)
+
+
 def test_samples_are_appended(harness, pool, tmp_path):
     advanced = []
-    for seed in (0, 1):
-        sets = choose_sets(pool, max_tables=3, seed=seed)
+    expected = [ChosenSet(shards=pair, source=f"{pair[0].table}") for pair in islice(combinations(pool, 2), 12)]
+    for half in (expected[:6], expected[6:]):
         done = collect_samples(
-            harness, sets, tmp_path, num_samples=6, advance=lambda count, seconds: advanced.append((count, seconds))
+            harness, iter(half), tmp_path, num_samples=6, advance=lambda count, seconds: advanced.append(count)
         )
         assert done.num_samples == 6
-    assert [count for count, _ in advanced] == [4, 2, 4, 2]
-    assert all(seconds > 0 for _, seconds in advanced)
+        assert done.added == Counter(chosen.source for chosen in half)
+        assert 0 < done.timed_share < 1
+    assert sum(advanced) == 12
     table = read_samples(tmp_path)
-    assert len(table) == 12
     assert len({sample.sample_id for sample in table.samples}) == 12
     assert not table.damaged()
-    expected = [chosen for seed in (0, 1) for chosen in islice(choose_sets(pool, max_tables=3, seed=seed), 6)]
-    assert [sample.local_shards for sample in table.samples] == [chosen.shards for chosen in expected]
-    assert [sample.source for sample in table.samples] == [chosen.source for chosen in expected]
+    by_shards = Counter((sample.local_shards, sample.source) for sample in table.samples)
+    assert by_shards == Counter((chosen.shards, chosen.source) for chosen in expected)
     sample = table.samples[0]
     assert (sample.device, sample.num_threads, sample.num_rounds) == ("cpu", 1, 3)
     assert sample.device_name
     assert sample.torch_version
     assert sample.fbgemm_version != "unknown"
+    assert (sample.sm_clock_mhz, sample.throttle_reasons) == (0.0, "")
+
+
+def test_sets_that_the_store_holds_are_skipped_but_for_repeats(harness, pool, tmp_path):
+    known, new = ChosenSet(shards=tuple(pool[:2]), source="random"), ChosenSet(shards=(pool[2],), source="singles")
+    collect_samples(harness, iter([known]), tmp_path)
+    # The same set in another order, with other names of tables.
+    alike = replace(known, shards=tuple(replace(shard, table="x") for shard in reversed(known.shards)))
+    again = replace(known, source="repeat")
+    done = collect_samples(harness, iter([alike, known, new, new, again]), tmp_path)
+    assert done.added == {"singles": 1, "repeat": 1}
+    assert done.skipped == {"random": 2, "singles": 1}
+
+
+def test_sets_of_another_machine_or_software_are_measured_again(harness, pool, tmp_path):
+    known = ChosenSet(shards=(pool[0],), source="random")
+    collect_samples(harness, iter([known]), tmp_path / "here")
+    (sample,) = read_samples(tmp_path / "here").samples
+    for name in ("device_name", "torch_version", "fbgemm_version"):
+        write_samples(tmp_path / name, [replace(sample, **{name: "another"})])
+        assert collect_samples(harness, iter([known]), tmp_path / name).added == {"random": 1}
+
+
+def test_a_run_goes_on_where_the_last_one_ended(harness, pool, tmp_path):
+    file = tmp_path / "position.json"
+    expected = list(islice(stream(pool), 36))  # with a repeat among them
+    for number in (12, 24):
+        position = StreamPosition(file)
+        sets = islice(stream(pool), position.start, None)
+        done = collect_samples(harness, sets, tmp_path / "store", num_samples=number, position=position)
+        assert done.num_samples == number
+    measured = [(sample.local_shards, sample.source) for sample in read_samples(tmp_path / "store").samples]
+    seen, distinct = set(), []
+    for chosen in islice(stream(pool), StreamPosition(file).start):
+        mark = frozenset(shard.table for shard in chosen.shards)
+        if chosen.source == "repeat" or mark not in seen:
+            distinct.append((chosen.shards, chosen.source))
+        seen.add(mark)
+    assert Counter(measured) == Counter(distinct)
+    assert "repeat" in {source for _, source in measured}
+    assert len(expected) <= StreamPosition(file).start
+
+
+def test_a_lost_position_costs_no_more_than_time(harness, pool, tmp_path):
+    collect_samples(harness, stream(pool), tmp_path, num_samples=20)
+    done = collect_samples(harness, stream(pool), tmp_path, num_samples=5)
+    assert done.skipped["random"] >= 20
+    ids = [sample.set_id for sample in read_samples(tmp_path).samples if sample.source != "repeat"]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_stream_without_anything_new_ends(harness, pool, tmp_path):
+    only = ChosenSet(shards=(pool[0],), source="random")
+    done = collect_samples(harness, repeat(only), tmp_path, num_samples=3)
+    assert done.added == {"random": 1}
+    assert done.skipped["random"] >= 10_000
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"start": -1, "done": []}', '{"start": 1}', '{"start": 1, "done": ["a"]}']
+)
+def test_a_damaged_position_is_an_error(content, tmp_path):
+    file = tmp_path / "position.json"
+    file.write_text(content)
+    with pytest.raises(FormatError, match="is no position of a stream; remove it") as raised:
+        StreamPosition(file)
+    assert raised.value.source == str(file)
+
+
+def test_sets_that_cannot_be_measured_are_counted(harness, pool, make_shard, tmp_path):
+    too_large = make_shard("large", 2**22, embedding_dim=64)
+    odd = make_shard("odd", embedding_dim=6)
+    sets = [ChosenSet(shards=(shard,), source=shard.table) for shard in (pool[0], too_large, pool[1], odd, pool[2])]
+    done = collect_samples(harness, iter(sets), tmp_path, num_samples=3)
+    assert done.added == {"t0": 1, "t1": 1, "t2": 1}
+    assert done.failed == {"large": 1, "odd": 1}
+    assert len(done.reasons) == 2
+    assert "odd.embedding_dim: must be a multiple of 4" in " ".join(done.reasons)
+    assert "more than the" in " ".join(done.reasons)
+
+
+def test_a_device_that_measures_nothing_ends_the_run(harness, make_shard, tmp_path):
+    odd = (ChosenSet(shards=(make_shard(num_embeddings=n, embedding_dim=6),), source="random") for n in count(1))
+    with pytest.raises(InvalidTableError, match="embedding_dim"):
+        collect_samples(harness, odd, tmp_path, num_samples=3)
 
 
 def test_time_ends_a_run_after_the_group_in_hand(harness, pool, tmp_path):
-    done = collect_samples(harness, choose_sets(pool, max_tables=3, seed=0), tmp_path, seconds=1e-9)
-    assert done.num_samples == 4
+    done = collect_samples(harness, stream(pool), tmp_path, seconds=1e-9)
+    assert 1 <= done.num_samples <= 8
     assert len(done.files) == 1
 
 
+def test_a_store_of_another_version_is_refused_before_anything_is_measured(harness, pool, tmp_path):
+    file = collect_samples(harness, stream(pool), tmp_path, num_samples=1).files[0]
+    pq.write_table(pq.read_table(file).replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/1"}), file)
+    advanced = []
+    with pytest.raises(FormatError, match=r"must be autoshard\.samples/2, got autoshard\.samples/1; collect"):
+        collect_samples(harness, stream(pool), tmp_path, num_samples=1, advance=lambda *_: advanced.append(1))
+    assert advanced == []
+
+
+def test_a_full_disk_is_an_error_and_loses_nothing(harness, pool, tmp_path):
+    """On a real small file system where one can be mounted, else with the largest file's size limited."""
+    store = tmp_path / "store"
+    with small_disk(store) as fill:
+        kept = collect_samples(harness, stream(pool), store, num_samples=4)
+        before = read_samples(store).samples
+        fill()
+        with pytest.raises(SampleStoreError, match=r"cannot be written: (no space left on device|file too large)"):
+            collect_samples(harness, stream(pool, seed=1), store, num_samples=40)
+        assert read_samples(store).samples == before
+        assert not read_samples(store).damaged()
+        assert [file for file in store.rglob("*") if file.is_file() and file.name != "filling"] == list(kept.files)
+
+
+@contextmanager
+def small_disk(folder):
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:
+            yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        return
+
+    def fill():
+        free = os.statvfs(folder)
+        (folder / "filling").write_bytes(bytes(free.f_bavail * free.f_frsize - 4096))
+
+    try:
+        yield fill
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
 def test_what_was_measured_before_an_error_is_kept(harness, pool, tmp_path):
-    sets = [ChosenSet(shards=(pool[0],), source="random")] * 4
+    sets = [ChosenSet(shards=(shard,), source="random") for shard in pool[:4]]
 
     def interrupted():
         yield from sets
@@ -100,5 +251,5 @@ def test_a_killed_run_leaves_what_it_wrote(tmp_path):
         process.wait()
     assert process.returncode == -signal.SIGKILL
     table = read_samples(store)
-    assert len(table) >= 4
+    assert len(table) >= 2
     assert not table.damaged()

@@ -270,20 +270,17 @@ def test_a_set_is_known_whatever_its_order_and_names():
 
 
 def test_measured_sets_are_counted_by_machine_and_software(tmp_path):
-    assert measured_sets(tmp_path / "missing", "cpu") == {}
-    first, other = sample_of(), sample_of(shard_of("t1", 7))
+    assert measured_sets(tmp_path / "missing") == {}
+    first, other, elsewhere = sample_of(), sample_of(shard_of("t1", 7)), sample_of(device="h200", device_name="H200")
     write_samples(tmp_path, [first, other])
     write_samples(tmp_path, [sample_of(minute=1), sample_of(minute=2, torch_version="2.14.0")])
-    write_samples(tmp_path, [sample_of(device="h200")])
-    counts = measured_sets(tmp_path, "cpu")
-    found = {
-        (known.set_id, known.device_name, known.torch_version, known.fbgemm_version): n for known, n in counts.items()
-    }
-    one, two = first.identified().set_id, other.identified().set_id
-    assert found == {
+    write_samples(tmp_path, [elsewhere])
+    one, two, three = (sample.identified().set_id for sample in (first, other, elsewhere))
+    assert measured_sets(tmp_path) == {
         (one, "A processor", "2.13.0+cpu", "1.8.0"): 2,
         (two, "A processor", "2.13.0+cpu", "1.8.0"): 1,
         (one, "A processor", "2.14.0", "1.8.0"): 1,
+        (three, "H200", "2.13.0+cpu", "1.8.0"): 1,
     }
 
 

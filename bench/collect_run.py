@@ -1,0 +1,256 @@
+"""A run of the command `collect`: kernels, dense layers and collectives, one after the other, on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from autoshard.core import LocalShard
+from autoshard.core.errors import FormatError, SampleStoreError
+from autoshard.formats import canonical_json, digest, load_tables, tables_to_json
+from autoshard.formats.samples import devices_in, measured_sets, read_samples, remove_leftovers_in
+from bench.collect_options import GIB, CollectOptions, What, seconds_until
+from bench.collector import Collection, collect_samples
+from bench.devices import BenchDevice, find_device
+from bench.harness import Harness, Settings
+from bench.measurable import is_measurable
+from bench.provenance import installed_software
+from bench.sampling import SetSource, stream_sets
+from bench.set_queue import StreamPosition
+from bench.store_lock import CollectorLock, device_lock_name
+from bench.termination import Terminated
+
+Advance = Callable[[int, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What was added of one kind.
+
+    Attributes:
+        what: The kind.
+        device: Key of the device.
+        files: Files written.
+        added: Samples written, by source.
+        skipped: Left out because the store held them, by source.
+        failed: What could not be measured, by source or by reason.
+        reasons: Why it could not.
+        num_noisy: Samples whose runs disagreed.
+        num_measured_again: Samples that took more than one attempt.
+        timed_share: Share of the time that went to counted runs; None where it is not known.
+        is_terminated: Whether SIGTERM ended it.
+    """
+
+    what: What
+    device: str
+    files: tuple[Path, ...] = ()
+    added: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    failed: Mapping[str, int] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+    num_noisy: int = 0
+    num_measured_again: int = 0
+    timed_share: float | None = None
+    is_terminated: bool = False
+
+    @property
+    def num_samples(self) -> int:
+        """Samples written."""
+        return sum(self.added.values())
+
+    @classmethod
+    def of_kernels(cls, done: Collection, device: str) -> Outcome:
+        """What a run of the collector of kernels added."""
+        return cls(
+            what=What.KERNELS,
+            device=device,
+            files=done.files,
+            added=done.added,
+            skipped=done.skipped,
+            failed=done.failed,
+            reasons=done.reasons,
+            num_noisy=done.num_noisy,
+            num_measured_again=done.num_measured_again,
+            timed_share=done.timed_share,
+            is_terminated=done.is_terminated,
+        )
+
+
+def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) -> tuple[Outcome, ...]:
+    """Measures and appends to the store; one outcome per kind.
+
+    Args:
+        options: What to do.
+        advance: Told how many samples have just been measured, and how long it took.
+
+    Raises:
+        DeviceError: If the device is missing, another collector is measuring on it, or nothing can be measured.
+        SampleStoreError: If the store cannot be read or written.
+        FormatError: If the store is of another version.
+        InvalidOptionError: If a strategy is unknown or cannot work.
+    """
+    device = find_device(options.device)
+    collect = {What.KERNELS: _collect_kernels, What.DENSE: _collect_dense, What.COLLECTIVES: _collect_collectives}
+    outcomes: list[Outcome] = []
+    with CollectorLock(options.store, device_lock_name(device)):
+        check_store(options.store)
+        for index, what in enumerate(options.what):
+            deadline = options.deadline_of_part(len(options.what) - index)
+            outcomes.append(_until_terminated(collect[what], what, options, device, deadline, advance))
+            if outcomes[-1].is_terminated:
+                break
+    return tuple(outcomes)
+
+
+def check_store(store: Path) -> None:
+    """Makes sure that every file of a store is of this version, and clears what killed writers left.
+
+    Raises:
+        SampleStoreError: If a file cannot be read, or removed.
+        FormatError: If a file is of another version.
+    """
+    try:
+        remove_leftovers_in(store)
+    except FormatError as error:
+        raise SampleStoreError(error.message, source=error.source) from error
+    measured_sets(store)
+
+
+def set_source(options: CollectOptions, device: BenchDevice) -> SetSource:
+    """What sets are chosen from on a device."""
+    samples = None
+    if "uncertain" in (options.where or {}) and options.store.exists() and device.key in devices_in(options.store):
+        samples = read_samples(options.store, device.key)
+    return SetSource(
+        tables=load_tables(options.tables).scaled(options.scale),
+        max_tables=options.max_tables,
+        device=device.key,
+        memory_bytes=memory_limit(device) if options.memory_bytes is None else options.memory_bytes,
+        registry=options.registry,
+        accepts=partial(_accepts, on_cuda=device.is_cuda),
+        samples=samples,
+    )
+
+
+def memory_limit(device: BenchDevice) -> int:
+    """What sets near the memory limit fill when nothing is said: the same on every run, so that streams are.
+
+    A quarter of a GPU's memory, for what runs beside the weights of a group needs the rest; on a CPU, where no such
+    limit decides anything, an eighth of the memory and at most 1 GiB.
+    """
+    if device.is_cuda:
+        return max(1, torch.cuda.get_device_properties(device.device).total_memory // 4 // GIB) * GIB
+    return min(GIB, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
+
+
+def stream_position(options: CollectOptions, source: SetSource, device: BenchDevice) -> StreamPosition:
+    """Where the stream of these options ended last time; kept only where a later run can have the same seed."""
+    if not options.is_resumable:
+        return StreamPosition()
+    software = installed_software()
+    description = {
+        "lock": device_lock_name(device),
+        "device_name": device.name,
+        "versions": [software.torch_version, software.fbgemm_version],
+        "tables": digest(tables_to_json(source.tables)),
+        "max_tables": source.max_tables,
+        "memory_bytes": source.memory_bytes,
+        "where": None if options.where is None else canonical_json(dict(options.where)),
+        "seed": options.seed,
+    }
+    return StreamPosition.of_stream(options.store, description)
+
+
+def _accepts(shard: LocalShard, on_cuda: bool) -> bool:
+    return is_measurable(shard, on_cuda=on_cuda)
+
+
+def _until_terminated(
+    collect: Callable[[CollectOptions, BenchDevice, float, Advance], Outcome],
+    what: What,
+    options: CollectOptions,
+    device: BenchDevice,
+    deadline: float,
+    advance: Advance,
+) -> Outcome:
+    counts: list[int] = []
+
+    def count(number: int, elapsed: float) -> None:
+        counts.append(number)
+        advance(number, elapsed)
+
+    try:
+        return collect(options, device, deadline, count)
+    except Terminated:
+        return Outcome(
+            what=what, device=device.key, added={what.value: sum(counts)} if counts else {}, is_terminated=True
+        )
+
+
+def _collect_kernels(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
+    source = set_source(options, device)
+    position = stream_position(options, source, device)
+    sets = stream_sets(source, seed=options.seed, start=position.start, weights=options.where)
+    done = collect_samples(
+        Harness(device, Settings.for_collecting(device)),
+        sets,
+        options.store,
+        num_samples=options.num_samples,
+        seconds=seconds_until(deadline),
+        position=position,
+        advance=advance,
+    )
+    return Outcome.of_kernels(done, device.key)
+
+
+def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
+    from bench.dense import DenseHarness
+    from bench.dense_collector import collect_dense_samples
+    from bench.dense_sampling import choose_dense_shapes
+
+    harness = DenseHarness(device)
+    done = collect_dense_samples(
+        harness,
+        choose_dense_shapes(seed=options.seed, dtypes=harness.dtypes),
+        options.store,
+        num_samples=options.num_samples,
+        seconds=seconds_until(deadline),
+        advance=advance,
+    )
+    return Outcome(
+        what=What.DENSE,
+        device=device.key,
+        files=done.files,
+        added={What.DENSE.value: done.num_samples} if done.num_samples else {},
+        failed={What.DENSE.value: done.num_skipped} if done.num_skipped else {},
+        reasons=("not run by the device, or not in the time or memory there is",) if done.num_skipped else (),
+        num_noisy=done.num_noisy,
+    )
+
+
+def _collect_collectives(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
+    from bench.collectives import collect_collectives
+
+    done = collect_collectives(
+        options.store,
+        options.nproc,
+        options.node_size,
+        device=options.device,
+        seconds=seconds_until(deadline),
+        seed=options.seed,
+        advance=advance,
+    )
+    skipped = dict(done.skipped)
+    return Outcome(
+        what=What.COLLECTIVES,
+        device=done.device,
+        files=done.files,
+        added={done.backend: done.num_samples} if done.num_samples else {},
+        failed=skipped,
+        reasons=tuple(skipped),
+    )
