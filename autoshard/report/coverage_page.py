@@ -1,0 +1,200 @@
+"""The HTML report of what benchmark samples cover: pair plots, samples per region, and what is missing."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+
+from autoshard.report.figures import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, YELLOW
+from autoshard.report.pages import _chart, _render
+
+#: Points that the pair plots show at most; more make the page slow and tell no more.
+MOST_POINTS = 5000
+_COLOURS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY, INK)
+_FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12, "color": INK}
+_SCALE = ((0.0, "#f3f7fa"), (0.001, "#d3e5f1"), (1.0, BLUE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairAxis:
+    """One feature of the pair plots; `is_log` puts it on a logarithmic scale."""
+
+    name: str
+    is_log: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionMap:
+    """Samples by the ranges of two features.
+
+    Attributes:
+        title: Heading.
+        x_name: First feature.
+        y_name: Second feature.
+        x_labels: Its ranges.
+        y_labels: Likewise.
+        samples: By (index of the x range, index of the y range); others have none.
+        wanted: What a pool wants, likewise; a cell that is wanted and has no samples is marked.
+    """
+
+    title: str
+    x_name: str
+    y_name: str
+    x_labels: tuple[str, ...]
+    y_labels: tuple[str, ...]
+    samples: Mapping[tuple[int, ...], int]
+    wanted: Mapping[tuple[int, ...], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """A table of the page: heading, a line about it, column names, and rows of texts."""
+
+    title: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def coverage_page(
+    *,
+    title: str,
+    subtitle: str,
+    facts: Sequence[tuple[str, str, str]],
+    axes: Sequence[PairAxis],
+    points: Mapping[str, Sequence[Sequence[float]]],
+    maps: Sequence[RegionMap],
+    listings: Sequence[Listing],
+) -> str:
+    """The page.
+
+    Args:
+        title: Heading.
+        subtitle: A line below it.
+        facts: Label, value and note of each number at the top.
+        axes: Features of the pair plots.
+        points: By group, one number per axis for each point.
+        maps: Samples per region.
+        listings: Tables, what is missing first.
+    """
+    charts = []
+    for index, item in enumerate(maps):
+        label = f"Samples by {item.x_name} and {item.y_name}; every number is written in its cell."
+        charts.append({"title": item.title, "label": label, "chart": _chart(region_figure(item), f"chart-map-{index}")})
+    shown = _subsample(points)
+    num_shown, num_points = sum(map(len, shown.values())), sum(map(len, points.values()))
+    note = "" if num_shown == num_points else f" {num_shown:,} of {num_points:,} samples, drawn evenly."
+    return _render(
+        "coverage.html.j2",
+        title=title,
+        subtitle=subtitle,
+        facts=[{"label": label, "value": value, "note": note_} for label, value, note_ in facts],
+        pair_chart=_chart(pair_figure(axes, shown), "chart-pairs") if num_points else None,
+        pair_note=note,
+        maps=charts,
+        has_pool=any(item.wanted for item in maps),
+        listings=listings,
+    )
+
+
+def pair_figure(axes: Sequence[PairAxis], points: Mapping[str, Sequence[Sequence[float]]]) -> go.Figure:
+    """Every feature against every other one, one colour per group."""
+    figure = go.Figure()
+    for index, (group, rows) in enumerate(points.items()):
+        columns = np.array(rows, dtype=float).reshape(-1, len(axes)).T
+        dimensions = [
+            {
+                "label": html.escape(axis.name),
+                "values": _rounded(column),
+                "axis": {"type": "log" if axis.is_log else "linear"},
+            }
+            for axis, column in zip(axes, columns, strict=True)
+        ]
+        figure.add_splom(
+            name=html.escape(group),
+            dimensions=dimensions,
+            marker={"size": 4, "opacity": 0.55, "color": _COLOURS[index % len(_COLOURS)]},
+            diagonal={"visible": False},
+            showupperhalf=False,
+        )
+    figure.update_layout(
+        height=820,
+        font=_FONT,
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+        margin={"l": 72, "r": 16, "t": 16, "b": 64},
+        showlegend=True,
+        legend={"x": 0.62, "y": 0.98, "title": {"text": "chosen by"}, "itemsizing": "constant"},
+        hovermode="closest",
+    )
+    figure.update_xaxes(gridcolor=GRID, zeroline=False, exponentformat="power", nticks=5)
+    figure.update_yaxes(gridcolor=GRID, zeroline=False, exponentformat="power", nticks=5)
+    return figure
+
+
+def region_figure(item: RegionMap) -> go.Figure:
+    """A heat map of samples, the number in each cell; cells that are wanted and empty are marked."""
+    counts = np.zeros((len(item.y_labels), len(item.x_labels)), dtype=int)
+    texts = np.full(counts.shape, "", dtype=object)
+    for (x, y), number in item.samples.items():
+        counts[y, x] = number
+        texts[y, x] = f"{number:,}"
+    missing = [place for place in item.wanted if place not in item.samples]
+    figure = go.Figure()
+    figure.add_heatmap(
+        z=np.log1p(counts).tolist(),
+        x=list(item.x_labels),
+        y=list(item.y_labels),
+        text=texts.tolist(),
+        texttemplate="%{text}",
+        colorscale=_SCALE,
+        showscale=False,
+        xgap=2,
+        ygap=2,
+        hovertemplate=f"{item.x_name} %{{x}}, {item.y_name} %{{y}}: %{{text}} samples<extra></extra>",
+    )
+    if missing:
+        figure.add_scatter(
+            x=[item.x_labels[place[0]] for place in missing],
+            y=[item.y_labels[place[1]] for place in missing],
+            mode="markers",
+            marker={"symbol": "x", "size": 10, "color": ORANGE},
+            hovertemplate="%{x}, %{y}: in the pool, not measured<extra></extra>",
+        )
+    figure.update_layout(
+        height=330,
+        font=_FONT,
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        showlegend=False,
+    )
+    figure.update_xaxes(
+        title={"text": item.x_name}, type="category", automargin=True, categoryarray=list(item.x_labels), showgrid=False
+    )
+    figure.update_yaxes(
+        title={"text": item.y_name}, type="category", automargin=True, categoryarray=list(item.y_labels), showgrid=False
+    )
+    return figure
+
+
+def _subsample(points: Mapping[str, Sequence[Sequence[float]]]) -> Mapping[str, Sequence[Sequence[float]]]:
+    """At most about `MOST_POINTS` of the points, each group's share kept, and at least one of each."""
+    total = sum(map(len, points.values()))
+    if total <= MOST_POINTS:
+        return points
+    rng = np.random.default_rng(0)
+    shown = {}
+    for group, rows in points.items():
+        kept = max(1, len(rows) * MOST_POINTS // total)
+        shown[group] = [rows[index] for index in np.sort(rng.permutation(len(rows))[:kept])]
+    return shown
+
+
+def _rounded(column: np.ndarray) -> list[float]:
+    """Four digits are more than a dot shows, and make the file a third as large."""
+    return [float(f"{value:.4g}") for value in column]

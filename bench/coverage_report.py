@@ -1,0 +1,173 @@
+"""The coverage of a store's samples as a terminal table, as JSON and as an HTML page."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import combinations
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from autoshard.report.coverage_page import Listing, PairAxis, RegionMap, coverage_page
+from autoshard.report.wording import write_percent
+from bench.coverage import Coverage, Space
+
+_PAIR_AXES = (
+    PairAxis(name="dim", is_log=True),
+    PairAxis(name="rows", is_log=True),
+    PairAxis(name="lookups per bag", is_log=True),
+    PairAxis(name="distinct per lookup", is_log=False),
+    PairAxis(name="kernel ms", is_log=True),
+)
+_LISTED = 40
+_LISTED_IN_TERMINAL = 8
+
+
+def coverage_json(coverage: Coverage) -> dict[str, Any]:
+    """Counts, shares and all missing regions, ready for JSON."""
+    return {
+        "device": coverage.device,
+        "num_samples": coverage.num_samples,
+        "num_shards": coverage.num_shards,
+        "sources": dict(coverage.sources),
+        "kinds": dict(coverage.kinds),
+        "shards": _space_json(coverage.shards, has_pool=coverage.has_pool),
+        "sets": _space_json(coverage.sets, has_pool=coverage.has_pool),
+    }
+
+
+def coverage_tables(coverage: Coverage) -> RenderableType:
+    """What the terminal shows: shares covered, and the regions of the pool that lack samples most."""
+    head = Table(box=None, pad_edge=False, show_header=False)
+    head.add_column()
+    head.add_column(overflow="fold")
+    head.add_row("device", coverage.device)
+    head.add_row("samples", f"{coverage.num_samples:,} of {coverage.num_shards:,} different shards")
+    head.add_row("chosen by", ", ".join(f"{name} {number:,}" for name, number in coverage.sources.items()))
+    head.add_row("kinds", "; ".join(f"{name}: {number:,}" for name, number in coverage.kinds.items()))
+    tables: list[RenderableType] = [head]
+    for label, space in (("shards", coverage.shards), ("sets", coverage.sets)):
+        head.add_row(f"regions of {label}", _region_text(space, has_pool=coverage.has_pool))
+        if space.missing:
+            table = Table(title=f"Regions of {label} that the pool has and no sample is in", title_justify="left")
+            for axis in space.axes:
+                table.add_column(axis.name, justify="right")
+            table.add_column("sets of the pool", justify="right")
+            for place, number in space.missing[:_LISTED_IN_TERMINAL]:
+                table.add_row(*space.labels(place), f"{number:,}")
+            if len(space.missing) > _LISTED_IN_TERMINAL:
+                table.caption = f"and {len(space.missing) - _LISTED_IN_TERMINAL:,} more"
+            tables.append(table)
+    return Group(*tables)
+
+
+def coverage_html(coverage: Coverage, *, title: str = "What the samples cover") -> str:
+    """The HTML page: what is missing, samples per region, pair plots, ways of choosing and kinds."""
+    points: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
+    for point in coverage.points:
+        if point.kernel_ms > 0:
+            points[point.source].append(
+                (
+                    point.embedding_dim,
+                    point.num_embeddings,
+                    point.pooling_factor,
+                    point.distinct_share,
+                    point.kernel_ms,
+                )
+            )
+    listings = [_missing("shards", coverage.shards), _missing("sets", coverage.sets)] if coverage.has_pool else []
+    listings += [
+        Listing(
+            title="Ways of choosing",
+            caption="Samples by the strategy that chose their set.",
+            columns=("strategy", "samples"),
+            rows=tuple((name, f"{number:,}") for name, number in coverage.sources.items()),
+        ),
+        Listing(
+            title="Kinds",
+            caption="Samples with at least one shard of a kind: number format, pooling, optimizer, memory, update, "
+            "output.",
+            columns=("kind", "samples"),
+            rows=tuple((name, f"{number:,}") for name, number in coverage.kinds.items()),
+        ),
+    ]
+    return coverage_page(
+        title=title,
+        subtitle=f"{coverage.num_samples:,} samples of {coverage.device}",
+        facts=_facts(coverage),
+        axes=_PAIR_AXES,
+        points=dict(sorted(points.items())),
+        maps=[*_maps("Shards", coverage.shards), *_maps("Sets", coverage.sets)],
+        listings=listings,
+    )
+
+
+def _facts(coverage: Coverage) -> list[tuple[str, str, str]]:
+    facts = [
+        ("Samples", f"{coverage.num_samples:,}", f"of {coverage.num_shards:,} different shards"),
+        ("Regions of shards", f"{len(coverage.shards.samples):,}", "with samples"),
+        ("Regions of sets", f"{len(coverage.sets.samples):,}", "with samples"),
+    ]
+    if coverage.has_pool:
+        for label, space in (("shards", coverage.shards), ("sets", coverage.sets)):
+            note = f"{len(space.missing):,} of its {len(space.wanted):,} regions are empty"
+            facts.append((f"Pool covered, {label}", write_percent(space.covered_share), note))
+    return facts
+
+
+def _missing(label: str, space: Space) -> Listing:
+    rows = tuple((*space.labels(place), f"{number:,}") for place, number in space.missing[:_LISTED])
+    more = f" The first {_LISTED} of {len(space.missing):,}." if len(space.missing) > _LISTED else ""
+    caption = f"Regions that sets of the pool are in and no sample is, the most wanted first.{more}"
+    return Listing(
+        title=f"Missing regions of {label}",
+        caption=caption if rows else "None: every region that sets of the pool are in has samples.",
+        columns=(*(axis.name for axis in space.axes), "sets of the pool"),
+        rows=rows,
+    )
+
+
+def _maps(label: str, space: Space) -> list[RegionMap]:
+    found = []
+    for first, second in combinations(range(len(space.axes)), 2):
+        x_axis, y_axis = space.axes[first], space.axes[second]
+        samples, wanted = space.pairs[first, second]
+        found.append(
+            RegionMap(
+                title=f"{label}: {x_axis.name} and {y_axis.name}",
+                x_name=x_axis.name,
+                y_name=y_axis.name,
+                x_labels=x_axis.labels,
+                y_labels=y_axis.labels,
+                samples=samples,
+                wanted=wanted,
+            )
+        )
+    return found
+
+
+def _region_text(space: Space, *, has_pool: bool) -> str:
+    text = f"{len(space.samples):,} with samples"
+    if not has_pool:
+        return text
+    return (
+        f"{text}; {len(space.missing):,} of the pool's {len(space.wanted):,} are empty, "
+        f"{write_percent(space.covered_share)} of what it wants is covered"
+    )
+
+
+def _space_json(space: Space, *, has_pool: bool) -> dict[str, Any]:
+    names = [axis.name for axis in space.axes]
+    result: dict[str, Any] = {"axes": names, "num_regions": len(space.samples)}
+    if has_pool:
+        missing = [
+            {"region": dict(zip(names, space.labels(place), strict=True)), "num_wanted": number}
+            for place, number in space.missing
+        ]
+        result |= {
+            "num_wanted_regions": len(space.wanted),
+            "covered_share": space.covered_share,
+            "missing": missing,
+        }
+    return result
