@@ -60,7 +60,7 @@ class CollectiveSettings:
         chunk_bytes: Bytes per rank that a chunk may move in a round, so that it takes seconds, not minutes.
         min_chunk: Collectives of a chunk, whatever their size: rounds are compared over them.
         max_chunk: Most collectives of a chunk.
-        reference_bytes: Of the reference, an fp32 all-reduce over all ranks.
+        reference_bytes: Of the reference, an fp32 all-to-all with equal splits over all ranks.
     """
 
     sizes: tuple[int, ...] = field(default_factory=powers_of_four)
