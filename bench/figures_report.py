@@ -67,7 +67,7 @@ def _panels(fig4: Fig4, wanted: Sequence[int]) -> go.Figure:
         legend = {"orientation": "v", "x": 1.0, "xanchor": "right", "y": 0.03, "yanchor": "bottom"}
         figure.update_layout(margin={"t": 40, "r": 24}, legend=legend)
     else:
-        figure.update_layout(margin={"t": 48, "r": 24})
+        figure.update_layout(margin={"t": 48 if wanted[0] == 2 else 12, "r": 24})  # room for the legend
     return figure
 
 
@@ -129,7 +129,7 @@ def _add_scatter(figure: go.Figure, column: int, fig4: Fig4) -> None:
 
 
 def _grid_table(grid: CostGrid, line_name: str, column_name: str) -> NumberTable:
-    headers = tuple(f"{value:,g}" for value in grid.columns)
+    headers = tuple(f"{value:,.10g}" for value in grid.columns)
     lines = (
         (f"{line_name} {label:g}", *(_cell(value) for value in values))
         for label, values in zip(grid.lines, grid.kernel_ms, strict=True)

@@ -20,6 +20,8 @@ SCHEMA = "autoshard.figures.repeatability/1"
 
 _IMAGE_WIDTH = 1200
 _ROW_HEIGHT = 300
+#: What keeps the bound lies within it.
+_BAND = {"fillcolor": BLUE, "opacity": 0.12, "line_width": 0, "layer": "below"}
 _COLUMNS = (
     *("settings", "tables", "kernel ms", "measured", "raw CoV", "robust", "corrected CoV", "robust"),
     *("spread within", "bound", "verdict"),
@@ -194,7 +196,7 @@ def _add_series(figure: go.Figure, row: int, run: Run, bound: float) -> None:
             col=1,
         )
     # Only now: plotly leaves out marks of a chart that has no lines yet.
-    figure.add_hrect(y0=-bound, y1=bound, fillcolor=BLUE, opacity=0.1, line_width=0, layer="below", row=row, col=1)
+    figure.add_hrect(y0=-bound, y1=bound, row=row, col=1, **_BAND)
     figure.update_xaxes(title_text="minutes", rangemode="tozero", row=row, col=1)
 
 
@@ -219,9 +221,8 @@ def _add_variations(figure: go.Figure, row: int, found: Repeatability, rows: lis
             row=row,
             col=1,
         )
-    line = {"color": GREY, "width": 1.5, "dash": "dot"}
-    name = f"bound {write_percent(found.bound)}"
-    figure.add_hline(y=found.bound, line=line, layer="below", name=name, showlegend=True, row=row, col=1)
+    band = {"name": f"bound {write_percent(found.bound)}", "showlegend": True, **_BAND}
+    figure.add_hrect(y0=0, y1=found.bound, row=row, col=1, **band)
     figure.update_yaxes(title_text="CoV", tickformat=".0%", rangemode="tozero", row=row, col=1)
 
 
