@@ -76,8 +76,8 @@ def coverage_html(coverage: Coverage, *, title: str = "What the samples cover") 
                     point.kernel_ms,
                 )
             )
-    listings = [_missing("shards", coverage.shards), _missing("sets", coverage.sets)] if coverage.has_pool else []
-    listings += [
+    missing = [_missing("shards", coverage.shards), _missing("sets", coverage.sets)] if coverage.has_pool else []
+    listings = [
         Listing(
             title="Ways of choosing",
             caption="Samples by the strategy that chose their set.",
@@ -99,6 +99,7 @@ def coverage_html(coverage: Coverage, *, title: str = "What the samples cover") 
         axes=_PAIR_AXES,
         points=dict(sorted(points.items())),
         maps=[*_maps("Shards", coverage.shards), *_maps("Sets", coverage.sets)],
+        missing=missing,
         listings=listings,
     )
 

@@ -68,6 +68,7 @@ def coverage_page(
     axes: Sequence[PairAxis],
     points: Mapping[str, Sequence[Sequence[float]]],
     maps: Sequence[RegionMap],
+    missing: Sequence[Listing],
     listings: Sequence[Listing],
 ) -> str:
     """The page.
@@ -79,7 +80,8 @@ def coverage_page(
         axes: Features of the pair plots.
         points: By group, one number per axis for each point.
         maps: Samples per region.
-        listings: Tables, what is missing first.
+        missing: Tables of what is missing, shown first.
+        listings: Tables shown last.
     """
     charts = []
     for index, item in enumerate(maps):
@@ -97,6 +99,7 @@ def coverage_page(
         pair_note=note,
         maps=charts,
         has_pool=any(item.wanted for item in maps),
+        missing=missing,
         listings=listings,
     )
 

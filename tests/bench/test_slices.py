@@ -1,0 +1,124 @@
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from autoshard.core import (
+    AccessProfile,
+    EmbeddingTable,
+    Feature,
+    Level,
+    Link,
+    MemoryBytes,
+    Pooling,
+    ShardingPlan,
+    TableSet,
+    Topology,
+    Update,
+)
+from autoshard.core.errors import InvalidOptionError
+from autoshard.formats import load_tables
+from bench.slices import CUTS, LEAST_LOOKUPS_PER_BAG, Slices
+from bench.strategies import SetSource
+
+
+@st.composite
+def tables(draw):
+    rows = draw(st.integers(1, 50_000))
+    names = [f"f{index}" for index in range(draw(st.integers(1, 3)))]
+    return EmbeddingTable(
+        name="t",
+        num_embeddings=rows,
+        embedding_dim=4 * draw(st.integers(1, 32)),
+        features=tuple(Feature(name=name, pooling_factor=draw(st.floats(0.01, 80))) for name in names),
+        access=AccessProfile.zipf(rows, draw(st.floats(0, 1.6))),
+        pooling=draw(st.sampled_from(Pooling)),
+    )
+
+
+def planned(table, batch_size, pieces):
+    """The plan that holds the pieces: all ranks of the cut, in one node."""
+    num_ranks = 1 + max(rank for piece in pieces for replica in piece.placed.replicas for rank in replica)
+    link = Link(bytes_per_s=1e9)
+    level = Level(name="node", size=num_ranks, all_to_all=link, all_reduce=link)
+    topology = Topology(world_size=num_ranks, device="cpu", memory_bytes=MemoryBytes(hbm=2**50), levels=(level,))
+    placed = tuple(piece.placed for piece in pieces)
+    return ShardingPlan(tables=TableSet(batch_size=batch_size, tables=(table,)), topology=topology, shards=placed)
+
+
+@pytest.mark.parametrize("name", CUTS)
+@given(table=tables(), seed=st.integers(0, 2**32))
+def test_pieces_tile_the_values_that_a_table_looks_up(name, table, seed):
+    batch_size = 4096  # no rank's share of it is rounded
+    pieces = CUTS[name](table, batch_size, np.random.default_rng(seed))
+    looked_up = sum(
+        piece.local().num_lookups
+        * piece.local().embedding_dim
+        * len(piece.placed.replicas[0])
+        * len(piece.placed.replicas)
+        for piece in pieces
+    )
+    groups = batch_size / pieces[0].group_batch_size
+    # A share of the batch is rounded where ranks do not divide it.
+    expected = batch_size / groups * table.pooling_factor * table.embedding_dim
+    assert looked_up == pytest.approx(expected, rel=0.02)
+    assert sum(piece.placed.shard.num_embeddings * piece.placed.shard.embedding_dim for piece in pieces) == (
+        table.num_embeddings * table.embedding_dim
+    )
+
+
+@pytest.mark.parametrize("name", CUTS)
+@given(table=tables(), seed=st.integers(0, 2**32))
+def test_pieces_are_what_ranks_of_a_plan_hold(name, table, seed):
+    pieces = CUTS[name](table, 4096, np.random.default_rng(seed))
+    plan = planned(table, pieces[0].group_batch_size, pieces)
+    held = [shard for shards in plan.local_shards() for shard in shards]
+    assert {piece.local() for piece in pieces} == set(held)
+
+
+@pytest.mark.parametrize("name", CUTS)
+@given(table=tables(), seed=st.integers(0, 2**32))
+def test_columns_come_in_fours(name, table, seed):
+    for piece in CUTS[name](table, 512, np.random.default_rng(seed)):
+        assert piece.local().embedding_dim % 4 == 0
+        assert piece.local().num_bags % len(table.features) == 0
+
+
+@given(table=tables(), seed=st.integers(0, 2**32))
+def test_a_thin_tier_gets_the_lookups_that_it_was_cut_for(table, seed):
+    assume(table.num_embeddings > 1000 and float(table.access.probability_at(0.0)) < 1e-3)
+    rng, again = np.random.default_rng(seed), np.random.default_rng(seed)
+    per_bag = table.pooling_factor / len(table.features)
+    pieces = CUTS["lookups"](table, 4096, rng)
+    wanted = np.exp(again.uniform(np.log(LEAST_LOOKUPS_PER_BAG), np.log(per_bag)))
+    # Whole rows: up to two more than asked for, none of them hotter than the first.
+    slack = 2 * float(table.access.probability_at(0.0)) * per_bag
+    assert any(wanted * 0.999 <= piece.local().pooling_factor <= wanted + slack for piece in pieces)
+
+
+@pytest.fixture(scope="module")
+def source():
+    return SetSource(tables=load_tables("metasyn").scaled(64).sample(150, 1), max_tables=10)
+
+
+def test_lookups_per_bag_go_down_to_a_thousandth(source):
+    strategy = Slices(source, 0)
+    shards = [shard for number in range(400) for shard in strategy.draw(number)]
+    rates = np.array([shard.pooling_factor for shard in shards])
+    assert rates.min() == pytest.approx(LEAST_LOOKUPS_PER_BAG, rel=0.5)
+    for low, high in ((1e-3, 1e-2), (1e-2, 1e-1), (1e-1, 1.0), (1.0, 10.0)):
+        assert ((rates >= low) & (rates < high)).mean() > 0.02
+    assert min(shard.num_lookups for shard in shards) >= 1
+    assert {shard.update for shard in shards} == set(Update)
+    assert len({shard.num_bags for shard in shards}) > 5
+
+
+def test_slices_that_the_device_cannot_run_are_not_drawn(source):
+    fused = SetSource(tables=source.tables, max_tables=10, accepts=lambda shard: shard.update is Update.FUSED)
+    strategy = Slices(fused, 0)
+    for shards in map(strategy.draw, islice(range(200), 200)):
+        assert {shard.update for shard in shards} == {Update.FUSED}
+    with pytest.raises(InvalidOptionError, match="no slice"):
+        Slices(SetSource(tables=source.tables, max_tables=10, accepts=lambda _: False), 0)
