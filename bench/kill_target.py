@@ -1,0 +1,58 @@
+"""A collector that the kill test kills: the real one, on sets so small that much of its time goes into writing."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from autoshard.core import AccessProfile, LocalShard
+from bench.collect_run import check_store
+from bench.collector import collect_samples
+from bench.devices import find_device
+from bench.harness import Harness, Settings
+from bench.sampling import choose_sets
+from bench.set_queue import StreamPosition
+from bench.store_lock import CollectorLock, device_lock_name
+from bench.timing import RoundSettings
+
+
+def collect_endlessly(store: str, name: str, seed: int, written: Connection) -> None:
+    """Collects until it is killed, with a new file for every group of sets.
+
+    Args:
+        store: The store's folder.
+        name: Added to the lock's name, so that several may run at once.
+        seed: Of the sets; the position in their stream is kept in the store.
+        written: Gets the name of every file, as a line, once it is in the store.
+    """
+    device = find_device("cpu")
+    pool = [
+        LocalShard(
+            table=f"t{index}",
+            num_embeddings=50 + index,
+            embedding_dim=8,
+            num_bags=16,
+            pooling_factor=2.0,
+            access=AccessProfile.uniform(50 + index),
+        )
+        for index in range(400)
+    ]
+    rounds = RoundSettings(num_warmup=0, num_measured=1, num_dropped=0, flush_every_run=False)
+    settings = Settings(rounds=rounds, max_group_sets=4, max_bytes=2**24, reference_bags=8, max_spread=1e9)
+    folder = Path(store)
+
+    def tell(file: Path) -> None:
+        # Less than a pipe takes at once, so the other end never sees half a name.
+        os.write(written.fileno(), f"{file.name}\n".encode())
+
+    with CollectorLock(folder, f"{device_lock_name(device)}-{name}"):
+        check_store(folder)
+        collect_samples(
+            Harness(device, settings),
+            choose_sets(pool, max_tables=8, seed=seed),
+            folder,
+            seconds_per_file=0.0,
+            position=StreamPosition.of_stream(folder, ["kill test", name, seed]),
+            on_file=tell,
+        )
