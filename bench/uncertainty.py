@@ -32,7 +32,7 @@ _NUM_NEIGHBOURS = 8
 #: Measured samples that neighbours are sought among: more add little, and each costs a distance per candidate.
 _MAX_MEASURED = 8192
 #: Weight of the residuals of all samples beside those of the neighbours, in neighbours.
-_PRIOR_WEIGHT = 8.0
+_PRIOR_WEIGHT = 4.0
 #: Pairs of samples, and samples, that the growth of errors with distance is read from.
 _NUM_PAIRS, _NUM_TYPICAL = 20_000, 512
 _RIDGE = 1e-2
@@ -211,8 +211,8 @@ def _growth(measured_MF: FloatArray, residual_M: FloatArray) -> float:
     """Squared error per squared distance: the larger of two estimates.
 
     One is how much more the residuals of far pairs differ than those of near ones. Residuals of samples that a model
-    was trained on hide that; where neighbours' residuals say little of a sample's own, the other takes a set at the
-    usual distance from its neighbours to be off by as much again as samples are.
+    was trained on hide that; where the size of neighbours' residuals says little of a sample's own, the other takes a
+    set at the usual distance from its neighbours to be off by as much again as samples are.
     """
     rng = np.random.default_rng(0)
     first, second = rng.integers(len(measured_MF), size=(2, _NUM_PAIRS))
@@ -224,7 +224,7 @@ def _growth(measured_MF: FloatArray, residual_M: FloatArray) -> float:
     squared_SK, neighbour_SK = _nearest(measured_MF[some], measured_MF, _NUM_NEIGHBOURS + 1)
     # Among the nearest of each is the sample itself.
     usual = float(np.median(squared_SK.sum(axis=1))) / _NUM_NEIGHBOURS
-    own_S = residual_M[some]
-    others_S = residual_M[neighbour_SK].sum(axis=1) - own_S
-    alike = float(np.corrcoef(own_S, others_S)[0, 1]) if np.ptp(residual_M) > 0 else 1.0
-    return max(seen, (1.0 - max(0.0, alike)) * float(np.mean(residual_M**2)) / max(usual, 1e-6))
+    own_S = residual_M[some] ** 2
+    others_S = (residual_M[neighbour_SK] ** 2).sum(axis=1) - own_S
+    alike = float(np.corrcoef(np.sqrt(own_S), np.sqrt(np.maximum(others_S, 0.0)))[0, 1]) if np.ptp(own_S) > 0 else 1.0
+    return max(seen, (1.0 - max(0.0, alike)) ** 2 * float(np.mean(residual_M**2)) / max(usual, 1e-6))
