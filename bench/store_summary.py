@@ -11,8 +11,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 
-from autoshard.core import LocalShard
-from autoshard.formats.samples import SampleTable
+from autoshard.formats.samples import SCHEMA_VERSION, SampleTable
 from autoshard.report.wording import write_ms, write_percent
 from bench.location import SIGMA_PER_DEVIATION, MsArray
 
@@ -27,6 +26,11 @@ class StoreSummary:
         software: Versions of torch and FBGEMM.
         num_samples: Samples.
         num_tables: Different shards among them.
+        schema: Version of the files.
+        num_duplicates: Copies of samples, which count once.
+        num_noisy: Samples whose runs disagreed; cost models are not trained on them.
+        num_measured_again: Samples that took more than one attempt.
+        num_throttled: Samples measured while the device held its clock back.
         sources: Samples per way of choosing sets.
         first: When the first was collected, ISO 8601.
         last: When the last was.
@@ -43,6 +47,11 @@ class StoreSummary:
     software: tuple[str, ...]
     num_samples: int
     num_tables: int
+    schema: str
+    num_duplicates: int
+    num_noisy: int
+    num_measured_again: int
+    num_throttled: int
     sources: Mapping[str, int]
     first: str
     last: str
@@ -66,6 +75,11 @@ def summarise(table: SampleTable) -> StoreSummary:
         software=tuple(sorted({f"torch {sample.torch_version}, fbgemm {sample.fbgemm_version}" for sample in items})),
         num_samples=len(items),
         num_tables=len({shard for sample in items for shard in sample.local_shards}),
+        schema=SCHEMA_VERSION,
+        num_duplicates=table.num_duplicates,
+        num_noisy=sum(sample.is_noisy for sample in items),
+        num_measured_again=sum(sample.num_attempts > 1 for sample in items),
+        num_throttled=sum(bool(sample.throttle_reasons) for sample in items),
         sources=dict(sorted(Counter(sample.source for sample in items).items())),
         first=dates[0].isoformat(timespec="seconds"),
         last=dates[-1].isoformat(timespec="seconds"),
@@ -87,6 +101,8 @@ def summary_table(summaries: Sequence[StoreSummary]) -> RenderableType:
         ("device", lambda s: f"{s.device} ({'; '.join(s.device_names)})"),
         ("software", lambda s: "; ".join(s.software)),
         ("samples", lambda s: f"{s.num_samples:,} ({', '.join(f'{n:,} {kind}' for kind, n in s.sources.items())})"),
+        ("schema", lambda s: s.schema),
+        ("quality", _quality_text),
         ("tables", lambda s: f"{s.num_tables:,} different ones, {_range(s.set_sizes)} in a set"),
         ("collected", lambda s: f"{s.first} to {s.last}"),
         ("kernel ms", lambda s: _range(tuple(map(write_ms, s.kernel_ms)))),
@@ -101,9 +117,9 @@ def summary_table(summaries: Sequence[StoreSummary]) -> RenderableType:
 def _repeated_ms(table: SampleTable) -> list[MsArray]:
     """Latencies of every set that was measured more than once."""
     forward_ms_S, backward_ms_S = table.corrected_ms()
-    found: defaultdict[frozenset[LocalShard], list[float]] = defaultdict(list)
+    found: defaultdict[str, list[float]] = defaultdict(list)
     for sample, kernel_ms in zip(table.samples, forward_ms_S + backward_ms_S, strict=True):
-        found[frozenset(sample.local_shards)].append(float(kernel_ms))
+        found[sample.set_id].append(float(kernel_ms))
     return [np.array(values) for values in found.values() if len(values) > 1]
 
 
@@ -119,6 +135,16 @@ def _relative_deviation(repeated: Sequence[MsArray]) -> float:
 def _range(values: Sequence[object]) -> str:
     low, middle, high = values
     return f"{low} to {high}, median {middle}"
+
+
+def _quality_text(summary: StoreSummary) -> str:
+    counts = {
+        "noisy": summary.num_noisy,
+        "measured again": summary.num_measured_again,
+        "throttled": summary.num_throttled,
+        "duplicates left out": summary.num_duplicates,
+    }
+    return ", ".join(f"{number:,} {what}" for what, number in counts.items())
 
 
 def _repeatability_text(summary: StoreSummary) -> str:

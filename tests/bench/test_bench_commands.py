@@ -1,13 +1,21 @@
 import json
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
+import pyarrow.parquet as pq
 import pytest
+import torch
 
 from autoshard.cli import main
 from autoshard.core import Pooling, ShardingPlan, TableSet
 from autoshard.core.shard import PlacedShard, Shard
 from autoshard.formats import load_tables, load_topology, write_plan, write_tables
-from autoshard.formats.samples import read_samples, write_samples
+from autoshard.formats.samples import read_sample_file, read_samples, write_samples
+from bench.devices import find_device
+from bench.store_lock import CollectorLock, device_lock_name
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +35,18 @@ def plan(tables):
 def store(tables, tmp_path_factory):
     folder = tmp_path_factory.mktemp("collected")
     write_tables(tables, folder / "tables.json")
-    arguments = ["--tables", str(folder / "tables.json"), "--scale", "2", "--max-tables", "3", "--seed", "1"]
+    arguments = [
+        "--tables",
+        str(folder / "tables.json"),
+        "--scale",
+        "2",
+        "--max-tables",
+        "3",
+        "--seed",
+        "1",
+        "--where",
+        "random",
+    ]
     store = folder / "store"
     assert main(["collect", "--store", str(store), "--device", "cpu", "--num-samples", "40", *arguments]) == 0
     return store
@@ -45,12 +64,119 @@ def test_collect_appends_samples_of_the_tables(store, tables):
 
 def test_collect_says_what_it_added(tables, tmp_path, capsys):
     write_tables(tables, tmp_path / "tables.json")
-    arguments = ["--tables", str(tmp_path / "tables.json"), "--scale", "1", "--seconds", "0.001", "--device", "cpu"]
-    assert main(["collect", "--store", str(tmp_path / "store"), *arguments, "--json"]) == 0
+    arguments = ["--tables", str(tmp_path / "tables.json"), "--scale", "1", "--seconds", "0.001", "--where", "random"]
+    assert main(["collect", "--store", str(tmp_path / "store"), *arguments, "--device", "cpu", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["device"] == "cpu"
     assert result["num_samples"] == len(read_samples(tmp_path / "store")) > 0
     assert [str(file) for file in (tmp_path / "store").rglob("*.parquet")] == result["files"]
+    (part,) = result["parts"]
+    assert (part["what"], sum(part["added"].values())) == ("kernels", result["num_samples"])
+    assert not result["is_terminated"]
+
+
+def test_collect_goes_on_where_it_ended(store, tables, tmp_path, capsys):
+    write_tables(tables, tmp_path / "tables.json")
+    arguments = [
+        "--tables",
+        str(tmp_path / "tables.json"),
+        "--scale",
+        "1",
+        "--device",
+        "cpu",
+        "--where",
+        "random=2,singles",
+    ]
+    arguments += ["--max-tables", "6", "--store", str(tmp_path / "store"), "--num-samples", "8", "--json"]
+    for seed in ("5", "5", "6"):
+        assert main(["collect", *arguments, "--seed", seed]) == 0
+    (_, again, _) = (json.loads(text) for text in capsys.readouterr().out.replace("}\n{", "}\0{").split("\0"))
+    assert again["parts"][0]["added"].keys() <= {"random", "singles", "repeat"}
+    held = read_samples(tmp_path / "store").samples
+    assert len(held) == 24
+    ids = [sample.set_id for sample in held if sample.source != "repeat"]
+    assert len(ids) == len(set(ids))
+    assert len(list((tmp_path / "store" / "streams").iterdir())) == 2
+
+
+def test_only_one_collector_measures_on_a_device(tmp_path, capsys):
+    arguments = ["collect", "--store", str(tmp_path), "--device", "cpu", "--num-samples", "1"]
+    with CollectorLock(tmp_path, device_lock_name(find_device("cpu"))) as lock:
+        assert main(arguments) == 1
+        message = capsys.readouterr().err
+        assert f"{lock.file}: another collector (process {os.getpid()}) is measuring here" in message
+        assert main([*arguments, "--if-busy", "skip"]) == 0
+        assert capsys.readouterr().out.startswith("Skipped: ")
+        assert main([*arguments, "--if-busy", "skip", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"store": str(tmp_path), "is_busy": True, "num_samples": 0}
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_sigterm_ends_collect_cleanly_and_frees_the_device(tables, tmp_path):
+    write_tables(tables, tmp_path / "tables.json")
+    store = tmp_path / "store"
+    command = [sys.executable, "-W", "ignore", "-c", "import sys; from autoshard.cli import main; sys.exit(main())"]
+    command += ["collect", "--store", str(store), "--device", "cpu", "--seconds", "600", "--where", "random", "--json"]
+    command += ["--tables", str(tmp_path / "tables.json"), "--scale", "1", "--max-tables", "3"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 200
+        while not list(store.glob("device=cpu/part-*.parquet")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.terminate()
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 143
+    result = json.loads(out)
+    assert result["is_terminated"]
+    assert result["num_samples"] == len(read_samples(store)) > 0
+    with CollectorLock(store, device_lock_name(find_device("cpu"))):
+        pass
+
+
+def test_collect_refuses_a_store_of_another_version(store, tmp_path, capsys):
+    (file,) = list(store.glob("device=cpu/*.parquet"))[:1]
+    folder = tmp_path / "store" / "device=h200"
+    folder.mkdir(parents=True)
+    changed = pq.read_table(file).replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/1"})
+    pq.write_table(changed, folder / "part-old.parquet")
+    assert main(["collect", "--store", str(tmp_path / "store"), "--device", "cpu", "--num-samples", "1"]) == 2
+    assert (
+        "must be autoshard.samples/2, got autoshard.samples/1; collect into another folder" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "store" / "device=cpu").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_collect_without_the_gpu_that_is_asked_for(tmp_path, capsys):
+    assert main(["collect", "--store", str(tmp_path / "store"), "--device", "cuda"]) == 1
+    assert "torch finds no GPU here" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
+
+
+def test_samples_shows_coverage_and_quality(store, tmp_path, capsys):
+    part = next(store.glob("device=cpu/*.parquet"))
+    folder = tmp_path / "store" / "device=cpu"
+    folder.mkdir(parents=True)
+    for name in ("part-1.parquet", "part-2.parquet"):
+        (folder / name).write_bytes(part.read_bytes())
+    throttled = replace(read_samples(store).samples[0], throttle_reasons="sw_power_cap", num_attempts=2, is_noisy=True)
+    write_samples(tmp_path / "store", [throttled])
+    html = tmp_path / "coverage.html"
+    assert main(["samples", str(tmp_path / "store"), "--html", str(html), "--json"]) == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    held = read_sample_file(part)
+    assert device["num_duplicates"] == len(held)
+    assert device["num_samples"] == len(held) + 1
+    assert device["num_throttled"] == 1
+    assert device["num_noisy"] == 1 + sum(sample.is_noisy for sample in held)
+    assert device["num_measured_again"] == 1 + sum(sample.num_attempts > 1 for sample in held)
+    assert device["schema"] == "autoshard.samples/2"
+    assert "<html" in html.read_text()
 
 
 def test_collect_refuses_a_store_that_is_a_file(tmp_path, capsys):
@@ -114,6 +240,11 @@ def test_replay_refuses_what_it_cannot_measure(plan, tables, tmp_path, capsys):
         (["collect", "--store", "s", "--max-tables", "0"], 2, "max_tables: must be at least 1, got 0"),
         (["collect", "--store", "s", "--device", "tpu"], 2, "device: must be auto, cpu or cuda, got 'tpu'"),
         (["collect", "--store", "s", "--tables", "nonesuch"], 2, "nonesuch"),
+        (["collect", "--store", "s", "--what", "kernels,heat"], 2, "what: must be some of kernels, dense, collectives"),
+        (["collect", "--store", "s", "--where", "random=0"], 2, "where: must be names of strategies"),
+        (["collect", "--store", "s", "--memory-gib", "0"], 2, "memory_gib: must be above 0, got 0.0"),
+        (["collect", "--store", "s", "--ray", "--what", "dense"], 2, "what: must be kernels with --ray"),
+        (["samples", "s", "--tables", "metasyn"], 2, "tables: is for --html"),
         (["replay", "missing.json"], 2, "missing.json"),
     ],
 )

@@ -1,0 +1,102 @@
+"""Command `samples`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group, RenderableType
+
+from autoshard import console
+from autoshard.core.errors import InvalidOptionError, SampleStoreError
+
+if TYPE_CHECKING:
+    from autoshard.formats.samples import SampleTable
+
+
+def samples(
+    store: Annotated[Path, typer.Argument(help="Folder with samples.")],
+    device: Annotated[str | None, typer.Option(help="Look at this device only, such as `cpu` or `h200`.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write what the samples of kernels cover to this page.")] = None,
+    tables: Annotated[
+        str | None, typer.Option(help="With --html: tables whose regions should be covered, a file or a bundled name.")
+    ] = None,
+    scale: Annotated[int, typer.Option(help="Divide rows and batch of --tables by this.")] = 64,
+    as_json: console.JsonOption = False,
+) -> None:
+    """Shows what a store of samples holds, and checks that nothing in it is damaged.
+
+    Samples of kernels are shown by device, with how many are noisy (their runs disagreed: models are not trained on
+    them), were measured again, or were measured while the device held its clock back; copies count once.
+
+    Example:
+        autoshard samples samples --html coverage.html --tables metasyn
+    """
+    from autoshard.formats.collective_samples import collective_devices_in, read_collective_samples
+    from autoshard.formats.dense_samples import dense_devices_in, read_dense_samples
+    from autoshard.formats.samples import devices_in
+    from bench.store_summary import summarise, summary_table
+
+    if tables is not None and html is None:
+        raise InvalidOptionError("is for --html", field="tables")
+    if scale < 1:
+        raise InvalidOptionError(f"must be at least 1, got {scale}", field="scale")
+    found = {
+        "kernels": devices_in(store),
+        "dense": dense_devices_in(store),
+        "collectives": collective_devices_in(store),
+    }
+    chosen = {kind: [key for key in keys if device in (None, key)] for kind, keys in found.items()}
+    if not any(chosen.values()):
+        of_device = "" if device is None else f" of device {device!r}"
+        held = ", ".join(sorted({key for keys in found.values() for key in keys}))
+        hint = f"it holds: {held}" if held else "`autoshard collect` adds some"
+        raise SampleStoreError(f"holds no samples{of_device}; {hint}", source=str(store))
+    kernels = {key: _checked(store, key) for key in chosen["kernels"]}
+    summaries = [summarise(table) for table in kernels.values()]
+    dense = {key: len(read_dense_samples(store, key)) for key in chosen["dense"]}
+    collectives = {key: len(read_collective_samples(store, key)) for key in chosen["collectives"]}
+    shown: list[RenderableType] = [summary_table(summaries)] if summaries else []
+    for label, counts in (("dense layers", dense), ("collectives", collectives)):
+        shown += [f"{label} on {key}: {number:,} samples" for key, number in counts.items()]
+    if html is not None:
+        shown.append(f"Wrote {_write_coverage(html, store, kernels, tables, scale)}.")
+    result = {
+        "store": str(store),
+        "devices": [asdict(summary) for summary in summaries],
+        "dense": dense,
+        "collectives": collectives,
+        "html": None if html is None else str(html),
+    }
+    console.emit(result, Group(*shown), as_json=as_json)
+
+
+def _checked(store: Path, device: str) -> SampleTable:
+    from autoshard.formats.samples import read_samples
+
+    table = read_samples(store, device)
+    with console.progress("Checking samples", len(table)) as advance:
+        damaged = table.damaged(advance)
+    if damaged:
+        raise SampleStoreError(
+            f"{len(damaged)} of {len(table)} samples of {device} do not match their id, the first is "
+            f"{damaged[0].sample_id}; remove the files that hold them",
+            source=str(store),
+        )
+    return table
+
+
+def _write_coverage(html: Path, store: Path, kernels: dict[str, SampleTable], tables: str | None, scale: int) -> Path:
+    from autoshard.formats import atomic_write, load_tables
+    from bench.coverage import coverage_of
+    from bench.coverage_report import coverage_html
+
+    if len(kernels) != 1:
+        held = ", ".join(kernels) or "none"
+        raise InvalidOptionError(f"must name one device with samples of kernels; there are: {held}", field="device")
+    (table,) = kernels.values()
+    pool = None if tables is None else load_tables(tables).scaled(scale)
+    atomic_write(html, coverage_html(coverage_of(table, pool), title=f"What the samples in {store.name} cover"))
+    return html
