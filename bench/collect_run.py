@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from autoshard.core import LocalShard
-from autoshard.core.errors import FormatError, SampleStoreError
+from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
 from autoshard.formats import canonical_json, digest, load_tables, tables_to_json
 from autoshard.formats.samples import devices_in, measured_sets, read_samples, remove_leftovers_in
 from bench.collect_options import GIB, CollectOptions, What, seconds_until
@@ -20,7 +20,7 @@ from bench.devices import BenchDevice, find_device
 from bench.harness import Harness, Settings
 from bench.measurable import is_measurable
 from bench.provenance import installed_software
-from bench.sampling import SetSource, stream_sets
+from bench.sampling import STRATEGIES, SetSource, stream_sets
 from bench.set_queue import StreamPosition
 from bench.store_lock import CollectorLock, device_lock_name
 from bench.termination import Terminated
@@ -94,6 +94,7 @@ def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) 
         FormatError: If the store is of another version.
         InvalidOptionError: If a strategy is unknown or cannot work.
     """
+    check_names(options)
     device = find_device(options.device)
     collect = {What.KERNELS: _collect_kernels, What.DENSE: _collect_dense, What.COLLECTIVES: _collect_collectives}
     outcomes: list[Outcome] = []
@@ -105,6 +106,18 @@ def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) 
             if outcomes[-1].is_terminated:
                 break
     return tuple(outcomes)
+
+
+def check_names(options: CollectOptions) -> None:
+    """Makes sure that tables and strategies are there, before a store is made.
+
+    Raises:
+        InputError: If they are not.
+    """
+    load_tables(options.tables)
+    for name in options.where or ():
+        if name not in STRATEGIES:
+            raise InvalidOptionError(f"must be of {', '.join(STRATEGIES)}; got {name!r}", field="where")
 
 
 def check_store(store: Path) -> None:

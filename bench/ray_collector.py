@@ -20,7 +20,7 @@ from autoshard import console
 from autoshard.core.errors import DeviceError, ExecutionError, InvalidOptionError
 from autoshard.formats.samples import Sample
 from bench.collect_options import CollectOptions, What
-from bench.collect_run import Outcome, check_store, set_source
+from bench.collect_run import Outcome, check_names, check_store, set_source
 from bench.collector import SampleWriter, known_sets, num_threads_of, to_sample
 from bench.devices import BenchDevice, find_device
 from bench.harness import Harness, Settings
@@ -121,6 +121,7 @@ def collect_on_ray(
         FormatError: If the store is of another version.
     """
     ray = _import_ray()
+    check_names(options)
     with CollectorLock(options.store, "ray"):
         check_store(options.store)
         with _cluster(ray, address, options.workers):

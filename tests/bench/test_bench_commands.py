@@ -87,16 +87,16 @@ def test_collect_goes_on_where_it_ended(store, tables, tmp_path, capsys):
         "--where",
         "random=2,singles",
     ]
-    arguments += ["--max-tables", "6", "--store", str(tmp_path / "store"), "--num-samples", "8", "--json"]
-    for seed in ("5", "5", "6"):
+    arguments += ["--max-tables", "6", "--store", str(tmp_path / "store"), "--num-samples", "5", "--json"]
+    for seed in ("5", "5"):
         assert main(["collect", *arguments, "--seed", seed]) == 0
-    (_, again, _) = (json.loads(text) for text in capsys.readouterr().out.replace("}\n{", "}\0{").split("\0"))
+    (_, again) = (json.loads(text) for text in capsys.readouterr().out.replace("}\n{", "}\0{").split("\0"))
     assert again["parts"][0]["added"].keys() <= {"random", "singles", "repeat"}
     held = read_samples(tmp_path / "store").samples
-    assert len(held) == 24
+    assert len(held) == 10
     ids = [sample.set_id for sample in held if sample.source != "repeat"]
     assert len(ids) == len(set(ids))
-    assert len(list((tmp_path / "store" / "streams").iterdir())) == 2
+    assert len(list((tmp_path / "store" / "streams").iterdir())) == 1
 
 
 def test_only_one_collector_measures_on_a_device(tmp_path, capsys):
@@ -112,6 +112,7 @@ def test_only_one_collector_measures_on_a_device(tmp_path, capsys):
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+@pytest.mark.slow
 def test_sigterm_ends_collect_cleanly_and_frees_the_device(tables, tmp_path):
     write_tables(tables, tmp_path / "tables.json")
     store = tmp_path / "store"
@@ -242,6 +243,7 @@ def test_replay_refuses_what_it_cannot_measure(plan, tables, tmp_path, capsys):
         (["collect", "--store", "s", "--tables", "nonesuch"], 2, "nonesuch"),
         (["collect", "--store", "s", "--what", "kernels,heat"], 2, "what: must be some of kernels, dense, collectives"),
         (["collect", "--store", "s", "--where", "random=0"], 2, "where: must be names of strategies"),
+        (["collect", "--store", "s", "--where", "nonesuch"], 2, "where: must be of random, placements"),
         (["collect", "--store", "s", "--memory-gib", "0"], 2, "memory_gib: must be above 0, got 0.0"),
         (["collect", "--store", "s", "--ray", "--what", "dense"], 2, "what: must be kernels with --ray"),
         (["samples", "s", "--tables", "metasyn"], 2, "tables: is for --html"),

@@ -19,6 +19,8 @@ from bench.devices import find_device
 from bench.harness import Harness
 from bench.sampling import ChosenSet, choose_sets
 from bench.set_queue import StreamPosition
+from bench.store_lock import CollectorBusyError, CollectorLock
+from bench.termination import termination_raised
 
 ENDLESS = """
 import sys
@@ -228,6 +230,43 @@ def test_what_was_measured_before_an_error_is_kept(harness, pool, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         collect_samples(harness, interrupted(), tmp_path)
     assert len(read_samples(tmp_path)) == 4
+
+
+def test_sigterm_ends_a_run_and_what_was_measured_is_written(harness, pool, tmp_path):
+    def terminate(count, seconds):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with termination_raised():
+        done = collect_samples(harness, stream(pool), tmp_path, num_samples=40, advance=terminate)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert done.is_terminated
+    assert done.num_samples == len(read_samples(tmp_path)) == 1
+
+
+def test_a_lock_ends_with_its_holder(tmp_path):
+    code = "import sys, time; from bench.store_lock import CollectorLock; CollectorLock(sys.argv[1], 'x').__enter__()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; print('held', flush=True); time.sleep(600)", str(tmp_path)],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(CollectorBusyError, match=f"another collector \\(process {holder.pid}\\) is measuring"):
+            CollectorLock(tmp_path, "x").__enter__()
+        with CollectorLock(tmp_path, "another device"):
+            pass
+    finally:
+        holder.kill()
+        holder.communicate()
+    with CollectorLock(tmp_path, "x"):
+        pass
+
+
+def test_a_lock_in_a_place_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "store").write_text("a file")
+    with pytest.raises(SampleStoreError, match="cannot be written"):
+        CollectorLock(tmp_path / "store", "x").__enter__()
 
 
 def test_a_store_that_cannot_be_written_is_an_error(harness, pool, tmp_path):

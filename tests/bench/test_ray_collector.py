@@ -24,7 +24,7 @@ rounds = RoundSettings(num_warmup=0, num_measured=3, num_dropped=1, flush_every_
 settings = Settings(rounds=rounds, max_group_sets=4, max_bytes=2**24, reference_bags=8, max_spread=1e9)
 store, kill = Path(sys.argv[1]), sys.argv[2] == "kill"
 options = CollectOptions(store=store, device="cpu", workers=2, scale=4096, max_tables=3, where={"random": 1.0}, seed=3,
-                         num_samples=24)
+                         num_samples=12)
 killed = []
 
 def kill_one_worker(count, seconds):
@@ -65,7 +65,7 @@ def run(store, mode):
 
 
 def test_workers_of_a_local_cluster_fill_the_store(tmp_path):
-    assert run(tmp_path / "store", "live") == (24, 0)
+    assert run(tmp_path / "store", "live") == (12, 0)
     held = read_samples(tmp_path / "store")
     assert not held.damaged()
     ids = Counter(sample.set_id for sample in held.samples if sample.source != "repeat")
@@ -74,7 +74,7 @@ def test_workers_of_a_local_cluster_fill_the_store(tmp_path):
 
 @pytest.mark.slow
 def test_sets_of_a_dead_worker_are_measured_by_its_successor(tmp_path):
-    assert run(tmp_path / "store", "kill") == (24, 0)
+    assert run(tmp_path / "store", "kill") == (12, 0)
     assert not read_samples(tmp_path / "store").damaged()
 
 
