@@ -2,10 +2,14 @@
 
     ROOT/<kind>/<name>/<id>/weights.safetensors
     ROOT/<kind>/<name>/<id>/card.json
-    ROOT/<kind>/<name>/production            text file: the id that is used by default
+    ROOT/<kind>/<name>/production            the versions that were used by default, the current one last
+    ROOT/<kind>/<name>/candidate             as `production`, of a version that is tried out
 
 A version's id is a digest of its card, and the card holds the digest of the weights, so versions never change
 and damage shows when it is loaded. Nothing is unpickled.
+
+Models that come with this package are a registry, too, in its folder `shipped`; `find_registry` turns to it where the
+user's own has nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +32,28 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from autoshard.core.errors import ModelError
+from costmodel.aliases import ALIASES, CANDIDATE, LEFTOVER_SECONDS, PRODUCTION, VERSION_ID, Action, AliasEntry, AliasLog
+
+__all__ = [
+    "ALIASES",
+    "CANDIDATE",
+    "PRODUCTION",
+    "REGISTRY_VARIABLE",
+    "SHIPPED_VARIABLE",
+    "Registry",
+    "StoredModel",
+    "Version",
+    "default_registry",
+    "find_registry",
+    "shipped_models",
+]
 
 REGISTRY_VARIABLE = "AUTOSHARD_REGISTRY"
-PRODUCTION = "production"
+SHIPPED_VARIABLE = "AUTOSHARD_SHIPPED_MODELS"
 _WEIGHTS, _CARD = "weights.safetensors", "card.json"
 _WEIGHTS_DIGEST = "weights_sha256"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_ID = re.compile(r"[0-9a-f]{16}")
+_STAGING = ".publish-"
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -42,6 +62,31 @@ def default_registry() -> Path:
     """The folder named by AUTOSHARD_REGISTRY, else `~/.local/share/autoshard/registry`."""
     named = os.environ.get(REGISTRY_VARIABLE)
     return Path(named) if named else Path.home() / ".local" / "share" / "autoshard" / "registry"
+
+
+def shipped_models() -> Registry:
+    """The models that come with this package, or those in the folder named by AUTOSHARD_SHIPPED_MODELS."""
+    named = os.environ.get(SHIPPED_VARIABLE)
+    return Registry(Path(named) if named else Path(__file__).parent / "shipped")
+
+
+def find_registry(kind: str, name: str, root: Path | None = None) -> Registry | None:
+    """The registry to load a model from: the user's, or that of shipped models if it has no production version.
+
+    Args:
+        kind: What the model is for: `cost`, `policy`.
+        name: Which one of its kind, such as the device.
+        root: Folder of the user's registry; the default one if None.
+
+    Returns:
+        None if neither has one.
+
+    Raises:
+        ModelError: If an alias is damaged.
+    """
+    return next(
+        (models for models in (Registry(root), shipped_models()) if models.production_id(kind, name) is not None), None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,10 +105,15 @@ class Version:
     kind: str
     name: str
     id: str
-    is_production: bool
+    aliases: tuple[str, ...]
     published_s: float
     """Seconds since the epoch."""
     card: dict[str, Any]
+
+    @property
+    def is_production(self) -> bool:
+        """Whether it is used by default."""
+        return PRODUCTION in self.aliases
 
 
 class Registry:
@@ -71,63 +121,64 @@ class Registry:
 
     Args:
         root: The folder; the default registry when left out.
+        author: Who is named in the history of aliases; user and host when left out.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path | None = None, author: str | None = None) -> None:
         self.root = root or default_registry()
+        self._author = author
 
-    def publish(self, kind: str, name: str, tensors: Tensors, card: Mapping[str, Any]) -> str:
-        """Stores a version and makes it the production version; readers see all of it or nothing.
+    def publish(
+        self, kind: str, name: str, tensors: Tensors, card: Mapping[str, Any], *, alias: str | None = PRODUCTION
+    ) -> str:
+        """Stores a version and gives it an alias; readers see all of it or nothing.
 
         Args:
             kind: What the model is for: `cost`, `policy`.
             name: Which one of its kind, such as the device.
             tensors: Weights by name.
-            card: JSON object that says what the weights are.
+            card: JSON object that says what the weights are; its `device`, if it has one, must be `name`.
+            alias: What names it from now on; None for nothing.
 
         Returns:
             The version's id: the same content has the same id, and is stored once.
 
         Raises:
-            ModelError: If a name is not a plain one, the card is not JSON, or the folder cannot be written.
+            ModelError: If a name is not a plain one, the card is not JSON or of another device, or the folder cannot
+                be written.
         """
         folder = self._folder(kind, name)
+        log = AliasLog(folder=folder, alias=alias) if alias is not None else None
+        _check_device(card, name, str(folder))
         weights = save({key: np.ascontiguousarray(value) for key, value in tensors.items()})
         text = _canonical({**card, _WEIGHTS_DIGEST: hashlib.sha256(weights).hexdigest()})
         version = _id_of(text)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            staging = Path(tempfile.mkdtemp(prefix=".publish-", dir=folder))
-            try:
-                (staging / _WEIGHTS).write_bytes(weights)
-                (staging / _CARD).write_bytes(text)
-                staging.chmod(0o755)
-                if not (folder / version).exists():
-                    staging.rename(folder / version)
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
-            alias = folder / f".{PRODUCTION}-{version}-{os.getpid()}"
-            alias.write_text(version + "\n", encoding="utf-8")
-            alias.replace(folder / PRODUCTION)
+            _store(folder, version, {_WEIGHTS: weights, _CARD: text})
         except OSError as error:
             raise ModelError(f"cannot publish a model: {error.strerror}", source=str(folder)) from error
+        if log is not None:
+            log.point(version, Action.PUBLISH, self._author)
         return version
 
     def load(self, kind: str, name: str, version: str = PRODUCTION) -> StoredModel:
-        """Loads a version by its id, or the production version.
+        """Loads a version by its id or alias.
 
         Raises:
-            ModelError: If it is missing or damaged; the text names the file.
+            ModelError: If it is missing, damaged, or of another device; the text names the file.
         """
         folder = self._folder(kind, name)
-        identity = self.production_id(kind, name) if version == PRODUCTION else version
+        identity = AliasLog(folder=folder, alias=version).current() if version in ALIASES else version
         if identity is None:
-            raise ModelError(f"no {kind} model named {name} has been published", source=str(folder))
-        if not _ID.fullmatch(identity):
+            missing = "has been published" if version == PRODUCTION else f"is the {version}"
+            raise ModelError(f"no {kind} model named {name} {missing}", source=str(folder))
+        if not VERSION_ID.fullmatch(identity):
             raise ModelError(
-                f"a version is {PRODUCTION} or 16 hexadecimal digits, got {identity!r}", source=str(folder)
+                f"a version is {', '.join(ALIASES)} or 16 hexadecimal digits, got {identity!r}", source=str(folder)
             )
         card = self._card(folder / identity / _CARD)
+        _check_device(card, name, str(folder / identity / _CARD))
         path = folder / identity / _WEIGHTS
         weights = _read(path)
         if hashlib.sha256(weights).hexdigest() != card[_WEIGHTS_DIGEST]:
@@ -139,33 +190,71 @@ class Registry:
         return StoredModel(id=identity, tensors=tensors, card=card)
 
     def production_id(self, kind: str, name: str) -> str | None:
-        """Id of the production version; None if nothing was published under the name."""
-        path = self._folder(kind, name) / PRODUCTION
-        if not path.exists():
-            return None
-        return _read(path).decode("utf-8", errors="replace").strip()
+        """Id of the production version; None if there is none under the name.
+
+        Raises:
+            ModelError: If the alias is damaged.
+        """
+        return AliasLog(folder=self._folder(kind, name), alias=PRODUCTION).current()
+
+    def history(self, kind: str, name: str, alias: str = PRODUCTION) -> tuple[AliasEntry, ...]:
+        """The versions that an alias has named, the current one last.
+
+        Raises:
+            ModelError: If there is no such alias, or it is damaged.
+        """
+        return AliasLog(folder=self._folder(kind, name), alias=alias).entries()
+
+    def promote(self, kind: str, name: str, version: str, alias: str = PRODUCTION) -> str:
+        """Gives a version an alias, after loading it whole.
+
+        Args:
+            kind: What the model is for.
+            name: Which one of its kind.
+            version: Its id, or another alias of it.
+            alias: What names it from now on.
+
+        Returns:
+            The version's id.
+
+        Raises:
+            ModelError: If it is missing or damaged, or the registry cannot be written; the alias stays as it was.
+        """
+        log = AliasLog(folder=self._folder(kind, name), alias=alias)
+        identity = self.load(kind, name, version).id
+        log.point(identity, Action.PROMOTE, self._author)
+        return identity
+
+    def roll_back(self, kind: str, name: str, alias: str = PRODUCTION) -> str:
+        """Gives an alias back to the version that had it before, and returns its id.
+
+        Raises:
+            ModelError: If there is none, or the registry cannot be written.
+        """
+        return AliasLog(folder=self._folder(kind, name), alias=alias).roll_back(self._author)
 
     def list(self) -> tuple[Version, ...]:
         """All versions by kind, name and time; empty if the folder is not there.
 
         Raises:
-            ModelError: If a card is damaged; the text names the file.
+            ModelError: If a card or an alias is damaged; the text names the file.
         """
         versions = []
-        for path in self.root.glob(f"*/*/*/{_CARD}"):
-            identity, name, kind = (path.parents[level].name for level in range(3))
-            if not _ID.fullmatch(identity):
-                continue
-            versions.append(
-                Version(
-                    kind=kind,
-                    name=name,
-                    id=identity,
-                    is_production=self.production_id(kind, name) == identity,
-                    published_s=path.stat().st_mtime,
-                    card=self._card(path),
+        for folder in sorted(self.root.glob("*/*")):
+            cards = [path for path in folder.glob(f"*/{_CARD}") if VERSION_ID.fullmatch(path.parent.name)]
+            logs = {alias: AliasLog(folder=folder, alias=alias).entries() for alias in ALIASES} if cards else {}
+            for path in cards:
+                identity = path.parent.name
+                versions.append(
+                    Version(
+                        kind=folder.parent.name,
+                        name=folder.name,
+                        id=identity,
+                        aliases=tuple(alias for alias, log in logs.items() if log and log[-1].id == identity),
+                        published_s=path.stat().st_mtime,
+                        card=self._card(path),
+                    )
                 )
-            )
         return tuple(sorted(versions, key=lambda item: (item.kind, item.name, item.published_s, item.id)))
 
     def _folder(self, kind: str, name: str) -> Path:
@@ -185,6 +274,41 @@ class Registry:
         if not isinstance(card, dict) or _WEIGHTS_DIGEST not in card:
             raise ModelError(f"needs a field {_WEIGHTS_DIGEST}", source=str(path))
         return card
+
+
+def _store(folder: Path, version: str, files: Mapping[str, bytes]) -> None:
+    """Writes a version's folder under another name, and renames it when it is complete."""
+    _remove_leftovers(folder)
+    staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder))
+    try:
+        for name, content in files.items():
+            with (staging / name).open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        staging.chmod(0o755)
+        try:
+            staging.rename(folder / version)
+        except OSError:
+            if not (folder / version).is_dir():  # else it was there, or another process was quicker
+                raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Removes what publishers left that were killed an hour ago or more."""
+    for staging in folder.glob(f"{_STAGING}*"):
+        try:
+            if time.time() - staging.stat().st_mtime > LEFTOVER_SECONDS:
+                shutil.rmtree(staging, ignore_errors=True)
+        except FileNotFoundError:  # another process was quicker
+            continue
+
+
+def _check_device(card: Mapping[str, Any], name: str, source: str) -> None:
+    if card.get("device", name) != name:
+        raise ModelError(f"was trained for {card['device']!r}, not for {name!r}", field="device", source=source)
 
 
 def _canonical(card: Mapping[str, Any]) -> bytes:

@@ -1,11 +1,25 @@
 import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from autoshard.core.errors import ModelError
-from costmodel.registry import REGISTRY_VARIABLE, Registry, default_registry
+from costmodel.registry import (
+    REGISTRY_VARIABLE,
+    SHIPPED_VARIABLE,
+    Registry,
+    default_registry,
+    find_registry,
+    shipped_models,
+)
 
 TENSORS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([1, 2], dtype=np.int64)}
 CARD = {"schema": "test/1", "text": "größer", "number": 0.1}
@@ -55,7 +69,7 @@ def test_only_whole_versions_are_left_behind(registry):
     version = registry.publish("cost", "cpu", TENSORS, CARD)
     registry.publish("cost", "cpu", TENSORS, CARD)
     folder = registry.root / "cost" / "cpu"
-    assert sorted(path.name for path in folder.iterdir()) == sorted([version, "production"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted([".lock", version, "production"])
     assert sorted(path.name for path in (folder / version).iterdir()) == ["card.json", "weights.safetensors"]
 
 
@@ -87,9 +101,23 @@ def test_missing_files_are_named(registry, file):
 
 def test_the_alias_cannot_point_elsewhere(registry):
     registry.publish("cost", "cpu", TENSORS, CARD)
-    (registry.root / "cost" / "cpu" / "production").write_text("../../policy/x", encoding="utf-8")
-    with pytest.raises(ModelError, match="16 hexadecimal digits"):
+    alias = registry.root / "cost" / "cpu" / "production"
+    entry = json.loads(alias.read_text(encoding="utf-8"))
+    alias.write_text(json.dumps({**entry, "id": "../../policy/x"}), encoding="utf-8")
+    with pytest.raises(ModelError, match="production: damaged: a version is 16 hexadecimal digits"):
         registry.load("cost", "cpu")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "{", "[]", '{"id": 1}', "0123456789abcdef", '{"id": "0123456789abcdef"}'])
+def test_a_damaged_alias_is_named_and_can_be_mended(registry, text):
+    version = registry.publish("cost", "cpu", TENSORS, CARD)
+    alias = registry.root / "cost" / "cpu" / "production"
+    alias.write_text(text, encoding="utf-8")
+    for read in (registry.list, lambda: registry.load("cost", "cpu"), lambda: registry.production_id("cost", "cpu")):
+        with pytest.raises(ModelError, match=r"production: damaged: .*`autoshard models promote`"):
+            read()
+    assert registry.promote("cost", "cpu", version) == version
+    assert registry.load("cost", "cpu").id == version
 
 
 def test_what_was_never_published(registry):
@@ -100,6 +128,8 @@ def test_what_was_never_published(registry):
     registry.publish("cost", "cpu", TENSORS, CARD)
     with pytest.raises(ModelError, match="0123456789abcdef"):
         registry.load("cost", "cpu", "0123456789abcdef")
+    with pytest.raises(ModelError, match="no cost model named cpu is the candidate"):
+        registry.load("cost", "cpu", "candidate")
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/etc", ".hidden", "x" * 101, "a b"])
@@ -138,3 +168,175 @@ def test_the_default_folder(monkeypatch, tmp_path):
     monkeypatch.delenv(REGISTRY_VARIABLE)
     monkeypatch.setenv("HOME", "/home/someone")
     assert default_registry() == Path("/home/someone/.local/share/autoshard/registry")
+
+
+class TestAliases:
+    @pytest.fixture
+    def versions(self, registry):
+        """Three versions; the last is in production."""
+        return [registry.publish("cost", "cpu", TENSORS, {**CARD, "number": number}) for number in range(3)]
+
+    def test_a_candidate_leaves_production_alone(self, registry, versions):
+        tried = registry.publish("cost", "cpu", TENSORS, {**CARD, "number": 9}, alias="candidate")
+        assert registry.production_id("cost", "cpu") == versions[2]
+        assert registry.load("cost", "cpu", "candidate").id == tried
+        assert {item.id: item.aliases for item in registry.list() if item.aliases} == {
+            versions[2]: ("production",),
+            tried: ("candidate",),
+        }
+        assert registry.promote("cost", "cpu", "candidate") == tried == registry.production_id("cost", "cpu")
+
+    def test_without_an_alias_nothing_is_used(self, registry):
+        version = registry.publish("cost", "cpu", TENSORS, CARD, alias=None)
+        assert registry.production_id("cost", "cpu") is None
+        assert registry.load("cost", "cpu", version).id == version
+
+    def test_roll_back_goes_back_step_by_step(self, registry, versions):
+        first, second, third = versions
+        assert registry.roll_back("cost", "cpu") == second
+        assert registry.load("cost", "cpu").id == second
+        assert registry.roll_back("cost", "cpu") == first
+        with pytest.raises(ModelError, match="production has named no other version before"):
+            registry.roll_back("cost", "cpu")
+        assert registry.promote("cost", "cpu", third) == third
+        assert registry.roll_back("cost", "cpu") == first == registry.production_id("cost", "cpu")
+
+    def test_history_says_who_named_which_version_when(self, registry, versions):
+        started = datetime.now(UTC)
+        author = Registry(registry.root, author="someone")
+        author.promote("cost", "cpu", versions[0])
+        author.promote("cost", "cpu", versions[0])  # changes nothing, so it is no entry
+        registry.roll_back("cost", "cpu")
+        history = registry.history("cost", "cpu")
+        assert [(entry.action, entry.id) for entry in history] == [
+            *(("publish", version) for version in versions),
+            ("promote", versions[0]),
+            ("roll-back", versions[2]),
+        ]
+        assert history[3].by == "someone"
+        assert "@" in history[4].by
+        times = [datetime.fromisoformat(entry.at) for entry in history]
+        assert times == sorted(times)
+        # Times are cut to milliseconds.
+        assert started.timestamp() - 0.001 <= times[3].timestamp() <= datetime.now(UTC).timestamp()
+        assert registry.history("cost", "cpu", "candidate") == ()
+
+    def test_only_whole_versions_are_promoted(self, registry, versions):
+        (registry.root / "cost" / "cpu" / versions[0] / "weights.safetensors").write_bytes(b"")
+        for version, said in ((versions[0], "weights.safetensors"), ("0123456789abcdef", "0123456789abcdef")):
+            with pytest.raises(ModelError, match=said):
+                registry.promote("cost", "cpu", version)
+        assert registry.production_id("cost", "cpu") == versions[2]
+        assert len(registry.history("cost", "cpu")) == 3
+
+    def test_there_are_no_other_aliases(self, registry, versions):
+        with pytest.raises(ModelError, match="alias: must be one of production, candidate, got 'latest'"):
+            registry.promote("cost", "cpu", versions[0], "latest")
+        with pytest.raises(ModelError, match="alias"):
+            registry.publish("cost", "new", TENSORS, CARD, alias="latest")
+        assert {item.name for item in registry.list()} == {"cpu"}
+        with pytest.raises(ModelError, match="a version is production, candidate or 16 hexadecimal digits"):
+            registry.load("cost", "cpu", "latest")
+
+
+def test_models_of_another_device_are_refused(registry):
+    version = registry.publish("cost", "a100", TENSORS, {**CARD, "device": "a100"})
+    folder = registry.root / "cost"
+    (folder / "a100").rename(folder / "cpu")
+    for wanted in ("production", version):
+        with pytest.raises(ModelError, match=r"card\.json: device: was trained for 'a100', not for 'cpu'"):
+            registry.load("cost", "cpu", wanted)
+    with pytest.raises(ModelError, match="was trained for 'a100', not for 'h100'"):
+        registry.publish("cost", "h100", TENSORS, {**CARD, "device": "a100"})
+
+
+class TestShippedModels:
+    @pytest.fixture
+    def shipped(self, tmp_path, monkeypatch):
+        monkeypatch.setenv(SHIPPED_VARIABLE, str(tmp_path / "shipped"))
+        return shipped_models()
+
+    def test_they_are_in_this_package_unless_told_otherwise(self, monkeypatch):
+        monkeypatch.delenv(SHIPPED_VARIABLE, raising=False)
+        assert shipped_models().root == Path(sys.modules["costmodel"].__file__).parent / "shipped"
+
+    def test_the_users_own_model_goes_first(self, shipped, registry):
+        assert find_registry("cost", "cpu", registry.root) is None
+        published = shipped.publish("cost", "cpu", TENSORS, CARD)
+        found = find_registry("cost", "cpu", registry.root)
+        assert (found.root, found.load("cost", "cpu").id) == (shipped.root, published)
+        registry.publish("cost", "cpu", TENSORS, {**CARD, "number": 2}, alias="candidate")
+        assert find_registry("cost", "cpu", registry.root).root == shipped.root
+        registry.promote("cost", "cpu", "candidate")
+        assert find_registry("cost", "cpu", registry.root).root == registry.root
+        assert find_registry("cost", "a100", registry.root) is None
+
+
+#: Publishes versions numbered from `first` on until it is killed or has published `count`.
+PUBLISHER = """
+import sys
+from pathlib import Path
+import numpy as np
+from costmodel.registry import Registry
+registry, first, count = Registry(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
+print("ready", flush=True)
+for number in range(first, first + count):
+    registry.publish("cost", "cpu", {"a": np.full(20_000, number, dtype=np.float32)}, {"number": number})
+"""
+
+
+def publisher(root, first, count):
+    process = subprocess.Popen(
+        [sys.executable, "-c", PUBLISHER, str(root), str(first), str(count)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+def check_whole(registry):
+    """Every version loads, with its own number in card and weights; the alias names one of them."""
+    versions = registry.list()
+    for item in versions:
+        stored = registry.load("cost", "cpu", item.id)
+        assert (stored.tensors["a"] == stored.card["number"]).all()
+    assert sum(item.is_production for item in versions) == 1
+    assert {entry.id for entry in registry.history("cost", "cpu")} <= {item.id for item in versions}
+    return versions
+
+
+def test_publishers_at_once_lose_nothing(registry):
+    # Numbers overlap, so that some versions are published by two at once.
+    processes = [publisher(registry.root, first, 12) for first in (0, 6, 12)]
+    for process in processes:
+        assert process.wait(timeout=60) == 0
+        process.stdout.close()
+    versions = check_whole(registry)
+    assert sorted(item.card["number"] for item in versions) == list(range(24))
+    history = registry.history("cost", "cpu")
+    assert {entry.id for entry in history} == {item.id for item in versions}
+    assert registry.production_id("cost", "cpu") == history[-1].id
+
+
+def test_killed_publishers_leave_whole_versions_and_aliases(registry):
+    rng = random.Random(0)
+    registry.publish("cost", "cpu", {"a": np.zeros(3)}, {"number": 0})
+    num_versions = 1
+    for attempt in range(6):
+        process = publisher(registry.root, (attempt + 1) * 10_000, 10_000)
+        time.sleep(rng.uniform(0.02, 0.1))
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=60)
+        process.stdout.close()
+        num_versions = len(check_whole(registry))
+    assert num_versions > 6
+    # Nobody is locked out, and what was killed an hour ago is cleared away.
+    folder = registry.root / "cost" / "cpu"
+    staged = folder / ".publish-left"
+    staged.mkdir()
+    for path in (staged, *folder.glob(".publish-*"), *folder.glob(".*.tmp")):
+        os.utime(path, (time.time() - 7200,) * 2)
+    version = registry.publish("cost", "cpu", {"a": np.zeros(3)}, {"number": 0})
+    assert registry.production_id("cost", "cpu") == version
+    assert [path.name for path in folder.glob(".*")] == [".lock"]

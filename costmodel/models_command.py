@@ -1,0 +1,263 @@
+"""Command `models`: what is in the registry, which versions are in use, and changing that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autoshard import console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from costmodel.registry import Registry, Version
+
+
+class Action(StrEnum):
+    """What to do with the registry."""
+
+    LIST = "list"
+    SHOW = "show"
+    PROMOTE = "promote"
+    ROLL_BACK = "roll-back"
+
+
+class Alias(StrEnum):
+    """Names of versions, as `costmodel.registry.ALIASES`."""
+
+    PRODUCTION = "production"
+    CANDIDATE = "candidate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listed:
+    """A version and where it is."""
+
+    models: Registry
+    version: Version
+    is_shipped: bool
+    is_used: bool
+    """Whether plans are priced with it, unless another version is asked for."""
+
+    @property
+    def label(self) -> str:
+        """Kind, device and id."""
+        return f"{self.version.kind} {self.version.name} {self.version.id}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        version = self.version
+        return {
+            "kind": version.kind,
+            "name": version.name,
+            "id": version.id,
+            "production": version.is_production,
+            "aliases": list(version.aliases),
+            "shipped": self.is_shipped,
+            "used": self.is_used,
+            "published_at": _published(version),
+            "card": version.card,
+        }
+
+
+def models(
+    action: Annotated[Action, typer.Argument(help="What to do.", show_default=True)] = Action.LIST,
+    version: Annotated[
+        str | None,
+        typer.Argument(help="`production`, `candidate`, or the first digits of an id.", show_default=False),
+    ] = None,
+    alias: Annotated[Alias, typer.Option(help="Which alias `promote` and `roll-back` change.")] = Alias.PRODUCTION,
+    kind: Annotated[str | None, typer.Option(help="Only models of this kind: cost, policy.")] = None,
+    device: Annotated[str | None, typer.Option(help="Only models of this device.")] = None,
+    registry: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]"
+        ),
+    ] = None,
+    as_json: console.JsonOption = False,
+) -> None:
+    """Lists the trained models of a registry; a star marks the version in use.
+
+    `show VERSION` tells all about one, `promote VERSION` puts it to use, `roll-back` puts the version to use that was
+    used before. Models that come with autoshard are listed as shipped; a device's own model goes before them.
+
+    Example:
+        autoshard models
+        autoshard models show production --kind cost --device cpu
+        autoshard models promote 3f2a
+        autoshard models roll-back --kind cost --device cpu
+    """
+    from autoshard.core.errors import InvalidOptionError
+    from costmodel.registry import Registry
+
+    if version is None and action in (Action.SHOW, Action.PROMOTE):
+        raise InvalidOptionError("needs an id, `production` or `candidate`", field="version", source=str(action))
+    if version is not None and action in (Action.LIST, Action.ROLL_BACK):
+        raise InvalidOptionError(f"takes none, got {version!r}", field="version", source=str(action))
+    store = Registry(registry)
+    chosen = [
+        item for item in _listed(store) if kind in (None, item.version.kind) and device in (None, item.version.name)
+    ]
+    if action is Action.LIST:
+        result: dict[str, Any] = {"registry": str(store.root), "models": [item.to_json() for item in chosen]}
+        empty = f"No models in {store.root}; `autoshard train` makes some."
+        rendered: RenderableType = _list_table(chosen) if chosen else empty
+    elif action is Action.SHOW:
+        assert version is not None
+        result, rendered = _show(_find(chosen, version))
+    else:
+        result, rendered = _move(store, action, [item for item in chosen if not item.is_shipped], version, alias)
+    console.emit(result, rendered, as_json=as_json)
+
+
+def _listed(store: Registry) -> list[_Listed]:
+    """Versions of a registry, then those shipped, which are used where the registry has no production version."""
+    from costmodel.registry import shipped_models
+
+    own = store.list()
+    shipped = shipped_models()
+    served = {(item.kind, item.name) for item in own if item.is_production}
+    found = [_Listed(models=store, version=item, is_shipped=False, is_used=item.is_production) for item in own]
+    if shipped.root.resolve() == store.root.resolve():
+        return found
+    return found + [
+        _Listed(
+            models=shipped,
+            version=item,
+            is_shipped=True,
+            is_used=item.is_production and (item.kind, item.name) not in served,
+        )
+        for item in shipped.list()
+    ]
+
+
+def _find(listed: Sequence[_Listed], wanted: str) -> _Listed:
+    """The one version that an alias or the first digits of an id name.
+
+    Raises:
+        UnknownNameError: If there is none, or several.
+    """
+    from autoshard.core.errors import UnknownNameError
+    from costmodel.registry import ALIASES
+
+    if wanted in ALIASES:
+        found = [item for item in listed if wanted in item.version.aliases]
+        # What the package ships is hidden by the user's own, as it is when plans are priced.
+        own = {(item.version.kind, item.version.name) for item in found if not item.is_shipped}
+        found = [item for item in found if not (item.is_shipped and (item.version.kind, item.version.name) in own)]
+    else:
+        found = [item for item in listed if wanted and item.version.id.startswith(wanted)]
+        own_ids = {item.label for item in found if not item.is_shipped}
+        found = [item for item in found if not (item.is_shipped and item.label in own_ids)]
+    if not found:
+        raise UnknownNameError(f"no model is {wanted!r}; `autoshard models` lists them", field="version")
+    if len(found) > 1:
+        labels = ", ".join(item.label for item in found)
+        raise UnknownNameError(f"{wanted!r} is several models, --kind and --device choose: {labels}", field="version")
+    return found[0]
+
+
+def _move(
+    store: Registry, action: Action, own: Sequence[_Listed], wanted: str | None, alias: Alias
+) -> tuple[dict[str, Any], str]:
+    """Has an alias name another version."""
+    item = _find(own, alias if wanted is None else wanted).version
+    if action is Action.PROMOTE:
+        identity = store.promote(item.kind, item.name, item.id, alias)
+    else:
+        identity = store.roll_back(item.kind, item.name, alias)
+    history = store.history(item.kind, item.name, alias)
+    result = {
+        "kind": item.kind,
+        "name": item.name,
+        "alias": str(alias),
+        "id": identity,
+        "history": [asdict(entry) for entry in history],
+    }
+    return result, f"The {alias} version of {item.kind} {item.name} is {identity}."
+
+
+def _show(item: _Listed) -> tuple[dict[str, Any], RenderableType]:
+    from rich.console import Group
+    from rich.table import Table
+
+    from costmodel.registry import ALIASES
+
+    version = item.version
+    history = {
+        alias: [asdict(entry) for entry in item.models.history(version.kind, version.name, alias)] for alias in ALIASES
+    }
+    facts = Table(title=f"Model {item.label}", title_justify="left", show_header=False)
+    facts.add_column("")
+    facts.add_column("", overflow="fold")
+    facts.add_row("published", _published(version))
+    facts.add_row("aliases", ", ".join(version.aliases) or "none")
+    facts.add_row("from", "shipped with autoshard" if item.is_shipped else str(item.models.root))
+    for label, value in _facts(version.card):
+        facts.add_row(label, value)
+    changes = Table(title="What its aliases have named", title_justify="left")
+    for heading in ("alias", "version", "since", "by", "how"):
+        changes.add_column(heading)
+    for alias, entries in history.items():
+        for entry in entries:
+            changes.add_row(alias, entry["id"], entry["at"], entry["by"], entry["action"])
+    rendered = Group(facts, changes) if changes.row_count else facts
+    return {**item.to_json(), "registry": str(item.models.root), "history": history}, rendered
+
+
+def _facts(card: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Numbers and texts of a card by their path; long lists are left to `--json`."""
+    for key, value in card.items():
+        if isinstance(value, Mapping):
+            yield from _facts(value, f"{prefix}{key}.")
+        elif isinstance(value, float):
+            yield f"{prefix}{key}", f"{value:.6g}"
+        elif isinstance(value, str | int):
+            yield f"{prefix}{key}", str(value)
+        elif isinstance(value, list) and len(value) <= 4:
+            yield f"{prefix}{key}", ", ".join(str(part) for part in value)
+
+
+def _list_table(listed: Sequence[_Listed]) -> Table:
+    from rich.table import Table
+
+    table = Table()
+    for heading in ("", "kind", "name", "version", "alias", "published", "about"):
+        table.add_column(heading)
+    for item in listed:
+        version = item.version
+        aliases = [*version.aliases, *(["shipped"] if item.is_shipped else [])]
+        star = "*" if item.is_used else ""
+        about = _about(version.card)
+        table.add_row(star, version.kind, version.name, version.id, ", ".join(aliases), _published(version), about)
+    return table
+
+
+def _about(card: Mapping[str, Any]) -> str:
+    """What a card says about accuracy, or about a policy's plans of its test tasks."""
+    error = _at(card, "metrics", "relative_error")
+    if error is not None:
+        return f"held-out error {error:.2%}"
+    ours, greedy = (_at(card, "training", "test", name, "max_ms") for name in ("policy", "cost-greedy"))
+    balance = _at(card, "training", "test", "policy", "balance")
+    if ours is None or greedy is None or balance is None:
+        return ""
+    return f"balance {balance:.1%}, slowest rank {ours:.3g} ms (cost-greedy {greedy:.3g} ms)"
+
+
+def _at(data: Any, *path: str) -> float | None:
+    for key in path:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return data if isinstance(data, int | float) else None
+
+
+def _published(item: Version) -> str:
+    return datetime.fromtimestamp(item.published_s, UTC).isoformat(timespec="seconds")
