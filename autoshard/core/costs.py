@@ -1,18 +1,20 @@
 """What a cost model is: an additive code per shard, and a price for a sum of codes.
 
-Shape suffixes: N shards, S sets of shards, H width of a code, R ranks.
+Shape suffixes: N shards or parts of dense layers, S sets of shards, H width of a code, R ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.core.dense import DenseShape
 from autoshard.core.shard import LocalShard
+from autoshard.core.step import StepModel
 from autoshard.core.topology import Topology
 
 CodeArray = NDArray[np.float32]
@@ -66,8 +68,12 @@ class CostModel(Protocol):
         ...
 
 
+#: Collectives by torch.distributed's names.
+CollectiveName = Literal["all_to_all", "reduce_scatter", "all_gather", "all_reduce"]
+
+
 class CommModel(Protocol):
-    """Prices collectives."""
+    """Prices collectives over all ranks of a topology."""
 
     @property
     def name(self) -> str:
@@ -82,13 +88,58 @@ class CommModel(Protocol):
         """Time of an all-reduce of `num_bytes` on every rank."""
         ...
 
+    def reduce_scatter_ms(self, num_bytes: float, topology: Topology) -> float:
+        """Time of a reduce-scatter of inputs of `num_bytes` on every rank."""
+        ...
+
+    def all_gather_ms(self, num_bytes: float, topology: Topology) -> float:
+        """Time of an all-gather into outputs of `num_bytes` on every rank."""
+        ...
+
+    def bounds_ms(self, collective: CollectiveName, value_ms: MsArray, topology: Topology) -> tuple[MsArray, MsArray]:
+        """Lower and upper ends of the 90% intervals of predicted times, both of the shape of `value_ms`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseCosts:
+    """Predicted times of N parts of dense layers, in milliseconds."""
+
+    forward_ms_N: MsArray
+    backward_ms_N: MsArray
+    low_ms_N: MsArray
+    """Lower end of the 90% interval of forward plus backward."""
+    high_ms_N: MsArray
+
+
+class DenseCostModel(Protocol):
+    """Prices perceptrons and interactions on a rank's local batch."""
+
+    @property
+    def name(self) -> str:
+        """What answers say, such as `learned:cpu` or `analytic:a100`."""
+        ...
+
+    def price(self, shapes: Sequence[DenseShape]) -> DenseCosts:
+        """Forward and backward of each part by itself: finite, above 0."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The models that price a plan."""
+    """The models that price a plan.
+
+    Attributes:
+        kernel: Prices embedding kernels.
+        comm: Prices collectives.
+        dense: Prices dense layers; None for the analytic model of the plan's device.
+        step: What runs of the runtime said about whole steps; None for the parts as they are.
+    """
 
     kernel: CostModel
     comm: CommModel
+    dense: DenseCostModel | None = None
+    step: StepModel | None = None
 
 
 def set_costs(model: CostModel, sets: Sequence[Sequence[LocalShard]]) -> KernelCosts:

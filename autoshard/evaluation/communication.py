@@ -10,8 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoshard.core import Topology
-from autoshard.core.costs import MsArray
+from autoshard.core.costs import CollectiveName, MsArray
 from autoshard.core.errors import InvalidTopologyError
+
+#: Ends of the interval over the value, an assumption: small messages see a fraction of a published bandwidth, and
+#: published latencies leave the software out.
+_LOW_FACTOR, _HIGH_FACTOR = 0.4, 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,18 @@ class AlphaBetaComm:
             return 0.0
         link = topology.levels[-1].all_reduce
         return (link.latency_s + num_bytes / link.bytes_per_s) * 1e3
+
+    def reduce_scatter_ms(self, num_bytes: float, topology: Topology) -> float:
+        """Time of a reduce-scatter of inputs of `num_bytes`: half the bytes of an all-reduce, behind its latency."""
+        return self.all_reduce_ms(num_bytes / 2, topology)
+
+    def all_gather_ms(self, num_bytes: float, topology: Topology) -> float:
+        """Time of an all-gather into outputs of `num_bytes`: half the bytes of an all-reduce, behind its latency."""
+        return self.all_reduce_ms(num_bytes / 2, topology)
+
+    def bounds_ms(self, collective: CollectiveName, value_ms: MsArray, topology: Topology) -> tuple[MsArray, MsArray]:
+        """Fixed factors below and above, since nothing was measured."""
+        return value_ms * _LOW_FACTOR, value_ms * _HIGH_FACTOR
 
 
 def link_levels(topology: Topology) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:

@@ -13,7 +13,6 @@ from autoshard.core import (
     CostBreakdown,
     CostModel,
     Costs,
-    Estimate,
     KernelCosts,
     MemoryLevel,
     RankCost,
@@ -21,45 +20,44 @@ from autoshard.core import (
 )
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InvalidPlanError
+from autoshard.core.step import Overlap
+from autoshard.evaluation.step_price import Stages, StepPrice, compose_step
 from autoshard.evaluation.traffic import Traffic, plan_traffic
 
 
-def evaluate(plan: ShardingPlan, costs: Costs) -> CostBreakdown:
-    """Predicted cost of one training step's embedding part, per rank and in total.
+def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None) -> CostBreakdown:
+    """Predicted cost of one training step, per rank and in total.
 
     Kernels come from the cost model: all shards of a rank run fused. Each collective waits for the slowest rank of
-    the stage before it, so that a step is
+    the stage before it, so every stage counts at its slowest rank. Dense layers are priced where the plan's tables
+    describe them; else neither they nor the all-reduce of their gradients count.
 
-        input distribution + forward kernel + forward exchange
-            + max(backward exchange + backward kernel, synchronisation of replicas)
-
-    with every stage at its slowest rank.
+    `step_ms` is what the runtime takes, as far as `costs.step` knows it; ranks, `max_kernel_ms` and balances are
+    what the models of the parts say.
 
     Args:
         plan: Any valid plan of one replica group.
         costs: Models to price it with.
+        overlap: Which parts hide behind each other. Left out: what the runtime does that the step model was calibrated
+            on; without one nothing, as in the runtime's thin engine. `price_step` says which, and has all parts.
 
     Returns:
-        The breakdown. The interval of `step_ms` is that of the kernels; collectives have none.
+        The breakdown. The interval of `step_ms` combines those of kernels, collectives and dense layers.
 
     Raises:
         ModelError: If the cost model cannot price a shard.
-        InvalidPlanError: If the plan is replicated over groups of ranks, which is not priced yet.
+        InvalidPlanError: If the plan is replicated over groups of ranks, which is not priced yet, or its dense layers
+            make no model.
 
     Source:
-        Neo Appendix B, Eq. 1 without the dense layers: neither MLPs nor interaction nor the all-reduce of their
-        gradients are counted, so nothing hides behind them. `balance` is AutoShard Sec. 4.3, and 0 if a rank
-        holds nothing; `imbalance` is from 2D, `exchange_balance` from OPER.
+        Neo Appendix B, Eq. 1, for `Overlap.NEO`. `balance` is AutoShard Sec. 4.3, and 0 if a rank holds nothing;
+        `imbalance` is from 2D, `exchange_balance` from OPER.
     """
-    if plan.replica_groups.num_groups != 1:
-        raise InvalidPlanError("plans over several groups cannot be priced", field="replica_groups.num_groups")
-    kernels = _price_kernels(plan, costs.kernel)
-    traffic = plan_traffic(plan)
-    stages = _price_stages(plan, costs, traffic)
+    kernels, traffic, stages = _priced(plan, costs)
     kernel_ms_R = kernels.costs.kernel_ms_S
     exchange_ms_R = stages.forward_ms_R + stages.backward_ms_R
     return CostBreakdown(
-        step_ms=_step_ms(kernels.costs, stages),
+        step_ms=compose_step(plan, costs, kernels.costs, traffic, stages, overlap).step_ms,
         max_kernel_ms=float(kernel_ms_R.max()),
         balance=_min_over_max(kernel_ms_R, empty=0.0),
         exchange_balance=_min_over_max(exchange_ms_R, empty=1.0),
@@ -72,6 +70,12 @@ def evaluate(plan: ShardingPlan, costs: Costs) -> CostBreakdown:
     )
 
 
+def price_step(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None) -> StepPrice:
+    """The step of `evaluate` with all its parts, the overlap, and the names of the models behind it."""
+    kernels, traffic, stages = _priced(plan, costs)
+    return compose_step(plan, costs, kernels.costs, traffic, stages, overlap)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kernels:
     costs: KernelCosts
@@ -80,12 +84,11 @@ class _Kernels:
     binding_shard: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stages:
-    input_ms_R: MsArray
-    forward_ms_R: MsArray
-    backward_ms_R: MsArray
-    sync_ms_R: MsArray
+def _priced(plan: ShardingPlan, costs: Costs) -> tuple[_Kernels, Traffic, Stages]:
+    if plan.replica_groups.num_groups != 1:
+        raise InvalidPlanError("plans over several groups cannot be priced", field="replica_groups.num_groups")
+    traffic = plan_traffic(plan)
+    return _price_kernels(plan, costs.kernel), traffic, Stages.of(plan, costs, traffic)
 
 
 def _price_kernels(plan: ShardingPlan, model: CostModel) -> _Kernels:
@@ -109,32 +112,7 @@ def _price_kernels(plan: ShardingPlan, model: CostModel) -> _Kernels:
     )
 
 
-def _price_stages(plan: ShardingPlan, costs: Costs, traffic: Traffic) -> _Stages:
-    def all_to_all(sent_bytes_RR: MsArray) -> MsArray:
-        return costs.comm.all_to_all_ms(sent_bytes_RR, plan.topology)
-
-    return _Stages(
-        # Ids can only travel once the lengths have told how many there are (Neo Sec. 7.1).
-        input_ms_R=all_to_all(traffic.lengths_RR) + all_to_all(traffic.ids_RR),
-        forward_ms_R=all_to_all(traffic.forward_RR),
-        backward_ms_R=all_to_all(traffic.backward_RR),
-        sync_ms_R=np.array([costs.comm.all_reduce_ms(float(size), plan.topology) for size in traffic.sync_R]),
-    )
-
-
-def _step_ms(kernels: KernelCosts, stages: _Stages) -> Estimate:
-    forward_ms = kernels.forward_ms_S.max() + stages.forward_ms_R.max()
-    backward_ms = stages.backward_ms_R.max() + kernels.backward_ms_S.max()
-    value = float(stages.input_ms_R.max() + forward_ms + max(backward_ms, stages.sync_ms_R.max()))
-    kernel_ms = float(kernels.forward_ms_S.max() + kernels.backward_ms_S.max())
-    worst = int(kernels.kernel_ms_S.argmax())
-    slowest_ms = float(kernels.kernel_ms_S[worst])
-    below = kernel_ms * (1 - float(kernels.low_ms_S[worst]) / slowest_ms) if slowest_ms > 0 else 0.0
-    above = kernel_ms * (float(kernels.high_ms_S[worst]) / slowest_ms - 1) if slowest_ms > 0 else 0.0
-    return Estimate(value=value, low=value - below, high=value + above)
-
-
-def _rank_costs(plan: ShardingPlan, kernels: KernelCosts, stages: _Stages, traffic: Traffic) -> tuple[RankCost, ...]:
+def _rank_costs(plan: ShardingPlan, kernels: KernelCosts, stages: Stages, traffic: Traffic) -> tuple[RankCost, ...]:
     ranks = []
     activation_R = traffic.activation_bytes()
     for rank, shards in enumerate(plan.local_shards()):

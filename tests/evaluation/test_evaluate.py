@@ -32,6 +32,7 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.errors import InvalidPlanError
+from autoshard.core.step import Overlap
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
 
 COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
@@ -164,7 +165,7 @@ class TestEvaluate:
     def test_parts_make_up_the_step_as_in_neo(self):
         # Neo Appendix B, Eq. 1 without dense layers: every stage at its slowest rank, and the input distribution.
         plan = plan_of(on(0), on(1, "t1", pooling_factors=(30.0,)), held(Tier.DATA_PARALLEL, EACH, SHARED))
-        costs = evaluate(plan, COSTS)
+        costs = evaluate(plan, COSTS, overlap=Overlap.NEO)
 
         def slowest(part):
             return max(getattr(rank, part) for rank in costs.ranks)
@@ -173,6 +174,8 @@ class TestEvaluate:
         backward = slowest("backward_exchange_ms") + slowest("backward_kernel_ms")
         assert slowest("sync_ms") > backward, "the all-reduce of the shared table is made to decide"
         assert costs.step_ms.value == pytest.approx(slowest("input_ms") + forward + slowest("sync_ms"))
+        one_by_one = slowest("input_ms") + forward + backward + slowest("sync_ms")
+        assert evaluate(plan, COSTS).step_ms.value == pytest.approx(one_by_one)
 
     def test_exchange_and_update_decide_without_replicas(self):
         costs = evaluate(plan_of(on(0), on(1, "t1", pooling_factors=(30.0,))), COSTS)

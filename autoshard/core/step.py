@@ -1,0 +1,132 @@
+"""How the parts of a training step make up its time, and what a step model knows beyond the models of its parts.
+
+Shape suffixes: R ranks, F features of a part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Overlap(StrEnum):
+    """Which parts of a step run at the same time."""
+
+    NONE = "none"
+    """None: what the runtime's thin engine does. Its collectives block the process (gloo) or the stream (NCCL)."""
+    NEO = "neo"
+    """The bottom perceptron hides behind the lookup and its exchange, the all-reduce behind the backward pass."""
+
+
+class StepPart(StrEnum):
+    """A part of a step that the runtime times by itself; all that is left is `dense`."""
+
+    INPUT = "input"
+    FORWARD_KERNEL = "forward_kernel"
+    FORWARD_EXCHANGE = "forward_exchange"
+    BACKWARD_EXCHANGE = "backward_exchange"
+    BACKWARD_KERNEL = "backward_kernel"
+    DENSE = "dense"
+
+
+#: What a part's time is a weighted sum of, per rank. Predicted milliseconds of a model come first and weigh 1, all
+#: else 0, unless a step model was calibrated: `steps` is 1, `kernels` are the fused kernels of a rank, `features` what
+#: they serve, `megabytes` what a rank packs and unpacks around an exchange, all-reduced parameters and ids included.
+PART_FEATURES: Final[dict[StepPart, tuple[str, ...]]] = {
+    StepPart.INPUT: ("model_ms", "steps", "million_ids", "million_lengths"),
+    StepPart.FORWARD_KERNEL: ("model_ms", "kernels", "features", "million_lengths"),
+    StepPart.FORWARD_EXCHANGE: ("model_ms", "steps", "megabytes"),
+    StepPart.BACKWARD_EXCHANGE: ("model_ms", "steps", "megabytes"),
+    StepPart.BACKWARD_KERNEL: ("model_ms", "kernels", "features"),
+    StepPart.DENSE: ("model_ms", "all_reduce_ms", "steps", "million_parameters", "megabytes"),
+}
+
+Coefficients = tuple[float, ...]
+
+#: What the names of models end in that price at the upper end of another's intervals.
+UPPER_END = " (upper end)"
+
+
+def plain_coefficients(part: StepPart) -> Coefficients:
+    """Weights of a part's features without a step model: the models' milliseconds as they are."""
+    return tuple(1.0 if name.endswith("_ms") else 0.0 for name in PART_FEATURES[part])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Milliseconds of a step's parts, each at its slowest rank.
+
+    Attributes:
+        all_reduce: Of the dense layers' gradients, and of tables that are held in several replicas.
+        overhead: What belongs to no part and hides behind none.
+    """
+
+    input: float
+    forward_kernel: float
+    forward_exchange: float
+    backward_exchange: float
+    backward_kernel: float
+    bottom_forward: float = 0.0
+    bottom_backward: float = 0.0
+    interaction_forward: float = 0.0
+    interaction_backward: float = 0.0
+    top_forward: float = 0.0
+    top_backward: float = 0.0
+    all_reduce: float = 0.0
+    overhead: float = 0.0
+
+    def step_ms(self, overlap: Overlap) -> float:
+        """The whole step.
+
+        Source:
+            Neo Appendix B, Eq. 1 for `Overlap.NEO`, and the input distribution, which it leaves out.
+        """
+        lookup = self.forward_kernel + self.forward_exchange
+        update = self.backward_exchange + self.backward_kernel
+        if overlap is Overlap.NONE:
+            forward = self.bottom_forward + lookup
+            backward = self.top_backward + self.interaction_backward + update + self.bottom_backward + self.all_reduce
+        else:
+            forward = max(self.bottom_forward, lookup)
+            behind = max(update, self.bottom_backward)
+            backward = max(self.top_backward + self.interaction_backward + behind, self.all_reduce)
+        middle = self.interaction_forward + self.top_forward
+        return self.input + forward + middle + backward + self.overhead
+
+    @property
+    def dense(self) -> float:
+        """All that the runtime does not time by itself: dense layers, all-reduce, overhead."""
+        perceptrons = self.bottom_forward + self.bottom_backward + self.top_forward + self.top_backward
+        return perceptrons + self.interaction_forward + self.interaction_backward + self.all_reduce + self.overhead
+
+
+class StepModel(Protocol):
+    """What runs of the runtime said about steps: weights of the parts' features, and how far off they are."""
+
+    @property
+    def name(self) -> str:
+        """What answers say, such as `calibrated:cpu`."""
+        ...
+
+    @property
+    def overlap(self) -> Overlap:
+        """What the runtime overlapped that it was calibrated on."""
+        ...
+
+    def coefficients(self, part: StepPart, basis: str) -> Coefficients | None:
+        """Weights of `PART_FEATURES[part]`; None if it was not calibrated with the model named `basis`."""
+        ...
+
+    def interval_ms(self, value_ms: float, below_ms: float, above_ms: float) -> tuple[float, float]:
+        """Ends of the 90% interval of a step whose parts' intervals add up to that much below and above it."""
+        ...
+
+
+def weighted_ms(work_RF: NDArray[np.float64], coefficients: Coefficients) -> NDArray[np.float64]:
+    """Milliseconds of a part on every rank, shape (R,)."""
+    weighted_R: NDArray[np.float64] = work_RF @ np.array(coefficients)
+    return weighted_R

@@ -1,0 +1,303 @@
+"""A step's parts, priced: models' milliseconds, what runs said about them, and the interval of their sum.
+
+Shape suffixes: R ranks, F features of a part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.core import Costs, Estimate, KernelCosts, ShardingPlan
+from autoshard.core.costs import CollectiveName, DenseCosts, MsArray
+from autoshard.core.dense import dense_shapes
+from autoshard.core.errors import InvalidOptionError, InvalidPlanError
+from autoshard.core.step import (
+    UPPER_END,
+    Coefficients,
+    Overlap,
+    StepPart,
+    StepTimes,
+    plain_coefficients,
+    weighted_ms,
+)
+from autoshard.evaluation.dense_time import AnalyticDenseModel
+from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Traffic
+
+#: Gradients of dense layers are fp32.
+_GRADIENT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """Collectives of a step per rank, in milliseconds as the model of collectives has them."""
+
+    input_ms_R: MsArray
+    forward_ms_R: MsArray
+    backward_ms_R: MsArray
+    sync_ms_R: MsArray
+
+    @classmethod
+    def of(cls, plan: ShardingPlan, costs: Costs, traffic: Traffic) -> Stages:
+        """Prices what a plan sends."""
+
+        def all_to_all(sent_bytes_RR: MsArray) -> MsArray:
+            return costs.comm.all_to_all_ms(sent_bytes_RR, plan.topology)
+
+        return cls(
+            # Ids can only travel once the lengths have told how many there are (Neo Sec. 7.1).
+            input_ms_R=all_to_all(traffic.lengths_RR) + all_to_all(traffic.ids_RR),
+            forward_ms_R=all_to_all(traffic.forward_RR),
+            backward_ms_R=all_to_all(traffic.backward_RR),
+            sync_ms_R=np.array([costs.comm.all_reduce_ms(float(size), plan.topology) for size in traffic.sync_R]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseWork:
+    """The dense layers of a rank: what they cost, and how many numbers they have.
+
+    Attributes:
+        costs: Of the bottom perceptron, the interaction and the top perceptron.
+        all_reduce_ms: Of their gradients.
+        num_parameters: Of both perceptrons.
+        interacted_bytes: Outputs of the bottom perceptron and pooled embeddings of the local batch.
+        basis: Name of the model that priced them.
+    """
+
+    costs: DenseCosts
+    all_reduce_ms: float
+    num_parameters: int
+    interacted_bytes: float
+    basis: str
+
+    @classmethod
+    def of(cls, plan: ShardingPlan, costs: Costs) -> DenseWork | None:
+        """Prices a plan's dense layers; None if its tables describe none.
+
+        Raises:
+            InvalidPlanError: If the layers make no model.
+        """
+        layers = plan.tables.dense
+        if layers is None:
+            return None
+        dims = [table.embedding_dim for table in plan.tables.tables for _ in table.features]
+        local_batch = max(1, round(plan.group_batch_size / plan.group_size))
+        try:
+            shapes = dense_shapes(layers, dims, local_batch)
+        except InvalidOptionError as error:
+            raise InvalidPlanError(error.message, field="tables.dense") from error
+        model = costs.dense or AnalyticDenseModel.for_device(plan.topology.device)
+        num_parameters = sum(shape.num_parameters for shape in shapes)
+        return cls(
+            costs=model.price(shapes),
+            all_reduce_ms=costs.comm.all_reduce_ms(float(num_parameters * _GRADIENT_BYTES), plan.topology),
+            num_parameters=num_parameters,
+            interacted_bytes=float(_GRADIENT_BYTES * local_batch * sum(shapes[1].widths)),
+            basis=model.name,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrice:
+    """A step and its parts.
+
+    Attributes:
+        step_ms: The whole, with its interval.
+        times: Its parts at their slowest ranks, calibrated where a step model knows them.
+        overlap: Which of them were taken to run at the same time.
+        models: Names of the models behind it: kernel, communication, dense, step.
+        work: For each part, its features per rank, shape (R, F), as `PART_FEATURES` names them.
+    """
+
+    step_ms: Estimate
+    times: StepTimes
+    overlap: Overlap
+    models: Mapping[str, str]
+    work: Mapping[StepPart, MsArray]
+
+    def part_ms(self, part: StepPart) -> float:
+        """Predicted time of a part that the runtime times, or of all else."""
+        return float(getattr(self.times, part.value))
+
+
+def model_names(costs: Costs, *, with_dense: bool) -> dict[str, str]:
+    """Names of the models that price a plan, for its provenance; dense layers only where there are some."""
+    names = {"kernel": costs.kernel.name, "communication": costs.comm.name}
+    if with_dense:
+        names["dense"] = costs.dense.name if costs.dense else "analytic"
+    if costs.step is not None:
+        names["step"] = costs.step.name
+    return names
+
+
+def compose_step(
+    plan: ShardingPlan, costs: Costs, kernels: KernelCosts, traffic: Traffic, stages: Stages, overlap: Overlap | None
+) -> StepPrice:
+    """Puts the parts of a step together; see `evaluate`."""
+    dense = DenseWork.of(plan, costs)
+    work = step_work(plan, kernels, traffic, stages, dense)
+    chosen = overlap or (costs.step.overlap if costs.step else Overlap.NONE)
+    weights = {part: _coefficients(part, costs, dense) for part in StepPart}
+    times = _times(work, weights, dense, stages)
+    value = times.step_ms(chosen)
+    below, above = _half_widths(plan, costs, kernels, stages, dense, times)
+    # No wider than the step: everything could be free, nothing can cost less.
+    low, high = max(0.0, value - below), value + above
+    if costs.step is not None and all(_is_calibrated(part, costs, dense) for part in StepPart):
+        low, high = costs.step.interval_ms(value, below, above)
+    models = model_names(costs, with_dense=False) | ({"dense": dense.basis} if dense else {})
+    return StepPrice(
+        step_ms=Estimate(value=value, low=low, high=high), times=times, overlap=chosen, models=models, work=work
+    )
+
+
+def step_work(
+    plan: ShardingPlan, kernels: KernelCosts, traffic: Traffic, stages: Stages, dense: DenseWork | None
+) -> dict[StepPart, MsArray]:
+    """Features of every part on every rank, shapes (R, F)."""
+    one_R = np.ones(plan.group_size)
+    num_kernels_R, num_features_R = _served(plan)
+
+    def moved(of_RR: MsArray, unit_bytes: float) -> MsArray:
+        return np.asarray((of_RR.sum(axis=0) + of_RR.sum(axis=1)) / unit_bytes)
+
+    served_lengths_R = traffic.lengths_RR.sum(axis=0) / LENGTH_BYTES / 1e6
+    columns: dict[StepPart, tuple[MsArray, ...]] = {
+        StepPart.INPUT: (
+            stages.input_ms_R,
+            one_R,
+            moved(traffic.ids_RR, ID_BYTES * 1e6),
+            moved(traffic.lengths_RR, LENGTH_BYTES * 1e6),
+        ),
+        StepPart.FORWARD_KERNEL: (kernels.forward_ms_S, num_kernels_R, num_features_R, served_lengths_R),
+        StepPart.FORWARD_EXCHANGE: (stages.forward_ms_R, one_R, moved(traffic.forward_RR, 1e6)),
+        StepPart.BACKWARD_EXCHANGE: (stages.backward_ms_R, one_R, moved(traffic.backward_RR, 1e6)),
+        StepPart.BACKWARD_KERNEL: (kernels.backward_ms_S, num_kernels_R, num_features_R),
+        StepPart.DENSE: _dense_columns(one_R, stages, dense),
+    }
+    return {part: np.stack(columns[part], axis=1) for part in StepPart}
+
+
+def _dense_columns(one_R: MsArray, stages: Stages, dense: DenseWork | None) -> tuple[MsArray, ...]:
+    if dense is None:
+        return (0 * one_R, stages.sync_ms_R, 0 * one_R, 0 * one_R, 0 * one_R)
+    layers_ms = float(dense.costs.forward_ms_N.sum() + dense.costs.backward_ms_N.sum())
+    return (
+        layers_ms * one_R,
+        stages.sync_ms_R + dense.all_reduce_ms,
+        one_R,
+        dense.num_parameters / 1e6 * one_R,
+        dense.interacted_bytes / 1e6 * one_R,
+    )
+
+
+def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:
+    """Fused kernels of each rank, and features that they serve, shapes (R,)."""
+    num_kernels, num_features = np.zeros(plan.group_size), np.zeros(plan.group_size)
+    for rank, shards in enumerate(plan.local_shards()):
+        num_kernels[rank] = len({(shard.pooling, shard.dtype, shard.update, shard.optimizer) for shard in shards})
+    for placed in plan.shards:
+        for replica in placed.replicas:
+            num_features[list(replica)] += len(placed.shard.table.features)
+    return num_kernels, num_features
+
+
+def _basis(part: StepPart, costs: Costs, dense: DenseWork | None) -> str:
+    """The model whose milliseconds a part's first feature is."""
+    return _priced_by(part, costs, dense).removesuffix(UPPER_END)
+
+
+def _priced_by(part: StepPart, costs: Costs, dense: DenseWork | None) -> str:
+    if part in (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL):
+        return costs.kernel.name
+    if part is StepPart.DENSE:
+        return dense.basis if dense else ""
+    return costs.comm.name
+
+
+def _is_calibrated(part: StepPart, costs: Costs, dense: DenseWork | None) -> bool:
+    return costs.step is not None and costs.step.coefficients(part, _basis(part, costs, dense)) is not None
+
+
+def _coefficients(part: StepPart, costs: Costs, dense: DenseWork | None) -> Coefficients:
+    known = costs.step.coefficients(part, _basis(part, costs, dense)) if costs.step else None
+    return known or plain_coefficients(part)
+
+
+def _times(
+    work: Mapping[StepPart, MsArray],
+    weights: Mapping[StepPart, Coefficients],
+    dense: DenseWork | None,
+    stages: Stages,
+) -> StepTimes:
+    embedding = {
+        part.value: float(weighted_ms(work[part], weights[part]).max())
+        for part in StepPart
+        if part is not StepPart.DENSE
+    }
+    if dense is None:
+        return StepTimes(**embedding, all_reduce=float(stages.sync_ms_R.max()))
+    layers, all_reduce, *_ = weights[StepPart.DENSE]
+    forward, backward = dense.costs.forward_ms_N * layers, dense.costs.backward_ms_N * layers
+    total = float(weighted_ms(work[StepPart.DENSE], weights[StepPart.DENSE]).max())
+    reduced = all_reduce * float(work[StepPart.DENSE][:, 1].max())
+    return StepTimes(
+        **embedding,
+        bottom_forward=float(forward[0]),
+        interaction_forward=float(forward[1]),
+        top_forward=float(forward[2]),
+        bottom_backward=float(backward[0]),
+        interaction_backward=float(backward[1]),
+        top_backward=float(backward[2]),
+        all_reduce=reduced,
+        overhead=max(0.0, total - reduced - float(forward.sum() + backward.sum())),
+    )
+
+
+def _half_widths(
+    plan: ShardingPlan,
+    costs: Costs,
+    kernels: KernelCosts,
+    stages: Stages,
+    dense: DenseWork | None,
+    times: StepTimes,
+) -> tuple[float, float]:
+    """How far the step may be below and above its value: the parts err independently, so their squares add up.
+
+    Each part keeps its relative interval, whatever a step model makes of its value.
+    """
+    relative: list[tuple[float, float, float]] = []  # value, low / value, high / value
+
+    def add(value_ms: float, of_ms: float, low_ms: float, high_ms: float) -> None:
+        if value_ms > 0 and of_ms > 0:
+            relative.append((value_ms, low_ms / of_ms, high_ms / of_ms))
+
+    def add_collective(name: CollectiveName, value_ms: float, ms_R: MsArray) -> None:
+        low_R, high_R = costs.comm.bounds_ms(name, ms_R, plan.topology)
+        slowest = int(ms_R.argmax())
+        add(value_ms, float(ms_R[slowest]), float(low_R[slowest]), float(high_R[slowest]))
+
+    worst = int(kernels.kernel_ms_S.argmax())
+    add(
+        times.forward_kernel + times.backward_kernel,
+        float(kernels.kernel_ms_S[worst]),
+        float(kernels.low_ms_S[worst]),
+        float(kernels.high_ms_S[worst]),
+    )
+    add_collective("all_to_all", times.input, stages.input_ms_R)
+    add_collective("all_to_all", times.forward_exchange, stages.forward_ms_R)
+    add_collective("all_to_all", times.backward_exchange, stages.backward_ms_R)
+    reduced_ms_R = stages.sync_ms_R + (dense.all_reduce_ms if dense else 0.0)
+    add_collective("all_reduce", times.all_reduce, reduced_ms_R)
+    if dense is not None:
+        total_N = dense.costs.forward_ms_N + dense.costs.backward_ms_N
+        # The three parts are priced by one model, whose errors do not cancel.
+        layers = times.dense - times.all_reduce - times.overhead
+        add(layers, float(total_N.sum()), float(dense.costs.low_ms_N.sum()), float(dense.costs.high_ms_N.sum()))
+    below = math.sqrt(sum((value * max(0.0, 1 - low)) ** 2 for value, low, _ in relative))
+    above = math.sqrt(sum((value * max(0.0, high - 1)) ** 2 for value, _, high in relative))
+    return below, above

@@ -1,0 +1,119 @@
+"""Models that price at the upper end of another model's intervals, for planners that rather err on the safe side.
+
+Shape suffixes: N shards or parts of dense layers, S sets of shards, H width of a code, R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autoshard.core import CommModel, CostModel, Costs, KernelCosts, LocalShard, Topology
+from autoshard.core.costs import CodeArray, CollectiveName, DenseCostModel, DenseCosts, MsArray
+from autoshard.core.dense import DenseShape
+from autoshard.core.step import UPPER_END
+from autoshard.evaluation.dense_time import AnalyticDenseModel
+
+
+def at_upper_end(costs: Costs, device: str) -> Costs:
+    """The same models, each at the upper end of its 90% interval.
+
+    A step model stays as it is: it corrects the upper ends as it corrects the values.
+
+    Args:
+        costs: Models.
+        device: Key of the device, for dense layers without a model.
+    """
+    dense = costs.dense or AnalyticDenseModel.for_device(device)
+    return replace(
+        costs, kernel=UpperEndKernels(costs.kernel), comm=UpperEndComm(costs.comm), dense=UpperEndDense(dense)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class UpperEndKernels:
+    """Kernel times that are exceeded once in twenty, if the model's intervals hold."""
+
+    model: CostModel
+
+    @property
+    def name(self) -> str:
+        """What answers say."""
+        return self.model.name + UPPER_END
+
+    def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
+        """Codes of single shards, shape (N, H)."""
+        return self.model.encode(shards)
+
+    def price(self, codes_SH: CodeArray) -> MsArray:
+        """Upper ends, shape (S,)."""
+        return self.model.price_parts(codes_SH).high_ms_S
+
+    def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
+        """Forward and backward grow alike; nothing is above the upper end."""
+        parts = self.model.price_parts(codes_SH)
+        kernel_ms_S = parts.kernel_ms_S
+        growth_S = np.divide(parts.high_ms_S, kernel_ms_S, out=np.ones_like(kernel_ms_S), where=kernel_ms_S > 0)
+        return KernelCosts(
+            forward_ms_S=parts.forward_ms_S * growth_S,
+            backward_ms_S=parts.backward_ms_S * growth_S,
+            low_ms_S=parts.low_ms_S,
+            high_ms_S=parts.high_ms_S,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UpperEndComm:
+    """Times of collectives that are exceeded once in twenty, if the model's intervals hold."""
+
+    model: CommModel
+
+    @property
+    def name(self) -> str:
+        """What answers say."""
+        return self.model.name + UPPER_END
+
+    def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
+        """Upper end per rank, shape (R,)."""
+        return self.model.bounds_ms("all_to_all", self.model.all_to_all_ms(sent_bytes_RR, topology), topology)[1]
+
+    def all_reduce_ms(self, num_bytes: float, topology: Topology) -> float:
+        """Upper end."""
+        return self._high("all_reduce", self.model.all_reduce_ms(num_bytes, topology), topology)
+
+    def reduce_scatter_ms(self, num_bytes: float, topology: Topology) -> float:
+        """Upper end."""
+        return self._high("reduce_scatter", self.model.reduce_scatter_ms(num_bytes, topology), topology)
+
+    def all_gather_ms(self, num_bytes: float, topology: Topology) -> float:
+        """Upper end."""
+        return self._high("all_gather", self.model.all_gather_ms(num_bytes, topology), topology)
+
+    def bounds_ms(self, collective: CollectiveName, value_ms: MsArray, topology: Topology) -> tuple[MsArray, MsArray]:
+        """Nothing is above the upper end; below it is what the model's interval spans."""
+        low, high = self.model.bounds_ms(collective, value_ms, topology)
+        span = np.divide(low, high, out=np.ones_like(value_ms), where=high > 0)
+        return value_ms * span, value_ms
+
+    def _high(self, collective: CollectiveName, value_ms: float, topology: Topology) -> float:
+        return float(self.model.bounds_ms(collective, np.array([value_ms]), topology)[1][0])
+
+
+@dataclass(frozen=True, slots=True)
+class UpperEndDense:
+    """Times of dense layers that are exceeded once in twenty, if the model's intervals hold."""
+
+    model: DenseCostModel
+
+    @property
+    def name(self) -> str:
+        """What answers say."""
+        return self.model.name + UPPER_END
+
+    def price(self, shapes: Sequence[DenseShape]) -> DenseCosts:
+        """Forward and backward grow alike."""
+        costs = self.model.price(shapes)
+        growth_N = costs.high_ms_N / (costs.forward_ms_N + costs.backward_ms_N)
+        return replace(costs, forward_ms_N=costs.forward_ms_N * growth_N, backward_ms_N=costs.backward_ms_N * growth_N)
