@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from enum import StrEnum
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TypeAlias
@@ -23,10 +24,13 @@ from autoshard.core import (
     Topology,
     local_shard,
 )
+from autoshard.core.costs import StepModels
 from autoshard.core.errors import AutoshardError, InvalidPlanError, ModelError
-from autoshard.evaluation.analytic import DEVICE_MEMORY, AnalyticCostModel
+from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.evaluate import evaluate
+from autoshard.evaluation.step_price import model_names
+from autoshard.evaluation.upper_end import at_upper_end
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.registry import OptionHelp, PlannerHelp, describe_planners, get_planner, planner_names
@@ -34,8 +38,10 @@ from autoshard.report.measured import ComparedPlan
 
 __all__ = [
     "COST_MODEL_GROUP",
+    "STEP_MODEL_GROUP",
     "OptionHelp",
     "PlannerHelp",
+    "Risk",
     "compare",
     "describe_planners",
     "get_planner",
@@ -44,6 +50,7 @@ __all__ = [
     "make_plan",
     "plan_costs",
     "planner_names",
+    "step_models",
 ]
 
 COST_MODEL_GROUP = "autoshard.cost_models"
@@ -52,7 +59,22 @@ COST_MODEL_GROUP = "autoshard.cost_models"
 #: a model out, or None if it has none for them.
 LoadCostModel: TypeAlias = Callable[[Path | None, str, int], CostModel | None]
 
+STEP_MODEL_GROUP = "autoshard.step_models"
+
+#: What an entry point of `STEP_MODEL_GROUP` is: registry folder (None for the default) and device in, models of
+#: collectives, dense layers and steps out, as far as it has them.
+LoadStepModels: TypeAlias = Callable[[Path | None, str], StepModels]
+
 _log = logging.getLogger(__name__)
+
+
+class Risk(StrEnum):
+    """Which end of predictions' intervals plans are made for."""
+
+    MEAN = "mean"
+    """The predicted values."""
+    HIGH = "high"
+    """The upper ends: what is exceeded once in twenty."""
 
 
 def kernel_model(topology: Topology, num_bags: int, registry: Path | None = None) -> CostModel:
@@ -64,7 +86,7 @@ def kernel_model(topology: Topology, num_bags: int, registry: Path | None = None
         registry: Folder of trained models; None for the default.
 
     Raises:
-        ModelError: If a model is there but damaged, or there is none and the device's bandwidth is unknown.
+        ModelError: If a model is there but damaged.
     """
     for point in sorted(entry_points(group=COST_MODEL_GROUP), key=lambda point: point.name):
         load: LoadCostModel = point.load()
@@ -74,8 +96,25 @@ def kernel_model(topology: Topology, num_bags: int, registry: Path | None = None
     return AnalyticCostModel.for_device(topology.device)
 
 
-def make_costs(tables: TableSet, topology: Topology, registry: Path | None = None) -> Costs:
+def step_models(device: str, registry: Path | None = None) -> StepModels:
+    """Models of collectives, dense layers and steps: of each the first that a plugin has for the device.
+
+    Raises:
+        ModelError: If a model is there but damaged.
+    """
+    found = StepModels()
+    for point in sorted(entry_points(group=STEP_MODEL_GROUP), key=lambda point: point.name):
+        load: LoadStepModels = point.load()
+        more = load(registry, device)
+        found = StepModels(comm=found.comm or more.comm, dense=found.dense or more.dense, step=found.step or more.step)
+    return found
+
+
+def make_costs(tables: TableSet, topology: Topology, registry: Path | None = None, *, risk: Risk = Risk.MEAN) -> Costs:
     """Models that price plans of a task.
+
+    Collectives without a trained model are priced by the topology's latencies and bandwidths, dense layers
+    analytically, and steps as the sum of their parts.
 
     A trained model that has never seen tables of such a kind is passed over for the analytic one, with a line in
     the log; every answer names the model that it comes from.
@@ -85,30 +124,34 @@ def make_costs(tables: TableSet, topology: Topology, registry: Path | None = Non
     """
     whole = (PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables)
     shards = [local_shard(placed, group_batch_size=tables.batch_size) for placed in whole]
-    return _costs_of(shards, topology, tables.batch_size, registry)
+    return _costs_of(shards, topology, tables.batch_size, registry, risk)
 
 
-def plan_costs(plan: ShardingPlan, registry: Path | None = None) -> Costs:
+def plan_costs(plan: ShardingPlan, registry: Path | None = None, *, risk: Risk = Risk.MEAN) -> Costs:
     """Models that price a plan as it is, whatever its shards; as `make_costs` otherwise.
 
     Raises:
         ModelError: As `kernel_model`.
     """
     shards = [shard for held in plan.local_shards() for shard in held]
-    return _costs_of(shards, plan.topology, plan.group_batch_size, registry)
+    return _costs_of(shards, plan.topology, plan.group_batch_size, registry, risk)
 
 
-def _costs_of(shards: Sequence[LocalShard], topology: Topology, num_bags: int, registry: Path | None) -> Costs:
+def _costs_of(
+    shards: Sequence[LocalShard], topology: Topology, num_bags: int, registry: Path | None, risk: Risk
+) -> Costs:
     model = kernel_model(topology, num_bags, registry)
     try:
         model.encode(shards)
     except ModelError as error:
-        if isinstance(model, AnalyticCostModel) or topology.device not in DEVICE_MEMORY:
+        if isinstance(model, AnalyticCostModel):
             raise
         analytic = AnalyticCostModel.for_device(topology.device)
         _log.warning("%s cannot price this, so %s does: %s", model.name, analytic.name, error)
         model = analytic
-    return Costs(kernel=model, comm=AlphaBetaComm())
+    others = step_models(topology.device, registry)
+    costs = Costs(kernel=model, comm=others.comm or AlphaBetaComm(), dense=others.dense, step=others.step)
+    return at_upper_end(costs, topology.device) if risk is Risk.HIGH else costs
 
 
 def make_plan(planner_name: str, request: PlanRequest) -> ShardingPlan:
@@ -133,7 +176,7 @@ def make_plan(planner_name: str, request: PlanRequest) -> ShardingPlan:
         version=__version__,
         seed=request.seed,
         options=options,
-        models={"kernel": request.costs.kernel.name, "communication": request.costs.comm.name},
+        models=model_names(request.costs, request.tables, request.topology.device),
     )
     return replace(plan, predicted=evaluate(plan, request.costs), provenance=provenance)
 

@@ -24,7 +24,6 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, Update
 from bench.arena import Arenas
 from bench.inputs import FusedInput, ShardBatch, fuse
-from bench.measurable import is_pooled
 
 _POOLING = {"sum": PoolingMode.SUM, "mean": PoolingMode.MEAN}
 _PRECISIONS = {DType.FP32: SparseType.FP32, DType.FP16: SparseType.FP16, DType.BF16: SparseType.BF16}
@@ -175,10 +174,10 @@ class ShardSet:
             device: Where to run.
         """
         self.measured = tuple(batches[0].measured for batches in draws)
-        ordered = sorted(draws, key=lambda batches: kernel_kind(batches[0].measured.shard))
+        ordered = sorted(draws, key=lambda batches: fusable(batches[0].measured.shard))
         self._kernels: list[Kernel] = [
             _build(list(group), arenas, device)
-            for _, group in groupby(ordered, key=lambda batches: kernel_kind(batches[0].measured.shard))
+            for _, group in groupby(ordered, key=lambda batches: fusable(batches[0].measured.shard))
         ]
 
     def forward(self) -> list[torch.Tensor]:
@@ -191,18 +190,9 @@ class ShardSet:
             kernel.backward(output)
 
 
-def kernel_kind(shard: LocalShard) -> tuple[str, str, str, str, str, int, int]:
-    """Shards with the same kind run in one fused kernel. Rows that are not pooled need a common dim in FBGEMM."""
-    pooled = is_pooled(shard)
-    return (
-        str(shard.update),
-        str(shard.level),
-        str(shard.dtype),
-        str(shard.optimizer) if shard.update is Update.FUSED else "",
-        str(shard.pooling) if pooled else "rows",
-        shard.num_bags,
-        0 if pooled else shard.embedding_dim,
-    )
+def fusable(shard: LocalShard) -> tuple[str, int, int]:
+    """Shards that agree in it run in one fused kernel. Rows that are not pooled need a common dim in FBGEMM."""
+    return shard.kernel_kind, shard.num_bags, 0 if shard.is_pooled else shard.embedding_dim
 
 
 def _build(draws: Sequence[Sequence[ShardBatch]], arenas: Arenas, device: torch.device) -> Kernel:
@@ -211,7 +201,7 @@ def _build(draws: Sequence[Sequence[ShardBatch]], arenas: Arenas, device: torch.
         inputs = [fuse(batches, device) for batches in zip(*draws, strict=True)]
         return FusedKernel(shards, inputs, arenas)
     first = [batches[0] for batches in draws]
-    if is_pooled(shards[0]):
+    if shards[0].is_pooled:
         return PooledGradientKernel(shards, fuse(first, device), arenas)
     return RowGradientKernel(shards, first, arenas, device)
 
@@ -241,7 +231,7 @@ def _build_fused(
         learning_rate=LEARNING_RATE,
         eps=EPSILON,
         weights_precision=_PRECISIONS[kind.dtype],
-        pooling_mode=_POOLING[kind.pooling] if is_pooled(kind) else PoolingMode.NONE,
+        pooling_mode=_POOLING[kind.pooling] if kind.is_pooled else PoolingMode.NONE,
         bounds_check_mode=BoundsCheckMode.NONE,
         device=device,
         **extra,
@@ -259,7 +249,7 @@ def _num_cache_sets(shards: Sequence[LocalShard]) -> int:
 
 
 def _gradient(shards: Sequence[LocalShard], batch: FusedInput) -> torch.Tensor:
-    if is_pooled(shards[0]):
+    if shards[0].is_pooled:
         shape = (shards[0].num_bags, sum(shard.embedding_dim for shard in shards))
     else:
         shape = (len(batch.indices_L), shards[0].embedding_dim)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoshard.core import DType, Exchange, LocalShard, MemoryLevel, Optimizer, Pooling, Update
+from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, Update
 from autoshard.core.errors import InvalidTableError
 
 #: Batches that runs take turns among where rows live behind a cache.
@@ -57,11 +57,6 @@ def is_measurable(shard: LocalShard, *, on_cuda: bool) -> bool:
     except InvalidTableError:
         return False
     return True
-
-
-def is_pooled(shard: LocalShard) -> bool:
-    """Whether the kernel gives one vector per bag, not one per lookup."""
-    return shard.pooling is not Pooling.SEQUENCE and shard.output is Exchange.PARTIAL_SUMS
 
 
 def num_draws(shard: LocalShard) -> int:

@@ -3,73 +3,71 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 import numpy as np
 
-from autoshard.core import DType, Exchange, LocalShard, MemoryLevel, Optimizer, Pooling, Update
+from autoshard.core import LocalShard
 from autoshard.core.errors import ModelError
 from costmodel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling
 
-CARD_SCHEMA = "autoshard.cost-model/1"
+CARD_SCHEMA = "autoshard.cost-model/2"
 
-
-#: How far beyond the trained range of a feature shards are still priced. Sets with one table whose pooling factor or
-#: rows were up to 2 times the trained maximum were predicted with a mean error of 5% to 25%, those beyond with 20% to
-#: 60%, always too high (Xeon, 1 thread, 6,000 samples of MetaSyn / 64, trained on those below a cut).
-RANGE_FACTOR = 2.0
+#: Fields of a shard whose trained range is remembered.
+_RANGED = ("num_bags", "embedding_dim", "num_embeddings", "pooling_factor")
+#: Where little of something costs next to nothing, whatever is predicted, only the upper end counts.
+_UPPER_ONLY = ("num_embeddings", "pooling_factor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """The kinds of shards that a model has seen, and may price.
+    """The shards that a model has seen.
 
     Attributes:
-        num_bags: Bags per step; features do not tell one batch size from another, so only one is covered.
+        kinds: Kinds of kernels (`LocalShard.kernel_kind`); others cannot be priced.
         num_tables: Fewest and most tables of a sample, for information: sets of other sizes are priced well.
-        ranges: Smallest and largest value of each feature.
+        ranges: Smallest and largest value of some fields; shards beyond them are priced, with wider intervals.
     """
 
-    num_bags: int
-    dtypes: tuple[DType, ...]
-    poolings: tuple[Pooling, ...]
-    optimizers: tuple[Optimizer, ...]
+    kinds: tuple[str, ...]
     num_tables: tuple[int, int]
     ranges: dict[str, tuple[float, float]]
 
-    def check(self, shard: LocalShard) -> None:
-        """Raises ModelError if the shard is of another kind, or far larger; the text says what is covered."""
-        for label, value, covered in (
-            ("num_bags", shard.num_bags, (self.num_bags,)),
-            ("dtype", shard.dtype, self.dtypes),
-            ("pooling", shard.pooling, self.poolings),
-            ("optimizer", shard.optimizer, self.optimizers),
-            ("update", shard.update, (Update.FUSED,)),
-            ("level", shard.level, (MemoryLevel.HBM,)),
-            ("output", shard.output, (Exchange.PARTIAL_SUMS,)),
-        ):
-            if value not in covered:
-                raise _not_covered(shard, label, ", ".join(map(str, covered)), value)
-        for label, lowest, highest in self._limits():
-            value = getattr(shard, label)
-            if not lowest <= value <= highest:
-                raise _not_covered(shard, label, f"{lowest:g} to {highest:g}", value)
+    @classmethod
+    def of(cls, shards: Iterable[LocalShard], *, num_tables: tuple[int, int]) -> Coverage:
+        """The coverage of some shards, at least one."""
+        held = tuple(shards)
+        values = {name: [float(getattr(shard, name)) for shard in held] for name in _RANGED}
+        return cls(
+            kinds=tuple(sorted({shard.kernel_kind for shard in held})),
+            num_tables=num_tables,
+            ranges={name: (min(found), max(found)) for name, found in values.items()},
+        )
 
-    def _limits(self) -> Iterator[tuple[str, float, float]]:
-        for label in ("embedding_dim", "num_embeddings", "pooling_factor"):
-            lowest, highest = self.ranges[label]
-            # Small tables and rare lookups cost next to nothing, whatever is predicted; narrow rows do not.
-            yield label, lowest / RANGE_FACTOR if label == "embedding_dim" else 0.0, highest * RANGE_FACTOR
+    def check(self, shard: LocalShard) -> None:
+        """Raises ModelError if no kernel of the shard's kind was measured; the text says which were."""
+        if shard.kernel_kind not in self.kinds:
+            raise ModelError(
+                f"the learned cost model has seen {', '.join(self.kinds)}; table {shard.table!r} needs "
+                f"{shard.kernel_kind}",
+                field="kernel_kind",
+            )
+
+    def outside(self, shard: LocalShard) -> str | None:
+        """In which way the shard lies outside of what was measured; None if it does not."""
+        for name in _RANGED:
+            low, high = self.ranges[name]
+            value = getattr(shard, name)
+            if value > high or (value < low and name not in _UPPER_ONLY):
+                return f"{shard.table}.{name} is {value:g}, measured were {low:g} to {high:g}"
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return {
-            "num_bags": self.num_bags,
-            "dtypes": list(self.dtypes),
-            "poolings": list(self.poolings),
-            "optimizers": list(self.optimizers),
+            "kinds": list(self.kinds),
             "num_tables": list(self.num_tables),
             "ranges": {name: list(ends) for name, ends in self.ranges.items()},
         }
@@ -78,23 +76,11 @@ class Coverage:
     def from_json(cls, data: Mapping[str, Any]) -> Coverage:
         """Reads what `to_json` wrote."""
         fewest, most = data["num_tables"]
-        return cls(
-            num_bags=int(data["num_bags"]),
-            dtypes=tuple(DType(item) for item in data["dtypes"]),
-            poolings=tuple(Pooling(item) for item in data["poolings"]),
-            optimizers=tuple(Optimizer(item) for item in data["optimizers"]),
-            num_tables=(int(fewest), int(most)),
-            ranges={name: _ends(data["ranges"][name]) for name in FEATURE_NAMES},
-        )
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    low, high = values
-    return float(low), float(high)
-
-
-def _not_covered(shard: LocalShard, label: str, covered: str, value: object) -> ModelError:
-    return ModelError(f"the learned cost model covers {covered}, table {shard.table!r} has {value}", field=label)
+        ranges = {}
+        for name in _RANGED:
+            low, high = data["ranges"][name]
+            ranges[name] = (float(low), float(high))
+        return cls(kinds=tuple(str(item) for item in data["kinds"]), num_tables=(int(fewest), int(most)), ranges=ranges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +94,23 @@ class HeldOutMetrics:
     """Mean of |predicted - measured| / measured."""
     kendall_tau: float
     """Agreement of the order of samples, from -1 to 1."""
-    low_ratio: float
-    """5% quantile of measured / predicted."""
-    high_ratio: float
-    """95% quantile of measured / predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """The 90% interval of a prediction p with spread s: from p * exp(low * s) to p * exp(high * s).
+
+    Attributes:
+        low: 5% quantile of log(measured / predicted) / s on samples kept from training, at most 0.
+        high: The 95% quantile, at least 0.
+        coverage: Share of other kept samples that lie within; None where there were too few to tell.
+        half_width: Median over these of half the interval's width over the prediction; likewise.
+    """
+
+    low: float
+    high: float
+    coverage: float | None = None
+    half_width: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +123,7 @@ class CostModelCard:
         scaling: How features were brought to a common scale.
         scale_ms: Milliseconds per unit of the network's outputs.
         metrics: Accuracy on held-out samples.
+        interval: How far to trust a prediction.
         training: Options, seed and counts of the training, for information.
     """
 
@@ -133,6 +133,7 @@ class CostModelCard:
     scaling: FeatureScaling
     scale_ms: float
     metrics: HeldOutMetrics
+    interval: Interval
     training: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
@@ -146,6 +147,7 @@ class CostModelCard:
             "scaling": {"mean": list(self.scaling.mean_F), "std": list(self.scaling.std_F)},
             "scale_ms": self.scale_ms,
             "metrics": {name: getattr(self.metrics, name) for name in get_type_hints(HeldOutMetrics)},
+            "interval": {name: getattr(self.interval, name) for name in get_type_hints(Interval)},
             "training": self.training,
         }
 
@@ -157,7 +159,9 @@ class CostModelCard:
             ModelError: If it is of another schema, has other features, or lacks a field.
         """
         if data.get("schema") != CARD_SCHEMA:
-            raise ModelError(f"must be {CARD_SCHEMA}, got {data.get('schema')!r}", field="schema", source=source)
+            raise ModelError(
+                f"must be {CARD_SCHEMA}, got {data.get('schema')!r}; train it anew", field="schema", source=source
+            )
         if tuple(data.get("features", ())) != FEATURE_NAMES:
             raise ModelError("was trained on other features; train it anew", field="features", source=source)
         try:
@@ -165,6 +169,7 @@ class CostModelCard:
                 mean_F=tuple(float(item) for item in data["scaling"]["mean"]),
                 std_F=tuple(float(item) for item in data["scaling"]["std"]),
             )
+            interval = data["interval"]
             card = cls(
                 device=str(data["device"]),
                 coverage=Coverage.from_json(data["coverage"]),
@@ -173,6 +178,12 @@ class CostModelCard:
                 scale_ms=float(data["scale_ms"]),
                 metrics=HeldOutMetrics(
                     **{name: kind(data["metrics"][name]) for name, kind in get_type_hints(HeldOutMetrics).items()}
+                ),
+                interval=Interval(
+                    low=float(interval["low"]),
+                    high=float(interval["high"]),
+                    coverage=None if interval["coverage"] is None else float(interval["coverage"]),
+                    half_width=None if interval["half_width"] is None else float(interval["half_width"]),
                 ),
                 training=dict(data["training"]),
             )
@@ -190,10 +201,7 @@ def _check_numbers(card: CostModelCard, source: str) -> None:
         raise ModelError(f"needs {NUM_FEATURES} numbers each", field="scaling", source=source)
     if not (np.isfinite(mean_F).all() and np.isfinite(std_F).all() and min(std_F) > 0):
         raise ModelError("must be finite, and deviations above 0", field="scaling", source=source)
-    for label, value in (
-        ("scale_ms", card.scale_ms),
-        ("metrics.low_ratio", card.metrics.low_ratio),
-        ("metrics.high_ratio", card.metrics.high_ratio),
-    ):
-        if not 0 < value < math.inf:
-            raise ModelError(f"must be finite and above 0, got {value}", field=label, source=source)
+    if not 0 < card.scale_ms < math.inf:
+        raise ModelError(f"must be finite and above 0, got {card.scale_ms}", field="scale_ms", source=source)
+    if not -math.inf < card.interval.low <= 0 <= card.interval.high < math.inf:
+        raise ModelError("must be finite, low at most 0 and high at least 0", field="interval", source=source)

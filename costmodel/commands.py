@@ -1,11 +1,8 @@
-"""Commands `train cost` and `models`."""
+"""Command `train cost`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,19 +14,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from costmodel.card import CostModelCard
-    from costmodel.registry import Version
 
 _Registry = Annotated[
     Path | None,
     typer.Option(help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]"),
 ]
-
-
-class Recipe(StrEnum):
-    """How to train."""
-
-    DEFAULT = "default"
-    PAPER = "paper"
 
 
 def train_cost(
@@ -38,13 +27,7 @@ def train_cost(
     device: Annotated[
         str | None, typer.Option(help="Key of the device to train for; may be left out if the store has one only.")
     ] = None,
-    num_bags: Annotated[
-        int | None, typer.Option(help="Batch size of the samples to use; may be left out if all have the same.")
-    ] = None,
-    recipe: Annotated[Recipe, typer.Option(help="`paper` trains as AutoShard does, for comparison.")] = Recipe.DEFAULT,
-    updates: Annotated[
-        int | None, typer.Option(help="Number of updates of the default recipe; more take longer.")
-    ] = None,
+    updates: Annotated[int | None, typer.Option(min=1, help="Number of updates; more take longer.")] = None,
     seed: Annotated[int, typer.Option(help="Of the weights and of which samples are held out.")] = 0,
     as_json: console.JsonOption = False,
 ) -> None:
@@ -61,17 +44,15 @@ def train_cost(
     from costmodel.learned import COST_KIND
     from costmodel.registry import Registry
     from costmodel.schedules import Shuffled
-    from costmodel.training import PAPER_OPTIONS, TrainingOptions, train_cost_model
+    from costmodel.training import TrainingOptions, train_cost_model
 
     if seed < 0:
         raise InvalidOptionError(f"must be at least 0, got {seed}", field="seed")
-    if updates is not None and recipe is Recipe.PAPER:
-        raise InvalidOptionError("goes with the default recipe only", field="updates")
-    options = PAPER_OPTIONS if recipe is Recipe.PAPER else TrainingOptions()
+    options = TrainingOptions()
     if updates is not None:
         options = replace(options, schedule=Shuffled(num_updates=updates))
     table = read_samples(store, device)
-    dataset = CostDataset.from_samples(table, num_bags)
+    dataset = CostDataset.from_samples(table)
     device = table.samples[0].device
     with console.progress("Training", options.schedule.num_updates) as advance:
         trained = train_cost_model(dataset, device=device, options=options, seed=seed, advance=advance)
@@ -83,38 +64,11 @@ def train_cost(
         "id": version,
         "registry": str(models_.root),
         "metrics": asdict(trained.card.metrics),
-        "num_bags": trained.card.coverage.num_bags,
+        "interval": asdict(trained.card.interval),
+        "coverage": trained.card.coverage.to_json(),
         "training": trained.card.training,
     }
     console.emit(result, _metrics_table(trained.card, version), as_json=as_json)
-
-
-def models(registry: _Registry = None, as_json: console.JsonOption = False) -> None:
-    """Lists the trained models of a registry; a star marks the version in use.
-
-    Example:
-        autoshard models
-    """
-    from costmodel.registry import Registry
-
-    store = Registry(registry)
-    versions = store.list()
-    result = {
-        "registry": str(store.root),
-        "models": [
-            {
-                "kind": item.kind,
-                "name": item.name,
-                "id": item.id,
-                "production": item.is_production,
-                "published_at": _published(item),
-                "card": item.card,
-            }
-            for item in versions
-        ],
-    }
-    rendered = _models_table(versions) if versions else f"No models in {store.root}; `autoshard train` makes some."
-    console.emit(result, rendered, as_json=as_json)
 
 
 def _metrics_table(card: CostModelCard, version: str) -> Table:
@@ -128,29 +82,11 @@ def _metrics_table(card: CostModelCard, version: str) -> Table:
     table.add_row("mean absolute error", f"{metrics.mae_ms:.3f} ms")
     table.add_row("mean squared error", f"{metrics.mse_ms2:.3f} ms²")
     table.add_row("Kendall's tau", f"{metrics.kendall_tau:.3f}")
-    table.add_row("90% interval, relative", f"{metrics.low_ratio - 1:+.1%} to {metrics.high_ratio - 1:+.1%}")
+    if card.interval.coverage is not None:
+        table.add_row("90% interval holds", f"{card.interval.coverage:.1%}")
+        table.add_row("its median half width", f"{card.interval.half_width:.1%}")
     table.add_row("trained on", f"{card.training['num_samples']} samples")
-    table.add_row("batch size covered", f"{card.coverage.num_bags}")
+    fewest, most = card.coverage.ranges["num_bags"]
+    table.add_row("bags per step", f"{fewest:.0f}" if fewest == most else f"{fewest:.0f} to {most:.0f}")
+    table.add_row("kinds of kernels", f"{len(card.coverage.kinds)}")
     return table
-
-
-def _models_table(versions: Sequence[Version]) -> Table:
-    from rich.table import Table
-
-    table = Table()
-    for heading in ("", "kind", "name", "version", "published", "about"):
-        table.add_column(heading)
-    for item in versions:
-        star = "*" if item.is_production else ""
-        table.add_row(star, item.kind, item.name, item.id, _published(item), _about(item))
-    return table
-
-
-def _about(item: Version) -> str:
-    """What a card says about accuracy; models of other kinds have other cards."""
-    error = item.card.get("metrics", {}).get("relative_error")
-    return "" if error is None else f"held-out error {error:.2%}"
-
-
-def _published(item: Version) -> str:
-    return datetime.fromtimestamp(item.published_s, UTC).isoformat(timespec="seconds")

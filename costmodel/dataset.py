@@ -6,17 +6,17 @@ Shape suffixes: S samples, B samples of a batch, U distinct shards, N shards of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import Exchange, LocalShard, MemoryLevel, Update
+from autoshard.core import LocalShard
 from autoshard.core.errors import SampleStoreError
 from autoshard.formats.samples import SampleTable
 from costmodel.card import Coverage
-from costmodel.features import FEATURE_NAMES, FeatureArray, shard_features
+from costmodel.features import FeatureArray, shard_features
 
 IndexArray = NDArray[np.int64]
 
@@ -26,53 +26,43 @@ class CostDataset:
     """Measured sets of shards.
 
     Attributes:
-        features_UF: Features of the distinct shards, not scaled.
+        shards_U: The distinct shards.
+        features_UF: Their features, not scaled.
         shard_N: Which shards the samples hold, sample after sample.
         num_shards_S: Shards of each sample, so that they can be told apart.
+        set_S: Which set each sample measured; alike for samples of the same set.
         latency_ms_SO: Forward and backward latency, the machine's drift divided out.
-        coverage: The kinds of shards that occur.
     """
 
+    shards_U: tuple[LocalShard, ...]
     features_UF: FeatureArray
     shard_N: IndexArray
     num_shards_S: IndexArray
+    set_S: IndexArray
     latency_ms_SO: NDArray[np.float64]
-    coverage: Coverage
 
     @classmethod
-    def from_samples(cls, table: SampleTable, num_bags: int | None = None) -> CostDataset:
-        """Turns samples of one device into arrays; noisy ones are left out.
-
-        Args:
-            table: The samples.
-            num_bags: Bags per step of the samples to take; may be left out when all have the same.
+    def from_samples(cls, table: SampleTable) -> CostDataset:
+        """Turns samples of one device into arrays; those that are marked as noisy, and empty sets, are left out.
 
         Raises:
-            SampleStoreError: If no sample is left, they differ in their number of bags and none was named, or they
-                are of shards that cost models do not cover.
+            SampleStoreError: If no sample is left.
         """
-        table = replace(table, samples=tuple(sample for sample in table.samples if not sample.is_noisy))
-        bags_S = [{shard.num_bags for shard in sample.local_shards} for sample in table.samples]
-        found = sorted(set().union(*bags_S))
-        if num_bags is None and len(found) == 1:
-            num_bags = found[0]
-        chosen = [index for index, bags in enumerate(bags_S) if bags == {num_bags}]
-        if not chosen:
-            listed = ", ".join(map(str, found)) or "none"
-            raise SampleStoreError(
-                f"a cost model is for one number of bags per step; there are samples of: {listed}", field="num_bags"
-            )
-        sets = [table.samples[index].local_shards for index in chosen]
+        kept = tuple(sample for sample in table.samples if sample.shards and not sample.is_noisy)
+        if not kept:
+            raise SampleStoreError(f"none of {len(table)} samples can be trained on: all are noisy or of empty sets")
+        table = replace(table, samples=kept)
+        sets = [sample.local_shards for sample in kept]
         index_of: dict[LocalShard, int] = {}
         shard_N = np.array([index_of.setdefault(shard, len(index_of)) for members in sets for shard in members])
-        features_UF = shard_features(list(index_of))
-        num_shards_S = np.array([len(members) for members in sets])
+        set_of: dict[str, int] = {}
         return cls(
-            features_UF=features_UF,
+            shards_U=tuple(index_of),
+            features_UF=shard_features(list(index_of)),
             shard_N=shard_N,
-            num_shards_S=num_shards_S,
-            latency_ms_SO=np.stack(table.corrected_ms(), axis=1)[chosen],
-            coverage=_coverage(list(index_of), features_UF, num_shards_S),
+            num_shards_S=np.array([len(members) for members in sets]),
+            set_S=np.array([set_of.setdefault(sample.set_id, len(set_of)) for sample in kept]),
+            latency_ms_SO=np.stack(table.corrected_ms(), axis=1),
         )
 
     def __len__(self) -> int:
@@ -82,6 +72,12 @@ class CostDataset:
     def kernel_ms(self) -> NDArray[np.float64]:
         """Forward plus backward, shape (S,)."""
         return self.latency_ms_SO.sum(axis=1)
+
+    @property
+    def coverage(self) -> Coverage:
+        """The shards that its samples hold."""
+        used = (self.shards_U[index] for index in np.unique(self.shard_N).tolist())
+        return Coverage.of(used, num_tables=(int(self.num_shards_S.min()), int(self.num_shards_S.max())))
 
     def shards_of(self, samples_B: IndexArray) -> tuple[IndexArray, IndexArray]:
         """Indices of the shards that some samples hold, and where each of these samples starts among them."""
@@ -94,35 +90,23 @@ class CostDataset:
 
     def take(self, samples_B: IndexArray) -> CostDataset:
         """The samples with the given indices, in that order."""
-        return CostDataset(
-            features_UF=self.features_UF,
+        return replace(
+            self,
             shard_N=self.shards_of(samples_B)[0],
             num_shards_S=self.num_shards_S[samples_B],
+            set_S=self.set_S[samples_B],
             latency_ms_SO=self.latency_ms_SO[samples_B],
-            coverage=self.coverage,
         )
 
     def split(self, held_out_share: float, rng: np.random.Generator) -> tuple[CostDataset, CostDataset]:
-        """A random part for training and one held out; samples are never divided."""
-        order = rng.permutation(len(self))
-        num_held_out = max(1, round(len(self) * held_out_share))
-        return self.take(np.sort(order[num_held_out:])), self.take(np.sort(order[:num_held_out]))
+        """A random part for training and one held out; all samples of a set are in the same part."""
+        sets = rng.permutation(np.unique(self.set_S))
+        held_out = sets[: max(1, round(len(sets) * held_out_share))]
+        is_held_out_S = np.isin(self.set_S, held_out)
+        return self.take(np.flatnonzero(~is_held_out_S)), self.take(np.flatnonzero(is_held_out_S))
 
-
-def _coverage(shards: Sequence[LocalShard], features_UF: FeatureArray, num_shards_S: IndexArray) -> Coverage:
-    for shard in shards:
-        kind = (shard.update, shard.level, shard.output)
-        if kind != (Update.FUSED, MemoryLevel.HBM, Exchange.PARTIAL_SUMS):
-            raise SampleStoreError(
-                "cost models are trained on pooled shards in device memory with a fused update only; there are "
-                f"samples of shards with update {shard.update}, level {shard.level}, output {shard.output}"
-            )
-    ends = zip(features_UF.min(axis=0).tolist(), features_UF.max(axis=0).tolist(), strict=True)
-    return Coverage(
-        num_bags=shards[0].num_bags,
-        dtypes=tuple(sorted({shard.dtype for shard in shards})),
-        poolings=tuple(sorted({shard.pooling for shard in shards})),
-        optimizers=tuple(sorted({shard.optimizer for shard in shards})),
-        num_tables=(int(num_shards_S.min()), int(num_shards_S.max())),
-        ranges=dict(zip(FEATURE_NAMES, ends, strict=True)),
-    )
+    def with_features_of(self, shards: Iterable[LocalShard]) -> CostDataset:
+        """The same measurements, said to be of other shards: one for each of `shards_U`."""
+        others = tuple(shards)
+        assert len(others) == len(self.shards_U)
+        return replace(self, shards_U=others, features_UF=shard_features(others))

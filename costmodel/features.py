@@ -1,4 +1,4 @@
-"""The 21 features of a shard that the learned cost model and the policy see.
+"""What the learned cost model and the policy see of a shard.
 
 Shape suffixes: N shards, F features.
 """
@@ -12,67 +12,133 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import NUM_REUSE_BINS, AccessProfile, LocalShard
+from autoshard.core import NUM_REUSE_BINS, AccessProfile, DType, LocalShard, MemoryLevel, Optimizer, Pooling, Update
 
 FeatureArray = NDArray[np.float64]
 
-#: In the order of the columns.
-FEATURE_NAMES: tuple[str, ...] = (
-    "embedding_dim",
-    "num_embeddings",
-    "pooling_factor",
-    "size_gb",
+#: What the shard is, in the order of the columns; amounts as binary logarithms of one more.
+INPUT_NAMES: tuple[str, ...] = (
+    "log_embedding_dim",
+    "log_num_embeddings",
+    "log_pooling_factor",
+    "log_weight_mib",
+    "log_num_bags",
+    "log_lookups",
+    "log_distinct_rows",
+    "distinct_share",
+    "cache_hit_share",
     *(f"lookups_reuse_{index}" for index in range(NUM_REUSE_BINS)),
+    "is_unpooled",
+    "is_mean",
+    "is_fp16",
+    "is_bf16",
+    "is_sgd",
+    "is_adagrad",
+    "is_adam",
+    "is_all_reduced",
+    "is_behind_cache",
 )
+#: What its kernels do, in units of about a millisecond of a CPU; prices are learned per unit of each.
+WORK_NAMES: tuple[str, ...] = (
+    "tables",
+    "bags",
+    "lookups",
+    "looked_up_numbers",
+    "distinct_rows",
+    "distinct_numbers",
+    "gradient_numbers",
+    "cache_misses",
+)
+_WORK_UNITS = np.array([1.0, 1e3, 1e4, 1e6, 1e4, 1e6, 1e7, 1e4])
+
+#: In the order of the columns: inputs, then work.
+FEATURE_NAMES = (*INPUT_NAMES, *WORK_NAMES)
+NUM_INPUTS, NUM_WORK = len(INPUT_NAMES), len(WORK_NAMES)
 NUM_FEATURES = len(FEATURE_NAMES)
-_NUM_NORMALISED = 3
-_BYTES_PER_GB = 1e9
+
+#: Scaled inputs beyond this many standard deviations look like the last of them; work is never cut off.
+_FARTHEST = 6.0
+_MIB = 2.0**20
 # 17 numbers per entry; a search over column splits asks for the same few thousand profiles again and again.
-_CACHED_BINS = 1 << 16
+_CACHED_PROFILES = 1 << 16
 
 
 def shard_features(shards: Sequence[LocalShard]) -> FeatureArray:
-    """Features of shards, not normalised; shape (N, F).
+    """Features of shards, not scaled; shape (N, NUM_FEATURES).
 
-    The columns are FEATURE_NAMES: columns of the shard, its rows, lookups per bag, weights in GB (1e9 bytes), and the
-    shares of a batch's lookups that go to rows which the batch hits once, twice, 3 to 4 times and so on, as the
-    access profile expects them.
+    The columns are INPUT_NAMES, then WORK_NAMES. Shares of reuse are of a batch's lookups: those that go to rows which
+    the batch hits once, twice, 3 to 4 times and so on, as the access profile expects them.
 
-    The paper leaves open whether its shares are of rows or of lookups. Of lookups they carry over better to tables
-    that training did not see: 3.3% mean relative error instead of 4.3% (2% either way on those that it saw; 4,800
-    samples of MetaSyn / 64 for training, 312 of another draw of its tables for testing; Xeon, 1 thread).
+    Of lookups they carry over better to tables that training did not see than of rows, which the paper leaves open:
+    3.3% mean relative error instead of 4.3% (4,800 samples of MetaSyn / 64 for training, 312 of another draw of its
+    tables for testing; Xeon, 1 thread).
 
     Source:
-        AutoShard B.2. Differs: the bins are expected from the profile, not counted on one batch, since a plan is made
-        before its batches are seen (equally accurate: 2.03% and 2.01%). The step feature belongs to the policy.
+        AutoShard B.2 has embedding dimension, rows, pooling factor, size, and reuse bins counted on one batch. Here
+        they are expected from the profile, since a plan is made before its batches are seen; batch size, distinct
+        rows, kinds of kernel and work are added. The step feature belongs to the policy.
     """
     features_NF = np.empty((len(shards), NUM_FEATURES))
     for index, shard in enumerate(shards):
-        features_NF[index, 0] = shard.embedding_dim
-        features_NF[index, 1] = shard.num_embeddings
-        features_NF[index, 2] = shard.pooling_factor
-        features_NF[index, 3] = shard.weight_bytes / _BYTES_PER_GB
-        features_NF[index, 4:] = _expected_bins(shard.access, shard.num_lookups)
+        features_NF[index] = _features(shard)
     return features_NF
 
 
-@lru_cache(maxsize=_CACHED_BINS)
-def _expected_bins(access: AccessProfile, num_lookups: float) -> FeatureArray:
+def _features(shard: LocalShard) -> FeatureArray:
+    lookups, dim, bags = shard.num_lookups, shard.embedding_dim, shard.num_bags
+    bins, distinct = _expected(shard.access, lookups)
+    hit_share = _hit_share(shard)
+    is_behind_cache = shard.level is not MemoryLevel.HBM
+    all_reduced = shard.update is Update.ALL_REDUCED
+    optimizer = None if all_reduced else shard.optimizer
+    amounts = (dim, shard.num_embeddings, shard.pooling_factor, shard.weight_bytes / _MIB, bags, lookups, distinct)
+    flags = (
+        not shard.is_pooled,
+        shard.is_pooled and shard.pooling is Pooling.MEAN,
+        shard.dtype is DType.FP16,
+        shard.dtype is DType.BF16,
+        optimizer is Optimizer.SGD,
+        optimizer is Optimizer.ADAGRAD,
+        optimizer is Optimizer.ADAM,
+        all_reduced,
+        is_behind_cache,
+    )
+    work = (
+        1.0,
+        bags,
+        lookups,
+        lookups * dim,
+        distinct,
+        distinct * dim,
+        shard.num_embeddings * dim if all_reduced else 0.0,
+        distinct * (1 - hit_share),
+    )
+    distinct_share = distinct / lookups if lookups > 0 else 0.0
+    inputs = (*np.log2(1.0 + np.array(amounts)), distinct_share, hit_share, *bins, *flags)
+    return np.concatenate([np.array(inputs, dtype=np.float64), np.array(work) / _WORK_UNITS])
+
+
+def _hit_share(shard: LocalShard) -> float:
+    """Share of lookups that find their row in device memory, when a cache holds the hottest rows."""
+    if shard.level is MemoryLevel.HBM:
+        return 1.0
+    return float(shard.access.coverage(shard.cache_bytes / (shard.embedding_dim * shard.dtype.num_bytes)))
+
+
+@lru_cache(maxsize=_CACHED_PROFILES)
+def _expected(access: AccessProfile, num_lookups: float) -> tuple[FeatureArray, float]:
     bins = access.reuse_bins(num_lookups, of="lookups")
     bins.setflags(write=False)
-    return bins
+    return bins, access.expected_distinct(num_lookups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureScaling:
-    """Brings dimension, rows and pooling factor to mean 0 and standard deviation 1.
+    """Brings inputs to mean 0 and standard deviation 1; work stays as it is.
 
     Attributes:
-        mean_F: Subtracted; 0 for features that are taken as they are.
-        std_F: Divided by; 1 for features that are taken as they are.
-
-    Source:
-        AutoShard B.2: table size and reuse bins stay as they are.
+        mean_F: Subtracted; 0 for work.
+        std_F: Divided by; 1 for work.
     """
 
     mean_F: tuple[float, ...]
@@ -82,12 +148,14 @@ class FeatureScaling:
     def fit(cls, features_NF: FeatureArray) -> FeatureScaling:
         """The scaling that normalises the given shards; a feature without spread keeps its unit."""
         mean_F, std_F = np.zeros(NUM_FEATURES), np.ones(NUM_FEATURES)
-        scaled = features_NF[:, :_NUM_NORMALISED]
-        mean_F[:_NUM_NORMALISED] = scaled.mean(axis=0)
-        std = scaled.std(axis=0)
-        std_F[:_NUM_NORMALISED] = np.where(std > 0, std, 1.0)
+        inputs = features_NF[:, :NUM_INPUTS]
+        mean_F[:NUM_INPUTS] = inputs.mean(axis=0)
+        std = inputs.std(axis=0)
+        std_F[:NUM_INPUTS] = np.where(std > 1e-6, std, 1.0)
         return cls(mean_F=tuple(mean_F.tolist()), std_F=tuple(std_F.tolist()))
 
     def apply(self, features_NF: FeatureArray) -> NDArray[np.float32]:
         """Scaled features; shape (N, F)."""
-        return ((features_NF - np.asarray(self.mean_F)) / np.asarray(self.std_F)).astype(np.float32)
+        scaled = (features_NF - np.asarray(self.mean_F)) / np.asarray(self.std_F)
+        np.clip(scaled[:, :NUM_INPUTS], -_FARTHEST, _FARTHEST, out=scaled[:, :NUM_INPUTS])
+        return scaled.astype(np.float32)

@@ -7,35 +7,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from autoshard.core import KernelCosts, LocalShard
 from autoshard.core.costs import CodeArray, MsArray
 from costmodel.card import CostModelCard
 from costmodel.features import shard_features
-from costmodel.predictor import CostPredictor
-from costmodel.registry import PRODUCTION, Registry, StoredModel
+from costmodel.predictor import NUM_OUTSIDE, CostPredictor
+from costmodel.registry import PRODUCTION, Registry, shipped_models
 from costmodel.weights import Weights
 
 COST_KIND = "cost"
+#: How much wider intervals are where a shard is unlike all that were measured.
+_OUTSIDE_FACTOR = 3.0
 
 
 class LearnedCostModel:
     """Prices sets of shards with a trained network: encode each shard, add the codes up, price the sum.
 
     Source:
-        AutoShard Sec. 4.2. Differs: codes carry a count, so that an empty set costs 0, and predictions are never
-        negative.
+        AutoShard Sec. 4.2; what differs, see `CostNetwork`.
 
     Args:
         weights: Tensors named and shaped as `costmodel.weights.weight_shapes` says.
         card: What the weights are of.
         source: Where they come from, for error messages.
+        version: What answers say besides the device: the id in the registry, and whether the model came with this
+            package; empty for a model that was not published.
 
     Raises:
         ModelError: If a tensor is missing, of another shape, or not finite.
     """
 
-    def __init__(self, weights: Weights, card: CostModelCard, source: str = "weights") -> None:
+    def __init__(self, weights: Weights, card: CostModelCard, source: str = "weights", version: str = "") -> None:
         self.card = card
+        self._version = version
         self._predictor = CostPredictor(
             weights,
             encoder_hidden=card.encoder_hidden,
@@ -49,30 +55,34 @@ class LearnedCostModel:
         """The model of a device from a registry.
 
         Raises:
-            ModelError: If it is missing, damaged, or of another schema; the text names the file.
+            ModelError: If it is missing, damaged, or of another schema or device; the text names the file.
         """
         stored = registry.load(COST_KIND, device, version)
-        return cls.from_stored(stored, source=str(registry.root / COST_KIND / device / stored.id))
-
-    @classmethod
-    def from_stored(cls, stored: StoredModel, source: str) -> LearnedCostModel:
-        """The model of a registry's version."""
-        return cls(stored.tensors, CostModelCard.from_json(stored.card, source), source)
+        source = str(registry.root / COST_KIND / device / stored.id)
+        shipped = " (shipped)" if registry.root == shipped_models().root else ""
+        return cls(stored.tensors, CostModelCard.from_json(stored.card, source), source, f"{stored.id}{shipped}")
 
     @property
     def name(self) -> str:
-        """`learned:<device>`."""
-        return f"learned:{self.card.device}"
+        """`learned:<device>@<version>`, or `learned:<device>` for a model that was not published."""
+        return f"learned:{self.card.device}@{self._version}" if self._version else f"learned:{self.card.device}"
 
     def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
-        """Codes of single shards, shape (N, H): the encoder's CODE_WIDTH numbers, then a 1.
+        """Codes of single shards, shape (N, H): see `FULL_CODE_WIDTH`.
 
         Raises:
-            ModelError: If a shard is of a kind that the training samples did not cover.
+            ModelError: If no kernel of a shard's kind was measured.
         """
         for shard in shards:
             self.card.coverage.check(shard)
-        return self._predictor.encode(shard_features(shards))
+        codes_NH = self._predictor.encode(shard_features(shards))
+        codes_NH[:, NUM_OUTSIDE] = [self.card.coverage.outside(shard) is not None for shard in shards]
+        return codes_NH
+
+    def notes(self, shards: Sequence[LocalShard]) -> tuple[str, ...]:
+        """What to know about prices of these shards: which lie outside of what was measured, and how."""
+        found = (self.card.coverage.outside(shard) for shard in shards)
+        return tuple(dict.fromkeys(note for note in found if note is not None))
 
     def price(self, codes_SH: CodeArray) -> MsArray:
         """Kernel time in milliseconds, forward plus backward, of sets given by the sums of their codes."""
@@ -80,12 +90,14 @@ class LearnedCostModel:
         return kernel_ms_S
 
     def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
-        """As `price`, with forward and backward apart, and the 90% interval of held-out samples."""
+        """As `price`, with forward and backward apart, and the 90% interval."""
         parts_SO = self._predictor.predict(codes_SH)
         kernel_ms_S = parts_SO.sum(axis=1)
+        spread_S = self._predictor.spread(codes_SH)
+        spread_S *= np.where(codes_SH[:, NUM_OUTSIDE] > 0.5, _OUTSIDE_FACTOR, 1.0)
         return KernelCosts(
             forward_ms_S=parts_SO[:, 0],
             backward_ms_S=parts_SO[:, 1],
-            low_ms_S=kernel_ms_S * min(self.card.metrics.low_ratio, 1.0),
-            high_ms_S=kernel_ms_S * max(self.card.metrics.high_ratio, 1.0),
+            low_ms_S=kernel_ms_S * np.exp(self.card.interval.low * spread_S),
+            high_ms_S=kernel_ms_S * np.exp(self.card.interval.high * spread_S),
         )

@@ -8,11 +8,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.card import HeldOutMetrics
+from costmodel.card import HeldOutMetrics, Interval
 
 MsArray = NDArray[np.float64]
 
-_INTERVAL = (0.05, 0.95)
+#: Ends of the interval, as quantiles.
+_ENDS = (0.05, 0.95)
+#: With fewer samples, a share of them says nothing about coverage.
+_MIN_FOR_COVERAGE = 20
 # A prediction of 0 has no ratio; a nanosecond is below every latency that can be measured.
 _SMALLEST_MS = 1e-6
 
@@ -20,17 +23,37 @@ _SMALLEST_MS = 1e-6
 def held_out_metrics(predicted_ms_S: MsArray, measured_ms_S: MsArray) -> HeldOutMetrics:
     """Compares predictions with measurements that were kept from training; all above 0."""
     error_ms_S = np.abs(predicted_ms_S - measured_ms_S)
-    ratio_S = measured_ms_S / np.maximum(predicted_ms_S, _SMALLEST_MS)
-    low_ratio, high_ratio = np.quantile(ratio_S, _INTERVAL)
     return HeldOutMetrics(
         num_samples=len(measured_ms_S),
         mae_ms=float(error_ms_S.mean()),
         mse_ms2=float((error_ms_S**2).mean()),
         relative_error=float((error_ms_S / measured_ms_S).mean()),
         kendall_tau=kendall_tau(predicted_ms_S, measured_ms_S),
-        low_ratio=float(low_ratio),
-        high_ratio=float(high_ratio),
     )
+
+
+def calibrated_interval(predicted_ms_S: MsArray, spread_S: MsArray, measured_ms_S: MsArray) -> Interval:
+    """The interval that holds nine tenths of the measurements.
+
+    Every other sample sets its ends, the rest measure its coverage; its ends are then set anew on all.
+    """
+    # np.log of a ratio of 0 has no bound; predictions are above 0 for sets that are not empty.
+    off_S = np.log(measured_ms_S / np.maximum(predicted_ms_S, _SMALLEST_MS)) / spread_S
+    ends = _ends(off_S)
+    if len(off_S) < 2 * _MIN_FOR_COVERAGE:
+        return Interval(low=ends[0], high=ends[1])
+    low, high = _ends(off_S[::2])
+    tested_S, tested_spread_S = off_S[1::2], spread_S[1::2]
+    is_within_S = (tested_S >= low) & (tested_S <= high)
+    half_width_S = (np.exp(high * tested_spread_S) - np.exp(low * tested_spread_S)) / 2
+    return Interval(
+        low=ends[0], high=ends[1], coverage=float(is_within_S.mean()), half_width=float(np.median(half_width_S))
+    )
+
+
+def _ends(off_S: MsArray) -> tuple[float, float]:
+    low, high = np.quantile(off_S, _ENDS)
+    return min(float(low), 0.0), max(float(high), 0.0)
 
 
 def kendall_tau(first_S: MsArray, second_S: MsArray) -> float:

@@ -1,6 +1,7 @@
 """The trained network in numpy, so that planners and services need no torch.
 
-Shape suffixes: N shards, S sets of shards, F features, H width of a code, O outputs (forward, backward).
+Shape suffixes: N shards, S sets of shards, F features, H width of a code, K kinds of work, O outputs (forward,
+backward), Z width of what is known of a set.
 """
 
 from __future__ import annotations
@@ -11,15 +12,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.costs import CodeArray
-from costmodel.features import FeatureArray, FeatureScaling
-from costmodel.weights import CODE_WIDTH, HEADS, Weights, check_weights, layer_name, layer_widths
+from costmodel.features import NUM_INPUTS, NUM_WORK, FeatureArray, FeatureScaling
+from costmodel.weights import (
+    CODE_WIDTH,
+    LOG_PRICE_RANGE,
+    LOG_SPREAD_RANGE,
+    MAX_LOG_FUSION,
+    NUM_OUTPUTS,
+    OVERHEAD,
+    SET_WIDTH,
+    TRAIT_WIDTH,
+    Weights,
+    check_weights,
+    layer_name,
+    layer_widths,
+)
 
-#: What the encoder learned, then a 1: the sum of codes tells how many shards there are (above all: none).
-FULL_CODE_WIDTH = CODE_WIDTH + 1
-# OpenBLAS takes a second thread for products of more than 2**18 multiplications; 128 sets x 32 x 64 is just that many.
-# On a busy machine every such product waits for that thread: pricing 768 sets took 20.9 ms in one go, 0.9 ms in parts
-# (mean of 300; 2 cores of a Xeon with AMX at a load of 6, November 2026).
-_SETS_AT_ONCE = 128
+#: What the encoder learned, then a 1 (the sum of codes tells how many shards there are, above all: none), then a 1
+#: for shards unlike all that were measured.
+FULL_CODE_WIDTH = CODE_WIDTH + 2
+COUNT, NUM_OUTSIDE = CODE_WIDTH, CODE_WIDTH + 1
+# OpenBLAS takes a second thread for products of more than 2**18 multiplications. On a busy machine every such product
+# waits for that thread: pricing 768 sets took 20.9 ms in one go, 0.9 ms in parts (mean of 300; 2 cores of a Xeon with
+# AMX at a load of 6, November 2026).
+_SETS_AT_ONCE = 112
 
 _Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
 
@@ -50,28 +66,51 @@ class CostPredictor:
         check_weights(weights, encoder_hidden, source)
         self._scaling = scaling
         self._scale_ms = scale_ms
+        self._overhead_O = np.exp(weights[OVERHEAD].astype(np.float32))
         self._layers = {
             part: [_layer(weights, part, index) for index in range(len(widths) - 1)]
             for part, widths in layer_widths(encoder_hidden).items()
         }
 
     def encode(self, features_NF: FeatureArray) -> CodeArray:
-        """Codes of shards; shape (N, FULL_CODE_WIDTH)."""
-        codes_NH = np.ones((len(features_NF), FULL_CODE_WIDTH), dtype=np.float32)
-        codes_NH[:, :CODE_WIDTH] = _mlp(self._scaling.apply(features_NF), self._layers["encoder"])
+        """Codes of shards, none of them outside of what was measured; shape (N, FULL_CODE_WIDTH)."""
+        scaled_NF = self._scaling.apply(features_NF)
+        hidden = np.maximum(_mlp(scaled_NF[:, :NUM_INPUTS], self._layers["encoder.trunk"]), 0)
+        log_prices = np.clip(_mlp(hidden, self._layers["encoder.log_prices"]), *LOG_PRICE_RANGE)
+        prices_NOK = np.exp(log_prices).reshape(-1, NUM_OUTPUTS, NUM_WORK)
+        codes_NH = np.zeros((len(features_NF), FULL_CODE_WIDTH), dtype=np.float32)
+        codes_NH[:, :TRAIT_WIDTH] = _mlp(hidden, self._layers["encoder.traits"])
+        codes_NH[:, TRAIT_WIDTH:CODE_WIDTH] = np.einsum("nok,nk->no", prices_NOK, scaled_NF[:, NUM_INPUTS:])
+        codes_NH[:, COUNT] = 1.0
         return codes_NH
 
     def predict(self, codes_SH: CodeArray) -> NDArray[np.float64]:
         """Forward and backward latency in milliseconds, never negative, 0 for empty sets; shape (S, O)."""
-        parts_SO = np.empty((len(codes_SH), len(HEADS)))
+        parts_SO = np.empty((len(codes_SH), NUM_OUTPUTS))
         for start in range(0, len(codes_SH), _SETS_AT_ONCE):
             chunk = slice(start, start + _SETS_AT_ONCE)
-            learned_SH = codes_SH[chunk, :CODE_WIDTH]
-            for output, head in enumerate(HEADS):
-                parts_SO[chunk, output] = _mlp(learned_SH, self._layers[head])[:, 0]
-        is_empty_S = codes_SH[:, CODE_WIDTH] < 0.5
-        parts_SO[is_empty_S] = 0.0
-        return np.maximum(parts_SO * self._scale_ms, 0.0)
+            known_SZ, own_SO = self._known(codes_SH[chunk])
+            fusion_SO = np.tanh(_mlp(known_SZ, self._layers["fusion"]))
+            parts_SO[chunk] = own_SO * np.exp(MAX_LOG_FUSION * fusion_SO)
+        parts_SO[codes_SH[:, COUNT] < 0.5] = 0.0
+        return parts_SO * self._scale_ms
+
+    def spread(self, codes_SH: CodeArray) -> NDArray[np.float64]:
+        """How far the logarithm of the sum may be off, in units that the card calibrates; shape (S,)."""
+        known_SZ, _ = self._known(codes_SH)
+        log_spread_S = _mlp(known_SZ, self._layers["doubt"])[:, 0]
+        return np.exp(np.clip(log_spread_S, *LOG_SPREAD_RANGE)).astype(np.float64)
+
+    def _known(self, codes_SH: CodeArray) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What is known of sets, shape (S, Z), and the sums of their shards' own times with the overhead, (S, O)."""
+        counts_S = np.maximum(codes_SH[:, COUNT], 1.0)
+        # Rounding can leave a little less than nothing where shards were taken out again.
+        own_SO = np.maximum(codes_SH[:, TRAIT_WIDTH:CODE_WIDTH], 0.0) + self._overhead_O
+        known_SZ = np.empty((len(codes_SH), SET_WIDTH), dtype=np.float32)
+        np.divide(codes_SH[:, :TRAIT_WIDTH], counts_S[:, None], out=known_SZ[:, :TRAIT_WIDTH])
+        np.log(counts_S, out=known_SZ[:, TRAIT_WIDTH])
+        np.log(own_SO, out=known_SZ[:, TRAIT_WIDTH + 1 :])
+        return known_SZ, own_SO
 
 
 def _layer(weights: Weights, part: str, index: int) -> _Layer:

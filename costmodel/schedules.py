@@ -57,40 +57,6 @@ class Shuffled:
             start += batch_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buffer:
-    """Samples arrive evenly over the rounds; each round draws batches from those that arrived last.
-
-    Source:
-        AutoShard Algorithm 1 and C.2: 20 updates per round, a buffer of 5,000. The number of rounds follows from
-        its 100,000 steps of training, 8 trajectories of 100 steps per round.
-    """
-
-    num_rounds: int = 125
-    updates_per_round: int = 20
-    buffer_size: int = 5000
-
-    def __post_init__(self) -> None:
-        for label in ("num_rounds", "updates_per_round", "buffer_size"):
-            _check_positive(label, getattr(self, label))
-
-    def to_json(self) -> dict[str, object]:
-        """For the model's card."""
-        return {"kind": "buffer", **asdict(self)}
-
-    @property
-    def num_updates(self) -> int:
-        """Number of batches."""
-        return self.num_rounds * self.updates_per_round
-
-    def batches(self, num_samples: int, batch_size: int, rng: np.random.Generator) -> Iterator[IndexArray]:
-        """Indices of the samples of each batch, drawn with replacement."""
-        for round_ in range(1, self.num_rounds + 1):
-            stop = max(1, num_samples * round_ // self.num_rounds)
-            for _ in range(self.updates_per_round):
-                yield rng.integers(max(0, stop - self.buffer_size), stop, batch_size)
-
-
 def _check_positive(label: str, value: int) -> None:
     if value < 1:
         raise InvalidOptionError(f"must be at least 1, got {value}", field=label)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 import torch
@@ -17,54 +16,42 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import autoshard
+from autoshard.core.costs import CodeArray
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
-from costmodel.card import CostModelCard
+from costmodel.card import CostModelCard, HeldOutMetrics, Interval
 from costmodel.dataset import CostDataset
-from costmodel.features import FeatureScaling
+from costmodel.features import NUM_INPUTS, NUM_WORK, FeatureScaling
 from costmodel.learned import LearnedCostModel
-from costmodel.metrics import held_out_metrics
+from costmodel.metrics import calibrated_interval, held_out_metrics
 from costmodel.network import CostNetwork
 from costmodel.predictor import CostPredictor
-from costmodel.schedules import Buffer, Schedule, Shuffled
-from costmodel.weights import ENCODER_HIDDEN, PAPER_ENCODER_HIDDEN, Weights
+from costmodel.schedules import Schedule, Shuffled
+from costmodel.weights import ENCODER_HIDDEN, LOG_SPREAD_RANGE, Weights
 
 #: With fewer, the share that is held out says nothing about accuracy.
 MIN_SAMPLES = 50
+#: Weight of the forward part's own relative error.
+_FORWARD_WEIGHT = 0.1
+#: Work that no sample has gets a price as if the mean sample had this much.
+_LEAST_WORK = 1e-2
 
 Advance = Callable[[float], None]
 
 
-class Loss(StrEnum):
-    """What training makes small, of forward, backward and their sum alike."""
-
-    SQUARED = "squared"
-    """Mean squared error in milliseconds: large sets count most."""
-    RELATIVE = "relative"
-    """Mean absolute error over the measured kernel time: all sets count alike, and outliers no more than others."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
-    """How the network is trained, by Adam with decoupled weight decay.
-
-    Mean relative error on 1,200 held-out samples after training on 4,800 (MetaSyn / 64, Xeon, 1 thread, about 20 s of
-    processor time): 2.0% with the defaults, 4.6% with the paper's recipe, 2.3% with one weight per table and no
-    features, 25% with a linear model of the features. One head for the sum instead of two is as accurate.
-    """
+    """How the network is trained, by Adam with decoupled weight decay on relative errors."""
 
     schedule: Schedule = field(default_factory=Shuffled)
     """Which samples each update sees."""
     batch_size: int = 256
     """Samples per update."""
     learning_rate: float = 1e-2
-    """The highest one, if it is annealed."""
-    anneal: bool = True
-    """Whether the rate rises at first and then falls to 0 along a cosine, instead of staying as it is."""
+    """The highest one: the rate rises at first, and then falls to 0 along a cosine."""
     beta2: float = 0.98
     """Adam's decay of squared gradients."""
     weight_decay: float = 0.1
     """Share of the weights that is taken off, per unit of learning rate."""
-    loss: Loss = Loss.RELATIVE
     encoder_hidden: tuple[int, ...] = ENCODER_HIDDEN
     """Widths of the encoder's hidden layers."""
     held_out_share: float = 0.2
@@ -79,19 +66,6 @@ class TrainingOptions:
                 raise InvalidOptionError(f"must be in (0, 1), got {value}", field=label)
         if not 0 <= self.weight_decay < 1:
             raise InvalidOptionError(f"must be in [0, 1), got {self.weight_decay}", field="weight_decay")
-
-
-#: AutoShard Eq. 1 and C.2.
-PAPER_OPTIONS = TrainingOptions(
-    schedule=Buffer(),
-    batch_size=512,
-    learning_rate=1e-3,
-    anneal=False,
-    beta2=0.999,
-    weight_decay=0.0,
-    loss=Loss.SQUARED,
-    encoder_hidden=PAPER_ENCODER_HIDDEN,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -139,34 +113,44 @@ def train_cost_model(
     with _one_thread():
         weights = _fit(train_part, scaling, scale_ms, options, rng, advance)
     predictor = CostPredictor(weights, encoder_hidden=options.encoder_hidden, scaling=scaling, scale_ms=scale_ms)
-    predicted_SO = predict(predictor, held_out)
+    metrics, interval = assess(predictor, held_out)
     card = CostModelCard(
         device=device,
         coverage=dataset.coverage,
         encoder_hidden=options.encoder_hidden,
         scaling=scaling,
         scale_ms=scale_ms,
-        metrics=held_out_metrics(predicted_SO.sum(axis=1), held_out.kernel_ms),
+        metrics=metrics,
+        interval=interval,
         training={
             "num_samples": len(train_part),
             "seed": seed,
             "schedule": options.schedule.to_json(),
-            **{
-                name: getattr(options, name)
-                for name in ("batch_size", "learning_rate", "anneal", "beta2", "weight_decay")
-            },
-            "loss": str(options.loss),
+            **{name: getattr(options, name) for name in ("batch_size", "learning_rate", "beta2", "weight_decay")},
             "version": autoshard.__version__,
         },
     )
     return TrainedCostModel(weights=weights, card=card)
 
 
+def assess(predictor: CostPredictor, held_out: CostDataset) -> tuple[HeldOutMetrics, Interval]:
+    """Accuracy and interval of predictions of samples that training did not see."""
+    codes_SH = set_codes(predictor, held_out)
+    predicted_ms_S = predictor.predict(codes_SH).sum(axis=1)
+    interval = calibrated_interval(predicted_ms_S, predictor.spread(codes_SH), held_out.kernel_ms)
+    return held_out_metrics(predicted_ms_S, held_out.kernel_ms), interval
+
+
 def predict(predictor: CostPredictor, dataset: CostDataset) -> NDArray[np.float64]:
     """Predicted forward and backward latency of every sample; shape (S, O)."""
+    return predictor.predict(set_codes(predictor, dataset))
+
+
+def set_codes(predictor: CostPredictor, dataset: CostDataset) -> CodeArray:
+    """Sums of codes of every sample; shape (S, H)."""
     codes_UH = predictor.encode(dataset.features_UF)
     shard_N, starts_S = dataset.shards_of(np.arange(len(dataset)))
-    return predictor.predict(np.add.reduceat(codes_UH[shard_N], starts_S, axis=0))
+    return np.add.reduceat(codes_UH[shard_N], starts_S, axis=0)
 
 
 def _fit(
@@ -182,6 +166,7 @@ def _fit(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**31)))
         network = CostNetwork(options.encoder_hidden)
+    network.start_from(*first_guess(dataset, scale_ms))
     num_updates = options.schedule.num_updates
     optimizer = torch.optim.AdamW(
         network.parameters(),
@@ -190,22 +175,32 @@ def _fit(
         weight_decay=options.weight_decay,
         fused=True,
     )
-    rate = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda update: _annealed(update / num_updates) if options.anneal else 1.0
-    )
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: _annealed(update / num_updates))
     for samples_B in options.schedule.batches(len(dataset), options.batch_size, rng):
         shard_N, starts_B = dataset.shards_of(samples_B)
         used_U, shard_N = np.unique(shard_N, return_inverse=True)
-        predicted_BO = network(
+        predicted_BO, log_spread_B = network(
             torch.from_numpy(features_UF[used_U]), torch.from_numpy(shard_N), torch.from_numpy(starts_B)
         )
-        loss = _loss(predicted_BO, torch.from_numpy(latency_SO[samples_B]), options.loss)
+        loss = _loss(predicted_BO, log_spread_B, torch.from_numpy(latency_SO[samples_B]))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         rate.step()
         advance(1)
     return {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+
+
+def first_guess(dataset: CostDataset, scale_ms: float) -> tuple[Tensor, Tensor]:
+    """What a network starts from: see `CostNetwork.start_from`.
+
+    All kinds of work take equal shares of the mean latency, and the overhead a hundredth of it.
+    """
+    shard_N, starts_S = dataset.shards_of(np.arange(len(dataset)))
+    work_K = np.add.reduceat(dataset.features_UF[shard_N, NUM_INPUTS:], starts_S, axis=0).mean(axis=0)
+    mean_O = dataset.latency_ms_SO.mean(axis=0) / scale_ms
+    prices_OK = mean_O[:, None] / (NUM_WORK * np.maximum(work_K, _LEAST_WORK))
+    return torch.from_numpy(np.log(prices_OK)), torch.from_numpy(np.log(mean_O / 100))
 
 
 def _annealed(done: float) -> float:
@@ -215,13 +210,21 @@ def _annealed(done: float) -> float:
     return 0.5 + 0.5 * float(np.cos(np.pi * (done - 0.1) / 0.9))
 
 
-def _loss(predicted_BO: Tensor, measured_BO: Tensor, kind: Loss) -> Tensor:
+def _loss(predicted_BO: Tensor, log_spread_B: Tensor, measured_BO: Tensor) -> Tensor:
+    """Mean absolute error over the measured kernel time, so that all sets count alike, and the spread's likelihood.
+
+    The sum is a part of its own, so that forward and backward do not err in the same direction for free; the forward
+    part also counts relative to itself, since it is small. Spreads are those of Laplace's distribution, and do not
+    pull at the predictions.
+    """
     kernel_B1 = measured_BO.sum(dim=1, keepdim=True)
-    # The sum is a column of its own, so that forward and backward do not err in the same direction for free.
-    error_BE = torch.cat([predicted_BO - measured_BO, predicted_BO.sum(dim=1, keepdim=True) - kernel_B1], dim=1)
-    if kind is Loss.SQUARED:
-        return (error_BE**2).mean()
-    return (error_BE / kernel_B1).abs().mean()
+    summed_B1 = predicted_BO.sum(dim=1, keepdim=True)
+    error_BE = torch.cat([predicted_BO - measured_BO, summed_B1 - kernel_B1], dim=1) / kernel_B1
+    forward_B = predicted_BO[:, 0] / measured_BO[:, 0].clamp(min=1e-6) - 1
+    off_B = (kernel_B1 / summed_B1.detach()).log().abs()[:, 0]
+    log_spread_B = log_spread_B.clamp(*LOG_SPREAD_RANGE)
+    doubt_B = off_B * torch.exp(-log_spread_B) + log_spread_B
+    return error_BE.abs().mean() + _FORWARD_WEIGHT * forward_B.abs().clamp(max=1.0).mean() + doubt_B.mean()
 
 
 @contextmanager

@@ -10,31 +10,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.errors import ModelError
-from costmodel.features import NUM_FEATURES
+from costmodel.features import NUM_INPUTS, NUM_WORK
 
 #: Tensors by name.
 Weights = Mapping[str, NDArray[Any]]
 
-#: Numbers that the encoder learns for a table; the policy reads these.
-CODE_WIDTH = 32
-#: Widths of the encoder's hidden layers: ours, and those of AutoShard C.1. Trained alike, ours has a held-out error of
-#: 2.0% instead of 2.1% with 4,800 samples, and 2.4% instead of 2.6% with 1,300 (see `TrainingOptions`).
+#: Forward and backward.
+NUM_OUTPUTS = 2
+#: Numbers of a shard's code that say what it is like.
+TRAIT_WIDTH = 32
+#: Numbers that the encoder makes of a shard: its traits, and its own forward and backward time.
+CODE_WIDTH = TRAIT_WIDTH + NUM_OUTPUTS
+#: What is known of a set: its mean traits, how many shards it has, and the sums of their own times.
+SET_WIDTH = TRAIT_WIDTH + 1 + NUM_OUTPUTS
 ENCODER_HIDDEN = (128, 128)
-PAPER_ENCODER_HIDDEN = (128,)
-HEAD_HIDDEN = (64,)
-#: In the order of the outputs.
-HEADS = ("forward_head", "backward_head")
+SET_HIDDEN = 64
+#: Sets cost between exp(-this) and exp(this) times the sum of their shards' own times.
+MAX_LOG_FUSION = 0.7
+#: Logarithms of prices per unit of work stay between these.
+LOG_PRICE_RANGE = (-14.0, 6.0)
+#: Logarithms of spreads stay between these: half a percent, and a factor of e.
+LOG_SPREAD_RANGE = (-5.3, 1.0)
+
+#: Names of single tensors: logarithm of the time that a set takes however few shards it has, relative to scale_ms.
+OVERHEAD = "log_overhead"
 
 
 def layer_widths(encoder_hidden: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Widths of the layers of each part of the network, from its inputs to its outputs."""
-    encoder = (NUM_FEATURES, *encoder_hidden, CODE_WIDTH)
-    return {"encoder": encoder, **dict.fromkeys(HEADS, (CODE_WIDTH, *HEAD_HIDDEN, 1))}
+    last = encoder_hidden[-1]
+    return {
+        "encoder.trunk": (NUM_INPUTS, *encoder_hidden),
+        "encoder.log_prices": (last, NUM_OUTPUTS * NUM_WORK),
+        "encoder.traits": (last, TRAIT_WIDTH),
+        "fusion": (SET_WIDTH, SET_HIDDEN, NUM_OUTPUTS),
+        "doubt": (SET_WIDTH, SET_HIDDEN // 2, 1),
+    }
 
 
 def weight_shapes(encoder_hidden: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the weights, as torch names those of CostNetwork."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {OVERHEAD: (NUM_OUTPUTS,)}
     for part, widths in layer_widths(encoder_hidden).items():
         for layer, (inputs, outputs) in enumerate(pairwise(widths)):
             shapes[layer_name(part, layer, "weight")] = (outputs, inputs)

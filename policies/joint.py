@@ -140,8 +140,9 @@ class JointTrainer(PolicyTrainer):
         position_N = np.argsort(order_N)
         scaled_MF = torch.from_numpy(self.cost.scaling.apply(tables.features_MF))
         learned_MH = self.cost.encoder(scaled_MF)
-        # The last number of a code counts tables, as in CostPredictor.
-        codes_MH = torch.cat([learned_MH, torch.ones(len(learned_MH), 1)], dim=1)
+        # The last numbers of a code count tables, and those unlike all that were measured, as in CostPredictor.
+        count_M1 = torch.ones(len(learned_MH), 1)
+        codes_MH = torch.cat([learned_MH, count_M1, torch.zeros_like(count_M1)], dim=1)
         position_M = torch.from_numpy(position_N[tables.item_M])
         return codes_MH.new_zeros((len(order_N), codes_MH.shape[1])).index_add(0, position_M, codes_MH)
 

@@ -16,11 +16,10 @@ from costmodel.card import CostModelCard
 from costmodel.dataset import CostDataset
 from costmodel.features import FeatureScaling
 from costmodel.learned import LearnedCostModel
-from costmodel.metrics import held_out_metrics
 from costmodel.network import CostNetwork
 from costmodel.predictor import CostPredictor
-from costmodel.training import MIN_SAMPLES, predict
-from costmodel.weights import PAPER_ENCODER_HIDDEN
+from costmodel.training import MIN_SAMPLES, assess, first_guess
+from costmodel.weights import ENCODER_HIDDEN
 from policies.checkpoint import Checkpoint
 from policies.cost_buffer import CostBuffer
 from policies.trained import PolicyCostModel
@@ -69,7 +68,8 @@ class JointCost:
         self.buffer.add_dataset(train_part)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.network = CostNetwork(PAPER_ENCODER_HIDDEN)
+            self.network = CostNetwork(ENCODER_HIDDEN)
+        self.network.start_from(*first_guess(train_part, self.scale_ms))
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self._updates.learning_rate)
         self._card = self.current().card
 
@@ -78,10 +78,11 @@ class JointCost:
         for features_MF, starts_B, latency_BO in self.buffer.batches(
             self._updates.num_updates, self._updates.batch_size, self._rng
         ):
-            parts_BO = self.network(features_MF, torch.arange(len(features_MF)), starts_B)
-            error_BO = torch.cat([parts_BO, parts_BO.sum(dim=1, keepdim=True)], dim=1) - latency_BO
+            parts_BO, _ = self.network(features_MF, torch.arange(len(features_MF)), starts_B)
+            predicted_BO = torch.cat([parts_BO, parts_BO.sum(dim=1, keepdim=True)], dim=1)
+            error_BO = (predicted_BO - latency_BO) / latency_BO[:, 2:]
             # Measured rewards are of forward and backward together, so only the sum is known.
-            loss = error_BO[~latency_BO.isnan()].square().mean()
+            loss = error_BO[~latency_BO.isnan()].abs().mean()
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
@@ -94,19 +95,20 @@ class JointCost:
     def predictor(self) -> CostPredictor:
         """The cost model as it is now, for features instead of shards."""
         return CostPredictor(
-            to_arrays(self.network), encoder_hidden=PAPER_ENCODER_HIDDEN, scaling=self.scaling, scale_ms=self.scale_ms
+            to_arrays(self.network), encoder_hidden=ENCODER_HIDDEN, scaling=self.scaling, scale_ms=self.scale_ms
         )
 
     def current(self) -> PolicyCostModel:
         """The cost model as it is now, measured on the samples held out."""
-        predicted_SO = predict(self.predictor(), self._held_out)
+        metrics, interval = assess(self.predictor(), self._held_out)
         self._card = CostModelCard(
             device=self._device,
             coverage=self.coverage,
-            encoder_hidden=PAPER_ENCODER_HIDDEN,
+            encoder_hidden=ENCODER_HIDDEN,
             scaling=self.scaling,
             scale_ms=self.scale_ms,
-            metrics=held_out_metrics(predicted_SO.sum(axis=1), self._held_out.kernel_ms),
+            metrics=metrics,
+            interval=interval,
             training={"joint": True, "num_samples": len(self.buffer)},
         )
         return PolicyCostModel(weights=to_arrays(self.network), card=self._card)

@@ -124,7 +124,7 @@ def _trainer(options: RunOptions, pool: TableSet, models: Registry) -> tuple[Pol
         train, validation = _training_problems(options, pool, model)
         return PolicyTrainer(train, validation, options=options.training, seed=options.seed), None
     samples = read_samples(options.joint_store, options.device)
-    dataset = CostDataset.from_samples(samples, pool.batch_size)
+    dataset = CostDataset.from_samples(samples)
     cost = JointCost(dataset, device=options.device, seed=options.seed)
     train, validation = _training_problems(options, pool, cost.model())
     return JointTrainer(train, validation, cost=cost, options=options.training, seed=options.seed), cost

@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.core.errors import ModelError
 from costmodel import COST_KIND, CostModelCard, LearnedCostModel, Registry, StoredModel
-from costmodel.registry import PRODUCTION
+from costmodel.registry import PRODUCTION, find_registry
 from costmodel.weights import Weights
 from policies import POLICY_KIND
 from policies.network import PlacementNetwork
@@ -32,18 +32,19 @@ class PolicyCostModel:
 
     @classmethod
     def load(cls, registry: Registry, device: str) -> PolicyCostModel:
-        """The production cost model of a device.
+        """The production cost model of a device: the registry's, or the one that comes with this package.
 
         Raises:
             ModelError: If it is missing or damaged.
         """
-        stored = registry.load(COST_KIND, device)
-        source = str(registry.root / COST_KIND / device / stored.id)
+        models = find_registry(COST_KIND, device, registry.root) or registry
+        stored = models.load(COST_KIND, device)
+        source = str(models.root / COST_KIND / device / stored.id)
         return cls(weights=stored.tensors, card=CostModelCard.from_json(stored.card, source), id=stored.id)
 
     def model(self) -> LearnedCostModel:
         """The model that prices with it."""
-        return LearnedCostModel(self.weights, self.card)
+        return LearnedCostModel(self.weights, self.card, version=self.id or "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

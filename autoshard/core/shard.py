@@ -191,6 +191,21 @@ class LocalShard:
         return self.num_bags * self.pooling_factor
 
     @property
+    def is_pooled(self) -> bool:
+        """Whether the kernel gives one vector per bag, not one per lookup."""
+        return self.pooling is not Pooling.SEQUENCE and self.output is Exchange.PARTIAL_SUMS
+
+    @property
+    def kernel_kind(self) -> str:
+        """Kind of kernel that runs it: update, memory level, number format, optimizer, and pooling or `rows`.
+
+        Where gradients are all-reduced, the optimizer is no part of the kernel.
+        """
+        optimizer = self.optimizer if self.update is Update.FUSED else "none"
+        pooling = self.pooling if self.is_pooled else "rows"
+        return f"{self.update}/{self.level}/{self.dtype}/{optimizer}/{pooling}"
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights."""
         return self.num_embeddings * self.embedding_dim * self.dtype.num_bytes

@@ -55,7 +55,7 @@ def stepped(table, optimizer):
 
 def in_kernel_order(shards):
     return sorted(
-        ([draw_batch(shard)] for shard in shards), key=lambda d: bench.kernels.kernel_kind(d[0].measured.shard)
+        ([draw_batch(shard)] for shard in shards), key=lambda d: bench.kernels.fusable(d[0].measured.shard)
     )
 
 

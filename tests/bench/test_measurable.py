@@ -2,7 +2,7 @@ import pytest
 
 from autoshard.core import DType, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.errors import InvalidTableError
-from bench.measurable import check_measurable, is_measurable, is_pooled, num_draws, set_bytes
+from bench.measurable import check_measurable, is_measurable, num_draws, set_bytes
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,6 @@ def test_replicated_fp16_rows_are_refused_on_a_cpu(make_shard):
     shard = make_shard(dtype=DType.FP16, update=Update.ALL_REDUCED)
     with pytest.raises(InvalidTableError, match="fp32 with update all_reduced on a CPU, got fp16"):
         check_measurable(shard, on_cuda=False)
-
-
-def test_rows_that_are_sent_as_they_are_are_not_pooled(make_shard):
-    assert is_pooled(make_shard())
-    assert not is_pooled(make_shard(pooling=Pooling.SEQUENCE))
-    assert not is_pooled(make_shard(output="rows"))
 
 
 def test_memory_counts_optimizer_state_or_gradients(make_shard):

@@ -12,14 +12,11 @@ from autoshard.core import (
     AccessProfile,
     Constraints,
     Costs,
-    DType,
     EmbeddingTable,
     Feature,
     Level,
     Link,
     MemoryBytes,
-    Optimizer,
-    Pooling,
     ShardingPlan,
     TableSet,
     Topology,
@@ -30,6 +27,7 @@ from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from costmodel import FEATURE_NAMES, CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, Registry, weight_shapes
+from costmodel.card import Interval
 from costmodel.predictor import FULL_CODE_WIDTH
 from policies.network import PlacementNetwork
 from policies.trained import PolicyCostModel, TrainedPolicy
@@ -55,19 +53,15 @@ def registry(tmp_path_factory):
     card = CostModelCard(
         device="cpu",
         coverage=Coverage(
-            num_bags=BATCH,
-            dtypes=(DType.FP32,),
-            poolings=(Pooling.SUM,),
-            optimizers=(Optimizer.ROWWISE_ADAGRAD,),
+            kinds=("fused/hbm/fp32/rowwise_adagrad/sum",),
             num_tables=(1, 100),
-            ranges=dict.fromkeys(FEATURE_NAMES, (0.0, 1e12)),
+            ranges=dict.fromkeys(("num_bags", "embedding_dim", "num_embeddings", "pooling_factor"), (0.0, 1e12)),
         ),
         encoder_hidden=HIDDEN,
         scaling=FeatureScaling.fit(rng.normal(size=(100, len(FEATURE_NAMES)))),
         scale_ms=1.0,
-        metrics=HeldOutMetrics(
-            num_samples=1, mae_ms=1, mse_ms2=1, relative_error=1, kendall_tau=0, low_ratio=0.5, high_ratio=2
-        ),
+        metrics=HeldOutMetrics(num_samples=1, mae_ms=1, mse_ms2=1, relative_error=1, kendall_tau=0),
+        interval=Interval(low=-1.0, high=1.0),
         training={},
     )
     weights = {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in weight_shapes(HIDDEN).items()}

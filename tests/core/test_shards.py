@@ -11,6 +11,7 @@ from autoshard.core import (
     Feature,
     Level,
     Link,
+    LocalShard,
     MemoryBytes,
     PlacedShard,
     Pooling,
@@ -121,3 +122,24 @@ def test_a_replicated_shard_sees_its_share_of_the_batch_and_is_all_reduced():
     assert {shards[0].update for shards in held} == {Update.ALL_REDUCED}
     assert {shards[0].num_bags for shards in held} == {32}
     assert sum(local.num_lookups for shards in held for local in shards) == pytest.approx(64 * 4.0)
+
+
+def held(**kinds):
+    return LocalShard(
+        table="t",
+        num_embeddings=10,
+        embedding_dim=4,
+        num_bags=2,
+        pooling_factor=1.0,
+        access=AccessProfile.uniform(10),
+        **kinds,
+    )
+
+
+def test_the_kind_of_kernel_says_what_runs_together():
+    assert held().kernel_kind == "fused/hbm/fp32/rowwise_adagrad/sum"
+    assert held(pooling=Pooling.SEQUENCE).kernel_kind == "fused/hbm/fp32/rowwise_adagrad/rows"
+    assert held(output=Exchange.ROWS).kernel_kind == held(pooling=Pooling.SEQUENCE).kernel_kind
+    assert held(update=Update.ALL_REDUCED).kernel_kind == "all_reduced/hbm/fp32/none/sum"
+    assert held(update=Update.ALL_REDUCED).is_pooled
+    assert not held(output=Exchange.ROWS).is_pooled

@@ -3,11 +3,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoshard.core import AccessProfile, DType, LocalShard, Optimizer, Pooling
+from autoshard.core import AccessProfile, LocalShard
 from autoshard.formats.samples import read_samples
-from costmodel.card import CostModelCard, Coverage, HeldOutMetrics
+from costmodel.card import CostModelCard, Coverage, HeldOutMetrics, Interval
 from costmodel.dataset import CostDataset
-from costmodel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling
+from costmodel.features import NUM_INPUTS, NUM_WORK, FeatureScaling
 from costmodel.learned import LearnedCostModel
 from costmodel.schedules import Shuffled
 from costmodel.training import TrainingOptions, train_cost_model
@@ -70,30 +70,22 @@ def card():
     return CostModelCard(
         device="cpu",
         coverage=Coverage(
-            num_bags=64,
-            dtypes=(DType.FP32,),
-            poolings=(Pooling.SUM,),
-            optimizers=(Optimizer.ROWWISE_ADAGRAD,),
+            kinds=("fused/hbm/fp32/rowwise_adagrad/sum",),
             num_tables=(1, 5),
             ranges={
-                **dict.fromkeys(FEATURE_NAMES, (0.0, 1.0)),
+                "num_bags": (64, 1024),
                 "embedding_dim": (16, 32),
                 "num_embeddings": (10, 1e6),
-                "pooling_factor": (0, 50),
+                "pooling_factor": (1, 50),
             },
         ),
         encoder_hidden=(24,),
-        scaling=FeatureScaling(mean_F=(0.5,) * NUM_FEATURES, std_F=(200.0,) * NUM_FEATURES),
-        scale_ms=2.0,
-        metrics=HeldOutMetrics(
-            num_samples=9,
-            mae_ms=0.1,
-            mse_ms2=0.2,
-            relative_error=0.03,
-            kendall_tau=0.9,
-            low_ratio=0.9,
-            high_ratio=1.2,
+        scaling=FeatureScaling(
+            mean_F=(0.5,) * NUM_INPUTS + (0.0,) * NUM_WORK, std_F=(20.0,) * NUM_INPUTS + (1.0,) * NUM_WORK
         ),
+        scale_ms=2.0,
+        metrics=HeldOutMetrics(num_samples=9, mae_ms=0.1, mse_ms2=0.2, relative_error=0.03, kendall_tau=0.9),
+        interval=Interval(low=-1.5, high=2.0, coverage=0.9, half_width=0.05),
         training={"num_samples": 10},
     )
 

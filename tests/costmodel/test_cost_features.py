@@ -3,50 +3,113 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling, shard_features
+from autoshard.core import DType, Exchange, MemoryLevel, Optimizer, Pooling, Update
+from costmodel.features import (
+    FEATURE_NAMES,
+    INPUT_NAMES,
+    NUM_FEATURES,
+    NUM_INPUTS,
+    NUM_WORK,
+    WORK_NAMES,
+    FeatureScaling,
+    shard_features,
+)
+
+BINS = slice(INPUT_NAMES.index("lookups_reuse_0"), INPUT_NAMES.index("lookups_reuse_0") + 17)
 
 
-def test_features_are_the_21_of_the_paper(make_shard):
-    shard = make_shard(num_embeddings=500_000, embedding_dim=32, num_bags=128, pooling_factor=2.5)
-    features_NF = shard_features([shard])
-    assert features_NF.shape == (1, 21) == (1, NUM_FEATURES) == (1, len(FEATURE_NAMES))
-    # 500,000 rows of 32 numbers of 4 bytes are 0.064 GB.
-    assert features_NF[0, :4].tolist() == pytest.approx([32, 500_000, 2.5, 0.064])
-    assert features_NF[0, 4:] == pytest.approx(shard.access.reuse_bins(128 * 2.5, of="lookups"))
-    assert features_NF[0, 4:].sum() == pytest.approx(1)
+def named(shard):
+    return dict(zip(FEATURE_NAMES, shard_features([shard])[0].tolist(), strict=True))
 
 
-def test_columns_change_dim_and_size_only(make_shard):
+def test_features_are_inputs_and_work(make_shard):
+    shard = make_shard(num_embeddings=2**19, embedding_dim=32, num_bags=128, pooling_factor=2.5)
+    features_F = shard_features([shard])[0]
+    assert features_F.shape == (NUM_FEATURES,) == (NUM_INPUTS + NUM_WORK,)
+    assert features_F[BINS] == pytest.approx(shard.access.reuse_bins(128 * 2.5, of="lookups"))
+    found = named(shard)
+    assert found["log_weight_mib"] == pytest.approx(np.log2(65))  # 2^19 rows of 128 bytes
+    assert found["log_num_bags"] == pytest.approx(np.log2(129))
+    distinct = shard.access.expected_distinct(320)
+    assert found["distinct_share"] == pytest.approx(distinct / 320)
+    work = [found[name] for name in WORK_NAMES]
+    assert work == pytest.approx([1, 0.128, 0.032, 0.01024, distinct / 1e4, distinct * 32 / 1e6, 0, 0])
+
+
+def test_columns_change_dim_and_what_follows_only(make_shard):
     whole = make_shard(embedding_dim=32)
     half = replace(whole, embedding_dim=16)
-    difference_F = shard_features([whole])[0] - shard_features([half])[0]
-    changed = {name for name, value in zip(FEATURE_NAMES, difference_F, strict=True) if value}
-    assert changed == {"embedding_dim", "size_gb"}
+    first, second = named(whole), named(half)
+    changed = {name for name in FEATURE_NAMES if first[name] != second[name]}
+    assert changed == {"log_embedding_dim", "log_weight_mib", "looked_up_numbers", "distinct_numbers"}
 
 
 def test_the_batch_shows_in_the_reuse_bins(make_shard):
     few, many = shard_features([make_shard(num_bags=8), make_shard(num_bags=4096)])
-    expected_reuse = np.arange(17) @ np.stack([few[4:], many[4:]], axis=1)
+    expected_reuse = np.arange(17) @ np.stack([few[BINS], many[BINS]], axis=1)
     assert expected_reuse[1] > expected_reuse[0] + 1
 
 
-def test_nothing_looked_up_has_empty_bins(make_shard):
-    assert shard_features([make_shard(pooling_factor=0.0)])[0, 4:].tolist() == [0.0] * 17
+def test_nothing_looked_up_has_empty_bins_and_no_lookups(make_shard):
+    found = named(make_shard(pooling_factor=0.0))
+    assert [found[f"lookups_reuse_{index}"] for index in range(17)] == [0.0] * 17
+    assert (found["lookups"], found["distinct_rows"], found["distinct_share"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "flags"),
+    [
+        ({}, set()),
+        ({"pooling": Pooling.SEQUENCE, "output": Exchange.ROWS}, {"is_unpooled"}),
+        ({"output": Exchange.ROWS}, {"is_unpooled"}),
+        ({"pooling": Pooling.MEAN}, {"is_mean"}),
+        ({"dtype": DType.FP16}, {"is_fp16"}),
+        ({"dtype": DType.BF16}, {"is_bf16"}),
+        ({"optimizer": Optimizer.SGD}, {"is_sgd"}),
+        ({"optimizer": Optimizer.ADAM}, {"is_adam"}),
+        ({"update": Update.ALL_REDUCED, "optimizer": Optimizer.SGD}, {"is_all_reduced"}),
+        ({"level": MemoryLevel.DDR, "cache_bytes": 640}, {"is_behind_cache"}),
+    ],
+)
+def test_kinds_show_as_flags(make_shard, kinds, flags):
+    found = named(make_shard(**kinds))
+    assert {name for name in INPUT_NAMES if name.startswith("is_") and found[name]} == flags
+
+
+def test_a_cache_is_hit_by_what_goes_to_its_rows(make_shard):
+    shard = make_shard(level=MemoryLevel.DDR, cache_bytes=10 * 16 * 4)  # ten rows
+    found = named(shard)
+    assert found["cache_hit_share"] == pytest.approx(float(shard.access.coverage(10)))
+    assert found["cache_misses"] > 0
+    assert named(make_shard())["cache_hit_share"] == 1
+
+
+def test_gradients_of_all_rows_are_work_where_they_are_all_reduced(make_shard):
+    assert named(make_shard(update=Update.ALL_REDUCED))["gradient_numbers"] == pytest.approx(1000 * 16 / 1e7)
+    assert named(make_shard())["gradient_numbers"] == 0
 
 
 def test_no_shards():
     assert shard_features([]).shape == (0, NUM_FEATURES)
 
 
-def test_scaling_normalises_dim_rows_and_pooling_only(dataset):
+def test_scaling_normalises_inputs_and_leaves_work(dataset):
     features_NF = dataset.features_UF[dataset.shard_N]
     scaled_NF = FeatureScaling.fit(features_NF).apply(features_NF)
     assert scaled_NF.dtype == np.float32
-    assert scaled_NF[:, :3].mean(axis=0) == pytest.approx(np.zeros(3), abs=1e-4)
-    assert scaled_NF[:, :3].std(axis=0) == pytest.approx(np.ones(3), abs=1e-4)
-    assert scaled_NF[:, 3:] == pytest.approx(features_NF[:, 3:].astype(np.float32))
+    varied = features_NF[:, :NUM_INPUTS].std(axis=0) > 1e-6
+    assert scaled_NF[:, :NUM_INPUTS].mean(axis=0) == pytest.approx(np.zeros(NUM_INPUTS), abs=0.1)
+    assert scaled_NF[:, :5].std(axis=0)[varied[:5]] == pytest.approx(np.ones(varied[:5].sum()), abs=0.1)
+    assert scaled_NF[:, NUM_INPUTS:] == pytest.approx(features_NF[:, NUM_INPUTS:].astype(np.float32))
+
+
+def test_what_is_far_from_all_that_was_seen_looks_far_but_not_farther(make_shard):
+    scaling = FeatureScaling.fit(shard_features([make_shard(embedding_dim=dim) for dim in (16, 20, 24)]))
+    (scaled_F,) = scaling.apply(shard_features([make_shard(embedding_dim=2**20, num_embeddings=10)]))
+    assert abs(scaled_F[:NUM_INPUTS]).max() == 6
+    assert np.isfinite(scaled_F).all()
 
 
 def test_scaling_of_equal_shards_is_finite(make_shard):
     features_NF = shard_features([make_shard(), make_shard()])
-    assert FeatureScaling.fit(features_NF).apply(features_NF)[:, :3].tolist() == [[0.0] * 3] * 2
+    assert not FeatureScaling.fit(features_NF).apply(features_NF)[:, :NUM_INPUTS].any()

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,11 +12,12 @@ import pytest
 from autoshard.core import DType, Exchange, MemoryLevel, Optimizer, Pooling, Update, set_costs
 from autoshard.core.errors import ModelError
 from costmodel.card import CostModelCard
+from costmodel.features import NUM_FEATURES
 from costmodel.learned import COST_KIND, LearnedCostModel
 from costmodel.plugin import load_learned_model
-from costmodel.predictor import FULL_CODE_WIDTH
+from costmodel.predictor import COUNT, FULL_CODE_WIDTH, NUM_OUTSIDE
 from costmodel.registry import Registry
-from costmodel.weights import CODE_WIDTH
+from costmodel.weights import CODE_WIDTH, MAX_LOG_FUSION, TRAIT_WIDTH
 
 
 @pytest.fixture
@@ -30,23 +32,28 @@ def registry(tmp_path, trained):
     return registry
 
 
-def test_codes_are_what_the_encoder_learned_and_a_count(random_model, shards):
+def test_codes_are_what_the_encoder_learned_and_counts(random_model, shards):
     codes_NH = random_model.encode(shards)
     assert (codes_NH.dtype, codes_NH.shape) == (np.float32, (5, FULL_CODE_WIDTH))
-    assert codes_NH[:, CODE_WIDTH:].tolist() == [[1.0]] * 5
+    assert codes_NH[:, COUNT].tolist() == [1.0] * 5
+    assert codes_NH[:, NUM_OUTSIDE].tolist() == [0.0] * 5
+    assert (codes_NH[:, TRAIT_WIDTH:CODE_WIDTH] > 0).all()  # what each takes by itself
     alone_NH = np.concatenate([random_model.encode([shard]) for shard in shards])
     assert alone_NH == pytest.approx(codes_NH, abs=1e-6)
 
 
-def test_an_empty_set_costs_nothing_and_others_with_a_code_of_zeros_do(random_weights, card, shards):
-    # An encoder of zeros: only the count tells a set of shards from an empty one.
-    zeroed = {name: value * ("encoder" not in name) for name, value in random_weights.items()}
-    zeroed |= {f"{head}.2.bias": np.ones(1, np.float32) for head in ("forward_head", "backward_head")}
-    model = LearnedCostModel(zeroed, card)
-    codes_NH = model.encode(shards)
-    assert not codes_NH[:, :CODE_WIDTH].any()
-    assert model.price(np.zeros((1, FULL_CODE_WIDTH), np.float32)).tolist() == [0.0]
-    assert model.price(codes_NH[:1])[0] > 0
+def test_an_empty_set_costs_nothing_and_one_of_idle_shards_what_starting_a_kernel_costs(random_model, make_shard):
+    codes_NH = random_model.encode([make_shard(num_embeddings=10, pooling_factor=0.0)])
+    assert random_model.price(np.zeros((1, FULL_CODE_WIDTH), np.float32)).tolist() == [0.0]
+    assert random_model.price(codes_NH)[0] > 0
+
+
+def test_fusing_changes_a_sum_within_bounds(random_model, shards):
+    codes_NH = random_model.encode(shards)
+    own_ms = 2.0 * codes_NH[:, TRAIT_WIDTH:CODE_WIDTH].sum()  # the card's scale_ms
+    overhead_ms = 2.0 * np.exp(random_model._predictor._overhead_O.astype(float)).sum()
+    priced_ms = random_model.price(codes_NH.sum(axis=0, keepdims=True))[0]
+    assert own_ms * np.exp(-MAX_LOG_FUSION) <= priced_ms <= (own_ms + overhead_ms) * np.exp(MAX_LOG_FUSION)
 
 
 def test_parts_add_up_and_lie_in_their_interval(trained, samples):
@@ -57,20 +64,44 @@ def test_parts_add_up_and_lie_in_their_interval(trained, samples):
     assert (costs.kernel_ms_S < costs.high_ms_S).all()
 
 
-def test_the_interval_is_that_of_the_card(random_model, shards, card):
-    parts = random_model.price_parts(random_model.encode(shards))
-    assert parts.kernel_ms_S.max() > 0
-    assert parts.low_ms_S == pytest.approx(parts.kernel_ms_S * card.metrics.low_ratio)
-    assert parts.high_ms_S == pytest.approx(parts.kernel_ms_S * card.metrics.high_ratio)
+def test_the_interval_is_that_of_the_card_times_the_spread(random_model, shards, card):
+    codes_NH = random_model.encode(shards)
+    parts = random_model.price_parts(codes_NH)
+    spread_S = random_model._predictor.spread(codes_NH)
+    assert len(set(spread_S.tolist())) == 5  # some are less certain than others
+    assert parts.low_ms_S == pytest.approx(parts.kernel_ms_S * np.exp(card.interval.low * spread_S))
+    assert parts.high_ms_S == pytest.approx(parts.kernel_ms_S * np.exp(card.interval.high * spread_S))
 
 
-def test_an_interval_always_holds_its_prediction(random_weights, card, shards):
-    """Held-out samples may all have been slower than predicted."""
-    metrics = replace(card.metrics, low_ratio=1.01, high_ratio=1.1)
-    parts = (model := LearnedCostModel(random_weights, replace(card, metrics=metrics))).price_parts(
-        model.encode(shards)
-    )
-    assert (parts.low_ms_S <= parts.kernel_ms_S).all()
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_bags": 2048}, "t.num_bags is 2048, measured were 64 to 1024"),
+        ({"num_bags": 63}, "t.num_bags is 63, measured were 64 to 1024"),
+        ({"embedding_dim": 33}, "t.embedding_dim is 33, measured were 16 to 32"),
+        ({"embedding_dim": 15}, "t.embedding_dim is 15, measured were 16 to 32"),
+        ({"num_embeddings": 1_000_001}, r"t.num_embeddings is 1e\+06, measured were 10 to 1e\+06"),
+        ({"pooling_factor": 50.5}, "t.pooling_factor is 50.5, measured were 1 to 50"),
+    ],
+)
+def test_what_was_never_measured_is_priced_with_a_wider_interval_and_a_note(random_model, make_shard, changes, said):
+    inside, outside = make_shard(), replace(make_shard(), **changes)
+    assert random_model.notes([inside]) == ()
+    (note,) = random_model.notes([inside, outside, outside])
+    assert re.fullmatch(said, note)
+    codes_NH = random_model.encode([inside, outside])
+    assert codes_NH[:, NUM_OUTSIDE].tolist() == [0, 1]
+    tame_NH = codes_NH.copy()
+    tame_NH[:, NUM_OUTSIDE] = 0
+    wide, tame = random_model.price_parts(codes_NH), random_model.price_parts(tame_NH)
+    assert wide.kernel_ms_S.tolist() == tame.kernel_ms_S.tolist()
+    assert wide.high_ms_S[0] == tame.high_ms_S[0]
+    assert wide.high_ms_S[1] > tame.high_ms_S[1]
+    assert wide.low_ms_S[1] < tame.low_ms_S[1]
+
+
+def test_little_of_what_costs_little_is_no_cause_for_a_note(random_model, make_shard):
+    assert random_model.notes([make_shard(num_embeddings=1, pooling_factor=0.001)]) == ()
 
 
 def test_many_sets_are_priced_as_few(random_model, shards):
@@ -80,33 +111,23 @@ def test_many_sets_are_priced_as_few(random_model, shards):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "needs"),
     [
-        ({"num_bags": 65}, "num_bags: .*covers 64, table 't' has 65"),
-        ({"dtype": DType.FP16}, "dtype: .*covers fp32"),
-        ({"pooling": Pooling.MEAN}, "pooling: .*covers sum"),
-        ({"optimizer": Optimizer.SGD}, "optimizer: .*covers rowwise_adagrad"),
-        ({"update": Update.ALL_REDUCED}, "update: .*covers fused"),
-        ({"level": MemoryLevel.DDR}, "level: .*covers hbm"),
-        ({"output": Exchange.ROWS}, "output: .*covers partial_sums"),
-        ({"embedding_dim": 7}, "embedding_dim: .*covers 8 to 64, table 't' has 7"),
-        ({"embedding_dim": 65}, "embedding_dim: .*covers 8 to 64, table 't' has 65"),
-        ({"num_embeddings": 2_000_001}, "num_embeddings: .*covers 0 to 2e.06"),
-        ({"pooling_factor": 100.5}, "pooling_factor: .*covers 0 to 100"),
+        ({"dtype": DType.FP16}, "fused/hbm/fp16/rowwise_adagrad/sum"),
+        ({"pooling": Pooling.MEAN}, "fused/hbm/fp32/rowwise_adagrad/mean"),
+        ({"optimizer": Optimizer.SGD}, "fused/hbm/fp32/sgd/sum"),
+        ({"update": Update.ALL_REDUCED}, "all_reduced/hbm/fp32/none/sum"),
+        ({"level": MemoryLevel.DDR}, "fused/ddr/fp32/rowwise_adagrad/sum"),
+        ({"output": Exchange.ROWS}, "fused/hbm/fp32/rowwise_adagrad/rows"),
     ],
 )
-def test_kinds_that_were_not_seen_are_refused(random_model, make_shard, changes, said):
-    with pytest.raises(ModelError, match=said):
+def test_kinds_that_were_not_seen_are_refused(random_model, make_shard, changes, needs):
+    with pytest.raises(ModelError, match=f"has seen fused/hbm/fp32/rowwise_adagrad/sum; table 't' needs {needs}"):
         random_model.encode([make_shard(), replace(make_shard(), **changes)])
 
 
-def test_what_is_a_little_larger_is_priced(random_model, make_shard):
-    edges = make_shard(num_embeddings=2_000_000, embedding_dim=64, pooling_factor=100.0)
-    assert len(random_model.encode([edges, make_shard(num_embeddings=1, embedding_dim=8, pooling_factor=0.0)])) == 2
-
-
 def test_weights_are_checked(random_weights, card):
-    name = "backward_head.0.weight"
+    name = "fusion.0.weight"
     for damaged in (
         {key: value for key, value in random_weights.items() if key != name},
         {**random_weights, name: random_weights[name].T},
@@ -127,14 +148,16 @@ def test_cards_survive_json(card, trained):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema": "autoshard.cost-model/9"}, "schema: must be autoshard.cost-model/1, got 'autoshard.cost-model/9'"),
+        ({"schema": "autoshard.cost-model/9"}, "schema: must be autoshard.cost-model/2, got 'autoshard.cost-model/9'"),
         ({"features": ["embedding_dim"]}, "features: was trained on other features"),
-        ({"scaling": {"mean": [0.0], "std": [1.0]}}, "scaling: needs 21 numbers"),
+        ({"scaling": {"mean": [0.0], "std": [1.0]}}, "scaling: needs [0-9]+ numbers"),
         ({"scale_ms": "many"}, "wrong kind"),
         ({"metrics": {"num_samples": 1}}, "mae_ms: is missing"),
         ({"coverage": {}}, "num_tables: is missing"),
+        ({"interval": {"low": -1}}, "high: is missing"),
+        ({"interval": {"low": 1, "high": 2, "coverage": None, "half_width": None}}, "interval: must be finite"),
         ({"coverage": 3}, "wrong kind"),
-        ({"scaling": {"mean": [0.0] * 21, "std": [0.0] * 21}}, "scaling: must be finite"),
+        ({"scaling": {"mean": [0.0] * NUM_FEATURES, "std": [0.0] * NUM_FEATURES}}, "scaling: must be finite"),
         ({"scale_ms": -1.0}, "scale_ms: must be finite and above 0"),
     ],
 )
@@ -143,7 +166,9 @@ def test_cards_are_checked(card, change, said):
         CostModelCard.from_json({**card.to_json(), **change}, "here")
 
 
-@pytest.mark.parametrize("field", ["schema", "features", "device", "scale_ms", "metrics", "training", "encoder_hidden"])
+@pytest.mark.parametrize(
+    "field", ["schema", "features", "device", "scale_ms", "metrics", "interval", "training", "encoder_hidden"]
+)
 def test_cards_need_all_fields(card, field):
     data = card.to_json()
     del data[field]
@@ -156,7 +181,7 @@ def test_cards_need_all_fields(card, field):
 
 def test_a_loaded_model_prices_alike(registry, trained, samples):
     loaded = LearnedCostModel.load(registry, "cpu")
-    assert loaded.name == "learned:cpu"
+    assert loaded.name == f"learned:cpu@{registry.production_id(COST_KIND, 'cpu')}"
     sets = [sample.local_shards for sample in samples.samples[:20]]
     assert set_costs(loaded, sets).kernel_ms_S.tolist() == set_costs(trained.model(), sets).kernel_ms_S.tolist()
 
@@ -164,8 +189,8 @@ def test_a_loaded_model_prices_alike(registry, trained, samples):
 def test_the_plugin_has_what_covers_the_task(registry):
     model = load_learned_model(registry.root, "cpu", 1024)
     assert model is not None
-    assert model.name == "learned:cpu"
-    assert load_learned_model(registry.root, "cpu", 512) is None
+    assert model.name.startswith("learned:cpu")
+    assert load_learned_model(registry.root, "cpu", 512) is not None
     assert load_learned_model(registry.root, "a100", 1024) is None
     assert load_learned_model(registry.root / "nothing", "cpu", 1024) is None
 

@@ -5,53 +5,49 @@ import pytest
 
 from autoshard.core import (
     AccessProfile,
-    DType,
     EmbeddingTable,
     Feature,
     Level,
     Link,
     MemoryBytes,
-    Optimizer,
-    Pooling,
     TableSet,
     Topology,
 )
 from autoshard.planners.placement import PlacementProblem
 from costmodel import CostModelCard, Coverage, FeatureScaling, HeldOutMetrics
-from costmodel.features import FEATURE_NAMES, NUM_FEATURES
-from costmodel.weights import PAPER_ENCODER_HIDDEN, weight_shapes
+from costmodel.card import Interval
+from costmodel.features import INPUT_NAMES, NUM_FEATURES, NUM_WORK, WORK_NAMES
+from costmodel.weights import ENCODER_HIDDEN, LOG_PRICE_RANGE, weight_shapes
 from env import PlacementTask
 from policies.trained import PolicyCostModel
 
-METRICS = HeldOutMetrics(
-    num_samples=1, mae_ms=0.0, mse_ms2=0.0, relative_error=0.0, kendall_tau=1.0, low_ratio=0.9, high_ratio=1.1
-)
+METRICS = HeldOutMetrics(num_samples=1, mae_ms=0.0, mse_ms2=0.0, relative_error=0.0, kendall_tau=1.0)
+KIND = "fused/hbm/fp32/rowwise_adagrad/sum"
 
 
 def additive_cost_model(num_bags):
     """Prices a set at the sum of its pooling factors in milliseconds, 0.4 of it forward and 0.6 backward."""
-    weights = {name: np.zeros(shape, dtype=np.float32) for name, shape in weight_shapes(PAPER_ENCODER_HIDDEN).items()}
-    weights["encoder.0.weight"][0, 2] = 1.0  # the pooling factor
-    weights["encoder.0.weight"][1, 0] = 1.0  # the dimension: in the code, but not in the price
-    weights["encoder.2.weight"][0, 0] = weights["encoder.2.weight"][1, 1] = 1.0
-    for head, share in (("forward_head", 0.4), ("backward_head", 0.6)):
-        weights[f"{head}.0.weight"][0, 0] = 1.0
-        weights[f"{head}.2.weight"][0, 0] = share
-    std_F = [32.0, 1e5, 1.0] + [1.0] * (NUM_FEATURES - 3)
+    weights = {name: np.zeros(shape, dtype=np.float32) for name, shape in weight_shapes(ENCODER_HIDDEN).items()}
+    prices_OK = weights["encoder.log_prices.0.bias"].reshape(2, NUM_WORK)
+    prices_OK[:] = LOG_PRICE_RANGE[0]  # as good as nothing
+    lookups_per_unit = 1e4
+    prices_OK[:, WORK_NAMES.index("lookups")] = np.log(np.array([0.4, 0.6]) * lookups_per_unit / num_bags)
+    weights["log_overhead"][:] = -30.0
+    # The dimension is in the code, but not in the price.
+    weights["encoder.trunk.0.weight"][0, INPUT_NAMES.index("log_embedding_dim")] = 1.0
+    weights["encoder.trunk.2.weight"][0, 0] = weights["encoder.traits.0.weight"][0, 0] = 1.0
     card = CostModelCard(
         device="cpu",
         coverage=Coverage(
-            num_bags=num_bags,
-            dtypes=(DType.FP32,),
-            poolings=(Pooling.SUM,),
-            optimizers=(Optimizer.ROWWISE_ADAGRAD,),
+            kinds=(KIND,),
             num_tables=(1, 10),
-            ranges=dict.fromkeys(FEATURE_NAMES, (0.0, 1e9)),
+            ranges=dict.fromkeys(("num_bags", "embedding_dim", "num_embeddings", "pooling_factor"), (0.0, 1e9)),
         ),
-        encoder_hidden=PAPER_ENCODER_HIDDEN,
-        scaling=FeatureScaling(mean_F=(0.0,) * NUM_FEATURES, std_F=tuple(std_F)),
+        encoder_hidden=ENCODER_HIDDEN,
+        scaling=FeatureScaling(mean_F=(0.0,) * NUM_FEATURES, std_F=(1.0,) * NUM_FEATURES),
         scale_ms=1.0,
         metrics=METRICS,
+        interval=Interval(low=-0.1, high=0.1),
         training={},
     )
     return PolicyCostModel(weights=weights, card=card, id="0123456789abcdef")

@@ -66,9 +66,12 @@ def test_limits_hold_wherever_the_mask_leaves_a_choice(make_problem, policy, see
 
 def test_renumbering_ranks_that_are_not_alike_renumbers_the_placement(make_problem, policy):
     rng = np.random.default_rng(0)
-    problem = make_problem(rng.uniform(1, 9, 12).tolist(), num_ranks=3)
-    # Every item may go to two ranks or three; the last rank has room for three items.
+    factors = rng.uniform(1, 9, 12)
+    problem = make_problem(factors.tolist(), num_ranks=3)
+    # Every item may go to two ranks or three; the last rank has room for three items. The costliest three, which are
+    # placed first, have no choice: among empty ranks, which look alike, the first would be taken.
     allowed_NR = np.array([[True, True, index % 3 > 0] for index in range(12)])
+    allowed_NR[np.argsort(-factors)[:3]] = np.eye(3, dtype=bool)
     capacity_R = np.array([1 << 40, 1 << 40, 3 * problem.bytes_N.max()])
     problem = replace(problem, allowed_NR=allowed_NR, capacity_R=capacity_R)
     order = np.array([2, 0, 1])

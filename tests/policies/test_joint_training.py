@@ -6,7 +6,6 @@ from autoshard.core import LocalShard
 from autoshard.core.errors import SampleStoreError
 from autoshard.planners.placement import PlacementProblem
 from costmodel import shard_features
-from costmodel.card import Coverage
 from costmodel.dataset import CostDataset
 from env import PlacementTask
 from policies.cost_buffer import CostBuffer
@@ -35,11 +34,12 @@ def dataset(pool, cost, make_topology):
     codes = model.encode(locals_)
     parts = model.price_parts(np.stack([codes[part].sum(axis=0) for part in np.split(shard_N, ends[:-1])]))
     return CostDataset(
+        shards_U=locals_,
         features_UF=shard_features(locals_),
         shard_N=shard_N,
         num_shards_S=num_shards_S,
+        set_S=np.arange(400),
         latency_ms_SO=np.stack([parts.forward_ms_S, parts.backward_ms_S], axis=1),
-        coverage=Coverage(**{name: getattr(cost.card.coverage, name) for name in Coverage.__slots__}),
     )
 
 
@@ -84,10 +84,10 @@ def test_the_learner_makes_the_codes_that_the_environment_showed(joint_cost, mak
 def test_updates_of_the_policy_reach_the_encoder(dataset, make_trainer):
     cost = JointCost(dataset, device="cpu", seed=0, updates=CostUpdates(num_updates=0))
     trainer = make_trainer(cost)
-    encoder, heads = flat(cost.encoder), flat(cost.network.get_submodule("forward_head"))
+    encoder, heads = flat(cost.encoder), flat(cost.network.get_submodule("fusion"))
     trainer.update()
     assert not torch.equal(flat(cost.encoder), encoder)
-    assert torch.equal(flat(cost.network.get_submodule("forward_head")), heads)
+    assert torch.equal(flat(cost.network.get_submodule("fusion")), heads)
 
 
 def test_the_cost_model_learns_while_the_policy_does(dataset, make_trainer):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.core import Constraints, Costs
+from autoshard.core import Constraints, Costs, DType
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, ModelError
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.validator import validate_plan
@@ -13,6 +13,7 @@ from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from costmodel import Registry
+from costmodel.predictor import FULL_CODE_WIDTH
 from policies.network import PlacementNetwork
 from policies.planner import PolicyPlanner
 from policies.trained import TrainedPolicy
@@ -22,7 +23,7 @@ from policies.trained import TrainedPolicy
 def registry(tmp_path_factory, cost):
     """With an untrained policy: what planning promises does not depend on how well it was trained."""
     torch.manual_seed(0)
-    policy = TrainedPolicy(network=PlacementNetwork(33), cost=cost, training={"num_updates": 0})
+    policy = TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=cost, training={"num_updates": 0})
     root = tmp_path_factory.mktemp("registry")
     policy.publish(Registry(root))
     return root
@@ -136,7 +137,7 @@ def test_a_new_production_version_is_taken_up(make_request, cost, tmp_path):
     plans = []
     for seed in (0, 3):
         torch.manual_seed(seed)
-        TrainedPolicy(network=PlacementNetwork(33), cost=cost, training={}).publish(registry)
+        TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=cost, training={}).publish(registry)
         plans.append(PolicyPlanner().plan(replace(make_request(), registry=tmp_path)))
     assert plans[0] != plans[1]
 
@@ -166,9 +167,10 @@ def test_a_card_that_does_not_fit_is_refused(registry, tmp_path, edit, told):
 
 
 def test_tables_that_the_policys_cost_model_does_not_cover_are_refused(make_request, make_tables):
-    tables = replace(make_tables([1, 2, 3]), batch_size=128)
+    known = make_tables([1, 2, 3])
+    tables = replace(known, tables=tuple(replace(table, dtype=DType.FP16) for table in known.tables))
     problem_model = make_request().costs.kernel
-    with pytest.raises(ModelError, match="num_bags"):
+    with pytest.raises(ModelError, match=r"kernel_kind: .* needs fused/hbm/fp16"):
         PlacementProblem.table_wise(tables, make_request().topology, problem_model)
-    with pytest.raises(ModelError, match="num_bags"):
+    with pytest.raises(ModelError, match="kernel_kind"):
         PolicyPlanner().plan(make_request(tables))

@@ -7,13 +7,16 @@ from autoshard.planners.registry import get_planner
 from bench.strategies import SetSource
 from bench.visited import PLANNERS, SETS_PER_PLAN, Placements
 from costmodel import Registry
+from costmodel.predictor import FULL_CODE_WIDTH
 from policies.network import PlacementNetwork
 from policies.trained import TrainedPolicy
 
 
 def test_plans_of_a_registrys_policy_are_visited(cost, make_tables, tmp_path):
     torch.manual_seed(0)
-    TrainedPolicy(network=PlacementNetwork(33), cost=cost, training={"num_updates": 0}).publish(Registry(tmp_path))
+    TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=cost, training={"num_updates": 0}).publish(
+        Registry(tmp_path)
+    )
     tables = make_tables(np.random.default_rng(0).uniform(1, 9, 20).tolist())
     placements = Placements(SetSource(tables=tables, max_tables=20, registry=tmp_path), 0)
     assert placements.planners == (*PLANNERS, "policy")

@@ -74,7 +74,6 @@ def test_it_goes_on_from_a_checkpoint(registry, tmp_path, capsys):
         (["--num-ranks", "0"], 2, "num_ranks: must be at least 1, got 0"),
         (["--tables", "nothing"], 2, "nothing: is neither a file nor bundled"),
         (["--device", "a100"], 1, "no cost model named a100 has been published"),
-        (["--scale", "32", "--updates", "1"], 1, "num_bags: the learned cost model covers 1024"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_line(registry, capsys, arguments, code, told):
