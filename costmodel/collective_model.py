@@ -100,10 +100,12 @@ class LearnedCollectives:
     Args:
         curves: By link (`node`, `across_nodes`) and collective.
         card: What they are of.
+        version: Of the registry that they come from, if they do.
     """
 
-    def __init__(self, curves: Curves, card: CollectiveCard) -> None:
+    def __init__(self, curves: Curves, card: CollectiveCard, version: str = "") -> None:
         self.card = card
+        self.version = version
         self._curves = dict(curves)
 
     @classmethod
@@ -133,7 +135,7 @@ class LearnedCollectives:
                         curves[link, name] = CollectiveCurve.from_tensors(name, stored.tensors, prefix)
                     except ModelError as error:
                         raise error.in_source(source) from error
-        return cls(curves, card)
+        return cls(curves, card, stored.id)
 
     def tensors(self) -> dict[str, FloatArray]:
         """What is stored of the curves."""
@@ -145,8 +147,8 @@ class LearnedCollectives:
 
     @property
     def name(self) -> str:
-        """`learned:<device>`."""
-        return f"learned:{self.card.device}"
+        """`learned:<device>`, and which version of a registry it is, if it is one."""
+        return f"learned:{self.card.device}" + (f"@{self.version}" if self.version else "")
 
     def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
         """Time per rank of an all-to-all in which rank i sends `sent_bytes_RR[i, j]` to rank j; shape (R,).

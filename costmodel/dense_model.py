@@ -136,10 +136,12 @@ class LearnedDense:
     Args:
         fits: By kind, number format and pass: `dot.fp32.forward`.
         card: What they are of.
+        version: Of the registry that they come from, if they do.
     """
 
-    def __init__(self, fits: Mapping[str, DenseFit], card: DenseCard) -> None:
+    def __init__(self, fits: Mapping[str, DenseFit], card: DenseCard, version: str = "") -> None:
         self.card = card
+        self.version = version
         self._fits = dict(fits)
         self._analytic = AnalyticDenseModel.for_device(card.device)
 
@@ -174,7 +176,7 @@ class LearnedDense:
                     fits[f"{key}.{name}"] = DenseFit(**numbers)
                 except ModelError as error:
                     raise error.in_source(source) from error
-        return cls(fits, card)
+        return cls(fits, card, stored.id)
 
     def tensors(self) -> dict[str, FloatArray]:
         """What is stored of the fits."""
@@ -182,8 +184,8 @@ class LearnedDense:
 
     @property
     def name(self) -> str:
-        """`learned:<device>`."""
-        return f"learned:{self.card.device}"
+        """`learned:<device>`, and which version of a registry it is, if it is one."""
+        return f"learned:{self.card.device}" + (f"@{self.version}" if self.version else "")
 
     def price(self, shapes: Sequence[DenseShape]) -> DenseCosts:
         """Forward and backward of each part."""

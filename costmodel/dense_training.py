@@ -112,7 +112,7 @@ def _fit(shapes: Sequence[DenseShape], measured_ms_S: FloatArray, *, backward: b
         columns_SC = residual_columns((logs_SQ - middle_Q) / spread_Q)
         left_S = np.log(measured_ms_S / np.maximum(features_SF @ terms_F, 1e-9))
         pulled = columns_SC.T @ columns_SC + _RESIDUAL_PULL * np.eye(len(residual_C))
-        residual_C = np.linalg.solve(pulled, columns_SC.T @ left_S)
+        residual_C = np.asarray(np.linalg.solve(pulled, columns_SC.T @ left_S), dtype=np.float64)
     return DenseFit(
         terms_F=terms_F,
         residual_C=residual_C,

@@ -126,6 +126,15 @@ class DenseCostModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepModels:
+    """What a plugin has for all but the kernels of a step; None for what it has not."""
+
+    comm: CommModel | None = None
+    dense: DenseCostModel | None = None
+    step: StepModel | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """The models that price a plan.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoshard.core import Costs, Estimate, KernelCosts, ShardingPlan
+from autoshard.core import Costs, Estimate, KernelCosts, ShardingPlan, TableSet
 from autoshard.core.costs import CollectiveName, DenseCosts, MsArray
 from autoshard.core.dense import dense_shapes
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
@@ -111,6 +111,7 @@ class StepPrice:
         overlap: Which of them were taken to run at the same time.
         models: Names of the models behind it: kernel, communication, dense, step.
         work: For each part, its features per rank, shape (R, F), as `PART_FEATURES` names them.
+        bases: For each part, the model whose milliseconds its first feature is, without its version; empty for none.
     """
 
     step_ms: Estimate
@@ -118,17 +119,18 @@ class StepPrice:
     overlap: Overlap
     models: Mapping[str, str]
     work: Mapping[StepPart, MsArray]
+    bases: Mapping[StepPart, str]
 
     def part_ms(self, part: StepPart) -> float:
         """Predicted time of a part that the runtime times, or of all else."""
         return float(getattr(self.times, part.value))
 
 
-def model_names(costs: Costs, *, with_dense: bool) -> dict[str, str]:
-    """Names of the models that price a plan, for its provenance; dense layers only where there are some."""
+def model_names(costs: Costs, tables: TableSet, device: str) -> dict[str, str]:
+    """Names of the models that price a task's plans; dense layers and steps only where they are priced."""
     names = {"kernel": costs.kernel.name, "communication": costs.comm.name}
-    if with_dense:
-        names["dense"] = costs.dense.name if costs.dense else "analytic"
+    if tables.dense is not None:
+        names["dense"] = (costs.dense or AnalyticDenseModel.for_device(device)).name
     if costs.step is not None:
         names["step"] = costs.step.name
     return names
@@ -149,9 +151,13 @@ def compose_step(
     low, high = max(0.0, value - below), value + above
     if costs.step is not None and all(_is_calibrated(part, costs, dense) for part in StepPart):
         low, high = costs.step.interval_ms(value, below, above)
-    models = model_names(costs, with_dense=False) | ({"dense": dense.basis} if dense else {})
     return StepPrice(
-        step_ms=Estimate(value=value, low=low, high=high), times=times, overlap=chosen, models=models, work=work
+        step_ms=Estimate(value=value, low=low, high=high),
+        times=times,
+        overlap=chosen,
+        models=model_names(costs, plan.tables, plan.topology.device),
+        work=work,
+        bases={part: _basis(part, costs, dense) for part in StepPart},
     )
 
 
@@ -207,8 +213,8 @@ def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:
 
 
 def _basis(part: StepPart, costs: Costs, dense: DenseWork | None) -> str:
-    """The model whose milliseconds a part's first feature is."""
-    return _priced_by(part, costs, dense).removesuffix(UPPER_END)
+    """The model whose milliseconds a part's first feature is, whichever version of it."""
+    return _priced_by(part, costs, dense).removesuffix(UPPER_END).split("@")[0]
 
 
 def _priced_by(part: StepPart, costs: Costs, dense: DenseWork | None) -> str:

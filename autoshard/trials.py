@@ -1,0 +1,216 @@
+"""Runs of drawn plans on processes of this machine, and what their parts took: the ground truth of predicted steps.
+
+Shape suffixes: R ranks.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoshard.core import (
+    DenseLayers,
+    Level,
+    Link,
+    MemoryBytes,
+    PlacedShard,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Topology,
+)
+from autoshard.core.errors import InvalidOptionError
+from autoshard.core.step import StepPart
+from autoshard.formats import write_plan
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import make_costs, make_plan
+from autoshard.runtime.launch import run_requests
+from autoshard.runtime.results import RunRequest, RunResult
+
+#: Most of the tables on the first rank: a plan that no planner makes.
+LOPSIDED = "lopsided"
+DEFAULT_PLANNERS = ("random", "size-greedy", "lookup-greedy", "cost-greedy", LOPSIDED)
+_LOPSIDED_SHARE = 0.8
+_SMALLEST_TASK, _LARGEST_TASK = 8, 80
+_BATCH_SIZES = (256, 512, 1024, 2048)
+_DENSE_FEATURES = 13
+_TOP_WIDTHS = ((64,), (256, 64), (512, 256))
+_BOTTOM_WIDTHS = ((64,), (256,), (512, 128))
+#: Of the link between processes of one machine, until collectives were measured: assumptions.
+_LOCAL_LINK = Link(bytes_per_s=2e9, latency_s=2e-4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run: a task drawn from a pool, and who plans it.
+
+    Attributes:
+        seed: Of the task, the plan and the run.
+        num_tables: Tables of the task.
+        batch_size: Samples per step over all ranks.
+        planner: Name of a planner, or `LOPSIDED`.
+        dense: Dense layers; the bottom perceptron ends as wide as most of the tables.
+    """
+
+    seed: int
+    num_tables: int
+    batch_size: int
+    planner: str
+    dense: DenseLayers
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """What a run's step took, in milliseconds; waiting for other ranks counts to no part.
+
+    Attributes:
+        step_ms: Median over steps of the slowest rank.
+        part_ms: Parts that the runtime times, and `dense` for all that is left.
+        kernel_ms_R: Forward and backward kernel of each rank, shape (R, 2).
+    """
+
+    step_ms: float
+    part_ms: Mapping[StepPart, float] = field(default_factory=dict)
+    kernel_ms_R: tuple[tuple[float, float], ...] = ()
+
+    @classmethod
+    def of(cls, result: RunResult) -> MeasuredStep:
+        """Reads the parts of a run.
+
+        Kernels count at the slowest rank. Exchanges count at the quickest: it comes last, so that it waits least.
+        """
+        ranks = result.ranks
+        parts = {
+            StepPart.INPUT: min(rank.input_ms for rank in ranks),
+            StepPart.FORWARD_KERNEL: max(rank.forward_kernel_ms for rank in ranks),
+            StepPart.FORWARD_EXCHANGE: min(rank.forward_exchange_ms for rank in ranks),
+            StepPart.BACKWARD_EXCHANGE: min(rank.backward_exchange_ms for rank in ranks),
+            StepPart.BACKWARD_KERNEL: max(rank.backward_kernel_ms for rank in ranks),
+        }
+        parts[StepPart.DENSE] = max(0.0, result.step_ms - sum(parts.values()))
+        kernels = tuple((rank.forward_kernel_ms, rank.backward_kernel_ms) for rank in ranks)
+        return cls(step_ms=result.step_ms, part_ms=parts, kernel_ms_R=kernels)
+
+
+def draw_trials(
+    count: int,
+    *,
+    seed: int,
+    planners: Sequence[str] = DEFAULT_PLANNERS,
+    num_tables: tuple[int, int] = (_SMALLEST_TASK, _LARGEST_TASK),
+    batch_sizes: Sequence[int] = _BATCH_SIZES,
+) -> tuple[Trial, ...]:
+    """Draws trials: planners and batch sizes take turns, all else is random; the same seed gives the same ones.
+
+    The first trials of a longer list are those of a shorter one.
+
+    Raises:
+        InvalidOptionError: If there is nothing to draw from.
+    """
+    if count < 1 or not planners or not batch_sizes or not 1 <= num_tables[0] <= num_tables[1]:
+        raise InvalidOptionError("needs at least one trial, planner, batch size and table", field="trials")
+    trials = []
+    for number in range(count):
+        rng = np.random.default_rng([seed, number])
+        low, high = np.log(num_tables[0]), np.log(num_tables[1])
+        bottom, top = rng.choice(len(_BOTTOM_WIDTHS)), rng.choice(len(_TOP_WIDTHS))
+        layers = DenseLayers(
+            num_dense_features=_DENSE_FEATURES,
+            bottom_mlp=(*_BOTTOM_WIDTHS[bottom], int(rng.choice((16, 32)))),
+            top_mlp=(*_TOP_WIDTHS[top], 1),
+        )
+        trials.append(
+            Trial(
+                seed=int(rng.integers(2**31)),
+                num_tables=round(float(np.exp(rng.uniform(low, high)))),
+                batch_size=int(batch_sizes[int(rng.integers(len(batch_sizes)))]),
+                planner=planners[number % len(planners)],
+                dense=layers,
+            )
+        )
+    return tuple(trials)
+
+
+def local_topology(device: str, num_ranks: int, hbm_bytes: int) -> Topology:
+    """As many ranks as processes run on this machine, on one level.
+
+    Args:
+        device: Key of the device kind.
+        num_ranks: Ranks.
+        hbm_bytes: Memory of each for embeddings.
+    """
+    level = Level(name="node", size=num_ranks, all_to_all=_LOCAL_LINK, all_reduce=_LOCAL_LINK)
+    return Topology(world_size=num_ranks, device=device, memory_bytes=MemoryBytes(hbm=hbm_bytes), levels=(level,))
+
+
+def plan_trial(trial: Trial, pool: TableSet, topology: Topology, registry: Path | None = None) -> ShardingPlan:
+    """The plan of a trial, priced with what the registry has.
+
+    Raises:
+        AutoshardError: If it cannot be planned, as `make_plan` says.
+    """
+    tables = replace(pool.sample(trial.num_tables, trial.seed), batch_size=trial.batch_size, dense=trial.dense)
+    if trial.planner == LOPSIDED:
+        is_elsewhere_T = np.random.default_rng(trial.seed).random(len(tables.tables)) >= _LOPSIDED_SHARE
+        shards = tuple(
+            PlacedShard.table_wise(Shard.whole(table), 1 + index % (topology.world_size - 1) if elsewhere else 0)
+            for index, (table, elsewhere) in enumerate(zip(tables.tables, is_elsewhere_T, strict=True))
+        )
+        return ShardingPlan(tables=tables, topology=topology, shards=shards)
+    request = PlanRequest(
+        tables=tables,
+        topology=topology,
+        costs=make_costs(tables, topology, registry),
+        seed=trial.seed,
+        registry=registry,
+    )
+    return make_plan(trial.planner, request)
+
+
+def run_trials(
+    plans: Sequence[ShardingPlan],
+    seeds: Sequence[int],
+    *,
+    steps: int = 20,
+    warmup_steps: int = 3,
+    device: str = "auto",
+    on_step: Callable[[int, int], None] | None = None,
+) -> tuple[MeasuredStep, ...]:
+    """Runs plans one after the other in the same processes, one per rank.
+
+    Args:
+        plans: Of as many ranks each.
+        seeds: Of weights and batches, one per plan.
+        steps: Measured steps of each.
+        warmup_steps: Steps before them.
+        device: `cpu`, `cuda` or `auto`, as `run_plan` takes it.
+        on_step: Told how many steps are done, and of how many.
+
+    Raises:
+        AutoshardError: As `run_plan`.
+    """
+    with tempfile.TemporaryDirectory(prefix="autoshard-trials-") as folder:
+        requests = []
+        for number, (plan, seed) in enumerate(zip(plans, seeds, strict=True)):
+            file = Path(folder, f"plan-{number}.json")
+            write_plan(plan, file)
+            request = RunRequest(
+                plan_path=str(file),
+                steps=steps,
+                warmup_steps=warmup_steps,
+                seed=seed,
+                device=device,  # type: ignore[arg-type]
+            )
+            requests.append(request)
+        told = None if on_step is None else lambda progress: on_step(progress.done, progress.total)
+        results = run_requests(requests, plans[0].topology.world_size, on_progress=told)
+    return tuple(MeasuredStep.of(result) for result in results)

@@ -1,0 +1,131 @@
+"""Command `train step`: models of collectives and dense layers, and the calibration of whole steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autoshard import console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from costmodel.registry import Registry
+
+#: Memory of a process for the tables of a calibration run.
+_RUN_BYTES = 8 << 30
+
+
+def train_step(
+    store: Annotated[
+        Path | None, typer.Option(help="Folder with samples of collectives and dense layers; none to calibrate only.")
+    ] = None,
+    registry: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]"
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Key of the device to train for; may be left out if the store has one only.")
+    ] = None,
+    calibrate: Annotated[
+        int, typer.Option(min=0, help="Runs of small plans on this machine that steps are calibrated on; 0 for none.")
+    ] = 0,
+    nproc: Annotated[int, typer.Option(min=2, help="Processes of those runs.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Measured steps of those runs.")] = 20,
+    tables: Annotated[str, typer.Option(help="Pool that tasks of those runs are drawn from.")] = "metasyn",
+    scale: Annotated[int, typer.Option(min=1, help="Divides the rows of the pool.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Of those runs.")] = 0,
+    as_json: console.JsonOption = False,
+) -> None:
+    """Trains the models of collectives and of dense layers from samples, and calibrates steps on runs of plans.
+
+    Trains what the store holds samples of (`autoshard collect --what dense,collectives`). Calibration comes last and
+    uses the models in the registry, those of kernels included, so train these first. A published model is the one that
+    plans are priced with.
+
+    Example:
+        autoshard train step --store samples --calibrate 20
+    """
+    from autoshard.core.errors import InvalidOptionError
+    from costmodel.registry import Registry
+
+    if store is None and not calibrate:
+        raise InvalidOptionError("needs a store to train from, or runs to calibrate on", field="store")
+    models = Registry(registry)
+    trained: list[dict[str, Any]] = []
+    if store is not None:
+        trained += _train(store, device, models)
+    if calibrate:
+        if device is None:
+            device = str(trained[0]["name"]) if trained else "cpu"
+        trained.append(_calibrate(models, device, calibrate, nproc, steps, tables, scale, seed))
+    console.emit({"registry": str(models.root), "models": trained}, _table(trained), as_json=as_json)
+
+
+def _train(store: Path, device: str | None, models: Registry) -> list[dict[str, Any]]:
+    from autoshard.core.errors import SampleStoreError
+    from autoshard.formats.collective_samples import collective_devices_in, read_collective_samples
+    from autoshard.formats.dense_samples import dense_devices_in, read_dense_samples
+    from costmodel.collective_model import COLLECTIVE_KIND
+    from costmodel.collective_training import train_collective_model
+    from costmodel.dense_model import DENSE_KIND
+    from costmodel.dense_training import train_dense_model
+
+    found: list[dict[str, Any]] = []
+    has_collectives, has_dense = collective_devices_in(store), dense_devices_in(store)
+    if not has_collectives and not has_dense:
+        raise SampleStoreError(
+            "holds no samples of collectives or dense layers; `autoshard collect --what dense,collectives` adds some",
+            source=str(store),
+        )
+    if has_collectives and (device is None or device in has_collectives):
+        comm = train_collective_model(read_collective_samples(store, device))
+        found.append(_publish(models, COLLECTIVE_KIND, comm.card.device, comm.tensors(), comm.card.to_json()))
+    if has_dense and (device is None or device in has_dense):
+        dense = train_dense_model(read_dense_samples(store, device))
+        found.append(_publish(models, DENSE_KIND, dense.card.device, dense.tensors(), dense.card.to_json()))
+    if not found:
+        held = ", ".join(sorted({*has_collectives, *has_dense}))
+        raise SampleStoreError(f"holds no samples of device {device!r}; it holds: {held}", source=str(store))
+    return found
+
+
+def _calibrate(
+    models: Registry, device: str, count: int, nproc: int, steps: int, tables: str, scale: int, seed: int
+) -> dict[str, Any]:
+    from autoshard.formats import load_tables
+    from autoshard.trials import draw_trials, local_topology
+    from costmodel.step_calibration import calibrate_step, run_calibration
+    from costmodel.step_model import STEP_KIND
+
+    pool = load_tables(tables).scaled(scale)
+    topology = local_topology(device, nproc, _RUN_BYTES)
+    trials = draw_trials(count, seed=seed)
+    with console.progress("Running plans", count) as advance:
+        runs = run_calibration(trials, pool, topology, registry=models.root, steps=steps, advance=advance)
+    model = calibrate_step(runs, device)
+    return _publish(models, STEP_KIND, device, model.tensors(), model.card.to_json())
+
+
+def _publish(models: Registry, kind: str, device: str, tensors: dict[str, Any], card: dict[str, Any]) -> dict[str, Any]:
+    version = models.publish(kind, device, tensors, card)
+    return {"kind": kind, "name": device, "id": version, "metrics": card["metrics"], "training": card["training"]}
+
+
+def _table(trained: list[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="Published", title_justify="left")
+    for heading in ("kind", "device", "version", "held-out"):
+        table.add_column(heading)
+    for one in trained:
+        metrics = one["metrics"]
+        error = f"median error {metrics['median_error']:.1%}"
+        if "share_within_15_percent" in metrics:
+            error += f", {metrics['share_within_15_percent']:.0%} within 15%"
+        table.add_row(one["kind"], one["name"], one["id"], error)
+    return table
