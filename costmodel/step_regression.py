@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-#: Sweeps of coordinate descent; it ends earlier when nothing changes by more than `_TOLERANCE`.
-_MAX_SWEEPS = 20_000
+#: Slope below which a coefficient stays 0.
 _TOLERANCE = 1e-10
+_ROUNDS = 6
+#: Relative error above which a sample counts as disturbed.
+_OUTLIER = 0.1
 
 
 def fit_nonnegative(
@@ -21,7 +23,10 @@ def fit_nonnegative(
     prior_F: FloatArray | None = None,
     strength_F: FloatArray | float = 1e-3,
 ) -> FloatArray:
-    """Coefficients of at least 0 with the least mean squared relative error, drawn to a prior.
+    """Coefficients of at least 0 with the least relative errors, drawn to a prior, whatever a few outliers say.
+
+    Squared errors are relative to the prediction of the round before: relative to the measurement they would draw
+    predictions below the middle, since a disturbed measurement is a large one. Beyond `_OUTLIER` they count linearly.
 
     Args:
         features_SF: At least 0; a column of zeros gets its prior.
@@ -33,27 +38,69 @@ def fit_nonnegative(
     Returns:
         Coefficients, shape (F,).
     """
-    relative_SF = features_SF / measured_S[:, None]
+    prior = np.zeros(features_SF.shape[1]) if prior_F is None else np.asarray(prior_F, dtype=np.float64)
+    strength = np.broadcast_to(np.asarray(strength_F, dtype=np.float64), prior.shape)
+    reference_S, weight_S = measured_S, np.ones(len(measured_S))
+    fitted_F = prior
+    for _ in range(_ROUNDS):
+        fitted_F = _fit_round(features_SF, measured_S, reference_S, weight_S, prior, strength)
+        predicted_S = features_SF @ fitted_F
+        # Nothing far from what was measured may decide what errors are relative to.
+        reference_S = np.clip(predicted_S, measured_S / 3, measured_S * 3)
+        error_S = np.abs(predicted_S - measured_S) / reference_S
+        weight_S = np.minimum(1.0, _OUTLIER / np.maximum(error_S, 1e-9))
+    return fitted_F
+
+
+def _fit_round(
+    features_SF: FloatArray,
+    measured_S: FloatArray,
+    reference_S: FloatArray,
+    weight_S: FloatArray,
+    prior_F: FloatArray,
+    strength_F: FloatArray,
+) -> FloatArray:
+    root_S = np.sqrt(weight_S / weight_S.mean())
+    relative_SF = features_SF * (root_S / reference_S)[:, None]
+    target_S = measured_S * root_S / reference_S
     size_F = np.sqrt(np.mean(relative_SF**2, axis=0))
     is_used_F = size_F > 0
     scale_F = np.where(is_used_F, size_F, 1.0)
-    prior = np.zeros(len(size_F)) if prior_F is None else np.asarray(prior_F, dtype=np.float64)
-    scaled_SF, scaled_prior_F = relative_SF / scale_F, prior * scale_F
-    strength = np.broadcast_to(np.asarray(strength_F, dtype=np.float64), size_F.shape)
-    gram_FF = scaled_SF.T @ scaled_SF / len(measured_S) + np.diag(strength)
-    target_F = scaled_SF.mean(axis=0) + strength * scaled_prior_F
+    scaled_SF, scaled_prior_F = relative_SF / scale_F, prior_F * scale_F
+    gram_FF = scaled_SF.T @ scaled_SF / len(measured_S) + np.diag(strength_F)
+    target_F = scaled_SF.T @ target_S / len(measured_S) + strength_F * scaled_prior_F
     fitted_F = scaled_prior_F.copy()
     used = np.flatnonzero(is_used_F)
-    for _ in range(_MAX_SWEEPS):
-        largest = 0.0
-        for index in used:
-            gradient = target_F[index] - gram_FF[index] @ fitted_F
-            moved = max(0.0, fitted_F[index] + gradient / gram_FF[index, index])
-            largest = max(largest, abs(moved - fitted_F[index]))
-            fitted_F[index] = moved
-        if largest < _TOLERANCE:
-            break
+    fitted_F[used] = _nonnegative_solution(gram_FF[np.ix_(used, used)], target_F[used])
     return np.asarray(fitted_F / scale_F)
+
+
+def _nonnegative_solution(gram_FF: FloatArray, target_F: FloatArray) -> FloatArray:
+    """The x of at least 0 with the least x G x / 2 - t x, for a positive definite G.
+
+    Source:
+        Lawson and Hanson, "Solving least squares problems" (1974), chapter 23.
+    """
+    x_F = np.zeros(len(target_F))
+    is_free_F = np.zeros(len(target_F), dtype=bool)
+    for _ in range(3 * len(target_F)):
+        slope_F = np.where(is_free_F, -np.inf, target_F - gram_FF @ x_F)
+        if not len(x_F) or slope_F.max() <= _TOLERANCE:
+            break
+        is_free_F[int(slope_F.argmax())] = True
+        while True:
+            free = np.flatnonzero(is_free_F)
+            best = np.zeros(len(x_F))
+            best[free] = np.linalg.solve(gram_FF[np.ix_(free, free)], target_F[free])
+            falling = free[best[free] <= 0]
+            if not len(falling):
+                break
+            share = float(np.min(x_F[falling] / (x_F[falling] - best[falling])))
+            x_F = x_F + share * (best - x_F)
+            is_free_F &= x_F > 1e-12
+            x_F[~is_free_F] = 0.0
+        x_F = best
+    return x_F
 
 
 def quantile_bounds(ratio_S: FloatArray) -> tuple[float, float]:
