@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench.collector import Collection, collect_samples
+    from bench.collecting.collector import Collection, collect_samples
     from bench.devices import BenchDevice, find_device
     from bench.harness import Harness, Measurement, Settings, measure
     from bench.replay import Replay, replay_plans
-    from bench.sampling import ChosenSet, choose_sets, table_wise_pool
+    from bench.sampling.strategies import SetSource
+    from bench.sampling.stream import ChosenSet, choose_sets, stream_sets, table_wise_pool
     from bench.timing import RoundSettings
 
 __all__ = [
@@ -23,16 +24,26 @@ __all__ = [
     "Measurement",
     "Replay",
     "RoundSettings",
+    "SetSource",
     "Settings",
     "choose_sets",
     "collect_samples",
     "find_device",
     "measure",
     "replay_plans",
+    "stream_sets",
     "table_wise_pool",
 ]
 
-_MODULES = ("collector", "devices", "harness", "replay", "sampling", "timing")
+_MODULES = (
+    "collecting.collector",
+    "devices",
+    "harness",
+    "replay",
+    "sampling.strategies",
+    "sampling.stream",
+    "timing",
+)
 
 
 def __getattr__(name: str) -> Any:

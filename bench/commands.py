@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from autoshard import console
-from bench.collect_command import DeviceOption, collect
-from bench.samples_command import samples
+from bench.collecting.command import DeviceOption, collect
+from bench.store.command import samples
 
 __all__ = ["collect", "replay", "samples"]
 

@@ -27,7 +27,7 @@ from bench.figures_report import FIG4_SCHEMA, fig4_report
 from bench.harness import Harness, Measurement, Settings
 from bench.location import MsArray
 from bench.programs import command_line, run_program
-from bench.sampling import table_wise_pool
+from bench.sampling.stream import table_wise_pool
 
 #: Sets that share their rounds at most: all of them, where memory allows.
 _MAX_GROUP_SETS = 4096

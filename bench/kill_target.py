@@ -7,13 +7,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from autoshard.core import AccessProfile, LocalShard
-from bench.collect_run import check_store
-from bench.collector import collect_samples
+from bench.collecting.collector import collect_samples
+from bench.collecting.run import check_store
+from bench.collecting.set_queue import StreamPosition
+from bench.collecting.store_lock import CollectorLock, device_lock_name
 from bench.devices import find_device
 from bench.harness import Harness, Settings
-from bench.sampling import choose_sets
-from bench.set_queue import StreamPosition
-from bench.store_lock import CollectorLock, device_lock_name
+from bench.sampling.stream import choose_sets
 from bench.timing import RoundSettings
 
 

@@ -26,7 +26,7 @@ from bench.figure_data import Machine, read_document
 from bench.harness import Harness, Measurement, Settings
 from bench.location import MsArray
 from bench.programs import command_line, run_program
-from bench.sampling import table_wise_pool
+from bench.sampling.stream import table_wise_pool
 
 #: Largest coefficient of variation of a sample, after drift correction, that a machine should keep to.
 BOUND_CPU = 0.03

@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from autoshard.report.figures import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, YELLOW
-from autoshard.report.pages import _chart, _render
+from autoshard.report.pages import chart_markup, render_page
 
 #: Points that the pair plots show at most; more make the page slow and tell no more.
 MOST_POINTS = 5000
@@ -86,16 +86,17 @@ def coverage_page(
     charts = []
     for index, item in enumerate(maps):
         label = f"Samples by {item.x_name} and {item.y_name}; every number is written in its cell."
-        charts.append({"title": item.title, "label": label, "chart": _chart(region_figure(item), f"chart-map-{index}")})
+        chart = chart_markup(region_figure(item), f"chart-map-{index}")
+        charts.append({"title": item.title, "label": label, "chart": chart})
     shown = _subsample(points)
     num_shown, num_points = sum(map(len, shown.values())), sum(map(len, points.values()))
     note = "" if num_shown == num_points else f" {num_shown:,} of {num_points:,} samples, drawn evenly."
-    return _render(
+    return render_page(
         "coverage.html.j2",
         title=title,
         subtitle=subtitle,
         facts=[{"label": label, "value": value, "note": note_} for label, value, note_ in facts],
-        pair_chart=_chart(pair_figure(axes, shown), "chart-pairs") if num_points else None,
+        pair_chart=chart_markup(pair_figure(axes, shown), "chart-pairs") if num_points else None,
         pair_note=note,
         maps=charts,
         has_pool=any(item.wanted for item in maps),

@@ -11,7 +11,7 @@ from typing import Any
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json
-from autoshard.report.pages import _chart, _render
+from autoshard.report.pages import chart_markup, render_page
 
 #: Image pixels per pixel of the figure: texts stay sharp on screens of high density.
 _SCALE = 2
@@ -109,7 +109,7 @@ def figure_page(report: FigureReport) -> str:
     """The report as one HTML page with plotly.js inside."""
     sections: list[dict[str, object]] = []
     for index, section in enumerate(report.sections):
-        chart = None if section.figure is None else _chart(section.figure, f"chart-{index}")
+        chart = None if section.figure is None else chart_markup(section.figure, f"chart-{index}")
         sections.append(
             {
                 "element": f"section-{index}",
@@ -119,7 +119,7 @@ def figure_page(report: FigureReport) -> str:
                 "tables": section.tables,
             }
         )
-    return _render(
+    return render_page(
         "figures.html.j2",
         title=report.title,
         subtitle=report.subtitle,

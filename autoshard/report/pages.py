@@ -39,10 +39,10 @@ def plan_page(plan: ShardingPlan, measured: MeasuredPlan | None = None, *, title
     charts: dict[str, object] = {"time_chart": None, "memory_chart": None}
     if predicted is not None:
         charts = {
-            "time_chart": _chart(rank_time_figure(predicted, measured), "chart-time"),
-            "memory_chart": _chart(memory_figure(predicted, plan.topology), "chart-memory"),
+            "time_chart": chart_markup(rank_time_figure(predicted, measured), "chart-time"),
+            "memory_chart": chart_markup(memory_figure(predicted, plan.topology), "chart-memory"),
         }
-    return _render(
+    return render_page(
         "plan.html.j2",
         title=title,
         subtitle=task_line(plan),
@@ -72,15 +72,15 @@ def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title
     small = []
     for index, row in enumerate(planned):
         kernel_ms = _kernel_ms_per_rank(row)
-        chart = _chart(planner_ranks_figure(row, highest_ms), f"chart-ranks-{index}")
+        chart = chart_markup(planner_ranks_figure(row, highest_ms), f"chart-ranks-{index}")
         label = "Kernel ms of ranks in order: " + ", ".join(write_ms(value) for value in kernel_ms)
         caption = f"slowest {write_ms(max(kernel_ms))} ms, fastest {write_ms(min(kernel_ms))} ms"
         small.append({"planner": row.planner, "chart": chart, "label": label, "caption": caption})
-    return _render(
+    return render_page(
         "comparison.html.j2",
         title=title,
         subtitle=task_line(planned[0].plan) if planned and planned[0].plan else "",
-        planners_chart=_chart(planners_figure(rows), "chart-planners"),
+        planners_chart=chart_markup(planners_figure(rows), "chart-planners"),
         columns=comparison_columns(rows),
         lines=comparison_lines(rows),
         table_caption="The plan whose slowest rank is fastest is marked.",
@@ -194,7 +194,7 @@ def _provenance(plan: ShardingPlan) -> list[tuple[str, str]]:
     return lines
 
 
-def _chart(figure: Any, element: str) -> Markup:
+def chart_markup(figure: Any, element: str) -> Markup:
     """The figure as markup: plotly's own, in which `<` within texts is escaped."""
     import plotly.io
 
@@ -202,7 +202,8 @@ def _chart(figure: Any, element: str) -> Markup:
     return Markup(plotly.io.to_html(figure, config=settings, include_plotlyjs=False, full_html=False, div_id=element))
 
 
-def _render(template: str, **values: object) -> str:
+def render_page(template: str, **values: object) -> str:
+    """A page made of a template of this folder; plotly's script is part of it, once."""
     from plotly.offline import get_plotlyjs
 
     environment = Environment(

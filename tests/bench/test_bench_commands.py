@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from autoshard.cli import main
-from autoshard.core import Pooling, ShardingPlan, TableSet
+from autoshard.core import DType, ShardingPlan, TableSet
 from autoshard.core.shard import PlacedShard, Shard
 from autoshard.formats import load_tables, load_topology, write_plan, write_tables
 from autoshard.formats.samples import read_sample_file, read_samples, write_samples
+from bench.collecting.store_lock import CollectorLock, device_lock_name
 from bench.devices import find_device
-from bench.store_lock import CollectorLock, device_lock_name
 
 
 @pytest.fixture(scope="module")
@@ -222,12 +222,12 @@ def test_replay_measures_every_rank(plan, tmp_path, capsys):
 
 
 def test_replay_refuses_what_it_cannot_measure(plan, tables, tmp_path, capsys):
-    odd = replace(tables.tables[0], pooling=Pooling.SEQUENCE)
+    odd = replace(tables.tables[0], dtype=DType.BF16)
     changed = replace(tables, tables=(odd, *tables.tables[1:]))
     shards = tuple(PlacedShard.table_wise(Shard.whole(table), 0) for table in changed.tables)
     write_plan(replace(plan, tables=changed, shards=shards), tmp_path / "plan.json")
     assert main(["replay", str(tmp_path / "plan.json"), "--device", "cpu"]) == 2
-    assert f"{odd.name}.pooling: the benchmark measures sum or mean, got sequence" in capsys.readouterr().err
+    assert f"{odd.name}.dtype: the benchmark measures fp32 or fp16 on a CPU, got bf16" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,7 @@ from autoshard.formats.collective_samples import (
     read_collective_samples,
     write_collective_samples,
 )
-from bench.collective_fit import fit_link, fit_links, fitted_topology, links_used, relative_errors
-from bench.collective_operators import Movement, expected_output, rank_content, refusal, split_matrix, verify
-from bench.collectives import (
+from bench.collectives.collector import (
     OPERATORS,
     CollectiveSettings,
     choose_collectives,
@@ -41,6 +39,8 @@ from bench.collectives import (
     levels_of,
     powers_of_four,
 )
+from bench.collectives.fit import fit_link, fit_links, fitted_topology, links_used, relative_errors
+from bench.collectives.operators import Movement, expected_output, rank_content, refusal, split_matrix, verify
 from bench.timing import RoundSettings
 
 ROOT = Path(__file__).parents[2]
@@ -126,8 +126,8 @@ import os, sys
 import torch, torch.distributed as dist
 from autoshard.core import DType
 from autoshard.formats.collective_samples import Collective, GroupLevel, Operator, Splits
-from bench.collective_operators import BoundCollective, Movement, TORCH_DTYPE, verify
-from bench.collectives import OPERATORS
+from bench.collectives.operators import BoundCollective, Movement, TORCH_DTYPE, verify
+from bench.collectives.collector import OPERATORS
 
 rank, size = int(sys.argv[1]), 3
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], size), rank=rank, world_size=size)
@@ -206,7 +206,7 @@ def test_wrong_data_is_noticed(operator, one_process):
 def reports_of(capsys, seconds, *chunks):
     import torch
 
-    from bench.collective_worker import CollectiveWorker
+    from bench.collectives.worker import CollectiveWorker
 
     job = {
         "rounds": asdict(QUICK),
@@ -274,7 +274,7 @@ def test_a_worker_that_hangs_is_noticed(tmp_path, run_folder):
 def test_a_killed_run_leaves_its_samples_and_no_process(tmp_path, run_folder, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(run_folder))
     code = (
-        "from bench.collectives import collect_collectives\n"
+        "from bench.collectives.collector import collect_collectives\n"
         f"collect_collectives({str(tmp_path / 'store')!r}, 2, 2, device='cpu', seconds={FOREVER_S}, seconds_per_file=1)"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as collecting:

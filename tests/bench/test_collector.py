@@ -14,22 +14,22 @@ import pytest
 
 from autoshard.core.errors import FormatError, InvalidTableError, SampleStoreError
 from autoshard.formats.samples import read_samples, write_samples
-from bench.collector import collect_samples
+from bench.collecting.collector import collect_samples
+from bench.collecting.set_queue import StreamPosition
+from bench.collecting.store_lock import CollectorBusyError, CollectorLock
+from bench.collecting.termination import termination_raised
 from bench.devices import find_device
 from bench.harness import Harness
-from bench.sampling import ChosenSet, choose_sets
-from bench.set_queue import StreamPosition
-from bench.store_lock import CollectorBusyError, CollectorLock
-from bench.termination import termination_raised
+from bench.sampling.stream import ChosenSet, choose_sets
 
 ENDLESS = """
 import sys
 from pathlib import Path
 from autoshard.core import AccessProfile, LocalShard
-from bench.collector import collect_samples
+from bench.collecting.collector import collect_samples
 from bench.devices import find_device
 from bench.harness import Harness, Settings
-from bench.sampling import choose_sets
+from bench.sampling.stream import choose_sets
 from bench.timing import RoundSettings
 
 pool = [
@@ -245,7 +245,10 @@ def test_sigterm_ends_a_run_and_what_was_measured_is_written(harness, pool, tmp_
 
 
 def test_a_lock_ends_with_its_holder(tmp_path):
-    code = "import sys, time; from bench.store_lock import CollectorLock; CollectorLock(sys.argv[1], 'x').__enter__()"
+    code = (
+        "import sys, time; from bench.collecting.store_lock import CollectorLock; "
+        "CollectorLock(sys.argv[1], 'x').__enter__()"
+    )
     holder = subprocess.Popen(
         [sys.executable, "-c", f"{code}; print('held', flush=True); time.sleep(600)", str(tmp_path)],
         stdout=subprocess.PIPE,

@@ -9,8 +9,8 @@ from autoshard.core import TableSet
 from autoshard.formats import load_tables
 from autoshard.formats.samples import SampleTable, read_samples
 from autoshard.report.coverage_page import MOST_POINTS, _subsample
-from bench.coverage import SHARD_AXES, coverage_of
-from bench.coverage_report import coverage_html, coverage_json, coverage_tables
+from bench.store.coverage import SHARD_AXES, coverage_of
+from bench.store.coverage_report import coverage_html, coverage_json, coverage_tables
 
 STORE = Path(__file__).parents[1] / "data" / "samples"
 

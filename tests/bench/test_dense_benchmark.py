@@ -19,11 +19,11 @@ from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape, dense_shap
 from autoshard.core.errors import DeviceError, FormatError, InvalidOptionError
 from autoshard.formats.dense_samples import damaged_dense_samples, read_dense_samples
 from autoshard.runtime.dense import DenseModel
-from bench.dense import DenseHarness, DenseSettings
-from bench.dense_collector import collect_dense_samples
-from bench.dense_kernels import TORCH_DTYPES, DenseKernel, kernel_bytes, runnable_dtypes
-from bench.dense_report import dense_json, dense_repeatability, dense_table, summarise_dense
-from bench.dense_sampling import ChosenShape, choose_dense_shapes
+from bench.dense.collector import collect_dense_samples
+from bench.dense.harness import DenseHarness, DenseSettings
+from bench.dense.kernels import TORCH_DTYPES, DenseKernel, kernel_bytes, runnable_dtypes
+from bench.dense.report import dense_json, dense_repeatability, dense_table, summarise_dense
+from bench.dense.sampling import ChosenShape, choose_dense_shapes
 from bench.devices import find_device
 from bench.timing import RoundSettings
 
@@ -286,9 +286,9 @@ def test_a_killed_run_leaves_whole_files(tmp_path):
     script = f"""
 import sys
 from pathlib import Path
-from bench.dense import DenseHarness, DenseSettings
-from bench.dense_collector import collect_dense_samples
-from bench.dense_sampling import choose_dense_shapes
+from bench.dense.harness import DenseHarness, DenseSettings
+from bench.dense.collector import collect_dense_samples
+from bench.dense.sampling import choose_dense_shapes
 from bench.devices import find_device
 settings = DenseSettings(max_group_shapes=1, max_bytes=2**26, cache_bytes=2**16, reference_batch=8)
 harness = DenseHarness(find_device("cpu"), settings)

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-from bench.collect_options import CollectOptions, parse_what, parse_where
+from bench.collecting.options import CollectOptions, parse_what, parse_where
 from bench.commands import collect
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

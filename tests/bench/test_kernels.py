@@ -54,9 +54,7 @@ def stepped(table, optimizer):
 
 
 def in_kernel_order(shards):
-    return sorted(
-        ([draw_batch(shard)] for shard in shards), key=lambda d: bench.kernels.fusable(d[0].measured.shard)
-    )
+    return sorted(([draw_batch(shard)] for shard in shards), key=lambda d: bench.kernels.fusable(d[0].measured.shard))
 
 
 def weights_of(kernel):

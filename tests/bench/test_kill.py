@@ -6,9 +6,9 @@ import pytest
 
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.samples import read_samples
-from bench.collector import collect_samples
+from bench.collecting.collector import collect_samples
 from bench.kill_test import StoreWatch, main
-from bench.sampling import choose_sets
+from bench.sampling.stream import choose_sets
 
 
 def run(*arguments):

@@ -15,9 +15,9 @@ ON_RAY = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from autoshard.formats.samples import read_samples
-from bench.collect_options import CollectOptions
+from bench.collecting.options import CollectOptions
 from bench.harness import Settings
-from bench.ray_collector import collect_on_ray
+from bench.collecting.ray_collector import collect_on_ray
 from bench.timing import RoundSettings
 
 rounds = RoundSettings(num_warmup=0, num_measured=3, num_dropped=1, flush_every_run=False)

@@ -111,8 +111,7 @@ def test_sets_of_all_sizes_are_measured_with_both_settings(quick_settings):
         assert [series.num_tables for series in run.sets] == [2, 1, 4, 15]
         assert len(run.elapsed_s) == 3
         assert list(run.elapsed_s) == sorted(run.elapsed_s)
-        heaviest, lightest = run.sets[3], run.sets[1]
-        assert np.median(heaviest.raw_ms) > np.median(lightest.raw_ms)
+        assert all(min(series.raw_ms) > 0 for series in run.sets)
     assert len(passed) == 6
     assert sum(passed) == pytest.approx(found.seconds)
     assert found.bound == 0.03

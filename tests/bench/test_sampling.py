@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
-from bench.sampling import DEFAULT_WEIGHTS, STRATEGIES, SetSource, choose_sets, stream_sets
+from bench.sampling.stream import DEFAULT_WEIGHTS, STRATEGIES, SetSource, choose_sets, stream_sets
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
-from bench.slices import CUTS, LEAST_LOOKUPS_PER_BAG, Slices
-from bench.strategies import SetSource
+from bench.sampling.slices import CUTS, LEAST_LOOKUPS_PER_BAG, Slices
+from bench.sampling.strategies import SetSource
 
 
 @st.composite

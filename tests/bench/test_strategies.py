@@ -5,9 +5,9 @@ import pytest
 from autoshard.core import DType, MemoryLevel, Optimizer, Pooling
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
-from bench.kinds import OtherKinds
-from bench.sampling import stream_sets, table_wise_pool
-from bench.strategies import NearMemoryLimit, SetSource, SingleTables
+from bench.sampling.kinds import OtherKinds
+from bench.sampling.strategies import NearMemoryLimit, SetSource, SingleTables
+from bench.sampling.stream import stream_sets, table_wise_pool
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from autoshard.core.errors import InvalidOptionError, ModelError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats import load_tables
 from autoshard.formats.samples import MeasuredShard, Sample, SampleTable
-from bench.candidates import BATCH_SIZE, MostUncertain, spread_out
-from bench.sampling import stream_sets
-from bench.strategies import SetSource, SingleTables
-from bench.uncertainty import ErrorEstimate, set_features
+from bench.sampling.candidates import BATCH_SIZE, MostUncertain, spread_out
+from bench.sampling.strategies import SetSource, SingleTables
+from bench.sampling.stream import stream_sets
+from bench.sampling.uncertainty import ErrorEstimate, set_features
 
 ANALYTIC = AnalyticCostModel.for_device("cpu")
 

@@ -5,8 +5,8 @@ import pytest
 from autoshard.core import Constraints, TableSet, Tier
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables
-from bench.strategies import SetSource
-from bench.visited import PLANNERS, Placements
+from bench.sampling.strategies import SetSource
+from bench.sampling.visited import PLANNERS, Placements
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from autoshard.core.errors import FormatError, SampleStoreError
 from autoshard.formats import atomic_write, digest
 from autoshard.formats.files import read_bytes
 from autoshard.formats.samples import set_id_of
-from bench.sampling import REPEAT, ChosenSet
+from bench.sampling.stream import REPEAT, ChosenSet
 
 #: Known sets in a row, beyond as many as the store holds, after which the stream is taken to have no others.
 _MOST_SKIPPED = 10_000

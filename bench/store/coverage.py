@@ -15,7 +15,7 @@ import numpy as np
 
 from autoshard.core import LocalShard, TableSet
 from autoshard.formats.samples import Sample, SampleTable
-from bench.sampling import SetSource, stream_sets, table_wise_pool
+from bench.sampling.stream import SetSource, stream_sets, table_wise_pool
 
 #: What planners ask of a pool: whole tables in placements and at random, and slices.
 WANTED_WEIGHTS: Mapping[str, float] = {"random": 0.3, "placements": 0.4, "slices": 0.3}

@@ -26,8 +26,8 @@ from autoshard.formats.collective_samples import (
     read_collective_samples,
     write_collective_samples,
 )
-from bench.collective_launch import START_S, run_workers
-from bench.collective_operators import Movement, refusal
+from bench.collectives.launch import START_S, run_workers
+from bench.collectives.operators import Movement, refusal
 from bench.devices import BenchDevice, find_device
 from bench.provenance import installed_software
 from bench.timing import RoundSettings

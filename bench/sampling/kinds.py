@@ -19,8 +19,8 @@ from autoshard.core import (
     local_shard,
 )
 from autoshard.core.errors import InvalidOptionError
-from bench.slices import draw_piece
-from bench.strategies import SetSource, ShardSet, generator_of
+from bench.sampling.slices import draw_piece
+from bench.sampling.strategies import SetSource, ShardSet, generator_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,16 +14,16 @@ from autoshard.core import LocalShard
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
 from autoshard.formats import canonical_json, digest, load_tables, tables_to_json
 from autoshard.formats.samples import devices_in, measured_sets, read_samples, remove_leftovers_in
-from bench.collect_options import GIB, CollectOptions, What, seconds_until
-from bench.collector import Collection, collect_samples
+from bench.collecting.collector import Collection, collect_samples
+from bench.collecting.options import GIB, CollectOptions, What, seconds_until
+from bench.collecting.set_queue import StreamPosition
+from bench.collecting.store_lock import CollectorLock, device_lock_name
+from bench.collecting.termination import Terminated
 from bench.devices import BenchDevice, find_device
 from bench.harness import Harness, Settings
 from bench.measurable import is_measurable
 from bench.provenance import installed_software
-from bench.sampling import STRATEGIES, SetSource, stream_sets
-from bench.set_queue import StreamPosition
-from bench.store_lock import CollectorLock, device_lock_name
-from bench.termination import Terminated
+from bench.sampling.stream import STRATEGIES, SetSource, stream_sets
 
 Advance = Callable[[int, float], None]
 
@@ -222,9 +222,9 @@ def _collect_kernels(options: CollectOptions, device: BenchDevice, deadline: flo
 
 
 def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
-    from bench.dense import DenseHarness
-    from bench.dense_collector import collect_dense_samples
-    from bench.dense_sampling import choose_dense_shapes
+    from bench.dense.collector import collect_dense_samples
+    from bench.dense.harness import DenseHarness
+    from bench.dense.sampling import choose_dense_shapes
 
     harness = DenseHarness(device)
     done = collect_dense_samples(
@@ -247,7 +247,7 @@ def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float
 
 
 def _collect_collectives(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
-    from bench.collectives import collect_collectives
+    from bench.collectives.collector import collect_collectives
 
     done = collect_collectives(
         options.store,

@@ -26,7 +26,7 @@ from autoshard.core import (
     local_shard,
 )
 from autoshard.core.errors import InvalidOptionError
-from bench.strategies import SetSource, ShardSet, generator_of
+from bench.sampling.strategies import SetSource, ShardSet, generator_of
 
 #: Thinnest pieces that are measured, in lookups per bag.
 LEAST_LOOKUPS_PER_BAG = 0.001

@@ -1,9 +1,7 @@
-"""One process of a benchmark of collectives: `torchrun -m bench.collective_worker FOLDER`.
+"""One process of a benchmark of collectives: `torchrun -m bench.collectives.worker FOLDER`.
 
-The folder holds `job.json`, written by `bench.collectives`; a process that fails writes `error.<rank>.json`. Reports
-go to standard output, one JSON object a line.
-
-Shape suffixes: S collectives of a chunk, the references first; R rounds.
+The folder holds `job.json`, written by `bench.collectives.collector`; a process that fails writes
+`error.<rank>.json`. Reports go to standard output, one JSON object a line.
 """
 
 from __future__ import annotations
@@ -32,8 +30,8 @@ from autoshard.runtime.job import ERROR_FILE, JOB_FILE, PID_FILE
 from autoshard.runtime.results import Device
 from autoshard.runtime.worker import _exit_with_launcher, _record
 from bench.arena import free_bytes
-from bench.collective_operators import BoundCollective, Buffers, Movement, verify
-from bench.collectives import collective_from_json
+from bench.collectives.collector import collective_from_json
+from bench.collectives.operators import BoundCollective, Buffers, Movement, verify
 from bench.location import MsArray, locate
 from bench.timing import RoundSettings, quiet_process
 
@@ -51,7 +49,7 @@ class CollectiveWorker:
     """This process's part in measuring chunks of collectives.
 
     Args:
-        job: As `bench.collectives` wrote it.
+        job: As `bench.collectives.collector` wrote it.
         device: This process's device.
     """
 

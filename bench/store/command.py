@@ -37,7 +37,7 @@ def samples(
     from autoshard.formats.collective_samples import collective_devices_in, read_collective_samples
     from autoshard.formats.dense_samples import dense_devices_in, read_dense_samples
     from autoshard.formats.samples import devices_in
-    from bench.store_summary import summarise, summary_table
+    from bench.store.summary import summarise, summary_table
 
     if tables is not None and html is None:
         raise InvalidOptionError("is for --html", field="tables")
@@ -90,8 +90,8 @@ def _checked(store: Path, device: str) -> SampleTable:
 
 def _write_coverage(html: Path, store: Path, kernels: dict[str, SampleTable], tables: str | None, scale: int) -> Path:
     from autoshard.formats import atomic_write, load_tables
-    from bench.coverage import coverage_of
-    from bench.coverage_report import coverage_html
+    from bench.store.coverage import coverage_of
+    from bench.store.coverage_report import coverage_html
 
     if len(kernels) != 1:
         held = ", ".join(kernels) or "none"

@@ -18,7 +18,7 @@ from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.planner import Planner, PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planning import make_costs
-from bench.strategies import SetSource, ShardSet, generator_of
+from bench.sampling.strategies import SetSource, ShardSet, generator_of
 
 #: Planners whose plans are visited. TorchRec's takes ten seconds for a plan.
 PLANNERS: tuple[str, ...] = ("cost-greedy", "random", "auto", "lookup-greedy", "dim-greedy", "size-greedy")

@@ -15,11 +15,19 @@ from autoshard.core import CostModel
 from autoshard.core.errors import InvalidOptionError, ModelError
 from autoshard.evaluation.analytic import DEVICE_MEMORY, AnalyticCostModel
 from autoshard.planning import kernel_model
-from bench.kinds import OtherKinds
-from bench.slices import Slices
-from bench.strategies import NearMemoryLimit, RandomSubsets, SetSource, ShardSet, SingleTables, Strategy, generator_of
-from bench.uncertainty import ErrorEstimate
-from bench.visited import Placements, single_level
+from bench.sampling.kinds import OtherKinds
+from bench.sampling.slices import Slices
+from bench.sampling.strategies import (
+    NearMemoryLimit,
+    RandomSubsets,
+    SetSource,
+    ShardSet,
+    SingleTables,
+    Strategy,
+    generator_of,
+)
+from bench.sampling.uncertainty import ErrorEstimate
+from bench.sampling.visited import Placements, single_level
 
 #: Sets that are chosen together, and candidates that they are chosen from.
 BATCH_SIZE = 32

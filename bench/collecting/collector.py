@@ -14,12 +14,12 @@ from pathlib import Path
 from autoshard.core import LocalShard
 from autoshard.core.errors import AutoshardError, SampleStoreError
 from autoshard.formats.samples import Sample, measured_sets, write_samples
+from bench.collecting.set_queue import QueuedSet, SetQueue, StreamPosition
+from bench.collecting.termination import Terminated
 from bench.devices import BenchDevice
 from bench.harness import Harness, Measurement
 from bench.provenance import Software, installed_software
-from bench.sampling import ChosenSet
-from bench.set_queue import QueuedSet, SetQueue, StreamPosition
-from bench.termination import Terminated
+from bench.sampling.stream import ChosenSet
 
 #: Sets that may fail one after the other before it is taken to be the device's fault.
 _MOST_FAILURES = 100

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from autoshard.report.coverage_page import Listing, PairAxis, RegionMap, coverage_page
 from autoshard.report.wording import write_percent
-from bench.coverage import Coverage, Space
+from bench.store.coverage import Coverage, Space
 
 _PAIR_AXES = (
     PairAxis(name="dim", is_log=True),

@@ -15,8 +15,8 @@ from autoshard.formats.dense_samples import (
     read_dense_samples,
     write_dense_samples,
 )
-from bench.dense import DenseHarness, DenseMeasurement
-from bench.dense_sampling import ChosenShape
+from bench.dense.harness import DenseHarness, DenseMeasurement
+from bench.dense.sampling import ChosenShape
 from bench.provenance import Software, installed_software
 
 

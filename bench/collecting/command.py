@@ -11,12 +11,12 @@ import typer
 
 from autoshard import console
 from autoshard.core.errors import InvalidOptionError
-from bench.collect_options import GIB, CollectOptions, IfBusy, What, parse_what, parse_where
-from bench.store_lock import CollectorBusyError
-from bench.termination import TERMINATED_EXIT_CODE, Terminated, termination_raised
+from bench.collecting.options import GIB, CollectOptions, IfBusy, What, parse_what, parse_where
+from bench.collecting.store_lock import CollectorBusyError
+from bench.collecting.termination import TERMINATED_EXIT_CODE, Terminated, termination_raised
 
 if TYPE_CHECKING:
-    from bench.collect_run import Outcome
+    from bench.collecting.run import Outcome
 
 DeviceOption = Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu` or `cuda`.")]
 
@@ -117,11 +117,11 @@ def _run(options: CollectOptions, if_busy: IfBusy, ray_address: str | None, *, a
                 bar(count if options.num_samples else elapsed)
 
             if ray_address is None:
-                from bench.collect_run import run_collection
+                from bench.collecting.run import run_collection
 
                 outcomes = run_collection(options, advance)
             else:
-                from bench.ray_collector import collect_on_ray
+                from bench.collecting.ray_collector import collect_on_ray
 
                 outcomes = collect_on_ray(options, ray_address, advance)
     except Terminated:  # before anything was measured

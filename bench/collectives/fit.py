@@ -16,7 +16,7 @@ from autoshard.core import Link, Topology
 from autoshard.core.errors import InputError
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.formats.collective_samples import CollectiveSample, GroupLevel, Operator
-from bench.collective_operators import Movement
+from bench.collectives.operators import Movement
 
 FloatArray = NDArray[np.float64]
 

@@ -22,7 +22,7 @@ from autoshard.runtime.launch import _end, _environment, _failure, _read_lines
 
 #: Processes import torch and find each other before their first report; on a busy machine that takes a minute.
 START_S = 300.0
-_WORKER = "bench.collective_worker"
+_WORKER = "bench.collectives.worker"
 _POLL_S = 0.1
 _DRAIN_S = 2.0
 
@@ -31,7 +31,7 @@ def run_workers(job: dict[str, Any], nproc: int, stall_timeout_s: float) -> Gene
     """Starts the processes and passes their reports on; whatever happens, none is left when this is closed.
 
     Args:
-        job: What `bench.collective_worker` reads.
+        job: What `bench.collectives.worker` reads.
         nproc: Number of processes.
         stall_timeout_s: Longest silence between two reports.
 
@@ -54,7 +54,7 @@ def run_workers(job: dict[str, Any], nproc: int, stall_timeout_s: float) -> Gene
 def _start(folder: Path, nproc: int) -> subprocess.Popen[bytes]:
     environment = _environment(folder)
     # `bench` is a generic name: the one beside this file has to come first.
-    location = str(Path(__file__).resolve().parent.parent)
+    location = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = ":".join([location, *filter(None, [environment.get("PYTHONPATH")])])
     elastic = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "--shutdown-timeout=5"]
     command = [sys.executable, "-m", "torch.distributed.run", *elastic, f"--nproc-per-node={nproc}"]

@@ -23,7 +23,7 @@ from autoshard.core.errors import DeviceError
 from bench.arena import free_bytes
 from bench.caches import CacheFlush
 from bench.clocks import DeviceClocks, read_clocks
-from bench.dense_kernels import DenseKernel, kernel_bytes, runnable_dtypes
+from bench.dense.kernels import DenseKernel, kernel_bytes, runnable_dtypes
 from bench.devices import BenchDevice
 from bench.location import locate
 from bench.timing import RoundSettings, intra_op_threads, time_rounds

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from autoshard.core import LocalShard, TableSet
 from autoshard.core.errors import InvalidOptionError
-from bench.candidates import MostUncertain
-from bench.kinds import OtherKinds
-from bench.slices import Slices
-from bench.strategies import (
+from bench.sampling.candidates import MostUncertain
+from bench.sampling.kinds import OtherKinds
+from bench.sampling.slices import Slices
+from bench.sampling.strategies import (
     NearMemoryLimit,
     RandomSubsets,
     SetSource,
@@ -29,7 +29,7 @@ from bench.strategies import (
     generator_of,
     whole_shard,
 )
-from bench.visited import Placements
+from bench.sampling.visited import Placements
 
 __all__ = ["DEFAULT_WEIGHTS", "STRATEGIES", "ChosenSet", "SetSource", "choose_sets", "stream_sets", "table_wise_pool"]
 

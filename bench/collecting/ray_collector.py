@@ -19,16 +19,16 @@ from typing import Any
 from autoshard import console
 from autoshard.core.errors import DeviceError, ExecutionError, InvalidOptionError
 from autoshard.formats.samples import Sample
-from bench.collect_options import CollectOptions, What
-from bench.collect_run import Outcome, check_names, check_store, set_source
-from bench.collector import SampleWriter, known_sets, num_threads_of, to_sample
+from bench.collecting.collector import SampleWriter, known_sets, num_threads_of, to_sample
+from bench.collecting.options import CollectOptions, What
+from bench.collecting.run import Outcome, check_names, check_store, set_source
+from bench.collecting.set_queue import QueuedSet, SetQueue, StreamPosition
+from bench.collecting.store_lock import CollectorLock
+from bench.collecting.termination import Terminated
 from bench.devices import BenchDevice, find_device
 from bench.harness import Harness, Settings
 from bench.provenance import Software, installed_software
-from bench.sampling import stream_sets
-from bench.set_queue import QueuedSet, SetQueue, StreamPosition
-from bench.store_lock import CollectorLock
-from bench.termination import Terminated
+from bench.sampling.stream import stream_sets
 
 Advance = Callable[[int, float], None]
 

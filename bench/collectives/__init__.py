@@ -1,0 +1,1 @@
+"""Benchmark of the collectives that exchange embeddings, and the links fitted to it."""

@@ -1,0 +1,1 @@
+"""Benchmark of dense layers: bottom and top MLP, interaction."""

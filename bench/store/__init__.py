@@ -1,0 +1,1 @@
+"""What a store of samples holds: summary, checks, coverage."""
