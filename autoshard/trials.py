@@ -76,11 +76,14 @@ class MeasuredStep:
         step_ms: Median over steps of the slowest rank.
         part_ms: Parts that the runtime times, and `dense` for all that is left.
         kernel_ms_R: Forward and backward kernel of each rank, shape (R, 2).
+        spread: How much longer the slowest of several runs of the plan took than the quickest, which this is, as a
+            share of it; 0 for a single run.
     """
 
     step_ms: float
     part_ms: Mapping[StepPart, float] = field(default_factory=dict)
     kernel_ms_R: tuple[tuple[float, float], ...] = ()
+    spread: float = 0.0
 
     @classmethod
     def of(cls, result: RunResult) -> MeasuredStep:
@@ -99,6 +102,12 @@ class MeasuredStep:
         parts[StepPart.DENSE] = max(0.0, result.step_ms - sum(parts.values()))
         kernels = tuple((rank.forward_kernel_ms, rank.backward_kernel_ms) for rank in ranks)
         return cls(step_ms=result.step_ms, part_ms=parts, kernel_ms_R=kernels)
+
+    @classmethod
+    def quickest(cls, runs: Sequence[MeasuredStep]) -> MeasuredStep:
+        """The run of one plan that other processes of the machine disturbed least."""
+        quickest, slowest = (choose(runs, key=lambda run: run.step_ms) for choose in (min, max))
+        return replace(quickest, spread=slowest.step_ms / quickest.step_ms - 1.0)
 
 
 def draw_trials(
@@ -182,16 +191,18 @@ def run_trials(
     *,
     steps: int = 20,
     warmup_steps: int = 3,
+    repeats: int = 1,
     device: str = "auto",
     on_step: Callable[[int, int], None] | None = None,
 ) -> tuple[MeasuredStep, ...]:
-    """Runs plans one after the other in the same processes, one per rank.
+    """Runs plans one after the other in the same processes, one process per rank.
 
     Args:
         plans: Of as many ranks each.
         seeds: Of weights and batches, one per plan.
         steps: Measured steps of each.
         warmup_steps: Steps before them.
+        repeats: Times that all plans are run, one round after the other; the quickest run of each counts.
         device: `cpu`, `cuda` or `auto`, as `run_plan` takes it.
         on_step: Told how many steps are done, and of how many.
 
@@ -212,5 +223,6 @@ def run_trials(
             )
             requests.append(request)
         told = None if on_step is None else lambda progress: on_step(progress.done, progress.total)
-        results = run_requests(requests, plans[0].topology.world_size, on_progress=told)
-    return tuple(MeasuredStep.of(result) for result in results)
+        results = run_requests(requests * repeats, plans[0].topology.world_size, on_progress=told)
+    measured = [MeasuredStep.of(result) for result in results]
+    return tuple(MeasuredStep.quickest(measured[index :: len(plans)]) for index in range(len(plans)))

@@ -47,6 +47,7 @@ class StepRun:
         low_ms: Lower end of its 90% interval.
         high_ms: Upper end.
         measured_ms: The whole step.
+        spread: How much longer the slowest run of the plan took than the quickest, which was measured.
         parts: For each part, predicted and measured.
         models: What the prediction comes from.
     """
@@ -56,6 +57,7 @@ class StepRun:
     low_ms: float
     high_ms: float
     measured_ms: float
+    spread: float
     parts: Mapping[str, tuple[float, float]]
     models: Mapping[str, str]
 
@@ -72,6 +74,7 @@ class StepRun:
             "low_ms": self.low_ms,
             "high_ms": self.high_ms,
             "measured_ms": self.measured_ms,
+            "spread": self.spread,
             "parts": {name: list(both) for name, both in self.parts.items()},
             "models": dict(self.models),
         }
@@ -79,7 +82,8 @@ class StepRun:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StepRun:
         """Reads what `to_json` wrote."""
-        numbers = {name: float(data[name]) for name in ("predicted_ms", "low_ms", "high_ms", "measured_ms")}
+        names = ("predicted_ms", "low_ms", "high_ms", "measured_ms", "spread")
+        numbers = {name: float(data[name]) for name in names}
         parts = {name: (float(one), float(other)) for name, (one, other) in data["parts"].items()}
         return cls(trial=data["trial"], parts=parts, models=data["models"], **numbers)
 
@@ -94,6 +98,7 @@ class StepSummary:
         median_error: Median of |predicted / measured - 1|.
         bias: Median of predicted / measured - 1.
         coverage: Share of measurements within the predicted 90% interval.
+        spread: Median over plans of how much longer the slowest run took than the quickest: what noise there is.
         parts: For each part: its median share of the step, median |error| and median error.
     """
 
@@ -102,6 +107,7 @@ class StepSummary:
     median_error: float
     bias: float
     coverage: float
+    spread: float
     parts: Mapping[str, tuple[float, float, float]]
 
     def to_json(self) -> dict[str, Any]:
@@ -113,6 +119,7 @@ class StepSummary:
             "median_error": self.median_error,
             "bias": self.bias,
             "coverage": self.coverage,
+            "spread": self.spread,
             "parts": {
                 name: {"share_of_step": share, "median_error": error, "bias": bias}
                 for name, (share, error, bias) in self.parts.items()
@@ -134,20 +141,27 @@ def summary_of(runs: Sequence[StepRun]) -> StepSummary:
         share_within=mean(abs(run.error) <= TOLERANCE for run in runs),
         median_error=median(abs(run.error) for run in runs),
         bias=median(run.error for run in runs),
+        spread=median(run.spread for run in runs),
         coverage=mean(run.low_ms <= run.measured_ms <= run.high_ms for run in runs),
         parts=parts,
     )
 
 
 def run_chunk(
-    trials: Sequence[Trial], plans: Sequence[ShardingPlan], *, registry: Path | None, steps: int, device: str
+    trials: Sequence[Trial],
+    plans: Sequence[ShardingPlan],
+    *,
+    registry: Path | None,
+    steps: int,
+    repeats: int,
+    device: str,
 ) -> tuple[StepRun, ...]:
     """Measures plans in the same processes and prices them with what the registry has.
 
     Raises:
         AutoshardError: If a plan cannot be executed or priced.
     """
-    measured = run_trials(plans, [trial.seed for trial in trials], steps=steps, device=device)
+    measured = run_trials(plans, [trial.seed for trial in trials], steps=steps, repeats=repeats, device=device)
     runs = []
     for trial, plan, one in zip(trials, plans, measured, strict=True):
         price = price_step(plan, plan_costs(plan, registry))
@@ -158,6 +172,7 @@ def run_chunk(
                 low_ms=price.step_ms.low,
                 high_ms=price.step_ms.high,
                 measured_ms=one.step_ms,
+                spread=one.spread,
                 parts={part.value: (price.part_ms(part), one.part_ms[part]) for part in StepPart},
                 models={**price.models, "overlap": price.overlap.value},
             )
@@ -211,6 +226,7 @@ def main(
     ] = None,
     device: Annotated[str, typer.Option(help="`cpu` (gloo) or `cuda` (NCCL, a GPU for each process).")] = "cpu",
     steps: Annotated[int, typer.Option(min=1, help="Measured steps of each run.")] = 20,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each plan runs; the quickest counts.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Of tasks, plans and runs.")] = 0,
     planners: Annotated[
         str, typer.Option(help="Planners that take turns; `lopsided` puts most tables on one rank.")
@@ -241,6 +257,7 @@ def main(
         "num_ranks": num_ranks,
         "device": found.name,
         "steps": steps,
+        "repeats": repeats,
         "planners": names,
         "num_tables": [min_tables, max_tables],
         "batch_sizes": batches,
@@ -253,7 +270,7 @@ def main(
         while len(log.runs) < runs:
             chunk = trials[len(log.runs) : len(log.runs) + per_launch]
             plans = [plan_trial(trial, pool, topology, registry) for trial in chunk]
-            log.append(run_chunk(chunk, plans, registry=registry, steps=steps, device=device))
+            log.append(run_chunk(chunk, plans, registry=registry, steps=steps, repeats=repeats, device=device))
             advance(len(chunk))
     summary = summary_of(log.runs)
     result = {"settings": settings, "summary": summary.to_json(), "runs": [run.to_json() for run in log.runs]}
@@ -271,7 +288,8 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
 def _table(runs: Sequence[StepRun], summary: StepSummary) -> Table:
     title = (
         f"{summary.num_runs} runs: {summary.share_within:.0%} within {TOLERANCE:.0%}, median error "
-        f"{summary.median_error:.1%}, bias {summary.bias:+.1%}, {summary.coverage:.0%} within the 90% interval"
+        f"{summary.median_error:.1%}, bias {summary.bias:+.1%}, {summary.coverage:.0%} within the 90% interval; "
+        f"repeated runs differ by {summary.spread:.1%}"
     )
     table = Table(title=title, title_justify="left")
     for heading in ("tables", "batch", "planner", "predicted ms", "measured ms", "error"):

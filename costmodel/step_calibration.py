@@ -87,6 +87,7 @@ def run_calibration(
     *,
     registry: Path | None = None,
     steps: int = 20,
+    repeats: int = 2,
     advance: Callable[[int], None] = lambda _: None,
 ) -> tuple[CalibrationRun, ...]:
     """Plans and runs trials on this machine, one process per rank of the topology.
@@ -97,6 +98,7 @@ def run_calibration(
         topology: Ranks; its device is what the models are of.
         registry: Models that price the plans; None for the default.
         steps: Measured steps of each run.
+        repeats: Runs of each plan, of which the quickest counts.
         advance: Told how many runs have just ended.
 
     Raises:
@@ -107,7 +109,7 @@ def run_calibration(
     for start in range(0, len(trials), _RUNS_PER_LAUNCH):
         chunk = trials[start : start + _RUNS_PER_LAUNCH]
         plans = [plan_trial(trial, pool, topology, registry) for trial in chunk]
-        measured = run_trials(plans, [trial.seed for trial in chunk], steps=steps, device=device)
+        measured = run_trials(plans, [trial.seed for trial in chunk], steps=steps, repeats=repeats, device=device)
         for plan, one in zip(plans, measured, strict=True):
             runs.append(CalibrationRun(plan=plan, costs=plan_costs(plan, registry), measured=one))
         advance(len(chunk))

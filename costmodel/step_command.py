@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +13,12 @@ from autoshard import console
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from autoshard.core import TableSet, Topology
+    from autoshard.trials import Trial
     from costmodel.registry import Registry
 
+#: Runs that a calibration needs.
+_FEWEST_RUNS = 4
 #: Memory of a process for the tables of a calibration run.
 _RUN_BYTES = 8 << 30
 
@@ -36,6 +41,7 @@ def train_step(
     ] = 0,
     nproc: Annotated[int, typer.Option(min=2, help="Processes of those runs.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Measured steps of those runs.")] = 20,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each plan runs; the quickest counts.")] = 2,
     tables: Annotated[str, typer.Option(help="Pool that tasks of those runs are drawn from.")] = "metasyn",
     scale: Annotated[int, typer.Option(min=1, help="Divides the rows of the pool.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Of those runs.")] = 0,
@@ -51,8 +57,12 @@ def train_step(
         autoshard train step --store samples --calibrate 20
     """
     from autoshard.core.errors import InvalidOptionError
+    from autoshard.formats import load_tables
+    from autoshard.trials import draw_trials, local_topology
     from costmodel.registry import Registry
 
+    if 0 < calibrate < _FEWEST_RUNS:
+        raise InvalidOptionError(f"must be 0, or at least {_FEWEST_RUNS}, got {calibrate}", field="calibrate")
     if store is None and not calibrate:
         raise InvalidOptionError("needs a store to train from, or runs to calibrate on", field="store")
     models = Registry(registry)
@@ -62,7 +72,9 @@ def train_step(
     if calibrate:
         if device is None:
             device = str(trained[0]["name"]) if trained else "cpu"
-        trained.append(_calibrate(models, device, calibrate, nproc, steps, tables, scale, seed))
+        pool = load_tables(tables).scaled(scale)
+        trials = draw_trials(calibrate, seed=seed)
+        trained.append(_calibrate(models, trials, pool, local_topology(device, nproc, _RUN_BYTES), steps, repeats))
     console.emit({"registry": str(models.root), "models": trained}, _table(trained), as_json=as_json)
 
 
@@ -95,20 +107,17 @@ def _train(store: Path, device: str | None, models: Registry) -> list[dict[str, 
 
 
 def _calibrate(
-    models: Registry, device: str, count: int, nproc: int, steps: int, tables: str, scale: int, seed: int
+    models: Registry, trials: Sequence[Trial], pool: TableSet, topology: Topology, steps: int, repeats: int
 ) -> dict[str, Any]:
-    from autoshard.formats import load_tables
-    from autoshard.trials import draw_trials, local_topology
     from costmodel.step_calibration import calibrate_step, run_calibration
     from costmodel.step_model import STEP_KIND
 
-    pool = load_tables(tables).scaled(scale)
-    topology = local_topology(device, nproc, _RUN_BYTES)
-    trials = draw_trials(count, seed=seed)
-    with console.progress("Running plans", count) as advance:
-        runs = run_calibration(trials, pool, topology, registry=models.root, steps=steps, advance=advance)
-    model = calibrate_step(runs, device)
-    return _publish(models, STEP_KIND, device, model.tensors(), model.card.to_json())
+    with console.progress("Running plans", len(trials)) as advance:
+        runs = run_calibration(
+            trials, pool, topology, registry=models.root, steps=steps, repeats=repeats, advance=advance
+        )
+    model = calibrate_step(runs, topology.device)
+    return _publish(models, STEP_KIND, topology.device, model.tensors(), model.card.to_json())
 
 
 def _publish(models: Registry, kind: str, device: str, tensors: dict[str, Any], card: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,266 @@
+"""The model of collectives: known truths are found, unmeasured worlds stay sane, registries give back what they got."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.core import DType, Level, Link, MemoryBytes, Topology
+from autoshard.core.errors import InvalidTopologyError, ModelError
+from autoshard.formats.collective_samples import Collective, CollectiveSample, GroupLevel, Operator
+from costmodel.collective_curve import num_latencies
+from costmodel.collective_model import COLLECTIVE_KIND, COLLECTIVES, LearnedCollectives
+from costmodel.collective_training import train_collective_model
+from costmodel.registry import Registry
+
+#: The truth of synthetic samples: milliseconds per latency and per byte.
+NODE_LATENCY, NODE_BYTE = 0.05, 1e-6
+FAR_LATENCY, FAR_BYTE = 0.4, 8e-6
+SIZES = [4**power for power in range(5, 14)]
+
+
+def sample(operator, level, num_bytes, *, nproc=8, node_size=4, noise=1.0, **changes):
+    """A collective with exactly the times of the truth, but for `noise`."""
+    local, nodes = node_size, nproc // node_size
+    group, span = {"node": (local, 1), "across_nodes": (nodes, nodes), "world": (nproc, nodes)}[level.value]
+    kept = 1.0 / group
+    sent = num_bytes * (1 - kept) * (2 if operator is Operator.ALL_REDUCE else 1)
+    latency, byte = (NODE_LATENCY, NODE_BYTE) if level is GroupLevel.NODE else (FAR_LATENCY, FAR_BYTE)
+    values = {
+        "collected_at": datetime(2026, 11, 1, tzinfo=UTC),
+        "device": "cpu",
+        "device_name": "test",
+        "backend": "gloo",
+        "torch_version": "2.13",
+        "autoshard_version": "0.1",
+        "git_commit": "",
+        "num_hosts": 1,
+        "nproc": nproc,
+        "node_size": node_size,
+        "collective": Collective(level=level, operator=operator, dtype=DType.FP32, bytes_per_rank=num_bytes),
+        "group_size": group,
+        "num_nodes": span,
+        "mean_sent_bytes": sent,
+        "max_sent_bytes": int(np.ceil(sent)),
+        "max_received_bytes": int(np.ceil(sent)),
+        "latency_ms": (latency * num_latencies(operator.value, group) + byte * sent) * noise,
+        "spread": 0.01,
+        "reference_ms": 1.0,
+        "num_rounds": 9,
+    }
+    return CollectiveSample(**{**values, **changes})
+
+
+def topology(*sizes):
+    link = Link(bytes_per_s=1e9, latency_s=1e-4)
+    levels = tuple(Level(name=f"l{n}", size=size, all_to_all=link, all_reduce=link) for n, size in enumerate(sizes))
+    return Topology(world_size=sizes[-1], device="cpu", memory_bytes=MemoryBytes(hbm=1), levels=levels)
+
+
+@pytest.fixture(scope="module")
+def samples():
+    rng = np.random.default_rng(0)
+    return [
+        sample(operator, level, size, nproc=nproc, node_size=nproc // 2, noise=float(np.exp(rng.normal(0, 0.02))))
+        for operator in Operator
+        for level in (GroupLevel.NODE, GroupLevel.ACROSS_NODES)
+        for size in SIZES
+        for nproc in (4, 8, 16)
+    ]
+
+
+@pytest.fixture(scope="module")
+def model(samples):
+    return train_collective_model(samples)
+
+
+def even(world_size, num_bytes):
+    """Every rank sends `num_bytes` to others in equal parts."""
+    matrix = np.full((world_size, world_size), num_bytes / (world_size - 1))
+    np.fill_diagonal(matrix, 0.0)
+    return matrix
+
+
+class TestKnownTruth:
+    def test_latency_and_bandwidth_are_found_at_a_number_of_ranks_that_was_not_measured(self, model):
+        for num_bytes in (2e4, 1e6, 3e7):
+            # Six ranks of one node: five latencies one after the other, and the bytes of one rank.
+            expected = NODE_LATENCY * 5 + NODE_BYTE * num_bytes
+            predicted = model.all_to_all_ms(even(6, num_bytes), topology(6))
+            np.testing.assert_allclose(predicted, expected, rtol=0.1)
+
+    def test_reductions_count_what_leaves_a_rank(self, model):
+        # 5/6 of the bytes leave a rank for a reduce-scatter or an all-gather, twice that for an all-reduce.
+        buffer, sent = 1e7, 1e7 * 5 / 6
+        expected = NODE_LATENCY * 5 + NODE_BYTE * sent
+        assert model.reduce_scatter_ms(buffer, topology(6)) == pytest.approx(expected, rel=0.1)
+        assert model.all_gather_ms(buffer, topology(6)) == pytest.approx(expected, rel=0.1)
+        expected = NODE_LATENCY * 2 * np.log2(6) + NODE_BYTE * 2 * sent
+        assert model.all_reduce_ms(buffer, topology(6)) == pytest.approx(expected, rel=0.1)
+
+    def test_links_between_nodes_cost_what_they_cost(self, model):
+        # Four nodes of one rank each: all bytes leave their node.
+        expected = FAR_LATENCY * 3 + FAR_BYTE * 1e6
+        np.testing.assert_allclose(model.all_to_all_ms(even(4, 1e6), topology(1, 4)), expected, rtol=0.1)
+
+    def test_inside_and_between_nodes_work_side_by_side_unless_worlds_say_otherwise(self, model, samples):
+        # Without samples of worlds the longer of both counts.
+        away = even(4, 3e6)
+        inside = NODE_LATENCY * 1 + NODE_BYTE * 1e6
+        outside = FAR_LATENCY * 2 + FAR_BYTE * 2e6
+        np.testing.assert_allclose(model.all_to_all_ms(away, topology(2, 4)), max(inside, outside), rtol=0.1)
+        worlds = [
+            sample(
+                Operator.ALL_TO_ALL,
+                GroupLevel.WORLD,
+                size,
+                nproc=8,
+                node_size=4,
+                # What one after the other would take: 3 of 7 parts of what leaves stay in the node.
+                latency_ms=NODE_LATENCY * 3 + FAR_LATENCY * 4 + size * 7 / 8 * (NODE_BYTE * 3 / 7 + FAR_BYTE * 4 / 7),
+            )
+            for size in SIZES
+        ]
+        one_after_the_other = train_collective_model([*samples, *worlds])
+        assert model.card.alongside["all_to_all"] == 0.0
+        assert one_after_the_other.card.alongside["all_to_all"] >= 0.8
+
+    def test_intervals_hold_what_was_held_out(self, model, samples):
+        held = [one for one in samples if one.collective.level is GroupLevel.NODE and one.node_size == 4]
+        inside = 0
+        for one in held:
+            value = np.array([_predicted(model, one)])
+            low, high = model.bounds_ms(one.collective.operator.value, value, topology(one.nproc))
+            inside += float(low[0]) <= one.latency_ms <= float(high[0])
+        assert inside >= 0.85 * len(held)
+
+    def test_disturbed_samples_hardly_matter(self, samples):
+        disturbed = [
+            replace(one, latency_ms=one.latency_ms * 5) if n % 12 == 0 else one for n, one in enumerate(samples)
+        ]
+        predicted = train_collective_model(disturbed).all_to_all_ms(even(6, 1e6), topology(6))
+        np.testing.assert_allclose(predicted, NODE_LATENCY * 5 + NODE_BYTE * 1e6, rtol=0.25)
+
+
+def _predicted(model, one):
+    local = topology(one.node_size)
+    buffer = float(one.collective.bytes_per_rank)
+    if one.collective.operator is Operator.ALL_TO_ALL:
+        return float(model.all_to_all_ms(even(one.node_size, one.max_sent_bytes), local).max())
+    name = f"{one.collective.operator.value}_ms"
+    return getattr(model, name)(buffer, local)
+
+
+class TestPromises:
+    @given(seed=st.integers(0, 1000))
+    def test_relabelling_alike_ranks_relabels_their_times(self, model, seed):
+        rng = np.random.default_rng(seed)
+        matrix = rng.integers(0, 10**7, (8, 8)).astype(float)
+        order = np.concatenate([4 * node + rng.permutation(4) for node in rng.permutation(2)])
+        times = model.all_to_all_ms(matrix, topology(4, 8))
+        relabelled = model.all_to_all_ms(matrix[np.ix_(order, order)], topology(4, 8))
+        np.testing.assert_allclose(relabelled, times[order])
+
+    @given(
+        bytes_each=st.tuples(st.floats(1, 1e11), st.floats(1, 1e11)),
+        sizes=st.sampled_from([(2,), (3,), (4,), (4, 8), (8, 64), (8, 1024)]),
+        name=st.sampled_from([*COLLECTIVES]),
+    )
+    def test_more_bytes_never_take_less_time_at_any_number_of_ranks(self, model, bytes_each, sizes, name):
+        fewer, more = sorted(bytes_each)
+        world = topology(*sizes)
+
+        def price(num_bytes):
+            if name == "all_to_all":
+                return float(model.all_to_all_ms(even(world.world_size, num_bytes), world).max())
+            return float(getattr(model, f"{name}_ms")(num_bytes, world))
+
+        assert 0 < price(fewer) <= price(more) * (1 + 1e-9)
+        assert np.isfinite(price(more))
+        low, high = model.bounds_ms(name, np.array([price(more)]), world)
+        assert 0 <= low[0] <= price(more) <= high[0] < float("inf")
+
+    def test_numbers_of_ranks_that_were_not_measured_have_wider_intervals(self, model):
+        value = np.array([5.0])
+        widths = []
+        for ranks in (8, 64, 512):
+            low, high = model.bounds_ms("all_to_all", value, topology(ranks))
+            widths.append(float(high[0] / low[0]))
+        assert widths == sorted(widths)
+        assert widths[0] < widths[2]
+
+    def test_what_stays_and_worlds_of_one_are_free(self, model):
+        assert model.all_to_all_ms(np.diag([1e9, 1e9]), topology(2)).tolist() == [0.0, 0.0]
+        assert model.all_reduce_ms(1e6, topology(1)) == 0.0
+        assert model.all_reduce_ms(0.0, topology(4)) == 0.0
+
+    def test_links_that_nobody_measured_are_the_topologys(self, samples):
+        known = train_collective_model([one for one in samples if one.collective.level is GroupLevel.NODE])
+        # 1 MB leaves every node at 1 GB/s behind 0.1 ms.
+        matrix = np.array([[0.0, 1e6], [1e6, 0.0]])
+        np.testing.assert_allclose(known.all_to_all_ms(matrix, topology(1, 2)), 1.1)
+
+    def test_refuses_matrices_of_another_world(self, model):
+        with pytest.raises(InvalidTopologyError, match="must be 4 rows"):
+            model.all_to_all_ms(np.zeros((2, 2)), topology(4))
+
+
+class TestRegistry:
+    def test_round_trip(self, model, tmp_path):
+        registry = Registry(tmp_path)
+        version = registry.publish(COLLECTIVE_KIND, "cpu", model.tensors(), model.card.to_json())
+        loaded = LearnedCollectives.load(registry, "cpu")
+        assert loaded.card == model.card
+        assert (loaded.name, model.name) == (f"learned:cpu@{version}", "learned:cpu")
+        for world in (topology(4), topology(8, 64)):
+            matrix = even(world.world_size, 1e6)
+            np.testing.assert_array_equal(loaded.all_to_all_ms(matrix, world), model.all_to_all_ms(matrix, world))
+            assert loaded.all_reduce_ms(1e6, world) == model.all_reduce_ms(1e6, world)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"schema": "autoshard.collective-model/9"}, "schema: must be autoshard"),
+            ({"bounds": {}}, "lacks or misstates"),
+            ({"bounds": {name: [[1.0, 2.0, 0.5]] for name in COLLECTIVES}}, "lacks or misstates"),
+        ],
+    )
+    def test_refuses_foreign_cards(self, model, tmp_path, change, message):
+        registry = Registry(tmp_path)
+        registry.publish(COLLECTIVE_KIND, "cpu", model.tensors(), model.card.to_json() | change)
+        with pytest.raises(ModelError, match=message):
+            LearnedCollectives.load(registry, "cpu")
+
+    @pytest.mark.parametrize("value", [float("nan"), -1.0])
+    def test_refuses_impossible_numbers(self, model, tmp_path, value):
+        tensors = model.tensors()
+        tensors["node.all_to_all.coefficients"] = tensors["node.all_to_all.coefficients"] * 0 + value
+        Registry(tmp_path).publish(COLLECTIVE_KIND, "cpu", tensors, model.card.to_json())
+        with pytest.raises(ModelError, match="all_to_all"):
+            LearnedCollectives.load(Registry(tmp_path), "cpu")
+
+    def test_refuses_models_of_other_devices(self, model, tmp_path):
+        with pytest.raises(ModelError, match="device"):
+            Registry(tmp_path).publish(COLLECTIVE_KIND, "h200", model.tensors(), model.card.to_json())
+
+
+class TestSamples:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"device": "h200"}, "one device"),
+            ({"backend": "nccl"}, "one backend"),
+            ({"latency_ms": float("nan")}, "latency_ms: must be finite"),
+            ({"reference_ms": 0.0}, "reference_ms: must be finite"),
+        ],
+    )
+    def test_refuses_what_cannot_be_fitted(self, samples, change, message):
+        with pytest.raises(ModelError, match=message):
+            train_collective_model([*samples[:-1], replace(samples[-1], **change)])
+
+    def test_refuses_too_few(self, samples):
+        with pytest.raises(ModelError, match="at least 8 samples"):
+            train_collective_model(samples[:3])

@@ -1,0 +1,199 @@
+"""Calibrated steps: weights that runs were made with are found, registries give back what they got, real runs work."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.core import Costs
+from autoshard.core.errors import ModelError
+from autoshard.core.step import PART_FEATURES, Overlap, StepPart, weighted_ms
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, price_step
+from autoshard.formats.metasyn import metasyn
+from autoshard.planning import plan_costs
+from autoshard.trials import LOPSIDED, MeasuredStep, draw_trials, local_topology, plan_trial
+from costmodel.registry import Registry
+from costmodel.step_calibration import CalibrationRun, calibrate_step, run_calibration
+from costmodel.step_model import STEP_KIND, CalibratedStep, StepCard
+from costmodel.step_regression import fit_nonnegative, quantile_bounds
+
+COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+#: What synthetic runs take, in the order of `PART_FEATURES`.
+TRUTH = {
+    StepPart.INPUT: (1.5, 0.4, 3.0, 0.0),
+    StepPart.FORWARD_KERNEL: (1.2, 0.0, 0.02, 0.0),
+    StepPart.FORWARD_EXCHANGE: (0.8, 0.1, 0.3),
+    StepPart.BACKWARD_EXCHANGE: (0.9, 0.1, 0.5),
+    StepPart.BACKWARD_KERNEL: (1.4, 0.0, 0.0),
+    StepPart.DENSE: (1.3, 1.0, 4.0, 0.0, 0.0),
+}
+
+
+@pytest.fixture(scope="module")
+def pool():
+    return metasyn().scaled(4096)
+
+
+@pytest.fixture(scope="module")
+def plans(pool):
+    topology = local_topology("cpu", 2, 1 << 30)
+    trials = draw_trials(24, seed=5, planners=["random", LOPSIDED], num_tables=(8, 60))
+    return [plan_trial(trial, pool, topology, None) for trial in trials]
+
+
+def synthetic(plan, noise):
+    """A run that takes exactly what the truth says, but for `noise`."""
+    work = price_step(plan, COSTS).work
+    times = {part: weighted_ms(work[part], TRUTH[part]) * noise for part in StepPart}
+    parts = {part: float(times_R.max()) for part, times_R in times.items()}
+    kernels = zip(times[StepPart.FORWARD_KERNEL].tolist(), times[StepPart.BACKWARD_KERNEL].tolist(), strict=True)
+    measured = MeasuredStep(step_ms=sum(parts.values()), part_ms=parts, kernel_ms_R=tuple(kernels))
+    return CalibrationRun(plan=plan, costs=COSTS, measured=measured)
+
+
+@pytest.fixture(scope="module")
+def runs(plans):
+    rng = np.random.default_rng(0)
+    return [synthetic(plan, float(np.exp(rng.normal(0, 0.02)))) for plan in plans]
+
+
+@pytest.fixture(scope="module")
+def model(runs):
+    return calibrate_step(runs, "cpu")
+
+
+class TestCalibration:
+    def test_steps_are_what_they_take(self, model, runs):
+        for run in runs:
+            price = price_step(run.plan, replace(run.costs, step=model))
+            assert price.step_ms.value == pytest.approx(run.measured.step_ms, rel=0.15)
+            assert price.overlap is Overlap.NONE
+        assert model.card.metrics["median_error"] < 0.05
+        assert model.card.metrics["share_within_15_percent"] >= 0.9
+
+    def test_it_is_better_than_the_parts_as_they_are(self, model, runs):
+        plain = [abs(price_step(run.plan, COSTS).step_ms.value / run.measured.step_ms - 1) for run in runs]
+        assert np.median(plain) > 3 * model.card.metrics["median_error"]
+
+    def test_intervals_hold_runs_that_it_has_not_seen(self, model, runs):
+        rng = np.random.default_rng(1)
+        held = 0
+        for run in runs:
+            fresh = synthetic(run.plan, float(np.exp(rng.normal(0, 0.02))))
+            step = price_step(run.plan, replace(COSTS, step=model)).step_ms
+            held += step.low <= fresh.measured.step_ms <= step.high
+        assert held >= 0.8 * len(runs)
+
+    def test_one_disturbed_run_hardly_matters(self, runs):
+        late = replace(runs[3], measured=synthetic(runs[3].plan, 3.0).measured)
+        model = calibrate_step([*runs[:3], late, *runs[4:]], "cpu")
+        error = [
+            abs(price_step(run.plan, replace(COSTS, step=model)).step_ms.value / run.measured.step_ms - 1)
+            for run in runs
+        ]
+        assert np.median(error) < 0.08
+
+    def test_without_evidence_models_stay_as_they_are(self, plans):
+        # Runs that take exactly what the models say.
+        plain = []
+        for plan in plans[:6]:
+            price = price_step(plan, COSTS)
+            times = {part: price.part_ms(part) for part in StepPart}
+            kernels = price.work[StepPart.FORWARD_KERNEL][:, 0], price.work[StepPart.BACKWARD_KERNEL][:, 0]
+            measured = MeasuredStep(
+                step_ms=price.step_ms.value,
+                part_ms=times,
+                kernel_ms_R=tuple(zip(*(column.tolist() for column in kernels), strict=True)),
+            )
+            plain.append(CalibrationRun(plan=plan, costs=COSTS, measured=measured))
+        model = calibrate_step(plain, "cpu")
+        for (part, _), weights in model.fitted.items():
+            assert weights[0] == pytest.approx(1.0, abs=1e-3), part
+            assert weights[2:] == pytest.approx([0.0] * (len(weights) - 2), abs=1e-3), part
+
+    def test_refuses_what_cannot_be_fitted(self, runs):
+        with pytest.raises(ModelError, match="at least 4 runs"):
+            calibrate_step(runs[:3], "cpu")
+        broken = replace(runs[0], measured=replace(runs[0].measured, step_ms=float("nan")))
+        with pytest.raises(ModelError, match="step_ms: must be finite"):
+            calibrate_step([broken, *runs[1:]], "cpu")
+
+
+class TestRegistry:
+    def test_round_trip(self, model, runs, tmp_path):
+        registry = Registry(tmp_path)
+        version = registry.publish(STEP_KIND, "cpu", model.tensors(), model.card.to_json())
+        loaded = CalibratedStep.load(registry, "cpu")
+        assert (loaded.card, loaded.fitted) == (model.card, model.fitted)
+        assert loaded.name == f"calibrated:cpu@{version} (overlap: none)"
+        # What planning finds.
+        assert plan_costs(runs[0].plan, tmp_path).step.name == loaded.name
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"schema": "autoshard.step-model/9"}, "schema: must be autoshard"),
+            ({"features": {}}, "features: was calibrated with other features"),
+            ({"overlap": "all"}, "lacks or misstates"),
+            ({"interval_scale": -1.0}, "interval_scale"),
+        ],
+    )
+    def test_refuses_foreign_cards(self, model, tmp_path, change, message):
+        Registry(tmp_path).publish(STEP_KIND, "cpu", model.tensors(), model.card.to_json() | change)
+        with pytest.raises(ModelError, match=message):
+            CalibratedStep.load(Registry(tmp_path), "cpu")
+
+    @pytest.mark.parametrize(
+        ("key", "weights"),
+        [("input/learned:cpu", [1.0]), ("input/learned:cpu", [np.nan] * 4), ("nothing/x", [1.0]), ("input", [1.0] * 4)],
+    )
+    def test_refuses_impossible_weights(self, model, tmp_path, key, weights):
+        Registry(tmp_path).publish(STEP_KIND, "cpu", {key: np.array(weights)}, model.card.to_json())
+        with pytest.raises(ModelError):
+            CalibratedStep.load(Registry(tmp_path), "cpu")
+
+    def test_cards_are_json(self, model):
+        written = json.loads(json.dumps(model.card.to_json()))
+        assert StepCard.from_json(written, "card") == model.card
+
+
+class TestRegression:
+    def test_finds_the_truth_and_never_goes_below_zero(self):
+        rng = np.random.default_rng(0)
+        features_SF = rng.uniform(0, 10, (200, 4))
+        truth_F = np.array([2.0, 0.0, 0.5, 1.0])
+        measured_S = features_SF @ truth_F * np.exp(rng.normal(0, 0.01, 200))
+        fitted_F = fit_nonnegative(features_SF, measured_S, strength_F=1e-6)
+        np.testing.assert_allclose(fitted_F, truth_F, atol=0.05)
+        assert (fit_nonnegative(np.stack([measured_S, features_SF[:, 0]], 1), measured_S / 2) >= 0).all()
+
+    def test_unused_features_keep_their_prior(self):
+        features_SF = np.array([[1.0, 0.0], [2.0, 0.0]])
+        fitted_F = fit_nonnegative(features_SF, np.array([3.0, 6.0]), np.array([1.0, 0.7]), 1e-6)
+        np.testing.assert_allclose(fitted_F, [3.0, 0.7], rtol=1e-3)
+
+    def test_intervals_count_the_next_sample_in(self):
+        # Of 39 samples the outer 5% ends are the 2nd and the 38th; of 5, the first and the last.
+        assert quantile_bounds(np.arange(1, 40) / 20) == (0.1, 1.9)
+        assert quantile_bounds(np.array([0.9, 1.0, 1.1, 0.8, 1.3])) == (0.8, 1.3)
+
+
+@pytest.mark.timeout(120)
+def test_real_runs_calibrate(pool, tmp_path):
+    """Plans of two processes: parts add up, and the model prices them near what they took."""
+    topology = local_topology("cpu", 2, 1 << 30)
+    trials = draw_trials(4, seed=3, planners=["random", LOPSIDED], num_tables=(8, 16), batch_sizes=[64, 128])
+    done = []
+    runs = run_calibration(trials, pool, topology, registry=tmp_path, steps=5, advance=done.append)
+    assert sum(done) == len(runs) == 4
+    for run in runs:
+        assert sum(run.measured.part_ms.values()) == pytest.approx(run.measured.step_ms, rel=1e-6)
+        assert set(run.measured.part_ms) == set(PART_FEATURES)
+        assert all(ms >= 0 for ms in run.measured.part_ms.values())
+    model = calibrate_step(runs, "cpu")
+    errors = [
+        abs(price_step(run.plan, replace(run.costs, step=model)).step_ms.value / run.measured.step_ms - 1)
+        for run in runs
+    ]
+    assert np.median(errors) < 1.0

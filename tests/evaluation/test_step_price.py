@@ -1,0 +1,237 @@
+"""How parts make up a step: the formula by hand, dense layers, weights of a step model, intervals, the upper end."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.core import (
+    AccessProfile,
+    Costs,
+    DenseLayers,
+    EmbeddingTable,
+    Feature,
+    Level,
+    Link,
+    MemoryBytes,
+    PlacedShard,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Topology,
+)
+from autoshard.core.errors import InvalidPlanError
+from autoshard.core.step import PART_FEATURES, Overlap, StepPart, StepTimes, plain_coefficients
+from autoshard.evaluation import (
+    AlphaBetaComm,
+    AnalyticCostModel,
+    AnalyticDenseModel,
+    UpperEndComm,
+    at_upper_end,
+    evaluate,
+    price_step,
+)
+
+COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+DENSE = DenseLayers(num_dense_features=13, bottom_mlp=(64, 16), top_mlp=(32, 1))
+#: The time of every part, all different, so that a sum or a maximum tells what it is of.
+TIMES = StepTimes(
+    input=1.0,
+    forward_kernel=2.0,
+    forward_exchange=4.0,
+    backward_exchange=8.0,
+    backward_kernel=16.0,
+    bottom_forward=5.0,
+    bottom_backward=23.0,
+    interaction_forward=32.0,
+    interaction_backward=64.0,
+    top_forward=128.0,
+    top_backward=256.0,
+    all_reduce=512.0,
+    overhead=1024.0,
+)
+
+
+def plan(dense=DENSE, ranks=(0, 0, 1), batch_size=128, bytes_per_s=1e9):
+    link = Link(bytes_per_s=bytes_per_s, latency_s=1e-4)
+    topology = Topology(
+        world_size=2,
+        device="cpu",
+        memory_bytes=MemoryBytes(hbm=1 << 30),
+        levels=(Level(name="node", size=2, all_to_all=link, all_reduce=link),),
+    )
+    tables = tuple(
+        EmbeddingTable(
+            name=f"t{index}",
+            num_embeddings=1000,
+            embedding_dim=16,
+            features=(Feature(name=f"f{index}", pooling_factor=4.0),),
+            access=AccessProfile.zipf(1000, 1.0),
+        )
+        for index in range(len(ranks))
+    )
+    return ShardingPlan(
+        tables=TableSet(batch_size=batch_size, tables=tables, dense=dense),
+        topology=topology,
+        shards=tuple(PlacedShard.table_wise(Shard.whole(one), rank) for one, rank in zip(tables, ranks, strict=True)),
+    )
+
+
+@dataclass(frozen=True)
+class Doubled:
+    """A step model by which every model's milliseconds are half of what a step takes, and a step starts in 3 ms."""
+
+    known: tuple[str, ...] = ("analytic:cpu", "alpha-beta")
+    overlap: Overlap = Overlap.NONE
+    name: str = "doubled"
+
+    def coefficients(self, part, basis):
+        if basis not in self.known:
+            return None
+        weights = [2.0 * weight for weight in plain_coefficients(part)]
+        if part is StepPart.DENSE:
+            weights[PART_FEATURES[part].index("steps")] = 3.0
+        return tuple(weights)
+
+    def interval_ms(self, value_ms, below_ms, above_ms):
+        return value_ms - below_ms / 10, value_ms + above_ms / 10
+
+
+class TestComposition:
+    def test_one_after_the_other(self):
+        # 1 + 2 + 4 + 8 + 16 + 5 + 23 + 32 + 64 + 128 + 256 + 512 + 1024
+        assert TIMES.step_ms(Overlap.NONE) == 2075.0
+
+    def test_neo_equation_1(self):
+        # Forward: max(5, 2 + 4) + 32 + 128; backward: max(256 + 64 + max(8 + 16, 23), 512); and 1 + 1024.
+        assert TIMES.step_ms(Overlap.NEO) == 6 + 160 + 512 + 1025
+        quick = replace(TIMES, all_reduce=1.0, bottom_forward=7.0, bottom_backward=30.0)
+        # max(7, 6) + 160; 256 + 64 + max(24, 30); 1025.
+        assert quick.step_ms(Overlap.NEO) == 7 + 160 + 350 + 1025
+
+    def test_dense_is_all_that_the_runtime_does_not_time(self):
+        timed = TIMES.input + TIMES.forward_kernel + TIMES.forward_exchange
+        timed += TIMES.backward_exchange + TIMES.backward_kernel
+        assert timed + TIMES.dense == TIMES.step_ms(Overlap.NONE)
+
+    @given(
+        parts=st.lists(st.floats(0, 1e3), min_size=13, max_size=13),
+        more=st.floats(0, 1e3),
+        index=st.integers(0, 12),
+    )
+    def test_overlap_never_costs_and_longer_parts_never_save(self, parts, more, index):
+        names = list(StepTimes.__slots__)
+        times = StepTimes(**dict(zip(names, parts, strict=True)))
+        assert times.step_ms(Overlap.NEO) <= times.step_ms(Overlap.NONE) * (1 + 1e-12) + 1e-9
+        longer = replace(times, **{names[index]: parts[index] + more})
+        for overlap in Overlap:
+            assert longer.step_ms(overlap) >= times.step_ms(overlap) - 1e-9
+
+
+class TestDense:
+    def test_layers_and_their_all_reduce_count_where_they_are_described(self):
+        with_dense, without = price_step(plan(), COSTS), price_step(plan(dense=None), COSTS)
+        assert without.times.dense == 0.0
+        # (13 + 1) * 64 + (64 + 1) * 16 in the bottom; 16 + 4 * 3 / 2 products in, so 22; (22 + 1) * 32 + 33 on top.
+        num_parameters = 14 * 64 + 65 * 16 + 23 * 32 + 33
+        all_reduce_ms = (1e-4 + num_parameters * 4 / 1e9) * 1e3
+        assert with_dense.times.all_reduce == pytest.approx(all_reduce_ms)
+        assert with_dense.step_ms.value == pytest.approx(without.step_ms.value + with_dense.times.dense)
+        assert (with_dense.models["dense"], "dense" in without.models) == ("analytic:cpu", False)
+
+    def test_a_rank_runs_its_local_batch(self):
+        small, large = (price_step(plan(batch_size=size), COSTS).times for size in (2**17, 2**23))
+        assert large.top_forward == pytest.approx(64 * small.top_forward, rel=0.05)
+        assert large.all_reduce == small.all_reduce
+
+    def test_layers_that_make_no_model(self):
+        with pytest.raises(InvalidPlanError, match=r"tables\.dense"):
+            evaluate(plan(dense=replace(DENSE, top_mlp=(32, 2))), COSTS)
+
+    def test_memory_and_kernels_are_as_without(self):
+        with_dense, without = evaluate(plan(), COSTS), evaluate(plan(dense=None), COSTS)
+        assert with_dense.ranks == without.ranks
+        assert with_dense.max_kernel_ms == without.max_kernel_ms
+        assert with_dense.step_ms.value > without.step_ms.value
+
+
+class TestStepModel:
+    def test_weights_count_where_they_were_calibrated(self):
+        plain, doubled = (price_step(plan(), replace(COSTS, step=step)) for step in (None, Doubled()))
+        assert doubled.step_ms.value == pytest.approx(2 * plain.step_ms.value + 3)
+        assert doubled.times.overhead == pytest.approx(3.0)
+        assert doubled.models["step"] == "doubled"
+        for part in StepPart:
+            extra = 3.0 if part is StepPart.DENSE else 0.0
+            assert doubled.part_ms(part) == pytest.approx(2 * plain.part_ms(part) + extra)
+
+    def test_weights_of_other_models_do_not_count(self):
+        plain = price_step(plan(), COSTS)
+        foreign = price_step(plan(), replace(COSTS, step=Doubled(known=("alpha-beta",))))
+        assert foreign.times.forward_kernel == plain.times.forward_kernel
+        assert foreign.times.forward_exchange == pytest.approx(2 * plain.times.forward_exchange)
+
+    def test_the_interval_is_the_models_where_all_parts_were_calibrated(self):
+        known = price_step(plan(), replace(COSTS, step=Doubled())).step_ms
+        partly = price_step(plan(), replace(COSTS, step=Doubled(known=("analytic:cpu",)))).step_ms
+        assert (known.high - known.value) / known.value < 0.2 < (partly.high - partly.value) / partly.value
+
+    def test_its_overlap_is_the_default(self):
+        neo = replace(COSTS, step=Doubled(overlap=Overlap.NEO))
+        assert price_step(plan(), COSTS).overlap is Overlap.NONE
+        assert price_step(plan(), neo).overlap is Overlap.NEO
+        assert price_step(plan(), neo, overlap=Overlap.NONE).overlap is Overlap.NONE
+
+    def test_features_are_what_a_rank_handles(self):
+        work = price_step(plan(), COSTS).work
+        for part in StepPart:
+            assert work[part].shape == (2, len(PART_FEATURES[part]))
+        # Rank 0 has two tables of a feature each, one kernel, and looks up all 128 bags of both.
+        assert work[StepPart.FORWARD_KERNEL][0, 1:].tolist() == pytest.approx([1, 2, 256e-6])
+        # It sends 3 * 64 bags' ids, of which it keeps 2 * 64, and gets 2 * 64 of the other rank: 4 lookups each.
+        assert work[StepPart.INPUT][0, 2:].tolist() == pytest.approx([(192 + 256) * 4e-6, (192 + 256) * 1e-6])
+        # It sends two vectors of 16 fp32 for each of 128 samples, and gets three for each of 64.
+        assert work[StepPart.FORWARD_EXCHANGE][0, 2] == pytest.approx((256 + 192) * 64e-6)
+
+
+class TestIntervals:
+    def test_hold_the_value_and_combine_the_parts(self):
+        step = price_step(plan(), COSTS).step_ms
+        assert 0 <= step.low < step.value < step.high
+        assert evaluate(plan(), COSTS).step_ms == step
+
+    def test_the_upper_end_is_dearer_in_every_part(self):
+        usual, upper = (price_step(plan(), costs) for costs in (COSTS, at_upper_end(COSTS, "cpu")))
+        for part in StepPart:
+            assert upper.part_ms(part) > usual.part_ms(part)
+        # Not all parts err at once, so that the upper end of the sum is below the sum of the upper ends.
+        assert upper.step_ms.value > usual.step_ms.high
+        assert upper.models["kernel"] == "analytic:cpu (upper end)"
+
+    def test_upper_ends_are_corrected_as_values_are(self):
+        calibrated = at_upper_end(replace(COSTS, step=Doubled()), "cpu")
+        plain = price_step(plan(), at_upper_end(COSTS, "cpu"))
+        assert price_step(plan(), calibrated).step_ms.value == pytest.approx(2 * plain.step_ms.value + 3)
+
+    def test_upper_ends_are_the_models(self):
+        two = plan().topology
+        comm, upper = COSTS.comm, UpperEndComm(COSTS.comm)
+        for name in ("all_reduce", "reduce_scatter", "all_gather"):
+            value = getattr(comm, f"{name}_ms")(1e6, two)
+            assert getattr(upper, f"{name}_ms")(1e6, two) == comm.bounds_ms(name, np.array([value]), two)[1][0]
+        matrix = np.array([[0.0, 1e6], [1e5, 0.0]])
+        expected = comm.bounds_ms("all_to_all", comm.all_to_all_ms(matrix, two), two)[1]
+        np.testing.assert_array_equal(upper.all_to_all_ms(matrix, two), expected)
+
+    def test_reduce_scatter_and_all_gather_make_an_all_reduce(self):
+        # Half the bytes each, and the latency twice.
+        two = plan().topology
+        halves = COSTS.comm.reduce_scatter_ms(1e6, two) + COSTS.comm.all_gather_ms(1e6, two)
+        assert halves == pytest.approx(COSTS.comm.all_reduce_ms(1e6, two) + 0.1)
+
+
+def test_analytic_dense_is_the_fallback():
+    given = replace(COSTS, dense=AnalyticDenseModel.for_device("cpu"))
+    assert price_step(plan(), given).step_ms == price_step(plan(), COSTS).step_ms
