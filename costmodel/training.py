@@ -110,7 +110,7 @@ def train_cost_model(
     train_part, held_out = dataset.split(options.held_out_share, rng)
     scaling = FeatureScaling.fit(train_part.features_UF[train_part.shard_N])
     scale_ms = float(train_part.kernel_ms.mean())
-    with _one_thread():
+    with one_thread():
         weights = _fit(train_part, scaling, scale_ms, options, rng, advance)
     predictor = CostPredictor(weights, encoder_hidden=options.encoder_hidden, scaling=scaling, scale_ms=scale_ms)
     metrics, interval = assess(predictor, held_out)
@@ -228,7 +228,7 @@ def _loss(predicted_BO: Tensor, log_spread_B: Tensor, measured_BO: Tensor) -> Te
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """The network is so small that a second thread costs more than it brings, many times so on a busy machine."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
