@@ -29,7 +29,7 @@ _MIN_PER_CLASS = 20
 #: stage after the other.
 _DEFAULT_ALONGSIDE = {"all_to_all": 0.0, "reduce_scatter": 1.0, "all_gather": 1.0, "all_reduce": 1.0}
 #: Interval of collectives that nobody measured, as of published bandwidths.
-_UNMEASURED = (float("inf"), 0.4, 4.0)
+_UNMEASURED = (0.0, 0.4, 4.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,134 @@
+"""`autoshard train step`: what the store holds is trained, and planning finds it."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from autoshard.core import DenseLayers, DType
+from autoshard.core.dense import DenseKind, DenseShape
+from autoshard.core.errors import InvalidOptionError, SampleStoreError
+from autoshard.evaluation import evaluate
+from autoshard.formats.collective_samples import (
+    Collective,
+    CollectiveSample,
+    GroupLevel,
+    Operator,
+    write_collective_samples,
+)
+from autoshard.formats.dense_samples import DenseSample, write_dense_samples
+from autoshard.formats.metasyn import metasyn
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import Risk, make_costs, make_plan
+from autoshard.trials import draw_trials, local_topology, plan_trial
+from costmodel.step_command import train_step
+
+WHERE = {
+    "collected_at": datetime(2026, 11, 1, tzinfo=UTC),
+    "device": "cpu",
+    "device_name": "test",
+    "torch_version": "2.13",
+    "autoshard_version": "0.1",
+    "git_commit": "",
+}
+
+
+def collective(num_bytes):
+    what = Collective(level=GroupLevel.NODE, operator=Operator.ALL_TO_ALL, dtype=DType.FP32, bytes_per_rank=num_bytes)
+    return CollectiveSample(
+        **WHERE,
+        backend="gloo",
+        num_hosts=1,
+        nproc=2,
+        node_size=2,
+        collective=what,
+        group_size=2,
+        num_nodes=1,
+        mean_sent_bytes=num_bytes / 2,
+        max_sent_bytes=num_bytes // 2,
+        max_received_bytes=num_bytes // 2,
+        latency_ms=0.5 + num_bytes * 1e-6,
+        spread=0.01,
+        reference_ms=1.0,
+        num_rounds=9,
+    )
+
+
+def dense(batch_size):
+    return DenseSample(
+        **WHERE,
+        num_threads=1,
+        fbgemm_version="1.8",
+        source="test",
+        shape=DenseShape(kind=DenseKind.BOTTOM_MLP, batch_size=batch_size, widths=(13, 64, 16)),
+        forward_ms=0.1 + batch_size * 1e-3,
+        backward_ms=0.2 + batch_size * 2e-3,
+        forward_spread=0.01,
+        backward_spread=0.01,
+        reference_forward_ms=1.0,
+        reference_backward_ms=1.0,
+        num_rounds=9,
+    )
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    write_collective_samples(folder, [collective(2**power) for power in range(10, 26)])
+    write_dense_samples(folder, [dense(32 * number) for number in range(1, 20)])
+    return folder
+
+
+def train(*words):
+    program = typer.Typer()
+    program.command()(train_step)
+    return CliRunner().invoke(program, [*map(str, words), "--json"])
+
+
+@pytest.fixture(scope="module")
+def registry(store, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("registry")
+    outcome = train("--store", store, "--registry", folder)
+    assert outcome.exit_code == 0, outcome.output
+    assert [one["kind"] for one in json.loads(outcome.stdout)["models"]] == ["collective", "dense"]
+    return folder
+
+
+@pytest.fixture
+def task():
+    tables = metasyn().scaled(4096)
+    (trial,) = draw_trials(1, seed=0, planners=["cost-greedy"], num_tables=(8, 8), batch_sizes=[64])
+    return tables, local_topology("cpu", 2, 1 << 30), trial
+
+
+def test_planning_finds_them_and_says_so(registry, task):
+    pool, topology, trial = task
+    plan = plan_trial(trial, pool, topology, registry)
+    models = plan.provenance.models
+    assert models["communication"].startswith("learned:cpu@")
+    assert models["dense"].startswith("learned:cpu@")
+    assert "step" not in models
+
+
+def test_planners_can_ask_for_the_upper_end(registry, task):
+    pool, topology, trial = task
+    tables = plan_trial(trial, pool, topology, registry).tables
+    assert isinstance(tables.dense, DenseLayers)
+    usual, upper = (make_costs(tables, topology, registry, risk=risk) for risk in (Risk.MEAN, Risk.HIGH))
+    plan = make_plan("cost-greedy", PlanRequest(tables=tables, topology=topology, costs=upper, registry=registry))
+    assert all(name.endswith("(upper end)") for name in plan.provenance.models.values())
+    assert plan.predicted.step_ms.value > evaluate(plan, usual).step_ms.value
+
+
+def test_says_what_it_lacks(tmp_path, store):
+    for words, error, message in (
+        (["--registry", tmp_path], InvalidOptionError, "needs a store"),
+        (["--store", tmp_path, "--registry", tmp_path], SampleStoreError, "holds no samples of collectives or dense"),
+        (["--store", store, "--registry", tmp_path, "--device", "h200"], SampleStoreError, "holds no samples of dev"),
+        (["--registry", tmp_path, "--calibrate", 2], InvalidOptionError, "calibrate: must be 0, or at least 4"),
+    ):
+        outcome = train(*words)
+        assert isinstance(outcome.exception, error)
+        assert message in str(outcome.exception)
