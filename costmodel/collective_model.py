@@ -116,11 +116,7 @@ class LearnedCollectives:
             ModelError: If it is missing, damaged, of another schema or of another device.
         """
         stored = registry.load(COLLECTIVE_KIND, device, version)
-        source = str(registry.root / COLLECTIVE_KIND / device / stored.id)
-        model = cls.from_stored(stored, source)
-        if model.card.device != device:
-            raise ModelError(f"is a model of {model.card.device}, not of {device}", field="device", source=source)
-        return model
+        return cls.from_stored(stored, str(registry.root / COLLECTIVE_KIND / device / stored.id))
 
     @classmethod
     def from_stored(cls, stored: StoredModel, source: str) -> LearnedCollectives:

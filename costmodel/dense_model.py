@@ -153,11 +153,7 @@ class LearnedDense:
             ModelError: If it is missing, damaged, of another schema or of another device.
         """
         stored = registry.load(DENSE_KIND, device, version)
-        source = str(registry.root / DENSE_KIND / device / stored.id)
-        model = cls.from_stored(stored, source)
-        if model.card.device != device:
-            raise ModelError(f"is a model of {model.card.device}, not of {device}", field="device", source=source)
-        return model
+        return cls.from_stored(stored, str(registry.root / DENSE_KIND / device / stored.id))
 
     @classmethod
     def from_stored(cls, stored: StoredModel, source: str) -> LearnedDense:
