@@ -8,6 +8,7 @@ import torch
 
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError
+from autoshard.runtime.huge_pages import advise_huge_pages
 
 #: What every number starts as: not zero, so that pages exist and no denormal slows the arithmetic.
 _INITIAL = 0.01
@@ -35,7 +36,7 @@ class Arena:
         """
         self._item_bytes = dtype.itemsize
         try:
-            self._memory = torch.empty(max_numbers, dtype=dtype, device=device)
+            self._memory = advise_huge_pages(torch.empty(max_numbers, dtype=dtype, device=device))
         except RuntimeError as error:  # torch has no narrower type for it on a CPU
             raise DeviceError(f"{self._item_bytes * max_numbers:,} bytes of memory cannot be reserved") from error
         self._alignment = _ALIGNMENT_BYTES // self._item_bytes

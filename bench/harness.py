@@ -47,10 +47,10 @@ class Settings:
     """Memory for the weights of a group; None for a share of what is free."""
     reference_bags: int = 1024
     """Batch of the reference set."""
-    max_spread: float = 0.1
+    max_spread: float = 0.15
     """Spread of single runs, relative to their mean, above which a set is measured again."""
-    max_attempts: int = 3
-    """Measurements of a set, after which the best is kept and marked as noisy."""
+    max_attempts: int = 2
+    """Measurements of a set, after which the best is kept, and marked as noisy if it is above the bound still."""
 
     @classmethod
     def for_device(cls, device: BenchDevice) -> Settings:

@@ -20,6 +20,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 
 from autoshard.core import DType, EmbeddingTable, Optimizer, Pooling
 from autoshard.core.errors import InputError
+from autoshard.runtime.huge_pages import advise_huge_pages
 from autoshard.runtime.state import TableState
 from autoshard.runtime.weights import initialise
 
@@ -78,6 +79,7 @@ class FusedKernel:
             # FBGEMM's default would look up row 0 in place of an id that is none, and only print it.
             bounds_check_mode=BoundsCheckMode.FATAL,
             device=device,
+            **({} if on_gpu else {"preallocated_host_buffers": _memory(tables)}),
         )
         for table, weights_ND in zip(tables, self._tbe.split_embedding_weights(), strict=True):
             initialise(weights_ND, table, settings.seed)
@@ -114,3 +116,16 @@ class FusedKernel:
                     f"table {table.name!r} has rows 0 to {table.num_embeddings - 1}, got id {int(bad[0])}",
                     field=f"feature {feature_name!r}",
                 )
+
+
+def _memory(tables: Sequence[EmbeddingTable]) -> dict[str, torch.Tensor]:
+    """Memory for the weights and moments of a CPU's kernel, zeroed, in large pages where the system has them."""
+    num_weights = sum(table.num_embeddings * table.embedding_dim for table in tables)
+    optimizer = tables[0].optimizer
+    num_moments = sum(
+        table.num_embeddings * optimizer.state_bytes_per_row(table.embedding_dim) // 4 for table in tables
+    )
+    memory = {"weights": torch.empty(num_weights, dtype=_PRECISION[tables[0].dtype].as_dtype())}
+    if num_moments:
+        memory["momentum1"] = torch.empty(num_moments)
+    return {name: advise_huge_pages(piece).zero_() for name, piece in memory.items()}
