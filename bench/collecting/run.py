@@ -137,7 +137,9 @@ def check_store(store: Path) -> None:
 def set_source(options: CollectOptions, device: BenchDevice) -> SetSource:
     """What sets are chosen from on a device."""
     samples = None
-    if "uncertain" in (options.where or {}) and options.store.exists() and device.key in devices_in(options.store):
+    # Samples change what `uncertain` chooses, so a run that is to be resumed by its seed has to name it.
+    looks_back = "uncertain" in options.where if options.where else not options.is_resumable
+    if looks_back and options.store.exists() and device.key in devices_in(options.store):
         samples = read_samples(options.store, device.key)
     return SetSource(
         tables=load_tables(options.tables).scaled(options.scale),

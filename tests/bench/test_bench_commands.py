@@ -14,6 +14,8 @@ from autoshard.core import DType, ShardingPlan, TableSet
 from autoshard.core.shard import PlacedShard, Shard
 from autoshard.formats import load_tables, load_topology, write_plan, write_tables
 from autoshard.formats.samples import read_sample_file, read_samples, write_samples
+from bench.collecting.options import CollectOptions
+from bench.collecting.run import set_source
 from bench.collecting.store_lock import CollectorLock, device_lock_name
 from bench.devices import find_device
 
@@ -73,6 +75,17 @@ def test_collect_says_what_it_added(tables, tmp_path, capsys):
     (part,) = result["parts"]
     assert (part["what"], sum(part["added"].values())) == ("kernels", result["num_samples"])
     assert not result["is_terminated"]
+
+
+def test_collect_goes_where_the_model_is_in_doubt_once_there_are_samples(store, tmp_path):
+    device = find_device("cpu")
+    empty = CollectOptions(store=tmp_path / "none", tables="metasyn", scale=1024)
+    assert set_source(empty, device).samples is None
+    filled = replace(empty, store=store)
+    assert set_source(filled, device).samples is not None
+    seeded = replace(filled, seed=3, is_resumable=True)  # the same sets again, whatever has been measured since
+    assert set_source(seeded, device).samples is None
+    assert set_source(replace(seeded, where={"uncertain": 1.0}), device).samples is not None
 
 
 def test_collect_goes_on_where_it_ended(store, tables, tmp_path, capsys):

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from autoshard.planners.registry import get_planner
-from bench.strategies import SetSource
-from bench.visited import PLANNERS, SETS_PER_PLAN, Placements
+from bench.sampling.strategies import SetSource
+from bench.sampling.visited import PLANNERS, SETS_PER_PLAN, Placements
 from costmodel import Registry
 from costmodel.predictor import FULL_CODE_WIDTH
 from policies.network import PlacementNetwork
