@@ -42,6 +42,7 @@ class CollectOptions:
         tables: A file with tables, or the name of bundled ones.
         scale: Divides rows and batch.
         max_tables: Largest number of tables in a set.
+        rounds: Rounds in which each set is measured; None for the device's usual number.
         memory_bytes: What sets near the memory limit fill; None for a share of the device's.
         where: Shares of the strategies that choose sets; None for the usual mixture.
         registry: Folder of trained models that strategies ask; None to do without.
@@ -65,6 +66,7 @@ class CollectOptions:
     tables: str = "metasyn"
     scale: int = 64
     max_tables: int = 15
+    rounds: int | None = None
     memory_bytes: int | None = None
     where: Mapping[str, float] | None = None
     registry: Path | None = None

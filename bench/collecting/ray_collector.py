@@ -68,11 +68,12 @@ class KernelWorker:
     Args of the constructor:
         device: `cpu` or `cuda`; Ray shows an actor its own GPU only.
         settings: How to measure; the device's usual ones for collecting when left out.
+        num_rounds: Rounds in which each set is measured, where settings are left out.
     """
 
-    def __init__(self, device: str, settings: Settings | None = None) -> None:
+    def __init__(self, device: str, settings: Settings | None = None, num_rounds: int | None = None) -> None:
         found = find_device(device)
-        self._harness = Harness(found, Settings.for_collecting(found) if settings is None else settings)
+        self._harness = Harness(found, Settings.for_collecting(found, num_rounds) if settings is None else settings)
         self._software = installed_software()
 
     def identity(self) -> WorkerIdentity:
@@ -228,7 +229,7 @@ class _Driver:
     def _actor(self) -> Any:
         kinds = {"num_gpus": 1, "num_cpus": 0} if self._on_gpus else {"num_cpus": 1}
         worker = self._ray.remote(**kinds, max_restarts=0)(KernelWorker)
-        return worker.remote("cuda" if self._on_gpus else "cpu", self._settings)
+        return worker.remote("cuda" if self._on_gpus else "cpu", self._settings, self._options.rounds)
 
     def _gather(self) -> None:
         grace = self._options.deadline + _GRACE_S

@@ -212,7 +212,7 @@ def _collect_kernels(options: CollectOptions, device: BenchDevice, deadline: flo
     position = stream_position(options, source, device)
     sets = stream_sets(source, seed=options.seed, start=position.start, weights=options.where)
     done = collect_samples(
-        Harness(device, Settings.for_collecting(device)),
+        Harness(device, Settings.for_collecting(device, options.rounds)),
         sets,
         options.store,
         num_samples=options.num_samples,
