@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autoshard import console
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
     from costmodel.card import CostModelCard
+    from costmodel.training import TrainedCostModel, TrainingOptions
 
 _Registry = Annotated[
     Path | None,
     typer.Option(help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]"),
 ]
+
+
+class Alias(StrEnum):
+    """What a trained model is published as."""
+
+    PRODUCTION = "production"
+    CANDIDATE = "candidate"
 
 
 def train_cost(
@@ -29,53 +39,194 @@ def train_cost(
     ] = None,
     updates: Annotated[int | None, typer.Option(min=1, help="Number of updates; more take longer.")] = None,
     seed: Annotated[int, typer.Option(help="Of the weights and of which samples are held out.")] = 0,
+    alias: Annotated[
+        Alias, typer.Option(help="`production` is what plans are priced with; `candidate` is to be tried out.")
+    ] = Alias.PRODUCTION,
+    publish: Annotated[bool, typer.Option(help="Whether the model goes to the registry.")] = True,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Folder for a comparison with other methods, as tables, charts and numbers; takes minutes."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="With --report: one seed, a tenth of the updates.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="With --report: processes that train.")] = 2,
+    active: Annotated[
+        bool, typer.Option("--active", help="Collect where the model is least certain and train, in turn.")
+    ] = False,
+    seconds: Annotated[float | None, typer.Option(help="With --active: time for all.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="With --active: rounds of collecting and training.")] = 5,
+    compare_random: Annotated[
+        bool, typer.Option("--compare-random", help="With --active: collect at random as well, into another store.")
+    ] = False,
+    tables: Annotated[str | None, typer.Option(help="With --active: tables to measure, as `collect` has it.")] = None,
+    scale: Annotated[int | None, typer.Option(help="With --active: divide rows and batch, as `collect` does.")] = None,
     as_json: console.JsonOption = False,
 ) -> None:
     """Trains the cost model of a device from samples and makes it the one that plans are priced with.
 
     A fifth of the samples is kept from training; the model's accuracy and its intervals come from them.
 
+    With --report, every device of the store has its model compared with AutoShard's network, sums of single tables,
+    linear models, boosted trees and analytic models, on seen and on unseen tables; add --no-publish for that alone.
+
+    With --active, samples are added to the store where the model is least certain, and models are trained in turn
+    until --seconds are over. The rounds are kept in the store, in `active-<device>`, and a later run goes on.
+
     Example:
         autoshard train cost --store samples
+        autoshard train cost --store samples --report cost-report --no-publish
+        autoshard train cost --store samples --active --seconds 3600
     """
     from autoshard.core.errors import InvalidOptionError
-    from autoshard.formats.samples import read_samples
-    from costmodel.dataset import CostDataset
-    from costmodel.learned import COST_KIND
-    from costmodel.registry import Registry
     from costmodel.schedules import Shuffled
-    from costmodel.training import TrainingOptions, train_cost_model
+    from costmodel.training import TrainingOptions
 
     if seed < 0:
         raise InvalidOptionError(f"must be at least 0, got {seed}", field="seed")
+    _check_together(
+        active=active,
+        needs_active={"seconds": seconds, "tables": tables, "scale": scale, "compare-random": compare_random},
+    )
+    if quick and report is None:
+        raise InvalidOptionError("needs --report", field="quick")
     options = TrainingOptions()
     if updates is not None:
         options = replace(options, schedule=Shuffled(num_updates=updates))
+    results: list[dict[str, Any]] = []
+    shown: list[RenderableType] = []
+    if active:
+        collecting = (("--tables", tables), ("--scale", scale))
+        arguments = tuple(text for name, value in collecting if value is not None for text in (name, str(value)))
+        trained, found = _run_active(store, device, seconds or 0.0, rounds, arguments, compare_random, options, seed)
+        results.append({**_published(trained, registry, alias, publish=publish), **found[0]})
+        shown += [found[1], _metrics_table(trained.card, results[-1]["id"])]
+        devices: tuple[str | None, ...] = (trained.card.device,)
+    else:
+        devices = _devices(store, device, is_report=report is not None)
+        for key in devices:
+            trained = _train(store, key, options, seed)
+            results.append(_published(trained, registry, alias, publish=publish))
+            shown.append(_metrics_table(trained.card, results[-1]["id"]))
+    if report is not None:
+        for key, result in zip(devices, results, strict=True):
+            result["report"] = _write_report(store, key, report, options, updates, quick=quick, workers=workers)
+            shown.append("\n".join(result["report"]))
+    from rich.console import Group
+
+    console.emit(results[0] if len(results) == 1 else {"models": results}, Group(*shown), as_json=as_json)
+
+
+def _check_together(*, active: bool, needs_active: dict[str, object]) -> None:
+    from autoshard.core.errors import InvalidOptionError
+
+    for name, value in needs_active.items():
+        if value and not active:
+            raise InvalidOptionError("needs --active", field=name)
+    if active and needs_active["seconds"] is None:
+        raise InvalidOptionError("must be given with --active", field="seconds")
+
+
+def _devices(store: Path, device: str | None, *, is_report: bool) -> tuple[str | None, ...]:
+    """Devices to train for: the one that is named, or all if there is to be a report."""
+    from autoshard.formats.samples import devices_in
+
+    return devices_in(store) or (None,) if is_report and device is None else (device,)
+
+
+def _train(store: Path, device: str | None, options: TrainingOptions, seed: int) -> TrainedCostModel:
+    from autoshard.formats.samples import read_samples
+    from costmodel.dataset import CostDataset
+    from costmodel.training import train_cost_model
+
     table = read_samples(store, device)
     dataset = CostDataset.from_samples(table)
-    device = table.samples[0].device
     with console.progress("Training", options.schedule.num_updates) as advance:
-        trained = train_cost_model(dataset, device=device, options=options, seed=seed, advance=advance)
-    models_ = Registry(registry)
-    version = models_.publish(COST_KIND, device, trained.weights, trained.card.to_json())
-    result = {
+        return train_cost_model(dataset, device=table.samples[0].device, options=options, seed=seed, advance=advance)
+
+
+def _published(trained: TrainedCostModel, registry: Path | None, alias: Alias, *, publish: bool) -> dict[str, Any]:
+    """Publishes a model, if it is to be; what is said of it."""
+    from costmodel.learned import COST_KIND
+    from costmodel.registry import Registry
+
+    card, models_ = trained.card, Registry(registry)
+    version = None
+    if publish:
+        version = models_.publish(COST_KIND, card.device, trained.weights, card.to_json(), alias=alias.value)
+    return {
         "kind": COST_KIND,
-        "name": device,
+        "name": card.device,
         "id": version,
-        "registry": str(models_.root),
-        "metrics": asdict(trained.card.metrics),
-        "interval": asdict(trained.card.interval),
-        "coverage": trained.card.coverage.to_json(),
-        "training": trained.card.training,
+        "alias": alias.value if publish else None,
+        "registry": str(models_.root) if publish else None,
+        "metrics": asdict(card.metrics),
+        "interval": asdict(card.interval),
+        "coverage": card.coverage.to_json(),
+        "training": card.training,
     }
-    console.emit(result, _metrics_table(trained.card, version), as_json=as_json)
 
 
-def _metrics_table(card: CostModelCard, version: str) -> Table:
+def _write_report(
+    store: Path,
+    device: str | None,
+    folder: Path,
+    training: TrainingOptions,
+    updates: int | None,
+    *,
+    quick: bool,
+    workers: int,
+) -> list[str]:
+    from autoshard.formats.samples import read_samples
+    from costmodel.evaluation import EvaluationOptions, evaluate_methods
+    from costmodel.evaluation_report import write_evaluation
+
+    options = EvaluationOptions.quick(training) if quick else EvaluationOptions(training=training)
+    if updates is not None and not quick:
+        options = replace(options, paper_updates=updates, ablation_updates=updates)
+    with console.progress("Comparing", 1.0) as advance:
+        evaluation = evaluate_methods(read_samples(store, device), replace(options, num_workers=workers), advance)
+    with console.working("Drawing"):
+        return [str(file) for file in write_evaluation(evaluation, folder)]
+
+
+def _run_active(
+    store: Path,
+    device: str | None,
+    seconds: float,
+    rounds: int,
+    arguments: tuple[str, ...],
+    compare_random: bool,
+    training: TrainingOptions,
+    seed: int,
+) -> tuple[TrainedCostModel, tuple[dict[str, Any], Table]]:
+    from autoshard.report.images import ImageError, write_report
+    from costmodel.active import ActiveOptions, active_folder, run_active_loop
+    from costmodel.active_report import active_report, active_result, active_table
+
+    options = ActiveOptions(
+        store=store,
+        seconds=seconds,
+        device=device,
+        num_rounds=rounds,
+        compare_random=compare_random,
+        collect_arguments=arguments,
+        training=training,
+        seed=seed,
+    )
+    with console.working("Collecting and training"):
+        progress, trained = run_active_loop(options, console.log)
+    try:
+        write_report(active_report(progress), active_folder(store, progress.device), "curve")
+    except ImageError as error:  # the model is what this is for
+        console.log(str(error))
+    return trained, (active_result(progress), active_table(progress))
+
+
+def _metrics_table(card: CostModelCard, version: str | None) -> Table:
     from rich.table import Table
 
     metrics = card.metrics
-    table = Table(title=f"Cost model of {card.device}, version {version}", title_justify="left")
+    named = f"version {version}" if version else "not published"
+    table = Table(title=f"Cost model of {card.device}, {named}", title_justify="left")
     table.add_column(f"on {metrics.num_samples} held-out samples")
     table.add_column("", justify="right")
     table.add_row("mean relative error", f"{metrics.relative_error:.2%}")

@@ -68,7 +68,7 @@ class NoiseFloor:
 
     Attributes:
         num_sets: Sets that were measured more than once.
-        repeated: From how far measurements of the same set lie apart; None without any.
+        repeated: From how far measurements of the same set lie apart; None for too few.
         within: From the spread of the rounds of single samples: the error of their mean, were rounds independent.
         kernel_error: The kernel model's error on held-out samples of the sets that were measured more than once.
     """
@@ -173,7 +173,7 @@ def noise_floor(evaluation: Evaluation) -> NoiseFloor:
     tested_T = is_repeated_S[samples_T]
     return NoiseFloor(
         num_sets=len(np.unique(dataset.set_S[is_repeated_S])),
-        repeated=float(off_S[is_repeated_S].mean()) if is_repeated_S.any() else None,
+        repeated=float(off_S[is_repeated_S].mean()) if is_repeated_S.sum() >= _FEWEST else None,
         within=float(np.mean([_own_noise(sample) for sample in evidence.samples])),
         kernel_error=float(np.abs(error_T[tested_T]).mean()) if tested_T.any() else None,
     )

@@ -281,8 +281,8 @@ def _unseen_caption(document: Mapping[str, Any]) -> str:
             continue
         parts.append(
             f"{what}; {size['num_splits']} random choices of tables, in the mean {size['trained']:,.0f} samples "
-            f"trained on, {size['held_out']:,.0f} of seen tables held out ({size['held_out_tables_per_set']:.1f} tables per "
-            f"set), {size['unseen']:,.0f} with unseen tables ({size['unseen_tables_per_set']:.1f} per set)."
+            f"trained on, {size['held_out']:,.0f} of seen tables held out ({size['held_out_tables_per_set']:.1f} "
+            f"tables per set), {size['unseen']:,.0f} with unseen tables ({size['unseen_tables_per_set']:.1f} per set)."
         )
     return " ".join(parts)
 

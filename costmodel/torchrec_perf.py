@@ -56,7 +56,7 @@ def torchrec_kernel_ms(dataset: CostDataset, device: str) -> MsArray:
         evaluator = estimator.get_embedding_perf_sharding_evaluator(sharding_type)
         return float(evaluator.compute_fwd_comp(context, config) + evaluator.compute_bwd_comp(context, config))
 
-    return summed(dataset, lambda shards: np.array([of_shard(shard) for shard in shards]))
+    return np.asarray(summed(dataset, lambda shards: np.array([of_shard(shard) for shard in shards])), dtype=np.float64)
 
 
 def _described(shard: LocalShard) -> dict[str, Any]:

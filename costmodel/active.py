@@ -1,0 +1,343 @@
+"""The active loop: collect where the cost model is least certain, train, and see how much that helped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from autoshard.core.errors import ExecutionError, FormatError, InvalidOptionError, SampleStoreError
+from autoshard.formats.files import atomic_write
+from autoshard.formats.json_document import format_json
+from autoshard.formats.samples import devices_in, read_samples
+from costmodel.evaluation import Evidence, predictor_of
+from costmodel.learned import COST_KIND
+from costmodel.metrics import held_out_metrics
+from costmodel.registry import Registry
+from costmodel.training import MIN_SAMPLES, TrainedCostModel, TrainingOptions, predict, train_cost_model
+
+SCHEMA: Final = "autoshard.active/1"
+#: How sets are chosen in each round, by the name of the curve.
+ARMS: Final = {"uncertain": "uncertain", "random": "random"}
+#: Sets are held out from what was chosen without asking a model; older collectors named placements otherwise.
+_HELD_OUT_SOURCES = ("random", "placements", "random_placement", "greedy_placement")
+_FIRST_WHERE = "random,placements"
+_HELD_OUT_SHARE, _FEWEST_HELD_OUT, _MOST_HELD_OUT = 0.2, 20, 500
+#: A collector needs this long to start, and to measure anything.
+_SHORTEST_ROUND_S = 20.0
+_TERMINATED = 143
+
+#: Runs the command line in another process of this Python.
+_COMMAND_LINE = "import sys; from autoshard.cli import main; sys.exit(main(sys.argv[1:]))"
+_HOST = "cpu"
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveOptions:
+    """What the loop is asked to do.
+
+    Raises:
+        InvalidOptionError: If a number is out of range.
+    """
+
+    store: Path
+    """Folder of samples; made when missing."""
+    seconds: float
+    """Time for all, training included."""
+    device: str | None = None
+    """Key of the device; None for that of this machine: its GPU if it has one."""
+    num_rounds: int = 5
+    """Rounds of collecting and training in that time."""
+    compare_random: bool = False
+    """Whether a second store, in which samples are chosen at random, is filled and trained on as well."""
+    collect_arguments: tuple[str, ...] = ()
+    """Further arguments of `autoshard collect`, such as its tables."""
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    """Of every model."""
+    seed: int = 0
+    """Of the choice of held-out sets, and of training."""
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise InvalidOptionError(f"must be above 0, got {self.seconds}", field="seconds")
+        if self.num_rounds < 1:
+            raise InvalidOptionError(f"must be at least 1, got {self.num_rounds}", field="rounds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """A model that was trained after collecting.
+
+    Attributes:
+        arm: How samples were chosen, see `ARMS`.
+        num_samples: Samples that it was trained on, noisy ones and held-out sets left out.
+        relative_error: Mean relative error on the held-out sets.
+        collect_s: Time that collecting took in this round.
+    """
+
+    arm: str
+    num_samples: int
+    relative_error: float
+    mae_ms: float
+    kendall_tau: float
+    collect_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a loop has come to; a later one on the same store goes on from it.
+
+    Attributes:
+        device: Key of the device.
+        held_out: Ids of sets that no model of the loop is trained on.
+        rounds: In the order in which they ended; the first of each arm has what the store held at the start.
+    """
+
+    device: str
+    held_out: tuple[str, ...]
+    rounds: tuple[Round, ...] = ()
+
+    def with_round(self, found: Round) -> Progress:
+        """The same with one more round."""
+        return Progress(device=self.device, held_out=self.held_out, rounds=(*self.rounds, found))
+
+    def of(self, arm: str) -> tuple[Round, ...]:
+        """The rounds of an arm."""
+        return tuple(found for found in self.rounds if found.arm == arm)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def read(cls, file: Path) -> Progress | None:
+        """Reads what an earlier loop wrote; None if there was none.
+
+        Raises:
+            FormatError: If it is not what a loop writes.
+        """
+        try:
+            data = json.loads(file.read_bytes())
+            if data["schema"] != SCHEMA:
+                raise FormatError(f"must be {SCHEMA}, got {data['schema']!r}", field="schema", source=str(file))
+            return cls(
+                device=str(data["device"]),
+                held_out=tuple(map(str, data["held_out"])),
+                rounds=tuple(Round(**item) for item in data["rounds"]),
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(
+                f"cannot be read ({error}); delete it to start the loop anew", source=str(file)
+            ) from error
+
+
+def active_folder(store: Path, device: str) -> Path:
+    """Where a loop keeps its progress, its models and the store that it compares with; no part of the samples."""
+    return store / f"active-{device}"
+
+
+def run_active_loop(options: ActiveOptions, log: Log) -> tuple[Progress, TrainedCostModel]:
+    """Collects and trains in turn until time is up.
+
+    Rounds are written down as they end, so that a loop that was killed loses one at most; samples of the killed one
+    stay. SIGTERM ends the collector, too, and raises SystemExit.
+
+    Args:
+        options: What to do.
+        log: Told of each round.
+
+    Returns:
+        The rounds, also those of earlier loops on the store, and the last model that was trained where uncertain.
+
+    Raises:
+        SampleStoreError: If there are too few samples even after the first collection.
+        ExecutionError: If a collector failed; the text has its last line.
+    """
+    with _terminated_as_exit():
+        return _Loop(options, log).run()
+
+
+class _Loop:
+    def __init__(self, options: ActiveOptions, log: Log) -> None:
+        self._options, self._log = options, log
+        self._deadline = time.monotonic() + options.seconds
+        self._training_s = 0.0
+
+    def run(self) -> tuple[Progress, TrainedCostModel]:
+        device = self._ensure_samples()
+        folder = active_folder(self._options.store, device)
+        file = folder / "rounds.json"
+        progress = Progress.read(file) or Progress(device=device, held_out=self._draw_held_out(device))
+        stores = {"uncertain": self._options.store}
+        if self._options.compare_random:
+            stores["random"] = _store_to_compare(self._options.store, folder / "random")
+        models: dict[str, TrainedCostModel] = {}
+        for arm, store in stores.items():
+            trained, found = self._train(arm, store, progress, collect_s=0.0)
+            models[arm] = trained
+            if not progress.of(arm) or progress.of(arm)[-1].num_samples != found.num_samples:
+                progress = self._keep(progress.with_round(found), file)
+        for left in range(self._options.num_rounds, 0, -1):
+            for arm, store in stores.items():
+                collect_s = self._share_of_time(left * len(stores))
+                if collect_s < _SHORTEST_ROUND_S:
+                    return progress, models["uncertain"]
+                registry = Registry(folder / "models" / arm)
+                registry.publish(COST_KIND, device, models[arm].weights, models[arm].card.to_json())
+                collect(store, ARMS[arm], collect_s, self._options, registry.root)
+                models[arm], found = self._train(arm, store, progress, collect_s)
+                progress = self._keep(progress.with_round(found), file)
+        return progress, models["uncertain"]
+
+    def _share_of_time(self, rounds_left: int) -> float:
+        """Seconds to collect for, so that what is left is shared alike by the rounds, their training included."""
+        return (self._deadline - time.monotonic()) / rounds_left - self._training_s
+
+    def _ensure_samples(self) -> str:
+        """Collects at random if the store holds too little to hold out and to train on; returns the device's key."""
+        store = self._options.store
+        device = self._key()
+        if device is None or not self._is_enough(device):
+            self._log(f"Too few samples to start from: collecting {_FIRST_WHERE}")
+            seconds = self._share_of_time(self._options.num_rounds + 1)
+            collect(store, _FIRST_WHERE, seconds, self._options, None)
+            device = self._key()
+        if device is None or not self._is_enough(device):
+            raise SampleStoreError(
+                f"too few samples: {MIN_SAMPLES} to train on and {_FEWEST_HELD_OUT} of random sets to hold out are "
+                "needed; give it more --seconds",
+                source=str(store),
+            )
+        return device
+
+    def _key(self) -> str | None:
+        """Key of the device, if the store has samples of it."""
+        options = self._options
+        held = devices_in(options.store) if options.store.is_dir() else ()
+        fitting = [key for key in held if key == options.device or (options.device is None and _is_here(key))]
+        if len(fitting) > 1:
+            raise InvalidOptionError(f"must be one of {', '.join(fitting)}, as the store has them all", field="device")
+        return fitting[0] if fitting else None
+
+    def _is_enough(self, device: str) -> bool:
+        num_held_out = len(self._draw_held_out(device))
+        evidence = Evidence.of(read_samples(self._options.store, device))
+        return num_held_out >= _FEWEST_HELD_OUT and len(evidence.samples) - num_held_out >= MIN_SAMPLES
+
+    def _draw_held_out(self, device: str) -> tuple[str, ...]:
+        evidence = Evidence.of(read_samples(self._options.store, device))
+        candidates = sorted({sample.set_id for sample in evidence.samples if sample.source in _HELD_OUT_SOURCES})
+        number = min(_MOST_HELD_OUT, max(_FEWEST_HELD_OUT, round(len(candidates) * _HELD_OUT_SHARE)), len(candidates))
+        rng = np.random.default_rng(self._options.seed)
+        return tuple(candidates[index] for index in sorted(rng.permutation(len(candidates))[:number].tolist()))
+
+    def _train(self, arm: str, store: Path, progress: Progress, collect_s: float) -> tuple[TrainedCostModel, Round]:
+        started = time.monotonic()
+        evidence = Evidence.of(read_samples(store, progress.device))
+        is_held_out_S = np.isin([sample.set_id for sample in evidence.samples], progress.held_out)
+        train = evidence.dataset.take(np.flatnonzero(~is_held_out_S))
+        held_out = evidence.dataset.take(np.flatnonzero(is_held_out_S))
+        if not len(held_out):
+            raise SampleStoreError("holds none of the sets that an earlier loop held out", source=str(store))
+        trained = train_cost_model(
+            train, device=progress.device, options=self._options.training, seed=self._options.seed
+        )
+        metrics = held_out_metrics(predict(predictor_of(trained), held_out).sum(axis=1), held_out.kernel_ms)
+        self._training_s = time.monotonic() - started
+        return trained, Round(
+            arm=arm,
+            num_samples=len(train),
+            relative_error=metrics.relative_error,
+            mae_ms=metrics.mae_ms,
+            kendall_tau=metrics.kendall_tau,
+            collect_s=collect_s,
+        )
+
+    def _keep(self, progress: Progress, file: Path) -> Progress:
+        found = progress.rounds[-1]
+        atomic_write(file, format_json(progress.to_json()))
+        self._log(
+            f"{found.arm}: {found.num_samples:,} samples, held-out error {found.relative_error:.2%}, "
+            f"Kendall's tau {found.kendall_tau:.3f}"
+        )
+        return progress
+
+
+def collect(store: Path, where: str, seconds: float, options: ActiveOptions, registry: Path | None) -> None:
+    """Runs `autoshard collect` as a process of its own, which is ended with this one.
+
+    Raises:
+        ExecutionError: If it fails.
+    """
+    command = [
+        *(sys.executable, "-c", _COMMAND_LINE, "collect", "--store", str(store), "--json"),
+        *("--where", where, "--seconds", f"{seconds:.1f}", "--device", _kind_of(options.device)),
+        *(("--registry", str(registry)) if registry is not None else ()),
+        *options.collect_arguments,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        _, said = process.communicate()
+    except BaseException:
+        # It keeps what it measured, and is gone within a round of its own.
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+        raise
+    if process.returncode:
+        lines = said.strip().splitlines() or [f"exit code {process.returncode}"]
+        raise ExecutionError(f"collecting failed: {lines[-1]}", source=str(store))
+
+
+def _kind_of(device: str | None) -> str:
+    """What the collector calls a device: by its key, or that of this machine."""
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else _HOST
+    return _HOST if device == _HOST else "cuda"
+
+
+def _is_here(key: str) -> bool:
+    return (key == _HOST) == (_kind_of(None) == _HOST)
+
+
+@contextmanager
+def _terminated_as_exit() -> Iterator[None]:
+    """Makes SIGTERM raise SystemExit, so that the collector does not outlive the loop."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(_TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _store_to_compare(store: Path, copy: Path) -> Path:
+    """A store with the samples of another; a copy that is there already stays as it is."""
+    if not copy.is_dir():
+        staging = copy.with_name(f"{copy.name}.partial")
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        for folder in store.glob("device=*"):
+            shutil.copytree(folder, staging / folder.name)
+        staging.rename(copy)
+    return copy

@@ -1,0 +1,87 @@
+"""The active loop's curve as a chart, a page and a file of numbers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import plotly.graph_objects as go
+from rich.table import Table
+
+from autoshard.report.figures import BLUE, GREY, GRID, ORANGE, in_house_style
+from autoshard.report.images import FigureReport, NumberTable, Section
+from costmodel.active import Progress
+
+_COLOURS: Final = {"uncertain": BLUE, "random": ORANGE}
+_NAMES: Final = {"uncertain": "where the model is least certain", "random": "random sets"}
+_COLUMNS = ("samples chosen", "trained on", "relative error", "MAE, ms", "Kendall's tau", "seconds collected")
+_SIZE = (960, 440)
+
+
+def active_report(progress: Progress) -> FigureReport:
+    """The report of the rounds of a loop."""
+    figure = curve_figure(progress)
+    return FigureReport(
+        title="Error against samples",
+        subtitle=f"Cost model of {progress.device}, tested on {len(progress.held_out):,} held-out sets",
+        sections=(
+            Section(
+                title="Held-out error after each round",
+                caption="The held-out sets were drawn before the first round from sets that no model chose; they are "
+                "the same for all points, and none was trained on.",
+                figure=figure,
+                tables=(NumberTable(columns=_COLUMNS, lines=tuple(_lines(progress)), caption="Rounds"),),
+            ),
+        ),
+        image=figure,
+        image_size=_SIZE,
+        document=progress.to_json(),
+        provenance=(("Device", progress.device), ("Held-out sets", f"{len(progress.held_out):,}")),
+    )
+
+
+def curve_figure(progress: Progress) -> go.Figure:
+    """Mean relative error against samples that were trained on, one curve per way of choosing them."""
+    figure = in_house_style(go.Figure(), height=_SIZE[1])
+    for arm, colour in _COLOURS.items():
+        rounds = progress.of(arm)
+        if rounds:
+            figure.add_scatter(
+                name=_NAMES[arm],
+                x=[found.num_samples for found in rounds],
+                y=[100 * found.relative_error for found in rounds],
+                mode="lines+markers",
+                line={"color": colour, "width": 2.5},
+                hovertemplate="%{x:,} samples: %{y:.2f}%<extra></extra>",
+            )
+    figure.update_xaxes(title_text="samples trained on", gridcolor=GRID, showline=True, linecolor=GREY)
+    figure.update_yaxes(title_text="mean relative error on held-out sets, %", rangemode="tozero")
+    return figure
+
+
+def active_table(progress: Progress) -> Table:
+    """The rounds for the terminal."""
+    table = Table(title=f"Cost model of {progress.device}: error against samples", title_justify="left")
+    for index, header in enumerate(_COLUMNS):
+        table.add_column(header, justify="left" if index == 0 else "right")
+    for line in _lines(progress):
+        table.add_row(*line)
+    return table
+
+
+def active_result(progress: Progress) -> dict[str, Any]:
+    """The rounds for `--json`."""
+    return {"device": progress.device, "num_held_out": len(progress.held_out), "rounds": progress.to_json()["rounds"]}
+
+
+def _lines(progress: Progress) -> list[tuple[str, ...]]:
+    return [
+        (
+            found.arm,
+            f"{found.num_samples:,}",
+            f"{found.relative_error:.2%}",
+            f"{found.mae_ms:.3f}",
+            f"{found.kendall_tau:.3f}",
+            f"{found.collect_s:.0f}",
+        )
+        for found in progress.rounds
+    ]
