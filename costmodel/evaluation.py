@@ -25,7 +25,7 @@ from costmodel.dataset import CostDataset, IndexArray
 from costmodel.predictor import CostPredictor
 from costmodel.schedules import Shuffled
 from costmodel.torchrec_perf import torchrec_kernel_ms
-from costmodel.training import MIN_SAMPLES, TrainedCostModel, TrainingOptions, one_thread, set_codes, train_cost_model
+from costmodel.training import MIN_SAMPLES, TrainedCostModel, TrainingOptions, set_codes, train_cost_model
 
 KERNEL: Final = "kernel_model"
 #: What is compared, in the order of the tables.
@@ -269,10 +269,9 @@ class _Shared:
     options: EvaluationOptions
 
     def run(self, task: _Task) -> SplitResult | AblationResult:
-        with one_thread():
-            if isinstance(task, Split):
-                return run_split(self.dataset, task, self.device, self.options)
-            return run_ablation(self.dataset, *task, self.device, self.options)
+        if isinstance(task, Split):
+            return run_split(self.dataset, task, self.device, self.options)
+        return run_ablation(self.dataset, *task, self.device, self.options)
 
 
 #: In a process that trains: what it was started with.

@@ -1,0 +1,194 @@
+"""How long training and pricing take: `python -m costmodel.speed --store samples --json speed.json`.
+
+Shape suffixes: S sets of shards, N shards, C candidates, H width of a code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from autoshard.core.errors import AutoshardError, InvalidOptionError
+from autoshard.formats.files import atomic_write
+from autoshard.formats.json_document import format_json
+from autoshard.formats.samples import read_samples
+from costmodel.dataset import CostDataset
+from costmodel.learned import LearnedCostModel
+from costmodel.training import TrainedCostModel, TrainingOptions, train_cost_model
+
+SCHEMA: Final = "autoshard.cost_speed/1"
+NUM_SETS, MOST_SHARDS, NUM_CANDIDATES, NUM_TRAINED = 1_000, 100, 10_000, 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Times of one thing, run several times in turn with the others.
+
+    Attributes:
+        name: What ran.
+        unit: Of the times.
+        median: In the middle of all runs.
+        lowest: Of the run that other programs disturbed least.
+        bound: What it should stay below.
+    """
+
+    name: str
+    unit: str
+    median: float
+    lowest: float
+    num_runs: int
+    bound: float
+
+
+def time_pricing(model: LearnedCostModel, dataset: CostDataset, num_runs: int, seed: int = 0) -> tuple[Timing, ...]:
+    """Times of pricing sets of cached codes on this thread, and of adding and removing one shard.
+
+    Args:
+        model: What prices.
+        dataset: Its shards are drawn from.
+        num_runs: Runs of each.
+        seed: Of the draw.
+    """
+    rng = np.random.default_rng(seed)
+    codes_NH = model.encode(dataset.shards_U)
+    num_shards_S = rng.integers(1, MOST_SHARDS + 1, size=NUM_SETS)
+    shard_N = rng.integers(len(codes_NH), size=num_shards_S.sum())
+    starts_S = np.cumsum(num_shards_S) - num_shards_S
+    codes_SH = np.add.reduceat(codes_NH[shard_N], starts_S, axis=0)
+    set_C = rng.integers(NUM_SETS, size=NUM_CANDIDATES)
+    shard_C = rng.integers(len(codes_NH), size=NUM_CANDIDATES)
+    last_C = shard_N[(starts_S + num_shards_S - 1)[set_C]]
+    runs: dict[str, Callable[[], object]] = {
+        "sum": lambda: model.price(np.add.reduceat(codes_NH[shard_N], starts_S, axis=0)),
+        "add": lambda: model.price(codes_SH[set_C] + codes_NH[shard_C]),
+        "remove": lambda: model.price(codes_SH[set_C] - codes_NH[last_C]),
+    }
+    took = {name: _seconds(run, num_runs) for name, run in runs.items()}
+    return (
+        _timing(f"{NUM_SETS:,} sets of up to {MOST_SHARDS} shards, from cached codes", "ms", took["sum"], 1e3, 5.0),
+        _timing("one shard more, per candidate", "µs", took["add"], 1e6 / NUM_CANDIDATES, 2.0),
+        _timing("one shard less, per candidate", "µs", took["remove"], 1e6 / NUM_CANDIDATES, 2.0),
+    )
+
+
+def time_training(
+    dataset: CostDataset, device: str, num_runs: int, options: TrainingOptions | None = None
+) -> tuple[TrainedCostModel, Timing]:
+    """Times of training on 10,000 samples; fewer are repeated until they are as many."""
+    if num_runs < 1:
+        raise InvalidOptionError(f"must be at least 1, got {num_runs}", field="train-runs")
+    options = options or TrainingOptions()
+    repeated = dataset.take(np.resize(np.arange(len(dataset)), NUM_TRAINED))
+    took, trained = [], None
+    for seed in range(num_runs):
+        started = time.perf_counter()
+        trained = train_cost_model(repeated, device=device, options=options, seed=seed)
+        took.append(time.perf_counter() - started)
+    assert trained is not None
+    updates = options.schedule.num_updates
+    return trained, _timing(f"training on {NUM_TRAINED:,} samples, {updates:,} updates", "s", took, 1.0, 60.0)
+
+
+def _seconds(run: Callable[[], object], num_runs: int) -> list[float]:
+    run()  # caches and clocks
+    took = []
+    for _ in range(num_runs):
+        started = time.perf_counter()
+        run()
+        took.append(time.perf_counter() - started)
+    return took
+
+
+def _timing(name: str, unit: str, seconds: Sequence[float], factor: float, bound: float) -> Timing:
+    return Timing(
+        name=name,
+        unit=unit,
+        median=float(np.median(seconds)) * factor,
+        lowest=min(seconds) * factor,
+        num_runs=len(seconds),
+        bound=bound,
+    )
+
+
+def machine() -> dict[str, str]:
+    """What the times were taken on."""
+    names = [line.partition(":")[2].strip() for line in _cpu_lines() if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "load": f"{os.getloadavg()[0]:.2f}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+
+
+def _cpu_lines() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def to_document(timings: Sequence[Timing], on: Mapping[str, str], num_samples: int) -> dict[str, Any]:
+    """The times as a JSON object."""
+    return {
+        "schema": SCHEMA,
+        "machine": dict(on),
+        "num_samples": num_samples,
+        "timings": [asdict(timing) for timing in timings],
+    }
+
+
+def as_markdown(timings: Sequence[Timing], on: Mapping[str, str]) -> str:
+    """The times as a table."""
+    lines = [
+        ", ".join(f"{name} {value}" for name, value in on.items()),
+        "",
+        "| what | median | lowest | should be below | runs |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {item.name} | {item.median:.2f} {item.unit} | {item.lowest:.2f} {item.unit} | {item.bound:g} {item.unit} "
+        f"| {item.num_runs} |"
+        for item in timings
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Times all, prints the table and writes the numbers."""
+    parser = argparse.ArgumentParser(prog="python -m costmodel.speed", description="Times training and pricing.")
+    parser.add_argument("--store", type=Path, required=True, help="samples to train on")
+    parser.add_argument("--device", help="key of the device, if the store has several")
+    parser.add_argument("--json", type=Path, help="file for the numbers")
+    parser.add_argument("--runs", type=int, default=50, help="runs of pricing")
+    parser.add_argument("--train-runs", type=int, default=3, help="runs of training")
+    options = parser.parse_args(arguments)
+    if options.runs < 1 or options.train_runs < 1:
+        parser.error("runs must be at least 1")
+    try:
+        table = read_samples(options.store, options.device)
+        dataset = CostDataset.from_samples(table)
+        trained, training = time_training(dataset, table.samples[0].device, options.train_runs)
+        timings = (training, *time_pricing(trained.model(), dataset, options.runs))
+        on = machine()
+        if options.json is not None:
+            atomic_write(options.json, format_json(to_document(timings, on, len(dataset))))
+    except AutoshardError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(as_markdown(timings, on))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
