@@ -268,3 +268,63 @@ def test_a_damaged_model_is_named(store, registry, capsys):
 
 def test_the_committed_samples_are_intact(store):
     assert read_samples(store).damaged() == ()
+
+
+class TestAlias:
+    def test_a_candidate_is_not_what_plans_are_priced_with(self, store, registry, capsys):
+        assert train(store, registry, "--json", "--alias", "candidate") == 0
+        result = json.loads(capsys.readouterr().out)
+        models = Registry(registry)
+        assert result["alias"] == "candidate"
+        assert models.production_id("cost", "cpu") is None
+        assert models.load("cost", "cpu", "candidate").id == result["id"]
+
+    def test_nothing_is_published_if_so_asked(self, store, registry, capsys):
+        assert train(store, registry, "--no-publish", "--json") == 0
+        result = json.loads(capsys.readouterr().out)
+        assert (result["id"], result["registry"]) == (None, None)
+        assert result["metrics"]["num_samples"] == 80
+        assert not registry.exists()
+
+    def test_another_alias(self, store, registry, capsys):
+        assert train(store, registry, "--alias", "best") == 2
+        assert "--alias" in capsys.readouterr().err
+
+
+class TestActiveAndReport:
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--active"], "seconds"),
+            (["--seconds", "5"], "--active"),
+            (["--compare-random"], "--active"),
+            (["--quick"], "--report"),
+            (["--active", "--seconds", "0"], "seconds"),
+        ],
+    )
+    def test_options_that_need_each_other(self, store, registry, capsys, arguments, said):
+        assert train(store, registry, *arguments) == fails(capsys, 2, said)
+
+    def test_active_publishes_and_draws(self, own_store, registry, capsys):
+        assert train(own_store, registry, "--active", "--seconds", "1", "--json", "--alias", "candidate") == 0
+        result = json.loads(capsys.readouterr().out)
+        assert Registry(registry).load("cost", "cpu", "candidate").id == result["id"]
+        assert [item["arm"] for item in result["rounds"]] == ["uncertain"]
+        folder = own_store / "active-cpu"
+        assert json.loads((folder / "curve.json").read_text())["rounds"] == result["rounds"]
+        assert "Error against samples" in (folder / "curve.html").read_text(encoding="utf-8")
+        assert read_samples(own_store).damaged() == ()
+
+    @pytest.mark.slow
+    def test_report_of_the_committed_samples(self, store, registry, tmp_path, capsys):
+        folder = tmp_path / "report"
+        assert train(store, registry, "--report", str(folder), "--quick", "--no-publish", "--json") == 0
+        result = json.loads(capsys.readouterr().out)
+        assert not registry.exists()
+        endings = sorted(file.removeprefix(f"{folder}/cost-cpu") for file in result["report"])
+        charts = ["-ablation.png", "-coverage.png", "-groups.png", "-tables.png"]
+        assert endings == sorted([*charts, ".html", ".json", ".md", ".png"])
+        numbers = json.loads((folder / "cost-cpu.json").read_text())
+        assert numbers["accuracy"]["random.held_out"]["kernel_model"]["relative_error"]["mean"] < 0.1
+        assert "| kernel model |" in (folder / "cost-cpu.md").read_text(encoding="utf-8")
+        assert (folder / "cost-cpu.png").read_bytes().startswith(b"\x89PNG")
