@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from enum import StrEnum
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TypeAlias
@@ -24,7 +23,7 @@ from autoshard.core import (
     Topology,
     local_shard,
 )
-from autoshard.core.costs import StepModels
+from autoshard.core.costs import MeasuredRange, Risk, StepModels
 from autoshard.core.errors import AutoshardError, InvalidPlanError, ModelError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
@@ -65,16 +64,10 @@ STEP_MODEL_GROUP = "autoshard.step_models"
 #: collectives, dense layers and steps out, as far as it has them.
 LoadStepModels: TypeAlias = Callable[[Path | None, str], StepModels]
 
+#: Notes that a line of the log has room for; provenance has all.
+_NOTES_SHOWN = 3
+
 _log = logging.getLogger(__name__)
-
-
-class Risk(StrEnum):
-    """Which end of predictions' intervals plans are made for."""
-
-    MEAN = "mean"
-    """The predicted values."""
-    HIGH = "high"
-    """The upper ends: what is exceeded once in twenty."""
 
 
 def kernel_model(topology: Topology, num_bags: int, registry: Path | None = None) -> CostModel:
@@ -149,6 +142,9 @@ def _costs_of(
         analytic = AnalyticCostModel.for_device(topology.device)
         _log.warning("%s cannot price this, so %s does: %s", model.name, analytic.name, error)
         model = analytic
+    if isinstance(model, MeasuredRange) and (notes := model.notes(shards)):
+        shown = "; ".join(notes[:_NOTES_SHOWN]) + ("; ..." if len(notes) > _NOTES_SHOWN else "")
+        _log.warning("%s was trained on nothing like %d of these shards: %s", model.name, len(notes), shown)
     others = step_models(topology.device, registry)
     costs = Costs(kernel=model, comm=others.comm or AlphaBetaComm(), dense=others.dense, step=others.step)
     return at_upper_end(costs, topology.device) if risk is Risk.HIGH else costs
@@ -171,12 +167,17 @@ def make_plan(planner_name: str, request: PlanRequest) -> ShardingPlan:
     except InvalidPlanError as error:
         # The planner's fault, not that of whoever asked for a plan.
         raise AutoshardError(f"made an invalid plan: {error}", source=f"planner {planner_name}") from error
+    models = model_names(request.costs, request.tables, request.topology.device)
+    if isinstance(request.costs.kernel, MeasuredRange):
+        held = [shard for shards in plan.local_shards() for shard in shards]
+        if notes := request.costs.kernel.notes(held):
+            models["kernel_notes"] = "outside of what was measured, so with wider intervals: " + "; ".join(notes)
     provenance = Provenance(
         planner=planner_name,
         version=__version__,
         seed=request.seed,
         options=options,
-        models=model_names(request.costs, request.tables, request.topology.device),
+        models=models,
     )
     return replace(plan, predicted=evaluate(plan, request.costs), provenance=provenance)
 

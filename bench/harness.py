@@ -62,7 +62,7 @@ class Settings:
 
     @classmethod
     def for_collecting(cls, device: BenchDevice, num_rounds: int | None = None) -> Settings:
-        """Settings for many sets: larger groups, and on a CPU no round for warming up.
+        """Settings for many sets: larger groups, and on a CPU one round for warming up.
 
         Args:
             device: Where sets are measured.
@@ -75,7 +75,7 @@ class Settings:
         rounds = replace(usual.rounds, num_measured=number, num_dropped=dropped)
         if device.is_cuda:
             return replace(usual, rounds=rounds, max_group_sets=48)
-        return replace(usual, rounds=replace(rounds, num_warmup=0), max_group_sets=96)
+        return replace(usual, rounds=replace(rounds, num_warmup=1), max_group_sets=32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ class TrainingOptions:
     """The highest one: the rate rises at first, and then falls to 0 along a cosine."""
     beta2: float = 0.98
     """Adam's decay of squared gradients."""
-    weight_decay: float = 0.1
+    weight_decay: float = 0.5
     """Share of the weights that is taken off, per unit of learning rate."""
     encoder_hidden: tuple[int, ...] = ENCODER_HIDDEN
     """Widths of the encoder's hidden layers."""
@@ -169,10 +169,9 @@ def _fit(
     network.start_from(*first_guess(dataset, scale_ms))
     num_updates = options.schedule.num_updates
     optimizer = torch.optim.AdamW(
-        network.parameters(),
+        _parameter_groups(network, options.weight_decay),
         lr=options.learning_rate,
         betas=(0.9, options.beta2),
-        weight_decay=options.weight_decay,
         fused=True,
     )
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: _annealed(update / num_updates))
@@ -189,6 +188,13 @@ def _fit(
         rate.step()
         advance(1)
     return {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+
+
+def _parameter_groups(network: CostNetwork, weight_decay: float) -> list[dict[str, object]]:
+    """Matrices decay, biases do not: the bias of a price is its level, which is far from 0."""
+    matrices = [parameter for parameter in network.parameters() if parameter.ndim > 1]
+    biases = [parameter for parameter in network.parameters() if parameter.ndim <= 1]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": biases, "weight_decay": 0.0}]
 
 
 def first_guess(dataset: CostDataset, scale_ms: float) -> tuple[Tensor, Tensor]:

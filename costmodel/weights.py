@@ -23,7 +23,7 @@ TRAIT_WIDTH = 32
 CODE_WIDTH = TRAIT_WIDTH + NUM_OUTPUTS
 #: What is known of a set: its mean traits, how many shards it has, and the sums of their own times.
 SET_WIDTH = TRAIT_WIDTH + 1 + NUM_OUTPUTS
-ENCODER_HIDDEN = (128, 128)
+ENCODER_HIDDEN = (64, 64)
 SET_HIDDEN = 64
 #: Sets cost between exp(-this) and exp(this) times the sum of their shards' own times.
 MAX_LOG_FUSION = 0.7

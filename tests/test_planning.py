@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from autoshard import __version__
-from autoshard.core import GradSync, PlacedShard, Pooling, Shard, ShardingPlan, Tier
+from autoshard.core import GradSync, PlacedShard, Pooling, Shard, ShardingPlan, Tier, local_shard
+from autoshard.core.costs import Risk
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InvalidOptionError, UnknownNameError
 from autoshard.evaluation import evaluate
 from autoshard.formats import load_topology
@@ -187,3 +188,26 @@ class TestCompare:
     def test_names_are_checked_first(self, request_of):
         with pytest.raises(UnknownNameError, match="'magic'"):
             compare(["random", "magic"], request_of(), on_planned=lambda row: pytest.fail("it had started"))
+
+
+class TestRisk:
+    def test_plans_at_the_upper_end_cost_more(self, tables, topology, registry):
+        mean, high = (make_costs(tables, topology, registry, risk=risk).kernel for risk in Risk)
+        shards = [
+            local_shard(PlacedShard.table_wise(Shard.whole(table), 0), group_batch_size=tables.batch_size)
+            for table in tables.tables
+        ]
+        codes_NH = mean.encode(shards)
+        assert (high.price(codes_NH) > mean.price(codes_NH)).all()
+        assert high.price(codes_NH) == pytest.approx(mean.price_parts(codes_NH).high_ms_S)
+
+    def test_tables_unlike_all_that_were_measured_are_named(self, tables, topology, registry, request_of, caplog):
+        odd = replace(tables.tables[0], features=(replace(tables.tables[0].features[0], pooling_factor=3000.0),))
+        changed = replace(tables, tables=(odd, *tables.tables[1:]))
+        with caplog.at_level(logging.WARNING):
+            costs = make_costs(changed, topology, registry)
+        assert f"{odd.name}.pooling_factor is 3000, measured were" in caplog.text
+        plan = make_plan("cost-greedy", replace(request_of(), tables=changed, costs=costs))
+        assert f"{odd.name}.pooling_factor is 3000" in plan.provenance.models["kernel_notes"]
+        usual = make_plan("cost-greedy", request_of()).provenance.models
+        assert f"{odd.name}." not in usual.get("kernel_notes", "")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from autoshard.core.costs import Risk
 from autoshard.core.errors import InvalidOptionError
 
 TablesArgument = Annotated[
@@ -25,6 +26,10 @@ RegistryOption = Annotated[
         show_default="$AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry",
         help="Folder of trained models. Without one for the device, an analytic model prices kernels.",
     ),
+]
+RiskOption = Annotated[
+    Risk,
+    typer.Option(help="Which end of the predictions' intervals counts: the value, or what is exceeded once in twenty."),
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="Same seed, same plan, time limits aside.")]
 TimeLimitOption = Annotated[

@@ -11,12 +11,14 @@ import typer
 
 from autoshard.commands.arguments import (
     RegistryOption,
+    RiskOption,
     SeedOption,
     TablesArgument,
     TimeLimitOption,
     TopologyOption,
 )
 from autoshard.console import JsonOption, emit, log, progress
+from autoshard.core.costs import Risk
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def compare(
     time_limit: TimeLimitOption = 1.0,
     seed: SeedOption = 0,
     registry: RegistryOption = None,
+    risk: RiskOption = Risk.MEAN,
     output_dir: Annotated[Path | None, typer.Option(help="Folder for the plans, one PLANNER.json each.")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")] = None,
     as_json: JsonOption = False,
@@ -86,7 +89,7 @@ def compare(
     request = PlanRequest(
         tables=task,
         topology=machine,
-        costs=make_costs(task, machine, registry),
+        costs=make_costs(task, machine, registry, risk=risk),
         seed=seed,
         time_limit_s=time_limit,
         registry=registry,

@@ -9,6 +9,7 @@ import typer
 
 from autoshard.commands.arguments import (
     RegistryOption,
+    RiskOption,
     SeedOption,
     TablesArgument,
     TimeLimitOption,
@@ -16,6 +17,7 @@ from autoshard.commands.arguments import (
     parse_settings,
 )
 from autoshard.console import JsonOption, emit, log, working
+from autoshard.core.costs import Risk
 
 if TYPE_CHECKING:
     from autoshard.core import ShardingPlan
@@ -31,6 +33,7 @@ def plan(
     time_limit: TimeLimitOption = 1.0,
     seed: SeedOption = 0,
     registry: RegistryOption = None,
+    risk: RiskOption = Risk.MEAN,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the plan goes.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -48,7 +51,7 @@ def plan(
         request = PlanRequest(
             tables=task,
             topology=machine,
-            costs=make_costs(task, machine, registry),
+            costs=make_costs(task, machine, registry, risk=risk),
             seed=seed,
             time_limit_s=time_limit,
             options=parse_settings(settings or []),
@@ -61,6 +64,7 @@ def plan(
 def evaluate(
     plan: Annotated[Path, typer.Argument(help="Plan to price, whoever made it.", metavar="PLAN")],
     registry: RegistryOption = None,
+    risk: RiskOption = Risk.MEAN,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the priced plan goes.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -74,7 +78,7 @@ def evaluate(
     from autoshard.planning import plan_costs
 
     loaded = read_plan(plan)
-    priced = loaded.with_predicted(price(loaded, plan_costs(loaded, registry)))
+    priced = loaded.with_predicted(price(loaded, plan_costs(loaded, registry, risk=risk)))
     _finish(priced, output, as_json)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -66,6 +67,24 @@ class CostModel(Protocol):
     def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
         """As `price`, with forward and backward apart and with intervals."""
         ...
+
+
+@runtime_checkable
+class MeasuredRange(Protocol):
+    """A cost model that knows what it was trained on."""
+
+    def notes(self, shards: Sequence[LocalShard]) -> tuple[str, ...]:
+        """Which of the shards lie outside of what was measured, and how; a line for each."""
+        ...
+
+
+class Risk(StrEnum):
+    """Which end of predictions' intervals plans are made for."""
+
+    MEAN = "mean"
+    """The predicted values."""
+    HIGH = "high"
+    """The upper ends: what is exceeded once in twenty."""
 
 
 #: Collectives by torch.distributed's names.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoshard.core import CommModel, CostModel, Costs, KernelCosts, LocalShard, Topology
-from autoshard.core.costs import CodeArray, CollectiveName, DenseCostModel, DenseCosts, MsArray
+from autoshard.core.costs import CodeArray, CollectiveName, DenseCostModel, DenseCosts, MeasuredRange, MsArray
 from autoshard.core.dense import DenseShape
 from autoshard.core.step import UPPER_END
 from autoshard.evaluation.dense_time import AnalyticDenseModel
@@ -42,6 +42,10 @@ class UpperEndKernels:
     def name(self) -> str:
         """What answers say."""
         return self.model.name + UPPER_END
+
+    def notes(self, shards: Sequence[LocalShard]) -> tuple[str, ...]:
+        """Those of the model, if it has any."""
+        return self.model.notes(shards) if isinstance(self.model, MeasuredRange) else ()
 
     def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
         """Codes of single shards, shape (N, H)."""

@@ -139,5 +139,5 @@ def test_unknown_devices_are_refused():
 @pytest.mark.parametrize(("num_rounds", "num_dropped"), [(1, 0), (2, 0), (3, 1), (5, 1), (9, 2), (30, 2)])
 def test_collecting_takes_as_many_rounds_as_are_asked_for(num_rounds, num_dropped):
     rounds = Settings.for_collecting(find_device("cpu"), num_rounds).rounds
-    assert (rounds.num_measured, rounds.num_dropped, rounds.num_warmup) == (num_rounds, num_dropped, 0)
+    assert (rounds.num_measured, rounds.num_dropped, rounds.num_warmup) == (num_rounds, num_dropped, 1)
     assert Settings.for_collecting(find_device("cpu")).rounds.num_measured == 9
