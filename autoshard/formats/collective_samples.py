@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from autoshard.core import DType
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
 from autoshard.formats.digest import digest
-from autoshard.formats.files import atomic_write
+from autoshard.formats.sample_parts import write_part
 
 COLLECTIVE_SCHEMA = "autoshard.collective-samples/1"
 #: Folder of a store that holds them.
@@ -204,18 +204,10 @@ def write_collective_samples(store: str | Path, samples: Sequence[CollectiveSamp
     Raises:
         SampleStoreError: If the folder cannot be written.
     """
-    rows = [_row(sample.identified()) for sample in samples]
-    (device,) = {sample.device for sample in samples}
-    newest = max(sample.collected_at for sample in samples).astimezone(UTC)
-    content = digest([row["sample_id"] for row in rows]).removeprefix("sha256:")
-    file = _folder(store) / f"device={device}" / f"part-{newest:%Y%m%dT%H%M%S%f}-{content[:12]}.parquet"
+    complete = [sample.identified() for sample in samples]
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), buffer, compression="zstd")
-    try:
-        atomic_write(file, buffer.getvalue())
-    except FormatError as error:
-        raise SampleStoreError(error.message, source=error.source) from error
-    return file
+    pq.write_table(pa.Table.from_pylist([_row(sample) for sample in complete], _SCHEMA), buffer, compression="zstd")
+    return write_part(_folder(store), complete, buffer.getvalue())
 
 
 def collective_devices_in(store: str | Path) -> tuple[str, ...]:

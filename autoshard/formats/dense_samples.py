@@ -26,7 +26,7 @@ from autoshard.core import DType
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import FormatError, InputError, SampleStoreError
 from autoshard.formats.digest import digest
-from autoshard.formats.files import atomic_write
+from autoshard.formats.sample_parts import write_part
 from autoshard.formats.samples import devices_in
 
 SCHEMA_VERSION = "autoshard.dense-samples/1"
@@ -139,17 +139,9 @@ def write_dense_samples(store: str | Path, samples: Sequence[DenseSample]) -> Pa
         SampleStoreError: If the folder cannot be written.
     """
     complete = [sample.identified() for sample in samples]
-    (device,) = {sample.device for sample in complete}
-    stamp = f"{max(sample.collected_at for sample in complete):%Y%m%dT%H%M%S%f}"
-    mark = digest([sample.sample_id for sample in complete]).removeprefix("sha256:")[:12]
-    file = Path(store, _FOLDER, f"device={device}", f"part-{stamp}-{mark}.parquet")
     content = io.BytesIO()
     pq.write_table(pa.Table.from_pylist([_row(sample) for sample in complete], _SCHEMA), content, compression="zstd")
-    try:
-        atomic_write(file, content.getvalue())
-    except FormatError as error:
-        raise SampleStoreError(error.message, source=error.source) from error
-    return file
+    return write_part(Path(store, _FOLDER), complete, content.getvalue())
 
 
 def dense_devices_in(store: str | Path) -> tuple[str, ...]:

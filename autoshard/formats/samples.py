@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from autoshard.core.errors import FormatError, SampleStoreError
-from autoshard.formats.digest import digest
-from autoshard.formats.files import atomic_write, remove_leftovers
+from autoshard.core.errors import SampleStoreError
+from autoshard.formats.files import remove_leftovers
 from autoshard.formats.measured import MeasuredShard, Sample, SampleTable, set_id_of
 from autoshard.formats.sample_columns import SCHEMA_VERSION, ShardCache, parquet_bytes, read_columns, read_sample_file
+from autoshard.formats.sample_parts import write_part
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -65,15 +65,7 @@ def write_samples(store: str | Path, samples: Sequence[Sample]) -> Path:
         SampleStoreError: If the folder cannot be written.
     """
     complete = [sample.identified() for sample in samples]
-    (device,) = {sample.device for sample in complete}
-    stamp = max(sample.collected_at for sample in complete).strftime("%Y%m%dT%H%M%S%f")
-    mark = digest([sample.sample_id for sample in complete]).removeprefix("sha256:")[:12]
-    file = Path(store) / f"device={device}" / f"part-{stamp}-{mark}.parquet"
-    try:
-        atomic_write(file, parquet_bytes(complete))
-    except FormatError as error:
-        raise SampleStoreError(error.message, source=error.source) from error
-    return file
+    return write_part(Path(store), complete, parquet_bytes(complete))
 
 
 def devices_in(store: str | Path) -> tuple[str, ...]:
