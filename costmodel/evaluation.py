@@ -278,6 +278,10 @@ class _Shared:
 _shared: list[_Shared] = []
 
 
+def _start(shared: _Shared) -> None:
+    _shared.append(shared)
+
+
 def _run_shared(task: _Task) -> SplitResult | AblationResult:
     return _shared[0].run(task)
 
@@ -289,7 +293,7 @@ def _results(tasks: Sequence[_Task], shared: _Shared) -> Iterator[tuple[int, Spl
         return
     # Not by fork: threads of torch and scikit-learn would not live on in the children.
     with ProcessPoolExecutor(
-        shared.options.num_workers, mp_context=get_context("spawn"), initializer=_shared.append, initargs=(shared,)
+        shared.options.num_workers, mp_context=get_context("spawn"), initializer=_start, initargs=(shared,)
     ) as pool:
         index_of = {pool.submit(_run_shared, task): index for index, task in enumerate(tasks)}
         try:
