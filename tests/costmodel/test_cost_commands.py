@@ -318,7 +318,10 @@ class TestActiveAndReport:
     @pytest.mark.slow
     def test_report_of_the_committed_samples(self, store, registry, tmp_path, capsys):
         folder = tmp_path / "report"
-        assert train(store, registry, "--report", str(folder), "--quick", "--no-publish", "--json") == 0
+        assert (
+            train(store, registry, "--report", str(folder), "--quick", "--no-publish", "--json", "--updates", "1000")
+            == 0
+        )
         result = json.loads(capsys.readouterr().out)
         assert not registry.exists()
         endings = sorted(file.removeprefix(f"{folder}/cost-cpu") for file in result["report"])
