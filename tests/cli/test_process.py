@@ -18,14 +18,14 @@ def start(*arguments, **settings):
     return subprocess.Popen([PROGRAM, *arguments], **pipes)
 
 
-def nine_equal_tables():
+def unequal_tables():
     """They are never even on eight ranks, so that a search goes on for as long as it may."""
     table = {"num_embeddings": 1000, "embedding_dim": 64, "dtype": "fp32", "pooling": "sum"}
     tables = [
         table
-        | {"name": f"t{index}", "features": [{"name": f"f{index}", "pooling_factor": 10.0}]}
+        | {"name": f"t{index}", "features": [{"name": f"f{index}", "pooling_factor": 10.0 + index**1.5}]}
         | {"access": {"kind": "uniform"}}
-        for index in range(9)
+        for index in range(25)
     ]
     return {"schema": "autoshard.tables/1", "batch_size": 65536, "tables": tables}
 
@@ -50,7 +50,7 @@ def test_folders_of_the_same_names_elsewhere_are_not_taken(tmp_path):
 
 def test_an_interrupt_ends_it_with_130_and_without_a_word(tmp_path):
     task, output = tmp_path / "tables.json", tmp_path / "plan.json"
-    task.write_text(json.dumps(nine_equal_tables()))
+    task.write_text(json.dumps(unequal_tables()))
     process = start("plan", str(task), "--topology", "cpu-8", "--time-limit", "60", "-o", str(output))
     time.sleep(3)
     process.send_signal(signal.SIGINT)

@@ -10,9 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from autoshard.cli import main
+from costmodel import Registry
 from server.problems import OvertimeError
 from server.settings import ServerSettings
 from server.workers import WorkerPool
@@ -146,10 +148,8 @@ def test_a_planner_that_does_not_keep_its_time_limit_is_ended():
 
 
 def test_a_damaged_model_stops_the_service(tmp_path):
-    folder = tmp_path / "registry" / "cost" / "cpu"
-    (folder / "0123456789abcdef").mkdir(parents=True)
-    (folder / "0123456789abcdef" / "card.json").write_text("{")
-    (folder / "production").write_text("0123456789abcdef")
+    version = Registry(tmp_path / "registry").publish("cost", "cpu", {"weights": np.zeros(1)}, {"device": "cpu"})
+    (tmp_path / "registry" / "cost" / "cpu" / version / "card.json").write_text("{")
     command = [Path(sys.executable).with_name("autoshard"), "serve", "--port", "0", "--registry", tmp_path / "registry"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1
