@@ -52,7 +52,7 @@ def ancestors(pid):
 assert bool(killed) == kill, killed
 assert outcome.num_samples == len(read_samples(store)), outcome
 assert outcome.device == "cpu"
-print(outcome.num_samples, sum(outcome.failed.values()))
+print("COLLECTED", outcome.num_samples, sum(outcome.failed.values()))
 """
 
 
@@ -60,7 +60,8 @@ def run(store, mode):
     command = [sys.executable, "-W", "ignore", "-c", ON_RAY, str(store), mode]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    num_samples, num_failed = map(int, done.stdout.split())
+    (result,) = [line for line in done.stdout.splitlines() if line.startswith("COLLECTED ")]  # Ray prints there too
+    num_samples, num_failed = map(int, result.split()[1:])
     return num_samples, num_failed
 
 
