@@ -51,7 +51,9 @@ def test_folders_of_the_same_names_elsewhere_are_not_taken(tmp_path):
 def test_an_interrupt_ends_it_with_130_and_without_a_word(tmp_path):
     task, output = tmp_path / "tables.json", tmp_path / "plan.json"
     task.write_text(json.dumps(unequal_tables()))
-    process = start("plan", str(task), "--topology", "cpu-8", "--time-limit", "60", "-o", str(output))
+    # Shells start their background jobs, this one's parents perhaps, with interrupts ignored.
+    heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    process = start("plan", str(task), "--topology", "cpu-8", "--time-limit", "60", "-o", str(output), **heeding)
     time.sleep(3)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
