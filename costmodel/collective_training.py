@@ -181,10 +181,6 @@ def _alongside(name: CollectiveName, samples: Sequence[CollectiveSample], curves
     return min(errors, key=lambda share: errors[share])
 
 
-def _every(share: float) -> dict[str, float]:
-    return dict.fromkeys(map(str, COLLECTIVES), share)
-
-
 def _world_ms(model: LearnedCollectives, sample: CollectiveSample) -> float:
     link = Link(bytes_per_s=1e9)
     levels = tuple(

@@ -197,11 +197,6 @@ def read_dense_sample_file(file: Path) -> tuple[DenseSample, ...]:
         raise FormatError(error.message, field=error.field, source=str(file)) from error
 
 
-def damaged_dense_samples(samples: Sequence[DenseSample]) -> tuple[DenseSample, ...]:
-    """Samples whose content does not match their id."""
-    return tuple(sample for sample in samples if sample.identified().sample_id != sample.sample_id)
-
-
 def corrected_dense_ms(samples: Sequence[DenseSample]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Forward and backward latencies of one device's samples with its drift divided out, shapes (S,).
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from autoshard.core import LocalShard
 from autoshard.formats.digest import digest
+from autoshard.formats.sample_parts import damaged_samples
 
 MsArray = NDArray[np.float64]
 
@@ -141,13 +142,7 @@ class SampleTable:
 
     def damaged(self, advance: Callable[[float], None] = lambda _: None) -> tuple[Sample, ...]:
         """Samples whose content does not match their ids; `advance` is told how many more were looked at."""
-        found = []
-        for sample in self.samples:
-            honest = sample.identified()
-            if (honest.sample_id, honest.set_id) != (sample.sample_id, sample.set_id):
-                found.append(sample)
-            advance(1)
-        return tuple(found)
+        return damaged_samples(self.samples, advance)
 
 
 def set_id_of(shards: Iterable[LocalShard], *, device: str, num_threads: int) -> str:

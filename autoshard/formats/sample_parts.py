@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from autoshard.core.errors import FormatError, SampleStoreError
 from autoshard.formats.digest import digest
@@ -29,6 +29,25 @@ class StoredSample(Protocol):
     def collected_at(self) -> datetime:
         """When the measurement ended."""
         ...
+
+    def identified(self) -> StoredSample:
+        """The same sample with the id of its content."""
+        ...
+
+
+_Stored = TypeVar("_Stored", bound=StoredSample)
+
+
+def damaged_samples(
+    samples: Sequence[_Stored], advance: Callable[[float], None] = lambda _: None
+) -> tuple[_Stored, ...]:
+    """Samples whose content does not match their id; `advance` is told how many more were looked at."""
+    found = []
+    for sample in samples:
+        if sample.identified().sample_id != sample.sample_id:
+            found.append(sample)
+        advance(1)
+    return tuple(found)
 
 
 def write_part(folder: Path, samples: Sequence[StoredSample], content: bytes) -> Path:

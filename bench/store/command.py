@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Group, RenderableType
 
 from autoshard import console
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
+from autoshard.formats.sample_parts import damaged_samples
 
 if TYPE_CHECKING:
-    from autoshard.formats.samples import SampleTable
+    from autoshard.formats.collective_samples import CollectiveSample
+    from autoshard.formats.dense_samples import DenseSample
+    from autoshard.formats.samples import Sample, SampleTable
+
+_Sample = TypeVar("_Sample", "Sample", "DenseSample", "CollectiveSample")
 
 
 def samples(
@@ -37,6 +43,7 @@ def samples(
     from autoshard.formats.collective_samples import collective_devices_in, read_collective_samples
     from autoshard.formats.dense_samples import dense_devices_in, read_dense_samples
     from autoshard.formats.samples import devices_in
+    from bench.dense.report import dense_table
     from bench.store.summary import summarise, summary_table
 
     if tables is not None and html is None:
@@ -56,18 +63,19 @@ def samples(
         raise SampleStoreError(f"holds no samples{of_device}; {hint}", source=str(store))
     kernels = {key: _checked(store, key) for key in chosen["kernels"]}
     summaries = [summarise(table) for table in kernels.values()]
-    dense = {key: len(read_dense_samples(store, key)) for key in chosen["dense"]}
-    collectives = {key: len(read_collective_samples(store, key)) for key in chosen["collectives"]}
+    dense = {key: _intact(store, key, read_dense_samples(store, key)) for key in chosen["dense"]}
+    collectives = {key: _intact(store, key, read_collective_samples(store, key)) for key in chosen["collectives"]}
     shown: list[RenderableType] = [summary_table(summaries)] if summaries else []
-    for label, counts in (("dense layers", dense), ("collectives", collectives)):
-        shown += [f"{label} on {key}: {number:,} samples" for key, number in counts.items()]
+    for key, layers in dense.items():
+        shown += [f"dense layers on {key}: {len(layers):,} samples", dense_table(layers)]
+    shown += [f"collectives on {key}: {len(measured):,} samples" for key, measured in collectives.items()]
     if html is not None:
         shown.append(f"Wrote {_write_coverage(html, store, kernels, tables, scale)}.")
     result = {
         "store": str(store),
         "devices": [asdict(summary) for summary in summaries],
-        "dense": dense,
-        "collectives": collectives,
+        "dense": {key: len(layers) for key, layers in dense.items()},
+        "collectives": {key: len(measured) for key, measured in collectives.items()},
         "html": None if html is None else str(html),
     }
     console.emit(result, Group(*shown), as_json=as_json)
@@ -77,15 +85,21 @@ def _checked(store: Path, device: str) -> SampleTable:
     from autoshard.formats.samples import read_samples
 
     table = read_samples(store, device)
-    with console.progress("Checking samples", len(table)) as advance:
-        damaged = table.damaged(advance)
+    _intact(store, device, table.samples)
+    return table
+
+
+def _intact(store: Path, device: str, samples: Sequence[_Sample]) -> Sequence[_Sample]:
+    """The samples, if the content of each matches its id."""
+    with console.progress("Checking samples", len(samples)) as advance:
+        damaged = damaged_samples(samples, advance)
     if damaged:
         raise SampleStoreError(
-            f"{len(damaged)} of {len(table)} samples of {device} do not match their id, the first is "
+            f"{len(damaged)} of {len(samples)} samples of {device} do not match their id, the first is "
             f"{damaged[0].sample_id}; remove the files that hold them",
             source=str(store),
         )
-    return table
+    return samples
 
 
 def _write_coverage(html: Path, store: Path, kernels: dict[str, SampleTable], tables: str | None, scale: int) -> Path:

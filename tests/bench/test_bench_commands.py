@@ -5,6 +5,7 @@ import sys
 import time
 from dataclasses import replace
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -270,3 +271,18 @@ def test_bad_input_is_one_line(arguments, code, message, tmp_path, capsys, monke
     assert message in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_samples_checks_dense_layers_too(tmp_path, capsys):
+    store = tmp_path / "store"
+    arguments = ["--what", "dense", "--device", "cpu", "--num-samples", "1", "--seed", "3"]
+    assert main(["collect", "--store", str(store), *arguments]) == 0
+    capsys.readouterr()
+    assert main(["samples", str(store)]) == 0
+    assert "dense layers on cpu: 1 samples" in capsys.readouterr().out
+    (file,) = store.rglob("part-*.parquet")
+    held = pq.ParquetFile(file).read()
+    rows = [row | {"num_rounds": row["num_rounds"] + 1} for row in held.to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows, held.schema), file)
+    assert main(["samples", str(store)]) == 1
+    assert "1 of 1 samples of cpu do not match their id" in capsys.readouterr().err

@@ -17,7 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from autoshard.core import DenseLayers, DType
 from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape, dense_shapes
 from autoshard.core.errors import DeviceError, FormatError, InvalidOptionError
-from autoshard.formats.dense_samples import damaged_dense_samples, read_dense_samples
+from autoshard.formats.dense_samples import read_dense_samples
+from autoshard.formats.sample_parts import damaged_samples
 from autoshard.runtime.dense import DenseModel
 from bench.dense.collector import collect_dense_samples
 from bench.dense.harness import DenseHarness, DenseSettings
@@ -250,7 +251,7 @@ def test_collected_samples_are_read_back(harness, tmp_path):
     samples = read_dense_samples(tmp_path)
     assert [sample.shape for sample in samples] == [BOTTOM, TOP, DOT, CONCAT]
     assert len(done.files) == 2
-    assert damaged_dense_samples(samples) == ()
+    assert damaged_samples(samples) == ()
     assert all(sample.forward_flops_per_s > 0 for sample in samples if sample.shape.kind != DenseKind.CONCAT)
     assert {(sample.device, sample.source, sample.num_threads) for sample in samples} == {("cpu", "model", 1)}
 
@@ -306,7 +307,7 @@ collect_dense_samples(harness, choose_dense_shapes(seed=0), Path({str(tmp_path)!
         process.wait()
     samples = read_dense_samples(tmp_path)
     assert len(samples) >= 2
-    assert damaged_dense_samples(samples) == ()
+    assert damaged_samples(samples) == ()
 
 
 def test_the_report_groups_by_part_and_format(harness, tmp_path):

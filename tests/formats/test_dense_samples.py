@@ -14,12 +14,12 @@ from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreEr
 from autoshard.formats.dense_samples import (
     DenseSample,
     corrected_dense_ms,
-    damaged_dense_samples,
     dense_devices_in,
     read_dense_sample_file,
     read_dense_samples,
     write_dense_samples,
 )
+from autoshard.formats.sample_parts import damaged_samples
 from autoshard.formats.samples import devices_in
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, 123456, tzinfo=UTC)
@@ -84,7 +84,7 @@ def test_what_is_written_is_read(written, tmp_path_factory):
     file = write_dense_samples(store, written)
     assert read_dense_samples(store) == tuple(sample.identified() for sample in written)
     assert read_dense_sample_file(file) == read_dense_samples(store)
-    assert damaged_dense_samples(read_dense_samples(store)) == ()
+    assert damaged_samples(read_dense_samples(store)) == ()
 
 
 def test_dense_samples_lie_beside_the_others(tmp_path):
@@ -107,7 +107,7 @@ def test_the_same_sample_gets_the_same_id_and_is_read_once(tmp_path):
 
 def test_a_changed_sample_is_found():
     honest, changed = sample_of().identified(), replace(sample_of(minute=1).identified(), backward_ms=0.5)
-    assert damaged_dense_samples([honest, changed]) == (changed,)
+    assert damaged_samples([honest, changed]) == (changed,)
 
 
 def test_drift_is_divided_out():
