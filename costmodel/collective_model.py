@@ -12,9 +12,9 @@ from typing import Any, Final, get_args
 import numpy as np
 
 from autoshard.core import Link, Topology
-from autoshard.core.costs import CollectiveName, MsArray
-from autoshard.core.errors import InvalidTopologyError, ModelError
-from autoshard.evaluation.communication import link_levels
+from autoshard.core.costs import CollectiveName, LinkBytes, MsArray
+from autoshard.core.errors import ModelError
+from autoshard.evaluation.communication import link_bytes
 from costmodel.collective_curve import CollectiveCurve
 from costmodel.registry import PRODUCTION, Registry, StoredModel
 from costmodel.step_regression import FloatArray
@@ -152,16 +152,12 @@ class LearnedCollectives:
         Raises:
             InvalidTopologyError: If the matrix is of another world.
         """
-        sent = np.asarray(sent_bytes_RR, dtype=np.float64)
-        if sent.shape != (topology.world_size, topology.world_size):
-            raise InvalidTopologyError(
-                f"must be {topology.world_size} rows of as many numbers, got shape {sent.shape}", field="sent_bytes"
-            )
-        levels_RR = link_levels(topology)
-        inside_R, outside_R = (
-            np.maximum(there.sum(axis=0), there.sum(axis=1))
-            for there in (np.where(levels_RR == 0, sent, 0.0), np.where(levels_RR > 0, sent, 0.0))
-        )
+        return self.links_ms(link_bytes(sent_bytes_RR, topology), topology)
+
+    def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
+        """As `all_to_all_ms`, from what leaves and reaches ranks by level; shape (..., R)."""
+        inside_R = np.maximum(links.leaving_LR[0], links.arriving_LR[0])
+        outside_R = np.maximum(links.leaving_LR[1:].sum(axis=0), links.arriving_LR[1:].sum(axis=0))
         return self._both("all_to_all", inside_R, outside_R, topology)
 
     def all_reduce_ms(self, num_bytes: float, topology: Topology) -> float:

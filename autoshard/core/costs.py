@@ -91,6 +91,18 @@ class Risk(StrEnum):
 CollectiveName = Literal["all_to_all", "reduce_scatter", "all_gather", "all_reduce"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkBytes:
+    """What ranks send and receive over the links of each of L levels; any axes may stand before the ranks'.
+
+    Bytes between two ranks travel over the innermost level that holds both.
+    """
+
+    leaving_LR: MsArray
+    """Bytes that leave each rank, shape (L, ..., R)."""
+    arriving_LR: MsArray
+
+
 class CommModel(Protocol):
     """Prices collectives over all ranks of a topology."""
 
@@ -101,6 +113,10 @@ class CommModel(Protocol):
 
     def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
         """Time per rank of an all-to-all in which rank i sends `sent_bytes_RR[i, j]` to rank j; shape (R,)."""
+        ...
+
+    def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
+        """As `all_to_all_ms`, from what leaves and reaches ranks by level; shape (..., R)."""
         ...
 
     def all_reduce_ms(self, num_bytes: float, topology: Topology) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoshard.core import Topology
-from autoshard.core.costs import CollectiveName, MsArray
+from autoshard.core.costs import CollectiveName, LinkBytes, MsArray
 from autoshard.core.errors import InvalidTopologyError
 
 #: Ends of the interval over the value, an assumption: small messages see a fraction of a published bandwidth, and
@@ -38,20 +38,15 @@ class AlphaBetaComm:
         A rank is done when the larger of what it sends and what it receives is through. What stays on its rank
         is free, and so is the collective for a rank that exchanges nothing.
         """
-        sent = np.asarray(sent_bytes_RR, dtype=np.float64)
-        if sent.shape != (topology.world_size, topology.world_size):
-            raise InvalidTopologyError(
-                f"must be {topology.world_size} rows of as many numbers, got shape {sent.shape}",
-                field="sent_bytes",
-            )
-        level_RR = link_levels(topology)
-        times_LR, latency_LR = [], []
-        for index, level in enumerate(topology.levels):
-            there = np.where(level_RR == index, sent, 0.0)
-            bytes_R = np.maximum(there.sum(axis=1), there.sum(axis=0))
-            times_LR.append(bytes_R / level.all_to_all.bytes_per_s)
-            latency_LR.append(np.where(bytes_R > 0, level.all_to_all.latency_s, 0.0))
-        beyond_R = np.sum(times_LR[1:], axis=0) if len(times_LR) > 1 else np.zeros(topology.world_size)
+        return self.links_ms(link_bytes(sent_bytes_RR, topology), topology)
+
+    def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
+        """As `all_to_all_ms`, from what leaves and reaches ranks by level; shape (..., R)."""
+        bytes_LR = np.maximum(links.leaving_LR, links.arriving_LR)
+        by_level = [level.all_to_all for level in topology.levels]
+        times_LR = [one_R / link.bytes_per_s for one_R, link in zip(bytes_LR, by_level, strict=True)]
+        latency_LR = [np.where(one_R > 0, link.latency_s, 0.0) for one_R, link in zip(bytes_LR, by_level, strict=True)]
+        beyond_R = np.sum(times_LR[1:], axis=0) if len(times_LR) > 1 else np.zeros_like(times_LR[0])
         seconds_R = np.max(latency_LR, axis=0) + np.maximum(times_LR[0], beyond_R)
         return np.asarray(seconds_R * 1e3)
 
@@ -77,6 +72,25 @@ class AlphaBetaComm:
     def bounds_ms(self, collective: CollectiveName, value_ms: MsArray, topology: Topology) -> tuple[MsArray, MsArray]:
         """Fixed factors below and above, since nothing was measured."""
         return value_ms * _LOW_FACTOR, value_ms * _HIGH_FACTOR
+
+
+def link_bytes(sent_bytes_RR: MsArray, topology: Topology) -> LinkBytes:
+    """Adds up by level what rank i sends to rank j; what stays on its rank travels over no link.
+
+    Raises:
+        InvalidTopologyError: If the matrix is of another world.
+    """
+    sent = np.asarray(sent_bytes_RR, dtype=np.float64)
+    if sent.shape != (topology.world_size, topology.world_size):
+        raise InvalidTopologyError(
+            f"must be {topology.world_size} rows of as many numbers, got shape {sent.shape}", field="sent_bytes"
+        )
+    level_RR = link_levels(topology)
+    by_level = [np.where(level_RR == index, sent, 0.0) for index in range(len(topology.levels))]
+    return LinkBytes(
+        leaving_LR=np.stack([there.sum(axis=1) for there in by_level]),
+        arriving_LR=np.stack([there.sum(axis=0) for there in by_level]),
+    )
 
 
 def link_levels(topology: Topology) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from autoshard.core import Exchange, GradSync, PlacedShard, ShardingPlan
 from autoshard.core.costs import MsArray
+from autoshard.core.plan import Payload
 
 ID_BYTES = 8
 LENGTH_BYTES = 4
@@ -34,6 +35,50 @@ class Traffic:
         """Bytes a rank holds at the forward exchange, shape (R,): its inputs, its outputs and what it receives."""
         inputs_R = self.lengths_RR.sum(axis=0) + self.ids_RR.sum(axis=0)
         return np.asarray(inputs_R + self.forward_RR.sum(axis=1) + self.forward_RR.sum(axis=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairTraffic:
+    """Bytes per step between a rank that reads a placed shard and each owner in the replica that it reads."""
+
+    lengths: float
+    """From reader to owner, as `ids` and `backward`."""
+    ids: float
+    forward: float
+    """From owner to reader."""
+    backward: float
+
+    @classmethod
+    def of(cls, placed: PlacedShard, local_batch: float, payload: Payload) -> PairTraffic:
+        """Traffic of one shard; `local_batch` samples of each reader."""
+        table = placed.shard.table
+        profile, share = placed.shard.access()
+        num_owners = len(placed.replicas[0])
+        num_bags = local_batch * len(table.features)
+        num_lookups = local_batch * table.pooling_factor * share / num_owners
+        if placed.exchange is Exchange.PARTIAL_SUMS:
+            num_vectors = num_bags
+        elif placed.deduplicate:
+            num_vectors = profile.expected_distinct(num_lookups * num_owners) / num_owners
+        else:
+            num_vectors = num_lookups
+        values = num_vectors * placed.shard.embedding_dim
+        return cls(
+            lengths=num_bags * LENGTH_BYTES,
+            ids=num_lookups * ID_BYTES,
+            forward=values * payload.forward.num_bytes,
+            backward=values * payload.backward.num_bytes,
+        )
+
+
+def synced_bytes(placed: PlacedShard, group_batch_size: int) -> float:
+    """Bytes of gradients that each holder of a shard with several replicas puts into all-reduces."""
+    shard = placed.shard
+    num_rows = float(shard.num_embeddings)
+    if placed.grad_sync is GradSync.SPARSE:
+        profile, share = shard.access()
+        num_rows = profile.expected_distinct(group_batch_size * shard.table.pooling_factor * share)
+    return num_rows / len(placed.replicas[0]) * shard.embedding_dim * REDUCED_BYTES
 
 
 def plan_traffic(plan: ShardingPlan) -> Traffic:
@@ -64,35 +109,20 @@ class _Ledger:
         )
 
     def add_exchange(self, placed: PlacedShard) -> None:
-        table = placed.shard.table
-        profile, share = placed.shard.access()
         read_by = replicas_read(self.plan, placed)
         local_batch = self.plan.group_batch_size / self.plan.group_size
+        pair = PairTraffic.of(placed, local_batch, self.plan.payload)
         for index, owners in enumerate(placed.replicas):
             readers = np.flatnonzero(read_by == index)
-            num_bags = local_batch * len(table.features)
-            num_lookups = local_batch * table.pooling_factor * share / len(owners)
-            if placed.exchange is Exchange.PARTIAL_SUMS:
-                num_vectors = num_bags
-            elif placed.deduplicate:
-                num_vectors = profile.expected_distinct(num_lookups * len(owners)) / len(owners)
-            else:
-                num_vectors = num_lookups
-            values = num_vectors * placed.shard.embedding_dim
             requests, answers = np.ix_(readers, np.array(owners)), np.ix_(np.array(owners), readers)
-            self.total.lengths_RR[requests] += num_bags * LENGTH_BYTES
-            self.total.ids_RR[requests] += num_lookups * ID_BYTES
-            self.total.forward_RR[answers] += values * self.plan.payload.forward.num_bytes
-            self.total.backward_RR[requests] += values * self.plan.payload.backward.num_bytes
+            self.total.lengths_RR[requests] += pair.lengths
+            self.total.ids_RR[requests] += pair.ids
+            self.total.forward_RR[answers] += pair.forward
+            self.total.backward_RR[requests] += pair.backward
 
     def add_sync(self, placed: PlacedShard) -> None:
-        shard = placed.shard
-        num_rows = float(shard.num_embeddings)
-        if placed.grad_sync is GradSync.SPARSE:
-            profile, share = shard.access()
-            num_rows = profile.expected_distinct(self.plan.group_batch_size * shard.table.pooling_factor * share)
         holders = [rank for replica in placed.replicas for rank in replica]
-        self.total.sync_R[holders] += num_rows / len(placed.replicas[0]) * shard.embedding_dim * REDUCED_BYTES
+        self.total.sync_R[holders] += synced_bytes(placed, self.plan.group_batch_size)
 
 
 def replicas_read(plan: ShardingPlan, placed: PlacedShard) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoshard.core import CommModel, CostModel, Costs, KernelCosts, LocalShard, Topology
-from autoshard.core.costs import CodeArray, CollectiveName, DenseCostModel, DenseCosts, MeasuredRange, MsArray
+from autoshard.core.costs import (
+    CodeArray,
+    CollectiveName,
+    DenseCostModel,
+    DenseCosts,
+    LinkBytes,
+    MeasuredRange,
+    MsArray,
+)
 from autoshard.core.dense import DenseShape
 from autoshard.core.step import UPPER_END
 from autoshard.evaluation.dense_time import AnalyticDenseModel
@@ -82,6 +90,10 @@ class UpperEndComm:
     def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
         """Upper end per rank, shape (R,)."""
         return self.model.bounds_ms("all_to_all", self.model.all_to_all_ms(sent_bytes_RR, topology), topology)[1]
+
+    def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
+        """Upper end per rank, shape (..., R)."""
+        return self.model.bounds_ms("all_to_all", self.model.links_ms(links, topology), topology)[1]
 
     def all_reduce_ms(self, num_bytes: float, topology: Topology) -> float:
         """Upper end."""

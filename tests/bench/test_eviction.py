@@ -50,10 +50,11 @@ def test_a_flush_evicts_the_last_cache_of_the_cpu():
     gather = Gather(min(8 * 2**20, device_cache_bytes(device) // 4), device)
     flush, little = CacheFlush(device), torch.zeros(64)
     with intra_op_threads(1):
-        flushed, untouched = slowdown(gather.thread_ms, flush), slowdown(gather.thread_ms, lambda: little.add_(1))
-    # 3.5 against 1.05 on a Xeon with 480 MiB of L3.
-    assert flushed > 1.4
-    assert flushed > 1.2 * untouched
+        for _ in range(3):  # neighbours on a shared host empty its cache too
+            flushed, untouched = slowdown(gather.thread_ms, flush), slowdown(gather.thread_ms, lambda: little.add_(1))
+            if flushed > max(1.4, 1.2 * untouched):  # 3.5 against 1.05 on a Xeon with 480 MiB of L3
+                return
+    pytest.fail(f"reading takes {flushed:.2f} times as long after a flush, {untouched:.2f} without one")
 
 
 @pytest.mark.gpu

@@ -55,6 +55,8 @@ def planted_exactly():
     class Bare(SimpleNamespace):
         rank_bytes = PlacementProblem.rank_bytes
         is_feasible = PlacementProblem.is_feasible
+        may_choose = PlacementProblem.may_choose
+        tiers = ()
 
         def label(self, item):
             return f"t{item}"
