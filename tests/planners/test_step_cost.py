@@ -1,0 +1,121 @@
+"""Steps priced from sums are those that `evaluate` makes of the plans."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from autoshard.core import DenseLayers, Level, Link, RowRange, RowsBy, Shard, Tier
+from autoshard.core.step import PART_FEATURES, Overlap
+from autoshard.evaluation import evaluate, price_step
+from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.step_cost import PARTS, StepCost
+
+TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
+
+
+class Calibrated:
+    """Every feature of every part counts."""
+
+    name = "calibrated:test"
+
+    def __init__(self, overlap):
+        self.overlap = overlap
+
+    def coefficients(self, part, basis):
+        return tuple(0.3 + 0.1 * index for index in range(len(PART_FEATURES[part])))
+
+    def interval_ms(self, value_ms, below_ms, above_ms):
+        return value_ms, value_ms
+
+
+def row_groups(tables):
+    shards = []
+    for table in tables.tables:
+        ends = sorted({0, table.num_embeddings // 10, table.num_embeddings // 3, table.num_embeddings})
+        for start, stop in pairwise(ends):
+            rows = RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK)
+            shards.append(Shard(table=table, rows=rows, columns=(0, table.embedding_dim)))
+    return shards
+
+
+@pytest.fixture(params=["plain", "calibrated", "neo"])
+def step_problem(request, draw_task, costs):
+    tables, topology = draw_task(12, 8, seed=3)
+    levels = tuple(
+        Level(
+            name=f"level{size}",
+            size=size,
+            all_to_all=Link(bytes_per_s=speed, latency_s=1e-5),
+            all_reduce=Link(bytes_per_s=speed),
+        )
+        for size, speed in ((2, 1e9), (4, 4e8), (8, 3e8))
+    )
+    topology = replace(topology, levels=levels)
+    tables = replace(
+        tables, dense=DenseLayers(num_dense_features=13, bottom_mlp=(64, 16), top_mlp=(64, 1), interaction="dot")
+    )
+    if request.param != "plain":
+        overlap = Overlap.NEO if request.param == "neo" else Overlap.NONE
+        costs = replace(costs, step=Calibrated(overlap))
+    if request.param == "neo":
+        tables = replace(tables, dense=None)
+    problem = PlacementProblem.of(tables, topology, costs.kernel, row_groups(tables), TIERS)
+    return problem, costs
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_are_those_of_the_plans(step_problem, seed):
+    problem, costs = step_problem
+    step_cost = StepCost(problem, costs)
+    rng = np.random.default_rng(seed)
+    ranks_N = rng.integers(0, problem.num_choices, problem.num_items)
+    plan = problem.to_plan(ranks_N)
+    validate_plan(plan)
+    price = price_step(plan, costs)
+    sums = step_cost.sums(ranks_N)
+    np.testing.assert_allclose(step_cost.step_ms(sums), price.step_ms.value, rtol=1e-5)
+    parts_PR = step_cost.parts_ms(sums)[:, 0]
+    for part, ms_R in zip(PARTS, parts_PR, strict=True):
+        assert ms_R.max() == pytest.approx(getattr(price.times, part.value), rel=1e-5)
+    np.testing.assert_array_equal(problem.rank_bytes(ranks_N), [one.hbm_bytes for one in evaluate(plan, costs).ranks])
+
+
+def test_choices_are_priced_as_what_they_lead_to(step_problem):
+    problem, costs = step_problem
+    step_cost = StepCost(problem, costs)
+    rng = np.random.default_rng(0)
+    ranks_N = rng.integers(0, problem.num_choices, problem.num_items)
+    item = 5
+    others = np.delete(np.arange(problem.num_items), item)
+    before = _sums_of(step_cost, ranks_N, others)
+    choices_ms = step_cost.choices_ms(
+        before,
+        problem.codes_NH[[item]],
+        step_cost.moved_NC[[item]],
+        np.stack([tier.codes_NH[[item]] for tier in problem.tiers]),
+        step_cost.moved_KNC[:, [item]],
+    )
+    expected = []
+    for choice in range(problem.num_choices):
+        ranks_N[item] = choice
+        expected.append(step_cost.step_ms(step_cost.sums(ranks_N))[0])
+    np.testing.assert_allclose(choices_ms[0], expected, rtol=1e-5)
+
+
+def _sums_of(step_cost, ranks_N, items):
+    """Sums without one item: those with it, less what it added."""
+    problem = step_cost.problem
+    codes_RH = np.zeros((problem.num_ranks, problem.codes_NH.shape[1]), dtype=np.float32)
+    moved_RC = np.zeros((problem.num_ranks, step_cost.moved_NC.shape[1]))
+    for item in items:
+        choice = ranks_N[item]
+        if choice < problem.num_ranks:
+            codes_RH[choice] += problem.codes_NH[item]
+            moved_RC[choice] += step_cost.moved_NC[item]
+        else:
+            codes_RH += problem.tiers[choice - problem.num_ranks].codes_NH[item]
+            moved_RC += step_cost.moved_KNC[choice - problem.num_ranks, item]
+    return type(step_cost.sums(ranks_N))(codes_BRH=codes_RH[None], moved_BRC=moved_RC[None])
