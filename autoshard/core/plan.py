@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.shard import LocalShard, PlacedShard, local_shard
+from autoshard.core.step import Overlap, StepPart
 from autoshard.core.tables import DType, TableSet
 from autoshard.core.topology import Topology
 
@@ -119,7 +120,7 @@ class CostBreakdown:
     """Predicted cost of a plan.
 
     Attributes:
-        step_ms: One training step's embedding part.
+        step_ms: One training step.
         max_kernel_ms: Kernel time of the slowest rank.
         balance: min / max over ranks of kernel time (AutoShard Sec. 4.3).
         exchange_balance: min / max over ranks of exchange time (OPER).
@@ -129,6 +130,14 @@ class CostBreakdown:
         binding_shard: Its costliest shard's table.
         cost_model: Which model priced the kernels.
         ranks: The ranks' parts.
+        overlap: Which parts of the step were taken to run at the same time. This and what follows is missing (None,
+            empty) from predictions that were written before there was such a thing.
+        models: Names of the models behind it: `kernel`, `communication`, and where there are any, `dense` and `step`.
+        dense_ms: Dense layers, forward and backward.
+        sync_ms: All-reduce of the dense layers' gradients and of tables that are held in several replicas.
+        parts: The step's parts at their slowest ranks. Their values add up to the step if nothing overlaps; `dense`
+            holds `dense_ms`, `sync_ms`, and what belongs to no part. Each has the relative interval of the models that
+            priced it, also where a step model knows better of the whole.
     """
 
     step_ms: Estimate
@@ -141,6 +150,11 @@ class CostBreakdown:
     binding_shard: str
     cost_model: str
     ranks: tuple[RankCost, ...]
+    overlap: Overlap | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
+    dense_ms: float | None = None
+    sync_ms: float | None = None
+    parts: Mapping[StepPart, Estimate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,10 +98,15 @@ class StepTimes:
         return self.input + forward + middle + backward + self.overhead
 
     @property
+    def dense_layers(self) -> float:
+        """Perceptrons and interaction, forward and backward."""
+        perceptrons = self.bottom_forward + self.bottom_backward + self.top_forward + self.top_backward
+        return perceptrons + self.interaction_forward + self.interaction_backward
+
+    @property
     def dense(self) -> float:
         """All that the runtime does not time by itself: dense layers, all-reduce, overhead."""
-        perceptrons = self.bottom_forward + self.bottom_backward + self.top_forward + self.top_backward
-        return perceptrons + self.interaction_forward + self.interaction_backward + self.all_reduce + self.overhead
+        return self.dense_layers + self.all_reduce + self.overhead
 
 
 class StepModel(Protocol):

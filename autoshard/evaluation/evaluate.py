@@ -39,7 +39,7 @@ def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None
         plan: Any valid plan of one replica group.
         costs: Models to price it with.
         overlap: Which parts hide behind each other. Left out: what the runtime does that the step model was calibrated
-            on; without one nothing, as in the runtime's thin engine. `price_step` says which, and has all parts.
+            on; without one nothing, as in the runtime's thin engine. The answer says which.
 
     Returns:
         The breakdown. The interval of `step_ms` combines those of kernels, collectives and dense layers.
@@ -56,8 +56,9 @@ def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None
     kernels, traffic, stages = _priced(plan, costs)
     kernel_ms_R = kernels.costs.kernel_ms_S
     exchange_ms_R = stages.forward_ms_R + stages.backward_ms_R
+    step = compose_step(plan, costs, kernels.costs, traffic, stages, overlap)
     return CostBreakdown(
-        step_ms=compose_step(plan, costs, kernels.costs, traffic, stages, overlap).step_ms,
+        step_ms=step.step_ms,
         max_kernel_ms=float(kernel_ms_R.max()),
         balance=_min_over_max(kernel_ms_R, empty=0.0),
         exchange_balance=_min_over_max(exchange_ms_R, empty=1.0),
@@ -67,6 +68,11 @@ def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None
         binding_shard=kernels.binding_shard,
         cost_model=costs.kernel.name,
         ranks=_rank_costs(plan, kernels.costs, stages, traffic),
+        overlap=step.overlap,
+        models=step.models,
+        dense_ms=step.times.dense_layers,
+        sync_ms=step.times.all_reduce,
+        parts=step.parts,
     )
 
 

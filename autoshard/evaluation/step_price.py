@@ -108,6 +108,7 @@ class StepPrice:
     Attributes:
         step_ms: The whole, with its interval.
         times: Its parts at their slowest ranks, calibrated where a step model knows them.
+        parts: What the runtime times of them, with the models' intervals.
         overlap: Which of them were taken to run at the same time.
         models: Names of the models behind it: kernel, communication, dense, step.
         work: For each part, its features per rank, shape (R, F), as `PART_FEATURES` names them.
@@ -116,6 +117,7 @@ class StepPrice:
 
     step_ms: Estimate
     times: StepTimes
+    parts: Mapping[StepPart, Estimate]
     overlap: Overlap
     models: Mapping[str, str]
     work: Mapping[StepPart, MsArray]
@@ -123,7 +125,7 @@ class StepPrice:
 
     def part_ms(self, part: StepPart) -> float:
         """Predicted time of a part that the runtime times, or of all else."""
-        return float(getattr(self.times, part.value))
+        return self.parts[part].value
 
 
 def model_names(costs: Costs, tables: TableSet, device: str) -> dict[str, str]:
@@ -146,14 +148,16 @@ def compose_step(
     weights = {part: _coefficients(part, costs, dense) for part in StepPart}
     times = _times(work, weights, dense, stages)
     value = times.step_ms(chosen)
-    below, above = _half_widths(plan, costs, kernels, stages, dense, times)
-    # No wider than the step: everything could be free, nothing can cost less.
-    low, high = max(0.0, value - below), value + above
+    spreads = _Spreads.of(plan, costs, kernels, stages, dense)
+    below, above = spreads.half_widths(times)
+    step_ms = _estimate(value, below, above)
     if costs.step is not None and all(_is_calibrated(part, costs, dense) for part in StepPart):
         low, high = costs.step.interval_ms(value, below, above)
+        step_ms = Estimate(value=value, low=low, high=high)
     return StepPrice(
-        step_ms=Estimate(value=value, low=low, high=high),
+        step_ms=step_ms,
         times=times,
+        parts=spreads.parts(times),
         overlap=chosen,
         models=model_names(costs, plan.tables, plan.topology.device),
         work=work,
@@ -264,46 +268,92 @@ def _times(
     )
 
 
-def _half_widths(
-    plan: ShardingPlan,
-    costs: Costs,
-    kernels: KernelCosts,
-    stages: Stages,
-    dense: DenseWork | None,
-    times: StepTimes,
-) -> tuple[float, float]:
-    """How far the step may be below and above its value: the parts err independently, so their squares add up.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spread:
+    """How far a value may be below and above itself, as shares of it."""
 
-    Each part keeps its relative interval, whatever a step model makes of its value.
-    """
-    relative: list[tuple[float, float, float]] = []  # value, low / value, high / value
+    below: float = 0.0
+    above: float = 0.0
 
-    def add(value_ms: float, of_ms: float, low_ms: float, high_ms: float) -> None:
-        if value_ms > 0 and of_ms > 0:
-            relative.append((value_ms, low_ms / of_ms, high_ms / of_ms))
+    @classmethod
+    def of(cls, value_ms: float, low_ms: float, high_ms: float) -> _Spread:
+        if value_ms <= 0:
+            return cls()
+        return cls(below=max(0.0, 1 - low_ms / value_ms), above=max(0.0, high_ms / value_ms - 1))
 
-    def add_collective(name: CollectiveName, value_ms: float, ms_R: MsArray) -> None:
-        low_R, high_R = costs.comm.bounds_ms(name, ms_R, plan.topology)
-        slowest = int(ms_R.argmax())
-        add(value_ms, float(ms_R[slowest]), float(low_R[slowest]), float(high_R[slowest]))
 
-    worst = int(kernels.kernel_ms_S.argmax())
-    add(
-        times.forward_kernel + times.backward_kernel,
-        float(kernels.kernel_ms_S[worst]),
-        float(kernels.low_ms_S[worst]),
-        float(kernels.high_ms_S[worst]),
-    )
-    add_collective("all_to_all", times.input, stages.input_ms_R)
-    add_collective("all_to_all", times.forward_exchange, stages.forward_ms_R)
-    add_collective("all_to_all", times.backward_exchange, stages.backward_ms_R)
-    reduced_ms_R = stages.sync_ms_R + (dense.all_reduce_ms if dense else 0.0)
-    add_collective("all_reduce", times.all_reduce, reduced_ms_R)
-    if dense is not None:
-        total_N = dense.costs.forward_ms_N + dense.costs.backward_ms_N
-        # The three parts are priced by one model, whose errors do not cancel.
-        layers = times.dense - times.all_reduce - times.overhead
-        add(layers, float(total_N.sum()), float(dense.costs.low_ms_N.sum()), float(dense.costs.high_ms_N.sum()))
-    below = math.sqrt(sum((value * max(0.0, 1 - low)) ** 2 for value, low, _ in relative))
-    above = math.sqrt(sum((value * max(0.0, high - 1)) ** 2 for value, _, high in relative))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spreads:
+    """What the models say of their own prices. A part keeps it, whatever a step model makes of its value."""
+
+    kernels: _Spread
+    input: _Spread
+    forward_exchange: _Spread
+    backward_exchange: _Spread
+    all_reduce: _Spread
+    dense_layers: _Spread
+
+    @classmethod
+    def of(
+        cls, plan: ShardingPlan, costs: Costs, kernels: KernelCosts, stages: Stages, dense: DenseWork | None
+    ) -> _Spreads:
+        def collective(name: CollectiveName, ms_R: MsArray) -> _Spread:
+            low_R, high_R = costs.comm.bounds_ms(name, ms_R, plan.topology)
+            slowest = int(ms_R.argmax())
+            return _Spread.of(float(ms_R[slowest]), float(low_R[slowest]), float(high_R[slowest]))
+
+        worst = int(kernels.kernel_ms_S.argmax())
+        ends = (kernels.kernel_ms_S, kernels.low_ms_S, kernels.high_ms_S)
+        return cls(
+            kernels=_Spread.of(*(float(of_S[worst]) for of_S in ends)),
+            input=collective("all_to_all", stages.input_ms_R),
+            forward_exchange=collective("all_to_all", stages.forward_ms_R),
+            backward_exchange=collective("all_to_all", stages.backward_ms_R),
+            all_reduce=collective("all_reduce", stages.sync_ms_R + (dense.all_reduce_ms if dense else 0.0)),
+            # The three parts are priced by one model, whose errors do not cancel.
+            dense_layers=_Spread() if dense is None else _dense_spread(dense.costs),
+        )
+
+    def half_widths(self, times: StepTimes) -> tuple[float, float]:
+        """How far the step may be below and above its value."""
+        return _combined(
+            (times.forward_kernel + times.backward_kernel, self.kernels),
+            (times.input, self.input),
+            (times.forward_exchange, self.forward_exchange),
+            (times.backward_exchange, self.backward_exchange),
+            (times.all_reduce, self.all_reduce),
+            (times.dense_layers, self.dense_layers),
+        )
+
+    def parts(self, times: StepTimes) -> dict[StepPart, Estimate]:
+        """The parts with their intervals."""
+        made_of: dict[StepPart, tuple[tuple[float, _Spread], ...]] = {
+            StepPart.INPUT: ((times.input, self.input),),
+            StepPart.FORWARD_KERNEL: ((times.forward_kernel, self.kernels),),
+            StepPart.FORWARD_EXCHANGE: ((times.forward_exchange, self.forward_exchange),),
+            StepPart.BACKWARD_EXCHANGE: ((times.backward_exchange, self.backward_exchange),),
+            StepPart.BACKWARD_KERNEL: ((times.backward_kernel, self.kernels),),
+            StepPart.DENSE: ((times.dense_layers, self.dense_layers), (times.all_reduce, self.all_reduce)),
+        }
+        return {part: _estimate(_part_ms(times, part), *_combined(*made_of[part])) for part in StepPart}
+
+
+def _dense_spread(costs: DenseCosts) -> _Spread:
+    total = float(costs.forward_ms_N.sum() + costs.backward_ms_N.sum())
+    return _Spread.of(total, float(costs.low_ms_N.sum()), float(costs.high_ms_N.sum()))
+
+
+def _combined(*values: tuple[float, _Spread]) -> tuple[float, float]:
+    """Below and above a sum: what is priced apart errs independently, so squares add up."""
+    below = math.sqrt(sum((value * spread.below) ** 2 for value, spread in values))
+    above = math.sqrt(sum((value * spread.above) ** 2 for value, spread in values))
     return below, above
+
+
+def _estimate(value: float, below: float, above: float) -> Estimate:
+    """No wider than the value: everything could be free, nothing can cost less."""
+    return Estimate(value=value, low=max(0.0, value - below), high=value + above)
+
+
+def _part_ms(times: StepTimes, part: StepPart) -> float:
+    return float(getattr(times, part.value))

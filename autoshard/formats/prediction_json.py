@@ -7,11 +7,17 @@ from typing import Any
 
 from autoshard.core import CostBreakdown, Estimate, RankCost
 from autoshard.core.errors import FormatError
-from autoshard.formats.fields import Fields
+from autoshard.core.step import Overlap, StepPart
+from autoshard.formats.fields import Fields, shortened, text
+from autoshard.formats.json_document import join
 
 _ESTIMATE_FIELDS = tuple(item.name for item in fields_of(Estimate))
 _RANK_FIELDS = tuple(item.name for item in fields_of(RankCost))
 _NUMBERS = ("max_kernel_ms", "balance", "exchange_balance", "imbalance", "floor_kernel_ms")
+#: Younger than the schema, and so missing from plans that were written before them.
+_OPTIONAL = ("overlap", "models", "dense_ms", "sync_ms", "parts")
+_REQUIRED = tuple(item.name for item in fields_of(CostBreakdown) if item.name not in _OPTIONAL)
+_PARTS = tuple(part.value for part in StepPart)
 
 
 def prediction_from_json(plan: Fields, group_size: int) -> CostBreakdown:
@@ -20,18 +26,23 @@ def prediction_from_json(plan: Fields, group_size: int) -> CostBreakdown:
     Raises:
         FormatError: If it does not follow the schema.
     """
-    fields = plan.fields("predicted", required=[item.name for item in fields_of(CostBreakdown)])
+    fields = plan.fields("predicted", required=_REQUIRED, optional=_OPTIONAL)
     path = fields.at("ranks")
     ranks = tuple(
         _rank_from_json(value, f"{path}[{index}]", index)
         for index, value in enumerate(fields.items("ranks", minimum=group_size, maximum=group_size))
     )
     return CostBreakdown(
-        step_ms=_estimate_from_json(fields),
+        step_ms=_estimate_from_json(fields, "step_ms"),
         binding_rank=fields.whole("binding_rank", maximum=group_size - 1),
         binding_shard=fields.text("binding_shard"),
         cost_model=fields.text("cost_model"),
         ranks=ranks,
+        overlap=fields.choice("overlap", Overlap, Overlap.NONE) if "overlap" in fields else None,
+        models=_models_from_json(fields),
+        dense_ms=fields.number("dense_ms") if "dense_ms" in fields else None,
+        sync_ms=fields.number("sync_ms") if "sync_ms" in fields else None,
+        parts=_parts_from_json(fields) if "parts" in fields else {},
         **{name: fields.number(name) for name in _NUMBERS},
     )
 
@@ -39,13 +50,32 @@ def prediction_from_json(plan: Fields, group_size: int) -> CostBreakdown:
 def prediction_to_json(predicted: CostBreakdown) -> dict[str, object]:
     """The `predicted` object of a breakdown."""
     written = {item.name: getattr(predicted, item.name) for item in fields_of(CostBreakdown)}
-    written["step_ms"] = {name: getattr(predicted.step_ms, name) for name in _ESTIMATE_FIELDS}
+    written["step_ms"] = _estimate_to_json(predicted.step_ms)
     written["ranks"] = [{name: getattr(rank, name) for name in _RANK_FIELDS} for rank in predicted.ranks]
-    return written
+    written["models"] = dict(predicted.models)
+    written["parts"] = {part.value: _estimate_to_json(predicted.parts[part]) for part in predicted.parts}
+    return {name: value for name, value in written.items() if name in _REQUIRED or value not in (None, {})}
 
 
-def _estimate_from_json(predicted: Fields) -> Estimate:
-    fields = predicted.fields("step_ms", required=_ESTIMATE_FIELDS)
+def _models_from_json(predicted: Fields) -> dict[str, str]:
+    path = predicted.at("models")
+    return {
+        text(name, path): text(model, join(path, shortened(name)))
+        for name, model in predicted.mapping("models").items()
+    }
+
+
+def _parts_from_json(predicted: Fields) -> dict[StepPart, Estimate]:
+    fields = predicted.fields("parts", required=_PARTS)
+    return {part: _estimate_from_json(fields, part.value) for part in StepPart}
+
+
+def _estimate_to_json(estimate: Estimate) -> dict[str, float]:
+    return {name: getattr(estimate, name) for name in _ESTIMATE_FIELDS}
+
+
+def _estimate_from_json(holder: Fields, name: str) -> Estimate:
+    fields = holder.fields(name, required=_ESTIMATE_FIELDS)
     estimate = Estimate(**{name: fields.number(name) for name in _ESTIMATE_FIELDS})
     if not estimate.low <= estimate.value <= estimate.high:
         raise FormatError("must satisfy low <= value <= high", field=fields.path)

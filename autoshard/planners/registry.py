@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint, entry_points
 
-from autoshard.core.errors import UnknownNameError
+from autoshard.core.errors import AutoshardError, UnknownNameError
 from autoshard.planners.planner import Planner
 
 GROUP = "autoshard.planners"
@@ -39,25 +39,36 @@ def get_planner(name: str) -> Planner:
 
     Raises:
         UnknownNameError: If none is registered under it; the text lists those that are.
+        AutoshardError: If the plugin that has it cannot be loaded, whatever it fails with.
     """
     found = _registered()
     if name not in found:
         raise UnknownNameError(f"no planner is named {name!r}; there are: {', '.join(sorted(found))}", field="planner")
-    planner: Planner = found[name].load()()
+    point = found[name]
+    try:
+        planner: Planner = point.load()()
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise AutoshardError(f"{point.value} cannot be loaded: {reason}", source=f"planner {name}") from error
     return planner
 
 
 def describe_planners() -> tuple[PlannerHelp, ...]:
-    """All registered planners with their options."""
-    described = []
-    for name in planner_names():
+    """All registered planners with their options; one that cannot be loaded is there with the reason."""
+    return tuple(_describe(name) for name in planner_names())
+
+
+def _describe(name: str) -> PlannerHelp:
+    try:
         planner = get_planner(name)
-        options = tuple(
-            OptionHelp(name=item.name, default=item.default, help=item.metadata.get("help", ""))
-            for item in fields(planner.options_type)
-        )
-        described.append(PlannerHelp(name=name, summary=planner.summary, options=options))
-    return tuple(described)
+    except AutoshardError as error:
+        # One damaged plugin must not take the others' help away.
+        return PlannerHelp(name=name, summary=f"Unavailable: {error.message}", options=())
+    options = tuple(
+        OptionHelp(name=item.name, default=item.default, help=item.metadata.get("help", ""))
+        for item in fields(planner.options_type)
+    )
+    return PlannerHelp(name=name, summary=planner.summary, options=options)
 
 
 def _registered() -> dict[str, EntryPoint]:

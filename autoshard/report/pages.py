@@ -16,7 +16,10 @@ from autoshard.report.measured import ComparedPlan, MeasuredPlan
 from autoshard.report.wording import (
     write_bytes,
     write_columns,
+    write_interval,
     write_ms,
+    write_overlap,
+    write_part,
     write_percent,
     write_ranks,
     write_rows,
@@ -49,6 +52,8 @@ def plan_page(plan: ShardingPlan, measured: MeasuredPlan | None = None, *, title
         facts=_facts(plan, predicted, measured) if predicted else [],
         time_caption="Predicted parts of a step, which may overlap in time"
         + ("; diamonds are the kernel times that this machine measured." if measured else "."),
+        parts=_part_lines(predicted) if predicted else [],
+        overlap=write_overlap(predicted.overlap) if predicted and predicted.overlap else "",
         ranks=_rank_lines(plan, predicted, measured) if predicted else [],
         measured=measured is not None,
         shards=_shard_lines(plan),
@@ -115,7 +120,7 @@ def _facts(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan 
     fullest = max(range(len(shares)), key=shares.__getitem__)
     binding = f"rank {predicted.binding_rank}; its costliest table is {predicted.binding_shard}"
     facts = [
-        ("Predicted step", f"{write_ms(step.value)} ms", f"{write_ms(step.low)} to {write_ms(step.high)} ms"),
+        ("Predicted step", f"{write_ms(step.value)} ms", f"{write_interval(step)} ms"),
         ("Predicted kernel, slowest rank", f"{write_ms(predicted.max_kernel_ms)} ms", binding),
         ("Predicted balance", write_percent(predicted.balance), "fastest over slowest rank"),
     ]
@@ -128,8 +133,21 @@ def _facts(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan 
         ("Floor", f"{write_ms(predicted.floor_kernel_ms)} ms", "the costliest shard alone"),
         ("Fullest rank", write_percent(shares[fullest]), f"of the memory of rank {fullest}"),
         ("Kernel times from", predicted.cost_model, ""),
+        *((f"{kind.capitalize()} times from", name, "") for kind, name in predicted.models.items() if kind != "kernel"),
     ]
     return [{"label": label, "value": value, "note": note} for label, value, note in facts]
+
+
+def _part_lines(predicted: CostBreakdown) -> list[dict[str, str]]:
+    return [
+        {
+            "part": write_part(part, predicted),
+            "ms": write_ms(estimate.value),
+            "low": write_ms(estimate.low),
+            "high": write_ms(estimate.high),
+        }
+        for part, estimate in predicted.parts.items()
+    ]
 
 
 def _memory_share(plan: ShardingPlan, predicted: CostBreakdown, index: int) -> float:

@@ -8,25 +8,31 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autoshard.core import ShardingPlan
+from autoshard.core import CostBreakdown, ShardingPlan
 from autoshard.report.comparison import comparison_columns, comparison_lines
 from autoshard.report.measured import ComparedPlan, MeasuredPlan
 from autoshard.report.pages import task_line
-from autoshard.report.wording import write_bytes, write_ms, write_percent
+from autoshard.report.wording import (
+    write_bytes,
+    write_interval,
+    write_ms,
+    write_overlap,
+    write_part,
+    write_percent,
+)
 
 _BAR_WIDTH = 30
 
 
 def plan_summary(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> RenderableType:
-    """What a plan costs, with a bar per rank."""
+    """What a plan costs: its step by part, and a bar per rank."""
     predicted = plan.predicted
     lines = [task_line(plan)]
     if predicted is None:
         return Group(*lines, "No prediction: `autoshard evaluate` prices the plan.")
     step = predicted.step_ms
     lines += [
-        f"Predicted step {write_ms(step.value)} ms ({write_ms(step.low)} to {write_ms(step.high)}), "
-        f"priced by {predicted.cost_model}",
+        f"Predicted step {write_ms(step.value)} ms ({write_interval(step)}), priced by {predicted.cost_model}",
         f"Slowest kernel {write_ms(predicted.max_kernel_ms)} ms on rank {predicted.binding_rank}, whose costliest "
         f"table is {predicted.binding_shard}; floor {write_ms(predicted.floor_kernel_ms)} ms (the costliest shard); "
         f"balance {write_percent(predicted.balance)}",
@@ -35,7 +41,13 @@ def plan_summary(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> Re
         lines.append(
             f"Measured slowest kernel {write_ms(measured.max_kernel_ms)} ms, balance {write_percent(measured.balance)}"
         )
-    return Group(*lines, "", _rank_table(plan, measured))
+    if predicted.overlap is not None:
+        lines.append(f"Overlap: {write_overlap(predicted.overlap)}")
+    others = [f"{kind} {name}" for kind, name in predicted.models.items() if kind != "kernel"]
+    if others:
+        lines.append(f"Models besides that of kernels: {', '.join(others)}")
+    parts: list[RenderableType] = [_part_table(predicted), ""] if predicted.parts else []
+    return Group(*lines, "", *parts, _rank_table(plan, measured))
 
 
 def comparison_table(rows: Sequence[ComparedPlan], notes: Sequence[str]) -> RenderableType:
@@ -52,6 +64,16 @@ def comparison_table(rows: Sequence[ComparedPlan], notes: Sequence[str]) -> Rend
         if line.failure is not None:
             failures.append(f"{line.planner}: {line.failure}")
     return Group(table, "", *failures, *notes)
+
+
+def _part_table(predicted: CostBreakdown) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("part of the step")
+    for column in ("slowest rank ms", "90% interval"):
+        table.add_column(column, justify="right")
+    for part, estimate in predicted.parts.items():
+        table.add_row(write_part(part, predicted), write_ms(estimate.value), write_interval(estimate))
+    return table
 
 
 def _rank_table(plan: ShardingPlan, measured: MeasuredPlan | None) -> Table:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from autoshard.core import PlacedShard, RowsBy, Shard
+from autoshard.core import CostBreakdown, Estimate, PlacedShard, RowsBy, Shard
+from autoshard.core.step import Overlap, StepPart
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_OVERLAPS = {
+    Overlap.NONE: "none, parts of a step run one after the other",
+    Overlap.NEO: "neo, dense layers and their all-reduce hide behind lookups and exchange",
+}
 
 
 def write_bytes(num_bytes: float) -> str:
@@ -24,6 +29,23 @@ def write_ms(milliseconds: float) -> str:
         return "0"
     digits = next((places for limit, places in ((10, 1), (1, 2), (0.1, 3)) if milliseconds >= limit), 4)
     return f"{milliseconds:.{digits}f}"
+
+
+def write_interval(estimate: Estimate) -> str:
+    """The ends of an interval: `0.9 to 1.1`, in milliseconds."""
+    return f"{write_ms(estimate.low)} to {write_ms(estimate.high)}"
+
+
+def write_overlap(overlap: Overlap) -> str:
+    """What was taken to run at the same time: its name, and what it means."""
+    return _OVERLAPS[overlap]
+
+
+def write_part(part: StepPart, predicted: CostBreakdown) -> str:
+    """Name of a step's part; that of the last one says what it holds."""
+    if part is not StepPart.DENSE or predicted.dense_ms is None or predicted.sync_ms is None:
+        return part.value.replace("_", " ")
+    return f"dense (layers {write_ms(predicted.dense_ms)}, sync {write_ms(predicted.sync_ms)})"
 
 
 def write_percent(share: float, *, signed: bool = False) -> str:

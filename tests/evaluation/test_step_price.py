@@ -157,6 +157,24 @@ class TestDense:
         assert with_dense.step_ms.value > without.step_ms.value
 
 
+class TestBreakdown:
+    def test_it_says_what_the_step_is_made_of(self):
+        for overlap in Overlap:
+            price, told = price_step(plan(), COSTS, overlap=overlap), evaluate(plan(), COSTS, overlap=overlap)
+            assert (told.overlap, told.models, told.parts) == (overlap, price.models, price.parts)
+            assert told.sync_ms == price.times.all_reduce > 0
+            assert told.dense_ms == pytest.approx(price.times.dense - price.times.all_reduce)
+        one_after_the_other = evaluate(plan(), COSTS)
+        assert sum(part.value for part in one_after_the_other.parts.values()) == pytest.approx(
+            one_after_the_other.step_ms.value
+        )
+
+    def test_without_dense_layers_there_are_none(self):
+        told = evaluate(plan(dense=None), COSTS)
+        assert (told.dense_ms, told.sync_ms, told.parts[StepPart.DENSE].high) == (0.0, 0.0, 0.0)
+        assert told.models == {"kernel": "analytic:cpu", "communication": "alpha-beta"}
+
+
 class TestStepModel:
     def test_weights_count_where_they_were_calibrated(self):
         plain, doubled = (price_step(plan(), replace(COSTS, step=step)) for step in (None, Doubled()))
@@ -201,6 +219,25 @@ class TestIntervals:
         step = price_step(plan(), COSTS).step_ms
         assert 0 <= step.low < step.value < step.high
         assert evaluate(plan(), COSTS).step_ms == step
+
+    def test_every_part_has_that_of_its_model(self):
+        price = price_step(plan(), COSTS)
+        for part in StepPart:
+            assert price.parts[part].value == price.part_ms(part) == getattr(price.times, part.value)
+            assert 0 <= price.parts[part].low < price.parts[part].value < price.parts[part].high
+        sent = price.parts[StepPart.FORWARD_EXCHANGE]
+        assert (sent.low, sent.high) == pytest.approx((0.4 * sent.value, 4 * sent.value))
+        # Dense layers may be half or six times as long, their all-reduce 0.4 or four times; squares add up.
+        layers, reduced, dense = price.times.dense_layers, price.times.all_reduce, price.parts[StepPart.DENSE]
+        assert dense.value == pytest.approx(layers + reduced)
+        assert dense.high - dense.value == pytest.approx(np.hypot(5 * layers, 3 * reduced))
+        assert dense.value - dense.low == pytest.approx(np.hypot(0.5 * layers, 0.6 * reduced))
+
+    def test_parts_keep_their_relative_intervals_where_a_step_model_knows_better_of_the_whole(self):
+        plain, doubled = (price_step(plan(), replace(COSTS, step=step)) for step in (None, Doubled()))
+        for part in set(StepPart) - {StepPart.DENSE}:
+            for end in ("low", "high"):
+                assert getattr(doubled.parts[part], end) == pytest.approx(2 * getattr(plain.parts[part], end))
 
     def test_the_upper_end_is_dearer_in_every_part(self):
         usual, upper = (price_step(plan(), costs) for costs in (COSTS, at_upper_end(COSTS, "cpu")))

@@ -164,6 +164,18 @@ PLAN = {
         "binding_rank": 2,
         "binding_shard": "history",
         "cost_model": "learned:cpu",
+        "overlap": "neo",
+        "models": {"kernel": "learned:cpu", "communication": "alpha-beta", "dense": "analytic:cpu"},
+        "dense_ms": 0.25,
+        "sync_ms": 0,
+        "parts": {
+            "input": {"value": 0.1, "low": 0.05, "high": 0.4},
+            "forward_kernel": {"value": 0.3, "low": 0.2, "high": 0.5},
+            "forward_exchange": {"value": 0.1, "low": 0.1, "high": 0.1},
+            "backward_exchange": {"value": 0.1, "low": 0, "high": 1},
+            "backward_kernel": {"value": 0.6, "low": 0.5, "high": 0.7},
+            "dense": {"value": 0.25, "low": 0.2, "high": 0.5},
+        },
         "ranks": [{**RANK, "rank": rank} for rank in range(4)],
     },
     "provenance": {

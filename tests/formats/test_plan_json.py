@@ -27,6 +27,7 @@ from autoshard.core import (
     Split,
 )
 from autoshard.core.errors import FormatError, InputError, InvalidPlanError
+from autoshard.core.step import Overlap, StepPart
 from autoshard.formats import (
     format_json,
     load_tables,
@@ -67,6 +68,9 @@ def test_whole_documents_are_read_field_by_field(document):
     }
     assert plan.predicted is not None
     assert plan.predicted.ranks[3].hbm_bytes == 1000
+    assert (plan.predicted.overlap, plan.predicted.dense_ms, plan.predicted.sync_ms) == (Overlap.NEO, 0.25, 0.0)
+    assert plan.predicted.parts[StepPart.BACKWARD_EXCHANGE] == Estimate(value=0.1, low=0.0, high=1.0)
+    assert plan.predicted.models["dense"] == "analytic:cpu"
     assert plan.provenance is not None
     assert plan.provenance.options == {"tiers": 3, "deep": {"list": [1.5, None, True]}}
 
@@ -117,6 +121,15 @@ def test_a_plan_written_by_hand_may_leave_these_out(name, document):
     plan = plan_from_json(document)
     assert not getattr(plan, name)
     assert name not in plan_to_json(plan)
+
+
+def test_predictions_of_before_there_were_parts_are_read_and_written_as_they_are(document):
+    for name in ("overlap", "models", "dense_ms", "sync_ms", "parts"):
+        del document["predicted"][name]
+        plan = plan_from_json(document)
+        assert plan.predicted is not None
+        assert not getattr(plan.predicted, name)
+        assert plan_to_json(plan)["predicted"] == document["predicted"]
 
 
 def test_named_replicas_are_those_of_the_replica_group(document):
@@ -197,6 +210,15 @@ def test_a_name_that_makes_no_sense_in_a_group_is_refused(document):
         ),
         (lambda it: it["predicted"].pop("binding_rank"), "predicted.binding_rank: is missing"),
         (lambda it: it["predicted"]["ranks"].pop(), "predicted.ranks: must hold 4 values, got 3"),
+        (lambda it: it["predicted"].update(overlap="some"), "predicted.overlap: must be one of none, neo, got"),
+        (lambda it: it["predicted"].update(dense_ms=-1), "predicted.dense_ms: must be a finite number of at least 0"),
+        (lambda it: it["predicted"]["models"].update(step=3), "predicted.models.step: must be a text"),
+        (lambda it: it["predicted"]["parts"].pop("dense"), "predicted.parts.dense: is missing"),
+        (lambda it: it["predicted"]["parts"].update(top={}), "predicted.parts.top: is not known"),
+        (
+            lambda it: it["predicted"]["parts"]["input"].update(high=0.09),
+            "predicted.parts.input: must satisfy low <= value <= high",
+        ),
         (
             lambda it: it["predicted"]["ranks"].reverse(),
             "predicted.ranks[0].rank: must be 0: ranks are listed in order",
@@ -262,9 +284,10 @@ def test_what_is_written_is_read_back_equal(groups, times_, options, tmp_path_fa
         for rank in range(plan.group_size)
     ]
     low, value, high = sorted(times_[7:10])
+    estimate = Estimate(value=value, low=low, high=high)
     plan = plan.with_predicted(
         CostBreakdown(
-            step_ms=Estimate(value=value, low=low, high=high),
+            step_ms=estimate,
             max_kernel_ms=times_[10],
             balance=times_[11],
             exchange_balance=times_[12],
@@ -274,6 +297,11 @@ def test_what_is_written_is_read_back_equal(groups, times_, options, tmp_path_fa
             binding_shard="t0",
             cost_model="m",
             ranks=tuple(ranks),
+            overlap=Overlap.NONE,
+            models={"kernel": "m"},
+            dense_ms=times_[15],
+            sync_ms=times_[16],
+            parts=dict.fromkeys(StepPart, estimate),
         )
     )
     write_plan(plan, path)

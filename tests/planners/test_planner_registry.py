@@ -1,10 +1,14 @@
 """Planners by name, and their options."""
 
+import sys
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
 
 import pytest
 
-from autoshard.core.errors import InvalidOptionError, UnknownNameError
+from autoshard.cli import main
+from autoshard.core.errors import AutoshardError, InvalidOptionError, UnknownNameError
+from autoshard.planners import registry
 from autoshard.planners.auto import AutoPlanner
 from autoshard.planners.planner import parse_options
 from autoshard.planners.registry import describe_planners, get_planner, planner_names
@@ -30,6 +34,35 @@ def test_every_planner_is_described_with_its_options():
         ("policy", True),
     ]
     assert all(option.help for planner in described.values() for option in planner.options)
+
+
+@pytest.fixture(params=["import broken_on_import_\n", "raise RuntimeError('two\\nlines')\n", "", "Planner = 3\n"])
+def broken(request, tmp_path, monkeypatch):
+    """A plugin beside the others that cannot be loaded: by its imports, its own fault, what it lacks, what it is."""
+    (tmp_path / "broken_plugin_module.py").write_text(request.param, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    point = EntryPoint(name="broken", value="broken_plugin_module:Planner", group=registry.GROUP)
+    found = registry.entry_points
+    monkeypatch.setattr(registry, "entry_points", lambda **names: (*found(**names), point))
+    yield point
+    sys.modules.pop("broken_plugin_module", None)
+
+
+def test_a_plugin_that_cannot_be_loaded_is_told_in_a_line(broken, capsys):
+    with pytest.raises(AutoshardError) as caught:
+        get_planner("broken")
+    assert str(caught.value).startswith("planner broken: broken_plugin_module:Planner cannot be loaded: ")
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is not None
+    assert main(["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "broken"]) == 1
+    assert capsys.readouterr().err == f"error: {caught.value}\n"
+
+
+def test_a_plugin_that_cannot_be_loaded_leaves_the_others_alone(broken):
+    described = {planner.name: planner for planner in describe_planners()}
+    assert described["broken"].summary.startswith("Unavailable: broken_plugin_module:Planner cannot be loaded")
+    assert described["auto"].options
+    assert isinstance(get_planner("auto"), AutoPlanner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

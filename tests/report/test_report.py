@@ -125,8 +125,10 @@ def test_a_plan_page_is_whole_accessible_and_escapes_names(plan, measured):
     page = Page(plan_page(plan, measured))
     assert page.texts("title") == ["Sharding plan"] == page.texts("h1")
     assert page.attributes("lang") == ["en"]
-    assert page.texts("h2") == ["Time per rank", "Memory per rank", "Ranks", "Tables", "Where it came from"]
-    assert len(page.texts("caption")) == len(page.texts("table")) == 3
+    assert page.texts("h2") == [
+        *("Time per rank", "Parts of the step", "Memory per rank", "Ranks", "Tables", "Where it came from")
+    ]
+    assert len(page.texts("caption")) == len(page.texts("table")) == 4
     assert all(page.texts("caption"))
     assert not page.attributes("src")
     assert not page.attributes("href")
@@ -150,6 +152,28 @@ def test_a_plan_page_holds_the_numbers(plan, measured):
     assert facts["Measured balance"].startswith("25.0%")
     assert facts["Predicted balance"].startswith(write_percent(plan.predicted.balance))
     assert facts["Floor"].startswith(write_ms(plan.predicted.floor_kernel_ms))
+
+
+def test_reports_show_the_parts_of_the_step_with_intervals_and_what_overlaps(plan):
+    predicted = plan.predicted
+    shown, page = rendered(plan_summary(plan)), Page(plan_page(plan))
+    for part, estimate in predicted.parts.items():
+        ends = (write_ms(estimate.low), write_ms(estimate.high))
+        line = next(line for line in shown.splitlines() if line.startswith(part.value.replace("_", " ")))
+        assert line.split()[-4:] == [write_ms(estimate.value), ends[0], "to", ends[1]]
+        assert set(ends) <= set(page.texts("td"))
+    assert "Overlap: none, parts of a step run one after the other" in shown
+    assert any("Overlap: none" in text for text in page.texts("caption"))
+    assert "communication alpha-beta" in shown
+    assert dict(zip(page.texts("dt"), page.texts("dd"), strict=True))["Communication times from"] == "alpha-beta"
+
+
+def test_predictions_of_before_there_were_parts_are_shown_without(plan):
+    old = replace(plan.predicted, overlap=None, models={}, dense_ms=None, sync_ms=None, parts={})
+    shown = rendered(plan_summary(replace(plan, predicted=old)))
+    assert "Predicted step" in shown
+    assert "Overlap" not in shown
+    assert "Parts of the step" not in Page(plan_page(replace(plan, predicted=old))).texts("h2")
 
 
 def test_a_plan_without_prediction_or_provenance_shows_its_placement(plan):
