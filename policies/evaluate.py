@@ -1,0 +1,91 @@
+"""Reproduces AutoShard's figures for the sharding policy: `python -m policies.evaluate`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autoshard import console
+from autoshard.core.errors import AutoshardError
+
+_FIGURES_HELP = (
+    "Names with commas between them: fig8, fig9, table2, fig10, fig11, fig12-training, fig12-inference, targets. "
+    "[default: all]"
+)
+
+
+def evaluate(
+    output: Annotated[Path, typer.Option(help="Folder for finished parts, checkpoints and trained policies.")],
+    figures: Annotated[str | None, typer.Option(help=_FIGURES_HELP)] = None,
+    registry: Annotated[Path | None, typer.Option(help="Folder of trained models.")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Folder of samples, for cost models without some features in table2.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Key of the device whose models price.")] = "cpu",
+    tables: Annotated[str, typer.Option(help="Pool that tasks are drawn from.")] = "metasyn",
+    scale: Annotated[int, typer.Option(help="Divides rows and batch of the pool.")] = 64,
+    seeds: Annotated[int, typer.Option(help="Trainings, each with tasks of its own.")] = 5,
+    updates: Annotated[int | None, typer.Option(help="Updates of each policy.")] = None,
+    auto_s: Annotated[float | None, typer.Option(help="Seconds that `auto` may search.")] = None,
+    search_s: Annotated[float | None, typer.Option(help="Seconds of the search for best known plans.")] = None,
+    replay: Annotated[int, typer.Option(help="Tasks of fig8 whose plans are measured on this machine.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Small tasks and short trainings: for a first look.")] = False,
+    pages: Annotated[Path | None, typer.Option(help="Folder for page and images. [default: that of --output]")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="File of tables. [default: results.md in --pages]")] = None,
+    images: Annotated[bool, typer.Option(help="Draw the images, which takes a browser.")] = True,
+) -> None:
+    """Trains and compares policies as AutoShard's paper does, and writes figures and tables.
+
+    Parts that are finished are kept in --output: a run that was stopped goes on, and a later one adds figures. Two
+    processes may work on different figures of one folder at the same time.
+
+    Example:
+        python -m policies.evaluate --registry registry --output evaluation --replay 10 --markdown docs/results.md
+    """
+    from dataclasses import replace
+
+    from policies.evaluation import EvaluationSettings, Lab, choose, write_results
+
+    chosen = choose(figures)
+    settings = EvaluationSettings(
+        tables=tables,
+        scale=scale,
+        device=device,
+        registry=registry,
+        store=store,
+        num_seeds=seeds,
+        num_replayed=replay,
+    )
+    settings = settings.quick() if quick else settings
+    named = {"num_updates": updates, "auto_s": auto_s, "search_s": search_s}
+    settings = replace(settings, **{name: value for name, value in named.items() if value is not None})
+    lab = Lab(settings, output)
+
+    def on_part(name: str) -> None:
+        console.log(f"{name} is finished")
+        advance(1)
+
+    with console.progress("Parts", sum(len(figure.parts(settings)) for figure in chosen)) as advance:
+        for figure in chosen:
+            figure.run(lab, on_part)
+    folder = pages or output
+    command = shlex.join(["python", "-m", "policies.evaluate", *sys.argv[1:]])
+    files = write_results(lab, folder, markdown or folder / "results.md", command, images=images)
+    console.log(f"Wrote {', '.join(map(str, files))}.")
+
+
+def main() -> None:
+    """Runs as a program; errors come in one line, and end it with their exit code."""
+    try:
+        typer.run(evaluate)
+    except AutoshardError as error:
+        console.log(f"error: {error}")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
