@@ -29,7 +29,7 @@ class Traffic:
     forward_RR: MsArray
     backward_RR: MsArray
     sync_R: MsArray
-    """Bytes of gradients that each rank puts into all-reduces."""
+    """Bytes of gradients that each rank puts into all-reduces, as those of an all-reduce over all ranks."""
 
     def activation_bytes(self) -> MsArray:
         """Bytes a rank holds at the forward exchange, shape (R,): its inputs, its outputs and what it receives."""
@@ -72,13 +72,18 @@ class PairTraffic:
 
 
 def synced_bytes(placed: PlacedShard, group_batch_size: int) -> float:
-    """Bytes of gradients that each holder of a shard with several replicas puts into all-reduces."""
+    """Bytes of gradients that each holder of a shard with several replicas puts into all-reduces.
+
+    Counted as bytes of an all-reduce over all ranks, which first adds up within nodes, so that each rank's port carries
+    its share of them. Where rows are split over a node's ranks already, ranks put in a share each, but the ports carry
+    as much (FlexShard's Table 6: 86 GB/s over all ranks, 11 GB/s across nodes, with 8 ranks a node).
+    """
     shard = placed.shard
     num_rows = float(shard.num_embeddings)
     if placed.grad_sync is GradSync.SPARSE:
         profile, share = shard.access()
         num_rows = profile.expected_distinct(group_batch_size * shard.table.pooling_factor * share)
-    return num_rows / len(placed.replicas[0]) * shard.embedding_dim * REDUCED_BYTES
+    return num_rows * shard.embedding_dim * REDUCED_BYTES
 
 
 def plan_traffic(plan: ShardingPlan) -> Traffic:

@@ -35,12 +35,15 @@ from policies.trained import PolicyCostModel, TrainedPolicy
 BATCH = 64
 COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 #: Time limits aside, seeds decide: these make `auto` end by its number of steps.
-OPTIONS = {"auto": {"steps_per_s": 4}}
+#: What these tests leave room for is tables, not the inputs and outputs of a batch.
+OPTIONS = {"auto": {"steps_per_s": 4}, "flexshard": {"count_activations": False}}
 SECONDS = 30.0
 #: Widths of the untrained encoder.
 HIDDEN = (16,)
 #: Others' planners, which may give up where a plan exists, or cannot keep to constraints.
 GUESTS = {"torchrec"}
+#: Planners that can cut a table over ranks, so that a table may be larger than what any rank has left.
+CUTTERS = {"flexshard", "oper"}
 
 pytestmark = pytest.mark.parametrize("name", planner_names())
 
@@ -126,7 +129,10 @@ def drawn_tables(num_tables, rng):
 
 
 def ranks_of(plan):
-    return {placed.shard.table.name: placed.replicas[0][0] for placed in plan.shards}
+    ranks = {}
+    for placed in plan.shards:
+        ranks.setdefault(placed.shard.table.name, set()).update(rank for replica in placed.replicas for rank in replica)
+    return ranks
 
 
 @settings(max_examples=10)
@@ -143,9 +149,9 @@ def test_respects_tight_memory(make_plan, name, num_tables, world_size, seed):
     except InfeasiblePlanError:
         assert name in GUESTS, "a placement is known"
         return
-    held = np.zeros(world_size, dtype=np.int64)
-    np.add.at(held, [ranks_of(plan)[item.name] for item in tables], sizes)
-    assert (held <= room).all()
+    held = [sum(shard.memory_bytes for shard in shards) for shards in plan.local_shards()]
+    assert (np.array(held) <= room).all()
+    assert sum(held) >= sizes.sum()
 
 
 def test_repeats_itself_by_seed(make_plan, name):
@@ -166,30 +172,33 @@ def test_repeats_itself_by_seed(make_plan, name):
 def test_says_which_bytes_are_missing(make_plan, name, num_tables, room):
     tables = [table(f"t{index}") for index in range(num_tables)]
     ranks = topology(*[int(room * tables[0].hbm_bytes)] * 2)
+    if name in CUTTERS and num_tables <= 2 * room:
+        make_plan(name, tables, ranks)
+        return
     with pytest.raises(InfeasiblePlanError, match=r"\d bytes"):
         make_plan(name, tables, ranks)
 
 
 def test_does_with_more_ranks_than_tables(make_plan, name):
     plan = make_plan(name, [table("a"), table("b")], topology(*[1 << 30] * 6))
-    assert len(plan.shards) == 2
+    assert set(ranks_of(plan)) == {"a", "b"}
 
 
 def test_does_with_one_rank(make_plan, name):
     plan = make_plan(name, [table("a"), table("b")], topology(1 << 30))
-    assert ranks_of(plan) == {"a": 0, "b": 0}
+    assert ranks_of(plan) == {"a": {0}, "b": {0}}
 
 
 def test_does_with_tables_that_nobody_looks_up(make_plan, name):
     idle = [table(f"t{index}", pooling_factor=0.0) for index in range(5)]
-    assert len(make_plan(name, idle, topology(*[1 << 30] * 2)).shards) == 5
+    assert len(ranks_of(make_plan(name, idle, topology(*[1 << 30] * 2)))) == 5
     mixed = [*idle, table("one_row", num_embeddings=1, pooling_factor=100.0)]
-    assert len(make_plan(name, mixed, topology(*[1 << 30] * 3)).shards) == 6
+    assert len(ranks_of(make_plan(name, mixed, topology(*[1 << 30] * 3)))) == 6
 
 
 def test_does_with_ranks_without_memory(make_plan, name):
     plan = make_plan(name, [table(f"t{index}") for index in range(4)], topology(0, 1 << 30))
-    assert set(ranks_of(plan).values()) == {1}
+    assert all(ranks == {1} for ranks in ranks_of(plan).values())
 
 
 def test_keeps_to_constraints(make_plan, name):
@@ -206,8 +215,8 @@ def test_keeps_to_constraints(make_plan, name):
             make_plan(name, tables, ranks)
         return
     placed = ranks_of(make_plan(name, tables, ranks))
-    assert placed["pinned"] == 2
-    assert placed["either"] in (0, 3)
+    assert placed["pinned"] == {2}
+    assert placed["either"] <= {0, 3}
     assert placed["first"] == placed["second"]
 
 

@@ -138,7 +138,8 @@ class TestTraffic:
         traffic = plan_traffic(plan_of(held(Tier.FLEX, EACH_NODE, grad_sync=GradSync.DENSE)))
         assert not traffic.forward_RR[:2, 2:].any()
         np.testing.assert_allclose(traffic.forward_RR[:2, :2], BAGS * DIM * 4)
-        np.testing.assert_allclose(traffic.sync_R, ROWS / 2 * DIM * 4)
+        # Each rank puts in half of the rows, but both ranks of a node do: its ports carry what all rows would take.
+        np.testing.assert_allclose(traffic.sync_R, ROWS * DIM * 4)
 
     def test_replicas_are_fetched_as_the_plan_says(self):
         shard = held(Tier.REPLICATED, ((2,), (1,)), fetch=(1, 1, 0, 1), grad_sync=GradSync.SPARSE)

@@ -1,0 +1,186 @@
+"""Where replicating a row starts to pay: neutral row probabilities, and the frontier of Fig. 5."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeAlias
+
+from autoshard.core import AccessProfile
+from autoshard.core.errors import InvalidTableError, InvalidTopologyError
+from autoshard.planners.flexshard.equations import Machine, RowSet, Strategy, communication_s, memory_bytes
+
+_Cost: TypeAlias = Callable[[Strategy, RowSet, Machine], float]
+
+
+def memory_neutral_probability(
+    world_size: int, local_batch_size: float, memory_multiplier: float, sharded_multiplier: float = 1.0
+) -> float:
+    """Row probability above which replicating a row on every rank saves memory over row-wise sharding.
+
+    Args:
+        world_size: Number of ranks U, at least 2.
+        local_batch_size: Samples per rank and step, B.
+        memory_multiplier: Bytes held per replicated byte of weights (optimizer state, gradients).
+        sharded_multiplier: Bytes held per byte of weights that are not replicated; the paper takes 1.
+
+    Returns:
+        Expected lookups of the row in one sample, in [0, inf); what no row reaches if replicas never save memory.
+
+    Raises:
+        InvalidTopologyError: If world_size is below 2.
+
+    Source:
+        FlexShard, Table 2 and Sec. 4.2: (m - 1/U) / B, with weights and payload of one dtype.
+    """
+    if world_size < 2:
+        raise InvalidTopologyError(f"must be at least 2, got {world_size}", field="world_size")
+    more = max(0.0, memory_multiplier - sharded_multiplier / world_size)
+    return more / local_batch_size if local_batch_size > 0 else math.inf
+
+
+def neutral_memory(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+    """Row probability above which a row takes less memory by `strategy` than row-wise; infinite if it never does.
+
+    Args:
+        strategy: Data-parallel has such a point; Flex saves no dynamic memory, so its point is infinite.
+        rows: Widths and multipliers of the rows; how many they are and how often looked up plays no part.
+        machine: The machine.
+
+    Source:
+        FlexShard, Sec. 4.2: the equations with E = 1, set equal.
+    """
+    return _neutral(memory_bytes, strategy, Strategy.ROW_WISE, rows, machine)
+
+
+def neutral_communication(
+    strategy: Strategy, rows: RowSet, machine: Machine, *, against: Strategy = Strategy.ROW_WISE
+) -> float:
+    """Row probability above which a row takes less time to communicate by `strategy`; infinite if it never does.
+
+    Args:
+        strategy: Data-parallel or Flex.
+        rows: As in `neutral_memory`.
+        machine: The machine.
+        against: What it is compared with: Flex stops where it is neutral against row-wise (Sec. 4.5).
+
+    Source:
+        FlexShard, Sec. 4.2 and 4.5.
+    """
+    return _neutral(communication_s, strategy, against, rows, machine)
+
+
+def _neutral(cost: _Cost, strategy: Strategy, against: Strategy, rows: RowSet, machine: Machine) -> float:
+    row, lookup = one_row(rows), one_lookup(rows)
+    more = cost(strategy, row, machine) - cost(against, row, machine)
+    saved_per_lookup = cost(against, lookup, machine) - cost(strategy, lookup, machine)
+    if more <= 0:
+        return 0.0
+    return more / saved_per_lookup if saved_per_lookup > 0 else math.inf
+
+
+def one_row(rows: RowSet) -> RowSet:
+    """One row that nobody looks up: E = 1, L = 0."""
+    return replace(rows, num_rows=1, lookups_per_sample=0)
+
+
+def one_lookup(rows: RowSet) -> RowSet:
+    """What one lookup per sample costs: E = 0, L = 1."""
+    return replace(rows, num_rows=0, lookups_per_sample=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoPoint:
+    """Costs of replicating the most accessed rows on all ranks, over those of the whole table row-wise.
+
+    Attributes:
+        num_rows: How many rows.
+        coverage: Share of the table's lookups that go to them.
+        memory_bytes: Per rank; below 0 where memory is saved.
+        communication_s: Per step; below 0 where time is saved.
+        all_to_all_bytes: Per rank and step, forward and backward; never above 0.
+        all_reduce_bytes: Per rank and step.
+    """
+
+    num_rows: float
+    coverage: float
+    memory_bytes: float
+    communication_s: float
+    all_to_all_bytes: float
+    all_reduce_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoFrontier:
+    """The curve of Fig. 5: memory against communication as ever more rows are replicated, and its four points.
+
+    Attributes:
+        curve: From no row to all rows, at the knots of the access curve and the four points.
+        most_memory_saved: A: every row more costs memory.
+        memory_neutral: B: as much memory as row-wise; the paper's 2-tier break point.
+        most_communication_saved: C: every row more costs time.
+        whole_table: D: all rows.
+    """
+
+    curve: tuple[ParetoPoint, ...]
+    most_memory_saved: ParetoPoint
+    memory_neutral: ParetoPoint
+    most_communication_saved: ParetoPoint
+    whole_table: ParetoPoint
+
+
+def pareto_frontier(access: AccessProfile, rows: RowSet, machine: Machine) -> ParetoFrontier:
+    """Memory and communication of a table whose hottest rows are data-parallel and the rest row-wise.
+
+    Args:
+        access: The table's access curve.
+        rows: The whole table.
+        machine: The machine.
+
+    Raises:
+        InvalidTableError: If the curve is of another number of rows.
+
+    Source:
+        FlexShard, Sec. 4.3 and Fig. 5.
+    """
+    if access.num_rows != rows.num_rows:
+        raise InvalidTableError(f"describes {access.num_rows} rows, the table has {rows.num_rows:g}", field="access")
+
+    def point(num_rows: float) -> ParetoPoint:
+        coverage = float(access.coverage(num_rows))
+        hot = replace(rows, num_rows=num_rows, lookups_per_sample=rows.lookups_per_sample * coverage)
+        row_bytes = rows.embedding_dim * rows.payload_bytes
+        return ParetoPoint(
+            num_rows=num_rows,
+            coverage=coverage,
+            memory_bytes=_more(memory_bytes, hot, machine),
+            communication_s=_more(communication_s, hot, machine),
+            all_to_all_bytes=-2 * machine.local_batch_size * hot.lookups_per_sample * row_bytes,
+            all_reduce_bytes=num_rows * row_bytes,
+        )
+
+    points = [point(num_rows) for num_rows in access.ranks_K.tolist()]
+    lowest = min(range(len(points)), key=lambda index: points[index].memory_bytes)
+    neutral = point(_neutral_rows(points, lowest))
+    return ParetoFrontier(
+        curve=tuple(sorted({*points, neutral}, key=lambda one: one.num_rows)),
+        most_memory_saved=points[lowest],
+        memory_neutral=neutral,
+        most_communication_saved=min(points, key=lambda one: one.communication_s),
+        whole_table=points[-1],
+    )
+
+
+def _more(cost: _Cost, rows: RowSet, machine: Machine) -> float:
+    return cost(Strategy.DATA_PARALLEL, rows, machine) - cost(Strategy.ROW_WISE, rows, machine)
+
+
+def _neutral_rows(points: Sequence[ParetoPoint], lowest: int) -> float:
+    """Where the curve comes back to 0 after its lowest point; all rows if it does not."""
+    for before, after in pairwise(points[lowest:]):
+        if after.memory_bytes > 0:
+            share = -before.memory_bytes / (after.memory_bytes - before.memory_bytes)
+            return before.num_rows + share * (after.num_rows - before.num_rows)
+    return points[-1].num_rows

@@ -1,0 +1,254 @@
+"""FlexShard's scaling equations: what rows of a sequence table cost each rank, by sharding strategy.
+
+The letters are those of FlexShard's Table 1: E rows, D embedding dim, L lookups per sample, U ranks, W ranks of a
+node, N nodes, B samples per rank. All equations are expectations, and linear in E and L: a table costs the sum of its
+rows, each with E = 1 and its own probability for L (Sec. 4.2).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from autoshard.core import CommModel, Topology
+from autoshard.core.costs import MsArray
+from autoshard.core.errors import InvalidOptionError, InvalidTopologyError
+from autoshard.evaluation.traffic import ID_BYTES
+
+#: Bytes per replicated byte of weights that FlexShard assumes, from TorchRec; an over-estimate by its Sec. 6.3.
+PAPER_MEMORY_MULTIPLIER = 6.0
+
+#: Bytes per rank at which bandwidths are read off a model of collectives: large, so that latencies vanish.
+_PROBE_BYTES = float(1 << 28)
+
+
+class Strategy(StrEnum):
+    """How rows are held by the ranks."""
+
+    ROW_WISE = "row_wise"
+    """Rows split over all ranks."""
+    COLUMN_WISE = "column_wise"
+    """Columns split over all ranks."""
+    FLEX = "flex"
+    """Rows split over the ranks of a node, and a copy on each node (Sec. 4.4)."""
+    DATA_PARALLEL = "data_parallel"
+    """A copy on each rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidths:
+    """Bytes per second and rank, of the payload as it is on each rank; infinite where nothing has to travel."""
+
+    all_to_all_global: float
+    all_to_all_intra: float
+    """Within nodes, all at once."""
+    all_reduce_global: float
+    all_reduce_cross: float
+    """Over nodes, between ranks of the same place in their node, all places at once."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise InvalidTopologyError(f"must be a positive number, got {getattr(self, name)}", field=name)
+
+    @classmethod
+    def of(cls, topology: Topology, comm: CommModel) -> Bandwidths:
+        """Bandwidths as a model of collectives has them.
+
+        An all-reduce over the world first adds up within nodes, so that each rank's port carries 1 / W of its bytes.
+        One between the W places of a node at once shares no bytes, and has 1 / W of that bandwidth per rank
+        (FlexShard's Table 6 has 86 against 11 GB/s for RM-2, with W = 8).
+        """
+        world, node = topology.world_size, topology.local_world_size
+        nodes = np.arange(world) // node
+        within_RR = nodes[:, None] == nodes[None, :]
+
+        def all_to_all(sent_bytes_RR: MsArray) -> float:
+            return _bytes_per_s(float(comm.all_to_all_ms(sent_bytes_RR, topology).max()))
+
+        all_reduce = _bytes_per_s(comm.all_reduce_ms(_PROBE_BYTES, topology))
+        return cls(
+            all_to_all_global=all_to_all(np.full((world, world), _PROBE_BYTES / world)),
+            all_to_all_intra=all_to_all(np.where(within_RR, _PROBE_BYTES / node, 0.0)),
+            all_reduce_global=all_reduce,
+            all_reduce_cross=all_reduce / node if topology.num_nodes > 1 else math.inf,
+        )
+
+
+def _bytes_per_s(probe_ms: float) -> float:
+    return _PROBE_BYTES / probe_ms * 1e3 if probe_ms > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The machine and its share of the batch.
+
+    Attributes:
+        ranks_per_node: W.
+        num_nodes: N.
+        local_batch_size: B, samples per rank and step; a mean, so any number of at least 0.
+        bandwidths: Of its collectives.
+    """
+
+    ranks_per_node: int
+    num_nodes: int
+    local_batch_size: float
+    bandwidths: Bandwidths
+
+    def __post_init__(self) -> None:
+        for name in ("ranks_per_node", "num_nodes"):
+            if getattr(self, name) < 1:
+                raise InvalidTopologyError(f"must be at least 1, got {getattr(self, name)}", field=name)
+        if not (math.isfinite(self.local_batch_size) and self.local_batch_size >= 0):
+            raise InvalidTopologyError(
+                f"must be a number of at least 0, got {self.local_batch_size}", field="local_batch_size"
+            )
+
+    @classmethod
+    def of(cls, topology: Topology, comm: CommModel, batch_size: int) -> Machine:
+        """The ranks of a topology, with a global batch of `batch_size` samples."""
+        return cls(
+            ranks_per_node=topology.local_world_size,
+            num_nodes=topology.num_nodes,
+            local_batch_size=batch_size / topology.world_size,
+            bandwidths=Bandwidths.of(topology, comm),
+        )
+
+    @property
+    def world_size(self) -> int:
+        """U."""
+        return self.ranks_per_node * self.num_nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSet:
+    """Rows that are held alike: a table, a tier of it, or one row.
+
+    Attributes:
+        num_rows: E; may be a mean or 0.
+        lookups_per_sample: L, expected lookups of these rows in one sample.
+        embedding_dim: D.
+        weight_bytes: Bytes per number in memory.
+        payload_bytes: Bytes per number on the wire and in its buffers; the paper has one dtype for both.
+        replica_multiplier: Bytes held per byte of weights that are replicated: weights, optimizer state, gradients.
+        sharded_multiplier: The same of weights that are not; the paper takes 1.
+    """
+
+    num_rows: float
+    lookups_per_sample: float
+    embedding_dim: int
+    weight_bytes: float = 4.0
+    payload_bytes: float = 4.0
+    replica_multiplier: float = PAPER_MEMORY_MULTIPLIER
+    sharded_multiplier: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("num_rows", "lookups_per_sample"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidOptionError(f"must be a number of at least 0, got {value}", field=name)
+        for name in ("embedding_dim", "weight_bytes", "payload_bytes", "replica_multiplier", "sharded_multiplier"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidOptionError(f"must be a positive number, got {value}", field=name)
+
+
+def static_memory_bytes(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+    """Bytes per rank that hold the rows, whatever the batch.
+
+    Source:
+        FlexShard, Table 2. Differs: multipliers are arguments, and split rows have one too.
+    """
+    once = rows.num_rows * rows.embedding_dim * rows.weight_bytes
+    if strategy in (Strategy.ROW_WISE, Strategy.COLUMN_WISE):
+        return rows.sharded_multiplier * once / machine.world_size
+    copies_share = machine.ranks_per_node if strategy is Strategy.FLEX else 1
+    return rows.replica_multiplier * once / copies_share
+
+
+def dynamic_memory_bytes(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+    """Bytes per rank of rows looked up: once where they are looked up, once more where they were sent to.
+
+    Source:
+        FlexShard, Table 2.
+    """
+    copies = 1 if strategy is Strategy.DATA_PARALLEL else 2
+    return copies * machine.local_batch_size * rows.lookups_per_sample * rows.embedding_dim * rows.payload_bytes
+
+
+def values_read(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+    """Numbers that a rank reads from its rows: those asked of it, times the share of each that it has.
+
+    Source:
+        FlexShard, Tables 2 and 3, "rows accessed"; alike for all strategies.
+    """
+    batches, owners = {
+        Strategy.ROW_WISE: (machine.world_size, machine.world_size),
+        Strategy.COLUMN_WISE: (machine.world_size, machine.world_size),
+        Strategy.FLEX: (machine.ranks_per_node, machine.ranks_per_node),
+        Strategy.DATA_PARALLEL: (1, 1),
+    }[strategy]
+    return batches * machine.local_batch_size * rows.lookups_per_sample / owners * rows.embedding_dim
+
+
+def ids_distributed(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+    """Ids that a rank sends before lookups can start.
+
+    Source:
+        FlexShard, Table 3, "input data dist".
+    """
+    copies = {Strategy.COLUMN_WISE: machine.world_size, Strategy.DATA_PARALLEL: 0}.get(strategy, 1)
+    return copies * machine.local_batch_size * rows.lookups_per_sample
+
+
+def dynamic_communication_s(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+    """Seconds of the all-to-all of rows, in the forward pass and once more in the backward pass.
+
+    Source:
+        FlexShard, Table 3.
+    """
+    num_bytes = machine.local_batch_size * rows.lookups_per_sample * rows.embedding_dim * rows.payload_bytes
+    return num_bytes / _all_to_all_bytes_per_s(strategy, machine)
+
+
+def static_communication_s(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+    """Seconds of the all-reduce of replicas' gradients, in the backward pass only.
+
+    Source:
+        FlexShard, Table 3.
+    """
+    num_bytes = rows.num_rows * rows.embedding_dim * rows.payload_bytes
+    if strategy is Strategy.DATA_PARALLEL:
+        return num_bytes / machine.bandwidths.all_reduce_global
+    if strategy is Strategy.FLEX:
+        return num_bytes / machine.ranks_per_node / machine.bandwidths.all_reduce_cross
+    return 0.0
+
+
+def input_distribution_s(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+    """Seconds of the all-to-all of ids.
+
+    Source:
+        FlexShard, Table 3. Differs: in seconds; the paper counts ids and leaves them out of its communication cost.
+    """
+    return ids_distributed(strategy, rows, machine) * ID_BYTES / _all_to_all_bytes_per_s(strategy, machine)
+
+
+def memory_bytes(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+    """Static and dynamic memory (Sec. 3.2)."""
+    return static_memory_bytes(strategy, rows, machine) + dynamic_memory_bytes(strategy, rows, machine)
+
+
+def communication_s(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+    """Seconds of communication per step: dynamic forward and backward, and static (Sec. 3.2)."""
+    return 2 * dynamic_communication_s(strategy, rows, machine) + static_communication_s(strategy, rows, machine)
+
+
+def _all_to_all_bytes_per_s(strategy: Strategy, machine: Machine) -> float:
+    return {
+        Strategy.DATA_PARALLEL: math.inf,
+        Strategy.FLEX: machine.bandwidths.all_to_all_intra,
+    }.get(strategy, machine.bandwidths.all_to_all_global)

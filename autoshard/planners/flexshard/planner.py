@@ -1,0 +1,220 @@
+"""The planner `flexshard`: tables cut by access rank into data-parallel, Flex and row-wise tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from autoshard.core import (
+    EmbeddingTable,
+    Exchange,
+    GradSync,
+    PlacedShard,
+    RowRange,
+    RowsBy,
+    Shard,
+    ShardingPlan,
+    Tier,
+)
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.evaluation.traffic import ID_BYTES
+from autoshard.planners.flexshard.equations import Machine
+from autoshard.planners.flexshard.frontier import Frontier, TierBounds, TierChoice
+from autoshard.planners.flexshard.memory import held_bytes, segments
+from autoshard.planners.flexshard.paper_rule import paper_choice
+from autoshard.planners.flexshard.tier_costs import GRADIENT_BYTES, Pricing, tiers_of
+from autoshard.planners.flexshard.whole_tables import WholeTables, check_constraints, unsplit
+from autoshard.planners.placement import shared
+from autoshard.planners.planner import PlanRequest, parse_options
+
+_EXCHANGES = {
+    "auto": tuple(Exchange),
+    "rows": (Exchange.ROWS,),
+    "partial_sums": (Exchange.PARTIAL_SUMS,),
+}
+_RULES = ("frontier", "paper")
+#: Halvings of the budget where memory is short: to a millionth of the span.
+_NUM_HALVINGS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlexShardOptions:
+    """Options of the `flexshard` planner."""
+
+    tiers: int = field(
+        default=3,
+        metadata={"help": "1: row-wise only; 2: hot rows data-parallel; 3: also a copy per node (flex) in between."},
+    )
+    rule: str = field(
+        default="frontier",
+        metadata={
+            "help": "Where tiers end: frontier (most communication saved per byte, over all tables) or paper (by row "
+            "probability, with data-parallel rows only where they save memory)."
+        },
+    )
+    memory_multiplier: float = field(
+        default=0.0,
+        metadata={
+            "help": "Bytes held per replicated byte of weights (the paper takes 6); 0 for weights, optimizer state and "
+            "gradients of each table."
+        },
+    )
+    memory_budget_bytes: int = field(
+        default=0,
+        metadata={"help": "Bytes per rank that replicas may take over row-wise sharding; 0 for as much memory as it."},
+    )
+    exchange: str = field(
+        default="auto",
+        metadata={"help": "What owners of pooled tables send: rows, partial_sums, or auto for the cheaper one."},
+    )
+    table_wise_below_rows: int = field(
+        default=0, metadata={"help": "Tables with fewer rows are placed whole on one rank; 0 for none."}
+    )
+    count_activations: bool = field(
+        default=True,
+        metadata={"help": "Whether inputs and outputs of a batch must fit the memory beside the tables."},
+    )
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.tiers <= 3:
+            raise InvalidOptionError(f"must be 1, 2 or 3, got {self.tiers}", field="options.tiers")
+        for name, accepted in (("rule", _RULES), ("exchange", tuple(_EXCHANGES))):
+            if getattr(self, name) not in accepted:
+                raise InvalidOptionError(
+                    f"must be any of {', '.join(accepted)}, got {getattr(self, name)!r}", field=f"options.{name}"
+                )
+        for name in ("memory_multiplier", "memory_budget_bytes", "table_wise_below_rows"):
+            if getattr(self, name) < 0:
+                raise InvalidOptionError(f"must be at least 0, got {getattr(self, name)}", field=f"options.{name}")
+
+
+class FlexShardPlanner:
+    """Shards every table row by row: hot rows replicated, warm rows once per node, cold rows over all ranks.
+
+    - All ranks get the same work, so nothing is left to balance but memory.
+    - Where rows are replicated is chosen once for all tables, by what communication a byte saves; the budget is what
+      row-wise sharding takes, and `memory_budget_bytes` more. Where that does not fit the ranks, it shrinks.
+    - Tables that may not be split (pinned, row-wise forbidden, co-located with such) and those below
+      `table_wise_below_rows` are placed whole by the cost model, in the memory that is left. If some rank has no room
+      for its share of the others, all tables are.
+    - Rows count by access rank, so that a plan with more than one tier needs a row order to be executed.
+
+    Source:
+        FlexShard. Differs: pooled tables are planned too, with rows or partial sums exchanged; `rule=paper` has the
+        paper's break points, `memory_multiplier=6` its memory.
+    """
+
+    name: ClassVar[str] = "flexshard"
+    summary: ClassVar[str] = "Rows in tiers by access frequency: data-parallel, one copy per node, row-wise."
+    options_type: ClassVar[type] = FlexShardOptions
+
+    def plan(self, request: PlanRequest) -> ShardingPlan:
+        """Makes a plan, without prediction or provenance.
+
+        Raises:
+            InfeasiblePlanError: If no plan within the memory limits was found.
+            InvalidOptionError: If an option is unknown or out of range.
+            InvalidPlanError: If a constraint names a table or rank that is not there.
+        """
+        options = parse_options(FlexShardOptions, request.options)
+        check_constraints(request.tables, request.topology)
+        pricing = Pricing(
+            machine=Machine.of(request.topology, request.costs.comm, request.tables.batch_size),
+            memory_multiplier=options.memory_multiplier,
+        )
+        whole = WholeTables(request=request, pricing=pricing, count_activations=options.count_activations)
+        tables = request.tables.tables
+        names = unsplit(request.tables, pricing.machine, options.tiers, options.table_wise_below_rows)
+        split = [table for table in tables if table.name not in names]
+        if not split:
+            return _plan(request, whole.place(tables))
+        try:
+            return _plan(request, _tiered(request, options, pricing, split, whole))
+        except InfeasiblePlanError as failure:
+            try:
+                return _plan(request, whole.place(tables))
+            except InfeasiblePlanError:
+                raise failure from None
+
+
+def _plan(request: PlanRequest, placed: Sequence[PlacedShard]) -> ShardingPlan:
+    order = {table.name: index for index, table in enumerate(request.tables.tables)}
+    in_order = sorted(placed, key=lambda one: order[one.shard.table.name])
+    return ShardingPlan(tables=request.tables, topology=request.topology, shards=tuple(in_order))
+
+
+def _tiered(
+    request: PlanRequest,
+    options: FlexShardOptions,
+    pricing: Pricing,
+    split: Sequence[EmbeddingTable],
+    whole: WholeTables,
+) -> list[PlacedShard]:
+    """Split tables in tiers and the others whole, with the largest budget that fits.
+
+    Raises:
+        InfeasiblePlanError: If even the cuts of least memory do not fit.
+    """
+    names = {table.name for table in split}
+    others = [table for table in request.tables.tables if table.name not in names]
+    tiers = [tiers_of(table, pricing.machine, options.tiers) for table in split]
+    frontier = Frontier(split, tiers, pricing, _EXCHANGES[options.exchange])
+
+    def choose(memory_bytes: float) -> TierChoice:
+        choice = None
+        if options.rule == "paper":
+            choice = paper_choice(split, tiers, pricing, frontier.row_wise, memory_bytes)
+        choice = choice or frontier.at(memory_bytes)
+        assert choice is not None, "no budget is below the least memory"
+        return choice
+
+    def attempt(memory_bytes: float) -> list[PlacedShard]:
+        choice = choose(memory_bytes)
+        held = held_bytes(
+            split, choice.bounds, pricing.machine, pricing.payload, with_activations=options.count_activations
+        )
+        missing_R = held - whole.capacity_R
+        if missing_R.max() > 0:
+            raise InfeasiblePlanError(
+                f"rows split over all {len(missing_R)} ranks take {held:,.0f} bytes of each, {missing_R.max():,.0f} "
+                f"bytes more than rank {missing_R.argmax()} has"
+            )
+        placed = whole.place(others, held) if others else ()
+        return [*placed, *(shard for pair in zip(split, choice.bounds, strict=True) for shard in _cut(request, *pair))]
+
+    least = frontier.least_memory_bytes
+    most = max(least, frontier.row_wise.memory_bytes + options.memory_budget_bytes)
+    try:
+        return attempt(most)
+    except InfeasiblePlanError:
+        best = attempt(least)
+    for _ in range(_NUM_HALVINGS):
+        middle = (least + most) / 2
+        try:
+            best, least = attempt(middle), middle
+        except InfeasiblePlanError:
+            most = middle
+    return best
+
+
+def _cut(request: PlanRequest, table: EmbeddingTable, bounds: TierBounds) -> list[PlacedShard]:
+    """The table's shards, one per tier that has rows."""
+    parts = segments(table, bounds)
+    by = RowsBy.INDEX if len(parts) == 1 else RowsBy.ACCESS_RANK
+    shards = []
+    for strategy, start, stop, exchange in parts:
+        shard = Shard(table=table, rows=RowRange(start=start, stop=stop, by=by), columns=(0, table.embedding_dim))
+        placed = replace(shared(shard, Tier(strategy), request.topology), exchange=exchange)
+        if len(placed.replicas) > 1:
+            placed = replace(placed, grad_sync=_grad_sync(shard, request.tables.batch_size))
+        shards.append(placed)
+    return shards
+
+
+def _grad_sync(shard: Shard, batch_size: int) -> GradSync:
+    """Whether the rows that a batch is expected to hit are fewer bytes with their ids than all rows are without."""
+    profile, share = shard.access()
+    hit = profile.expected_distinct(batch_size * shard.table.pooling_factor * share)
+    row_bytes = shard.embedding_dim * GRADIENT_BYTES
+    return GradSync.SPARSE if hit * (row_bytes + ID_BYTES) < shard.num_embeddings * row_bytes else GradSync.DENSE

@@ -1,0 +1,160 @@
+"""What a table's rows cost in each tier, as numbers that are linear in rows and lookups.
+
+Shape suffixes: I intervals of an access curve with rows of one probability, S strategies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autoshard.core import EmbeddingTable, Exchange, Pooling, Tier
+from autoshard.core.access import FloatArray
+from autoshard.core.plan import Payload
+from autoshard.planners.flexshard.break_points import one_lookup, one_row
+from autoshard.planners.flexshard.equations import (
+    Machine,
+    RowSet,
+    Strategy,
+    dynamic_communication_s,
+    dynamic_memory_bytes,
+    input_distribution_s,
+    static_communication_s,
+    static_memory_bytes,
+)
+
+#: Gradients of replicated rows are summed in fp32.
+GRADIENT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierCost:
+    """Memory per rank and time per step of some rows of a table in one tier.
+
+    Attributes:
+        strategy: The tier.
+        exchange: What owners send back.
+        bytes_per_row: Memory of a row.
+        bytes_per_lookup: Memory of one lookup per sample.
+        fixed_bytes: Memory as soon as the tier has a row.
+        seconds_per_row: Communication of a row.
+        seconds_per_lookup: Communication of one lookup per sample.
+        fixed_s: Communication as soon as the tier has a row.
+    """
+
+    strategy: Strategy
+    exchange: Exchange
+    bytes_per_row: float
+    bytes_per_lookup: float
+    fixed_bytes: float
+    seconds_per_row: float
+    seconds_per_lookup: float
+    fixed_s: float
+
+    def bytes_of(self, rows_I: FloatArray, lookups_I: FloatArray) -> FloatArray:
+        """Memory without the fixed part, shape (I,)."""
+        return rows_I * self.bytes_per_row + lookups_I * self.bytes_per_lookup
+
+    def seconds_of(self, rows_I: FloatArray, lookups_I: FloatArray) -> FloatArray:
+        """Communication without the fixed part, shape (I,)."""
+        return rows_I * self.seconds_per_row + lookups_I * self.seconds_per_lookup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pricing:
+    """How tables are priced.
+
+    Attributes:
+        machine: The machine.
+        memory_multiplier: Bytes held per replicated byte of weights, where split rows have 1 (the paper's way); 0 for
+            what each table's optimizer needs, where split rows have their state too.
+        payload: Number formats on the wire.
+    """
+
+    machine: Machine
+    memory_multiplier: float = 0.0
+    payload: Payload = field(default_factory=Payload)
+
+    def rows_of(self, table: EmbeddingTable) -> RowSet:
+        """The whole table, for the scaling equations."""
+        replica, sharded = self.memory_multiplier, 1.0
+        if not self.memory_multiplier:
+            replica, sharded = real_multipliers(table)
+        return RowSet(
+            num_rows=table.num_embeddings,
+            lookups_per_sample=table.pooling_factor,
+            embedding_dim=table.embedding_dim,
+            weight_bytes=table.dtype.num_bytes,
+            payload_bytes=(self.payload.forward.num_bytes + self.payload.backward.num_bytes) / 2,
+            replica_multiplier=replica,
+            sharded_multiplier=sharded,
+        )
+
+    def cost(self, table: EmbeddingTable, strategy: Strategy, exchange: Exchange) -> TierCost:
+        """What the table's rows cost in a tier.
+
+        Owners that send partial sums send a vector per bag, each of them, whatever the lookups. Replicas of pooled
+        tables are pooled where they are.
+
+        Source:
+            FlexShard, Tables 2 and 3, with the time of the ids added; partial sums and pooling are not in the paper.
+        """
+        machine, rows = self.machine, self.rows_of(table)
+        row, lookup = one_row(rows), one_lookup(rows)
+        owners = {
+            Strategy.ROW_WISE: machine.world_size,
+            Strategy.FLEX: machine.ranks_per_node,
+        }.get(strategy, 0)
+        vectors = replace(rows, num_rows=0, lookups_per_sample=owners * len(table.features))
+        by_lookup = exchange is Exchange.ROWS
+        if strategy is Strategy.DATA_PARALLEL:
+            by_lookup = table.pooling is Pooling.SEQUENCE
+        sent = lookup if by_lookup else vectors
+        sent_bytes = dynamic_memory_bytes(strategy, sent, machine)
+        sent_s = 2 * dynamic_communication_s(strategy, sent, machine)
+        return TierCost(
+            strategy=strategy,
+            exchange=exchange,
+            bytes_per_row=static_memory_bytes(strategy, row, machine),
+            bytes_per_lookup=sent_bytes if by_lookup else 0.0,
+            fixed_bytes=0.0 if by_lookup else sent_bytes,
+            seconds_per_row=static_communication_s(strategy, replace(row, payload_bytes=GRADIENT_BYTES), machine),
+            seconds_per_lookup=input_distribution_s(strategy, lookup, machine) + (sent_s if by_lookup else 0.0),
+            fixed_s=0.0 if by_lookup else sent_s,
+        )
+
+
+def real_multipliers(table: EmbeddingTable) -> tuple[float, float]:
+    """Bytes held per byte of weights: of replicated rows, and of rows that are on one rank only.
+
+    Both hold the optimizer's state. Gradients of replicas are collected in fp32, row by row, before the all-reduce;
+    those of other rows go into the fused update and are never held.
+    """
+    state = table.optimizer.state_bytes_per_row(table.embedding_dim)
+    weights = table.embedding_dim * table.dtype.num_bytes
+    gradients = table.embedding_dim * GRADIENT_BYTES
+    return (weights + state + gradients) / weights, (weights + state) / weights
+
+
+def tiers_of(table: EmbeddingTable, machine: Machine, num_tiers: int) -> tuple[Strategy, ...]:
+    """Strategies that a table's rows may have, from least to most replicated.
+
+    With two tiers rows are row-wise or data-parallel, the third is Flex in between. Flex is left out where it is
+    one of the others, or where nodes are slower than what connects them.
+    """
+    bandwidths = machine.bandwidths
+    is_flex_apart = min(machine.num_nodes, machine.ranks_per_node) > 1
+    offered = {
+        Strategy.ROW_WISE: True,
+        Strategy.FLEX: num_tiers > 2 and is_flex_apart and bandwidths.all_to_all_intra >= bandwidths.all_to_all_global,
+        Strategy.DATA_PARALLEL: num_tiers > 1 and machine.world_size > 1,
+    }
+    forbidden = table.constraints.forbidden_tiers
+    return tuple(strategy for strategy, is_there in offered.items() if is_there and Tier(strategy) not in forbidden)
+
+
+def intervals(table: EmbeddingTable) -> tuple[FloatArray, FloatArray]:
+    """Rows between the knots of a table's access curve, and their lookups per sample, shapes (I,)."""
+    rows_I = np.diff(table.access.ranks_K)
+    return rows_I, np.diff(table.access.cumulative_K) * table.pooling_factor

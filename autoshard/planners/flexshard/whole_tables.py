@@ -1,0 +1,115 @@
+"""Tables that stay whole beside those in tiers: which, and where they go.
+
+Shape suffixes: R ranks, N items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autoshard.core import EmbeddingTable, Exchange, PlacedShard, Pooling, TableSet, Tier, Topology
+from autoshard.core.access import FloatArray
+from autoshard.core.errors import InvalidPlanError
+from autoshard.planners.feasibility import repair
+from autoshard.planners.flexshard.equations import Machine
+from autoshard.planners.flexshard.memory import pair_bytes
+from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
+from autoshard.planners.greedy import place_by_cost
+from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.planner import PlanRequest
+
+
+def check_constraints(tables: TableSet, topology: Topology) -> None:
+    """Checks that constraints name tables and ranks that are there.
+
+    Raises:
+        InvalidPlanError: If one does not.
+    """
+    names = {table.name for table in tables.tables}
+    for index, table in enumerate(tables.tables):
+        field = f"tables[{index}].constraints"
+        for name in table.constraints.colocate_with:
+            if name not in names:
+                raise InvalidPlanError(f"names {name!r}, which is no table", field=f"{field}.colocate_with")
+        for rank in table.constraints.pinned_ranks:
+            if not 0 <= rank < topology.world_size:
+                raise InvalidPlanError(
+                    f"must be in [0, {topology.world_size}), got {rank}", field=f"{field}.pinned_ranks"
+                )
+
+
+def unsplit(tables: TableSet, machine: Machine, num_tiers: int, below_rows: int) -> frozenset[str]:
+    """Names of the tables that are not split over all ranks.
+
+    Those that are pinned to some of the ranks or have no tier left, those that may not be row-wise or have fewer than
+    `below_rows` rows and may be on one rank, and all that share their ranks.
+    """
+    whole = {table.name for table in tables.tables if _stays_whole(table, machine, num_tiers, below_rows)}
+    linked = [(table.name, other) for table in tables.tables for other in table.constraints.colocate_with]
+    while more := {name for pair in linked if whole.intersection(pair) for name in pair} - whole:
+        whole |= more
+    return frozenset(whole)
+
+
+def _stays_whole(table: EmbeddingTable, machine: Machine, num_tiers: int, below_rows: int) -> bool:
+    constraints, world_size = table.constraints, machine.world_size
+    if constraints.pinned_ranks and len(set(constraints.pinned_ranks)) < world_size:
+        return True
+    if Tier.TABLE_WISE not in constraints.forbidden_tiers and (
+        world_size == 1 or Tier.ROW_WISE in constraints.forbidden_tiers or table.num_embeddings < below_rows
+    ):
+        return True
+    return not tiers_of(table, machine, num_tiers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeTables:
+    """Places whole tables by the cost model in the memory that tables in tiers leave.
+
+    Attributes:
+        request: The request.
+        pricing: Machine and payload.
+        count_activations: Whether inputs and outputs must fit beside the tables.
+    """
+
+    request: PlanRequest
+    pricing: Pricing
+    count_activations: bool
+
+    @property
+    def capacity_R(self) -> FloatArray:  # noqa: N802 - a shape suffix
+        """Bytes of each rank, shape (R,)."""
+        topology = self.request.topology
+        return np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.float64)
+
+    def place(self, tables: Sequence[EmbeddingTable], held_bytes: float = 0.0) -> tuple[PlacedShard, ...]:
+        """Places tables on one rank each, beside `held_bytes` on every rank.
+
+        Raises:
+            InfeasiblePlanError: If no placement was found.
+        """
+        request = self.request
+        subset = TableSet(batch_size=request.tables.batch_size, tables=tuple(tables))
+        problem = PlacementProblem.table_wise(subset, request.topology, request.costs.kernel)
+        active = [self._activations(table) for table in tables]
+        free_R = self.capacity_R - held_bytes - sum(received for _, received in active)
+        served_N = [sum(active[index][0] for index in group) for group in problem.members]
+        problem = replace(
+            problem,
+            bytes_N=problem.bytes_N + np.ceil(np.array(served_N)).astype(np.int64),
+            capacity_R=np.floor(free_R).astype(np.int64),
+        )
+        ranks_N = place_by_cost(problem, np.argsort(-problem.kernel_ms_N, kind="stable"))
+        return problem.to_plan(repair(problem, ranks_N, request.seed)).shards
+
+    def _activations(self, table: EmbeddingTable) -> tuple[float, float]:
+        """Bytes of a whole table's inputs and outputs on its rank, and of what every rank gets back."""
+        if not self.count_activations:
+            return 0.0, 0.0
+        exchange = Exchange.ROWS if table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS
+        machine = self.pricing.machine
+        asked, answered = pair_bytes(table, 1.0, 1, exchange, machine.local_batch_size, self.pricing.payload)
+        return machine.world_size * (asked + answered), answered

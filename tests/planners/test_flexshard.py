@@ -1,0 +1,340 @@
+"""The planner `flexshard`: valid plans, within memory, for any task and any option."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.core import (
+    AccessProfile,
+    Constraints,
+    Costs,
+    DType,
+    EmbeddingTable,
+    Exchange,
+    Feature,
+    GradSync,
+    Level,
+    Link,
+    MemoryBytes,
+    Optimizer,
+    Pooling,
+    TableSet,
+    Tier,
+    Topology,
+)
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
+from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.flexshard.memory import peak_factor
+from autoshard.planners.flexshard.planner import FlexShardPlanner
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import make_plan
+
+COSTS = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+ROOM = 1 << 40
+
+
+def topology(nodes=4, per_node=8, hbm_bytes=ROOM, inner=2.4e11, outer=7e9, **changes):
+    levels = [
+        Level(name="node", size=per_node, all_to_all=Link(bytes_per_s=inner), all_reduce=Link(bytes_per_s=inner)),
+        Level(
+            name="cluster",
+            size=nodes * per_node,
+            all_to_all=Link(bytes_per_s=outer),
+            all_reduce=Link(bytes_per_s=8 * outer),
+        ),
+    ]
+    return Topology(
+        world_size=nodes * per_node,
+        device="a100",
+        memory_bytes=MemoryBytes(hbm=hbm_bytes),
+        levels=tuple(levels),
+        **changes,
+    )
+
+
+def table(name="history", num_embeddings=200_000, length=100.0, **changes):
+    values = {
+        "name": name,
+        "num_embeddings": num_embeddings,
+        "embedding_dim": 64,
+        "features": (Feature(name=f"{name}_f", pooling_factor=length),),
+        "access": AccessProfile.zipf(num_embeddings, 1.05),
+        "pooling": Pooling.SEQUENCE,
+    }
+    return EmbeddingTable(**{**values, **changes})
+
+
+def plan(*tables, on=None, batch_size=32 * 512, **options):
+    request = PlanRequest(
+        tables=TableSet(batch_size=batch_size, tables=tables), topology=on or topology(), costs=COSTS, options=options
+    )
+    return make_plan("flexshard", request)
+
+
+def tiers(plan_, name="history"):
+    return {placed.tier: placed.shard for placed in plan_.shards if placed.shard.table.name == name}
+
+
+def held_bytes(plan_):
+    return [rank.hbm_bytes + rank.activation_bytes for rank in plan_.predicted.ranks]
+
+
+class TestTiers:
+    @pytest.mark.parametrize(
+        ("num_tiers", "expected"),
+        [
+            (1, [Tier.ROW_WISE]),
+            (2, [Tier.DATA_PARALLEL, Tier.ROW_WISE]),
+            (3, [Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE]),
+        ],
+    )
+    @pytest.mark.parametrize("rule", ["frontier", "paper"])
+    def test_rows_fall_in_tiers_by_access_rank(self, num_tiers, expected, rule):
+        found = tiers(plan(table(), tiers=num_tiers, rule=rule))
+        assert list(found) == expected
+        ends = [(shard.rows.start, shard.rows.stop) for shard in found.values()]
+        assert [start for start, _ in ends] == [0, *(stop for _, stop in ends[:-1])]
+        assert {placed.exchange for placed in plan(table(), tiers=num_tiers).shards} == {Exchange.ROWS}
+
+    def test_more_tiers_exchange_less_between_nodes(self):
+        nodes = np.arange(32) // 8
+        between = [
+            plan_traffic(plan(table(), tiers=num_tiers)).forward_RR[nodes[:, None] != nodes].sum()
+            for num_tiers in (1, 2, 3)
+        ]
+        assert between[0] > between[1] > 0
+        assert between[0] > between[2] > 0
+
+    def test_more_budget_exchanges_less(self):
+        long = table(num_embeddings=2_000_000, length=20.0)
+        plans = [plan(long, memory_multiplier=6, memory_budget_bytes=budget) for budget in (0, 10**6, 10**7, 10**8)]
+        parts = ("input_ms", "forward_exchange_ms", "backward_exchange_ms", "sync_ms")
+        sent_ms = [sum(getattr(one.predicted.ranks[0], part) for part in parts) for one in plans]
+        assert sent_ms == sorted(sent_ms, reverse=True)
+        assert sent_ms[0] > sent_ms[-1]
+
+    def test_on_one_node_there_is_no_flex_tier(self):
+        assert list(tiers(plan(table(), on=topology(nodes=1), batch_size=8 * 512))) == [
+            Tier.DATA_PARALLEL,
+            Tier.ROW_WISE,
+        ]
+
+    def test_on_one_rank_tables_are_whole(self):
+        found = plan(table(), on=topology(nodes=1, per_node=1), batch_size=512)
+        assert list(tiers(found)) == [Tier.TABLE_WISE]
+
+    def test_the_papers_multiplier_replicates_less(self):
+        rows = [tiers(plan(table(), memory_multiplier=m, tiers=2))[Tier.DATA_PARALLEL].num_embeddings for m in (0, 6)]
+        assert rows[0] > rows[1]
+
+    def test_gradients_of_rows_that_are_surely_hit_are_summed_whole(self):
+        by_tier = {placed.tier: placed.grad_sync for placed in plan(table()).shards}
+        assert by_tier[Tier.DATA_PARALLEL] is GradSync.DENSE
+        assert by_tier[Tier.ROW_WISE] is GradSync.NONE
+
+    def test_pooled_tables_may_be_told_what_to_exchange(self):
+        pooled = table(pooling=Pooling.SUM, length=5.0)
+        rows = plan(pooled, exchange="rows")
+        assert {one.exchange for one in rows.shards if one.tier is not Tier.DATA_PARALLEL} == {Exchange.ROWS}
+        sums = plan(pooled, exchange="partial_sums")
+        assert {placed.exchange for placed in sums.shards} == {Exchange.PARTIAL_SUMS}
+        either = plan(pooled, exchange="auto")
+        forward_ms = [max(rank.forward_exchange_ms for rank in one.predicted.ranks) for one in (rows, sums, either)]
+        assert forward_ms[2] <= min(forward_ms[:2])
+
+
+class TestMemory:
+    def test_neutral_plans_take_no_more_than_row_wise_ones(self):
+        # The equations count gradients of replicas, and their lookups once; evaluation neither.
+        found, row_wise = plan(table(), tiers=3), plan(table(), tiers=1)
+        gradients = sum(
+            placed.shard.num_embeddings / len(placed.replicas[0]) * 64 * 4
+            for placed in found.shards
+            if len(placed.replicas) > 1
+        )
+        once = np.diag(plan_traffic(plan_of(found, Tier.DATA_PARALLEL)).forward_RR)
+        ids = max(plan_traffic(one).ids_RR.sum() / 32 for one in (found, row_wise))
+        for held, before, looked_up in zip(held_bytes(found), held_bytes(row_wise), once, strict=True):
+            assert held + gradients - looked_up <= before + ids
+
+    def test_what_is_counted_is_what_evaluation_counts(self):
+        # As much memory as the evaluation of a neutral plan says: the same plan again; a row less: another one.
+        found = plan(table())
+        needed = max(held_bytes(found))
+        assert plan(table(), on=topology(hbm_bytes=needed + 1)).shards == found.shards
+        shrunk = plan(table(), on=topology(hbm_bytes=needed - 10_000))
+        assert shrunk.shards != found.shards
+        assert max(held_bytes(shrunk)) <= needed - 10_000
+
+    def test_replicas_shrink_to_what_fits(self):
+        row_wise = max(held_bytes(plan(table(), tiers=1)))
+        room = topology(hbm_bytes=row_wise + 2 * 10**6)
+        found = plan(table(), on=room, memory_budget_bytes=10**9)
+        assert max(held_bytes(found)) <= row_wise + 2 * 10**6
+        assert max(held_bytes(found)) > row_wise + 10**6
+        assert tiers(found)[Tier.DATA_PARALLEL].num_embeddings < 200_000
+
+    def test_says_what_is_missing(self):
+        with pytest.raises(InfeasiblePlanError, match=r"take [\d,]+ bytes of each, [\d,]+ bytes more than rank 0 has"):
+            plan(table(), on=topology(hbm_bytes=10**6))
+
+    def test_activations_may_be_left_out(self):
+        static = 200_000 // 32 * 260
+        room = topology(hbm_bytes=static + 260)
+        with pytest.raises(InfeasiblePlanError):
+            plan(table(), on=room, tiers=1)
+        assert list(tiers(plan(table(), on=room, tiers=1, count_activations=False))) == [Tier.ROW_WISE]
+
+    def test_sequences_count_at_their_99th_percentile(self):
+        def history(**changes):
+            return table(features=(Feature(name="f", pooling_factor=100.0, **changes),))
+
+        # The sum of 512 samples of variance 512 x 100 deviates by 512 x 10, which is a tenth of its mean of 51,200.
+        assert peak_factor(history(), 512) == 1.0
+        assert peak_factor(history(pooling_variance=51_200.0), 512) == pytest.approx(1.23263)
+        assert peak_factor(history(pooling_p99=100 + 2.3263 * 10), 100) == pytest.approx(1 + 2.3263 / 100)
+        assert peak_factor(replace(history(pooling_variance=51_200.0), pooling=Pooling.SUM), 512) == 1.0
+        needed = max(held_bytes(plan(history(), tiers=1)))
+        steady, varying = history(), history(pooling_variance=51_200.0)
+        assert plan(steady, tiers=1, on=topology(hbm_bytes=needed + 1))
+        with pytest.raises(InfeasiblePlanError):
+            plan(varying, tiers=1, on=topology(hbm_bytes=needed + 1))
+
+
+def plan_of(found, tier):
+    """The plan with the shards of one tier only, to look at what they send."""
+    return replace(found, shards=tuple(placed for placed in found.shards if placed.tier is tier))
+
+
+class TestWholeTables:
+    def test_small_tables_may_stay_whole(self):
+        found = plan(table(), table("small", 500, 3.0), table_wise_below_rows=1000)
+        assert list(tiers(found, "small")) == [Tier.TABLE_WISE]
+        assert Tier.ROW_WISE in tiers(found)
+
+    def test_constraints_keep_tables_whole(self):
+        found = plan(
+            table("pinned", constraints=Constraints(pinned_ranks=(5,))),
+            table("friend", constraints=Constraints(colocate_with=("pinned",))),
+            table("whole", constraints=Constraints(forbidden_tiers=(Tier.ROW_WISE,))),
+            table(),
+        )
+        assert [list(tiers(found, name)) for name in ("pinned", "friend", "whole")] == [[Tier.TABLE_WISE]] * 3
+        ranks = {placed.shard.table.name: placed.replicas for placed in found.shards}
+        assert ranks["pinned"] == ranks["friend"] == ((5,),)
+        assert Tier.FLEX in tiers(found)
+
+    def test_tables_that_go_nowhere_are_told(self):
+        nowhere = table(constraints=Constraints(forbidden_tiers=tuple(Tier)))
+        with pytest.raises(InfeasiblePlanError, match="history: its constraints leave no rank"):
+            plan(nowhere)
+        with pytest.raises(InvalidPlanError, match=r"tables\[0\]\.constraints\.pinned_ranks: must be in \[0, 32\)"):
+            plan(table(constraints=Constraints(pinned_ranks=(32,))))
+        with pytest.raises(InvalidPlanError, match="names 'nobody', which is no table"):
+            plan(table(constraints=Constraints(colocate_with=("nobody",))))
+
+    def test_a_rank_without_memory_makes_all_tables_whole(self):
+        uneven = topology(overrides=((3, MemoryBytes(hbm=0)),))
+        found = plan(table(), table("other"), on=uneven, count_activations=False)
+        assert {placed.tier for placed in found.shards} == {Tier.TABLE_WISE}
+        assert ((3,),) not in {placed.replicas for placed in found.shards}
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"tiers": 4}, r"options\.tiers: must be 1, 2 or 3, got 4"),
+            ({"rule": "best"}, r"options\.rule: must be any of frontier, paper, got 'best'"),
+            ({"exchange": "all"}, r"options\.exchange: must be any of auto, rows, partial_sums"),
+            ({"memory_budget_bytes": -1}, r"options\.memory_budget_bytes: must be at least 0"),
+            ({"memory_multiplier": "nan"}, r"options\.memory_multiplier: must be a number"),
+        ],
+    )
+    def test_bad_values_are_refused(self, options, message):
+        with pytest.raises(InvalidOptionError, match=message):
+            plan(table(), **options)
+
+
+def drawn(rng, values):
+    return list(values)[rng.integers(len(list(values)))]
+
+
+def drawn_table(index, rng):
+    num_embeddings = int(10 ** rng.uniform(0, 6.5))
+    pooling = drawn(rng, Pooling)
+    access = rng.choice(["zipf", "uniform", "counts"])
+    profile = {
+        "zipf": lambda: AccessProfile.zipf(num_embeddings, rng.uniform(0, 2)),
+        "uniform": lambda: AccessProfile.uniform(num_embeddings, rng.uniform(0.01, 1)),
+        "counts": lambda: AccessProfile.from_counts(rng.pareto(1, min(num_embeddings, 1000))).thinned(num_embeddings),
+    }[access]()
+    features = tuple(
+        Feature(name=f"f{index}_{number}", pooling_factor=float(rng.choice([0.0, 1.0, rng.lognormal(3, 2)])))
+        for number in range(rng.integers(1, 4))
+    )
+    forbidden = tuple(tier for tier in Tier if rng.random() < 0.1)
+    return EmbeddingTable(
+        name=f"t{index}",
+        num_embeddings=num_embeddings,
+        embedding_dim=int(rng.choice([1, 16, 256])),
+        features=features,
+        access=profile,
+        dtype=drawn(rng, [DType.FP32, DType.FP16]),
+        pooling=pooling,
+        optimizer=drawn(rng, Optimizer),
+        constraints=Constraints(forbidden_tiers=forbidden if rng.random() < 0.3 else ()),
+    )
+
+
+@settings(max_examples=80)
+@given(
+    seed=st.integers(0, 10**6),
+    nodes=st.integers(1, 3),
+    per_node=st.integers(1, 4),
+    spare=st.sampled_from([0.5, 1.0, 1.3, 4.0, 1e6]),
+    options=st.fixed_dictionaries(
+        {
+            "tiers": st.integers(1, 3),
+            "rule": st.sampled_from(["frontier", "paper"]),
+            "memory_multiplier": st.sampled_from([0.0, 1.0, 6.0]),
+            "memory_budget_bytes": st.sampled_from([0, 10**5, 10**8, 10**12]),
+            "exchange": st.sampled_from(["auto", "rows", "partial_sums"]),
+            "table_wise_below_rows": st.sampled_from([0, 100]),
+            "count_activations": st.booleans(),
+        }
+    ),
+)
+def test_any_task_has_a_valid_plan_or_a_typed_error(seed, nodes, per_node, spare, options):
+    rng = np.random.default_rng(seed)
+    tables = tuple(drawn_table(index, rng) for index in range(rng.integers(1, 5)))
+    batch_size = int(10 ** rng.uniform(0, 4))
+    share = sum(one.hbm_bytes for one in tables) / (nodes * per_node)
+    active = sum(
+        batch_size * (one.pooling_factor * 2 + 4 * len(one.features)) * one.embedding_dim * 8 for one in tables
+    )
+    machine = topology(
+        nodes=nodes,
+        per_node=per_node,
+        hbm_bytes=int(spare * (share + active)),
+        inner=10 ** rng.uniform(8, 12),
+        outer=10 ** rng.uniform(8, 12),
+    )
+    request = PlanRequest(
+        tables=TableSet(batch_size=batch_size, tables=tables), topology=machine, costs=COSTS, options=options
+    )
+    if spare < 4 or any(one.constraints.forbidden_tiers for one in tables):
+        try:
+            found = FlexShardPlanner().plan(request)
+        except InfeasiblePlanError:
+            return
+    else:
+        found = FlexShardPlanner().plan(request)
+    validate_plan(found)
+    if options["count_activations"]:
+        predicted = evaluate(found, COSTS)
+        assert all(rank.hbm_bytes + rank.activation_bytes <= machine.memory_bytes.hbm + 1 for rank in predicted.ranks)
