@@ -64,8 +64,9 @@ STEP_MODEL_GROUP = "autoshard.step_models"
 #: collectives, dense layers and steps out, as far as it has them.
 LoadStepModels: TypeAlias = Callable[[Path | None, str], StepModels]
 
-#: Notes that a line of the log has room for; provenance has all.
+#: Notes that a line of the log has room for, and characters that a text of `plan.json` has.
 _NOTES_SHOWN = 3
+_MAX_CHARACTERS = 512
 
 _log = logging.getLogger(__name__)
 
@@ -171,7 +172,9 @@ def make_plan(planner_name: str, request: PlanRequest) -> ShardingPlan:
     if isinstance(request.costs.kernel, MeasuredRange):
         held = [shard for shards in plan.local_shards() for shard in shards]
         if notes := request.costs.kernel.notes(held):
-            models["kernel_notes"] = "outside of what was measured, so with wider intervals: " + "; ".join(notes)
+            models["kernel_notes"] = _notes_text(notes)
+    if plan.provenance is not None:
+        models |= plan.provenance.models
     provenance = Provenance(
         planner=planner_name,
         version=__version__,
@@ -180,6 +183,17 @@ def make_plan(planner_name: str, request: PlanRequest) -> ShardingPlan:
         models=models,
     )
     return replace(plan, predicted=evaluate(plan, request.costs), provenance=provenance)
+
+
+def _notes_text(notes: Sequence[str]) -> str:
+    """As many notes as a text of `plan.json` holds, and how many more there are."""
+    for count in range(min(len(notes), _MAX_CHARACTERS), 0, -1):
+        left = len(notes) - count
+        told = [*notes[:count], *([f"and {left} more"] if left else [])]
+        text = "outside of what was measured, so with wider intervals: " + "; ".join(told)
+        if len(text) <= _MAX_CHARACTERS:
+            return text
+    return f"{len(notes)} shards are outside of what was measured, so with wider intervals"
 
 
 def compare(

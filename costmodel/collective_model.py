@@ -100,7 +100,7 @@ class LearnedCollectives:
     Args:
         curves: By link (`node`, `across_nodes`) and collective.
         card: What they are of.
-        version: Of the registry that they come from, if they do.
+        version: Of the registry that they come from, if they do, and whether that came with this package.
     """
 
     def __init__(self, curves: Curves, card: CollectiveCard, version: str = "") -> None:
@@ -131,7 +131,7 @@ class LearnedCollectives:
                         curves[link, name] = CollectiveCurve.from_tensors(name, stored.tensors, prefix)
                     except ModelError as error:
                         raise error.in_source(source) from error
-        return cls(curves, card, stored.id)
+        return cls(curves, card, stored.label)
 
     def tensors(self) -> dict[str, FloatArray]:
         """What is stored of the curves."""

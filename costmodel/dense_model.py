@@ -136,7 +136,7 @@ class LearnedDense:
     Args:
         fits: By kind, number format and pass: `dot.fp32.forward`.
         card: What they are of.
-        version: Of the registry that they come from, if they do.
+        version: Of the registry that they come from, if they do, and whether that came with this package.
     """
 
     def __init__(self, fits: Mapping[str, DenseFit], card: DenseCard, version: str = "") -> None:
@@ -172,7 +172,7 @@ class LearnedDense:
                     fits[f"{key}.{name}"] = DenseFit(**numbers)
                 except ModelError as error:
                     raise error.in_source(source) from error
-        return cls(fits, card, stored.id)
+        return cls(fits, card, stored.label)
 
     def tensors(self) -> dict[str, FloatArray]:
         """What is stored of the fits."""

@@ -14,7 +14,7 @@ from autoshard.core.costs import CodeArray, MsArray
 from costmodel.card import CostModelCard
 from costmodel.features import shard_features
 from costmodel.predictor import NUM_OUTSIDE, CostPredictor
-from costmodel.registry import PRODUCTION, Registry, shipped_models
+from costmodel.registry import PRODUCTION, Registry
 from costmodel.weights import Weights
 
 COST_KIND = "cost"
@@ -59,8 +59,7 @@ class LearnedCostModel:
         """
         stored = registry.load(COST_KIND, device, version)
         source = str(registry.root / COST_KIND / device / stored.id)
-        shipped = " (shipped)" if registry.root == shipped_models().root else ""
-        return cls(stored.tensors, CostModelCard.from_json(stored.card, source), source, f"{stored.id}{shipped}")
+        return cls(stored.tensors, CostModelCard.from_json(stored.card, source), source, stored.label)
 
     @property
     def name(self) -> str:

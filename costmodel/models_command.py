@@ -126,7 +126,7 @@ def _listed(store: Registry) -> list[_Listed]:
     shipped = shipped_models()
     served = {(item.kind, item.name) for item in own if item.is_production}
     found = [_Listed(models=store, version=item, is_shipped=False, is_used=item.is_production) for item in own]
-    if shipped.root.resolve() == store.root.resolve():
+    if store.is_shipped:
         return found
     return found + [
         _Listed(

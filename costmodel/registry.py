@@ -8,7 +8,8 @@
 A version's id is a digest of its card, and the card holds the digest of the weights, so versions never change
 and damage shows when it is loaded. Nothing is unpickled.
 
-Models that come with this package are a registry, too, in its folder `shipped`; `find_registry` turns to it where the
+Models that come with this package are a registry, too, in its folder `shipped`: models of kernels, collectives, dense
+layers and steps, and policies beside the cost models that they were trained on. `find_registry` turns to it where the
 user's own has nothing.
 """
 
@@ -45,6 +46,7 @@ __all__ = [
     "Version",
     "default_registry",
     "find_registry",
+    "models_in_use",
     "shipped_models",
 ]
 
@@ -65,9 +67,24 @@ def default_registry() -> Path:
 
 
 def shipped_models() -> Registry:
-    """The models that come with this package, or those in the folder named by AUTOSHARD_SHIPPED_MODELS."""
+    """The models of all kinds that come with this package, or those in the folder named by AUTOSHARD_SHIPPED_MODELS."""
     named = os.environ.get(SHIPPED_VARIABLE)
     return Registry(Path(named) if named else Path(__file__).parent / "shipped")
+
+
+def models_in_use(root: Path | None = None) -> tuple[tuple[str, str, Registry], ...]:
+    """Kind and name of every production model, and the registry that `find_registry` has it from.
+
+    Args:
+        root: Folder of the user's registry; the default one if None.
+
+    Raises:
+        ModelError: If a card or an alias is damaged.
+    """
+    listed = [version for models in (Registry(root), shipped_models()) for version in models.list()]
+    names = sorted({(version.kind, version.name) for version in listed})
+    found = ((kind, name, find_registry(kind, name, root)) for kind, name in names)
+    return tuple((kind, name, models) for kind, name, models in found if models is not None)
 
 
 def find_registry(kind: str, name: str, root: Path | None = None) -> Registry | None:
@@ -96,6 +113,12 @@ class StoredModel:
     id: str
     tensors: dict[str, NDArray[Any]]
     card: dict[str, Any]
+    is_shipped: bool = False
+
+    @property
+    def label(self) -> str:
+        """What answers name it by: its id, and whether it came with this package."""
+        return f"{self.id} (shipped)" if self.is_shipped else self.id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +150,11 @@ class Registry:
     def __init__(self, root: Path | None = None, author: str | None = None) -> None:
         self.root = root or default_registry()
         self._author = author
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it is that of the models that come with this package."""
+        return self.root.resolve() == shipped_models().root.resolve()
 
     def publish(
         self, kind: str, name: str, tensors: Tensors, card: Mapping[str, Any], *, alias: str | None = PRODUCTION
@@ -187,7 +215,7 @@ class Registry:
             tensors = load(weights)
         except safetensors.SafetensorError as error:
             raise ModelError(f"not a safetensors file: {error}", source=str(path)) from error
-        return StoredModel(id=identity, tensors=tensors, card=card)
+        return StoredModel(id=identity, tensors=tensors, card=card, is_shipped=self.is_shipped)
 
     def production_id(self, kind: str, name: str) -> str | None:
         """Id of the production version; None if there is none under the name.

@@ -86,7 +86,7 @@ class CalibratedStep:
     Args:
         fitted: Weights by part and model.
         card: What they are of.
-        version: Of the registry that they come from, if they do.
+        version: Of the registry that they come from, if they do, and whether that came with this package.
 
     Raises:
         ModelError: If there are other weights than a part has features, or one is not finite or below 0.
@@ -123,7 +123,7 @@ class CalibratedStep:
                 raise ModelError("is no part of a step", field=key, source=source)
             fitted[StepPart(part), basis] = tuple(float(value) for value in np.ravel(tensor))
         try:
-            return cls(fitted, card, stored.id)
+            return cls(fitted, card, stored.label)
         except ModelError as error:
             raise error.in_source(source) from error
 

@@ -5,18 +5,18 @@ Shape suffixes: N items, R ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from autoshard.core import ShardingPlan
+from autoshard import __version__
+from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.feasibility import repair
 from autoshard.planners.placement import PlacementProblem, RankArray
 from autoshard.planners.planner import PlanRequest, parse_options
-from costmodel import Registry
-from costmodel.registry import PRODUCTION
+from costmodel.registry import PRODUCTION, Registry, find_registry
 from policies import POLICY_KIND
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class PolicyOptions:
 class PolicyPlanner:
     """Places tables as the policy of the topology's device says, in one pass over the tables.
 
+    Where the user's registry has no policy of the device, the one that comes with this package is used, if any.
+
     The policy sees codes of the cost model that it was trained on, which is published with it; candidates are
     compared by the request's cost model. Masks keep to memory limits and constraints; where they lead into a dead
     end, as little as possible is moved.
@@ -62,19 +64,21 @@ class PolicyPlanner:
     options_type: ClassVar[type] = PolicyOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:
-        """Makes a plan, without prediction or provenance.
+        """Makes a plan, without prediction; its provenance names the policy.
 
         Raises:
-            ModelError: If the registry has no policy of the device, or one whose cost model cannot price the tables.
+            ModelError: If there is no policy of the device, or one whose cost model cannot price the tables.
             InfeasiblePlanError: If no placement within the memory limits was found.
             InvalidOptionError: If an option is unknown or out of range.
         """
         options = parse_options(PolicyOptions, request.options)
-        policy = _load(Registry(request.registry), request.topology.device)
+        policy = _load(request.registry, request.topology.device)
         problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel)
         seen = PlacementProblem.table_wise(request.tables, request.topology, policy.cost.model())
         ranks_N = _best(problem, _candidates(policy, seen, options.num_samples, request.seed))
-        return problem.to_plan(repair(problem, ranks_N, request.seed))
+        plan = problem.to_plan(repair(problem, ranks_N, request.seed))
+        source = Provenance(planner=self.name, version=__version__, models={POLICY_KIND: policy.name})
+        return replace(plan, provenance=source)
 
 
 def _candidates(policy: TrainedPolicy, problem: PlacementProblem, num_samples: int, seed: int) -> tuple[RankArray, ...]:
@@ -98,8 +102,9 @@ def _best(problem: PlacementProblem, candidates: tuple[RankArray, ...]) -> RankA
     return min(feasible, key=lambda ranks_N: float(problem.rank_ms(ranks_N).max()), default=candidates[0])
 
 
-def _load(registry: Registry, device: str) -> TrainedPolicy:
-    return _load_version(registry.root, device, registry.production_id(POLICY_KIND, device))
+def _load(registry: Path | None, device: str) -> TrainedPolicy:
+    models = find_registry(POLICY_KIND, device, registry) or Registry(registry)
+    return _load_version(models.root, device, models.production_id(POLICY_KIND, device))
 
 
 @lru_cache(maxsize=_CACHED_POLICIES)

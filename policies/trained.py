@@ -55,11 +55,18 @@ class TrainedPolicy:
         network: Reads codes and prices of `cost`, and of no other model.
         cost: The cost model.
         training: Options, counts and scores of the training, for information.
+        version: In the registry that it comes from, if it does, and whether that came with this package.
     """
 
     network: PlacementNetwork
     cost: PolicyCostModel
     training: Mapping[str, Any]
+    version: str = ""
+
+    @property
+    def name(self) -> str:
+        """What answers say: `policy:<device>`, and which version it is, if it was published."""
+        return f"policy:{self.cost.card.device}" + (f"@{self.version}" if self.version else "")
 
     def publish(self, registry: Registry) -> str:
         """Makes it the production policy of its device, and returns its id.
@@ -109,4 +116,4 @@ def _read(stored: StoredModel, source: str) -> TrainedPolicy:
     )
     network = PlacementNetwork(width)
     load_arrays(network, with_prefix(stored.tensors, _POLICY_PREFIX), source)
-    return TrainedPolicy(network=network, cost=cost, training=training)
+    return TrainedPolicy(network=network, cost=cost, training=training, version=stored.label)

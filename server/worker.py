@@ -22,7 +22,7 @@ from autoshard.formats import (
 )
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import get_planner, make_costs, make_plan, planner_names
-from costmodel.registry import Registry
+from costmodel.registry import models_in_use
 from server.bodies import MAX_TIME_LIMIT_S, PlanAnswer, PlanBody, parse_plan_body
 from server.logs import set_up_logs
 from server.problems import problem_of
@@ -59,16 +59,18 @@ def run_worker(pipe: Connection, settings: ServerSettings) -> None:
 
 
 def _load_models(settings: ServerSettings) -> None:
-    """Loads the registry's models, so that a damaged one stops the service and not a request.
+    """Loads the models in use, shipped ones included, so that a damaged one stops the service and not a request.
 
-    Planners are imported, too: some take seconds, which would be most of the first request's time limit.
+    Planners are imported, too: some take seconds, which would be most of the first request's time limit. One that
+    cannot be imported fails the requests for it, and no others.
     """
-    registry = Registry(settings.registry)
-    for version in registry.list():
-        if version.is_production:
-            registry.load(version.kind, version.name)
+    for kind, name, models in models_in_use(settings.registry):
+        models.load(kind, name)
     for name in planner_names():
-        get_planner(name)
+        try:
+            get_planner(name)
+        except AutoshardError as error:
+            _log.warning("planner unavailable", reason=str(error))
 
 
 def _answer(body: bytes, settings: ServerSettings) -> bytes:

@@ -1,11 +1,23 @@
-"""What all tests share: tests marked `gpu` skip themselves, saying why, where there is no CUDA device."""
+"""What all tests share: no trained models but their own; tests marked `gpu` skip themselves without a CUDA device."""
 
 import hypothesis
 import pytest
 
+from costmodel.registry import REGISTRY_VARIABLE, SHIPPED_VARIABLE
+
 # Examples are timed by nobody: other work on the machine would fail them.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def only_own_models(tmp_path_factory):
+    """Neither the user's trained models nor those that come with this package; tests of these name a folder."""
+    folder = tmp_path_factory.mktemp("no-models")
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in (REGISTRY_VARIABLE, SHIPPED_VARIABLE):
+            patch.setenv(variable, str(folder / variable))
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,7 +1,12 @@
-"""What the project declares about itself holds."""
+"""What the project declares about itself holds, and what is installed works."""
 
+import json
+import os
+import shutil
 import subprocess
+import sys
 import tomllib
+import zipfile
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 
@@ -9,6 +14,15 @@ import pytest
 from setuptools import find_packages
 
 import autoshard
+from autoshard.formats.samples import read_samples
+from costmodel import COST_KIND, Registry
+from costmodel.dataset import CostDataset
+from costmodel.predictor import FULL_CODE_WIDTH
+from costmodel.registry import REGISTRY_VARIABLE, SHIPPED_VARIABLE
+from costmodel.schedules import Shuffled
+from costmodel.training import TrainingOptions, train_cost_model
+from policies.network import PlacementNetwork
+from policies.trained import PolicyCostModel, TrainedPolicy
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -54,8 +68,9 @@ def test_every_folder_with_python_files_is_a_package_that_gets_installed():
 def test_no_ignore_rule_swallows_a_package(folder):
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
-    result = subprocess.run(["git", "check-ignore", "--no-index", f"{folder}/module.py"], cwd=ROOT, check=False)
-    assert result.returncode == 1  # 0: ignored, 1: not ignored, 128: error
+    files = [f"{folder}/module.py", "costmodel/shipped/cost/cpu/0123456789abcdef/weights.safetensors"]
+    result = subprocess.run(["git", "check-ignore", "--no-index", *files], cwd=ROOT, check=False)
+    assert result.returncode == 1  # 0: one is ignored, 1: none is, 128: error
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -87,3 +102,86 @@ def test_a_pin_exists_for_every_dependency():
     assert names(extras["dev"]) <= pinned("dev")
     assert names(extras["cpu"]) == pinned("cpu")
     assert names(extras["cuda"]) == pinned("cuda") | pinned("no-deps")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of what a wheel is made of, to which models are added; setuptools writes into what it builds."""
+    tree = tmp_path_factory.mktemp("tree")
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, tree)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def shipped(tree):
+    """A cost model trained shortly on measured samples, and an untrained policy beside it."""
+    models = Registry(tree / "costmodel" / "shipped", author="autoshard")
+    dataset = CostDataset.from_samples(read_samples(ROOT / "tests" / "data" / "samples", "cpu"))
+    options = TrainingOptions(schedule=Shuffled(num_updates=60), batch_size=64)
+    trained = train_cost_model(dataset, device="cpu", options=options)
+    ids = {COST_KIND: models.publish(COST_KIND, "cpu", trained.weights, trained.card.to_json())}
+    policy = TrainedPolicy(
+        network=PlacementNetwork(FULL_CODE_WIDTH), cost=PolicyCostModel.load(models, "cpu"), training={}
+    )
+    return {**ids, "policy": policy.publish(models)}
+
+
+@pytest.fixture(scope="module")
+def wheel(tree, shipped, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    command = [sys.executable, "-W", "ignore", "-c", build, folder]
+    subprocess.run(command, cwd=tree, check=True, capture_output=True, timeout=120)
+    (file,) = folder.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def run(wheel, tmp_path_factory):
+    """Runs the command of an install of the wheel, as a user without models of their own."""
+    site, home = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("home")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    hidden = (REGISTRY_VARIABLE, SHIPPED_VARIABLE)
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment |= {"PYTHONPATH": str(site), "HOME": str(home)}
+
+    def run(*arguments):
+        code = "import sys; from autoshard.cli import main; sys.exit(main())"
+        command = [sys.executable, "-c", code, *arguments, "--json"]
+        made = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=120)
+        assert made.returncode == 0, made.stderr
+        return json.loads(made.stdout)
+
+    return run
+
+
+def test_the_wheel_holds_models_and_data(wheel, tree, shipped):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for kind, identity in shipped.items():
+        folder = f"costmodel/shipped/{kind}/cpu"
+        assert {f"{folder}/{identity}/card.json", f"{folder}/{identity}/weights.safetensors"} <= names
+        assert f"{folder}/production" in names
+    assert not any(Path(name).name == ".lock" for name in names)
+    code = {str(file.relative_to(tree)) for folder in FOLDERS for file in (tree / folder).rglob("*.py")}
+    assert code <= names
+    for pattern in ("autoshard/formats/schemas/*.json", "autoshard/report/templates/*.j2", "server/static/*"):
+        data = {str(file.relative_to(tree)) for file in tree.glob(pattern)}
+        assert data <= names
+
+
+def test_plans_are_made_with_what_is_shipped(run, shipped):
+    plan = run("plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "policy")
+    name = f"learned:cpu@{shipped[COST_KIND]} (shipped)"
+    assert plan["predicted"]["cost_model"] == plan["predicted"]["models"]["kernel"] == name
+    assert plan["provenance"]["models"]["kernel"] == name
+    assert plan["provenance"]["models"]["policy"] == f"policy:cpu@{shipped['policy']} (shipped)"
+
+
+def test_planners_are_compared_with_what_is_shipped(run, shipped):
+    compared = run("compare", "criteo-kaggle", "--topology", "cpu-4", "--planners", "policy,cost-greedy")
+    assert [row["failure"] for row in compared["planners"]] == [None, None]
+    assert {row["cost_model"] for row in compared["planners"]} == {f"learned:cpu@{shipped[COST_KIND]} (shipped)"}

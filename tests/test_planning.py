@@ -13,7 +13,7 @@ from autoshard.core import GradSync, PlacedShard, Pooling, Shard, ShardingPlan, 
 from autoshard.core.costs import Risk
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InvalidOptionError, UnknownNameError
 from autoshard.evaluation import evaluate
-from autoshard.formats import load_topology
+from autoshard.formats import load_topology, read_plan, write_plan
 from autoshard.formats.metasyn import metasyn
 from autoshard.formats.samples import read_samples
 from autoshard.planners.greedy import CostGreedyPlanner, RandomPlanner
@@ -190,6 +190,26 @@ class TestCompare:
             compare(["random", "magic"], request_of(), on_planned=lambda row: pytest.fail("it had started"))
 
 
+class TestNotes:
+    def test_a_plan_of_many_tables_unlike_what_was_measured_can_be_read_back(
+        self, tables, topology, registry, request_of, tmp_path
+    ):
+        """A text of plan.json has 512 characters, and there are 30 tables, all of them odd."""
+        changed = replace(tables, batch_size=tables.batch_size * 2)
+        costs = make_costs(changed, topology, registry)
+        for renamed in (changed, _with_long_names(changed)):
+            plan = make_plan("cost-greedy", request_of(tables=renamed, costs=costs))
+            assert "outside of what was measured" in plan.provenance.models["kernel_notes"]
+            write_plan(plan, tmp_path / "plan.json")
+            assert read_plan(tmp_path / "plan.json") == plan
+        assert plan.provenance.models["kernel_notes"].startswith("30 shards are outside")
+
+
+def _with_long_names(tables):
+    """The same tables, with names as long as names may be."""
+    return replace(tables, tables=tuple(replace(table, name=f"{table.name:x<512}") for table in tables.tables))
+
+
 class TestRisk:
     def test_plans_at_the_upper_end_cost_more(self, tables, topology, registry):
         mean, high = (make_costs(tables, topology, registry, risk=risk).kernel for risk in Risk)
@@ -209,5 +229,6 @@ class TestRisk:
         assert f"{odd.name}.pooling_factor is 3000, measured were" in caplog.text
         plan = make_plan("cost-greedy", replace(request_of(), tables=changed, costs=costs))
         assert f"{odd.name}.pooling_factor is 3000" in plan.provenance.models["kernel_notes"]
+        assert len(plan.provenance.models["kernel_notes"]) <= 512
         usual = make_plan("cost-greedy", request_of()).provenance.models
         assert f"{odd.name}." not in usual.get("kernel_notes", "")

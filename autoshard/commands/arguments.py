@@ -24,7 +24,8 @@ RegistryOption = Annotated[
         exists=True,
         file_okay=False,
         show_default="$AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry",
-        help="Folder of trained models. Without one for the device, an analytic model prices kernels.",
+        help="Folder of trained models. Without one for the device there, the one that comes with autoshard is used, "
+        "and if there is none, an analytic model.",
     ),
 ]
 RiskOption = Annotated[

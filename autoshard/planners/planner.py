@@ -64,7 +64,7 @@ class Planner(Protocol):
     """Frozen dataclass of the options; every field has a default and `metadata={"help": ...}`."""
 
     def plan(self, request: PlanRequest) -> ShardingPlan:
-        """Makes a plan, without prediction or provenance.
+        """Makes a plan, without prediction; its provenance, if it has any, names the models that it was made with.
 
         Raises:
             InfeasiblePlanError: If no plan within the memory limits was found.

@@ -18,6 +18,7 @@ from costmodel.registry import (
     Registry,
     default_registry,
     find_registry,
+    models_in_use,
     shipped_models,
 )
 
@@ -270,6 +271,26 @@ class TestShippedModels:
         registry.promote("cost", "cpu", "candidate")
         assert find_registry("cost", "cpu", registry.root).root == registry.root
         assert find_registry("cost", "a100", registry.root) is None
+
+    def test_what_is_loaded_says_whether_it_was_shipped(self, shipped, registry):
+        came, own = (models.publish("cost", "cpu", TENSORS, CARD) for models in (shipped, registry))
+        assert came == own
+        assert (shipped.is_shipped, registry.is_shipped) == (True, False)
+        assert shipped.load("cost", "cpu").label == f"{came} (shipped)"
+        assert registry.load("cost", "cpu").label == own
+
+    def test_models_in_use_are_the_users_own_and_what_else_was_shipped(self, shipped, registry):
+        assert models_in_use(registry.root) == ()
+        for kind, name in (("cost", "cpu"), ("cost", "a100"), ("policy", "cpu")):
+            shipped.publish(kind, name, TENSORS, CARD)
+        registry.publish("cost", "cpu", TENSORS, CARD)
+        registry.publish("cost", "h100", TENSORS, CARD, alias="candidate")
+        used = {(kind, name): models.root for kind, name, models in models_in_use(registry.root)}
+        assert used == {
+            ("cost", "a100"): shipped.root,
+            ("cost", "cpu"): registry.root,
+            ("policy", "cpu"): shipped.root,
+        }
 
 
 #: Publishes versions numbered from `first` on until it is killed or has published `count`.

@@ -15,7 +15,8 @@ from autoshard.evaluation import DEVICE_ARITHMETIC, DEVICE_MEMORY, AnalyticDense
 from autoshard.formats.dense_samples import DenseSample
 from costmodel.dense_model import DENSE_KIND, LearnedDense
 from costmodel.dense_training import train_dense_model
-from costmodel.registry import Registry
+from costmodel.registry import SHIPPED_VARIABLE, Registry
+from costmodel.step_plugin import load_step_models
 
 #: The truth of synthetic samples: milliseconds per billion operations, per layer and to start.
 PER_GFLOP, PER_LAYER, START = 12.0, 0.03, 0.05
@@ -152,6 +153,15 @@ class TestAnalytic:
 
 
 class TestRegistry:
+    def test_the_plugin_names_what_was_shipped(self, model, tmp_path, monkeypatch):
+        monkeypatch.setenv(SHIPPED_VARIABLE, str(tmp_path / "shipped"))
+        own = tmp_path / "own"
+        assert load_step_models(own, "cpu").dense is None
+        came = Registry(tmp_path / "shipped").publish(DENSE_KIND, "cpu", model.tensors(), model.card.to_json())
+        assert load_step_models(own, "cpu").dense.name == f"learned:cpu@{came} (shipped)"
+        Registry(own).publish(DENSE_KIND, "cpu", model.tensors(), model.card.to_json())
+        assert load_step_models(own, "cpu").dense.name == f"learned:cpu@{came}"
+
     def test_round_trip(self, model, tmp_path):
         registry = Registry(tmp_path)
         version = registry.publish(DENSE_KIND, "cpu", model.tensors(), model.card.to_json())

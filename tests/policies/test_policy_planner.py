@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from costmodel import Registry
 from costmodel.predictor import FULL_CODE_WIDTH
+from costmodel.registry import SHIPPED_VARIABLE
 from policies.network import PlacementNetwork
 from policies.planner import PolicyPlanner
 from policies.trained import TrainedPolicy
@@ -139,7 +141,19 @@ def test_a_new_production_version_is_taken_up(make_request, cost, tmp_path):
         torch.manual_seed(seed)
         TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=cost, training={}).publish(registry)
         plans.append(PolicyPlanner().plan(replace(make_request(), registry=tmp_path)))
-    assert plans[0] != plans[1]
+    assert plans[0].shards != plans[1].shards
+
+
+def test_a_shipped_policy_is_used_where_the_user_has_none(registry, make_request, tmp_path, monkeypatch):
+    monkeypatch.setenv(SHIPPED_VARIABLE, str(shutil.copytree(registry, tmp_path / "shipped")))
+    came = Registry(registry).production_id("policy", "cpu")
+    plan = PolicyPlanner().plan(replace(make_request(), registry=tmp_path / "own"))
+    assert plan.provenance.models == {"policy": f"policy:cpu@{came} (shipped)"}
+    stored = Registry(registry).load("policy", "cpu")
+    own = Registry(tmp_path / "own").publish("policy", "cpu", stored.tensors, stored.card | {"training": {"own": True}})
+    again = PolicyPlanner().plan(replace(make_request(), registry=tmp_path / "own"))
+    assert again.provenance.models == {"policy": f"policy:cpu@{own}"}
+    assert again.shards == plan.shards  # it is the same network
 
 
 def test_a_policy_comes_back_from_the_registry_as_it_was(registry, cost):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from autoshard.cli import main
-from costmodel import Registry
+from costmodel.registry import SHIPPED_VARIABLE, Registry
 from server.problems import OvertimeError
 from server.settings import ServerSettings
 from server.workers import WorkerPool
@@ -147,15 +147,36 @@ def test_a_planner_that_does_not_keep_its_time_limit_is_ended():
     assert reply.status == 200
 
 
-def test_a_damaged_model_stops_the_service(tmp_path):
-    version = Registry(tmp_path / "registry").publish("cost", "cpu", {"weights": np.zeros(1)}, {"device": "cpu"})
-    (tmp_path / "registry" / "cost" / "cpu" / version / "card.json").write_text("{")
-    command = [Path(sys.executable).with_name("autoshard"), "serve", "--port", "0", "--registry", tmp_path / "registry"]
+@pytest.mark.parametrize(("kind", "shipped"), [("cost", False), ("policy", True)])
+def test_a_damaged_model_stops_the_service(kind, shipped, tmp_path, monkeypatch):
+    registry = tmp_path / "registry"
+    version = Registry(registry).publish(kind, "cpu", {"weights": np.zeros(1)}, {"device": "cpu"})
+    (registry / kind / "cpu" / version / "card.json").write_text("{")
+    command = [Path(sys.executable).with_name("autoshard"), "serve", "--port", "0"]
+    if shipped:
+        monkeypatch.setenv(SHIPPED_VARIABLE, str(registry))
+    else:
+        command += ["--registry", registry]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1
     *_, last = result.stderr.splitlines()
     assert last.startswith("error: ")
     assert "card.json" in last
+
+
+def test_a_planner_that_cannot_be_loaded_fails_its_own_requests_only(own_service, tmp_path, monkeypatch):
+    installed = tmp_path / "plugins" / "broken-1.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text("[autoshard.planners]\nbroken = nowhere_at_all:Planner\n")
+    monkeypatch.setenv("PYTHONPATH", str(installed.parent))
+    service = own_service("--workers", "1")
+    with service.client() as client:
+        answer = client.post("/v1/plans", json={**TASK, "planner": "broken"})
+        assert answer.status_code == 500
+        assert "planner broken: nowhere_at_all:Planner cannot be loaded: ModuleNotFound" in answer.json()["detail"]
+        assert client.post("/v1/plans", json=TASK).status_code == 200
+    assert any(line["event"] == "planner unavailable" for line in service.log())
 
 
 def test_a_port_in_use_is_one_line(capfd):

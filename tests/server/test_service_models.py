@@ -7,6 +7,7 @@ import pytest
 from autoshard.cli import main
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables, plan_from_json, tables_to_json
+from costmodel.registry import SHIPPED_VARIABLE, Registry
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 
@@ -21,10 +22,14 @@ def registry(tmp_path_factory):
     return folder
 
 
-def test_plans_are_made_and_priced_by_trained_models(registry, own_service):
-    service = own_service("--registry", registry, "--workers", "1")
+@pytest.fixture(scope="module")
+def task():
     tables = load_tables("metasyn").sample(12, 1).scaled(64)
-    task = {"tables": tables_to_json(tables), "topology": "cpu-4", "time_limit_s": 0.5}
+    return {"tables": tables_to_json(tables), "topology": "cpu-4", "time_limit_s": 0.5}
+
+
+def test_plans_are_made_and_priced_by_trained_models(registry, own_service, task):
+    service = own_service("--registry", registry, "--workers", "1")
     with service.client() as client:
         for planner in ("policy", "auto"):
             answer = client.post("/v1/plans", json={**task, "planner": planner})
@@ -37,4 +42,17 @@ def test_plans_are_made_and_priced_by_trained_models(registry, own_service):
         answer = client.post("/v1/plans", json={**task, "planner": "policy", "topology": "a100-8"})
         assert answer.status_code == 422
         assert answer.json()["type"] == "urn:autoshard:problem:model"
+    assert service.stop() == 0
+
+
+def test_shipped_models_serve_where_no_registry_is_given(registry, own_service, task, monkeypatch):
+    monkeypatch.setenv(SHIPPED_VARIABLE, str(registry))
+    service = own_service("--workers", "1")
+    ids = {kind: Registry(registry).production_id(kind, "cpu") for kind in ("cost", "policy")}
+    with service.client() as client:
+        answer = client.post("/v1/plans", json={**task, "planner": "policy"})
+        assert answer.status_code == 200
+        plan = plan_from_json(answer.json()["plan"])
+    assert plan.predicted.cost_model == plan.predicted.models["kernel"] == f"learned:cpu@{ids['cost']} (shipped)"
+    assert plan.provenance.models["policy"] == f"policy:cpu@{ids['policy']} (shipped)"
     assert service.stop() == 0
