@@ -1,0 +1,212 @@
+"""Row groups on ranks without replicas: OPER's two phases, and the baselines that balance one thing only.
+
+Shape suffixes: N row groups, R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core import RowRange, RowsBy, Shard
+from autoshard.core.errors import InfeasiblePlanError
+from autoshard.planners.oper.cost_matrix import FloatArray
+from autoshard.planners.oper.partition import lookup_bytes
+
+ByteArray = NDArray[np.int64]
+
+
+class Method(StrEnum):
+    """What placement balances."""
+
+    OPER = "oper"
+    """Lookups by the groups that hold most of them, then memory by the others (Sec. 4.2)."""
+    MEMORY_GREEDY = "mg"
+    """Memory only (Sec. 6.4)."""
+    ACCESS_GREEDY = "ag"
+    """Lookups only (Sec. 6.4)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowGroup:
+    """Rows that are placed as one: a part of a table, or whole tables that must share a rank.
+
+    Attributes:
+        shards: One, or the whole tables.
+        allowed_R: Whether a rank may hold it, shape (R,).
+        cuttable: Whether parts of it may go to different ranks.
+    """
+
+    shards: tuple[Shard, ...]
+    allowed_R: NDArray[np.bool_]
+    cuttable: bool
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Weights and optimizer state."""
+        return sum(shard.hbm_bytes for shard in self.shards)
+
+    @cached_property
+    def lookup_bytes(self) -> float:
+        """Bytes that lookups read per sample."""
+        return sum(lookup_bytes(shard) for shard in self.shards)
+
+    @property
+    def label(self) -> str:
+        """Names of its tables."""
+        return "+".join(shard.table.name for shard in self.shards)
+
+    def cut(self, num_rows: int) -> tuple[RowGroup, RowGroup]:
+        """Its hottest rows, and the others."""
+        (shard,) = self.shards
+        start, stop = shard.rows.start, shard.rows.stop
+        ranges = (start, start + num_rows), (start + num_rows, stop)
+        hot, cold = (
+            replace(shard, rows=RowRange(start=first, stop=last, by=RowsBy.ACCESS_RANK)) for first, last in ranges
+        )
+        return replace(self, shards=(hot,)), replace(self, shards=(cold,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Groups and the rank that holds each.
+
+    Attributes:
+        owners: Each group, some of them cut further than they were given, with its rank.
+        held_R: Bytes per rank.
+        lookup_ms_R: Time of lookups per rank and sample, up to a factor that all ranks share (Eq. 2).
+    """
+
+    owners: tuple[tuple[RowGroup, int], ...]
+    held_R: ByteArray
+    lookup_ms_R: FloatArray
+
+
+def place(
+    groups: Sequence[RowGroup], capacity_R: ByteArray, lookup_cost_R: FloatArray, method: Method = Method.OPER
+) -> Placement:
+    """Puts every group on one rank that has room for it, and cuts those that none has room for.
+
+    Groups that may not be cut come first. With `Method.OPER` access-bound groups follow, whose share of all lookups
+    is above their share of all bytes, by falling lookups, each on the rank with the least lookup time; then the
+    memory-bound ones by falling bytes, each on the rank with the fewest bytes.
+
+    Args:
+        groups: What to place.
+        capacity_R: Bytes that each rank may hold.
+        lookup_cost_R: Cost of a lookup on each rank, the diagonal of L.
+        method: What to balance.
+
+    Raises:
+        InfeasiblePlanError: If some rows found no room.
+
+    Source:
+        OPER Sec. 4.2. Differs: of the ranks whose bytes are within the group's own of the fewest, a memory-bound group
+        goes to that with the least lookup time, which leaves memory as even and evens out the tail's lookups; limits
+        of memory hold on every rank.
+    """
+    all_bytes = sum(group.num_bytes for group in groups)
+    all_lookups = sum(group.lookup_bytes for group in groups)
+
+    def is_access_bound(group: RowGroup) -> bool:
+        return group.lookup_bytes * all_bytes > group.num_bytes * all_lookups
+
+    ranks = _Ranks(capacity_R, lookup_cost_R)
+    whole = [group for group in groups if not group.cuttable]
+    parts = [group for group in groups if group.cuttable]
+    by_access = sorted(parts, key=lambda group: -group.lookup_bytes)
+    by_bytes = sorted(parts, key=lambda group: (-group.num_bytes, -group.lookup_bytes))
+    ranks.put_all(sorted(whole, key=lambda group: -group.num_bytes), ranks.fewest_bytes)
+    if method is Method.MEMORY_GREEDY:
+        ranks.put_all(by_bytes, ranks.fewest_bytes)
+    elif method is Method.ACCESS_GREEDY:
+        ranks.put_all(by_access, ranks.least_time)
+    else:
+        ranks.put_all([group for group in by_access if is_access_bound(group)], ranks.least_time)
+        ranks.put_all([group for group in by_bytes if not is_access_bound(group)], ranks.level_bytes)
+    return ranks.placement()
+
+
+def pack(groups: Sequence[RowGroup], capacity_R: ByteArray, lookup_cost_R: FloatArray) -> Placement:
+    """Puts every group where it fits, whatever the balance.
+
+    Those with the least choice of ranks and the widest rows come first, so that narrow ones are left to fill the gaps.
+
+    Raises:
+        InfeasiblePlanError: If some rows found no room.
+    """
+    ranks = _Ranks(capacity_R, lookup_cost_R)
+
+    def order(group: RowGroup) -> tuple[int, bool, float]:
+        return int(group.allowed_R.sum()), group.cuttable, -group.num_bytes / group.shards[0].num_embeddings
+
+    ranks.put_all(sorted(groups, key=order), ranks.fewest_bytes)
+    return ranks.placement()
+
+
+class _Ranks:
+    """Ranks being filled."""
+
+    def __init__(self, capacity_R: ByteArray, lookup_cost_R: FloatArray) -> None:
+        self.capacity_R = capacity_R
+        self.held_R: ByteArray = np.zeros(len(capacity_R), dtype=np.int64)
+        self.work_R: FloatArray = np.zeros(len(capacity_R))
+        # Ranks that look up for nothing would be given all there is, whatever the exchange.
+        self.cost_R = lookup_cost_R if (lookup_cost_R > 0).all() else np.ones(len(capacity_R))
+        self.owners: list[tuple[RowGroup, int]] = []
+
+    def fewest_bytes(self, group: RowGroup, fits_R: NDArray[np.bool_]) -> FloatArray:
+        """Scores by bytes held."""
+        return self.held_R.astype(np.float64)
+
+    def least_time(self, group: RowGroup, fits_R: NDArray[np.bool_]) -> FloatArray:
+        """Scores by time of lookups, the group's among them."""
+        return self.work_R + group.lookup_bytes * self.cost_R
+
+    def level_bytes(self, group: RowGroup, fits_R: NDArray[np.bool_]) -> FloatArray:
+        """Scores by time of lookups, where bytes held are within the group's own of the fewest."""
+        level_R = self.held_R < self.held_R[fits_R].min() + max(group.num_bytes, 1)
+        return np.where(level_R, self.least_time(group, fits_R), np.inf)
+
+    def put_all(self, groups: Iterable[RowGroup], score: Callable[[RowGroup, NDArray[np.bool_]], FloatArray]) -> None:
+        """Puts groups on the allowed ranks with the lowest score among those with room; cuts them where none has."""
+        waiting = list(groups)[::-1]
+        while waiting:
+            group = waiting.pop()
+            free_R = np.where(group.allowed_R, self.capacity_R - self.held_R, -1)
+            fits_R = free_R >= group.num_bytes
+            if fits_R.any():
+                self._put(group, int(np.where(fits_R, score(group, fits_R), np.inf).argmin()))
+                continue
+            rank = int(free_R.argmax())
+            num_rows = int(free_R[rank]) * group.shards[0].num_embeddings // group.num_bytes
+            if not group.cuttable or num_rows < 1:
+                raise _no_room(group, rank, int(free_R[rank]))
+            hot, cold = group.cut(num_rows)
+            self._put(hot, rank)
+            waiting.append(cold)
+
+    def placement(self) -> Placement:
+        """All that was put."""
+        return Placement(owners=tuple(self.owners), held_R=self.held_R, lookup_ms_R=self.work_R)
+
+    def _put(self, group: RowGroup, rank: int) -> None:
+        self.owners.append((group, rank))
+        self.held_R[rank] += group.num_bytes
+        self.work_R[rank] += group.lookup_bytes * self.cost_R[rank]
+
+
+def _no_room(group: RowGroup, rank: int, free_bytes: int) -> InfeasiblePlanError:
+    if free_bytes < 0:
+        return InfeasiblePlanError(f"{group.label}: its constraints leave no rank that may hold its rows")
+    needed = group.num_bytes // (group.shards[0].num_embeddings if group.cuttable else 1)
+    what = "a row" if group.cuttable else "all rows"
+    return InfeasiblePlanError(
+        f"{group.label} needs {needed:,} bytes for {what}, {needed - free_bytes:,} bytes more than are free on rank "
+        f"{rank}, the one with most room left"
+    )

@@ -1,0 +1,86 @@
+"""What a parallelization costs: the matrix L and Eq. 1 to 3.
+
+A parallelization is given by `paths_NR`: rank r reads group n from rank `paths_NR[n, r]`. That is OPER's P_n, whose
+row r has its only 1 in that column.
+
+Shape suffixes: N row groups, R ranks. Entry [i, j] of a matrix (R, R) is about rank i fetching from rank j.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core import TableSet, Topology
+from autoshard.core.costs import MsArray
+from autoshard.evaluation.communication import link_levels
+from autoshard.evaluation.device_memory import DEVICE_MEMORY, UNKNOWN_DEVICE
+
+PathArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+def mean_row_bytes(tables: TableSet) -> float:
+    """Bytes of weights that a lookup reads on average: the S of the row that L is for."""
+    lookups_T = [table.pooling_factor for table in tables.tables]
+    bytes_T = [table.embedding_dim * table.dtype.num_bytes for table in tables.tables]
+    return float(np.average(bytes_T, weights=lookups_T if any(lookups_T) else None))
+
+
+def fetch_matrix_ms(topology: Topology, row_bytes: float) -> MsArray:
+    """L: milliseconds in which one rank fetches one row from another, or looks it up in its own memory.
+
+    Args:
+        topology: Its `fetch_ms` is the answer if it has one. Else a row's bytes go over the all-to-all bandwidth of
+            the innermost level that holds both ranks, without latency, since rows travel together; on the diagonal
+            over the device's bandwidth for gathered rows.
+        row_bytes: Weights of an average row.
+
+    Source:
+        OPER Sec. 3.2, where L is profiled.
+    """
+    if topology.fetch_ms is not None:
+        return np.array(topology.fetch_ms, dtype=np.float64)
+    local = DEVICE_MEMORY.get(topology.device, DEVICE_MEMORY[UNKNOWN_DEVICE]).gather_bytes_per_s
+    # link_levels has -1 on the diagonal, which is the last entry here.
+    bytes_per_s = np.array([*(level.all_to_all.bytes_per_s for level in topology.levels), local])
+    return np.asarray(row_bytes / bytes_per_s[link_levels(topology)] * 1e3)
+
+
+def held_bytes(paths_NR: PathArray, bytes_N: NDArray[np.int64], num_ranks: int) -> NDArray[np.int64]:
+    """Bytes that each rank holds, shape (R,): a copy of every group that some rank reads there.
+
+    Source:
+        OPER Eq. 1.
+    """
+    held_NR = np.zeros((len(bytes_N), num_ranks), dtype=np.bool_)
+    held_NR[np.arange(len(bytes_N))[:, None], paths_NR] = True
+    return np.asarray(bytes_N @ held_NR)
+
+
+def lookup_ms(paths_NR: PathArray, rows_N: FloatArray, fetch_ms_RR: MsArray) -> MsArray:
+    """Milliseconds in which each rank looks up what is read there, by itself and by others, shape (R,).
+
+    Args:
+        paths_NR: The parallelization.
+        rows_N: Lookups of each group per rank and step (A), in rows of average size: S A over the average S, which
+            `fetch_ms_RR` is for.
+        fetch_ms_RR: L.
+
+    Source:
+        OPER Eq. 2.
+    """
+    rows_R = np.bincount(paths_NR.ravel(), np.repeat(rows_N, paths_NR.shape[1]), minlength=len(fetch_ms_RR))
+    return np.asarray(rows_R * fetch_ms_RR.diagonal())
+
+
+def exchange_ms(paths_NR: PathArray, rows_N: FloatArray, fetch_ms_RR: MsArray) -> MsArray:
+    """Milliseconds in which rank i fetches what it reads from rank j, shape (R, R), arguments as `lookup_ms`.
+
+    Source:
+        OPER Eq. 3, with L[i][j] where it prints L[j][j]; the diagonal is what a rank reads from itself.
+    """
+    num_ranks = len(fetch_ms_RR)
+    links_NR = np.arange(num_ranks) * num_ranks + paths_NR
+    rows = np.bincount(links_NR.ravel(), np.repeat(rows_N, num_ranks), minlength=num_ranks**2)
+    return np.asarray(rows.reshape(num_ranks, num_ranks) * fetch_ms_RR)

@@ -1,0 +1,215 @@
+"""Which row groups are held more than once: OPER's data parallelism for training and for inference.
+
+Shape suffixes: N row groups, R ranks. Entry [i, j] of a matrix (R, R) is about rank i fetching from rank j.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core import Tier, Topology
+from autoshard.core.costs import MsArray
+from autoshard.core.errors import InvalidOptionError
+from autoshard.planners.oper.balance import ByteArray, RowGroup
+from autoshard.planners.oper.cost_matrix import FloatArray, PathArray, exchange_ms
+
+#: What a rank has for copies is filled to about one part in so many; fewer where the ranks have more than
+#: `_MAX_PIECES` pieces together, for the time that they take.
+_PIECES_PER_BUDGET = 256
+_MAX_PIECES = 8192
+
+
+def duplication_frequency(p2p_bytes_per_s: float, all_reduce_bytes_per_s: float, batch_per_rank: float) -> float:
+    """Lookups per sample above which a row on every rank travels less than a row on one.
+
+    Args:
+        p2p_bytes_per_s: Bandwidth at which ranks fetch rows from each other.
+        all_reduce_bytes_per_s: Bandwidth of a ring all-reduce, by the bytes that a rank sends: 2 (R - 1) / R times
+            those that are reduced.
+        batch_per_rank: Samples per rank and step.
+
+    Raises:
+        InvalidOptionError: If an argument is not positive.
+
+    Source:
+        OPER Eq. 4 and 5: BW_p2p / (batch * BW_all_reduce), where the batch is that of one rank.
+    """
+    for label, value in (
+        ("p2p_bytes_per_s", p2p_bytes_per_s),
+        ("all_reduce_bytes_per_s", all_reduce_bytes_per_s),
+        ("batch_per_rank", batch_per_rank),
+    ):
+        if not value > 0:
+            raise InvalidOptionError(f"must be a positive number, got {value}", field=label)
+    return p2p_bytes_per_s / (batch_per_rank * all_reduce_bytes_per_s)
+
+
+def topology_frequency(topology: Topology, fetch_ms_RR: MsArray, row_bytes: float, batch_per_rank: float) -> float:
+    """`duplication_frequency` of a topology of two or more ranks; infinite where fetching is free.
+
+    Ranks fetch at the mean of L over pairs of ranks; the all-reduce is the outermost level's.
+    """
+    num_ranks = topology.world_size
+    mean_ms = float(fetch_ms_RR[~np.eye(num_ranks, dtype=np.bool_)].mean())
+    if mean_ms <= 0:
+        return math.inf
+    # A level's bandwidth counts the bytes that are reduced, Eq. 5 those that a ring sends for them.
+    ring = 2 * (num_ranks - 1) / num_ranks * topology.levels[-1].all_reduce.bytes_per_s
+    return duplication_frequency(row_bytes / (mean_ms * 1e-3), ring, batch_per_rank)
+
+
+def hot_groups(groups: Sequence[RowGroup], min_frequency: float, budget_bytes: int) -> tuple[RowGroup, ...]:
+    """The groups that every rank is to hold when training.
+
+    Args:
+        groups: All groups.
+        min_frequency: Lookups per row and sample that a group has to exceed on average.
+        budget_bytes: Bytes that one copy of all of them may take.
+
+    Returns:
+        Groups by falling frequency, as far as the bytes reach; none whose table may not be on all ranks or forbids
+        to be data parallel.
+
+    Source:
+        OPER Sec. 4.3, frequency-aware data parallelism for training.
+    """
+    chosen = []
+    for group in sorted(groups, key=lambda group: -_frequency(group)):
+        if _frequency(group) <= min_frequency:
+            break
+        if group.num_bytes <= budget_bytes and group.allowed_R.all() and _may_be(group, Tier.DATA_PARALLEL):
+            budget_bytes -= group.num_bytes
+            chosen.append(group)
+    return tuple(chosen)
+
+
+def finer(owners: Sequence[tuple[RowGroup, int]], budget_bytes: int, num_ranks: int) -> list[tuple[RowGroup, int]]:
+    """Cuts the groups that may be copied, so that each is small beside what a rank has for copies.
+
+    Those are the groups with the most lookups per byte, as many as fill all ranks' budgets with different rows. Else
+    a group that no longer fits would leave memory unused, and on each rank another part of it.
+    """
+    left_bytes = budget_bytes * num_ranks
+    max_bytes = max(1, budget_bytes // _PIECES_PER_BUDGET, left_bytes // _MAX_PIECES)
+    result = []
+    for group, rank in sorted(owners, key=lambda owner: -owner[0].lookup_bytes / owner[0].num_bytes):
+        while left_bytes > 0 and group.cuttable and group.num_bytes > max_bytes:
+            num_rows = max(1, max_bytes * group.shards[0].num_embeddings // group.num_bytes)
+            if num_rows >= group.shards[0].num_embeddings:
+                break
+            piece, group = group.cut(num_rows)
+            result.append((piece, rank))
+            left_bytes -= piece.num_bytes
+        result.append((group, rank))
+        left_bytes -= group.num_bytes
+    return result
+
+
+def replicate(
+    groups: Sequence[RowGroup], owners_N: NDArray[np.int64], free_R: ByteArray, fetch_ms_RR: MsArray
+) -> PathArray:
+    """Copies groups to ranks that fetch them over their slowest links, as far as memory reaches, for inference.
+
+    In turn, each rank copies the group with the most lookups per byte among those that it fetches over the link with
+    the highest cost. Whoever now reaches a copy at a lower cost than before fetches it there.
+
+    Args:
+        groups: All groups.
+        owners_N: The rank that holds each.
+        free_R: Bytes that each rank may use for copies.
+        fetch_ms_RR: L.
+
+    Returns:
+        The rank from which each rank reads each group, shape (N, R); who is read from holds a copy.
+
+    Source:
+        OPER Algorithm 1, with its argmax over the other ranks only. Differs: a rank goes on with its other links
+        when nothing that fits is left on the slowest.
+    """
+    lookups_N = np.array([group.lookup_bytes for group in groups])
+    bytes_N = np.array([group.num_bytes for group in groups], dtype=np.int64)
+    order_N = np.argsort(-lookups_N / np.maximum(bytes_N, 1), kind="stable")
+    copies = _Copies(
+        [groups[index] for index in order_N],
+        owners_N[order_N],
+        lookups_N[order_N],
+        bytes_N[order_N],
+        free_R,
+        fetch_ms_RR,
+    )
+    copies.fill()
+    paths_NR = np.empty_like(copies.paths_RN.T)
+    paths_NR[order_N] = copies.paths_RN.T
+    return paths_NR
+
+
+class _Copies:
+    """State of Algorithm 1; groups by falling lookups per byte."""
+
+    def __init__(
+        self,
+        groups: Sequence[RowGroup],
+        owners_N: NDArray[np.int64],
+        lookups_N: FloatArray,
+        bytes_N: ByteArray,
+        free_R: ByteArray,
+        fetch_ms_RR: MsArray,
+    ) -> None:
+        num_ranks = len(free_R)
+        self.fetch_ms_RR, self.lookups_N, self.bytes_N = fetch_ms_RR, lookups_N, bytes_N
+        self.free_R = free_R.copy()
+        self.paths_RN: PathArray = np.tile(owners_N, (num_ranks, 1))
+        self.links_ms_RR = exchange_ms(self.paths_RN.T, lookups_N, fetch_ms_RR)
+        #: A link is closed when no group on it can be copied any more; those that cost no more than memory are closed.
+        self.open_RR = fetch_ms_RR > fetch_ms_RR.diagonal()[:, None]
+        may_N = np.array([group.cuttable and _may_be(group, Tier.REPLICATED) for group in groups])
+        allowed_NR = np.array([group.allowed_R for group in groups])
+        self.may_RN = np.ascontiguousarray((allowed_NR & (may_N & (lookups_N > 0))[:, None]).T)
+
+    def fill(self) -> None:
+        """Copies one group to each rank in turn until no rank finds one."""
+        active = [rank for rank in range(len(self.free_R)) if self.free_R[rank] > 0]
+        while active:
+            active = [rank for rank in active if self._copy_to(rank)]
+
+    def _copy_to(self, rank: int) -> bool:
+        """Copies a group to a rank; False if there is none left to copy."""
+        fits_N = self.may_RN[rank] & (self.bytes_N <= self.free_R[rank])
+        while self.open_RR[rank].any():
+            source = int(np.where(self.open_RR[rank], self.links_ms_RR[rank], -np.inf).argmax())
+            candidates_N = fits_N & (self.paths_RN[rank] == source)
+            group = int(candidates_N.argmax())
+            if candidates_N[group]:
+                self._read_from(group, rank)
+                self.free_R[rank] -= self.bytes_N[group]
+                return True
+            self.open_RR[rank, source] = False
+        return False
+
+    def _read_from(self, group: int, holder: int) -> None:
+        """Sends the new holder of a copy, and everyone who reaches it at a lower cost than before, to it."""
+        ranks_R = np.arange(len(self.free_R))
+        before_R = self.paths_RN[:, group]
+        nearer_R = self.fetch_ms_RR[:, holder] < self.fetch_ms_RR[ranks_R, before_R]
+        movers = np.flatnonzero(nearer_R | (ranks_R == holder))
+        lookups = self.lookups_N[group]
+        self.links_ms_RR[movers, before_R[movers]] -= lookups * self.fetch_ms_RR[movers, before_R[movers]]
+        self.links_ms_RR[movers, holder] += lookups * self.fetch_ms_RR[movers, holder]
+        self.paths_RN[movers, group] = holder
+
+
+def _frequency(group: RowGroup) -> float:
+    """Lookups per row and sample, on average over a part's rows; 0 for whole tables that share a rank."""
+    if not group.cuttable:
+        return 0.0
+    (shard,) = group.shards
+    row_bytes = shard.embedding_dim * shard.table.dtype.num_bytes
+    return group.lookup_bytes / (shard.num_embeddings * row_bytes)
+
+
+def _may_be(group: RowGroup, tier: Tier) -> bool:
+    return all(tier not in shard.table.constraints.forbidden_tiers for shard in group.shards)

@@ -1,0 +1,396 @@
+"""The planner `oper`: valid plans for any task, and the shape of the paper's figures and tables."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.core import (
+    AccessProfile,
+    Constraints,
+    Costs,
+    DType,
+    EmbeddingTable,
+    Exchange,
+    Feature,
+    Level,
+    Link,
+    MemoryBytes,
+    Optimizer,
+    Pooling,
+    RowsBy,
+    TableSet,
+    Tier,
+    Topology,
+)
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
+from autoshard.evaluation.validator import validate_plan
+from autoshard.formats.bundled import load_tables, load_topology
+from autoshard.planners.oper import OperPlanner
+from autoshard.planners.planner import PlanRequest
+
+COSTS = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+ROOM = 1 << 40
+DGX_A100 = load_topology("a100-8")
+#: Zipf access with exponent 1.05; batch 2,048, 26 lookups of 64 bytes per sample.
+KAGGLE = load_tables("criteo-kaggle")
+
+
+def table(name="t", num_embeddings=10_000, pooling_factor=4.0, alpha=1.05, **changes):
+    values = {
+        "embedding_dim": 16,
+        "features": (Feature(name=f"{name}_f", pooling_factor=pooling_factor),),
+        "access": AccessProfile.zipf(num_embeddings, alpha),
+    }
+    return EmbeddingTable(name=name, num_embeddings=num_embeddings, **(values | changes))
+
+
+def topology(nodes=1, per_node=4, hbm_bytes=ROOM, inner=2e11, outer=2e10, **changes):
+    sizes = {per_node: inner, nodes * per_node: outer if nodes > 1 else inner}
+    levels = [
+        Level(name=f"l{size}", size=size, all_to_all=Link(bytes_per_s=rate), all_reduce=Link(bytes_per_s=rate))
+        for size, rate in sizes.items()
+    ]
+    return Topology(
+        world_size=nodes * per_node,
+        device="a100",
+        memory_bytes=MemoryBytes(hbm=hbm_bytes),
+        levels=tuple(levels),
+        **changes,
+    )
+
+
+def task(*tables, batch_size=1024):
+    return TableSet(batch_size=batch_size, tables=tables)
+
+
+def make_plan(tables, ranks, seed=0, **options):
+    plan = OperPlanner().plan(PlanRequest(tables=tables, topology=ranks, costs=COSTS, seed=seed, options=options))
+    validate_plan(plan)
+    return plan
+
+
+def fetched(plan):
+    """Bytes that rank i fetches from rank j per step, [i, j]; 0 for what it has itself."""
+    bytes_RR = plan_traffic(plan).forward_RR.T
+    return bytes_RR - np.diag(bytes_RR.diagonal())
+
+
+def held(plan):
+    """Bytes of each rank."""
+    return np.array([sum(shard.memory_bytes for shard in shards) for shards in plan.local_shards()])
+
+
+def extra_bytes(plan):
+    return held(plan).sum() - sum(one.hbm_bytes for one in plan.tables.tables)
+
+
+def served(plan):
+    """Bytes of lookups that each rank serves, to itself and others."""
+    return plan_traffic(plan).forward_RR.sum(axis=1)
+
+
+def evenness(values):
+    return values.min() / values.max()
+
+
+# -- the paper's figures and tables, in shape ----------------------------------------------------------------------
+
+
+def test_links_that_differ_fourfold_cost_alike():
+    """Fig. 8: on 2 nodes of 4 ranks, whose links differ 4.21 times, exchange costs differ by about 1%."""
+    ranks = np.arange(8)
+    fetch = np.where(ranks[:, None] // 4 == ranks // 4, 1.0, 4.21)
+    np.fill_diagonal(fetch, 0.02)
+    cluster = topology(nodes=2, fetch_ms=tuple(tuple(row) for row in (fetch * 1e-5).tolist()))
+    others = ~np.eye(8, dtype=bool)
+
+    def costs(ratio):
+        plan = make_plan(KAGGLE, cluster, mode="inference", extra_memory_ratio=ratio)
+        assert extra_bytes(plan) <= ratio * sum(one.hbm_bytes for one in KAGGLE.tables)
+        return fetched(plan) * fetch
+
+    alone, copied = costs(0.0), costs(0.05)
+    assert evenness(alone[others]) < 1 / 4.2
+    assert evenness(copied[others]) > 0.95
+    assert evenness(copied.sum(axis=1)) > 0.97
+    assert copied.sum() < alone.sum() / 15
+
+
+def test_one_percent_of_extra_memory_saves_most_of_the_exchange():
+    """Table 2: mean exchange by extra memory; for Kaggle 3.25, 0.46 (1%), 0.30, 0.24 (5%), 0.20, 0.19, 0.18 (20%)."""
+    means = [
+        fetched(make_plan(KAGGLE, DGX_A100, mode="inference", extra_memory_ratio=ratio)).mean()
+        for ratio in (0.0, 0.01, 0.02, 0.05, 0.2)
+    ]
+    assert means[1] < means[0] / 6
+    assert all(more > less for more, less in pairwise(means))
+    # What the first percent saves is far more than what all others do.
+    assert means[0] - means[1] > 10 * (means[1] - means[4])
+
+
+def test_finer_groups_balance_better():
+    """Table 3: degree of balance 71.6% at threshold 5%, 80.1% at 1%, 88.3% at 0.5%, 99.1% at 0.1%."""
+    plans = [make_plan(KAGGLE, DGX_A100, threshold=threshold, balance=0.0) for threshold in (0.05, 0.005, 0.001)]
+    exchange = [evaluate(plan, COSTS).exchange_balance for plan in plans]
+    memory = [evenness(held(plan)) for plan in plans]
+    assert exchange == sorted(exchange)
+    assert memory == sorted(memory)
+    assert exchange[-1] > 0.99
+    assert memory[-1] > 0.99
+
+
+def test_criteo_terabytes_exchange_is_balanced_at_the_papers_threshold():
+    # The paper's Table 1: 242.5 million rows of dimension 64; here in the proportions of the published sizes.
+    published = load_tables("criteo-1tb")
+    scale = 242.5e6 / sum(one.num_embeddings for one in published.tables)
+    tables = [
+        table(one.name, max(1, round(scale * one.num_embeddings)), pooling_factor=1.0, embedding_dim=64)
+        for one in published.tables
+    ]
+    plan = make_plan(task(*tables, batch_size=8192), replace(DGX_A100, memory_bytes=MemoryBytes(hbm=ROOM)))
+    assert evaluate(plan, COSTS).exchange_balance > 0.99
+    assert evenness(held(plan)) > 0.99
+
+
+def test_only_the_two_phases_balance_memory_and_lookups():
+    """Fig. 10: MG balances memory, AG lookups, OPER both; and OPER sends least."""
+    plans = {name: make_plan(KAGGLE, DGX_A100, method=name) for name in ("oper", "mg", "ag")}
+    memory = {name: evenness(held(plan)) for name, plan in plans.items()}
+    lookups = {name: evenness(served(plan)) for name, plan in plans.items()}
+    sent = {name: fetched(plan).sum() for name, plan in plans.items()}
+    assert min(memory["oper"], memory["mg"], lookups["oper"], lookups["ag"]) > 0.99
+    assert memory["ag"] < 0.96
+    assert lookups["mg"] < 0.985
+    assert sent["oper"] < sent["mg"] / 2
+    assert sent["mg"] == pytest.approx(sent["ag"], rel=0.01)
+    assert all(placed.tier is Tier.TABLE_WISE for name in ("mg", "ag") for placed in plans[name].shards)
+
+
+# -- copies ---------------------------------------------------------------------------------------------------------
+
+
+def test_training_copies_exactly_the_rows_above_the_frequency():
+    # Groups of single rows. The rule (Eq. 4, 5): f > BW_p2p / (batch per rank * BW_all_reduce), where a ring of four
+    # sends 1.5 times what is reduced: 1 / (64 * 1.5).
+    tables = task(table(num_embeddings=1000, pooling_factor=1.0), batch_size=256)
+    plan = make_plan(tables, topology(), threshold=1e-4, extra_memory_ratio=100.0)
+    frequency_N = tables["t"].access.probability_at(np.arange(1000.0))
+    num_hot = int((frequency_N > 1 / (64 * 1.5)).sum())
+    assert num_hot > 5
+    hot = [placed.shard for placed in plan.shards if placed.tier is Tier.DATA_PARALLEL]
+    assert [(shard.rows.start, shard.rows.stop) for shard in hot] == [(0, num_hot)]
+    assert all(placed.tier in (Tier.DATA_PARALLEL, Tier.TABLE_WISE) for placed in plan.shards)
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("ratio", [0.0, 0.003, 0.2])
+def test_copies_keep_to_the_extra_memory(mode, ratio):
+    tables = task(*(table(f"t{index}", 20_000 * (index + 1)) for index in range(4)))
+    plan = make_plan(tables, topology(), mode=mode, extra_memory_ratio=ratio)
+    total = sum(one.hbm_bytes for one in tables.tables)
+    assert extra_bytes(plan) <= ratio * total
+    assert extra_bytes(plan) >= 0.9 * ratio * total or mode == "training"
+    assert (extra_bytes(plan) > 0) == (ratio > 0)
+
+
+def test_inference_reads_the_nearest_copy():
+    cluster = topology(nodes=2, per_node=2)
+    plan = make_plan(task(table(num_embeddings=100_000)), cluster, mode="inference", extra_memory_ratio=0.05)
+    some = [placed for placed in plan.shards if placed.tier is Tier.REPLICATED]
+    assert some
+    for placed in some:
+        holders = [replica[0] for replica in placed.replicas]
+        for rank, replica in enumerate(placed.fetch):
+            near = [holder for holder in holders if holder // 2 == rank // 2]
+            assert holders[replica] == rank if rank in holders else not near or holders[replica] in near
+
+
+def test_inference_copies_nothing_where_memory_is_no_faster():
+    flat = topology(fetch_ms=((1.0,) * 4,) * 4)
+    plan = make_plan(task(table()), flat, mode="inference", extra_memory_ratio=1.0)
+    assert extra_bytes(plan) == 0
+
+
+def test_all_that_fits_everywhere_is_everywhere():
+    plan = make_plan(task(table()), topology(), mode="inference", extra_memory_ratio=4.0)
+    assert [placed.tier for placed in plan.shards] == [Tier.DATA_PARALLEL]
+    assert plan.shards[0].shard.rows.by is RowsBy.INDEX
+    assert fetched(plan).sum() == 0
+
+
+# -- memory and constraints -----------------------------------------------------------------------------------------
+
+
+def test_tables_larger_than_a_rank_are_cut_to_fit():
+    tables = task(table(num_embeddings=9973))
+    sizes = [tables["t"].hbm_bytes * share // 10 for share in (1, 3, 2, 5)]
+    overrides = tuple((rank, MemoryBytes(hbm=size)) for rank, size in enumerate(sizes))
+    plan = make_plan(tables, topology(overrides=overrides), threshold=1.0)
+    assert (held(plan) <= sizes).all()
+
+
+def test_memory_may_be_full_to_the_last_row():
+    tables = task(table("wide", 333, embedding_dim=64), table("slim", 1001, embedding_dim=4))
+    wide, slim = (one.hbm_bytes // one.num_embeddings for one in tables.tables)
+    # Each rank has room for 111 wide rows and for a third of the slim ones, rounded up.
+    full = topology(per_node=3, hbm_bytes=111 * wide + 334 * slim)
+    assert make_plan(tables, full).shards
+
+
+def test_whole_tables_are_placed_where_row_groups_find_no_room():
+    # Two tables of one row each: only one order of them fits.
+    tables = task(table("small", 1, alpha=0.0, embedding_dim=4), table("large", 1, alpha=0.0, embedding_dim=64))
+    sizes = [one.hbm_bytes for one in tables.tables]
+    overrides = tuple((rank, MemoryBytes(hbm=size)) for rank, size in enumerate(sizes[::-1]))
+    plan = make_plan(tables, topology(per_node=2, overrides=overrides), method="ag")
+    assert sorted(held(plan).tolist()) == sorted(sizes)
+
+
+def test_says_what_is_missing():
+    tables = task(table())
+    total = tables["t"].hbm_bytes
+    with pytest.raises(InfeasiblePlanError, match=f"all tables need {total:,} bytes, 4 bytes more than the 4 ranks"):
+        make_plan(tables, topology(hbm_bytes=total // 4 - 1))
+    pinned = replace(tables["t"], constraints=Constraints(pinned_ranks=(1,)))
+    with pytest.raises(
+        InfeasiblePlanError, match=r"t needs 68 bytes for a row, \d+ bytes more than are free on rank 1"
+    ):
+        make_plan(task(pinned), topology(hbm_bytes=total // 2 + 1))
+
+
+def test_constraints_hold():
+    tables = task(
+        table("pinned", constraints=Constraints(pinned_ranks=(1, 2))),
+        table("here", constraints=Constraints(colocate_with=("there",))),
+        table("there"),
+        table("alone", constraints=Constraints(forbidden_tiers=(Tier.DATA_PARALLEL, Tier.REPLICATED))),
+        table("some", constraints=Constraints(forbidden_tiers=(Tier.DATA_PARALLEL,))),
+    )
+    for mode in ("training", "inference"):
+        plan = make_plan(tables, topology(), mode=mode, extra_memory_ratio=4.0)
+        tiers = {(placed.shard.table.name, placed.tier) for placed in plan.shards}
+        assert ("alone", Tier.TABLE_WISE) in tiers
+        assert {tier for name, tier in tiers if name in ("alone", "here", "there")} == {Tier.TABLE_WISE}
+        assert (("some", Tier.REPLICATED) in tiers) == (mode == "inference")
+    with pytest.raises(InfeasiblePlanError, match="constraints leave no rank"):
+        make_plan(task(table(constraints=Constraints(forbidden_tiers=(Tier.TABLE_WISE,)))), topology())
+    with pytest.raises(InvalidPlanError, match="names 'nobody', which is no table"):
+        make_plan(task(table(constraints=Constraints(colocate_with=("nobody",)))), topology())
+
+
+# -- options --------------------------------------------------------------------------------------------------------
+
+
+def test_exchange_is_what_was_asked_for():
+    tables = task(table("pooled", pooling_factor=60.0), table("sequence", pooling=Pooling.SEQUENCE))
+
+    def exchanges(option):
+        plan = make_plan(tables, topology(), threshold=0.1, exchange=option)
+        found = {name: set() for name in ("pooled", "sequence")}
+        for placed in plan.shards:
+            found[placed.shard.table.name].add(placed.exchange)
+        return evaluate(plan, COSTS).step_ms.value, found
+
+    steps = {option: exchanges(option) for option in ("rows", "partial_sums", "auto")}
+    assert steps["rows"][1] == {"pooled": {Exchange.ROWS}, "sequence": {Exchange.ROWS}}
+    assert steps["partial_sums"][1] == {"pooled": {Exchange.PARTIAL_SUMS}, "sequence": {Exchange.ROWS}}
+    assert steps["auto"][0] <= min(steps["rows"][0], steps["partial_sums"][0])
+
+
+def test_groups_become_finer_until_they_balance():
+    coarse = make_plan(KAGGLE, DGX_A100, threshold=0.05, balance=0.0)
+    found = make_plan(KAGGLE, DGX_A100, threshold=0.05, balance=0.95)
+    assert evenness(held(coarse)) < 0.8
+    assert evenness(held(found)) >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"mode": "serving"}, "options.mode: must be one of training, inference, got 'serving'"),
+        ({"method": "tw"}, "options.method: must be one of oper, mg, ag, got 'tw'"),
+        ({"exchange": "none"}, "options.exchange: must be one of rows, partial_sums, auto, got 'none'"),
+        ({"threshold": 0.0}, r"options.threshold: must be in \[1e-05, 1\], got 0"),
+        ({"threshold": 2.0}, r"options.threshold: must be in \[1e-05, 1\], got 2"),
+        ({"balance": 1.1}, r"options.balance: must be in \[0, 1\], got 1.1"),
+        ({"extra_memory_ratio": -0.1}, "options.extra_memory_ratio: must be at least 0, got -0.1"),
+    ],
+)
+def test_refuses_options_out_of_range(options, text):
+    with pytest.raises(InvalidOptionError, match=text):
+        make_plan(task(table()), topology(), **options)
+
+
+# -- any task -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def tasks(draw):
+    nodes, per_node = draw(st.sampled_from([(1, 1), (1, 3), (2, 1), (2, 2), (3, 4)]))
+    num_ranks = nodes * per_node
+    tables = []
+    for index in range(draw(st.integers(1, 6))):
+        num_rows = draw(st.integers(1, 10**9))
+        pinned = draw(st.sampled_from([(), (), (), (0,), (0, num_ranks - 1)]))
+        tables.append(
+            table(
+                f"t{index}",
+                num_rows,
+                pooling_factor=draw(st.sampled_from([0.0, 0.01, 1.0, 300.0])),
+                alpha=draw(st.sampled_from([0.0, 0.9, 1.5])),
+                embedding_dim=draw(st.sampled_from([1, 12, 128])),
+                dtype=draw(st.sampled_from(DType)),
+                pooling=draw(st.sampled_from(Pooling)),
+                optimizer=draw(st.sampled_from(Optimizer)),
+                constraints=Constraints(
+                    pinned_ranks=pinned,
+                    colocate_with=draw(st.sampled_from([(), (), ("t0",)])),
+                    forbidden_tiers=draw(st.sampled_from([(), (), (Tier.DATA_PARALLEL,), (Tier.REPLICATED,)])),
+                ),
+            )
+        )
+    total = sum(one.hbm_bytes for one in tables)
+    memory = [MemoryBytes(hbm=int(total * draw(st.sampled_from([0.0, 0.1, 0.4, 1.0])))) for _ in range(num_ranks)]
+    entries = st.sampled_from([0.0, 1e-5, 3e-5])
+    fetch = draw(st.sampled_from([None, "drawn"]))
+    if fetch:
+        fetch = tuple(tuple(draw(entries) for _ in range(num_ranks)) for _ in range(num_ranks))
+    ranks = topology(nodes, per_node, overrides=tuple(enumerate(memory)), fetch_ms=fetch)
+    return task(*tables, batch_size=draw(st.integers(1, 100_000))), ranks
+
+
+@settings(max_examples=60)
+@given(
+    drawn=tasks(),
+    mode=st.sampled_from(["training", "inference"]),
+    method=st.sampled_from(["oper", "oper", "mg", "ag"]),
+    exchange=st.sampled_from(["rows", "partial_sums", "auto"]),
+    threshold=st.sampled_from([1.0, 0.2, 0.01]),
+    ratio=st.sampled_from([0.0, 0.05, 1e9]),
+)
+def test_any_task_has_a_valid_plan_or_a_typed_error(drawn, mode, method, exchange, threshold, ratio):
+    tables, ranks = drawn
+    options = {
+        "mode": mode,
+        "method": method,
+        "exchange": exchange,
+        "threshold": threshold,
+        "extra_memory_ratio": ratio,
+    }
+    try:
+        plan = make_plan(tables, ranks, **options)
+    except InfeasiblePlanError:
+        plan = None
+    if plan is None:
+        room = sum(ranks.memory_of(rank).hbm for rank in range(ranks.world_size))
+        constrained = any(one.constraints.pinned_ranks or one.constraints.colocate_with for one in tables.tables)
+        assert constrained or sum(one.hbm_bytes for one in tables.tables) > room
+        return
+    assert np.isfinite(evaluate(plan, COSTS).step_ms.value)
+    assert plan == make_plan(tables, ranks, **options)
+    assert extra_bytes(plan) <= ratio * sum(one.hbm_bytes for one in tables.tables)

@@ -1,0 +1,101 @@
+"""OPER's equations against the paper's matrices, written out."""
+
+import numpy as np
+import pytest
+
+from autoshard.core import AccessProfile, DType, EmbeddingTable, Feature, Level, Link, MemoryBytes, TableSet, Topology
+from autoshard.core.errors import InvalidOptionError
+from autoshard.evaluation import DEVICE_MEMORY
+from autoshard.planners.oper import duplication_frequency, exchange_ms, fetch_matrix_ms, held_bytes, lookup_ms
+from autoshard.planners.oper.cost_matrix import mean_row_bytes
+from autoshard.planners.oper.replication import topology_frequency
+
+
+def topology(device="a100", **changes):
+    def link(bytes_per_s):
+        return Link(bytes_per_s=bytes_per_s, latency_s=1.0)
+
+    return Topology(
+        world_size=4,
+        device=device,
+        memory_bytes=MemoryBytes(hbm=1 << 40),
+        levels=(
+            Level(name="node", size=2, all_to_all=link(2e11), all_reduce=link(1e11)),
+            Level(name="cluster", size=4, all_to_all=link(1e10), all_reduce=link(3e10)),
+        ),
+        **changes,
+    )
+
+
+def test_equations_1_to_3_are_those_of_the_binary_matrices():
+    rng = np.random.default_rng(0)
+    num_groups, num_ranks = 30, 5
+    paths_NR = rng.integers(0, num_ranks, (num_groups, num_ranks))
+    bytes_N = rng.integers(1, 1000, num_groups)
+    rows_N, fetch_RR = rng.random(num_groups), rng.random((num_ranks, num_ranks))
+    held, work = np.zeros(num_ranks), np.zeros(num_ranks)
+    exchange = np.zeros((num_ranks, num_ranks))
+    for k in range(num_groups):
+        P = np.zeros((num_ranks, num_ranks))
+        P[np.arange(num_ranks), paths_NR[k]] = 1
+        for j in range(num_ranks):
+            held[j] += bytes_N[k] * (P[:, j].sum() > 0)
+            work[j] += rows_N[k] * P[:, j].sum() * fetch_RR[j, j]
+            for i in range(num_ranks):
+                exchange[i, j] += rows_N[k] * P[i, j] * fetch_RR[i, j]
+    np.testing.assert_array_equal(held_bytes(paths_NR, bytes_N, num_ranks), held)
+    np.testing.assert_allclose(lookup_ms(paths_NR, rows_N, fetch_RR), work)
+    np.testing.assert_allclose(exchange_ms(paths_NR, rows_N, fetch_RR), exchange)
+
+
+def test_matrix_is_derived_from_the_levels():
+    matrix = fetch_matrix_ms(topology(), 256.0)
+    near, far = 256 / 2e11 * 1e3, 256 / 1e10 * 1e3
+    own = 256 / DEVICE_MEMORY["a100"].gather_bytes_per_s * 1e3
+    expected = [[own, near, far, far], [near, own, far, far], [far, far, own, near], [far, far, near, own]]
+    np.testing.assert_allclose(matrix, expected)
+    assert np.isfinite(fetch_matrix_ms(topology("nobody-knows"), 256.0)).all()
+
+
+def test_measured_matrix_is_taken_as_it_is():
+    measured = tuple(tuple(float(4 * i + j) for j in range(4)) for i in range(4))
+    np.testing.assert_array_equal(fetch_matrix_ms(topology(fetch_ms=measured), 256.0), measured)
+
+
+def test_duplication_pays_above_the_frequency_where_equations_4_and_5_meet():
+    num_ranks, batch, size, p2p, all_reduce = 8, 256, 512.0, 2e10, 5e9
+    frequency = duplication_frequency(p2p, all_reduce, batch)
+    shares = (num_ranks - 1) / num_ranks
+    not_duplicated_s = 2 * frequency * batch * shares * size / p2p
+    assert not_duplicated_s == pytest.approx(2 * shares * size / all_reduce)
+    assert frequency == pytest.approx(4 / 256)
+
+
+@pytest.mark.parametrize("arguments", [(0.0, 1.0, 1.0), (1.0, -1.0, 1.0), (1.0, 1.0, 0.0), (float("nan"), 1.0, 1.0)])
+def test_duplication_refuses_bandwidths_and_batches_of_nothing(arguments):
+    with pytest.raises(InvalidOptionError, match="must be a positive number"):
+        duplication_frequency(*arguments)
+
+
+def test_frequency_of_a_topology_weighs_its_levels():
+    # One peer at 2e11 and two at 1e10 bytes per second; a ring sends 2 * 3/4 of what is reduced, at 3e10.
+    matrix = fetch_matrix_ms(topology(), 64.0)
+    p2p = 3 / (1 / 2e11 + 2 / 1e10)
+    assert topology_frequency(topology(), matrix, 64.0, 100.0) == pytest.approx(p2p / (100 * 1.5 * 3e10))
+    assert topology_frequency(topology(), 0 * matrix, 64.0, 100.0) == float("inf")
+
+
+def test_average_row_counts_lookups():
+    def table(name, dim, pooling, dtype):
+        features = (Feature(name=name, pooling_factor=pooling),)
+        access = AccessProfile.uniform(10)
+        return EmbeddingTable(
+            name=name, num_embeddings=10, embedding_dim=dim, features=features, access=access, dtype=dtype
+        )
+
+    def mean(*pooling):
+        tables = table("a", 16, pooling[0], DType.FP32), table("b", 16, pooling[1], DType.FP16)
+        return mean_row_bytes(TableSet(batch_size=1, tables=tables))
+
+    assert mean(3.0, 1.0) == 56
+    assert mean(0.0, 0.0) == 48
