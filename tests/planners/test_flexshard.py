@@ -237,6 +237,11 @@ class TestWholeTables:
         with pytest.raises(InvalidPlanError, match="names 'nobody', which is no table"):
             plan(table(constraints=Constraints(colocate_with=("nobody",))))
 
+    def test_what_comes_back_from_whole_tables_must_fit_everywhere(self):
+        uneven = topology(overrides=((3, MemoryBytes(hbm=0)),))
+        with pytest.raises(InfeasiblePlanError, match=r"take [\d,]+ bytes more than rank 3 has"):
+            plan(table(constraints=Constraints(pinned_ranks=(5,))), on=uneven)
+
     def test_a_rank_without_memory_makes_all_tables_whole(self):
         uneven = topology(overrides=((3, MemoryBytes(hbm=0)),))
         found = plan(table(), table("other"), on=uneven, count_activations=False)

@@ -12,7 +12,7 @@ import numpy as np
 
 from autoshard.core import EmbeddingTable, Exchange, PlacedShard, Pooling, TableSet, Tier, Topology
 from autoshard.core.access import FloatArray
-from autoshard.core.errors import InvalidPlanError
+from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
 from autoshard.planners.feasibility import repair
 from autoshard.planners.flexshard.equations import Machine
 from autoshard.planners.flexshard.memory import pair_bytes
@@ -96,6 +96,11 @@ class WholeTables:
         problem = PlacementProblem.table_wise(subset, request.topology, request.costs.kernel)
         active = [self._activations(table) for table in tables]
         free_R = self.capacity_R - held_bytes - sum(received for _, received in active)
+        if free_R.min() < 0:
+            raise InfeasiblePlanError(
+                f"tables that all ranks share, and what comes back from the others, take {-free_R.min():,.0f} bytes "
+                f"more than rank {free_R.argmin()} has"
+            )
         served_N = [sum(active[index][0] for index in group) for group in problem.members]
         problem = replace(
             problem,
