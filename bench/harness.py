@@ -24,12 +24,15 @@ from bench.clocks import DeviceClocks, read_clocks
 from bench.devices import BenchDevice, find_device
 from bench.inputs import BatchCache
 from bench.kernels import ShardSet
-from bench.location import locate
+from bench.location import MsArray, locate
 from bench.measurable import check_measurable, num_draws, set_bytes
 from bench.timing import RoundSettings, intra_op_threads, time_rounds
 
 #: Copies of the reference set that each group holds, in memory of their own; their mean is the reference.
 _REFERENCE_COPIES = 3
+
+#: Runs do not agree better than that, whatever a few of them say.
+_LEAST_SPREAD = 0.01
 
 OnSkip = Callable[[int, AutoshardError], None]
 
@@ -47,10 +50,11 @@ class Settings:
     """Memory for the weights of a group; None for a share of what is free."""
     reference_bags: int = 1024
     """Batch of the reference set."""
-    max_spread: float = 0.15
-    """Spread of single runs, relative to their mean, above which a set is measured again."""
-    max_attempts: int = 2
-    """Measurements of a set, after which the best is kept, and marked as noisy if it is above the bound still."""
+    max_spread: float = 0.075
+    """Spread of single runs, relative to their mean, above which a set is measured again. Measurements of a set are
+    averaged, by the inverse squares of their spreads, so that twice the spread takes four of them."""
+    max_attempts: int = 4
+    """Measurements of a set, after which their mean is marked as noisy if its spread is above the bound still."""
 
     @classmethod
     def for_device(cls, device: BenchDevice) -> Settings:
@@ -92,8 +96,8 @@ class Measurement:
         reference_backward_ms: As `reference_forward_ms`.
         num_rounds: Runs measured.
         group: Sets with the same number were measured in the same rounds.
-        num_attempts: How often the set was measured until its runs agreed.
-        is_noisy: Whether they never did.
+        num_attempts: Measurements that this is the mean of.
+        is_noisy: Whether its runs were too far apart for as many.
         clocks: The GPU's clocks after the rounds; None on a CPU.
     """
 
@@ -127,15 +131,24 @@ class Measurement:
             return 0.0
         return (self.forward_ms * self.forward_spread + self.backward_ms * self.backward_spread) / self.kernel_ms
 
+    @property
+    def spread_weight(self) -> float:
+        """Inverse square of the spread."""
+        return max(self.spread, _LEAST_SPREAD) ** -2
+
 
 @dataclass(slots=True)
 class _Waiting:
-    """A set that is not measured well enough yet, and the best try so far."""
+    """A set that is not measured well enough yet, and what was measured so far."""
 
     index: int
     shards: Sequence[LocalShard]
-    best: Measurement | None = None
-    num_attempts: int = 0
+    attempts: list[Measurement] = field(default_factory=list)
+
+    @property
+    def spread(self) -> float:
+        """Spread that a single measurement as good as the mean of all would have."""
+        return sum(one.spread_weight for one in self.attempts) ** -0.5
 
 
 class Harness:
@@ -213,23 +226,19 @@ class Harness:
         coming = (_Waiting(index, shards) for index, shards in enumerate(sets))
         waiting: deque[_Waiting] = deque()
         while not is_over() and (group := self._next_group(waiting, coming, on_skip)):
-            share = sum(not item.num_attempts for item in group) / self.settings.rounds.num_rounds
+            share = sum(not item.attempts for item in group) / self.settings.rounds.num_rounds
             for item, result in self._measured(group, partial(advance, share), on_skip):
-                item.num_attempts += 1
-                if item.best is None or result.spread < item.best.spread:
-                    item.best = result
-                if item.best.spread > self.settings.max_spread and item.num_attempts < self.settings.max_attempts:
+                item.attempts.append(result)
+                if item.spread > self.settings.max_spread and len(item.attempts) < self.settings.max_attempts:
                     waiting.append(item)
                 else:
                     yield item.index, self._finished(item)
         for item in waiting:
-            if item.best is not None:
+            if item.attempts:
                 yield item.index, self._finished(item)
 
     def _finished(self, item: _Waiting) -> Measurement:
-        assert item.best is not None
-        is_noisy = item.best.spread > self.settings.max_spread
-        return replace(item.best, num_attempts=item.num_attempts, is_noisy=is_noisy)
+        return replace(_mean_of(item.attempts), is_noisy=item.spread > self.settings.max_spread)
 
     def _next_group(
         self, waiting: deque[_Waiting], coming: Iterator[_Waiting], on_skip: OnSkip | None
@@ -241,7 +250,7 @@ class Harness:
             item = waiting.popleft() if waiting else next(coming, None)
             if item is None:
                 break
-            if item.best is None:
+            if not item.attempts:
                 try:
                     self._check(item.shards)
                 except (DeviceError, InputError) as error:
@@ -323,6 +332,36 @@ class Harness:
     def _build(self, shards: Sequence[LocalShard]) -> ShardSet:
         draws = [self._batches_of(shard, num_draws(shard)) for shard in shards]
         return ShardSet(draws, self._arenas, self.device.device)
+
+
+def _mean_of(attempts: Sequence[Measurement]) -> Measurement:
+    """Mean of measurements of one set, by the inverse squares of their spreads.
+
+    What is averaged are times relative to the reference set's, which differ between measurements as the machine does.
+    """
+    if len(attempts) == 1:
+        return attempts[0]
+    weights = np.array([one.spread_weight for one in attempts])
+
+    def mean(name: str) -> float:
+        return float(np.average([getattr(one, name) for one in attempts], weights=weights))
+
+    reference_forward_ms, reference_backward_ms = mean("reference_forward_ms"), mean("reference_backward_ms")
+    return replace(
+        attempts[-1],
+        reference_forward_ms=reference_forward_ms,
+        reference_backward_ms=reference_backward_ms,
+        forward_ms=_relative_mean(attempts, "forward_ms", weights) * reference_forward_ms,
+        backward_ms=_relative_mean(attempts, "backward_ms", weights) * reference_backward_ms,
+        forward_spread=mean("forward_spread"),
+        backward_spread=mean("backward_spread"),
+        num_attempts=len(attempts),
+    )
+
+
+def _relative_mean(attempts: Sequence[Measurement], name: str, weights: MsArray) -> float:
+    relative = [getattr(one, name) / getattr(one, f"reference_{name}") for one in attempts]
+    return float(np.average(relative, weights=weights))
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from bench.location import MsArray
 
 #: Largest number of sets that share their rounds, so that all ranks of all plans do where memory allows.
 _MAX_GROUP_SETS = 4096
+#: Spread above which a rank is marked as noisy; it is not measured again.
+_MAX_SPREAD = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,8 @@ def replay_plans(
     target = find_device(device)
     if settings is None:
         # No rank is measured again: what counts is that all ranks meet the machine in the same rounds.
-        settings = replace(Settings.for_device(target), max_group_sets=_MAX_GROUP_SETS, max_attempts=1)
+        usual = Settings.for_device(target)
+        settings = replace(usual, max_group_sets=_MAX_GROUP_SETS, max_attempts=1, max_spread=_MAX_SPREAD)
     harness = Harness(target, settings)
     ranks_of = [plan.local_shards() for plan in plans]
     num_ceiling = max(len(ranks) for ranks in ranks_of)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from multiprocessing import get_context
 from typing import Final
 
@@ -24,6 +23,7 @@ from costmodel.baselines import PaperOptions, Pricing
 from costmodel.dataset import CostDataset, IndexArray
 from costmodel.predictor import CostPredictor
 from costmodel.schedules import Shuffled
+from costmodel.splits import Split, SplitKind
 from costmodel.torchrec_perf import torchrec_kernel_ms
 from costmodel.training import MIN_SAMPLES, TrainedCostModel, TrainingOptions, set_codes, train_cost_model
 
@@ -42,18 +42,6 @@ METHODS: Final[Mapping[str, str]] = {
     "analytic": "analytic model",
     "analytic_scaled": "analytic model, one factor",
 }
-
-
-class SplitKind(StrEnum):
-    """How samples are parted into those that methods learn from and those that they are tested on."""
-
-    RANDOM = "random"
-    """A share of the sets is kept from training; their tables are in other sets."""
-    HALF = "half"
-    """Half of the tables are unseen (AutoShard, Table 3): training has the sets of seen tables alone, the test sets
-    of unseen ones alone. Few sets of random tables are either, and these are small."""
-    MIXED = "mixed"
-    """A tenth of the tables are unseen: training has the sets without any of them, the test all sets that hold one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,44 +105,6 @@ class Evidence:
         kept = tuple(sample for sample in table.samples if sample.shards and not sample.is_noisy)
         assert len(kept) == len(dataset)
         return cls(dataset=dataset, samples=kept, num_left_out=len(table) - len(kept))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Split:
-    """Which samples are for what.
-
-    Attributes:
-        kind: How they were parted.
-        seed: Of the tables that are unseen, and of which of the pool's sets are held out.
-        pool: Samples that the kernel model is given; it holds some out itself, by the seed.
-        unseen: Samples with unseen tables.
-    """
-
-    kind: SplitKind
-    seed: int
-    pool: IndexArray
-    unseen: IndexArray
-
-    @classmethod
-    def of(cls, dataset: CostDataset, kind: SplitKind, seed: int, unseen_share: float) -> Split:
-        """Parts samples; tables are told apart by their names, slices of a table belong to it."""
-        everything = np.arange(len(dataset))
-        if kind is SplitKind.RANDOM:
-            return cls(kind=kind, seed=seed, pool=everything, unseen=everything[:0])
-        share_S = unseen_shares(dataset, 0.5 if kind is SplitKind.HALF else unseen_share, seed)
-        is_unseen_S = share_S == 1 if kind is SplitKind.HALF else share_S > 0
-        return cls(kind=kind, seed=seed, pool=np.flatnonzero(share_S == 0), unseen=np.flatnonzero(is_unseen_S))
-
-
-def unseen_shares(dataset: CostDataset, unseen_share: float, seed: int) -> MsArray:
-    """Share of each sample's shards that are of unseen tables, if a random share of the tables is; shape (S,)."""
-    names = sorted({shard.table for shard in dataset.shards_U})
-    order = np.random.default_rng([seed, len(names)]).permutation(len(names))
-    unseen = {names[index] for index in order[: round(len(names) * unseen_share)]}
-    is_unseen_U = np.array([shard.table in unseen for shard in dataset.shards_U], dtype=np.float64)
-    shard_N, starts_S = dataset.shards_of(np.arange(len(dataset)))
-    shares_S: MsArray = np.add.reduceat(is_unseen_U[shard_N], starts_S) / dataset.num_shards_S
-    return shares_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 
 from autoshard.report.figures import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, YELLOW, in_house_style
 from costmodel.ablation import FULL
-from costmodel.evaluation import KERNEL, METHODS, Evaluation, SplitKind
+from costmodel.evaluation import KERNEL, METHODS, Evaluation
+from costmodel.splits import SplitKind
 
 #: Points of a scatter: more cannot be told apart, and make the page heavy.
 _MOST_POINTS = 2000

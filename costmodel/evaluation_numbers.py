@@ -17,8 +17,9 @@ from autoshard.core.costs import MsArray
 from autoshard.formats.samples import Sample
 from costmodel.ablation import FULL
 from costmodel.dataset import CostDataset
-from costmodel.evaluation import KERNEL, METHODS, Evaluation, Priced, SplitKind, SplitResult
+from costmodel.evaluation import KERNEL, METHODS, Evaluation, Priced, SplitResult
 from costmodel.metrics import held_out_metrics
+from costmodel.splits import SplitKind
 
 SCHEMA: Final = "autoshard.cost_report/1"
 #: Upper ends of the groups of sets by number of tables.

@@ -10,9 +10,10 @@ from autoshard.formats.files import atomic_write
 from autoshard.report.images import FigureReport, NumberTable, Section, write_png, write_report
 from autoshard.report.wording import write_ms, write_percent
 from costmodel.ablation import FULL
-from costmodel.evaluation import KERNEL, METHODS, Evaluation, SplitKind
+from costmodel.evaluation import KERNEL, METHODS, Evaluation
 from costmodel.evaluation_charts import ablation_figure, coverage_figure, groups_figure, scatter_figure, tables_figure
 from costmodel.evaluation_numbers import PARTS, to_document
+from costmodel.splits import SplitKind
 
 _WIDTH: Final = 960
 _NONE = "n/a"

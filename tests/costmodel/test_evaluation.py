@@ -15,11 +15,8 @@ from costmodel.evaluation import (
     EvaluationOptions,
     Evidence,
     Priced,
-    Split,
-    SplitKind,
     SplitResult,
     evaluate_methods,
-    unseen_shares,
 )
 from costmodel.evaluation_numbers import (
     accuracies,
@@ -31,6 +28,7 @@ from costmodel.evaluation_numbers import (
 )
 from costmodel.evaluation_report import evaluation_report, markdown
 from costmodel.schedules import Shuffled
+from costmodel.splits import Split, SplitKind, half_of_tables, some_tables, unseen_shares
 from costmodel.training import TrainingOptions, train_cost_model
 
 OPTIONS = EvaluationOptions(
@@ -67,16 +65,35 @@ class TestSplits:
         assert all(names)
         assert not names[0] & names[1]
 
+    def test_tables_that_were_measured_together_stay_together(self, dataset):
+        """The samples come from four files, each with a quarter of the tables."""
+        names = {shard.table for shard in dataset.shards_U}
+        chosen = set()
+        for seed in range(6):
+            half = half_of_tables(dataset, seed)
+            assert 0.45 * len(names) < len(half) < 0.55 * len(names)
+            split = Split.of(dataset, SplitKind.HALF, seed, 0.1)
+            assert len(split.pool) + len(split.unseen) == len(dataset)
+            chosen.add(half)
+        assert len(chosen) > 1
+
+    def test_tables_that_were_all_measured_together_are_parted_anyhow(self, dataset):
+        """Few sets are then of either half alone."""
+        crossing = dataset.take(np.arange(40))
+        shards = [replace(shard, table=f"t{index % 7}") for index, shard in enumerate(crossing.shards_U)]
+        crossing = replace(crossing, shards_U=tuple(shards))
+        assert len(half_of_tables(crossing, 0)) in (3, 4)
+
     def test_mixed_trains_without_the_unseen_tables(self, dataset):
         split = Split.of(dataset, SplitKind.MIXED, 3, 0.1)
         assert len(split.pool) + len(split.unseen) == len(dataset)
         seen = {shard.table for shard in used_shards(dataset.take(split.pool))}
         for sample in split.unseen[:20]:
             held = {shard.table for shard in used_shards(dataset.take(np.array([sample])))}
-            assert held - seen or unseen_shares(dataset, 0.1, 3)[sample] > 0
+            assert held - seen or unseen_shares(dataset, some_tables(dataset, 0.1, 3))[sample] > 0
 
     def test_another_seed_is_another_choice(self, dataset):
-        first, again, other = (unseen_shares(dataset, 0.5, seed) for seed in (0, 0, 1))
+        first, again, other = (unseen_shares(dataset, some_tables(dataset, 0.5, seed)) for seed in (0, 0, 1))
         assert np.array_equal(first, again)
         assert not np.array_equal(first, other)
         assert 0.4 < first.mean() < 0.6
