@@ -23,7 +23,8 @@ from autoshard.formats.json_document import format_json
 from autoshard.formats.samples import read_samples
 from costmodel.dataset import CostDataset
 from costmodel.learned import LearnedCostModel
-from costmodel.training import TrainedCostModel, TrainingOptions, train_cost_model
+from costmodel.sums import sum_codes
+from costmodel.training import TrainedCostModel, TrainingOptions, one_thread, train_cost_model
 
 SCHEMA: Final = "autoshard.cost_speed/1"
 NUM_SETS, MOST_SHARDS, NUM_CANDIDATES, NUM_TRAINED = 1_000, 100, 10_000, 10_000
@@ -50,7 +51,7 @@ class Timing:
 
 
 def time_pricing(model: LearnedCostModel, dataset: CostDataset, num_runs: int, seed: int = 0) -> tuple[Timing, ...]:
-    """Times of pricing sets of cached codes on this thread, and of adding and removing one shard.
+    """Times of pricing sets of cached codes on one thread, and of adding and removing one shard.
 
     Args:
         model: What prices.
@@ -63,16 +64,17 @@ def time_pricing(model: LearnedCostModel, dataset: CostDataset, num_runs: int, s
     num_shards_S = rng.integers(1, MOST_SHARDS + 1, size=NUM_SETS)
     shard_N = rng.integers(len(codes_NH), size=num_shards_S.sum())
     starts_S = np.cumsum(num_shards_S) - num_shards_S
-    codes_SH = np.add.reduceat(codes_NH[shard_N], starts_S, axis=0)
+    codes_SH = sum_codes(codes_NH, shard_N, starts_S)
     set_C = rng.integers(NUM_SETS, size=NUM_CANDIDATES)
     shard_C = rng.integers(len(codes_NH), size=NUM_CANDIDATES)
     last_C = shard_N[(starts_S + num_shards_S - 1)[set_C]]
     runs: dict[str, Callable[[], object]] = {
-        "sum": lambda: model.price(np.add.reduceat(codes_NH[shard_N], starts_S, axis=0)),
+        "sum": lambda: model.price(sum_codes(codes_NH, shard_N, starts_S)),
         "add": lambda: model.price(codes_SH[set_C] + codes_NH[shard_C]),
         "remove": lambda: model.price(codes_SH[set_C] - codes_NH[last_C]),
     }
-    took = {name: _seconds(run, num_runs) for name, run in runs.items()}
+    with one_thread():
+        took = {name: _seconds(run, num_runs) for name, run in runs.items()}
     return (
         _timing(f"{NUM_SETS:,} sets of up to {MOST_SHARDS} shards, from cached codes", "ms", took["sum"], 1e3, 5.0),
         _timing("one shard more, per candidate", "µs", took["add"], 1e6 / NUM_CANDIDATES, 2.0),

@@ -26,6 +26,7 @@ from costmodel.metrics import calibrated_interval, held_out_metrics
 from costmodel.network import CostNetwork
 from costmodel.predictor import CostPredictor
 from costmodel.schedules import Schedule, Shuffled
+from costmodel.sums import sum_codes
 from costmodel.weights import ENCODER_HIDDEN, LOG_SPREAD_RANGE, Weights
 
 #: With fewer, the share that is held out says nothing about accuracy.
@@ -150,7 +151,7 @@ def set_codes(predictor: CostPredictor, dataset: CostDataset) -> CodeArray:
     """Sums of codes of every sample; shape (S, H)."""
     codes_UH = predictor.encode(dataset.features_UF)
     shard_N, starts_S = dataset.shards_of(np.arange(len(dataset)))
-    return np.add.reduceat(codes_UH[shard_N], starts_S, axis=0)
+    return sum_codes(codes_UH, shard_N, starts_S)
 
 
 def _fit(

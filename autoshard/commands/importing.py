@@ -29,6 +29,12 @@ def import_tables(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the format, such as embedding_dim=32."),
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K/N", help="Keep the K-th of N parts of the tables; parts share none."
+        ),
+    ] = None,
     num_tables: Annotated[int | None, typer.Option(min=1, help="Draw this many of the tables.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
     scale: Annotated[
@@ -40,6 +46,7 @@ def import_tables(
 
     Example:
         autoshard import metasyn --num-tables 80 --seed 1 --scale 64 -o tables.json
+        autoshard import metasyn --part 1/4 -o quarter.json
         autoshard import fbgemm_t856_bs65536.pt.gz -o tables.json
         autoshard import reported_tbes/ --format tbe-data-config -o tables.json
         autoshard import clicks.parquet --set embedding_dim=32 --set batch_size=8192 -o tables.json
@@ -50,13 +57,16 @@ def import_tables(
     with progress("Importing", 1.0) as advance:
         options = {key: _whole(key, value) for key, value in parse_settings(settings or []).items()}
         found = read_source(source, format, advance=advance, **options)
-    chosen = found if num_tables is None else found.sample(num_tables, seed)
+    dealt = found if part is None else found.part(*_part(part, len(found.tables)))
+    chosen = dealt if num_tables is None else dealt.sample(num_tables, seed)
     made = chosen if scale == 1 else chosen.scaled(scale)
     write_tables(made, output)
     result = {
         "output": str(output),
         "num_tables": len(made.tables),
         "num_tables_in_source": len(found.tables),
+        "part": part,
+        "num_tables_in_part": len(dealt.tables),
         "batch_size": made.batch_size,
         "bytes": sum(table.hbm_bytes for table in made.tables),
         "seed": seed if num_tables is not None else None,
@@ -72,6 +82,14 @@ def _whole(key: str, value: object) -> int:
         raise InvalidOptionError(f"{key} must be a whole number, got {value!r}", field="--set") from None
 
 
+def _part(text: str, num_tables: int) -> tuple[int, int]:
+    """The K and N of K/N."""
+    first, slash, last = text.partition("/")
+    if slash and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last) <= num_tables:
+        return int(first), int(last)
+    raise InvalidOptionError(f"must be K/N with 1 <= K <= N <= {num_tables} (the tables), got {text!r}", field="--part")
+
+
 def _lines(found: TableSet, made: TableSet, result: dict[str, object]) -> list[str]:
     from autoshard.report.wording import write_bytes
 
@@ -80,8 +98,12 @@ def _lines(found: TableSet, made: TableSet, result: dict[str, object]) -> list[s
         f"{write_bytes(sum(table.hbm_bytes for table in made.tables))} with optimizer state, "
         f"global batch {made.batch_size:,}."
     ]
+    if result["part"] is not None:
+        lines.append(f"Kept part {result['part']} of {len(found.tables):,} tables.")
     if result["seed"] is not None:
-        lines.append(f"Drew {len(made.tables):,} of {len(found.tables):,} tables with seed {result['seed']}.")
+        lines.append(
+            f"Drew {len(made.tables):,} of {result['num_tables_in_part']:,} tables with seed {result['seed']}."
+        )
     if result["scale"] != 1:
         lines.append(
             f"Divided the rows of every table and the batch ({found.batch_size:,}) by {result['scale']}; pooling "

@@ -196,6 +196,13 @@ class TableSet:
         drawn = np.random.default_rng(seed).choice(len(self.tables), size=num_tables, replace=False)
         return replace(self, tables=tuple(self.tables[index] for index in np.sort(drawn)))
 
+    def part(self, number: int, num_parts: int) -> TableSet:
+        """Every `num_parts`-th table from the `number`-th on, counted from 1; parts share no table.
+
+        Tables that must share a rank have to be in one part.
+        """
+        return replace(self, tables=self.tables[number - 1 :: num_parts])
+
     def scaled(self, divisor: int) -> TableSet:
         """The same model with rows and batch divided alike, so that lookups per row stay as they are."""
         if divisor < 1:

@@ -210,6 +210,8 @@ def test_what_does_not_fit_exits_with_3_and_says_by_how_much(fails, tmp_path, ar
         (["import", "metasyn", "--num-tables", "857", "-o", "OUT"], "num_tables"),
         (["import", "metasyn", "--num-tables", "0", "-o", "OUT"], "--num-tables"),
         (["import", "metasyn", "--scale", "0", "-o", "OUT"], "--scale"),
+        (["import", "metasyn", "--part", "5/4", "-o", "OUT"], "--part"),
+        (["import", "metasyn", "--part", "1", "-o", "OUT"], "K/N"),
         (["import", "metasyn", "--format", "csv", "-o", "OUT"], "csv"),
         (["import", "metasyn", "--set", "embedding_dim=x", "-o", "OUT"], "embedding_dim"),
         (["import", "/proc", "-o", "OUT"], "is a folder with no .json, .parquet or .pt files"),

@@ -81,6 +81,18 @@ def test_import_draws_and_scales_and_says_so(succeeds, tmp_path):
     assert result["bytes"] == sum(table.hbm_bytes for table in read_tables(file).tables)
 
 
+def test_parts_of_a_pool_share_no_table(succeeds, tmp_path):
+    parts = [tmp_path / f"part{number}.json" for number in (1, 2, 3)]
+    for number, file in enumerate(parts, start=1):
+        assert f"part {number}/3 of 856" in succeeds("import", "metasyn", "--part", f"{number}/3", "-o", file)
+    names = [table.name for file in parts for table in read_tables(file).tables]
+    assert sorted(names) == sorted(table.name for table in load_tables("metasyn").tables)
+    drawn = succeeds("import", "metasyn", "--part", "1/3", "--num-tables", 5, "-o", tmp_path / "drawn.json")
+    assert "5 of 286 tables" in drawn
+    kept = set(read_tables(tmp_path / "drawn.json").tables)
+    assert kept < set(read_tables(parts[0]).tables)
+
+
 def test_import_reads_other_projects_files(succeeds, tmp_path):
     file = tmp_path / "tables.json"
     config = {"T": 2, "E": 100, "D": 8, "mixed_dim": False, "weighted": False, "batch_params": {"B": 64}}
