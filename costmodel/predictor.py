@@ -7,6 +7,7 @@ backward), Z width of what is known of a set.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,21 @@ _SETS_AT_ONCE = 112
 _Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SetHead:
+    """What makes a price of a sum of codes, for those who price many sums in their own way.
+
+    Attributes:
+        overhead_O: Time of any set, in units of `scale_ms`.
+        fusion: Layers, each a weight of shape (inputs, outputs) and a bias.
+        scale_ms: Milliseconds per unit.
+    """
+
+    overhead_O: NDArray[np.float32]
+    fusion: tuple[_Layer, ...]
+    scale_ms: float
+
+
 class CostPredictor:
     """Encodes features of shards, and predicts forward and backward latencies from sums of codes.
 
@@ -71,6 +87,11 @@ class CostPredictor:
             part: [_layer(weights, part, index) for index in range(len(widths) - 1)]
             for part, widths in layer_widths(encoder_hidden).items()
         }
+
+    @property
+    def set_head(self) -> SetHead:
+        """What `predict` works with."""
+        return SetHead(overhead_O=self._overhead_O, fusion=tuple(self._layers["fusion"]), scale_ms=self._scale_ms)
 
     def encode(self, features_NF: FeatureArray) -> CodeArray:
         """Codes of shards, none of them outside of what was measured; shape (N, FULL_CODE_WIDTH)."""

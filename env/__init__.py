@@ -1,45 +1,55 @@
 """Placement as a game: the Gymnasium environment, and its twin that plays many episodes at once.
 
-Importing this package registers `autoshard/TablePlacement-v0` with Gymnasium.
+Importing this package registers `autoshard/Placement-v0` with Gymnasium.
 """
 
 import gymnasium
 
 from env.observation import (
     ACTION_MASK,
+    CHOICE_CODES,
+    CHOICE_COSTS,
+    CHOICE_KINDS,
     ITEM_CODE,
+    NUM_CHOICE_KINDS,
     NUM_COST_COLUMNS,
-    RANK_CODES,
-    RANK_COSTS,
     REMAINING,
+    ChoiceKind,
+    CostColumn,
     Observation,
     observation_space,
 )
 from env.placement_batch import FinishedEpisodes, PlacementBatch
-from env.reward import placement_reward
-from env.table_placement import TablePlacementEnv
+from env.placement_env import PlacementEnv
+from env.reward import Objective, kernel_score, placement_reward
 from env.task import PlacementTask, RewardMs
 from env.vec_env import PlacementVecEnv
 
-ENV_ID = "autoshard/TablePlacement-v0"
+ENV_ID = "autoshard/Placement-v0"
 
-gymnasium.register(id=ENV_ID, entry_point="env.table_placement:TablePlacementEnv")
+gymnasium.register(id=ENV_ID, entry_point="env.placement_env:PlacementEnv")
 
 __all__ = [
     "ACTION_MASK",
+    "CHOICE_CODES",
+    "CHOICE_COSTS",
+    "CHOICE_KINDS",
     "ENV_ID",
     "ITEM_CODE",
+    "NUM_CHOICE_KINDS",
     "NUM_COST_COLUMNS",
-    "RANK_CODES",
-    "RANK_COSTS",
     "REMAINING",
+    "ChoiceKind",
+    "CostColumn",
     "FinishedEpisodes",
+    "Objective",
     "Observation",
     "PlacementBatch",
+    "PlacementEnv",
     "PlacementTask",
     "PlacementVecEnv",
     "RewardMs",
-    "TablePlacementEnv",
+    "kernel_score",
     "observation_space",
     "placement_reward",
 ]

@@ -1,6 +1,7 @@
 """The environment's twin for training: many episodes side by side, on arrays.
 
-Shape suffixes: P tasks, E episodes, N items, R ranks, H width of a code.
+Shape suffixes: P tasks, F parts of all tasks and one more, E episodes, D some of them, N items, M parts of a task, R
+ranks, K shared tiers, A choices, H width of a code, C columns.
 """
 
 from __future__ import annotations
@@ -9,23 +10,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from autoshard.core.costs import CodeArray, CostModel, MsArray
-from autoshard.planners.placement import RankArray
+from autoshard.core.costs import MsArray
+from autoshard.planners.placement import PlacementProblem, RankArray
+from env.lookahead import Lookahead
 from env.observation import (
     ACTION_MASK,
+    CHOICE_CODES,
+    CHOICE_COSTS,
+    CHOICE_KINDS,
     ITEM_CODE,
     NUM_COST_COLUMNS,
-    RANK_CODES,
-    RANK_COSTS,
     REMAINING,
+    CostColumn,
     Observation,
 )
-from env.reward import placement_reward
-from env.task import PlacementTask, RewardMs, check_alike
+from env.reward import kernel_score, placement_reward
+from env.set_price import set_price
+from env.step_batch import StepBatch
+from env.task import PlacementTask, RewardMs, check_reward
+from env.task_stack import TaskStack
 
 BoolArray = NDArray[np.bool_]
+FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 
 
@@ -35,158 +44,246 @@ class FinishedEpisodes:
 
     Attributes:
         episodes_D: Which episodes.
-        ranks: For each, the rank of each item of its problem.
+        problems: For each, the problem of what was placed: its task's, but for splits.
+        ranks: For each, the placement of that problem's items.
         cost_ms_DR: Kernel time per rank.
+        objective_ms_D: Kernel time of the slowest rank, or time of the step if that is the objective.
         is_feasible_D: Whether memory limits and constraints hold.
-        rewards_D: As TablePlacementEnv gives them.
+        rewards_D: As PlacementEnv gives them.
     """
 
     episodes_D: IntArray
+    problems: tuple[PlacementProblem, ...]
     ranks: tuple[RankArray, ...]
     cost_ms_DR: MsArray
+    objective_ms_D: MsArray
     is_feasible_D: BoolArray
     rewards_D: NDArray[np.float64]
 
 
 class PlacementBatch:
-    """Plays E episodes of TablePlacementEnv at once, each of one of P tasks.
+    """Plays E episodes of PlacementEnv at once, each of one of P tasks.
 
     Sums of codes, bytes and prices are kept up step by step, and all prices of a step are asked for at once. Tasks
     may differ in their number of items, so episodes may end at different steps; an episode that has ended waits,
     unchanged, until it is begun anew.
 
     Args:
-        tasks: Tasks with the same cost model and number of ranks.
+        tasks: Tasks with the same cost model, number of ranks, shared tiers and objective.
         num_episodes: E.
-        reward_ms: As for TablePlacementEnv.
+        reward_ms: As for PlacementEnv.
 
     Raises:
-        InvalidOptionError: If the tasks differ in cost model or number of ranks.
+        InvalidOptionError: If the tasks differ in any of these, or measured times make no reward.
     """
 
     def __init__(self, tasks: Sequence[PlacementTask], num_episodes: int, reward_ms: RewardMs | None = None) -> None:
-        check_alike(tasks)
-        self.tasks = tuple(tasks)
+        self._stack = TaskStack(tasks)
+        check_reward(tasks, reward_ms)
+        self.tasks = self._stack.tasks
         self.num_episodes = num_episodes
         self.reward_ms = reward_ms
-        self._model: CostModel = tasks[0].problem.model
-        self._stack_tasks()
+        self._price = set_price(tasks[0].problem.model)
+        self._lookahead = Lookahead(self._stack, num_episodes)
+        self._steps = StepBatch(self._stack, num_episodes) if tasks[0].step_cost is not None else None
+        self._even_ms_P = np.array([task.even_ms for task in tasks])
+        # Products are faster than quotients.
+        self._per_even_ms_P1 = (1 / self._even_ms_P[:, None]).astype(np.float32)
+        self._per_item_scale_P1 = np.array([[1 / task.item_scale] for task in tasks], dtype=np.float32)
+        self._per_rank_scale_P11 = np.array([[[1 / task.rank_scale]] for task in tasks], dtype=np.float32)
+        self._per_byte_PR = 1 / np.maximum(self._stack.capacity_PR, 1)
+        self._kinds_EAZ = np.tile(self._stack.kinds_AZ, (num_episodes, 1, 1))
         self._start_state()
 
-    def _stack_tasks(self) -> None:
-        # Items are padded with one more than the longest task has, which is what a finished episode sees.
-        num_tasks, num_ranks, width = len(self.tasks), self.tasks[0].num_ranks, self.tasks[0].code_width
-        self.num_items_P = np.array([task.num_items for task in self.tasks])
-        padded = int(self.num_items_P.max()) + 1
-        self._codes_PNH = np.zeros((num_tasks, padded, width), dtype=np.float32)
-        self._bytes_PN = np.zeros((num_tasks, padded), dtype=np.int64)
-        self._allowed_PNR = np.ones((num_tasks, padded, num_ranks), dtype=np.bool_)
-        for index, task in enumerate(self.tasks):
-            self._codes_PNH[index, : task.num_items] = task.ordered_codes
-            self._bytes_PN[index, : task.num_items] = task.problem.bytes_N[task.order_N]
-            self._allowed_PNR[index, : task.num_items] = task.problem.allowed_NR[task.order_N]
-        self._capacity_PR = np.stack([task.problem.capacity_R for task in self.tasks])
-        self._even_ms_P = np.array([task.even_ms for task in self.tasks])
-        self._item_scale_P = np.array([task.item_scale for task in self.tasks], dtype=np.float32)
-        self._rank_scale_P = np.array([task.rank_scale for task in self.tasks], dtype=np.float32)
-
     def _start_state(self) -> None:
-        shape = (self.num_episodes, self.tasks[0].num_ranks)
+        stack, shape = self._stack, (self.num_episodes, self._stack.num_ranks)
         self._all_E = np.arange(self.num_episodes)
         self.task_E = np.zeros(self.num_episodes, dtype=np.int64)
-        self._step_E = np.zeros(self.num_episodes, dtype=np.int64)
+        self._part_E = np.full(self.num_episodes, stack.end)
         self._codes_ERH = np.zeros((*shape, self.tasks[0].code_width), dtype=np.float32)
-        self._held_ER = np.zeros(shape, dtype=np.int64)
-        self._cost_ms_ER = np.zeros(shape)
-        self._cost_with_item_ms_ER = np.zeros(shape)
+        self._codes_with_ERH = np.zeros_like(self._codes_ERH)
+        self._cost_ms_ER = np.zeros(shape, dtype=np.float32)
+        self._with_item_ms_ER = np.zeros(shape, dtype=np.float32)
+        self._with_tier_ms_EKR = np.zeros((self.num_episodes, stack.num_tiers, stack.num_ranks), dtype=np.float32)
         self._num_forbidden_E = np.zeros(self.num_episodes, dtype=np.int64)
-        self._actions_EN = np.zeros((self.num_episodes, self._codes_PNH.shape[1]), dtype=np.int64)
+        self._choice_EM = np.zeros((self.num_episodes, int(stack.num_parts_P.max())), dtype=np.int64)
 
     @property
     def is_done(self) -> BoolArray:
-        """Which episodes have ended."""
-        return self._step_E == self.num_items_P[self.task_E]
+        """Which episodes have ended, or never begun."""
+        return self._part_E == self._stack.end
+
+    @property
+    def may_split(self) -> bool:
+        """Whether items may be split, so that what comes up depends on what is done."""
+        return self._stack.may_split
 
     def begin(self, episodes_D: IntArray, tasks_D: IntArray) -> None:
         """Starts episodes anew, episode `episodes_D[d]` on task `tasks_D[d]`."""
         self.task_E[episodes_D] = tasks_D
-        for array in (self._step_E, self._codes_ERH, self._held_ER, self._cost_ms_ER, self._num_forbidden_E):
+        self._part_E[episodes_D] = self._stack.first_P[tasks_D]
+        for array in (self._codes_ERH, self._cost_ms_ER, self._num_forbidden_E):
             array[episodes_D] = 0
+        self._choice_EM[episodes_D] = -1
+        self._lookahead.begin(episodes_D, tasks_D)
+        if self._steps is not None:
+            self._steps.begin(episodes_D, tasks_D)
 
-    def items(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """What all steps will show as `item_code` and `remaining`, whatever is done.
+    def items(self) -> tuple[FloatArray, FloatArray]:
+        """What all steps will show as `item_code` and `remaining`, whatever is done; for tasks without splits.
 
         Shapes (N, P, H) and (N, P, 1), with N items of the largest task; smaller ones see zeros after their last.
         """
-        items_PNH = self._codes_PNH[:, :-1] / self._item_scale_P[:, None, None]
-        steps_N1 = np.arange(items_PNH.shape[1])[:, None]
-        remaining_NP = np.maximum(1 - steps_N1 / self.num_items_P, 0)
-        return np.ascontiguousarray(items_PNH.swapaxes(0, 1)), remaining_NP[..., None].astype(np.float32)
+        assert not self.may_split, "what comes up depends on what is done"
+        stack = self._stack
+        part_P, parts = stack.first_P, []
+        for _ in range(int(stack.num_parts_P.max())):
+            parts.append(part_P)
+            part_P = stack.after_F[part_P]
+        part_NP = np.array(parts)
+        items_NPH = stack.codes_FH[part_NP] * self._per_item_scale_P1
+        return items_NPH, stack.remaining_F[part_NP][..., None].astype(np.float32)
 
     def observe(self) -> Observation:
-        """What every episode's agent sees; as TablePlacementEnv, with E in front."""
-        task_E, step_E = self.task_E, self._step_E
-        item_EH = self._codes_PNH[task_E, step_E]
-        even_ms_E11 = self._even_ms_P[task_E, None, None]
-        costs_ERC = np.empty((*self._cost_ms_ER.shape, NUM_COST_COLUMNS))
-        self._cost_with_item_ms_ER = self._price(self._codes_ERH + item_EH[:, None])
-        costs_ERC[..., 0] = self._cost_ms_ER
-        costs_ERC[..., 1] = np.where(self.is_done[:, None], self._cost_ms_ER, self._cost_with_item_ms_ER)
-        remaining_E = 1 - step_E / self.num_items_P[task_E]
+        """What every episode's agent sees; as PlacementEnv, with E in front."""
+        stack, task_E, part_E = self._stack, self.task_E, self._part_E
+        item_EH = stack.codes_FH.take(part_E, axis=0)
+        tiers_EKH = stack.tier_codes_KFH[:, part_E].swapaxes(0, 1)
+        per_scale_E11 = self._per_rank_scale_P11[task_E]
+        codes_EAH = self._codes_ERH * per_scale_E11
+        if stack.num_tiers or stack.may_split:
+            half_E1H = stack.codes_FH[stack.halves_F2[part_E, :1]][:, : int(stack.may_split)]
+            codes_EAH = np.concatenate([codes_EAH, tiers_EKH * per_scale_E11, half_E1H * per_scale_E11], axis=1)
         return {
-            ITEM_CODE: item_EH / self._item_scale_P[task_E, None],
-            REMAINING: remaining_E[:, None].astype(np.float32),
-            RANK_CODES: self._codes_ERH / self._rank_scale_P[task_E, None, None],
-            RANK_COSTS: (costs_ERC / even_ms_E11).astype(np.float32),
-            ACTION_MASK: self._mask().astype(np.int8),
+            ITEM_CODE: item_EH * self._per_item_scale_P1[task_E],
+            REMAINING: stack.remaining_F[part_E, None].astype(np.float32),
+            CHOICE_CODES: codes_EAH,
+            CHOICE_COSTS: self._choice_costs(item_EH, tiers_EKH),
+            CHOICE_KINDS: self._kinds_EAZ.copy(),
+            ACTION_MASK: self._lookahead.mask(part_E).astype(np.int8),
         }
 
+    def _choice_costs(self, item_EH: FloatArray, tiers_EKH: FloatArray) -> FloatArray:
+        stack, part_E, num_ranks = self._stack, self._part_E, self._stack.num_ranks
+        per_even_ms_E1 = self._per_even_ms_P1[self.task_E]
+        np.add(self._codes_ERH, item_EH[:, None], out=self._codes_with_ERH)
+        self._with_item_ms_ER = self._price(self._codes_with_ERH)
+        now_ER, with_item_ER = self._cost_ms_ER * per_even_ms_E1, self._with_item_ms_ER * per_even_ms_E1
+        costs_EAC = np.empty((self.num_episodes, len(stack.kinds_AZ), NUM_COST_COLUMNS), dtype=np.float32)
+        slowest_E1, others_ER = _slowest(now_ER)
+        costs_EAC[:, :num_ranks, CostColumn.AS_IS] = now_ER
+        costs_EAC[:, :num_ranks, CostColumn.WITH_ITEM] = with_item_ER
+        np.maximum(others_ER, with_item_ER, out=costs_EAC[:, :num_ranks, CostColumn.OBJECTIVE])
+        costs_EAC[:, num_ranks:, : CostColumn.ROOM] = slowest_E1[..., None]
+        if stack.num_tiers:
+            self._with_tier_ms_EKR = self._price(self._codes_ERH[:, None] + tiers_EKH[:, :, None])
+            with_tier_EK1 = (self._with_tier_ms_EKR.max(axis=2) * per_even_ms_E1)[..., None]
+            costs_EAC[:, num_ranks : num_ranks + stack.num_tiers, CostColumn.WITH_ITEM : CostColumn.ROOM] = (
+                with_tier_EK1
+            )
+        if self._steps is not None:
+            costs_EAC[..., CostColumn.OBJECTIVE] = self._steps.after_choices(
+                self._codes_ERH, item_EH, tiers_EKH, part_E
+            )
+        costs_EAC[..., CostColumn.ROOM] = self._room(part_E)
+        return costs_EAC
+
+    def _room(self, part_E: IntArray) -> NDArray[np.float64]:
+        """Shares of memory that choices leave, shape (E, A); at least -1."""
+        stack, free_ER, per_byte_ER = self._stack, self._lookahead.free_ER, self._per_byte_PR[self.task_E]
+        columns = [(free_ER - stack.bytes_F[part_E, None]) * per_byte_ER]
+        for tier in range(stack.num_tiers):
+            left_ER = free_ER - stack.tier_bytes_FK[part_E, tier, None]
+            columns.append((left_ER * per_byte_ER).min(axis=1, keepdims=True))
+        if stack.may_split:
+            columns.append((free_ER * per_byte_ER).min(axis=1, keepdims=True))
+        return np.maximum(np.concatenate(columns, axis=1) if len(columns) > 1 else columns[0], -1)
+
     def step(self, actions_E: IntArray) -> FinishedEpisodes:
-        """Places the upcoming item of every episode that has not ended, on rank `actions_E[e]`.
+        """Places or splits the upcoming item of every episode that has not ended.
 
         `observe` must have been called since the last step, since it prices what a step may lead to.
         """
-        was_done_E = self.is_done
-        live_D = self._all_E[~was_done_E]
-        task_D, step_D, action_D = self.task_E[live_D], self._step_E[live_D], actions_E[live_D]
-        self._codes_ERH[live_D, action_D] += self._codes_PNH[task_D, step_D]
-        self._held_ER[live_D, action_D] += self._bytes_PN[task_D, step_D]
-        self._cost_ms_ER[live_D, action_D] = self._cost_with_item_ms_ER[live_D, action_D]
-        self._num_forbidden_E[live_D] += ~self._allowed_PNR[task_D, step_D, action_D]
-        self._actions_EN[live_D, step_D] = action_D
-        self._step_E[live_D] += 1
-        return self._finish(self._all_E[self.is_done & ~was_done_E])
+        stack = self._stack
+        live_D = np.flatnonzero(self._part_E != stack.end)
+        part_D, action_D = self._part_E[live_D], actions_E[live_D]
+        self._num_forbidden_E[live_D] += ~stack.may_FA[part_D, action_D]
+        next_D = stack.after_F[part_D]
+        held = slice(None)
+        if stack.may_split:
+            is_split_D = action_D == len(stack.kinds_AZ) - 1
+            half_D = stack.halves_F2[part_D, 0]
+            # What may not be split goes to rank 0, where it counts as forbidden.
+            action_D = np.where(is_split_D & (half_D == stack.end), 0, action_D)
+            is_split_D &= half_D != stack.end
+            next_D = np.where(is_split_D, half_D, next_D)
+            held = ~is_split_D
+        self._lookahead.take(live_D, part_D, action_D)
+        self._hold(live_D[held], part_D[held], action_D[held])
+        self._part_E[live_D] = next_D
+        return self._finish(live_D[next_D == stack.end])
+
+    def _hold(self, episodes_D: IntArray, part_D: IntArray, choice_D: IntArray) -> None:
+        stack, num_ranks = self._stack, self._stack.num_ranks
+        self._choice_EM[episodes_D, part_D - stack.offset_P[self.task_E[episodes_D]]] = choice_D
+        if self._steps is not None:
+            self._steps.hold(episodes_D, part_D, choice_D)
+        if stack.num_tiers:
+            is_shared_D = choice_D >= num_ranks
+            shared_D, tier_D = episodes_D[is_shared_D], choice_D[is_shared_D] - num_ranks
+            self._codes_ERH[shared_D] += stack.tier_codes_KFH[tier_D, part_D[is_shared_D]][:, None]
+            self._cost_ms_ER[shared_D] = self._with_tier_ms_EKR[shared_D, tier_D]
+            episodes_D, part_D, choice_D = episodes_D[~is_shared_D], part_D[~is_shared_D], choice_D[~is_shared_D]
+        self._codes_ERH[episodes_D, choice_D] += stack.codes_FH[part_D]
+        self._cost_ms_ER[episodes_D, choice_D] = self._with_item_ms_ER[episodes_D, choice_D]
 
     def _finish(self, episodes_D: IntArray) -> FinishedEpisodes:
-        cost_ms_DR = self._cost_ms_ER[episodes_D]
-        held_DR = self._held_ER[episodes_D]
-        capacity_DR = self._capacity_PR[self.task_E[episodes_D]]
+        tasks_D = self.task_E[episodes_D]
+        if not len(episodes_D):
+            return _none_finished(self._stack.num_ranks)
+        cost_ms_DR = self._cost_ms_ER[episodes_D].astype(np.float64)
+        capacity_DR = self._stack.capacity_PR[tasks_D]
+        held_DR = capacity_DR - self._lookahead.free_ER[episodes_D]
         num_forbidden_D = self._num_forbidden_E[episodes_D]
         is_feasible_D = (held_DR <= capacity_DR).all(axis=1) & (num_forbidden_D == 0)
-        ranks = []
+        placed = []
         for index, episode in enumerate(episodes_D):
-            task = self.tasks[self.task_E[episode]]
-            ranks.append(task.to_ranks(self._actions_EN[episode, : task.num_items]))
+            task = self.tasks[tasks_D[index]]
+            placed.append(task.parts.placed(task.problem, self._choice_EM[episode, : task.parts.num_parts].copy()))
             if self.reward_ms is not None and is_feasible_D[index]:
-                cost_ms_DR[index] = self.reward_ms(task.problem, ranks[-1])
-        rewards_D = (
-            placement_reward(cost_ms_DR, held_DR, capacity_DR, num_forbidden_D) if len(episodes_D) else np.zeros(0)
-        )
+                cost_ms_DR[index] = self.reward_ms(*placed[-1])
+        objective_ms_D = cost_ms_DR.max(axis=1)
+        score_D = kernel_score(self.tasks[0].objective, cost_ms_DR, self._even_ms_P[tasks_D])
+        if self._steps is not None:
+            objective_ms_D, score_D = self._steps.now(episodes_D, self._codes_ERH)
         return FinishedEpisodes(
             episodes_D=episodes_D,
-            ranks=tuple(ranks),
+            problems=tuple(problem for problem, _ in placed),
+            ranks=tuple(ranks_N for _, ranks_N in placed),
             cost_ms_DR=cost_ms_DR,
+            objective_ms_D=objective_ms_D,
             is_feasible_D=is_feasible_D,
-            rewards_D=rewards_D,
+            rewards_D=placement_reward(score_D, held_DR, capacity_DR, num_forbidden_D),
         )
 
-    def _price(self, codes_ERH: CodeArray) -> MsArray:
-        return self._model.price(codes_ERH.reshape(-1, codes_ERH.shape[-1])).reshape(codes_ERH.shape[:-1])
 
-    def _mask(self) -> BoolArray:
-        task_E, step_E = self.task_E, self._step_E
-        allowed_ER = self._allowed_PNR[task_E, step_E]
-        needed_E1 = self._bytes_PN[task_E, step_E, None]
-        fits_ER = allowed_ER & (self._held_ER + needed_E1 <= self._capacity_PR[task_E])
-        mask_ER = np.where(fits_ER.any(axis=1, keepdims=True), fits_ER, allowed_ER)
-        return mask_ER | self.is_done[:, None]
+def _none_finished(num_ranks: int) -> FinishedEpisodes:
+    none_D = np.zeros(0)
+    return FinishedEpisodes(
+        episodes_D=none_D.astype(np.int64),
+        problems=(),
+        ranks=(),
+        cost_ms_DR=np.zeros((0, num_ranks)),
+        objective_ms_D=none_D,
+        is_feasible_D=none_D.astype(np.bool_),
+        rewards_D=none_D,
+    )
+
+
+def _slowest(cost_ER: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The slowest rank's cost (E, 1), and for each rank that of the slowest of all others (E, R), 0 without others."""
+    if cost_ER.shape[1] == 1:
+        return cost_ER, np.zeros_like(cost_ER)
+    top_E2 = torch.from_numpy(cost_ER).topk(2, dim=1).values.numpy()
+    slowest_E1, second_E1 = top_E2[:, :1], top_E2[:, 1:]
+    return slowest_E1, np.where(cost_ER == slowest_E1, second_E1, slowest_E1)

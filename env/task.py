@@ -1,6 +1,6 @@
 """A placement problem made ready to be played: items in falling price, codes and prices without units.
 
-Shape suffixes: N items, R ranks, H width of a code.
+Shape suffixes: N items, M parts of items, R ranks, A choices, H width of a code, Z kinds of choices.
 """
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core.costs import CodeArray
+from autoshard.core import Costs
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.placement import PlacementProblem, RankArray
+from autoshard.planners.step_cost import StepCost, StepSums
+from env.observation import choice_kinds
+from env.parts import Parts
+from env.reward import Objective
+from env.witness import find_witness
 
 #: Kernel time in milliseconds of every rank (shape (R,)) once item n lies on rank `ranks_N[n]`.
 RewardMs = Callable[[PlacementProblem, RankArray], NDArray[np.float64]]
@@ -25,29 +30,71 @@ class PlacementTask:
 
     Attributes:
         problem: What is to be placed.
-        order_N: Items in the order in which they are placed: falling price, then as listed.
-        even_ms: Unit of costs: the price of a rank that holds an even share of all codes.
+        objective: What for.
+        max_splits: How often columns may be halved, one within the other; 0 for never.
+        order_N: Items in the order in which they come up: falling price, then as listed.
+        parts: The items and the parts that they may be split into.
+        witness_N: A placement of the items within the memory limits, whatever it costs.
+        even_ms: Unit of kernel times: the price of a rank that holds an even share of all codes.
         item_scale: Unit of the codes of single items: their root mean square.
         rank_scale: Unit of the codes of ranks: the root mean square of an even share's.
+        step_cost: Prices steps from sums of `parts`; None unless steps are the objective.
+        even_objective_ms: Unit of the objective: its milliseconds if every rank had an even share of everything.
     """
 
     problem: PlacementProblem
+    objective: Objective
+    max_splits: int
     order_N: RankArray
+    parts: Parts
+    witness_N: RankArray
     even_ms: float
     item_scale: float
     rank_scale: float
+    step_cost: StepCost | None
+    even_objective_ms: float
 
     @classmethod
-    def of(cls, problem: PlacementProblem) -> PlacementTask:
-        """The task of a problem."""
+    def of(
+        cls,
+        problem: PlacementProblem,
+        *,
+        objective: Objective = Objective.BALANCE,
+        costs: Costs | None = None,
+        max_splits: int = 0,
+    ) -> PlacementTask:
+        """The task of a problem.
+
+        Args:
+            problem: The problem.
+            objective: What it is played for.
+            costs: Models of all parts of a step, for `Objective.STEP`; its kernel model is the problem's.
+            max_splits: How often columns may be halved, one within the other; 0 for never.
+
+        Raises:
+            InfeasiblePlanError: If no placement within the memory limits was found.
+            InvalidOptionError: If an option is out of range, or steps lack their costs.
+            InvalidPlanError: If steps are priced and the dense layers make no model.
+        """
+        if max_splits < 0:
+            raise InvalidOptionError(f"must be at least 0, got {max_splits}", field="max_splits")
+        order_N = np.argsort(-problem.kernel_ms_N, kind="stable")
+        parts = Parts.of(problem, order_N, max_splits)
         share_H = problem.codes_NH.sum(axis=0, dtype=np.float64) / problem.num_ranks
-        even_ms = float(problem.model.price(share_H[None].astype(np.float32))[0])
+        even_ms = _positive(float(problem.model.price(share_H[None].astype(np.float32))[0]))
+        step_cost = _step_cost(parts.problem, costs) if objective is Objective.STEP else None
         return cls(
             problem=problem,
-            order_N=np.argsort(-problem.kernel_ms_N, kind="stable"),
-            even_ms=_positive(even_ms),
+            objective=objective,
+            max_splits=max_splits,
+            order_N=order_N,
+            parts=parts,
+            witness_N=find_witness(problem),
+            even_ms=even_ms,
             item_scale=_positive(_root_mean_square(problem.codes_NH)),
             rank_scale=_positive(_root_mean_square(share_H)),
+            step_cost=step_cost,
+            even_objective_ms=_even_step_ms(problem, parts, step_cost) if step_cost is not None else even_ms,
         )
 
     @property
@@ -61,34 +108,71 @@ class PlacementTask:
         return self.problem.num_ranks
 
     @property
+    def num_tiers(self) -> int:
+        """K."""
+        return len(self.problem.tiers)
+
+    @property
+    def may_split(self) -> bool:
+        """Whether the last action is to split the upcoming item."""
+        return self.max_splits > 0
+
+    @property
+    def num_actions(self) -> int:
+        """A: ranks, shared tiers, and the split if there is one."""
+        return self.problem.num_choices + self.may_split
+
+    @property
     def code_width(self) -> int:
         """H."""
         return self.problem.codes_NH.shape[1]
 
     @property
-    def ordered_codes(self) -> CodeArray:
-        """The items' codes in the order in which they are placed."""
-        return self.problem.codes_NH[self.order_N]
-
-    def to_ranks(self, actions_N: RankArray) -> RankArray:
-        """Ranks by item, of ranks in the order in which items are placed."""
-        ranks_N = np.empty(self.num_items, dtype=np.int64)
-        ranks_N[self.order_N] = actions_N
-        return ranks_N
+    def kinds_AZ(self) -> NDArray[np.float32]:  # noqa: N802 - a shape suffix
+        """One-hot kinds of the actions, shape (A, Z)."""
+        return choice_kinds(self.num_ranks, [tier.tier for tier in self.problem.tiers], may_split=self.may_split)
 
 
 def check_alike(tasks: Sequence[PlacementTask]) -> None:
     """Raises InvalidOptionError unless the tasks can share spaces and a batch."""
     if not tasks:
         raise InvalidOptionError("needs at least one placement problem", field="problems")
+    first = tasks[0]
     for index, task in enumerate(tasks):
-        if task.num_ranks != tasks[0].num_ranks:
+        if task.num_ranks != first.num_ranks:
             raise InvalidOptionError(
-                f"must have as many ranks as the first ({tasks[0].num_ranks}), got {task.num_ranks}",
+                f"must have as many ranks as the first ({first.num_ranks}), got {task.num_ranks}",
                 field=f"problems[{index}]",
             )
-        if task.problem.model is not tasks[0].problem.model:
+        if task.problem.model is not first.problem.model:
             raise InvalidOptionError("must have the cost model of the first", field=f"problems[{index}]")
+        if [tier.tier for tier in task.problem.tiers] != [tier.tier for tier in first.problem.tiers]:
+            raise InvalidOptionError("must have the shared tiers of the first", field=f"problems[{index}]")
+        if (task.objective, task.may_split) != (first.objective, first.may_split):
+            raise InvalidOptionError("must have the objective and the splits of the first", field=f"problems[{index}]")
+
+
+def check_reward(tasks: Sequence[PlacementTask], reward_ms: RewardMs | None) -> None:
+    """Raises InvalidOptionError where kernel times are measured but make no reward."""
+    if reward_ms is not None and tasks[0].objective is Objective.STEP:
+        raise InvalidOptionError("gives kernel times, which are not what steps are made of alone", field="reward_ms")
+
+
+def _step_cost(problem: PlacementProblem, costs: Costs | None) -> StepCost:
+    if costs is None or costs.kernel is not problem.model:
+        raise InvalidOptionError(
+            f"objective {Objective.STEP} needs them, with the problem's kernel model", field="costs"
+        )
+    return StepCost(problem, costs)
+
+
+def _even_step_ms(problem: PlacementProblem, parts: Parts, step_cost: StepCost) -> float:
+    shape = (1, problem.num_ranks, 1)
+    sums = StepSums(
+        codes_BRH=np.tile(problem.codes_NH.sum(axis=0) / np.float32(problem.num_ranks), shape),
+        moved_BRC=np.tile(step_cost.moved_NC[parts.root_N].sum(axis=0) / problem.num_ranks, shape),
+    )
+    return _positive(float(step_cost.step_ms(sums)[0]))
 
 
 def _root_mean_square(values: NDArray[np.floating]) -> float:

@@ -22,13 +22,14 @@ class PlacementVecEnv(VecEnv):
     """Plays `num_groups * num_rollouts` episodes at once; those of a group are of the same task.
 
     Several rollouts of one task can be compared with each other, which is worth more to a learner than as many of
-    different tasks. Groups draw their tasks without repetition until all tasks have been drawn.
+    different tasks. Groups draw their tasks without repetition until all tasks have been drawn. With splits, the
+    episodes of a group end at different steps; each then goes on to the group's next task.
 
     Args:
-        tasks: Tasks with the same cost model and number of ranks.
+        tasks: As for PlacementBatch.
         num_groups: Tasks at a time.
         num_rollouts: Episodes per task.
-        reward_ms: As for TablePlacementEnv.
+        reward_ms: As for PlacementEnv.
     """
 
     def __init__(
@@ -44,13 +45,15 @@ class PlacementVecEnv(VecEnv):
         self._num_rollouts = num_rollouts
         self._rng = np.random.default_rng()
         self._upcoming: list[int] = []
+        self._ahead: list[list[int]] = [[] for _ in range(num_groups)]
+        self._num_taken_E = np.zeros(num_groups * num_rollouts, dtype=np.int64)
         self._actions = np.zeros(0, dtype=np.int64)
         self._started_s = time.monotonic()
         first = self.batch.tasks[0]
         super().__init__(
             self.batch.num_episodes,
-            observation_space(first.num_ranks, first.code_width),
-            spaces.Discrete(first.num_ranks),
+            observation_space(first.num_actions, first.code_width),
+            spaces.Discrete(first.num_actions),
         )
 
     def reset(self) -> VecEnvObs:
@@ -58,6 +61,8 @@ class PlacementVecEnv(VecEnv):
         if self._seeds[0] is not None:
             self._rng = np.random.default_rng(self._seeds[0])
             self._upcoming = []
+        self._ahead = [[] for _ in self._ahead]
+        self._num_taken_E[:] = 0
         self._reset_seeds()
         self._reset_options()
         self._begin(np.arange(self.num_envs))
@@ -81,17 +86,21 @@ class PlacementVecEnv(VecEnv):
         return self.batch.observe(), rewards_E, dones_E, infos
 
     def draw_state(self) -> dict[str, Any]:
-        """JSON object from which `restore_draws` goes on; to be asked for when all episodes have just begun."""
+        """JSON object from which `restore_draws` goes on; episodes that are not at their start begin anew then."""
         return {
             "rng": self._rng.bit_generator.state,
             "upcoming": list(self._upcoming),
             "tasks": self.batch.task_E.tolist(),
+            "ahead": [list(tasks) for tasks in self._ahead],
+            "taken": self._num_taken_E.tolist(),
         }
 
     def restore_draws(self, state: Mapping[str, Any]) -> VecEnvObs:
         """Begins the episodes of a `draw_state`, and will draw the tasks that would have followed."""
         self._rng.bit_generator.state = state["rng"]
         self._upcoming = list(state["upcoming"])
+        self._ahead = [list(tasks) for tasks in state["ahead"]]
+        self._num_taken_E = np.array(state["taken"], dtype=np.int64)
         self.batch.begin(np.arange(self.num_envs), np.array(state["tasks"], dtype=np.int64))
         return self.batch.observe()
 
@@ -121,11 +130,21 @@ class PlacementVecEnv(VecEnv):
             }
 
     def _begin(self, episodes_D: np.ndarray) -> None:
-        # The episodes of a group are of one task, so they end together.
-        groups = np.unique(episodes_D // self._num_rollouts)
-        tasks = np.array([self._draw() for _ in groups])
-        members = groups[:, None] * self._num_rollouts + np.arange(self._num_rollouts)
-        self.batch.begin(members.ravel(), tasks.repeat(self._num_rollouts))
+        self.batch.begin(episodes_D, np.array([self._next_task(episode) for episode in episodes_D.tolist()]))
+
+    def _next_task(self, episode: int) -> int:
+        """The task that follows in an episode's group; those that all of the group have begun are forgotten."""
+        group = episode // self._num_rollouts
+        ahead, taken_E = self._ahead[group], self._num_taken_E[group * self._num_rollouts :][: self._num_rollouts]
+        place = episode % self._num_rollouts
+        if taken_E[place] == len(ahead):
+            ahead.append(self._draw())
+        task = ahead[taken_E[place]]
+        taken_E[place] += 1
+        if taken_E.min() > 0:
+            ahead.pop(0)
+            taken_E -= 1
+        return task
 
     def _draw(self) -> int:
         if not self._upcoming:

@@ -1,6 +1,6 @@
 """The network as a policy of stable-baselines3.
 
-Shape suffixes: B episodes.
+Shape suffixes: B episodes, A choices.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
-from env import ACTION_MASK, ITEM_CODE, RANK_CODES, RANK_COSTS, REMAINING
-from policies.network import LstmState, PlacementNetwork
+from env import ITEM_CODE, REMAINING
+from policies.network import LstmState, PlacementNetwork, choices_seen
 
 
 class PlacementPolicy(BasePolicy):
-    """PlacementNetwork with an Adam optimizer, for the observations of TablePlacementEnv.
+    """PlacementNetwork with an Adam optimizer, for the observations of PlacementEnv.
 
     Args:
-        observation_space: Of TablePlacementEnv.
-        action_space: Of TablePlacementEnv.
+        observation_space: Of PlacementEnv.
+        action_space: Of PlacementEnv.
         lr_schedule: Learning rate by remaining progress.
         use_sde: Not supported; the argument that stable-baselines3 hands to every policy.
     """
@@ -43,13 +43,11 @@ class PlacementPolicy(BasePolicy):
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=lr_schedule(1))
 
     def step(self, observation: dict[str, Tensor], before: LstmState) -> tuple[Tensor, Tensor, LstmState]:
-        """Scores of the ranks (B, R) and values (B,) of one step, and what the LSTM knows after it."""
+        """Scores of the choices (B, A) and values (B,) of one step, and what the LSTM knows after it."""
         states_TBS, after = self.network.states(observation[ITEM_CODE][None], observation[REMAINING][None], before)
         states_BS = states_TBS[0]
-        logits_BR = self.network.logits(
-            states_BS, observation[RANK_CODES], observation[RANK_COSTS], observation[ACTION_MASK].bool()
-        )
-        return logits_BR, self.network.values(states_BS), after
+        logits_BA = self.network.logits(states_BS, *choices_seen(observation))
+        return logits_BA, self.network.values(states_BS), after
 
     def predict(
         self,
@@ -58,7 +56,7 @@ class PlacementPolicy(BasePolicy):
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """Ranks for the upcoming items of B episodes, or of one, and what the LSTM knows after them."""
+        """Choices for the upcoming items of B episodes, or of one, and what the LSTM knows after them."""
         tensors, is_batch = self.obs_to_tensor(observation)
         assert isinstance(tensors, dict)
         before = self.network.initial_state(len(tensors[REMAINING]))
@@ -67,14 +65,14 @@ class PlacementPolicy(BasePolicy):
             if episode_start is not None:
                 before = keep(before, torch.as_tensor(~np.atleast_1d(episode_start)))
         with torch.no_grad():
-            logits_BR, _, after = self.step(tensors, before)
-        actions_B = choose(logits_BR, deterministic=deterministic).numpy()
+            logits_BA, _, after = self.step(tensors, before)
+        actions_B = choose(logits_BA, deterministic=deterministic).numpy()
         return (actions_B if is_batch else actions_B[0]), (after[0].numpy(), after[1].numpy())
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         assert isinstance(observation, dict)
-        logits_BR, _, _ = self.step(observation, self.network.initial_state(len(observation[REMAINING])))
-        return choose(logits_BR, deterministic=deterministic)
+        logits_BA, _, _ = self.step(observation, self.network.initial_state(len(observation[REMAINING])))
+        return choose(logits_BA, deterministic=deterministic)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {
@@ -90,10 +88,10 @@ def keep(state: LstmState, is_kept_B: Tensor) -> LstmState:
     return state[0] * kept_1B1, state[1] * kept_1B1
 
 
-def choose(logits_BR: Tensor, *, deterministic: bool, generator: torch.Generator | None = None) -> Tensor:
-    """Ranks with the highest score, or drawn by their probabilities; shape (B,)."""
+def choose(logits_BA: Tensor, *, deterministic: bool, generator: torch.Generator | None = None) -> Tensor:
+    """Choices with the highest score, or drawn by their probabilities; shape (B,)."""
     if deterministic:
-        return logits_BR.argmax(dim=-1)
+        return logits_BA.argmax(dim=-1)
     # Exponential races draw from a softmax without ever forming it, in one pass over the scores.
-    races_BR = torch.empty_like(logits_BR).exponential_(generator=generator).log_()
-    return (logits_BR - races_BR).argmax(dim=-1)
+    races_BA = torch.empty_like(logits_BA).exponential_(generator=generator).log_()
+    return (logits_BA - races_BA).argmax(dim=-1)

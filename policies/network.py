@@ -1,23 +1,34 @@
-"""The actor-critic network: an LSTM over the items, and one score per rank.
+"""The actor-critic network: an LSTM over the items, and one score per choice.
 
-Shape suffixes: T steps, B episodes, R ranks, H width of a code, S width of a state, C cost columns.
+Shape suffixes: T steps, B episodes, A choices, H width of a code, S width of a state, C cost columns, Z kinds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from env import NUM_COST_COLUMNS
+from env import (
+    ACTION_MASK,
+    CHOICE_CODES,
+    CHOICE_COSTS,
+    CHOICE_KINDS,
+    NUM_CHOICE_KINDS,
+    NUM_COST_COLUMNS,
+    ChoiceKind,
+    CostColumn,
+)
 
 STEP_WIDTH = 32
 COST_WIDTH = 32
 _NUM_LSTM_LAYERS = 2
-# The costs of a rank without and with the item, and how much the latter is above the cheapest rank's.
-_NUM_COST_INPUTS = NUM_COST_COLUMNS + 1
+#: Columns of which the network is also told how far they are above the best choice's.
+_MARGIN_COLUMNS = [CostColumn.WITH_ITEM, CostColumn.OBJECTIVE]
+_NUM_COST_INPUTS = NUM_COST_COLUMNS + len(_MARGIN_COLUMNS) + NUM_CHOICE_KINDS
 # An item is about a tenth of an even share, so differences between ranks are about that small at most.
 _MARGIN_SCALE = 8.0
 _POLICY_HIDDEN = (128, 128, 64)
@@ -28,22 +39,22 @@ LstmState = tuple[Tensor, Tensor]
 
 
 class PlacementNetwork(nn.Module):
-    """Scores the ranks for an upcoming item, and values states.
+    """Scores the choices for an upcoming item, and values states.
 
     A state joins the item's code with 32 numbers made of the step, and goes through a two-layer LSTM as wide as
-    itself. An action joins the rank's summed codes with 32 numbers made of its cost. The policy head scores state,
-    action and their product through layers of 128, 128, 64 and 1, the same for every rank: so any number of items
-    and ranks will do, and renumbering ranks renumbers the scores. Codes are made by the cost model's encoder, which
-    is shared, and reach the network in the units that TablePlacementEnv gives.
+    itself. An action joins the choice's codes with 32 numbers made of its costs and kind. The policy head scores
+    state, action and their product through layers of 128, 128, 64 and 1, the same for every choice: so any number of
+    items and ranks will do, and renumbering ranks renumbers the scores. Codes are made by the cost model's encoder,
+    which is shared, and reach the network in the units that PlacementEnv gives.
 
     Args:
         code_width: H, the width of the cost model's codes.
 
     Source:
         AutoShard Sec. 4.4 and C.1. Differs: inputs have no unit. A rank's cost is given as it is, with the upcoming
-        item, and as what the latter is above the cheapest rank's: after 20 updates of 96 episodes (80 tables, 8 ranks,
-        means of two seeds on 20 validation tasks) the balance was 0.984, with the first alone 0.936. Codes of the
-        learned cost model are 33 wide, as they carry a count, and so are layers made to their width.
+        item, as the objective and the memory that is left would be, and as what the second and third of these are
+        above the best choice's; so are choices other than ranks. Codes of the learned cost model are 34 wide, as they
+        carry two counts, and so are layers made to their width.
     """
 
     def __init__(self, code_width: int) -> None:
@@ -70,28 +81,42 @@ class PlacementNetwork(nn.Module):
         states_TBS, after = self.lstm(torch.cat([item_TBH, step_TBS], dim=-1), before)
         return states_TBS, after
 
-    def logits(self, states_BS: Tensor, codes_BRH: Tensor, costs_BRC: Tensor, mask_BR: Tensor) -> Tensor:
-        """Unnormalised log-probabilities of the ranks, shape (B, R); minus infinity where the mask is false."""
-        cost_BRS = torch.relu(self.cost_layer(_with_margin(costs_BRC, mask_BR)))
-        action_BRS = torch.cat([codes_BRH, cost_BRS], dim=-1)
+    def logits(
+        self, states_BS: Tensor, codes_BAH: Tensor, costs_BAC: Tensor, kinds_BAZ: Tensor, mask_BA: Tensor
+    ) -> Tensor:
+        """Unnormalised log-probabilities of the choices, shape (B, A); minus infinity where the mask is false."""
+        cost_BAS = torch.relu(self.cost_layer(_with_margins(costs_BAC, kinds_BAZ, mask_BA)))
+        action_BAS = torch.cat([codes_BAH, cost_BAS], dim=-1)
         first = self.policy_first
-        # Every rank sees the same state, so the first layer's part for the state is computed once, not R times.
-        of_state_BS, of_rank_BRS = first.weight.split([self.state_width, 2 * self.state_width], dim=1)
-        hidden = functional.linear(torch.cat([action_BRS, states_BS[:, None] * action_BRS], dim=-1), of_rank_BRS)
+        # Every choice sees the same state, so the first layer's part for the state is computed once, not A times.
+        of_state_BS, of_choice_BAS = first.weight.split([self.state_width, 2 * self.state_width], dim=1)
+        hidden = functional.linear(torch.cat([action_BAS, states_BS[:, None] * action_BAS], dim=-1), of_choice_BAS)
         hidden = hidden + functional.linear(states_BS, of_state_BS, first.bias)[:, None]
-        scores_BR = self.policy_rest(hidden)[..., 0]
-        return scores_BR.masked_fill(~mask_BR, -torch.inf)
+        scores_BA = self.policy_rest(hidden)[..., 0]
+        return scores_BA.masked_fill(~mask_BA, -torch.inf)
 
     def values(self, states_BS: Tensor) -> Tensor:
         """Expected rewards, shape (B,)."""
         return self.value_head(states_BS)[..., 0]
 
 
-def _with_margin(costs_BRC: Tensor, mask_BR: Tensor) -> Tensor:
-    with_item_BR = costs_BRC[..., -1]
-    cheapest_B1 = with_item_BR.masked_fill(~mask_BR, torch.inf).amin(dim=-1, keepdim=True)
-    margin_BR = _MARGIN_SCALE * (with_item_BR - cheapest_B1)
-    return torch.cat([costs_BRC, margin_BR[..., None]], dim=-1)
+def choices_seen(observation: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `PlacementNetwork.logits` reads of an observation: codes, costs, kinds and the mask of the choices."""
+    return (
+        observation[CHOICE_CODES],
+        observation[CHOICE_COSTS],
+        observation[CHOICE_KINDS],
+        observation[ACTION_MASK].bool(),
+    )
+
+
+def _with_margins(costs_BAC: Tensor, kinds_BAZ: Tensor, mask_BA: Tensor) -> Tensor:
+    compared_BAC = costs_BAC[..., _MARGIN_COLUMNS]
+    # A split places nothing, so what it leads to cannot be told in the same numbers.
+    is_place_BA = mask_BA & (kinds_BAZ[..., ChoiceKind.SPLIT] == 0)
+    best_B1C = compared_BAC.masked_fill(~is_place_BA[..., None], torch.inf).amin(dim=1, keepdim=True)
+    margins_BAC = _MARGIN_SCALE * (compared_BAC - best_B1C)
+    return torch.cat([costs_BAC, margins_BAC, kinds_BAZ], dim=-1)
 
 
 def _mlp(*widths: int) -> nn.Sequential:

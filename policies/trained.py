@@ -14,7 +14,8 @@ from policies import POLICY_KIND
 from policies.network import PlacementNetwork
 from policies.weights import load_arrays, to_arrays, with_prefix
 
-CARD_SCHEMA = "autoshard.policy/1"
+#: Changes whenever the environment shows something else: a network reads what it was trained on only.
+CARD_SCHEMA = "autoshard.policy/2"
 _POLICY_PREFIX, _COST_PREFIX = "policy.", "cost."
 
 
@@ -100,7 +101,11 @@ class TrainedPolicy:
 def _read(stored: StoredModel, source: str) -> TrainedPolicy:
     card = stored.card
     if card.get("schema") != CARD_SCHEMA:
-        raise ModelError(f"must be {CARD_SCHEMA}, got {card.get('schema')!r}", field="schema", source=source)
+        raise ModelError(
+            f"must be {CARD_SCHEMA}, got {card.get('schema')!r}; `autoshard train policy` makes one that can be read",
+            field="schema",
+            source=source,
+        )
     try:
         described, width = card["cost_model"], int(card["code_width"])
         cost_id, cost_card = described["id"], described["card"]

@@ -1,6 +1,6 @@
 """V-trace actor-critic as an algorithm of stable-baselines3.
 
-Shape suffixes: T steps, E episodes, B = T * E, R ranks, S width of a state.
+Shape suffixes: T steps, E episodes, B = T * E, A choices, S width of a state.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from torch import Tensor
 
 from autoshard.core.errors import InvalidOptionError
-from env import ACTION_MASK, ITEM_CODE, RANK_CODES, RANK_COSTS, REMAINING
+from env import ITEM_CODE, REMAINING
 from policies.actor_critic import PlacementPolicy, choose, keep
-from policies.network import LstmState
+from policies.network import LstmState, choices_seen
 from policies.returns import vtrace_returns
 from policies.trajectories import Tensors, Trajectories, TrajectoryRecorder
 
@@ -64,7 +64,7 @@ class VTrace(OnPolicyAlgorithm):
 
     Args:
         policy: PlacementPolicy, or a class derived from it.
-        env: Environments with the spaces of TablePlacementEnv; AutoShard's preset has 8. PlacementVecEnv is fastest.
+        env: Environments with the spaces of PlacementEnv; AutoShard's preset has 8. PlacementVecEnv is fastest.
         settings: How to learn.
         seed: Source of randomness of the network's first weights and of actions.
         device: Where the network lives.
@@ -147,9 +147,9 @@ class VTrace(OnPolicyAlgorithm):
             observation = self._to_tensors(self._last_obs)
             starts_E = self._last_episode_starts
             before = keep(self._lstm_state, torch.as_tensor(~starts_E, device=self.device))
-            logits_ER, _, self._lstm_state = self.policy.step(observation, before)
-            actions_E = choose(logits_ER, deterministic=False)
-            log_probs_E = _log_prob(logits_ER, actions_E)
+            logits_EA, _, self._lstm_state = self.policy.step(observation, before)
+            actions_E = choose(logits_EA, deterministic=False)
+            log_probs_E = _log_prob(logits_EA, actions_E)
             self._last_obs, rewards_E, dones_E, infos = env.step(actions_E.cpu().numpy())  # type: ignore[assignment]
             self._last_episode_starts = dones_E
             recorder.add(
@@ -191,17 +191,9 @@ class VTrace(OnPolicyAlgorithm):
         observations = self._learner_observations(data)
         states_TES, after = self._states(observations, data)
         values_TE = self.policy.network.values(states_TES)
-        states_BS, codes_BRH, costs_BRC, mask_BR = (
-            values.flatten(0, 1)
-            for values in (
-                states_TES,
-                observations[RANK_CODES],
-                observations[RANK_COSTS],
-                observations[ACTION_MASK].bool(),
-            )
-        )
-        logits_BR = self.policy.network.logits(states_BS, codes_BRH, costs_BRC, mask_BR)
-        log_probs_TE = _log_prob(logits_BR, data.actions_TE.flatten()).view_as(values_TE)
+        seen = [values.flatten(0, 1) for values in (states_TES, *choices_seen(observations))]
+        logits_BA = self.policy.network.logits(*seen)
+        log_probs_TE = _log_prob(logits_BA, data.actions_TE.flatten()).view_as(values_TE)
         returns = vtrace_returns(
             (log_probs_TE - data.log_probs_TE).detach(),
             self.settings.discount * (~data.dones_TE).float(),
@@ -212,7 +204,7 @@ class VTrace(OnPolicyAlgorithm):
         advantages_TE = returns.advantages_TB
         if self.settings.compare_within_task:
             advantages_TE = compared_within_task(advantages_TE, data.tasks_TE)
-        entropy_B = _entropy(logits_BR)
+        entropy_B = _entropy(logits_BA)
         num_trajectories = values_TE.shape[1]
         policy_loss = -(log_probs_TE * advantages_TE).sum() / num_trajectories
         value_loss = 0.5 * (returns.targets_TB - values_TE).square().sum() / num_trajectories
@@ -272,11 +264,11 @@ def _group_means(values_B: Tensor, group_B: Tensor, num_groups: int) -> Tensor:
     return (sums_G / counts_G.clamp(min=1))[group_B]
 
 
-def _log_prob(logits_BR: Tensor, actions_B: Tensor) -> Tensor:
-    return logits_BR.log_softmax(dim=-1).gather(-1, actions_B[..., None])[..., 0]
+def _log_prob(logits_BA: Tensor, actions_B: Tensor) -> Tensor:
+    return logits_BA.log_softmax(dim=-1).gather(-1, actions_B[..., None])[..., 0]
 
 
-def _entropy(logits_BR: Tensor) -> Tensor:
-    log_probs_BR = logits_BR.log_softmax(dim=-1)
-    # Masked ranks have log-probability minus infinity and contribute nothing.
-    return -(log_probs_BR.exp() * log_probs_BR.clamp(min=torch.finfo(log_probs_BR.dtype).min)).sum(dim=-1)
+def _entropy(logits_BA: Tensor) -> Tensor:
+    log_probs_BA = logits_BA.log_softmax(dim=-1)
+    # Masked choices have log-probability minus infinity and contribute nothing.
+    return -(log_probs_BA.exp() * log_probs_BA.clamp(min=torch.finfo(log_probs_BA.dtype).min)).sum(dim=-1)

@@ -87,6 +87,21 @@ class StepCost:
         self._weights = {part: _weights(part, costs, self._rest) for part in StepPart}
         self._groups = [np.arange(problem.num_ranks) // level.size for level in problem.topology.levels]
 
+    def prices_alike(self, other: StepCost) -> bool:
+        """Whether both make the same step of the same sums, so that their placements can be priced together."""
+        mine, theirs = self._rest.times, other._rest.times
+        ranked = {part.value: 0.0 for part in PARTS}
+        return (
+            self._costs is other._costs
+            and self.problem.model is other.problem.model
+            and self.problem.topology == other.problem.topology
+            and self._kinds == other._kinds
+            and self._weights == other._weights
+            and self._rest.overlap is other._rest.overlap
+            and (self.problem.tables.dense is None) == (other.problem.tables.dense is None)
+            and replace(mine, **ranked) == replace(theirs, **ranked)
+        )
+
     def sums(self, ranks_N: RankArray) -> StepSums:
         """What each rank holds in one placement; B is 1."""
         problem = self.problem

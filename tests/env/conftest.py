@@ -1,6 +1,7 @@
 """Small placement problems on the analytic cost model."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,15 +9,20 @@ import pytest
 from autoshard.core import (
     AccessProfile,
     Constraints,
+    Costs,
     EmbeddingTable,
     Feature,
     Level,
     Link,
     MemoryBytes,
+    RowRange,
+    RowsBy,
+    Shard,
     TableSet,
+    Tier,
     Topology,
 )
-from autoshard.evaluation.analytic import AnalyticCostModel
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
 from autoshard.planners.placement import PlacementProblem
 
 
@@ -25,9 +31,32 @@ def model():
     return AnalyticCostModel.for_device("cpu")
 
 
+TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
+
+
+@pytest.fixture(scope="session")
+def costs(model):
+    return Costs(kernel=model, comm=AlphaBetaComm())
+
+
+def _row_groups(table):
+    """The table in three segments of falling access frequency, or whole if it is that small."""
+    ends = sorted({0, table.num_embeddings // 20, table.num_embeddings // 4, table.num_embeddings})
+    return [
+        Shard(
+            table=table,
+            rows=RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK),
+            columns=(0, table.embedding_dim),
+        )
+        for start, stop in pairwise(ends)
+    ]
+
+
 @pytest.fixture(scope="session")
 def make_problem(model):
-    def make(num_tables=7, num_ranks=3, seed=0, hbm_bytes=1 << 40, pinned=None):
+    """Tables drawn at random, whole or in row groups, on ranks of one node or of nodes of two."""
+
+    def make(num_tables=7, num_ranks=3, seed=0, hbm_bytes=1 << 40, pinned=None, groups=False, tiers=(), overrides=()):
         rng = np.random.default_rng(seed)
         tables = []
         for index in range(num_tables):
@@ -36,20 +65,23 @@ def make_problem(model):
                 EmbeddingTable(
                     name=f"t{index}",
                     num_embeddings=rows,
-                    embedding_dim=int(rng.choice([16, 32, 64])),
+                    embedding_dim=int(rng.choice([4, 16, 32, 64])),
                     features=(Feature(name=f"f{index}", pooling_factor=float(rng.uniform(0.5, 40))),),
                     access=AccessProfile.zipf(rows, float(rng.uniform(0, 1.2))),
                 )
             )
         for index, ranks in (pinned or {}).items():
             tables[index] = replace(tables[index], constraints=Constraints(pinned_ranks=ranks))
-        link = Link(bytes_per_s=1e9)
+        link = Link(bytes_per_s=1e9, latency_s=1e-5)
+        sizes = (2, num_ranks) if num_ranks % 2 == 0 and num_ranks > 2 else (num_ranks,)
         topology = Topology(
             world_size=num_ranks,
             device="cpu",
             memory_bytes=MemoryBytes(hbm=hbm_bytes),
-            levels=(Level(name="node", size=num_ranks, all_to_all=link, all_reduce=link),),
+            levels=tuple(Level(name=f"level{size}", size=size, all_to_all=link, all_reduce=link) for size in sizes),
+            overrides=tuple((rank, MemoryBytes(hbm=size)) for rank, size in overrides),
         )
-        return PlacementProblem.table_wise(TableSet(batch_size=256, tables=tuple(tables)), topology, model)
+        shards = [part for table in tables for part in (_row_groups(table) if groups else [Shard.whole(table)])]
+        return PlacementProblem.of(TableSet(batch_size=256, tables=tuple(tables)), topology, model, shards, tiers)
 
     return make

@@ -2,17 +2,19 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from autoshard.core import Tier
 from autoshard.core.errors import InvalidOptionError
-from env import PlacementBatch, PlacementTask, TablePlacementEnv
+from env import Objective, PlacementBatch, PlacementEnv, PlacementTask
+
+TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
 
 OWNERS = np.array([0, 1, 2, 3, 0, 3])
 
 
 @pytest.fixture(scope="module")
 def problems(make_problem):
+    """Of different sizes, with pinned tables, and short of memory."""
     tight = int(make_problem(num_tables=9, seed=2).bytes_N.sum() * 0.45)
     return [
         make_problem(num_tables=7, seed=0),
@@ -22,29 +24,37 @@ def problems(make_problem):
     ]
 
 
+@pytest.fixture(scope="module")
+def grouped(make_problem):
+    """Row groups on four ranks of two nodes, that may be shared."""
+
+    def make(num_tables, seed, share=None, **options):
+        options = {"num_tables": num_tables, "num_ranks": 4, "seed": seed, "groups": True, "tiers": TIERS, **options}
+        if share is not None:
+            options["hbm_bytes"] = int(make_problem(**options).bytes_N.sum() * share)
+        return make_problem(**options)
+
+    return [make(3, 0), make(2, 1, pinned={0: (1,)}), make(4, 2, share=0.28), make(1, 3)]
+
+
 def assert_same(single, batch, episode):
     assert single.keys() == batch.keys()
     for key, value in single.items():
         assert batch[key].dtype == value.dtype, key
-        assert batch[key][episode] == pytest.approx(value, rel=1e-5, abs=1e-6), key
+        assert batch[key][episode] == pytest.approx(value, rel=1e-4, abs=2e-6), key
 
 
-@pytest.mark.parametrize("measured", [False, True])
-@given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=15)
-def test_every_step_equals_that_of_single_environments(problems, measured, seed):
-    rng = np.random.default_rng(seed)
-    reward_ms = (lambda problem, ranks_N: problem.rank_ms(ranks_N) ** 2 + 0.1) if measured else None
-    envs = [TablePlacementEnv(problems, reward_ms) for _ in OWNERS]
+def play_both(envs, batch, rng, *, by_mask):
+    """Plays the same episodes alone and in a batch, and compares all that they show."""
     singles = [env.reset(options={"task": owner})[0] for env, owner in zip(envs, OWNERS, strict=True)]
-    batch = PlacementBatch([PlacementTask.of(problem) for problem in problems], len(OWNERS), reward_ms)
     batch.begin(np.arange(len(OWNERS)), OWNERS)
     live = set(range(len(OWNERS)))
     while live:
         observed = batch.observe()
         for episode in live:
             assert_same(singles[episode], observed, episode)
-        actions = rng.integers(0, 3, len(OWNERS))
+        mask = observed["action_mask"]
+        actions = (rng.random(mask.shape) * (mask if by_mask else 1)).argmax(axis=1)
         finished = batch.step(actions)
         for episode in sorted(live):
             singles[episode], reward, done, _, info = envs[episode].step(actions[episode])
@@ -54,12 +64,38 @@ def test_every_step_equals_that_of_single_environments(problems, measured, seed)
                 continue
             live.remove(episode)
             place = finished.episodes_D.tolist().index(episode)
-            assert finished.rewards_D[place] == pytest.approx(reward, rel=1e-5)
-            assert finished.cost_ms_DR[place] == pytest.approx(info["cost_ms"], rel=1e-5)
+            assert finished.rewards_D[place] == pytest.approx(reward, rel=1e-4)
+            assert finished.cost_ms_DR[place] == pytest.approx(info["cost_ms"], rel=1e-4)
+            assert finished.objective_ms_D[place] == pytest.approx(info["objective_ms"], rel=1e-4)
             assert finished.ranks[place].tolist() == info["ranks"].tolist()
+            assert finished.problems[place].shards == info["problem"].shards
             assert bool(finished.is_feasible_D[place]) == info["is_feasible"]
+            assert info["is_feasible"] or not by_mask
             assert_same(singles[episode], batch.observe(), episode)
     assert batch.is_done.all()
+
+
+@pytest.mark.parametrize("by_mask", [False, True])
+@pytest.mark.parametrize("measured", [False, True])
+def test_every_step_equals_that_of_single_environments(problems, measured, by_mask):
+    reward_ms = (lambda problem, ranks_N: problem.rank_ms(ranks_N) ** 2 + 0.1) if measured else None
+    envs = [PlacementEnv(problems, reward_ms=reward_ms) for _ in OWNERS]
+    batch = PlacementBatch([PlacementTask.of(problem) for problem in problems], len(OWNERS), reward_ms)
+    for seed in range(10):
+        play_both(envs, batch, np.random.default_rng(seed), by_mask=by_mask)
+
+
+@pytest.mark.parametrize("objective", Objective)
+@pytest.mark.parametrize("max_splits", [0, 2])
+@pytest.mark.parametrize("mode", ["tables", "groups"])
+def test_it_does_so_in_all_modes_for_all_objectives(problems, grouped, costs, mode, max_splits, objective):
+    chosen = problems if mode == "tables" else grouped
+    options = {"objective": objective, "costs": costs, "max_splits": max_splits}
+    envs = [PlacementEnv(chosen, **options) for _ in OWNERS]
+    batch = PlacementBatch([PlacementTask.of(problem, **options) for problem in chosen], len(OWNERS))
+    for seed in range(2):
+        for by_mask in (False, True):
+            play_both(envs, batch, np.random.default_rng(seed), by_mask=by_mask)
 
 
 def test_an_episode_that_is_begun_anew_starts_from_nothing(problems):

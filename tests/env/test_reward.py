@@ -3,15 +3,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env import placement_reward
+from env import Objective, kernel_score, placement_reward
 
 costs = st.lists(st.floats(0, 1e6), min_size=2, max_size=6)
 byte_counts = st.integers(0, 1 << 50)
 
 
 def reward(cost_ms, held, capacity, num_forbidden=0):
-    arrays = (np.array([cost_ms]), np.array([held]), np.array([capacity]), np.array([num_forbidden]))
-    return float(placement_reward(*arrays)[0])
+    score = kernel_score(Objective.BALANCE, np.array([cost_ms]), np.array([1.0]))
+    return float(placement_reward(score, np.array([held]), np.array([capacity]), np.array([num_forbidden]))[0])
 
 
 def test_balance_is_min_over_max():
@@ -56,3 +56,8 @@ def test_closer_to_fitting_scores_higher_whatever_the_costs(capacity, over, furt
 def test_a_forbidden_rank_scores_below_any_placement_within_the_limits():
     assert reward([1.0, 1.0], [1, 1], [9, 9], num_forbidden=1) == -1.0
     assert reward([1.0, 1.0], [1, 1], [9, 9], num_forbidden=2) == -2.0
+
+
+def test_the_slowest_rank_is_scored_against_an_even_share():
+    cost_ms = np.array([[2.0, 4.0], [0.0, 0.0]])
+    assert kernel_score(Objective.MAX_KERNEL, cost_ms, np.array([3.0, 1.0])).tolist() == [0.75, 1.0]

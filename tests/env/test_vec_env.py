@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from autoshard.core.errors import InvalidOptionError
-from env import PlacementTask, PlacementVecEnv, TablePlacementEnv
+from env import PlacementEnv, PlacementTask, PlacementVecEnv
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_its_episodes_are_those_of_the_single_environment(problems, tasks):
     venv = PlacementVecEnv(tasks, num_groups=2, num_rollouts=2)
     venv.seed(3)
     observation = venv.reset()
-    envs = [TablePlacementEnv(problems) for _ in range(4)]
+    envs = [PlacementEnv(problems) for _ in range(4)]
     singles = [
         env.reset(options={"task": task})[0] for env, task in zip(envs, venv.get_attr("task_index"), strict=True)
     ]
@@ -79,7 +79,7 @@ def test_draws_go_on_where_a_saved_state_left_off(tasks):
     later.reset()
     observation = later.restore_draws(state)
     assert later.get_attr("task_index") == venv.get_attr("task_index")
-    assert (observation["rank_codes"] == 0).all()
+    assert (observation["choice_codes"] == 0).all()
     rng = np.random.default_rng(0)
     for _ in range(30):
         actions = rng.integers(0, 3, 4)

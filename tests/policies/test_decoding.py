@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.utils import ConstantSchedule
 
-from env import PlacementTask, TablePlacementEnv
+from autoshard.core.errors import InfeasiblePlanError
+from env import PlacementEnv, PlacementTask
 from policies.actor_critic import PlacementPolicy
 from policies.decoding import decode
 
@@ -20,22 +21,28 @@ def tasks(make_tasks):
 @pytest.fixture(scope="module")
 def policy(tasks):
     torch.manual_seed(1)
-    env = TablePlacementEnv([task.problem for task in tasks])
+    env = PlacementEnv([task.problem for task in tasks])
     return PlacementPolicy(env.observation_space, env.action_space, ConstantSchedule(1e-3))
 
 
-def test_a_decode_is_the_policy_playing_the_environment(tasks, policy):
-    env = TablePlacementEnv([task.problem for task in tasks])
-    placements = decode(policy.network, tasks)
+@pytest.mark.parametrize("max_splits", [0, 1])
+def test_a_decode_is_the_policy_playing_the_environment(tasks, policy, max_splits):
+    # Empty ranks look alike, and then rounding would decide: so each has a little more memory than the last.
+    problems = [replace(task.problem, capacity_R=task.problem.bytes_N.sum() * np.array([4, 5, 7])) for task in tasks]
+    env = PlacementEnv(problems, max_splits=max_splits)
+    player = PlacementPolicy(env.observation_space, env.action_space, ConstantSchedule(1e-3))
+    player.network = policy.network
+    placements = decode(policy.network, env.tasks)
     for index in range(len(tasks)):
         observation, _ = env.reset(options={"task": index})
         state, done = None, False
         while not done:
-            action, state = policy.predict(observation, state, deterministic=True)
+            action, state = player.predict(observation, state, deterministic=True)
             observation, reward, done, _, info = env.step(action)
         assert placements.ranks[index].tolist() == info["ranks"].tolist()
         assert placements.rewards_E[index] == pytest.approx(reward, rel=1e-5)
         assert placements.cost_ms_ER[index] == pytest.approx(info["cost_ms"], rel=1e-5)
+        assert placements.problems[index].shards == info["problem"].shards
 
 
 def test_samples_come_task_by_task_and_by_the_generator(tasks, policy):
@@ -49,19 +56,21 @@ def test_samples_come_task_by_task_and_by_the_generator(tasks, policy):
     assert len({tuple(ranks) for ranks in first.ranks[5:10]}) > 1
 
 
-@given(seed=st.integers(0, 10_000), share=st.floats(0.4, 1.5))
+@given(seed=st.integers(0, 10_000), share=st.floats(0.37, 1.0))
 @settings(max_examples=20)
-def test_limits_hold_wherever_the_mask_leaves_a_choice(make_problem, policy, seed, share):
+def test_limits_hold_however_little_room_there_is(make_problem, policy, seed, share):
     rng = np.random.default_rng(seed)
     rows = rng.integers(10, 5000, 8).tolist()
     free = make_problem(rng.uniform(1, 5, 8).tolist(), num_ranks=3, rows=rows)
     hbm_bytes = max(int(free.bytes_N.sum() * share), int(free.bytes_N.max()))
     problem = make_problem(rng.uniform(1, 5, 8).tolist(), num_ranks=3, rows=rows, hbm_bytes=hbm_bytes)
-    placements = decode(policy.network, [PlacementTask.of(problem)])
-    assert placements.is_feasible_E[0] == problem.is_feasible(placements.ranks[0])
-    # Here every rank could hold everything.
-    if share > 1:
-        assert placements.is_feasible_E[0]
+    try:
+        task = PlacementTask.of(problem)
+    except InfeasiblePlanError:
+        return
+    placements = decode(policy.network, [task], num_samples=4, generator=torch.Generator().manual_seed(seed))
+    assert placements.is_feasible_E.all()
+    assert all(problem.is_feasible(ranks_N) for ranks_N in placements.ranks)
 
 
 def test_renumbering_ranks_that_are_not_alike_renumbers_the_placement(make_problem, policy):

@@ -18,10 +18,12 @@ def inputs(num_episodes, num_ranks, seed=0, width=WIDTH):
     generator = torch.Generator().manual_seed(seed)
     states = torch.randn(num_episodes, width + 32, generator=generator)
     codes = torch.randn(num_episodes, num_ranks, width, generator=generator)
-    costs = torch.rand(num_episodes, num_ranks, 2, generator=generator)
+    costs = torch.rand(num_episodes, num_ranks, 4, generator=generator)
+    kinds = torch.eye(5)[torch.randint(5, (num_episodes, num_ranks), generator=generator)]
+    kinds[:, 0] = torch.eye(5)[0]
     mask = torch.rand(num_episodes, num_ranks, generator=generator) < 0.7
     mask[:, 0] = True
-    return states, codes, costs, mask
+    return states, codes, costs, kinds, mask
 
 
 def test_layers_are_as_wide_as_the_papers(network):
@@ -38,40 +40,43 @@ def test_layers_are_as_wide_as_the_papers(network):
 
 
 @given(num_episodes=st.integers(1, 4), num_ranks=st.integers(1, 9), seed=st.integers(0, 1000))
-def test_renumbering_ranks_renumbers_the_scores(network, num_episodes, num_ranks, seed):
-    states, codes, costs, mask = inputs(num_episodes, num_ranks, seed)
+def test_renumbering_choices_renumbers_the_scores(network, num_episodes, num_ranks, seed):
+    states, codes, costs, kinds, mask = inputs(num_episodes, num_ranks, seed)
     order = torch.randperm(num_ranks, generator=torch.Generator().manual_seed(seed))
-    scores = network.logits(states, codes, costs, mask)
-    renumbered = network.logits(states, codes[:, order], costs[:, order], mask[:, order])
+    scores = network.logits(states, codes, costs, kinds, mask)
+    renumbered = network.logits(states, codes[:, order], costs[:, order], kinds[:, order], mask[:, order])
     assert torch.allclose(renumbered, scores[:, order], atol=1e-5)
 
 
 def test_ranks_alike_score_alike(network):
-    states, codes, costs, _ = inputs(3, 5)
-    codes[:, 4], costs[:, 4] = codes[:, 1], costs[:, 1]
-    scores = network.logits(states, codes, costs, torch.ones(3, 5, dtype=torch.bool))
+    states, codes, costs, kinds, _ = inputs(3, 5)
+    codes[:, 4], costs[:, 4], kinds[:, 4] = codes[:, 1], costs[:, 1], kinds[:, 1]
+    scores = network.logits(states, codes, costs, kinds, torch.ones(3, 5, dtype=torch.bool))
     assert torch.allclose(scores[:, 4], scores[:, 1], atol=1e-6)
     assert not torch.allclose(scores[:, 4], scores[:, 2], atol=1e-4)
 
 
 def test_masked_ranks_are_never_chosen_and_do_not_touch_the_others(network):
-    states, codes, costs, mask = inputs(6, 5)
-    scores = network.logits(states, codes, costs, mask)
+    states, codes, costs, kinds, mask = inputs(6, 5)
+    scores = network.logits(states, codes, costs, kinds, mask)
     assert (scores.isneginf() == ~mask).all()
     costs[~mask] = -100.0
     codes[~mask] = 100.0
-    assert torch.allclose(network.logits(states, codes, costs, mask)[mask], scores[mask])
+    assert torch.allclose(network.logits(states, codes, costs, kinds, mask)[mask], scores[mask])
 
 
 def test_the_first_layer_in_two_parts_is_the_layer_on_state_action_and_product(network):
-    states, codes, costs, mask = inputs(4, 3)
-    cheapest = costs[..., 1].masked_fill(~mask, torch.inf).amin(dim=1, keepdim=True)
-    costs_and_margin = torch.cat([costs, 8.0 * (costs[..., 1] - cheapest)[..., None]], dim=-1)
-    actions = torch.cat([codes, torch.relu(network.cost_layer(costs_and_margin))], dim=-1)
+    states, codes, costs, kinds, mask = inputs(4, 3)
+    places = mask & (kinds[..., 4] == 0)
+    margins = []
+    for column in (1, 2):
+        best = costs[..., column].masked_fill(~places, torch.inf).amin(dim=1, keepdim=True)
+        margins.append(8.0 * (costs[..., column] - best)[..., None])
+    actions = torch.cat([codes, torch.relu(network.cost_layer(torch.cat([costs, *margins, kinds], dim=-1)))], dim=-1)
     repeated = states[:, None].expand_as(actions)
     joined = torch.cat([repeated, actions, repeated * actions], dim=-1)
     expected = network.policy_rest(network.policy_first(joined))[..., 0]
-    assert torch.allclose(network.logits(states, codes, costs, mask)[mask], expected[mask], atol=1e-5)
+    assert torch.allclose(network.logits(states, codes, costs, kinds, mask)[mask], expected[mask], atol=1e-5)
 
 
 def test_states_of_many_steps_are_those_of_one_step_after_the_other(network):
@@ -87,6 +92,6 @@ def test_states_of_many_steps_are_those_of_one_step_after_the_other(network):
 @pytest.mark.parametrize("width", [3, 33])
 def test_any_width_of_codes_will_do(width):
     network = PlacementNetwork(width)
-    states, codes, costs, mask = inputs(2, 4, width=width)
-    assert network.logits(states, codes, costs, mask).shape == (2, 4)
+    states, codes, costs, kinds, mask = inputs(2, 4, width=width)
+    assert network.logits(states, codes, costs, kinds, mask).shape == (2, 4)
     assert network.values(states).shape == (2,)

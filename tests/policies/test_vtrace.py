@@ -6,7 +6,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from env import PlacementTask, PlacementVecEnv, TablePlacementEnv
+from env import PlacementEnv, PlacementTask, PlacementVecEnv
 from policies.actor_critic import PlacementPolicy
 from policies.decoding import decode
 from policies.vtrace import VTrace, VTraceSettings, compared_within_task
@@ -23,8 +23,9 @@ class Checked(VTrace):
         observations = data.observations
         logits = self.policy.network.logits(
             states_TES.flatten(0, 1),
-            observations["rank_codes"].flatten(0, 1),
-            observations["rank_costs"].flatten(0, 1),
+            observations["choice_codes"].flatten(0, 1),
+            observations["choice_costs"].flatten(0, 1),
+            observations["choice_kinds"].flatten(0, 1),
             observations["action_mask"].flatten(0, 1).bool(),
         )
         log_probs = logits.log_softmax(-1).gather(-1, data.actions_TE.flatten()[:, None])[:, 0]
@@ -72,7 +73,7 @@ def test_training_solves_a_toy_problem_and_unseen_ones_like_it(make_problem):
 
 
 def test_the_papers_preset_learns_on_plain_environments(problems):
-    env = DummyVecEnv([lambda: TablePlacementEnv(problems[:1])] * 8)
+    env = DummyVecEnv([lambda: PlacementEnv(problems[:1])] * 8)
     algorithm = quiet(VTrace(PlacementPolicy, env, seed=0))
     before = {name: value.clone() for name, value in algorithm.policy.network.named_parameters()}
     algorithm.learn(2 * 100 * 8, log_interval=None)
@@ -91,7 +92,7 @@ def test_callbacks_and_evaluation_of_stable_baselines3_work(problems):
             calls.append(self.num_timesteps)
             return len(calls) < 9
 
-    algorithm = VTrace(PlacementPolicy, TablePlacementEnv(problems), VTraceSettings(num_steps=4), seed=0)
+    algorithm = VTrace(PlacementPolicy, PlacementEnv(problems), VTraceSettings(num_steps=4), seed=0)
     quiet(algorithm).learn(100, callback=Stops())
     assert calls == list(range(1, 10))
     rewards, lengths = evaluate_policy(algorithm, algorithm.get_env(), n_eval_episodes=6, return_episode_rewards=True)

@@ -1,0 +1,177 @@
+"""How fast the environment and its twin step: `python -m env.speed --registry registry`.
+
+Shape suffixes: E episodes, A choices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core import CostModel, Level, Link, MemoryBytes, TableSet, Topology
+from autoshard.core.errors import AutoshardError
+from autoshard.evaluation.analytic import AnalyticCostModel
+from autoshard.formats import load_tables
+from autoshard.formats.files import atomic_write
+from autoshard.planners.placement import PlacementProblem
+from costmodel import LearnedCostModel, Registry
+from costmodel.speed import machine
+from env.observation import ACTION_MASK
+from env.placement_env import PlacementEnv
+from env.task import PlacementTask
+from env.vec_env import PlacementVecEnv
+
+SCHEMA: Final = "autoshard.env_speed/1"
+_POOL, _SCALE, _DEVICE = "metasyn", 64, "cpu"
+# A single environment is slow enough to be timed by few episodes.
+_SINGLE_EPISODES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSpeed:
+    """Tables placed per second, medians of several runs in turn.
+
+    Attributes:
+        cost_model: Name of the model that prices.
+        num_tasks: Episodes that the twin plays at once, each of a task of its own.
+        num_tables: Tables of each task.
+        num_ranks: Ranks of each task.
+        memory: What a rank can hold, in even shares of all tables.
+        num_runs: Runs of each environment.
+        single_tables_per_s: Of one PlacementEnv.
+        batch_tables_per_s: Of one PlacementVecEnv.
+        ratio: Median of the runs' ratios.
+    """
+
+    cost_model: str
+    num_tasks: int
+    num_tables: int
+    num_ranks: int
+    memory: float
+    num_runs: int
+    single_tables_per_s: float
+    batch_tables_per_s: float
+    ratio: float
+
+
+def draw_problems(
+    pool: TableSet, model: CostModel, *, num_tasks: int, num_tables: int, num_ranks: int, memory: float
+) -> list[PlacementProblem]:
+    """Problems of tables drawn from a pool, whose ranks can hold `memory` even shares each."""
+    link = Link(bytes_per_s=1e9)
+    level = Level(name="all", size=num_ranks, all_to_all=link, all_reduce=link)
+    problems = []
+    for seed in range(num_tasks):
+        tables = pool.sample(num_tables, seed)
+        share = sum(table.hbm_bytes for table in tables.tables) / num_ranks
+        hbm = max(int(memory * share), max(table.hbm_bytes for table in tables.tables))
+        topology = Topology(world_size=num_ranks, device=_DEVICE, memory_bytes=MemoryBytes(hbm=hbm), levels=(level,))
+        problems.append(PlacementProblem.table_wise(tables, topology, model))
+    return problems
+
+
+def measure(problems: Sequence[PlacementProblem], *, memory: float, num_runs: int) -> EnvSpeed:
+    """Plays both environments in turn with actions drawn by the mask; only `step` is timed."""
+    venv = PlacementVecEnv([PlacementTask.of(problem) for problem in problems], len(problems), 1)
+    env = PlacementEnv(problems[:_SINGLE_EPISODES])
+    runs = [(_single_speed(env, seed), _batch_speed(venv, problems, seed)) for seed in range(num_runs + 1)]
+    single, batch = np.array(runs[1:]).T  # the first warms caches and clocks
+    return EnvSpeed(
+        cost_model=problems[0].model.name,
+        num_tasks=len(problems),
+        num_tables=problems[0].num_items,
+        num_ranks=problems[0].num_ranks,
+        memory=memory,
+        num_runs=num_runs,
+        single_tables_per_s=float(np.median(single)),
+        batch_tables_per_s=float(np.median(batch)),
+        ratio=float(np.median(batch / single)),
+    )
+
+
+def _single_speed(env: PlacementEnv, seed: int) -> float:
+    rng, taken_s, num_tables = np.random.default_rng(seed), 0.0, 0
+    for task in range(len(env.tasks)):
+        observation, _ = env.reset(options={"task": task})
+        done = False
+        while not done:
+            action = _draw(observation[ACTION_MASK][None], rng)[0]
+            started_s = time.perf_counter()
+            observation, _, done, _, _ = env.step(action)
+            taken_s += time.perf_counter() - started_s
+            num_tables += 1
+    return num_tables / taken_s
+
+
+def _batch_speed(venv: PlacementVecEnv, problems: Sequence[PlacementProblem], seed: int) -> float:
+    rng, taken_s = np.random.default_rng(seed), 0.0
+    venv.seed(seed)
+    observation = venv.reset()
+    num_steps = problems[0].num_items
+    for _ in range(num_steps):
+        assert isinstance(observation, dict)
+        actions_E = _draw(observation[ACTION_MASK], rng)
+        started_s = time.perf_counter()
+        observation, _, _, _ = venv.step(actions_E)
+        taken_s += time.perf_counter() - started_s
+    return num_steps * venv.num_envs / taken_s
+
+
+def _draw(mask_EA: NDArray[Any], rng: np.random.Generator) -> NDArray[np.int64]:
+    return (rng.random(mask_EA.shape) * mask_EA).argmax(axis=1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, prints one line, and writes the numbers."""
+    parser = argparse.ArgumentParser(prog="python -m env.speed", description="Times the environment and its twin.")
+    parser.add_argument("--registry", type=Path, help="folder of trained models; the default one if left out")
+    parser.add_argument("--cost", choices=["learned", "analytic"], default="learned", help="what prices")
+    parser.add_argument("--tasks", type=int, default=256, help="episodes at once")
+    parser.add_argument("--tables", type=int, default=80, help="tables per task")
+    parser.add_argument("--ranks", type=int, default=8, help="ranks per task")
+    parser.add_argument("--memory", type=float, default=1000.0, help="what a rank can hold, in even shares")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each")
+    parser.add_argument("--json", type=Path, help="file for the numbers")
+    options = parser.parse_args(arguments)
+    if min(options.tasks, options.tables, options.ranks, options.runs) < 1:
+        parser.error("tasks, tables, ranks and runs must be at least 1")
+    try:
+        model = (
+            LearnedCostModel.load(Registry(options.registry), _DEVICE)
+            if options.cost == "learned"
+            else AnalyticCostModel.for_device(_DEVICE)
+        )
+        problems = draw_problems(
+            load_tables(_POOL).scaled(_SCALE),
+            model,
+            num_tasks=options.tasks,
+            num_tables=options.tables,
+            num_ranks=options.ranks,
+            memory=options.memory,
+        )
+        speed = measure(problems, memory=options.memory, num_runs=options.runs)
+        if options.json is not None:
+            document = {"schema": SCHEMA, "machine": machine(), **asdict(speed)}
+            atomic_write(options.json, json.dumps(document, indent=2) + "\n")
+    except AutoshardError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(
+        f"{speed.cost_model}, {speed.num_tables} tables on {speed.num_ranks} ranks: {speed.single_tables_per_s:,.0f} "
+        f"tables/s one at a time, {speed.batch_tables_per_s:,.0f} tables/s with {speed.num_tasks} tasks at once, "
+        f"ratio {speed.ratio:.0f} (medians of {speed.num_runs} runs)\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

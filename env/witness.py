@@ -1,0 +1,73 @@
+"""A placement known to be within the memory limits, from which masks start.
+
+Shape suffixes: N items, R ranks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core.errors import InfeasiblePlanError
+from autoshard.planners.feasibility import Filling, repair
+from autoshard.planners.placement import PlacementProblem, RankArray
+from env.parts import subset
+
+
+def find_witness(problem: PlacementProblem) -> RankArray:
+    """A placement within the memory limits, whatever it costs; shape (N,).
+
+    Items go to ranks. Those that fit on none of them are shared by all ranks, in the tier that takes least memory;
+    if the rest does not fit yet, the largest ones follow, one, two, four and so on at a time.
+
+    Raises:
+        InfeasiblePlanError: If none was found.
+    """
+    total = int(problem.bytes_N.sum())
+    holds_all_R = problem.allowed_NR.all(axis=0) & (problem.capacity_R >= total)
+    if holds_all_R.any():
+        return np.full(problem.num_items, holds_all_R.argmax(), dtype=np.int64)
+    if not problem.tiers:
+        return _on_ranks(problem)
+    bytes_NK = np.stack([np.where(tier.allowed_N, tier.bytes_N, np.iinfo(np.int64).max) for tier in problem.tiers], 1)
+    tier_N, least_N = bytes_NK.argmin(axis=1), bytes_NK.min(axis=1)
+    may_share_N: NDArray[np.bool_] = np.logical_or.reduce([tier.allowed_N for tier in problem.tiers])
+    fits_NR = problem.allowed_NR & (problem.bytes_N[:, None] <= problem.capacity_R)
+    is_shared_N = ~np.asarray(fits_NR.any(axis=1))
+    first_error: InfeasiblePlanError | None = None
+    num_more = 1
+    while True:
+        ranks_N = problem.num_ranks + tier_N
+        try:
+            ranks_N[~is_shared_N] = _beside(problem, ~is_shared_N, int(least_N[is_shared_N].sum()))
+        except InfeasiblePlanError as error:
+            first_error = first_error or error
+        else:
+            return ranks_N
+        left = np.flatnonzero(may_share_N & ~is_shared_N)
+        if not len(left):
+            raise first_error
+        is_shared_N[left[np.argsort(-problem.bytes_N[left], kind="stable")[:num_more]]] = True
+        num_more *= 2
+
+
+def _beside(problem: PlacementProblem, alone_N: NDArray[np.bool_], shared_bytes: int) -> RankArray:
+    """Ranks of the items that are not shared, where all others take `shared_bytes` of every rank."""
+    capacity_R = problem.capacity_R - shared_bytes
+    if (capacity_R < 0).any():
+        missing = int(-capacity_R.min())
+        raise InfeasiblePlanError(
+            f"tables that all ranks share need {shared_bytes:,} bytes of each, {missing:,} bytes more than rank "
+            f"{int(capacity_R.argmin())} has"
+        )
+    if not alone_N.any():
+        return np.zeros(0, dtype=np.int64)
+    return _on_ranks(subset(problem, np.flatnonzero(alone_N), capacity_R=capacity_R, with_tiers=False))
+
+
+def _on_ranks(problem: PlacementProblem) -> RankArray:
+    """By falling bytes, those with least choice first, each where most room is left; repaired if that is not enough."""
+    filling = Filling(problem)
+    for item in np.lexsort((-problem.bytes_N, problem.allowed_NR.sum(axis=1))):
+        filling.put(int(item), -filling.free_bytes().astype(np.float64))
+    return repair(problem, filling.ranks_N, 0)
