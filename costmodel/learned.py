@@ -13,7 +13,7 @@ from autoshard.core import KernelCosts, LocalShard
 from autoshard.core.costs import CodeArray, MsArray
 from costmodel.card import CostModelCard
 from costmodel.features import shard_features
-from costmodel.predictor import NUM_OUTSIDE, CostPredictor
+from costmodel.predictor import NUM_OUTSIDE, CostPredictor, SetHead
 from costmodel.registry import PRODUCTION, Registry
 from costmodel.weights import Weights
 
@@ -77,6 +77,11 @@ class LearnedCostModel:
         codes_NH = self._predictor.encode(shard_features(shards))
         codes_NH[:, NUM_OUTSIDE] = [self.card.coverage.outside(shard) is not None for shard in shards]
         return codes_NH
+
+    @property
+    def set_head(self) -> SetHead:
+        """What `price` works with."""
+        return self._predictor.set_head
 
     def notes(self, shards: Sequence[LocalShard]) -> tuple[str, ...]:
         """What to know about prices of these shards: which lie outside of what was measured, and how."""

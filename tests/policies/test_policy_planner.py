@@ -167,7 +167,8 @@ def test_a_policy_comes_back_from_the_registry_as_it_was(registry, cost):
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
-        ({"schema": "autoshard.policy/9"}, "schema: must be autoshard.policy/1"),
+        ({"schema": "autoshard.policy/9"}, "schema: must be autoshard.policy/2"),
+        ({"schema": "autoshard.policy/1"}, "`autoshard train policy` makes one"),
         ({"code_width": 32}, "cost_layer|lstm|policy_first"),
         ({"cost_model": {"id": None}}, "card: is missing"),
     ],
