@@ -130,13 +130,8 @@ def markdown(document: Mapping[str, Any]) -> str:
     parts += [f"{label}: **{value}** ({note})." for label, value, note in _facts(document)]
     parts += [_METHOD_NOTES, _unseen_caption(document), _noise_caption(document)]
     for table in tables:
-        parts += [f"**{table.caption}**", _as_markdown(table)]
+        parts += [f"**{table.caption}**", table.to_markdown()]
     return "\n\n".join(parts) + "\n"
-
-
-def _as_markdown(table: NumberTable) -> str:
-    rule = ["---", *["---:"] * (len(table.columns) - 1)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (table.columns, rule, *table.lines))
 
 
 def accuracy_table(document: Mapping[str, Any], part: str) -> NumberTable:

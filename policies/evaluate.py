@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,8 +13,8 @@ from autoshard import console
 from autoshard.core.errors import AutoshardError
 
 _FIGURES_HELP = (
-    "Names with commas between them: fig8, fig9, table2, fig10, fig11, fig12-training, fig12-inference, targets. "
-    "[default: all]"
+    "Names with commas between them: fig8, fig9, table2, fig10, fig11, fig12-training, fig12-inference, targets, "
+    "steps. [default: all]"
 )
 
 
@@ -33,6 +33,9 @@ def evaluate(
     auto_s: Annotated[float | None, typer.Option(help="Seconds that `auto` may search.")] = None,
     search_s: Annotated[float | None, typer.Option(help="Seconds of the search for best known plans.")] = None,
     replay: Annotated[int, typer.Option(help="Tasks of fig8 whose plans are measured on this machine.")] = 0,
+    measured_updates: Annotated[
+        int, typer.Option(help="Updates of one more curve of fig12-training, whose rewards are measured here.")
+    ] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Small tasks and short trainings: for a first look.")] = False,
     pages: Annotated[Path | None, typer.Option(help="Folder for page and images. [default: that of --output]")] = None,
     markdown: Annotated[Path | None, typer.Option(help="File of tables. [default: results.md in --pages]")] = None,
@@ -59,9 +62,10 @@ def evaluate(
         store=store,
         num_seeds=seeds,
         num_replayed=replay,
+        measured_updates=measured_updates,
     )
     settings = settings.quick() if quick else settings
-    named = {"num_updates": updates, "auto_s": auto_s, "search_s": search_s}
+    named: dict[str, Any] = {"num_updates": updates, "auto_s": auto_s, "search_s": search_s}
     settings = replace(settings, **{name: value for name, value in named.items() if value is not None})
     lab = Lab(settings, output)
 

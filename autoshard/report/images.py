@@ -43,6 +43,11 @@ class NumberTable:
             if len(line) != len(self.columns):
                 raise InvalidOptionError(f"must have {len(self.columns)} cells each, got {len(line)}", field="lines")
 
+    def to_markdown(self) -> str:
+        """The table in Markdown, without its caption; the first column is text, the others are numbers."""
+        rule = ["---", *["---:"] * (len(self.columns) - 1)]
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in (self.columns, rule, *self.lines))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:

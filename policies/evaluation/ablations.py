@@ -140,7 +140,7 @@ def _scored(
     lab: Lab, seed: int, problems: Sequence[PlacementProblem], placements: Sequence[RankArray]
 ) -> list[Numbers]:
     """Scores by the whole cost model, beside those of planners on the same tasks."""
-    tasks = []
+    tasks: list[Numbers] = []
     known = compare_seed(lab, seed)["tasks"]
     for numbers, problem, ranks_N in zip(known, problems, placements, strict=True):
         cost_ms_R = problem.rank_ms(ranks_N)
@@ -196,7 +196,7 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
     )
     features = (
         "Costs without features: a cost model is trained on samples that lack them, a policy on that model; "
-        f"{settings.cost_updates:,} updates each, also where none is left out."
+        f"{settings.cost_updates:,} updates for each cost model, also where no feature is left out."
         if settings.store is not None
         else "Cost models without features need --store, which was not given."
     )

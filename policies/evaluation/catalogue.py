@@ -11,6 +11,7 @@ from policies.evaluation import (
     heuristics,
     inference,
     random_search,
+    steps,
     targets,
     training_curves,
     transfer,
@@ -22,7 +23,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
     module.FIGURE.name: module.FIGURE
     for module in (
         *(heuristics, random_search, ablations, unseen_tables, transfer, training_curves, inference),
-        targets,
+        *(targets, steps),
     )
 }
 

@@ -9,9 +9,10 @@ from typing import Any, Final
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from autoshard.report.figures import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, YELLOW, in_house_style
+from autoshard.report.figures import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, YELLOW, in_house_style
 from costmodel.evaluation_numbers import Summary
 from policies.evaluation.lab import AUTO, COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, SAMPLED
+from policies.evaluation.summaries import PlannerScores
 
 #: One colour per planner in all charts.
 COLOURS: Final[Mapping[str, str]] = {
@@ -24,8 +25,11 @@ COLOURS: Final[Mapping[str, str]] = {
     POLICY: ORANGE,
     SAMPLED: "#8c2d04",
     AUTO: BLUE,
+    "random search": GREY,
 }
-_OTHERS: Final = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, INK)
+#: Light enough for dark texts on them.
+_BARS: Final = ("#bcdcf0", "#7fb5d9", "#f3c6a5")
+_OTHERS: Final = (ORANGE, BLUE, PINK, INK, YELLOW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,8 @@ class Panel:
         lines: Lines by name.
         x_title: Of the other axis.
         is_percent: Whether values are shares.
-        x_log: Whether the other axis is logarithmic.
+        x_ticks: Where it has ticks; anywhere if None.
+        x_log: Whether it is logarithmic.
         y_log: Whether the axis of values is.
     """
 
@@ -62,6 +67,7 @@ class Panel:
     lines: Mapping[str, Line] = field(default_factory=dict)
     x_title: str = ""
     is_percent: bool = False
+    x_ticks: Sequence[float] | None = None
     x_log: bool = False
     y_log: bool = False
 
@@ -77,11 +83,11 @@ def bar_chart(panels: Sequence[Panel]) -> go.Figure:
     figure = make_subplots(1, len(panels), shared_yaxes=True, horizontal_spacing=0.06)
     in_house_style(figure, height=110 + (12 + 22 * num_groups) * len(labels))
     for column, panel in enumerate(panels, start=1):
-        for index, (name, values) in enumerate(reversed(panel.bars.items())):
-            _add_bars(figure, column, panel, name, values, BLUE if index == len(panel.bars) - 1 else SKY)
+        for index, (name, values) in enumerate(reversed(list(panel.bars.items()))):
+            _add_bars(figure, column, panel, name, values, _BARS[index])
         figure.update_xaxes(title_text=panel.title, ticksuffix="%" if panel.is_percent else "", col=column)
         if panel.is_percent:
-            figure.update_xaxes(range=[0, 118], tickvals=[0, 25, 50, 75, 100], col=column)
+            figure.update_xaxes(range=[0, 100], dtick=25, col=column)
     order = list(reversed(labels))
     figure.update_yaxes(categoryorder="array", categoryarray=order, gridcolor="white")
     figure.update_layout(
@@ -103,8 +109,13 @@ def _add_bars(
         orientation="h",
         marker_color=colour,
         error_x={"array": [scale * value.deviation for value in values.values()], "color": INK, "thickness": 1.2},
-        text=[f"  {scale * value.mean:.{1 if panel.is_percent else 3}f}{sign}" for value in values.values()],
-        textposition="outside",
+        text=[f"{scale * value.mean:.{1 if panel.is_percent else 3}f}{sign}" for value in values.values()],
+        # At the foot of the bars, where no deviation is drawn.
+        textposition="inside",
+        insidetextanchor="start",
+        insidetextfont={"color": INK},
+        constraintext="none",
+        textangle=0,
         cliponaxis=False,
         hovertemplate="%{y}: %{x:.4g}" + sign + f"<extra>{name}</extra>",
         row=1,
@@ -120,16 +131,72 @@ def line_chart(panels: Sequence[Panel], *, height: int = 420) -> go.Figure:
     for column, panel in enumerate(panels, start=1):
         others = iter(_OTHERS * 3)
         for name, line in panel.lines.items():
-            colour = COLOURS.get(name) or next(others)
+            colour = _colour(name) or next(others)
             _add_line(figure, column, panel, name, line, colour, name not in shown)
             shown.add(name)
         suffix = "%" if panel.is_percent else ""
-        figure.update_xaxes(title_text=panel.x_title, type="log" if panel.x_log else "linear", col=column)
+        figure.update_xaxes(
+            title_text=panel.x_title,
+            type="log" if panel.x_log else "linear",
+            dtick=1 if panel.x_log else None,
+            tickvals=panel.x_ticks,
+            zeroline=False,
+            col=column,
+        )
         figure.update_yaxes(
             title_text=panel.title, type="log" if panel.y_log else "linear", ticksuffix=suffix, col=column
         )
     figure.update_layout(margin={"t": 64, "r": 24})
     return figure
+
+
+def score_panels(
+    scores: Mapping[float, Mapping[str, PlannerScores]], labels: Mapping[str, str], x_title: str
+) -> list[Panel]:
+    """Balance and speed-up of planners against something: two panels of lines.
+
+    Args:
+        scores: By place on the axis, then by planner; a planner may be missing at some.
+        labels: Planners in their order, with what charts call them.
+        x_title: Of the axis.
+    """
+    panels = []
+    for name, title in (("balance", "degree of balance"), ("speedup", "speed-up over random")):
+        lines = {}
+        for planner, label in labels.items():
+            known = {x: getattr(of[planner], name) for x, of in scores.items() if planner in of}
+            known = {x: value for x, value in known.items() if value is not None}
+            lines[label] = Line(x=list(known), y=list(known.values()))
+        panels.append(Panel(title=title, lines=lines, x_title=x_title, is_percent=name == "balance"))
+    return panels
+
+
+def dot_chart(panel: Panel) -> go.Figure:
+    """Dots with deviations along the axis of values, one line for each label and group, and a line at zero."""
+    labels = list(dict.fromkeys(label for values in panel.bars.values() for label in values))
+    figure = in_house_style(go.Figure(), height=130 + 28 * len(panel.bars) * len(labels))
+    others = iter(_OTHERS * 3)
+    for name, values in panel.bars.items():
+        colour = _colour(name) or next(others)
+        figure.add_scatter(
+            name=name,
+            y=[list(values), [name] * len(values)],
+            x=[panel.scale() * value.mean for value in values.values()],
+            mode="markers",
+            marker={"color": colour, "size": 10},
+            error_x={"array": [panel.scale() * value.deviation for value in values.values()], "thickness": 1.4},
+            hovertemplate="%{x:.3g}<extra>%{y}</extra>",
+        )
+    figure.add_vline(x=0, line={"color": INK, "width": 1.2, "dash": "dot"})
+    figure.update_xaxes(title_text=panel.title, gridcolor=GRID, ticksuffix="%" if panel.is_percent else "")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    figure.update_layout(margin={"t": 16, "r": 24}, showlegend=False)
+    return figure
+
+
+def _colour(name: str) -> str | None:
+    """A planner's colour, whatever its options; None for other names."""
+    return COLOURS.get(name) or (COLOURS[SAMPLED] if name.startswith(f"{POLICY}, ") else None)
 
 
 def _add_line(
@@ -139,7 +206,7 @@ def _add_line(
     means = [scale * value.mean for value in line.y]
     deviations = [scale * value.deviation for value in line.y]
     place: dict[str, Any] = {"row": 1, "col": column}
-    if any(deviations):
+    if any(deviations) and not line.is_level:
         upper = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
         lower = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
         figure.add_scatter(

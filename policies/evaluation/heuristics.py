@@ -23,6 +23,7 @@ from policies.evaluation.summaries import (
     by_planner,
     write_factor,
     write_seconds,
+    write_seeds,
     write_share,
     write_time,
 )
@@ -93,9 +94,12 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
     if replays:
         # Tasks are what replays differ in, so each counts as a sample of its own.
         groups = {"measured": by_planner(replays, PLANNERS), **groups}
-    balance = {name: {label: scores.balance for label, scores in group.items()} for name, group in groups.items()}
+    balance = {
+        name: {label(planner, settings): scores.balance for planner, scores in group.items()}
+        for name, group in groups.items()
+    }
     speedup = {
-        name: {label: scores.speedup for label, scores in group.items() if scores.speedup}
+        name: {label(planner, settings): scores.speedup for planner, scores in group.items() if scores.speedup}
         for name, group in groups.items()
     }
     figure = bar_chart(
@@ -104,14 +108,14 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
             Panel(title="speed-up over random", bars=speedup),
         ]
     )
-    tables = (_predicted_table(seeds, settings), *([_measured_table(replays)] if replays else []))
+    tables = (_predicted_table(seeds, settings), *([_measured_table(replays, settings)] if replays else []))
     return Section(title=FIGURE.title, caption=_caption(settings, replays), figure=figure, tables=tables)
 
 
 def _caption(settings: EvaluationSettings, replays: Sequence[Numbers]) -> str:
     text = (
-        f"{settings.num_tables} tables on {settings.num_ranks} ranks; policies of {settings.num_seeds} seeds, each "
-        f"trained on {settings.num_train_tasks} tasks ({settings.num_updates} updates) and compared on "
+        f"{settings.num_tables} tables on {settings.num_ranks} ranks; policies of {write_seeds(settings.num_seeds)}, "
+        f"each trained on {settings.num_train_tasks} tasks ({settings.num_updates} updates) and compared on "
         f"{settings.num_test_tasks} others; means and deviations over seeds. AutoShard's paper: 88.6% ± 1.2 balance "
         "and 1.712 ± 0.027 speed-up, measured, above all its heuristics."
     )
@@ -119,7 +123,7 @@ def _caption(settings: EvaluationSettings, replays: Sequence[Numbers]) -> str:
         return text
     ceiling = Summary.of([numbers["ceiling"]["balance"] for numbers in replays])
     return (
-        f"{text} Replayed on {replays[0]['device_name']}: {len(replays)} tasks, all plans of a task in the same "
+        f"{text} Replayed on {replays[0]['device_name']}: {len(replays)} of the tasks, all plans of a task in the same "
         f"interleaved rounds; ranks with identical work balanced at {write_share(ceiling)} there, so no measured "
         "balance tells more."
     )
@@ -130,7 +134,7 @@ def _predicted_table(seeds: Sequence[Numbers], settings: EvaluationSettings) -> 
     lines = []
     for planner in PLANNERS:
         if planner not in scores:
-            lines.append((planner, *[NONE] * 4, _failure(seeds, planner)))
+            lines.append((label(planner, settings), *[NONE] * 4, _failure(seeds, planner)))
             continue
         one = scores[planner]
         lines.append(
@@ -159,8 +163,8 @@ def _failure(parts: Sequence[Numbers], planner: str) -> str:
     return next((str(task[planner].get("failure")) for part in parts for task in part["tasks"] if planner in task), "")
 
 
-def _measured_table(replays: Sequence[Numbers]) -> NumberTable:
-    lines = []
+def _measured_table(replays: Sequence[Numbers], settings: EvaluationSettings) -> NumberTable:
+    lines: list[tuple[str, ...]] = []
     for planner, scores in by_planner(replays, PLANNERS).items():
         off = [
             abs(numbers["predicted"][planner]["max_ms"] / numbers["tasks"][0][planner]["max_ms"] - 1)
@@ -169,7 +173,7 @@ def _measured_table(replays: Sequence[Numbers]) -> NumberTable:
         ]
         lines.append(
             (
-                planner,
+                label(planner, settings),
                 write_share(scores.balance),
                 write_time(scores.max_ms),
                 write_factor(scores.speedup),

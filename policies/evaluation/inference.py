@@ -40,13 +40,20 @@ def _name(size: Size) -> str:
 
 def _show(found: Found, settings: EvaluationSettings) -> Section:
     lines = {
-        planner: Line(
+        label(planner, settings): Line(
             x=[num_tables for num_tables, _ in settings.inference],
             y=[Summary(mean=1000 * found[_name(size)][planner], deviation=0.0) for size in settings.inference],
         )
         for planner in _PLANNERS
     }
-    panel = Panel(title="planning, ms", lines=lines, x_title="tables (ranks: a tenth)", x_log=True, y_log=True)
+    panel = Panel(
+        title="planning, ms",
+        lines=lines,
+        x_title="tables",
+        x_ticks=[num_tables for num_tables, _ in settings.inference],
+        x_log=True,
+        y_log=True,
+    )
     rows = tuple(
         (f"{size[0]} on {size[1]}", *(write_seconds(found[_name(size)][planner]) for planner in _PLANNERS))
         for size in settings.inference

@@ -18,15 +18,15 @@ from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from autoshard.planning import make_costs, make_plan
-from autoshard.trials import local_topology
 from costmodel import Registry
 from costmodel.learned import LearnedCostModel
 from policies import POLICY_KIND
+from policies.choices import Items
 from policies.evaluation.parts import Numbers, PartStore
 from policies.evaluation.settings import EvaluationSettings, Size
 from policies.evaluation.trained import NetworkPart, train_network
 from policies.network import PlacementNetwork
-from policies.tasks import Split, task_seeds
+from policies.tasks import Split, TaskKind, sample_problems, task_seeds, training_topology
 from policies.trained import PolicyCostModel, TrainedPolicy
 
 #: Targets and training curves have tasks of their own, which no seed's tests have.
@@ -102,9 +102,9 @@ class Lab:
         return replace(costs, kernel=self.model)
 
     def topology(self, num_ranks: int, hbm_bytes: int | None = None) -> Topology:
-        """Ranks of the device on one level, with memory for the whole pool each if not told otherwise."""
+        """Ranks of the device, with memory for the whole pool each if not told otherwise."""
         whole = sum(table.hbm_bytes for table in self.pool.tables)
-        return local_topology(self.settings.device, num_ranks, whole if hbm_bytes is None else hbm_bytes)
+        return training_topology(self.settings.device, num_ranks, whole if hbm_bytes is None else hbm_bytes)
 
     def train_seeds(self, seed: int) -> range:
         """Seeds of the tasks that the policies of a seed learn from."""
@@ -123,12 +123,31 @@ class Lab:
         """Seeds of the tasks for what has to be reached."""
         return task_seeds(Split.TEST, self.settings.num_target_tasks)
 
-    def problems(self, seeds: Sequence[int], pool: TableSet | None = None) -> tuple[PlacementProblem, ...]:
-        """Problems of the size that policies are trained on."""
+    def problems(
+        self,
+        seeds: range,
+        pool: TableSet | None = None,
+        *,
+        items: Items = Items.TABLES,
+        memory_fill: float | None = None,
+    ) -> tuple[PlacementProblem, ...]:
+        """Problems of the size that policies are trained on.
+
+        Args:
+            seeds: One per problem.
+            pool: Where tables are drawn from; the whole pool when left out.
+            items: What is placed.
+            memory_fill: Share of all memory that a problem's tables take; None for memory without end.
+        """
         num_tables, num_ranks = self.settings.size
-        pool = pool or self.pool
-        topology = self.topology(num_ranks)
-        return tuple(PlacementProblem.table_wise(pool.sample(num_tables, seed), topology, self.model) for seed in seeds)
+        kind = TaskKind(
+            device=self.settings.device,
+            num_tables=num_tables,
+            num_ranks=num_ranks,
+            items=items,
+            memory_fill=memory_fill,
+        )
+        return sample_problems(pool or self.pool, self.model, kind, seeds)
 
     def policy_registry(
         self, seed: int, *, pool: TableSet | None = None, name: str = "whole", without: NetworkPart | None = None
@@ -141,19 +160,26 @@ class Lab:
             name: What tells policies of one seed apart.
             without: A part of the network that it lacks.
         """
-        registry = Registry(self._folder / "policies" / f"{name}-{seed}")
-        if registry.production_id(POLICY_KIND, self.settings.device) is None:
-            network = train_network(
+
+        def train() -> PlacementNetwork:
+            return train_network(
                 self.problems(self.train_seeds(seed), pool),
                 self.problems(self.validation_seeds(), pool),
                 seed=seed,
                 num_updates=self.settings.num_updates,
-                folder=self._folder / "checkpoints" / f"{name}-{seed}",
+                folder=self.checkpoints(f"{name}-{seed}"),
                 without=without,
                 advance=self.advance,
             )
-            training = {"num_updates": self.settings.num_updates, "seed": seed, "without": without}
-            TrainedPolicy(network=network, cost=self.cost, training=training).publish(registry)
+
+        return self.published(f"{name}-{seed}", train)
+
+    def published(self, name: str, train: Callable[[], PlacementNetwork]) -> Path:
+        """The registry of a policy of the lab's cost model, trained and published if it is not there yet."""
+        registry = Registry(self._folder / "policies" / name)
+        if registry.production_id(POLICY_KIND, self.settings.device) is None:
+            policy = TrainedPolicy(network=train(), cost=self.cost, training={"name": name})
+            policy.publish(registry)
         return registry.root
 
     def checkpoints(self, name: str) -> Path:
@@ -183,12 +209,12 @@ class Lab:
             registry=policies or self.settings.registry,
         )
 
-    def plan(self, name: str, request: PlanRequest) -> Scored:
+    def plan(self, name: str, request: PlanRequest, options: Mapping[str, object] | None = None) -> Scored:
         """One planner's plan; `name` is a planner's, or `SAMPLED`."""
-        planner, options = self.planner_of(name)
+        planner, usual = self.planner_of(name)
         started_s = time.perf_counter()
         try:
-            plan = make_plan(planner, replace(request, options=options))
+            plan = make_plan(planner, replace(request, options=options or usual))
         except AutoshardError as error:
             return Scored(plan=None, seconds=time.perf_counter() - started_s, failure=str(error))
         return Scored(plan=plan, seconds=time.perf_counter() - started_s)

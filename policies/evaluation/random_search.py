@@ -21,7 +21,7 @@ from policies.evaluation.heuristics import compare_seed, label, policy_levels
 from policies.evaluation.lab import AUTO, COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, Lab
 from policies.evaluation.parts import Numbers
 from policies.evaluation.settings import EvaluationSettings
-from policies.evaluation.summaries import write_seconds, write_share, write_time
+from policies.evaluation.summaries import write_seconds, write_seeds, write_share, write_time
 
 _LEVELS = (LOOKUP_GREEDY, COST_GREEDY, POLICY, AUTO)
 _AT_ONCE = 256
@@ -91,7 +91,7 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
     return Section(
         title=FIGURE.title,
         caption=f"Best of n random placements of the test tasks of Fig. 8, by predicted costs; means and deviations "
-        f"over {len(parts)} seeds. {numbers[-1]:,} placements of a task are priced in {write_seconds(seconds)}. "
+        f"over {write_seeds(len(parts))}. {numbers[-1]:,} placements of a task are priced in {write_seconds(seconds)}. "
         "AutoShard's paper: 1,000 placements, measured, took 9,783 s, and came close to lookup-greedy at best.",
         figure=line_chart(panels),
         tables=(_table(parts, searched, settings, seconds),),

@@ -10,7 +10,7 @@ from typing import Any, Final
 import autoshard
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json
-from autoshard.report.images import FigureReport, NumberTable, Section, figure_page, write_png
+from autoshard.report.images import FigureReport, Section, figure_page, write_png
 from policies.evaluation.catalogue import FIGURES
 from policies.evaluation.lab import Lab
 from policies.evaluation.parts import SCHEMA
@@ -101,15 +101,9 @@ def as_markdown(shown: Mapping[str, Section], about: tuple[tuple[str, str], ...]
         if images is not None:
             blocks.append(f"![{section.title}]({(Path(images) / name).as_posix()}.png)")
         for table in section.tables:
-            blocks += [f"**{table.caption}**", markdown_table(table)]
+            blocks += [f"**{table.caption}**", table.to_markdown()]
     return "\n\n".join(blocks) + "\n"
 
 
 def _code(name: str, value: str) -> str:
     return f"`{value}`" if name == "Command" else value
-
-
-def markdown_table(table: NumberTable) -> str:
-    """A table in Markdown; the first column is text, the others are numbers."""
-    rule = ["---", *["---:"] * (len(table.columns) - 1)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (table.columns, rule, *table.lines))

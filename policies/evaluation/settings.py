@@ -12,7 +12,16 @@ from autoshard.core.errors import InvalidOptionError
 Size = tuple[int, int]
 
 #: What may differ between two runs into one folder: their parts are the same.
-_FREE: Final = ("registry", "store", "num_seeds", "num_replayed", "transfer", "inference", "unseen_ratios")
+_FREE: Final = (
+    "registry",
+    "store",
+    "num_seeds",
+    "num_replayed",
+    "measured_updates",
+    "transfer",
+    "inference",
+    "unseen_ratios",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +68,10 @@ class EvaluationSettings:
     """Updates of training curves."""
     curve_every: int = 5
     """Updates between two points of a curve."""
+    measured_updates: int = 0
+    """Updates of a training curve whose rewards are measured on this machine; 0 for none."""
+    step_updates: int = 200
+    """Of each policy whose objective is the whole step."""
     memory_share: float = 0.9
     """Share of all memory that tasks with little memory fill."""
     unseen_ratios: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -74,15 +87,25 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         for name in (
             *("num_seeds", "num_train_tasks", "num_validation_tasks", "num_test_tasks", "num_target_tasks"),
-            *("num_tables", "num_ranks", "num_updates", "num_random", "cost_updates", "curve_updates", "curve_every"),
+            *(
+                "num_tables",
+                "num_ranks",
+                "num_updates",
+                "num_random",
+                "cost_updates",
+                "step_updates",
+                "curve_updates",
+                "curve_every",
+            ),
             *("num_timed", "scale"),
         ):
             if getattr(self, name) < 1:
                 raise InvalidOptionError(f"must be at least 1, got {getattr(self, name)}", field=name)
         if self.num_samples < 2:
             raise InvalidOptionError(f"must be at least 2, got {self.num_samples}", field="num_samples")
-        if self.num_replayed < 0:
-            raise InvalidOptionError(f"must be at least 0, got {self.num_replayed}", field="num_replayed")
+        for name in ("num_replayed", "measured_updates"):
+            if getattr(self, name) < 0:
+                raise InvalidOptionError(f"must be at least 0, got {getattr(self, name)}", field=name)
         for name in ("auto_s", "search_s"):
             if not getattr(self, name) > 0:
                 raise InvalidOptionError(f"must be above 0 seconds, got {getattr(self, name)}", field=name)
@@ -106,6 +129,7 @@ class EvaluationSettings:
             search_s=0.5,
             num_random=300,
             cost_updates=60,
+            step_updates=4,
             curve_updates=8,
             curve_every=2,
             unseen_ratios=(0.0, 0.5, 1.0),

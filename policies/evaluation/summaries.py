@@ -96,6 +96,11 @@ def write_time(summary: Summary | None) -> str:
     return NONE if summary is None else f"{write_ms(summary.mean)} ± {write_ms(summary.deviation)}"
 
 
+def write_seeds(num_seeds: int) -> str:
+    """`1 seed`, `5 seeds`."""
+    return f"{num_seeds} seed" + ("" if num_seeds == 1 else "s")
+
+
 def write_seconds(seconds: float | None) -> str:
     """Seconds, with a unit that suits them: `3.1 ms`, `0.52 s`."""
     if seconds is None:

@@ -10,13 +10,13 @@ import numpy as np
 from autoshard.report.images import NumberTable, Section
 from autoshard.report.wording import write_percent
 from costmodel.evaluation_numbers import Summary
-from policies.evaluation.charts import Panel, bar_chart
+from policies.evaluation.charts import Panel, dot_chart
 from policies.evaluation.figure import Figure, Found, Part
 from policies.evaluation.heuristics import label
 from policies.evaluation.lab import AUTO, COST_GREEDY, POLICY, SAMPLED, Lab
 from policies.evaluation.parts import Numbers
 from policies.evaluation.settings import EvaluationSettings, Size
-from policies.evaluation.summaries import planner_scores, write_factor, write_time
+from policies.evaluation.summaries import planner_scores, write_factor, write_seeds, write_time
 
 _PLANNERS = (COST_GREEDY, POLICY, SAMPLED, AUTO)
 
@@ -83,24 +83,24 @@ def over_greedy(parts: Sequence[Numbers], planner: str) -> tuple[Summary | None,
 
 
 def _show(found: Found, settings: EvaluationSettings) -> Section:
-    tables, bars = [], {}
+    tables = []
+    above: dict[str, dict[str, Summary]] = {label(planner, settings): {} for planner in _PLANNERS[1:]}
     for name, (size, is_full) in _cases(settings).items():
         parts = [found[f"{name}-{seed}"] for seed in range(settings.num_seeds)]
         title = f"{size[0]} tables on {size[1]} ranks"
         if is_full:
             title += f", memory {settings.memory_share:.0%} full"
         tables.append(_table(parts, settings, title))
-        ratios = {label(planner, settings): over_greedy(parts, planner)[0] for planner in _PLANNERS[1:]}
-        bars |= {f"{title}: {planner}": ratio for planner, ratio in ratios.items() if ratio is not None}
-    above = {
-        name: Summary(mean=100 * (ratio.mean - 1), deviation=100 * ratio.deviation) for name, ratio in bars.items()
-    }
+        for planner in _PLANNERS[1:]:
+            ratio = over_greedy(parts, planner)[0]
+            if ratio is not None:
+                above[label(planner, settings)][title] = Summary(mean=ratio.mean - 1, deviation=ratio.deviation)
     return Section(
         title=FIGURE.title,
         caption=f"{settings.num_target_tasks} unseen tasks of each kind, the same for all; policies of "
-        f"{settings.num_seeds} seeds, trained on {settings.num_tables} tables and {settings.num_ranks} ranks without "
-        "memory limits. Below zero, the slowest rank is faster than with greedy planning on the same cost model.",
-        figure=bar_chart([Panel(title=f"slowest rank against {COST_GREEDY}, % (lower is better)", bars={"": above})]),
+        f"{write_seeds(settings.num_seeds)}, trained on {settings.num_tables} tables and {settings.num_ranks} ranks "
+        "without memory limits. Below zero, the slowest rank is faster than with greedy planning on the same costs.",
+        figure=dot_chart(Panel(title=f"slowest rank, against {COST_GREEDY}", bars=above, is_percent=True)),
         tables=tuple(tables),
     )
 

@@ -8,19 +8,22 @@ Shape suffixes: H width of a code, S width of a state.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 
 from autoshard.planners.placement import PlacementProblem
 from env import PlacementTask
+from policies.choices import Algorithm, RewardSource
+from policies.measured import find_benchmark
 from policies.network import PlacementNetwork
 from policies.scores import PlacementScore, score_policy
 from policies.threads import one_thread
-from policies.training import Budget, PolicyTrainer
+from policies.training import Budget, PolicyTrainer, TrainingOptions
 
 
 class NetworkPart(StrEnum):
@@ -33,6 +36,24 @@ class NetworkPart(StrEnum):
     """The policy head sees the ranks alone."""
 
 
+class Learner(StrEnum):
+    """Ways to train whose curves are compared."""
+
+    VTRACE = "V-trace"
+    ACTORS = "V-trace, actors that lag"
+    """Two processes play while the learner learns."""
+    PPO = "PPO"
+    MEASURED = "V-trace, measured rewards"
+
+
+_LEARNERS: Final[Mapping[Learner, TrainingOptions]] = {
+    Learner.VTRACE: TrainingOptions(),
+    Learner.ACTORS: TrainingOptions(num_actors=2),
+    Learner.PPO: TrainingOptions(algorithm=Algorithm.PPO),
+    Learner.MEASURED: TrainingOptions(reward=RewardSource.MEASURED),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
     """Scores on unseen tasks during a training.
@@ -40,12 +61,23 @@ class CurvePoint:
     Attributes:
         num_updates: Updates so far.
         training_s: Seconds that they took; scoring does not count.
+        spent_s: Of these, seconds of collecting, of measuring and of learning.
         score: Of one greedy decode per task.
     """
 
     num_updates: int
     training_s: float
+    spent_s: Mapping[str, float]
     score: PlacementScore
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, with the numbers of its parts side by side."""
+        return {
+            "num_updates": self.num_updates,
+            "training_s": self.training_s,
+            **self.spent_s,
+            **self.score.to_json(),
+        }
 
 
 def train_network(
@@ -56,6 +88,7 @@ def train_network(
     num_updates: int,
     folder: Path,
     without: NetworkPart | None = None,
+    as_task: Callable[[PlacementProblem], PlacementTask] = PlacementTask.of,
     advance: Callable[[float], None] = lambda _: None,
 ) -> PlacementNetwork:
     """Trains a network, and takes the weights that did best on the validation problems.
@@ -67,9 +100,10 @@ def train_network(
         num_updates: Updates.
         folder: Where checkpoints are kept; goes on from the one that is there.
         without: A part of the network that stays at zero.
+        as_task: Makes tasks of problems.
         advance: Told the share of the updates that has just been done.
     """
-    trainer = PolicyTrainer(train, validation, seed=seed)
+    trainer = PolicyTrainer(train, validation, seed=seed, as_task=as_task)
     if without is not None:
         hold_at_zero(trainer.network, without)
     trainer.run(Budget(num_updates=num_updates), folder=folder, advance=advance)
@@ -81,26 +115,58 @@ def training_curve(
     validation: Sequence[PlacementProblem],
     unseen: Sequence[PlacementProblem],
     *,
+    learner: Learner,
+    device: str,
     seed: int,
     num_updates: int,
     every: int,
     advance: Callable[[float], None] = lambda _: None,
 ) -> tuple[CurvePoint, ...]:
-    """Trains from random weights, and scores the network on unseen problems, at first and after every few updates."""
-    trainer = PolicyTrainer(train, validation, seed=seed)
+    """Trains from random weights, and scores the network on unseen problems, at first and after every few updates.
+
+    Args:
+        train: Problems to learn from.
+        validation: Problems that the trainer asks for; nothing is chosen by them.
+        unseen: Problems to score on.
+        learner: What learns.
+        device: Key of the device kind, for rewards that are measured.
+        seed: Of weights and of what is tried.
+        num_updates: Updates.
+        every: Updates between two points.
+        advance: Told the share of the updates that has just been done.
+
+    Raises:
+        InvalidOptionError: If rewards are to be measured and nothing that measures is installed.
+        ExecutionError: If actors fail.
+    """
+    options = _LEARNERS[learner]
+    measure = find_benchmark(device) if options.share_measured else None
+    trainer = PolicyTrainer(train, validation, options=options, seed=seed, measure=measure)
     tasks = [PlacementTask.of(problem) for problem in unseen]
-    points = [CurvePoint(num_updates=0, training_s=0.0, score=score_policy(trainer.network, tasks))]
-    training_s = 0.0
-    with one_thread():
-        for number in range(1, num_updates + 1):
-            started_s = time.perf_counter()
-            trainer.update()
-            training_s += time.perf_counter() - started_s
-            if number % every == 0 or number == num_updates:
-                score = score_policy(trainer.network, tasks)
-                points.append(CurvePoint(num_updates=number, training_s=training_s, score=score))
-            advance(1 / num_updates)
+    training_s, points = 0.0, []
+    try:
+        with one_thread():
+            for number in range(num_updates + 1):
+                started_s = time.perf_counter()
+                if number:
+                    trainer.update()
+                    training_s += time.perf_counter() - started_s
+                    advance(1 / num_updates)
+                if number % every == 0 or number == num_updates:
+                    points.append(_point(trainer, training_s, tasks))
+    finally:
+        trainer.close()
     return tuple(points)
+
+
+def _point(trainer: PolicyTrainer, training_s: float, tasks: Sequence[PlacementTask]) -> CurvePoint:
+    times = trainer.times
+    return CurvePoint(
+        num_updates=trainer.num_updates,
+        training_s=training_s,
+        spent_s={name: getattr(times, name) for name in ("collect_s", "measure_s", "learn_s")},
+        score=score_policy(trainer.network, tasks),
+    )
 
 
 @torch.no_grad()

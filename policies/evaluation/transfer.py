@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from autoshard.report.images import NumberTable, Section
-from costmodel.evaluation_numbers import Summary
-from policies.evaluation.charts import Line, Panel, line_chart
+from policies.evaluation.charts import line_chart, score_panels
 from policies.evaluation.figure import Figure, Found, Part
 from policies.evaluation.heuristics import label
 from policies.evaluation.lab import HEURISTICS, POLICY, SAMPLED, Lab
 from policies.evaluation.parts import Numbers
 from policies.evaluation.settings import EvaluationSettings, Size
-from policies.evaluation.summaries import NONE, by_planner, write_factor, write_share
+from policies.evaluation.summaries import NONE, by_planner, write_factor, write_seeds, write_share
 
 _PLANNERS = (*HEURISTICS, POLICY, SAMPLED)
 
@@ -46,15 +45,9 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
         size: by_planner([found[_name(size, seed)] for seed in range(settings.num_seeds)], _PLANNERS)
         for size in settings.transfer
     }
-    panels = []
-    for name, title in (("balance", "degree of balance"), ("speedup", "speed-up over random")):
-        lines = {}
-        for planner in _PLANNERS:
-            sizes = [size for size in scores if planner in scores[size]]
-            heights: list[Summary] = [getattr(scores[size][planner], name) for size in sizes]
-            lines[planner] = Line(x=[num_tables for num_tables, _ in sizes], y=heights)
-        panels.append(Panel(title=title, lines=lines, x_title="tables", is_percent=name == "balance"))
-    columns = ("tables on ranks", *(label(planner, settings) for planner in _PLANNERS))
+    labels = {planner: label(planner, settings) for planner in _PLANNERS}
+    panels = score_panels({size[0]: of for size, of in scores.items()}, labels, "tables")
+    columns = ("tables on ranks", *labels.values())
     tables = (
         _table(scores, columns, "balance", "Predicted balance"),
         _table(scores, columns, "speedup", "Predicted speed-up over random"),
@@ -62,7 +55,7 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
     return Section(
         title=FIGURE.title,
         caption=f"Policies of Fig. 8, trained on {settings.num_tables} tables and {settings.num_ranks} ranks, on "
-        f"{settings.num_test_tasks} tasks of each size; means and deviations over {settings.num_seeds} seeds. "
+        f"{settings.num_test_tasks} tasks of each size; means and deviations over {write_seeds(settings.num_seeds)}. "
         "AutoShard's paper: balance falls with the number of tables for all, and the policy stays well above the "
         "heuristics, which in its figure do not include greedy on the cost model.",
         figure=line_chart(panels),

@@ -10,13 +10,12 @@ import numpy as np
 
 from autoshard.core import TableSet
 from autoshard.report.images import NumberTable, Section
-from costmodel.evaluation_numbers import Summary
-from policies.evaluation.charts import Line, Panel, line_chart
+from policies.evaluation.charts import line_chart, score_panels
 from policies.evaluation.figure import Figure, Found, Part
 from policies.evaluation.lab import COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, Lab
 from policies.evaluation.parts import Numbers
 from policies.evaluation.settings import EvaluationSettings
-from policies.evaluation.summaries import by_planner, write_factor, write_share
+from policies.evaluation.summaries import by_planner, write_factor, write_seeds, write_share
 
 _PLANNERS = (RANDOM, LOOKUP_GREEDY, COST_GREEDY, POLICY)
 
@@ -69,14 +68,8 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
         ratio: by_planner([found[_name(ratio, seed)] for seed in range(settings.num_seeds)], _PLANNERS)
         for ratio in settings.unseen_ratios
     }
-    panels = []
-    for name, title in (("balance", "degree of balance"), ("speedup", "speed-up over random")):
-        lines = {}
-        for planner in _PLANNERS:
-            ratios = [ratio for ratio in scores if planner in scores[ratio]]
-            heights: list[Summary] = [getattr(scores[ratio][planner], name) for ratio in ratios]
-            lines[planner] = Line(x=[100 * ratio for ratio in ratios], y=heights)
-        panels.append(Panel(title=title, lines=lines, x_title="unseen tables, %", is_percent=name == "balance"))
+    labels = {planner: planner for planner in _PLANNERS}
+    panels = score_panels({100 * ratio: of for ratio, of in scores.items()}, labels, "unseen tables, %")
     rows = tuple(
         (f"{ratio:.0%}", *(f"{write_share(of[name].balance)}; {write_factor(of[name].speedup)}" for name in _PLANNERS))
         for ratio, of in scores.items()
@@ -84,9 +77,9 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
     return Section(
         title=FIGURE.title,
         caption="The pool is parted in halves; the policy is trained on tasks of one half, and tried on tasks that mix "
-        f"both. Means and deviations over {settings.num_seeds} seeds, each with halves of its own. The cost model has "
-        "seen tables of both halves; docs/cost-models.md says how well it does on unseen ones. AutoShard's paper: at "
-        "least 80% balance and a speed-up of 1.6 up to a ratio of 80%, more than 70% and about 1.6 at 100%.",
+        f"both. Means and deviations over {write_seeds(settings.num_seeds)}, each with halves of its own. The cost "
+        "model has seen tables of both halves; docs/cost-models.md says how well it does on unseen ones. AutoShard's "
+        "paper: at least 80% balance and a speed-up of 1.6 up to a ratio of 80%, more than 70% and about 1.6 at 100%.",
         figure=line_chart(panels),
         tables=(
             NumberTable(

@@ -1,0 +1,227 @@
+"""Policies whose objective is the whole step, against the papers' planners at equal memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from autoshard.core.errors import ModelError
+from autoshard.evaluation.evaluate import evaluate
+from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.planner import PlanRequest
+from autoshard.report.images import NumberTable, Section
+from autoshard.report.wording import write_percent
+from costmodel.evaluation_numbers import Summary
+from env import Objective, PlacementTask
+from policies.choices import Items
+from policies.decoding import decode
+from policies.evaluation.charts import Panel, dot_chart
+from policies.evaluation.figure import Figure, Found, Part
+from policies.evaluation.heuristics import label
+from policies.evaluation.lab import AUTO, COST_GREEDY, POLICY, SAMPLED, Lab, Scored
+from policies.evaluation.parts import Numbers
+from policies.evaluation.settings import EvaluationSettings
+from policies.evaluation.summaries import NONE, planner_scores, write_factor, write_seconds, write_seeds, write_time
+from policies.evaluation.trained import train_network
+from policies.network import PlacementNetwork
+
+FLEXSHARD, OPER = "flexshard", "oper"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is placed, and which planner it is compared with.
+
+    Attributes:
+        items: What the policy places.
+        rival: The planner that it is held to.
+        others: Planners that are shown, too.
+        title: Heading of its table.
+    """
+
+    items: Items
+    rival: str
+    others: tuple[str, ...]
+    title: str
+
+
+CASES: Final[Mapping[str, Case]] = {
+    case.items.value: case
+    for case in (
+        Case(items=Items.TABLES, rival=COST_GREEDY, others=(AUTO,), title="Whole tables"),
+        Case(items=Items.TIERS, rival=FLEXSHARD, others=(COST_GREEDY,), title="Tiers by access frequency"),
+        Case(items=Items.ROW_GROUPS, rival=OPER, others=(COST_GREEDY,), title="Row groups"),
+    )
+}
+
+
+def _run(name: str, seed: int, lab: Lab) -> Numbers:
+    """Plans of all target tasks; `skipped` where the cost model cannot price what is placed."""
+    case = CASES[name]
+    try:
+        network = _network(case, seed, lab)
+        problems = lab.problems(lab.target_seeds(), items=case.items, memory_fill=lab.settings.memory_share)
+    except ModelError as error:
+        return {"skipped": str(error), "tasks": []}
+    return {"tasks": [_plan_task(case, problem, network, lab) for problem in problems]}
+
+
+def _network(case: Case, seed: int, lab: Lab) -> PlacementNetwork:
+    fill = lab.settings.memory_share
+
+    def train() -> PlacementNetwork:
+        return train_network(
+            lab.problems(lab.train_seeds(seed), items=case.items, memory_fill=fill),
+            lab.problems(lab.validation_seeds(), items=case.items, memory_fill=fill),
+            seed=seed,
+            num_updates=lab.settings.step_updates,
+            folder=lab.checkpoints(f"step-{case.items}-{seed}"),
+            as_task=partial(PlacementTask.of, objective=Objective.STEP, costs=lab.costs),
+            advance=lab.advance,
+        )
+
+    return lab.network(lab.published(f"step-{case.items}-{seed}", train))
+
+
+def _plan_task(case: Case, problem: PlacementProblem, network: PlacementNetwork, lab: Lab) -> dict[str, Any]:
+    task = PlacementTask.of(problem, objective=Objective.STEP, costs=lab.costs)
+    request = lab.request(problem.tables, problem.topology)
+    # Tables alike for all planners, though the policy sees them cut.
+    found = {planner: _best(planner, problem, request, lab) for planner in (case.rival, *case.others)}
+    found[POLICY] = _decoded(network, task, None, lab)
+    found[SAMPLED] = _decoded(network, task, lab.settings.num_samples, lab)
+    return {planner: scored.to_json() for planner, scored in found.items()}
+
+
+def _best(planner: str, problem: PlacementProblem, request: PlanRequest, lab: Lab) -> Scored:
+    """A planner's plan as it is, or with options that let it use all memory, whichever has the shorter step."""
+    found = [lab.plan(planner, request)]
+    if (options := _options(planner, problem)) is not None:
+        found.append(lab.plan(planner, request, options))
+    return min(found, key=lambda scored: float(scored.to_json().get("step_ms", np.inf)))
+
+
+def _options(planner: str, problem: PlacementProblem) -> Mapping[str, object] | None:
+    """Options that let a planner use all memory that there is; None for its usual ones."""
+    room, held = int(problem.capacity_R.sum()), sum(table.hbm_bytes for table in problem.tables.tables)
+    if planner == FLEXSHARD:
+        return {"tiers": 3, "memory_budget_bytes": max(0, (room - held) // problem.num_ranks)}
+    return {"extra_memory_ratio": max(0.0, room / held - 1)} if planner == OPER else None
+
+
+def _decoded(network: PlacementNetwork, task: PlacementTask, num_samples: int | None, lab: Lab) -> Scored:
+    """The likeliest plan, or the fastest of that and as many drawn ones; checked and priced as all plans are."""
+    started_s = time.perf_counter()
+    found = [decode(network, [task])]
+    if num_samples is not None:
+        found.append(decode(network, [task], num_samples=num_samples - 1, generator=torch.Generator().manual_seed(0)))
+    candidates = [
+        (float(objective_ms), problem, ranks_N)
+        for placements in found
+        for objective_ms, problem, ranks_N, is_feasible in zip(
+            *(placements.objective_ms_E, placements.problems, placements.ranks, placements.is_feasible_E), strict=True
+        )
+        if is_feasible
+    ]
+    if not candidates:
+        return Scored(plan=None, seconds=time.perf_counter() - started_s, failure="no placement within memory")
+    _, problem, ranks_N = min(candidates, key=lambda candidate: candidate[0])
+    plan = problem.to_plan(ranks_N)
+    validate_plan(plan)
+    plan = replace(plan, predicted=evaluate(plan, lab.costs))
+    return Scored(plan=plan, seconds=time.perf_counter() - started_s)
+
+
+def _parts(settings: EvaluationSettings) -> Sequence[Part]:
+    return [Part(f"{name}-{seed}", partial(_run, name, seed)) for name in CASES for seed in range(settings.num_seeds)]
+
+
+def over_rival(parts: Sequence[Numbers], planner: str, rival: str) -> Summary | None:
+    """Mean step of a planner over that of another, on the tasks that both have a plan for; over seeds."""
+    ratios = []
+    for part in parts:
+        pairs = [
+            (task[planner]["step_ms"], task[rival]["step_ms"])
+            for task in part["tasks"]
+            if "step_ms" in task[planner] and "step_ms" in task[rival]
+        ]
+        if pairs:
+            ours, theirs = np.array(pairs).mean(axis=0)
+            ratios.append(float(ours / theirs))
+    return Summary.of(ratios) if ratios else None
+
+
+def _show(found: Found, settings: EvaluationSettings) -> Section:
+    tables, notes = [], []
+    above: dict[str, dict[str, Summary]] = {label(planner, settings): {} for planner in (POLICY, SAMPLED)}
+    for name, case in CASES.items():
+        parts = [found[f"{name}-{seed}"] for seed in range(settings.num_seeds)]
+        skipped = next((part["skipped"] for part in parts if "skipped" in part), None)
+        if skipped is not None:
+            notes.append(f"{case.title}: skipped, since {skipped}.")
+            continue
+        tables.append(_table(parts, case, settings))
+        notes += _failures(parts, case)
+        for planner in (POLICY, SAMPLED):
+            ratio = over_rival(parts, planner, case.rival)
+            if ratio is not None:
+                lower = Summary(mean=ratio.mean - 1, deviation=ratio.deviation)
+                above[label(planner, settings)][f"{case.title}<br>against {case.rival}"] = lower
+    return Section(
+        title=FIGURE.title,
+        caption=f"{settings.num_target_tasks} unseen tasks of {settings.num_tables} tables on {settings.num_ranks} "
+        f"ranks, whose tables fill {settings.memory_share:.0%} of all memory; the rest is there for copies, for every "
+        f"planner alike ({FLEXSHARD} and {OPER} plan as they usually do, and again with leave to use all of it; the "
+        f"better plan counts). Policies of {write_seeds(settings.num_seeds)}, {settings.step_updates} updates each, "
+        "rewarded for short steps. Times are predicted. " + " ".join(notes),
+        figure=dot_chart(Panel(title="step, against the planner named", bars=above, is_percent=True)),
+        tables=tuple(tables),
+    )
+
+
+def _failures(parts: Sequence[Numbers], case: Case) -> list[str]:
+    """What planners that have no plan for any task say."""
+    notes = []
+    for planner in (case.rival, *case.others):
+        if planner_scores(parts, planner) is None:
+            failures = [task[planner]["failure"] for part in parts for task in part["tasks"]]
+            notes += [f"{case.title}: no plan of {planner}: {failure}." for failure in failures[:1]]
+    return notes
+
+
+def _table(parts: Sequence[Numbers], case: Case, settings: EvaluationSettings) -> NumberTable:
+    lines = []
+    for planner in (case.rival, *case.others, POLICY, SAMPLED):
+        scores = planner_scores(parts, planner)
+        if scores is None:
+            lines.append((label(planner, settings), *[NONE] * 4, f"0 of {sum(len(part['tasks']) for part in parts)}"))
+            continue
+        ratio = over_rival(parts, planner, case.rival) if planner != case.rival else None
+        lines.append(
+            (
+                label(planner, settings),
+                write_time(scores.step_ms),
+                f"{write_factor(ratio)} ({write_percent(ratio.mean - 1, signed=True)})" if ratio else "",
+                write_time(scores.max_ms),
+                write_seconds(scores.planning_s.mean if scores.planning_s else None),
+                f"{scores.num_tasks - scores.num_failed} of {scores.num_tasks}",
+            )
+        )
+    return NumberTable(
+        columns=(
+            *("planner", "step, ms", f"over {case.rival}", "slowest rank's kernels, ms", "planning"),
+            "plans within memory",
+        ),
+        lines=tuple(lines),
+        caption=case.title,
+    )
+
+
+FIGURE = Figure(name="steps", title="Whole steps, tiers and row groups", parts=_parts, show=_show)
