@@ -36,7 +36,7 @@ class Shuffled:
     Few samples are seen more often than many: training takes as long, and gains from it.
     """
 
-    num_updates: int = 2000
+    num_updates: int = 5000
 
     def __post_init__(self) -> None:
         _check_positive("num_updates", self.num_updates)

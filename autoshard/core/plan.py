@@ -195,14 +195,16 @@ class ShardingPlan:
         """What each rank of a replica group holds, in the order of `shards`."""
         held: list[list[LocalShard]] = [[] for _ in range(self.group_size)]
         for placed in self.shards:
+            by_share: dict[float, LocalShard] = {}
             for index, replica in enumerate(placed.replicas):
                 if placed.fetch is None:
                     share = 1 / len(placed.replicas)
                 else:
                     share = placed.fetch.count(index) / self.group_size
-                local = local_shard(placed, group_batch_size=self.group_batch_size, bags_share=share)
+                if share not in by_share:
+                    by_share[share] = local_shard(placed, group_batch_size=self.group_batch_size, bags_share=share)
                 for rank in replica:
-                    held[rank].append(local)
+                    held[rank].append(by_share[share])
         return tuple(tuple(shards) for shards in held)
 
     def with_predicted(self, predicted: CostBreakdown) -> ShardingPlan:

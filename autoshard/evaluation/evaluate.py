@@ -14,6 +14,7 @@ from autoshard.core import (
     CostModel,
     Costs,
     KernelCosts,
+    LocalShard,
     MemoryLevel,
     RankCost,
     ShardingPlan,
@@ -67,7 +68,7 @@ def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None
         binding_rank=kernels.binding_rank,
         binding_shard=kernels.binding_shard,
         cost_model=costs.kernel.name,
-        ranks=_rank_costs(plan, kernels.costs, stages, traffic),
+        ranks=_rank_costs(kernels, stages, traffic),
         overlap=step.overlap,
         models=step.models,
         dense_ms=step.times.dense_layers,
@@ -84,6 +85,8 @@ def price_step(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kernels:
+    held: tuple[tuple[LocalShard, ...], ...]
+    """What each rank holds."""
     costs: KernelCosts
     floor_ms: float
     binding_rank: int
@@ -101,7 +104,10 @@ def _price_kernels(plan: ShardingPlan, model: CostModel) -> _Kernels:
     held = plan.local_shards()
     flat = [shard for shards in held for shard in shards]
     owner_N = np.repeat(np.arange(len(held)), [len(shards) for shards in held])
-    codes_NH = model.encode(flat)
+    # Replicas of a shard are one object on all of their ranks.
+    first_of = {id(shard): index for index, shard in reversed(list(enumerate(flat)))}
+    distinct, which_N = np.unique([first_of[id(shard)] for shard in flat], return_inverse=True)
+    codes_NH = model.encode([flat[index] for index in distinct])[which_N]
     codes_RH = np.zeros((len(held), codes_NH.shape[1]), dtype=np.float32)
     np.add.at(codes_RH, owner_N, codes_NH)
     costs = model.price_parts(codes_RH)
@@ -111,6 +117,7 @@ def _price_kernels(plan: ShardingPlan, model: CostModel) -> _Kernels:
     on_binding = np.flatnonzero(owner_N == binding)
     costliest = on_binding[alone_ms_N[on_binding].argmax()]
     return _Kernels(
+        held=held,
         costs=costs,
         floor_ms=float(alone_ms_N.max()),
         binding_rank=binding,
@@ -118,20 +125,21 @@ def _price_kernels(plan: ShardingPlan, model: CostModel) -> _Kernels:
     )
 
 
-def _rank_costs(plan: ShardingPlan, kernels: KernelCosts, stages: Stages, traffic: Traffic) -> tuple[RankCost, ...]:
+def _rank_costs(kernels: _Kernels, stages: Stages, traffic: Traffic) -> tuple[RankCost, ...]:
     ranks = []
     activation_R = traffic.activation_bytes()
-    for rank, shards in enumerate(plan.local_shards()):
+    costs = kernels.costs
+    for rank, shards in enumerate(kernels.held):
         held = {level: sum(shard.memory_bytes for shard in shards if shard.level is level) for level in MemoryLevel}
         ranks.append(
             RankCost(
                 rank=rank,
                 input_ms=float(stages.input_ms_R[rank]),
-                forward_kernel_ms=float(kernels.forward_ms_S[rank]),
+                forward_kernel_ms=float(costs.forward_ms_S[rank]),
                 forward_exchange_ms=float(stages.forward_ms_R[rank]),
                 backward_exchange_ms=float(stages.backward_ms_R[rank]),
-                backward_kernel_ms=float(kernels.backward_ms_S[rank]),
-                kernel_ms=float(kernels.kernel_ms_S[rank]),
+                backward_kernel_ms=float(costs.backward_ms_S[rank]),
+                kernel_ms=float(costs.kernel_ms_S[rank]),
                 sync_ms=float(stages.sync_ms_R[rank]),
                 hbm_bytes=held[MemoryLevel.HBM],
                 ddr_bytes=held[MemoryLevel.DDR],

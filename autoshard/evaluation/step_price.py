@@ -207,13 +207,15 @@ def _dense_columns(one_R: MsArray, stages: Stages, dense: DenseWork | None) -> t
 
 def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:
     """Fused kernels of each rank, and features that they serve, shapes (R,)."""
-    num_kernels, num_features = np.zeros(plan.group_size), np.zeros(plan.group_size)
-    for rank, shards in enumerate(plan.local_shards()):
-        num_kernels[rank] = len({(shard.pooling, shard.dtype, shard.update, shard.optimizer) for shard in shards})
+    num_features = np.zeros(plan.group_size)
+    kernels: list[set[tuple[object, ...]]] = [set() for _ in range(plan.group_size)]
     for placed in plan.shards:
-        for replica in placed.replicas:
-            num_features[list(replica)] += len(placed.shard.table.features)
-    return num_kernels, num_features
+        table = placed.shard.table
+        kernel = (table.pooling, table.dtype, table.optimizer, len(placed.replicas) > 1)
+        for rank in (rank for replica in placed.replicas for rank in replica):
+            kernels[rank].add(kernel)
+            num_features[rank] += len(table.features)
+    return np.array([float(len(of_rank)) for of_rank in kernels]), num_features
 
 
 def _basis(part: StepPart, costs: Costs, dense: DenseWork | None) -> str:

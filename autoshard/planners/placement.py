@@ -227,10 +227,11 @@ class PlacementProblem:
                 f"{self.label(item)} needs {int(self.bytes_N[item]):,} bytes on one rank, {missing:,} bytes more "
                 f"than the largest rank that may hold it has ({room:,})"
             )
-        missing = int(least_N.sum() - self.capacity_R.sum())
+        needed = sum(least_N.tolist())  # of any size, as arrays cannot
+        missing = needed - sum(self.capacity_R.tolist())
         if missing > 0:
             raise InfeasiblePlanError(
-                f"all tables need {int(least_N.sum()):,} bytes, {missing:,} bytes more than the "
+                f"all tables need {needed:,} bytes, {missing:,} bytes more than the "
                 f"{self.num_ranks} ranks have together"
             )
 
