@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from policies.actor_critic import PlacementPolicy
+    from policies.choices import Algorithm, Items, RewardSource
     from policies.decoding import Placements, decode
     from policies.network import PlacementNetwork
     from policies.planner import PolicyOptions, PolicyPlanner
-    from policies.runs import FinishedRun, RunOptions, run_training
-    from policies.tasks import Split, sample_problems, task_seeds
+    from policies.ppo import PlacementPPO, PPOSettings
+    from policies.runs import FinishedRun, RunOptions, TaskOptions, run_training
+    from policies.tasks import Split, TaskKind, sample_problems, task_seeds
     from policies.trained import PolicyCostModel, TrainedPolicy
-    from policies.training import Budget, Evaluation, PolicyTrainer, TrainingOptions
+    from policies.training import Evaluation, PolicyTrainer
+    from policies.training_options import Budget, TrainingOptions
     from policies.vtrace import VTrace, VTraceSettings
 
 #: What the registry keeps policies under.
@@ -22,31 +25,41 @@ POLICY_KIND = "policy"
 
 _MODULES = {
     "actor_critic": ("PlacementPolicy",),
+    "choices": ("Algorithm", "Items", "RewardSource"),
     "decoding": ("Placements", "decode"),
     "network": ("PlacementNetwork",),
     "planner": ("PolicyOptions", "PolicyPlanner"),
-    "runs": ("FinishedRun", "RunOptions", "run_training"),
-    "tasks": ("Split", "sample_problems", "task_seeds"),
+    "ppo": ("PPOSettings", "PlacementPPO"),
+    "runs": ("FinishedRun", "RunOptions", "TaskOptions", "run_training"),
+    "tasks": ("Split", "TaskKind", "sample_problems", "task_seeds"),
     "trained": ("PolicyCostModel", "TrainedPolicy"),
-    "training": ("Budget", "Evaluation", "PolicyTrainer", "TrainingOptions"),
+    "training": ("Evaluation", "PolicyTrainer"),
+    "training_options": ("Budget", "TrainingOptions"),
     "vtrace": ("VTrace", "VTraceSettings"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "POLICY_KIND",
+    "Algorithm",
     "Budget",
     "Evaluation",
     "FinishedRun",
+    "Items",
+    "PPOSettings",
     "PlacementNetwork",
+    "PlacementPPO",
     "PlacementPolicy",
     "Placements",
     "PolicyCostModel",
     "PolicyOptions",
     "PolicyPlanner",
     "PolicyTrainer",
+    "RewardSource",
     "RunOptions",
     "Split",
+    "TaskKind",
+    "TaskOptions",
     "TrainedPolicy",
     "TrainingOptions",
     "VTrace",

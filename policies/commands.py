@@ -8,76 +8,206 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard import console
+from policies.choices import Algorithm, Items, RewardSource
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from policies.runs import FinishedRun
+    from env import Objective
+    from policies.runs import FinishedRun, RunOptions
     from policies.training import Evaluation
+    from policies.training_options import Budget
 
 _DEFAULT_SECONDS = 60.0
+#: Evaluations without progress after which a training of more than a minute ends, if not told otherwise.
+_DEFAULT_PATIENCE = 60
+
+_TASKS, _LEARNING, _ENDING, _FILES = "Tasks", "Learning", "When to end", "Files"
 
 
 def train_policy(
     registry: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]"
+            help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]",
+            rich_help_panel=_FILES,
         ),
     ] = None,
     tables: Annotated[
-        str, typer.Option(help="Pool that tasks are drawn from: a file, or the name of a bundled one.")
+        str,
+        typer.Option(
+            help="Pool that tasks are drawn from: a file, or the name of a bundled one.", rich_help_panel=_TASKS
+        ),
     ] = "metasyn",
     scale: Annotated[
-        int, typer.Option(help="Divides rows and batch of the pool; the cost model must cover that batch.")
+        int,
+        typer.Option(
+            help="Divides rows and batch of the pool; the cost model must cover that batch.", rich_help_panel=_TASKS
+        ),
     ] = 64,
-    num_tasks: Annotated[int, typer.Option(help="Tasks to train on.")] = 90,
-    num_tables: Annotated[int, typer.Option(help="Tables per task.")] = 80,
-    num_ranks: Annotated[int, typer.Option(help="Ranks per task.")] = 8,
-    updates: Annotated[int | None, typer.Option(help="Ends after so many updates.")] = None,
+    num_tasks: Annotated[int, typer.Option(help="Tasks to train on.", rich_help_panel=_TASKS)] = 90,
+    num_tables: Annotated[int, typer.Option(help="Tables per task.", rich_help_panel=_TASKS)] = 80,
+    num_ranks: Annotated[int, typer.Option(help="Ranks per task.", rich_help_panel=_TASKS)] = 8,
+    items: Annotated[
+        Items,
+        typer.Option(
+            help="What is placed: whole tables, ranges of rows, or segments in falling access frequency that all "
+            "ranks may share.",
+            rich_help_panel=_TASKS,
+        ),
+    ] = Items.TABLES,
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="What for: `balance` or `max_kernel` of kernel times, or `step`, with exchanges.",
+            rich_help_panel=_TASKS,
+        ),
+    ] = "balance",
+    memory_fill: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of all memory that a task's tables take, such as 0.9. [default: memory without end]",
+            rich_help_panel=_TASKS,
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Key of the device that plans are for.", rich_help_panel=_TASKS)] = "cpu",
+    algorithm: Annotated[
+        Algorithm, typer.Option(help="What learns; both train the same network.", rich_help_panel=_LEARNING)
+    ] = Algorithm.VTRACE,
+    actors: Annotated[
+        int,
+        typer.Option(
+            help="Processes that play while this one learns, with V-trace; 0 to do both in turns.",
+            rich_help_panel=_LEARNING,
+        ),
+    ] = 0,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Run the actors on a Ray cluster.", rich_help_panel=_LEARNING)
+    ] = False,
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            help="Of the cluster: `auto`, HOST:PORT, or `local` to start one here.", rich_help_panel=_LEARNING
+        ),
+    ] = "auto",
+    reward: Annotated[
+        RewardSource,
+        typer.Option(
+            help="Where rewards come from: predicted, measured on this machine, or measured in a share of the updates.",
+            rich_help_panel=_LEARNING,
+        ),
+    ] = RewardSource.MODEL,
+    measured_share: Annotated[
+        float, typer.Option(help="That share, for --reward mixed.", rich_help_panel=_LEARNING)
+    ] = 0.1,
+    joint: Annotated[
+        bool,
+        typer.Option(
+            "--joint",
+            help="Train the cost model along with the policy, from samples in --store.",
+            rich_help_panel=_LEARNING,
+        ),
+    ] = False,
+    store: Annotated[
+        Path | None, typer.Option(help="Folder with samples, for --joint.", rich_help_panel=_LEARNING)
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Of the weights, the tasks and what is tried.", rich_help_panel=_LEARNING)
+    ] = 0,
+    updates: Annotated[int | None, typer.Option(help="Ends after so many updates.", rich_help_panel=_ENDING)] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(help=f"Ends after so many seconds. [default: {_DEFAULT_SECONDS:g}, without --updates]"),
+        typer.Option(
+            help=f"Ends after so many seconds. [default: {_DEFAULT_SECONDS:g}, without --updates]",
+            rich_help_panel=_ENDING,
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the weights, the tasks and what is tried.")] = 0,
-    joint: Annotated[
-        bool, typer.Option("--joint", help="Train the cost model along with the policy, from samples in --store.")
-    ] = False,
-    store: Annotated[Path | None, typer.Option(help="Folder with samples, for --joint.")] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            help="Ends after so many evaluations in a row, one every 10 updates, that are not at least 0.05% better; "
+            f"0 for never. [default: {_DEFAULT_PATIENCE} with --seconds above {_DEFAULT_SECONDS:g}, else never]",
+            rich_help_panel=_ENDING,
+        ),
+    ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoints; training goes on from the one that is there.")
+        Path | None,
+        typer.Option(
+            help="Folder for checkpoints; training goes on from the one that is there.", rich_help_panel=_FILES
+        ),
     ] = None,
-    device: Annotated[str, typer.Option(help="Key of the device that plans are for.")] = "cpu",
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(help="Folder for TensorBoard's logs; goes on from those that are there.", rich_help_panel=_FILES),
+    ] = None,
     as_json: console.JsonOption = False,
 ) -> None:
     """Trains the sharding policy of a device, and makes it the one that the planner `policy` uses.
 
-    It learns on the device's cost model, so nothing is measured; `autoshard train cost` makes that model first.
-    Seeds of tasks are out of reach of `--seed` of other commands, so any task that you draw is new to the policy.
+    It learns on the device's cost model, so nothing is measured unless asked for; `autoshard train cost` makes that
+    model first. Seeds of tasks are out of reach of `--seed` of other commands, so any task that you draw is new to the
+    policy.
 
-    Example:
+    Examples:
         autoshard train policy --registry registry --seconds 75
-    """
-    from policies.runs import RunOptions, run_training
-    from policies.training import Budget
 
-    if updates is None and seconds is None:
-        seconds = _DEFAULT_SECONDS
+        autoshard train policy --seconds 600 --actors 1 --checkpoint run --tensorboard logs
+
+        autoshard train policy --objective step --memory-fill 0.9 --algorithm ppo --updates 200
+    """
+    from policies.runs import RunOptions, TaskOptions
+    from policies.training_options import TrainingOptions
+
     options = RunOptions(
-        tables=tables,
-        scale=scale,
-        num_tasks=num_tasks,
-        num_tables=num_tables,
-        num_ranks=num_ranks,
+        tasks=TaskOptions(
+            tables=tables,
+            scale=scale,
+            num_tasks=num_tasks,
+            num_tables=num_tables,
+            num_ranks=num_ranks,
+            device=device,
+            items=items,
+            objective=_objective(objective),
+            memory_fill=memory_fill,
+        ),
+        training=TrainingOptions(algorithm=algorithm, num_actors=actors, reward=reward, measured_share=measured_share),
+        budget=_budget(updates, seconds, patience, joint=joint),
         seed=seed,
-        device=device,
         joint_store=_joint_store(joint, store),
-        budget=Budget(num_updates=updates, seconds=seconds),
         folder=checkpoint,
+        tensorboard=tensorboard,
+        ray_address=ray_address if ray else None,
     )
+    _train(options, registry, as_json=as_json)
+
+
+def _train(options: RunOptions, registry: Path | None, *, as_json: bool) -> None:
+    from policies.runs import run_training
+
     with console.progress("Training", 1.0) as advance:
         finished = run_training(options, registry, advance=advance, on_evaluated=_report)
     console.emit(_result(finished), _table(finished), as_json=as_json)
+
+
+def _objective(name: str) -> Objective:
+    from autoshard.core.errors import InvalidOptionError
+    from env import Objective
+
+    try:
+        return Objective(name)
+    except ValueError as error:
+        raise InvalidOptionError(f"must be any of {', '.join(Objective)}, got {name!r}", field="--objective") from error
+
+
+def _budget(updates: int | None, seconds: float | None, patience: int | None, *, joint: bool) -> Budget:
+    from policies.training_options import Budget
+
+    if updates is None and seconds is None:
+        seconds = _DEFAULT_SECONDS
+    # Scores that a cost model in training gives go up and down with it, and say little about progress.
+    if patience is None and seconds is not None and seconds > _DEFAULT_SECONDS and not joint:
+        patience = _DEFAULT_PATIENCE
+    return Budget(num_updates=updates, seconds=seconds, patience=patience or None)
 
 
 def _joint_store(joint: bool, store: Path | None) -> Path | None:
@@ -91,12 +221,13 @@ def _joint_store(joint: bool, store: Path | None) -> Path | None:
 
 
 def _report(evaluation: Evaluation) -> None:
+    what = "slowest rank" if evaluation.policy.step_ms is None else "step"
     policy, greedy = evaluation.policy, evaluation.baselines.cost_greedy
     lookup = evaluation.baselines.lookup_greedy
     console.log(
-        f"update {evaluation.num_updates}: balance {policy.balance:.3f}, slowest rank {policy.max_ms:.3f} ms "
-        f"(cost-greedy {greedy.balance:.3f}, {greedy.max_ms:.3f} ms; "
-        f"lookup-greedy {lookup.balance:.3f}, {lookup.max_ms:.3f} ms)"
+        f"update {evaluation.num_updates}: balance {policy.balance:.3f}, {what} {policy.objective_ms:.3f} ms "
+        f"(cost-greedy {greedy.balance:.3f}, {greedy.objective_ms:.3f} ms; "
+        f"lookup-greedy {lookup.balance:.3f}, {lookup.objective_ms:.3f} ms)"
     )
 
 
@@ -115,15 +246,21 @@ def _table(finished: FinishedRun) -> Table:
     from rich.table import Table
 
     training = finished.policy.training
+    times = training["times"]
     table = Table(
         title=f"Policy of {finished.policy.cost.card.device}, version {finished.id}",
         title_justify="left",
-        caption=f"{training['num_updates']} updates, {training['elapsed_s']:.0f} s",
+        caption=f"{training['num_updates']} updates, {training['elapsed_s']:.0f} s: "
+        + ", ".join(f"{name.removesuffix('_s')} {seconds:.0f} s" for name, seconds in times.items() if seconds),
         caption_justify="left",
     )
+    with_steps = "step_ms" in training["test"]["policy"]
     table.add_column(f"on {training['num_test_tasks']} unseen tasks")
     table.add_column("balance", justify="right")
     table.add_column("slowest rank, predicted ms", justify="right")
+    if with_steps:
+        table.add_column("step, predicted ms", justify="right")
     for name, score in training["test"].items():
-        table.add_row(name, f"{score['balance']:.3f}", f"{score['max_ms']:.3f}")
+        step = [f"{score['step_ms']:.3f}"] if with_steps else []
+        table.add_row(name, f"{score['balance']:.3f}", f"{score['max_ms']:.3f}", *step)
     return table

@@ -15,16 +15,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from autoshard.core.costs import CodeArray
+from autoshard.core.costs import CodeArray, MsArray
+from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.placement import PlacementProblem, RankArray
 from costmodel.features import FeatureArray, shard_features
 from costmodel.learned import LearnedCostModel
-from env import ITEM_CODE, RANK_CODES, PlacementTask, RewardMs
+from env import CHOICE_CODES, ITEM_CODE, PlacementTask
 from policies.actor_critic import PlacementPolicy
 from policies.checkpoint import Checkpoint
+from policies.choices import Algorithm
 from policies.joint_cost import JointCost
+from policies.measured import MeasurePlans
 from policies.scores import Baselines
-from policies.training import Evaluation, PolicyTrainer, TrainingOptions
+from policies.training import Evaluation, PolicyTrainer
+from policies.training_options import TrainingOptions
 from policies.trajectories import Tensors, Trajectories
 from policies.vtrace import VTrace, VTraceSettings
 from policies.weights import with_prefix
@@ -71,9 +75,10 @@ class JointVTrace(VTrace):
         tasks_E = data.tasks_TE[0]
         tasks_P, place_E = tasks_E.unique(return_inverse=True)
         tasks = [self.trainer.train_tasks[task] for task in tasks_P.tolist()]
+        assert tasks[0].num_actions == tasks[0].num_ranks, "codes of other choices would have to be made anew too"
         codes_PNH = torch.stack([self.trainer.codes(task) for task in tasks_P.tolist()])
         codes_TEH = codes_PNH[place_E].swapaxes(0, 1)
-        num_ranks = data.observations[RANK_CODES].shape[2]
+        num_ranks = data.observations[CHOICE_CODES].shape[2]
         chosen_TER = functional.one_hot(data.actions_TE, num_ranks).to(codes_TEH.dtype)
         placed_TERH = chosen_TER[..., None] * codes_TEH[:, :, None]
         before_TERH = placed_TERH.cumsum(dim=0) - placed_TERH
@@ -82,7 +87,7 @@ class JointVTrace(VTrace):
         return {
             **data.observations,
             ITEM_CODE: codes_TEH / item_scale_E[:, None],
-            RANK_CODES: before_TERH / rank_scale_E[:, None, None],
+            CHOICE_CODES: before_TERH / rank_scale_E[:, None, None],
         }
 
 
@@ -99,7 +104,10 @@ class JointTrainer(PolicyTrainer):
         cost: The cost model in training, on the CPU.
         options: How to train.
         seed: As for PolicyTrainer.
-        reward_ms: As for TablePlacementEnv; every rank's measurement becomes a sample.
+        measure: As for PolicyTrainer; every rank's measurement becomes a sample.
+
+    Raises:
+        InvalidOptionError: If `options` name what cannot train a cost model along: PPO, or actors of other processes.
 
     Source:
         AutoShard Sec. 4.5, Algorithm 1 and C.2.
@@ -115,24 +123,18 @@ class JointTrainer(PolicyTrainer):
         cost: JointCost,
         options: TrainingOptions | None = None,
         seed: int = 0,
-        reward_ms: RewardMs | None = None,
+        measure: MeasurePlans | None = None,
     ) -> None:
+        _check(options or TrainingOptions())
         self.cost = cost
         self._train_tables = [TaskTables.of(problem) for problem in train]
         self._validation_tables = [TaskTables.of(problem) for problem in validation]
-        self._measure = reward_ms
-        super().__init__(
-            train,
-            validation,
-            options=options,
-            seed=seed,
-            reward_ms=self._measured if reward_ms is not None else None,
-        )
+        super().__init__(train, validation, options=options, seed=seed, measure=measure)
         self.algorithm.trainer = self
         self.algorithm.policy.optimizer.add_param_group({"params": list(cost.encoder.parameters())})
 
     def _make_algorithm(self, settings: VTraceSettings) -> VTrace:
-        return JointVTrace(PlacementPolicy, self.env, settings, seed=self.seed)
+        return JointVTrace(PlacementPolicy, self.measured or self.env, settings, seed=self.seed)
 
     def codes(self, task: int) -> Tensor:
         """Codes of a training task's items in the order in which they are placed, with gradients; shape (N, H)."""
@@ -167,21 +169,18 @@ class JointTrainer(PolicyTrainer):
         self.validation_tasks = tasks[len(self.train_tasks) :]
         self.algorithm.begin_episodes(self.env.replace_tasks(self.train_tasks))
 
-    def _measured(self, problem: PlacementProblem, ranks_N: RankArray) -> NDArray[np.float64]:
-        assert self._measure is not None
-        cost_ms_R = self._measure(problem, ranks_N)
+    def _on_measured(self, problem: PlacementProblem, ranks_N: RankArray, cost_ms_R: MsArray) -> None:
         tables = TaskTables.of(problem)
         rank_M = ranks_N[tables.item_M]
         for rank, cost_ms in enumerate(cost_ms_R):
             if (rank_M == rank).any():
                 self.cost.buffer.add_measured(tables.features_MF[rank_M == rank], float(cost_ms))
-        return cost_ms_R
 
     def _is_best(self, evaluation: Evaluation) -> bool:
         return True
 
     def _baselines(self) -> Baselines:
-        return Baselines.of([task.problem for task in self.validation_tasks])
+        return Baselines.of_tasks(self.validation_tasks)
 
     def checkpoint(self) -> Checkpoint:
         """As PolicyTrainer, with the cost model; measured samples are not kept."""
@@ -201,3 +200,17 @@ class JointTrainer(PolicyTrainer):
     def _identity(self) -> dict[str, Any]:
         # Prices change as the cost model does, so they identify nothing here.
         return {**super()._identity(), "total_ms": None, "num_samples": len(self.cost.buffer)}
+
+
+def _check(options: TrainingOptions) -> None:
+    if options.algorithm is not Algorithm.VTRACE:
+        raise InvalidOptionError(
+            f"must be {Algorithm.VTRACE} in joint training, whose gradients reach the cost model, "
+            f"got {options.algorithm}",
+            field="algorithm",
+        )
+    if options.num_actors:
+        raise InvalidOptionError(
+            f"must be 0 in joint training, which prices all tasks anew after every update, got {options.num_actors}",
+            field="num_actors",
+        )

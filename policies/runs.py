@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import autoshard
-from autoshard.core import CostModel, TableSet
+from autoshard.core import CostModel
+from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
 from autoshard.formats.samples import read_samples
 from autoshard.planners.placement import PlacementProblem
+from autoshard.planning import make_costs
 from costmodel import Registry
 from costmodel.dataset import CostDataset
-from env import PlacementTask
+from env import Objective, PlacementTask
+from policies.actors import ActorLauncher
+from policies.choices import Items, RewardSource
 from policies.joint import JointTrainer
 from policies.joint_cost import JointCost
+from policies.lagged import LaggedVTrace
+from policies.measured import MeasurePlans, find_benchmark
+from policies.ray_actors import RayActors
 from policies.scores import Baselines, score_policy
-from policies.tasks import Split, sample_problems, task_seeds
+from policies.tasks import Split, TaskKind, sample_problems, task_seeds, training_topology
 from policies.trained import PolicyCostModel, TrainedPolicy
-from policies.training import Budget, Evaluation, PolicyTrainer, TrainingOptions
+from policies.training import Evaluation, PolicyTrainer
+from policies.training_options import Budget, TrainingOptions
 
 #: Tasks to choose the best weights by, and as many to measure them on.
 NUM_VALIDATION_TASKS = 20
@@ -28,8 +37,8 @@ NUM_TEST_TASKS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What is trained, on what, and for how long.
+class TaskOptions:
+    """What is learned from.
 
     Attributes:
         tables: Pool of tables: a file, or the name of a bundled one.
@@ -37,25 +46,66 @@ class RunOptions:
         num_tasks: Tasks to train on.
         num_tables: Tables per task.
         num_ranks: Ranks per task.
-        seed: Of the weights, the tasks and what is tried.
         device: Key of the device kind.
-        joint_store: Folder of samples to train the cost model from at the same time; None to take the registry's.
-        budget: When to end.
-        folder: Where checkpoints are kept.
-        training: How to train.
+        items: What is placed.
+        objective: What for.
+        memory_fill: Share of all memory that a task's tables take; None for memory without end.
     """
 
-    budget: Budget
     tables: str = "metasyn"
     scale: int = 64
     num_tasks: int = 90
     num_tables: int = 80
     num_ranks: int = 8
-    seed: int = 0
     device: str = "cpu"
+    items: Items = Items.TABLES
+    objective: Objective = Objective.BALANCE
+    memory_fill: float | None = None
+
+    @property
+    def kind(self) -> TaskKind:
+        """What tasks are like."""
+        return TaskKind(
+            device=self.device,
+            num_tables=self.num_tables,
+            num_ranks=self.num_ranks,
+            items=self.items,
+            memory_fill=self.memory_fill,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What is trained, on what, and for how long.
+
+    Attributes:
+        budget: When to end.
+        tasks: What is learned from.
+        training: How to train.
+        seed: Of the weights, the tasks and what is tried.
+        joint_store: Folder of samples to train the cost model from at the same time; None to take the registry's.
+        folder: Where checkpoints are kept.
+        tensorboard: Folder for TensorBoard's event files.
+        ray_address: Cluster that actors run on, as RayActors takes it; None for processes of this machine.
+    """
+
+    budget: Budget
+    tasks: TaskOptions = field(default_factory=TaskOptions)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    seed: int = 0
     joint_store: Path | None = None
     folder: Path | None = None
-    training: TrainingOptions = field(default_factory=TrainingOptions)
+    tensorboard: Path | None = None
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.ray_address is not None and not self.training.num_actors:
+            raise InvalidOptionError("needs actors, which are what runs there", field="ray_address")
+        if self.joint_store is not None and (self.tasks.items, self.tasks.objective) != (
+            Items.TABLES,
+            Objective.BALANCE,
+        ):
+            raise InvalidOptionError("trains on whole tables and their balance only", field="joint_store")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,62 +141,123 @@ def run_training(
         InputError: If an option, the pool or a checkpoint cannot be used.
         ModelError: If the registry has no cost model of the device, or one that does not cover the pool.
         SampleStoreError: If the store of a joint training cannot be read, or holds too few samples.
+        ExecutionError: If actors fail.
     """
-    models = Registry(registry)
-    pool = load_tables(options.tables).scaled(options.scale)
-    trainer, joint = _trainer(options, pool, models)
-    trainer.run(options.budget, folder=options.folder, advance=advance, on_evaluated=on_evaluated)
-    cost = joint.current() if joint is not None else PolicyCostModel.load(models, options.device)
-    test = _problems(options, pool, cost.model(), Split.TEST, NUM_TEST_TASKS)
-    baselines, network = Baselines.of(test), trainer.best_network
-    scores = {
-        "policy": score_policy(network, [PlacementTask.of(problem) for problem in test]),
-        "cost-greedy": baselines.cost_greedy,
-        "lookup-greedy": baselines.lookup_greedy,
-    }
-    training: dict[str, Any] = {
-        "tables": options.tables,
-        "joint": joint is not None,
-        **{name: getattr(options, name) for name in ("scale", "num_tasks", "num_tables", "num_ranks", "seed")},
-        "num_updates": trainer.num_updates,
-        "elapsed_s": round(trainer.elapsed_s, 3),
-        "num_test_tasks": NUM_TEST_TASKS,
-        "test": {name: score.to_json() for name, score in scores.items()},
-        "version": autoshard.__version__,
-    }
-    policy = TrainedPolicy(network=network, cost=cost, training=training)
-    return FinishedRun(policy=policy, id=policy.publish(models), registry=models.root)
+    return _Run(options, Registry(registry)).finish(advance, on_evaluated)
 
 
-def _trainer(options: RunOptions, pool: TableSet, models: Registry) -> tuple[PolicyTrainer, JointCost | None]:
-    if options.joint_store is None:
-        model = PolicyCostModel.load(models, options.device).model()
-        train, validation = _training_problems(options, pool, model)
-        return PolicyTrainer(train, validation, options=options.training, seed=options.seed), None
-    samples = read_samples(options.joint_store, options.device)
-    dataset = CostDataset.from_samples(samples)
-    cost = JointCost(dataset, device=options.device, seed=options.seed)
-    train, validation = _training_problems(options, pool, cost.model())
-    return JointTrainer(train, validation, cost=cost, options=options.training, seed=options.seed), cost
+class _Run:
+    """A training and what goes with it."""
 
+    def __init__(self, options: RunOptions, models: Registry) -> None:
+        self._options, self._models = options, models
+        self._pool = load_tables(options.tasks.tables).scaled(options.tasks.scale)
+        self._joint: JointCost | None = None
+        self._trainer = self._make_trainer()
 
-def _training_problems(
-    options: RunOptions, pool: TableSet, model: CostModel
-) -> tuple[tuple[PlacementProblem, ...], tuple[PlacementProblem, ...]]:
-    return (
-        _problems(options, pool, model, Split.TRAIN, options.num_tasks),
-        _problems(options, pool, model, Split.VALIDATION, NUM_VALIDATION_TASKS),
-    )
+    def _make_trainer(self) -> PolicyTrainer:
+        options, device = self._options, self._options.tasks.device
+        if options.joint_store is not None:
+            dataset = CostDataset.from_samples(read_samples(options.joint_store, device))
+            joint = self._joint = JointCost(dataset, device=device, seed=options.seed)
+            return JointTrainer(
+                *self._training_problems(joint.model()),
+                cost=joint,
+                options=options.training,
+                seed=options.seed,
+                measure=self._measure(),
+            )
+        model = PolicyCostModel.load(self._models, device).model()
+        return PolicyTrainer(
+            *self._training_problems(model),
+            options=options.training,
+            seed=options.seed,
+            as_task=self._as_task(model),
+            measure=self._measure(),
+            launcher=self._launcher(),
+        )
 
+    def _measure(self) -> MeasurePlans | None:
+        if self._options.training.reward is RewardSource.MODEL:
+            return None
+        return find_benchmark(self._options.tasks.device)
 
-def _problems(
-    options: RunOptions, pool: TableSet, model: CostModel, split: Split, num_tasks: int
-) -> tuple[PlacementProblem, ...]:
-    return sample_problems(
-        pool,
-        model,
-        device=options.device,
-        num_tables=options.num_tables,
-        num_ranks=options.num_ranks,
-        seeds=task_seeds(split, num_tasks, options.seed),
-    )
+    def _launcher(self) -> ActorLauncher | None:
+        address = self._options.ray_address
+        return None if address is None else RayActors(address, self._options.training.num_actors)
+
+    def _as_task(self, model: CostModel) -> Callable[[PlacementProblem], PlacementTask]:
+        tasks = self._options.tasks
+        if tasks.objective is not Objective.STEP:
+            return partial(PlacementTask.of, objective=tasks.objective)
+        topology = training_topology(tasks.device, tasks.num_ranks, sum(table.hbm_bytes for table in self._pool.tables))
+        costs = replace(make_costs(self._pool, topology, self._models.root), kernel=model)
+        return partial(PlacementTask.of, objective=tasks.objective, costs=costs)
+
+    def _training_problems(self, model: CostModel) -> tuple[tuple[PlacementProblem, ...], tuple[PlacementProblem, ...]]:
+        return (
+            self._problems(model, Split.TRAIN, self._options.tasks.num_tasks),
+            self._problems(model, Split.VALIDATION, NUM_VALIDATION_TASKS),
+        )
+
+    def _problems(self, model: CostModel, split: Split, num_tasks: int) -> tuple[PlacementProblem, ...]:
+        seeds = task_seeds(split, num_tasks, self._options.seed)
+        return sample_problems(self._pool, model, self._options.tasks.kind, seeds)
+
+    def finish(self, advance: Callable[[float], None], on_evaluated: Callable[[Evaluation], None]) -> FinishedRun:
+        """Trains, measures on test tasks, and publishes."""
+        options, trainer = self._options, self._trainer
+        trainer.run(
+            options.budget,
+            folder=options.folder,
+            tensorboard=options.tensorboard,
+            advance=advance,
+            on_evaluated=on_evaluated,
+        )
+        if self._joint is not None:
+            cost = self._joint.current()
+        else:
+            cost = PolicyCostModel.load(self._models, options.tasks.device)
+        model = cost.model()
+        test = self._problems(model, Split.TEST, NUM_TEST_TASKS)
+        tasks = [self._as_task(model)(problem) for problem in test]
+        baselines, network = Baselines.of_tasks(tasks), trainer.best_network
+        scores = {
+            "policy": score_policy(network, tasks),
+            "cost-greedy": baselines.cost_greedy,
+            "lookup-greedy": baselines.lookup_greedy,
+        }
+        training = {
+            **self._record(),
+            "num_test_tasks": NUM_TEST_TASKS,
+            "test": {name: score.to_json() for name, score in scores.items()},
+            "version": autoshard.__version__,
+        }
+        policy = TrainedPolicy(network=network, cost=cost, training=training)
+        return FinishedRun(policy=policy, id=policy.publish(self._models), registry=self._models.root)
+
+    def _record(self) -> dict[str, Any]:
+        """Options, counts and times of the training."""
+        options, trainer = self._options, self._trainer
+        record: dict[str, Any] = {
+            **asdict(options.tasks),
+            "seed": options.seed,
+            "joint": self._joint is not None,
+            "algorithm": options.training.algorithm,
+            "reward": options.training.reward,
+            "num_updates": trainer.num_updates,
+            "elapsed_s": round(trainer.elapsed_s, 3),
+            "times": trainer.times.to_json(),
+            "stopped_early": trainer.plateau.is_reached(options.budget.patience),
+        }
+        if trainer.measured is not None:
+            record["num_measured"] = trainer.measured.num_measured
+        if isinstance(trainer.algorithm, LaggedVTrace) and trainer.pool is not None:
+            lag = trainer.algorithm.lag
+            record["actors"] = {
+                "num_actors": options.training.num_actors,
+                "mean_lag": round(lag.mean, 3),
+                "max_lag": lag.most,
+                "num_replaced": trainer.pool.num_deaths,
+            }
+        return record

@@ -1,16 +1,54 @@
-"""Tasks to train and to test on: random subsets of a pool of tables, on a number of ranks."""
+"""Tasks to train and to test on: random subsets of a pool of tables, on a number of ranks.
+
+Shape suffixes: N items, R ranks.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import pairwise
 
-from autoshard.core import CostModel, Level, Link, MemoryBytes, TableSet, Topology
-from autoshard.core.errors import InvalidOptionError
+import numpy as np
+
+from autoshard.core import (
+    CostModel,
+    EmbeddingTable,
+    Level,
+    Link,
+    MemoryBytes,
+    RowRange,
+    RowsBy,
+    Shard,
+    TableSet,
+    Tier,
+    Topology,
+)
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.planners.oper.partition import equal_row_ranges
 from autoshard.planners.placement import PlacementProblem
+from env.witness import find_witness
+from policies.choices import Items
 
 #: Seeds of tasks start here, far above those that people choose for their own draws from the same pool.
 _FIRST_SEED = 1 << 40
 _SEEDS_PER_RUN = 1 << 20
+
+#: Ranges that the rows of every table are cut into where row groups are placed.
+NUM_ROW_RANGES = 4
+#: Shares of a table's lookups that its hottest segment has, and its two hottest together.
+TIER_SHARES = (0.5, 0.9)
+_TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
+
+#: Ranks of a node, where there are several.
+NODE_SIZE = 8
+# Of processes of one machine and between machines: assumptions, for devices whose collectives were never measured.
+_NODE_LINK = Link(bytes_per_s=2e9, latency_s=2e-4)
+_CLUSTER_LINK = Link(bytes_per_s=1e9, latency_s=4e-4)
+#: How much more memory is tried where nothing fits.
+_MORE_MEMORY = 1.01
 
 
 class Split(Enum):
@@ -39,30 +77,105 @@ def task_seeds(split: Split, num_tasks: int, seed: int = 0) -> range:
     return range(first, first + num_tasks)
 
 
-def sample_problems(
-    pool: TableSet, model: CostModel, *, device: str, num_tables: int, num_ranks: int, seeds: range
-) -> tuple[PlacementProblem, ...]:
-    """Placement problems of `num_tables` tables of the pool each.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskKind:
+    """What tasks are like, whatever tables they hold.
 
-    Every rank has memory for all tables: limits are kept by masks when planning, and nothing can be learned from
-    them here.
+    Attributes:
+        device: Key of the device kind.
+        num_tables: Tables per task.
+        num_ranks: Ranks per task.
+        items: What is placed.
+        memory_fill: Share of all memory that a task's tables take if each is held once; None for memory without end.
+            Where not even a single placement is found, there is as little more memory as it takes.
+    """
+
+    device: str
+    num_tables: int
+    num_ranks: int
+    items: Items = Items.TABLES
+    memory_fill: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1:
+            raise InvalidOptionError(f"must be at least 1, got {self.num_ranks}", field="num_ranks")
+        if self.memory_fill is not None and not 0 < self.memory_fill <= 1:
+            raise InvalidOptionError(f"must be in (0, 1], got {self.memory_fill}", field="memory_fill")
+
+
+def sample_problems(pool: TableSet, model: CostModel, kind: TaskKind, seeds: range) -> tuple[PlacementProblem, ...]:
+    """Placement problems of random tables of the pool, all with equally many items.
+
+    Tables that have fewer rows than each is to be cut into are left out of the pool.
 
     Raises:
-        InvalidOptionError: If there are no ranks.
         InvalidTableError: If the pool has too few tables.
-        ModelError: If the model cannot price the pool's tables.
+        ModelError: If the model cannot price the pool's tables as they are to be held.
 
     Source:
         AutoShard Sec. 5.1.
     """
-    if num_ranks < 1:
-        raise InvalidOptionError(f"must be at least 1, got {num_ranks}", field="num_ranks")
-    topology = _topology(device, num_ranks, sum(table.hbm_bytes for table in pool.tables))
-    return tuple(PlacementProblem.table_wise(pool.sample(num_tables, seed), topology, model) for seed in seeds)
+    num_parts = {Items.TABLES: 1, Items.ROW_GROUPS: NUM_ROW_RANGES, Items.TIERS: len(TIER_SHARES) + 1}[kind.items]
+    kept = tuple(table for table in pool.tables if table.num_embeddings >= num_parts)
+    whole_bytes = sum(table.hbm_bytes for table in pool.tables)
+    topology = training_topology(kind.device, kind.num_ranks, whole_bytes)
+    return tuple(
+        _problem(replace(pool, tables=kept).sample(kind.num_tables, seed), model, kind, topology) for seed in seeds
+    )
 
 
-def _topology(device: str, num_ranks: int, hbm_bytes: int) -> Topology:
-    # Kernel costs are all that is learned from, so the links may be any.
-    link = Link(bytes_per_s=1e9)
-    level = Level(name="all", size=num_ranks, all_to_all=link, all_reduce=link)
-    return Topology(world_size=num_ranks, device=device, memory_bytes=MemoryBytes(hbm=hbm_bytes), levels=(level,))
+def _problem(tables: TableSet, model: CostModel, kind: TaskKind, topology: Topology) -> PlacementProblem:
+    shards = cut(tables, kind.items)
+    tiers = _TIERS if kind.items is Items.TIERS else ()
+    problem = PlacementProblem.of(tables, topology, model, shards, tiers)
+    return problem if kind.memory_fill is None else _filled(problem, kind.memory_fill)
+
+
+def cut(tables: TableSet, items: Items) -> tuple[Shard, ...]:
+    """What tables are cut into, as many parts of each.
+
+    Source:
+        OPER Sec. 4.1 for row groups; differs: equal ranges of row ids, so that tasks have equally many. FlexShard
+        Sec. 4.3 for tiers; differs: the same shares of the lookups of every table.
+    """
+    if items is Items.ROW_GROUPS:
+        return equal_row_ranges(tables, NUM_ROW_RANGES)
+    if items is Items.TIERS:
+        return tuple(segment for table in tables.tables for segment in _segments(table))
+    return tuple(Shard.whole(table) for table in tables.tables)
+
+
+def _segments(table: EmbeddingTable) -> Iterator[Shard]:
+    """The table's rows in falling access frequency, cut where they have had `TIER_SHARES` of all lookups."""
+    num_rows, bounds = table.num_embeddings, [0]
+    for place, share in enumerate(TIER_SHARES):
+        row = round(float(np.interp(share, table.access.cumulative_K, table.access.ranks_K)))
+        # Every segment has a row at least.
+        bounds.append(min(max(row, bounds[-1] + 1), num_rows - len(TIER_SHARES) + place))
+    for start, stop in pairwise([*bounds, num_rows]):
+        rows = RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK)
+        yield Shard(table=table, rows=rows, columns=(0, table.embedding_dim))
+
+
+def _filled(problem: PlacementProblem, memory_fill: float) -> PlacementProblem:
+    """The problem with as much memory as its items fill to that share, all ranks alike."""
+    hbm_bytes = math.ceil(problem.bytes_N.sum() / (memory_fill * problem.num_ranks))
+    hbm_bytes = max(hbm_bytes, int(problem.bytes_N.max()))
+    while True:
+        topology = replace(problem.topology, memory_bytes=MemoryBytes(hbm=hbm_bytes))
+        filled = replace(problem, topology=topology, capacity_R=np.full(problem.num_ranks, hbm_bytes, dtype=np.int64))
+        try:
+            find_witness(filled)
+        except InfeasiblePlanError:
+            hbm_bytes = math.ceil(_MORE_MEMORY * hbm_bytes)
+        else:
+            return filled
+
+
+def training_topology(device: str, num_ranks: int, hbm_bytes: int) -> Topology:
+    """Ranks in nodes of `NODE_SIZE`, or of half as many, whichever first makes several nodes; else in a single one."""
+    node = next((size for size in (NODE_SIZE, NODE_SIZE // 2) if num_ranks > size and num_ranks % size == 0), num_ranks)
+    levels = [Level(name="node", size=node, all_to_all=_NODE_LINK, all_reduce=_NODE_LINK)]
+    if node < num_ranks:
+        levels.append(Level(name="cluster", size=num_ranks, all_to_all=_CLUSTER_LINK, all_reduce=_CLUSTER_LINK))
+    return Topology(world_size=num_ranks, device=device, memory_bytes=MemoryBytes(hbm=hbm_bytes), levels=tuple(levels))

@@ -4,76 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.utils import safe_mean
 
+from autoshard.core.costs import MsArray
 from autoshard.core.errors import FormatError, InvalidOptionError
-from autoshard.planners.placement import PlacementProblem
-from env import PlacementTask, PlacementVecEnv, RewardMs
+from autoshard.planners.placement import PlacementProblem, RankArray
+from env import PlacementTask, PlacementVecEnv
 from policies.actor_critic import PlacementPolicy
+from policies.actor_processes import ActorProcesses
+from policies.actors import ActorLauncher, ActorPool, ActorSetup
 from policies.checkpoint import Checkpoint
+from policies.choices import Algorithm
+from policies.lagged import LaggedVTrace
+from policies.measured import MeasuredVecEnv, MeasurePlans
 from policies.network import PlacementNetwork
+from policies.ppo import PlacementPPO
 from policies.scores import Baselines, PlacementScore, score_policy
 from policies.threads import one_thread
+from policies.training_log import CollectTimer, Times, make_logger
+from policies.training_options import Budget, Plateau, TrainingOptions
 from policies.vtrace import VTrace, VTraceSettings
 from policies.weights import Arrays, load_arrays, optimizer_arrays, restore_optimizer, to_arrays, with_prefix
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOptions:
-    """How the policy is trained.
-
-    Attributes:
-        num_groups: Tasks per update.
-        num_rollouts: Episodes per task and update.
-        evaluate_every: Updates between two evaluations.
-        settings: Of V-trace; an update's steps are set to the items of a task, so that episodes are whole.
-
-    Source:
-        AutoShard C.2. Differs: each of the 8 tasks of an update is played 4 times, in whole episodes that are compared
-        with each other, and the learning rate is twice as high. The slowest rank of 20 validation tasks took, relative
-        to cost-greedy, 1.001 to 1.002 after 5 seconds of training and 1.000 after 10; with 12 rollouts 1.007 to 1.011
-        and 1.002 to 1.005; with the paper's settings and one 1.004 to 1.009 and 1.015 to 1.017 (80 tables, 8 ranks,
-        two seeds; one core of a Xeon, November 2026).
-    """
-
-    num_groups: int = 8
-    num_rollouts: int = 4
-    evaluate_every: int = 10
-    settings: VTraceSettings = field(
-        default_factory=lambda: VTraceSettings(learning_rate=2e-3, compare_within_task=True)
-    )
-
-    def __post_init__(self) -> None:
-        for label in ("num_groups", "num_rollouts", "evaluate_every"):
-            if getattr(self, label) < 1:
-                raise InvalidOptionError(f"must be at least 1, got {getattr(self, label)}", field=label)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """When training ends: after so many updates or seconds, whichever comes first; counted over resumed runs."""
-
-    num_updates: int | None = None
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        for label in ("num_updates", "seconds"):
-            value = getattr(self, label)
-            if value is not None and value <= 0:
-                raise InvalidOptionError(f"must be above 0, got {value}", field=label)
-        if self.num_updates is None and self.seconds is None:
-            raise InvalidOptionError("name a number of updates or of seconds", field="budget")
-
-    def share(self, num_updates: int, elapsed_s: float) -> float:
-        """Share of the budget that is used up, at most 1."""
-        by_updates = num_updates / self.num_updates if self.num_updates else 0.0
-        by_time = elapsed_s / self.seconds if self.seconds else 0.0
-        return min(1.0, max(by_updates, by_time))
+__all__ = ["Budget", "Evaluation", "PolicyTrainer", "TrainingOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +44,8 @@ class Evaluation:
 
     @property
     def relative_ms(self) -> float:
-        """The slowest rank's time, relative to greedy planning on the same cost model; lower is better."""
-        return self.policy.max_ms / max(self.baselines.cost_greedy.max_ms, 1e-12)
+        """The objective, relative to greedy planning of kernels on the same cost model; lower is better."""
+        return self.policy.objective_ms / max(self.baselines.cost_greedy.objective_ms, 1e-12)
 
 
 class PolicyTrainer:
@@ -98,7 +56,15 @@ class PolicyTrainer:
         validation: Problems to choose the best weights by.
         options: How to train.
         seed: Same seed and problems, same weights (on the same machine, if ended by a number of updates).
-        reward_ms: As for TablePlacementEnv.
+        as_task: Makes tasks of problems, with the objective that is trained for.
+        measure: Measures plans, where `options` want rewards to be measured.
+        launcher: Starts the actors that `options` want; processes of this machine when left out.
+
+    Raises:
+        InvalidOptionError: If tasks differ in what they must share, or measuring is wanted and there is no `measure`.
+
+    Attributes:
+        times: Where the time went, over resumed runs.
     """
 
     def __init__(
@@ -108,30 +74,65 @@ class PolicyTrainer:
         *,
         options: TrainingOptions | None = None,
         seed: int = 0,
-        reward_ms: RewardMs | None = None,
+        as_task: Callable[[PlacementProblem], PlacementTask] = PlacementTask.of,
+        measure: MeasurePlans | None = None,
+        launcher: ActorLauncher | None = None,
     ) -> None:
         self.options = options or TrainingOptions()
         self.seed = seed
-        self.train_tasks = [PlacementTask.of(problem) for problem in train]
-        self.validation_tasks = [PlacementTask.of(problem) for problem in validation]
+        self.train_tasks = [as_task(problem) for problem in train]
+        self.validation_tasks = [as_task(problem) for problem in validation]
         num_items = {task.num_items for task in self.train_tasks}
         if len(num_items) != 1:
             raise InvalidOptionError(
                 f"tasks to train on must have equally many items, got {sorted(num_items)}", field="train"
             )
-        self.env = PlacementVecEnv(self.train_tasks, self.options.num_groups, self.options.num_rollouts, reward_ms)
+        self.env = PlacementVecEnv(self.train_tasks, self.options.num_groups, self.options.num_rollouts)
+        self.measured = self._measured_env(measure)
         settings = replace(self.options.settings, num_steps=num_items.pop())
+        self.pool = self._actor_pool(settings, launcher)
         self.algorithm = self._make_algorithm(settings)
-        # Without a logger of its own, stable-baselines3 makes a folder for every update.
-        self.algorithm.set_logger(Logger(folder=None, output_formats=[]))
+        self.algorithm.set_logger(make_logger(None))
         self.num_updates = 0
         self.elapsed_s = 0.0
+        self.times = Times()
+        self.plateau = Plateau()
         self.evaluations: list[Evaluation] = []
+        self._timer = CollectTimer()
         self._best: Arrays = to_arrays(self.network)
         self._best_relative_ms = float("inf")
 
-    def _make_algorithm(self, settings: VTraceSettings) -> VTrace:
-        return VTrace(PlacementPolicy, self.env, settings, seed=self.seed)
+    def _measured_env(self, measure: MeasurePlans | None) -> MeasuredVecEnv | None:
+        share = self.options.share_measured
+        if not share:
+            return None
+        if measure is None:
+            raise InvalidOptionError(f"{self.options.reward} needs a way to measure plans", field="reward")
+        return MeasuredVecEnv(self.env, measure, share, self._on_measured)
+
+    def _on_measured(self, problem: PlacementProblem, ranks_N: RankArray, cost_ms_R: MsArray) -> None:
+        """Told what was measured."""
+
+    def _actor_pool(self, settings: VTraceSettings, launcher: ActorLauncher | None) -> ActorPool | None:
+        options = self.options
+        if not options.num_actors:
+            return None
+        setup = ActorSetup(
+            tasks=tuple(self.train_tasks),
+            num_groups=options.num_groups,
+            num_rollouts=options.num_rollouts,
+            settings=settings,
+            seed=self.seed,
+        )
+        return ActorPool(launcher or ActorProcesses(), setup, options.num_actors)
+
+    def _make_algorithm(self, settings: VTraceSettings) -> VTrace | PlacementPPO:
+        env = self.measured or self.env
+        if self.options.algorithm is Algorithm.PPO:
+            return PlacementPPO(env, self.options.ppo, num_steps=settings.num_steps, seed=self.seed)
+        if self.pool is not None:
+            return LaggedVTrace(env, settings, self.pool, seed=self.seed)
+        return VTrace(PlacementPolicy, env, settings, seed=self.seed)
 
     @property
     def network(self) -> PlacementNetwork:
@@ -147,12 +148,29 @@ class PolicyTrainer:
 
     def update(self) -> None:
         """Plays one episode in every environment and learns from them."""
-        num_steps = self.algorithm.settings.num_steps * self.env.num_envs
-        self.algorithm.learn(num_steps, reset_num_timesteps=False, log_interval=None)  # type: ignore[arg-type]
+        started_s, collected_s = time.monotonic(), self._timer.collect_s
+        measured_s = self.measured.measure_s if self.measured is not None else 0.0
+        num_steps = self.train_tasks[0].num_items * self.env.num_envs
+        self.algorithm.learn(num_steps, self._timer, log_interval=None, reset_num_timesteps=False)  # type: ignore[arg-type]
+        took_s, collected_s = time.monotonic() - started_s, self._timer.collect_s - collected_s
+        measured_s = (self.measured.measure_s if self.measured is not None else 0.0) - measured_s
+        self.times.collect_s += collected_s - measured_s
+        self.times.measure_s += measured_s
+        self.times.learn_s += took_s - collected_s
         self.num_updates += 1
+        self._record_update(num_steps / took_s)
+
+    def _record_update(self, steps_per_second: float) -> None:
+        logger = self.algorithm.logger
+        assert self.algorithm.ep_info_buffer is not None
+        logger.record("rollout/reward", safe_mean([episode["r"] for episode in self.algorithm.ep_info_buffer]))
+        logger.record("time/steps_per_second", steps_per_second)
+        for name, seconds in asdict(self.times).items():
+            logger.record(f"time/{name}", seconds)
 
     def evaluate(self) -> Evaluation:
         """Scores the network on the validation tasks, and keeps its weights if they are the best so far."""
+        started_s = time.monotonic()
         evaluation = Evaluation(
             num_updates=self.num_updates,
             policy=score_policy(self.network, self.validation_tasks),
@@ -162,6 +180,12 @@ class PolicyTrainer:
         if self._is_best(evaluation):
             self._best_relative_ms = evaluation.relative_ms
             self._best = to_arrays(self.network)
+        self.plateau.add(self.num_updates, evaluation.relative_ms)
+        self.times.evaluate_s += time.monotonic() - started_s
+        logger = self.algorithm.logger
+        for name, value in evaluation.policy.to_json().items():
+            logger.record(f"evaluation/{name}", value)
+        logger.record("evaluation/relative_to_cost_greedy", evaluation.relative_ms)
         return evaluation
 
     def _is_best(self, evaluation: Evaluation) -> bool:
@@ -171,33 +195,42 @@ class PolicyTrainer:
         """They stay the same as long as the cost model does."""
         if self.evaluations:
             return self.evaluations[-1].baselines
-        return Baselines.of([task.problem for task in self.validation_tasks])
+        return Baselines.of_tasks(self.validation_tasks)
 
     def run(
         self,
         budget: Budget,
         *,
         folder: Path | None = None,
+        tensorboard: Path | None = None,
         advance: Callable[[float], None] = lambda _: None,
         on_evaluated: Callable[[Evaluation], None] = lambda _: None,
     ) -> None:
-        """Trains until the budget is used up; an evaluation comes last.
+        """Trains until the budget is used up, or scores have stopped getting better; an evaluation comes last.
 
         Args:
             budget: When to end.
             folder: Where checkpoints are kept, one after every evaluation; goes on from the one that is there.
+            tensorboard: Folder for TensorBoard's event files; goes on from those that are there.
             advance: Told the share of the budget that has just been used up.
             on_evaluated: Told every evaluation.
 
         Raises:
-            FormatError: If the folder cannot be read or written, or holds something else.
+            FormatError: If a folder cannot be read or written, or holds something else.
             InvalidOptionError: If its checkpoint is of a training with other options.
+            ExecutionError: If actors fail.
         """
         checkpoint = Checkpoint.load(folder) if folder is not None else None
         if checkpoint is not None:
             self.restore(checkpoint, str(folder))
-        with one_thread():
-            self._run(budget, folder, advance, on_evaluated)
+        logger = make_logger(tensorboard, self.num_updates)
+        self.algorithm.set_logger(logger)
+        try:
+            with one_thread():
+                self._run(budget, folder, advance, on_evaluated)
+        finally:
+            logger.close()
+            self.close()
 
     def _run(
         self,
@@ -206,22 +239,39 @@ class PolicyTrainer:
         advance: Callable[[float], None],
         on_evaluated: Callable[[Evaluation], None],
     ) -> None:
-        done = budget.share(self.num_updates, self.elapsed_s)
+        done = self._share(budget)
         advance(done)
         started_s = time.monotonic() - self.elapsed_s
         while done < 1 or not self.evaluations:
             if done < 1:
                 self.update()
             self.elapsed_s = time.monotonic() - started_s
+            is_due = self.num_updates % self.options.evaluate_every == 0
             before, done = done, budget.share(self.num_updates, self.elapsed_s)
-            if done >= 1 or self.num_updates % self.options.evaluate_every == 0:
-                on_evaluated(self.evaluate())
+            if done >= 1 or is_due:
+                evaluation = self.evaluate()
+                self.elapsed_s = time.monotonic() - started_s
+                done = self._share(budget)
+                on_evaluated(evaluation)
                 if folder is not None:
                     self.checkpoint().save(folder)
+            self.algorithm.logger.record("time/elapsed_s", self.elapsed_s)
+            self.algorithm.logger.dump(self.num_updates)
             advance(done - before)
 
+    def _share(self, budget: Budget) -> float:
+        """Share of the budget that is used up; all of it once scores have stopped getting better."""
+        if self.plateau.is_reached(budget.patience):
+            return 1.0
+        return budget.share(self.num_updates, self.elapsed_s)
+
+    def close(self) -> None:
+        """Ends the actors, if there are any; they start again with the next update."""
+        if self.pool is not None:
+            self.pool.close()
+
     def checkpoint(self) -> Checkpoint:
-        """All that `restore` needs to go on as if nothing had happened."""
+        """All that `restore` needs to go on as if nothing had happened; with actors, but for what they had in hand."""
         tensors: Arrays = {"rng": torch.get_rng_state().numpy().copy()}
         tensors |= {f"network.{name}": value for name, value in to_arrays(self.network).items()}
         tensors |= {f"best.{name}": value for name, value in self._best.items()}
@@ -230,7 +280,10 @@ class PolicyTrainer:
             "identity": self._identity(),
             "num_updates": self.num_updates,
             "elapsed_s": self.elapsed_s,
+            "times": self.times.to_json(),
             "best_relative_ms": self._best_relative_ms,
+            "plateau": asdict(self.plateau),
+            "num_rounds": self.measured.num_rounds if self.measured is not None else 0,
             "draws": self.env.draw_state(),
         }
         return Checkpoint(state=state, tensors=tensors)
@@ -251,7 +304,13 @@ class PolicyTrainer:
         try:
             self.num_updates = int(state["num_updates"])
             self.elapsed_s = float(state["elapsed_s"])
+            self.times = Times.from_json(state["times"])
             self._best_relative_ms = float(state["best_relative_ms"])
+            self.plateau = Plateau(**state["plateau"])
+            if self.measured is not None:
+                self.measured.num_rounds = int(state["num_rounds"])
+            if self.pool is not None:
+                self.pool.begin(self.num_updates)
             self.algorithm.begin_episodes(self.env.restore_draws(state["draws"]))
             torch.set_rng_state(torch.from_numpy(tensors["rng"].copy()))
         except KeyError as error:
@@ -265,6 +324,9 @@ class PolicyTrainer:
             "num_tasks": len(self.train_tasks),
             "num_items": first.num_items,
             "num_ranks": first.num_ranks,
+            "num_actions": first.num_actions,
+            "objective": first.objective,
+            "capacity_bytes": sum(int(task.problem.capacity_R.sum()) for task in self.train_tasks),
             "code_width": first.code_width,
             "total_ms": round(sum(float(task.problem.kernel_ms_N.sum()) for task in self.train_tasks), 6),
             **asdict(self.options),

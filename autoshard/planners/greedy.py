@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import EmbeddingTable, ShardingPlan
+from autoshard.core import Shard, ShardingPlan
 from autoshard.planners.feasibility import Filling, repair
 from autoshard.planners.placement import PlacementProblem, RankArray
 from autoshard.planners.planner import NoOptions, PlanRequest, parse_options
@@ -60,7 +60,7 @@ class _SumGreedyPlanner(PlacementPlanner):
 
     def place(self, problem: PlacementProblem, seed: int) -> RankArray:
         """Ranks in falling order of the cost function; ties keep the order of the tables and go to the first rank."""
-        costs = [self.cost(table) for table in problem.tables.tables]
+        costs = [self.cost(shard) for shard in problem.shards]
         costs_N = np.array([sum(costs[index] for index in group) for group in problem.members])
         filling = Filling(problem)
         sums_R = np.zeros(problem.num_ranks)
@@ -70,8 +70,8 @@ class _SumGreedyPlanner(PlacementPlanner):
 
     @staticmethod
     @abstractmethod
-    def cost(table: EmbeddingTable) -> float:
-        """The cost function of one table."""
+    def cost(shard: Shard) -> float:
+        """The cost function of one table, or of a part of it."""
 
 
 class SizeGreedyPlanner(_SumGreedyPlanner):
@@ -81,9 +81,9 @@ class SizeGreedyPlanner(_SumGreedyPlanner):
     summary: ClassVar[str] = "Greedy by table size: rows times dimension."
 
     @staticmethod
-    def cost(table: EmbeddingTable) -> float:
+    def cost(shard: Shard) -> float:
         """Values in the table."""
-        return float(table.embedding_dim * table.num_embeddings)
+        return float(shard.embedding_dim * shard.num_embeddings)
 
 
 class DimGreedyPlanner(_SumGreedyPlanner):
@@ -93,9 +93,9 @@ class DimGreedyPlanner(_SumGreedyPlanner):
     summary: ClassVar[str] = "Greedy by embedding dimension."
 
     @staticmethod
-    def cost(table: EmbeddingTable) -> float:
+    def cost(shard: Shard) -> float:
         """The dimension."""
-        return float(table.embedding_dim)
+        return float(shard.embedding_dim)
 
 
 class LookupGreedyPlanner(_SumGreedyPlanner):
@@ -105,9 +105,9 @@ class LookupGreedyPlanner(_SumGreedyPlanner):
     summary: ClassVar[str] = "Greedy by values looked up: dimension times mean pooling factor."
 
     @staticmethod
-    def cost(table: EmbeddingTable) -> float:
+    def cost(shard: Shard) -> float:
         """Values looked up per sample."""
-        return table.embedding_dim * table.pooling_factor
+        return shard.embedding_dim * shard.table.pooling_factor * shard.access()[1]
 
 
 class CostGreedyPlanner(PlacementPlanner):

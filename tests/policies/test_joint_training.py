@@ -1,13 +1,16 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from autoshard.core import LocalShard
-from autoshard.core.errors import SampleStoreError
+from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.planners.placement import PlacementProblem
 from costmodel import shard_features
 from costmodel.dataset import CostDataset
 from env import PlacementTask
+from policies.choices import Algorithm, RewardSource
 from policies.cost_buffer import CostBuffer
 from policies.joint import JointTrainer
 from policies.joint_cost import CostUpdates, JointCost
@@ -50,10 +53,10 @@ def joint_cost(dataset):
 
 @pytest.fixture
 def make_trainer(pool, make_topology):
-    def make(joint_cost, reward_ms=None):
+    def make(joint_cost, measure=None, options=OPTIONS):
         model = joint_cost.model()
         problems = [PlacementProblem.table_wise(pool.sample(6, seed), make_topology(2), model) for seed in range(7)]
-        return JointTrainer(problems[:4], problems[4:], cost=joint_cost, options=OPTIONS, seed=0, reward_ms=reward_ms)
+        return JointTrainer(problems[:4], problems[4:], cost=joint_cost, options=options, seed=0, measure=measure)
 
     return make
 
@@ -113,20 +116,32 @@ def test_tasks_are_priced_by_the_cost_model_as_it_is_now(joint_cost, make_traine
 
 
 def test_measured_rewards_become_samples(joint_cost, make_trainer):
-    calls = []
+    measured = []
 
-    def measure(problem, ranks_N):
-        calls.append(ranks_N)
-        return np.where(np.bincount(ranks_N, minlength=2) > 0, [3.0, 6.0], 0.0)
+    def measure(plans):
+        measured.extend(plans)
+        held = [[bool(shards) for shards in plan.local_shards()] for plan in plans]
+        return [np.where(held_R, [3.0, 6.0], 0.0) for held_R in held]
 
     num_before = len(joint_cost.buffer)
-    make_trainer(joint_cost, reward_ms=measure).update()
-    assert len(calls) == OPTIONS.num_groups * OPTIONS.num_rollouts
-    assert len(joint_cost.buffer) == num_before + sum(len(set(ranks_N)) for ranks_N in calls)
+    trainer = make_trainer(joint_cost, measure, replace(OPTIONS, reward=RewardSource.MEASURED))
+    trainer.update()
+    num_episodes = OPTIONS.num_groups * OPTIONS.num_rollouts
+    assert 0 < len(measured) == trainer.measured.num_measured <= num_episodes
+    assert num_before + num_episodes <= len(joint_cost.buffer) <= num_before + 2 * num_episodes
     features_MF, starts_B, latency_BO = next(joint_cost.buffer.batches(1, 2000, np.random.default_rng(0)))
-    measured = latency_BO[latency_BO[:, 0].isnan()]
-    assert set((measured[:, 2] * joint_cost.scale_ms).round(decimals=3).tolist()) == {3.0, 6.0}
+    of_rank_B = latency_BO[latency_BO[:, 0].isnan()]
+    assert set((of_rank_B[:, 2] * joint_cost.scale_ms).round(decimals=3).tolist()) == {3.0, 6.0}
     assert len(features_MF) > starts_B.max()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"algorithm": Algorithm.PPO}, "algorithm: must be vtrace"), ({"num_actors": 1}, "num_actors")],
+)
+def test_what_cannot_train_a_cost_model_along_is_refused(joint_cost, make_trainer, options, told):
+    with pytest.raises(InvalidOptionError, match=told):
+        make_trainer(joint_cost, options=replace(OPTIONS, **options))
 
 
 def test_a_resumed_joint_training_goes_on_where_it_was(dataset, make_trainer, tmp_path):

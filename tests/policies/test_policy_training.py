@@ -1,12 +1,22 @@
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
+from autoshard.core import Costs
 from autoshard.core.errors import FormatError, InvalidOptionError
+from autoshard.evaluation.analytic import AnalyticCostModel
+from autoshard.evaluation.communication import AlphaBetaComm
+from env import Objective, PlacementTask
 from policies.checkpoint import Checkpoint
+from policies.choices import Algorithm, Items, RewardSource
 from policies.network import PlacementNetwork
 from policies.scores import Baselines, score_placements
+from policies.tasks import NUM_ROW_RANGES, Split, TaskKind, sample_problems, task_seeds
 from policies.training import Budget, PolicyTrainer, TrainingOptions
+from policies.training_options import Plateau
 
 OPTIONS = TrainingOptions(num_groups=2, num_rollouts=4, evaluate_every=2)
 
@@ -33,13 +43,15 @@ def weights(network):
     return torch.cat([value.flatten() for value in network.parameters()])
 
 
-def test_a_resumed_training_ends_like_one_that_was_never_interrupted(make_trainer, tmp_path):
-    whole = make_trainer()
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_a_resumed_training_ends_like_one_that_was_never_interrupted(make_trainer, tmp_path, algorithm):
+    options = replace(OPTIONS, algorithm=algorithm)
+    whole = make_trainer(options=options)
     whole.run(Budget(num_updates=6), folder=tmp_path / "whole")
-    first = make_trainer()
+    first = make_trainer(options=options)
     first.run(Budget(num_updates=4), folder=tmp_path / "parts")
     torch.manual_seed(99)  # another process has other random numbers
-    second = make_trainer()
+    second = make_trainer(options=options)
     second.run(Budget(num_updates=6), folder=tmp_path / "parts")
     assert second.num_updates == 6
     assert torch.equal(weights(second.network), weights(whole.network))
@@ -117,7 +129,79 @@ def test_a_checkpoint_that_lacks_something_is_refused(make_trainer, tmp_path):
         make_trainer().run(Budget(num_updates=4), folder=tmp_path)
 
 
-@pytest.mark.parametrize("budget", [{}, {"num_updates": 0}, {"seconds": -1.0}])
+def test_scores_that_stop_getting_better_end_a_training(make_trainer, tmp_path):
+    still = replace(OPTIONS, evaluate_every=1, settings=replace(OPTIONS.settings, learning_rate=0.0))
+    budget = Budget(num_updates=50, patience=3)
+    trainer, shares = make_trainer(options=still), []
+    trainer.run(budget, folder=tmp_path, advance=shares.append)
+    assert trainer.num_updates == 4  # the first evaluation is progress
+    assert sum(shares) == pytest.approx(1.0)
+    again = make_trainer(options=still)
+    again.run(budget, folder=tmp_path)
+    assert again.num_updates == 4
+    more = make_trainer(options=still)
+    more.run(Budget(num_updates=50, patience=5), folder=tmp_path)
+    assert more.num_updates == 6  # the run that had nothing left to do counts for nothing
+
+
+def test_progress_is_more_than_a_hair():
+    plateau = Plateau()
+    for num_updates, score in enumerate((1.1, 1.0, 0.9999, 0.9998)):
+        plateau.add(num_updates, score)
+    assert (plateau.reference, plateau.num_stale) == (1.0, 2)
+    assert plateau.is_reached(2)
+    assert not plateau.is_reached(3)
+    assert not plateau.is_reached(None)
+    plateau.add(3, 0.5)  # the same evaluation once more
+    assert plateau.num_stale == 2
+    plateau.add(4, 0.9994)  # small steps add up
+    assert (plateau.reference, plateau.num_stale) == (0.9994, 0)
+
+
+@pytest.mark.parametrize("items", [Items.ROW_GROUPS, Items.TIERS])
+def test_parts_of_tables_are_trained_on_and_compared_with_planners(make_tables, items):
+    model = AnalyticCostModel.for_device("cpu")
+    pool = make_tables([1, 9, 4, 2, 7, 3], rows=[4000, 90, 800, 6000, 50, 700])
+    kind = TaskKind(device="cpu", num_tables=4, num_ranks=2, items=items, memory_fill=0.9)
+    problems = sample_problems(pool, model, kind, task_seeds(Split.TRAIN, 3))
+    as_task = partial(PlacementTask.of, objective=Objective.STEP, costs=Costs(kernel=model, comm=AlphaBetaComm()))
+    trainer = PolicyTrainer(problems, problems, options=OPTIONS, as_task=as_task)
+    trainer.run(Budget(num_updates=2))
+    (evaluation,) = trainer.evaluations
+    assert trainer.train_tasks[0].num_items == 4 * (NUM_ROW_RANGES if items is Items.ROW_GROUPS else 3)
+    for score in (evaluation.policy, evaluation.baselines.cost_greedy, evaluation.baselines.lookup_greedy):
+        assert score.step_ms > score.max_ms > 0
+
+
+@pytest.mark.parametrize("objective", [Objective.MAX_KERNEL, Objective.STEP])
+def test_other_objectives_are_trained_for(train, validation, model, objective):
+    as_task = partial(PlacementTask.of, objective=objective, costs=Costs(kernel=model, comm=AlphaBetaComm()))
+    trainer = PolicyTrainer(train, validation, options=OPTIONS, as_task=as_task)
+    trainer.run(Budget(num_updates=2))
+    (evaluation,) = trainer.evaluations
+    has_steps = objective is Objective.STEP
+    assert (evaluation.policy.step_ms is not None) == has_steps
+    assert evaluation.policy.objective_ms == (evaluation.policy.step_ms if has_steps else evaluation.policy.max_ms)
+    assert evaluation.relative_ms == pytest.approx(
+        evaluation.policy.objective_ms / evaluation.baselines.cost_greedy.objective_ms
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_actors": -1}, "num_actors: must be at least 0"),
+        ({"num_actors": 1, "algorithm": Algorithm.PPO}, "num_actors: must be 0 with ppo"),
+        ({"num_actors": 1, "reward": RewardSource.MIXED}, "num_actors: must be 0 with mixed rewards"),
+        ({"measured_share": 0.0}, r"measured_share: must be in \(0, 1\], got 0.0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, told):
+    with pytest.raises(InvalidOptionError, match=told):
+        TrainingOptions(**options)
+
+
+@pytest.mark.parametrize("budget", [{}, {"num_updates": 0}, {"seconds": -1.0}, {"num_updates": 1, "patience": 0}])
 def test_a_budget_that_makes_no_sense_is_refused(budget):
     with pytest.raises(InvalidOptionError):
         Budget(**budget)

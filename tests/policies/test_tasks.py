@@ -1,7 +1,11 @@
+from itertools import pairwise
+
 import pytest
 
 from autoshard.core.errors import InvalidOptionError, InvalidTableError
-from policies.tasks import Split, sample_problems, task_seeds
+from autoshard.evaluation.analytic import AnalyticCostModel
+from policies.choices import Items
+from policies.tasks import Split, TaskKind, cut, sample_problems, task_seeds, training_topology
 
 
 def test_splits_and_runs_never_share_a_seed():
@@ -25,9 +29,13 @@ def test_numbers_out_of_range_are_refused(num_tasks, seed):
         task_seeds(Split.TRAIN, num_tasks, seed)
 
 
+def kind(num_tables, num_ranks, **options):
+    return TaskKind(device="cpu", num_tables=num_tables, num_ranks=num_ranks, **options)
+
+
 def test_problems_are_subsets_of_the_pool_without_limits(make_tables, model):
     pool = make_tables([1, 2, 3, 4, 5, 6])
-    problems = sample_problems(pool, model, device="cpu", num_tables=4, num_ranks=3, seeds=task_seeds(Split.TRAIN, 8))
+    problems = sample_problems(pool, model, kind(4, 3), task_seeds(Split.TRAIN, 8))
     names = {table.name for table in pool.tables}
     drawn = {tuple(table.name for table in problem.tables.tables) for problem in problems}
     assert len(drawn) > 1
@@ -40,10 +48,60 @@ def test_problems_are_subsets_of_the_pool_without_limits(make_tables, model):
 
 def test_a_pool_that_is_too_small_is_refused(make_tables, model):
     with pytest.raises(InvalidTableError, match="num_tables"):
-        sample_problems(
-            make_tables([1, 2]), model, device="cpu", num_tables=3, num_ranks=2, seeds=task_seeds(Split.TEST, 1)
-        )
-    with pytest.raises(InvalidOptionError, match="num_ranks: must be at least 1, got 0"):
-        sample_problems(
-            make_tables([1, 2]), model, device="cpu", num_tables=2, num_ranks=0, seeds=task_seeds(Split.TEST, 1)
-        )
+        sample_problems(make_tables([1, 2]), model, kind(3, 2), task_seeds(Split.TEST, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_ranks": 0}, "num_ranks: must be at least 1, got 0"),
+        ({"num_ranks": 2, "memory_fill": 1.5}, r"memory_fill: must be in \(0, 1\], got 1.5"),
+    ],
+)
+def test_kinds_of_tasks_that_make_no_sense_are_refused(options, told):
+    with pytest.raises(InvalidOptionError, match=told):
+        TaskKind(device="cpu", num_tables=2, **options)
+
+
+@pytest.mark.parametrize("items", Items)
+def test_items_tile_their_tables_and_are_equally_many_in_every_task(make_tables, items):
+    pool = make_tables([1, 2, 3, 4, 5, 6], rows=[1, 7, 100, 3, 1000, 50])
+    model = AnalyticCostModel.for_device("cpu")
+    problems = sample_problems(pool, model, kind(3, 2, items=items), task_seeds(Split.TRAIN, 6))
+    assert len({problem.num_items for problem in problems}) == 1
+    for problem in problems:
+        for table in problem.tables.tables:
+            rows = sorted((one.rows.start, one.rows.stop) for one in problem.shards if one.table == table)
+            assert rows[0][0] == 0
+            assert rows[-1][1] == table.num_embeddings
+            assert all(stop == start for (_, stop), (start, _) in pairwise(rows))
+    assert bool(problems[0].tiers) == (items is Items.TIERS)
+
+
+def test_the_hottest_segment_of_a_table_has_half_of_its_lookups(make_tables):
+    (table,) = make_tables([4], rows=[100_000]).tables
+    hot, warm, cold = cut(make_tables([4], rows=[100_000]), Items.TIERS)
+    shares = [float(table.access.coverage(part.rows.stop)) for part in (hot, warm, cold)]
+    assert shares == pytest.approx([0.5, 0.9, 1.0], abs=0.01)
+    assert hot.num_embeddings < warm.num_embeddings < cold.num_embeddings
+
+
+def test_memory_is_as_full_as_asked_for(make_tables, model):
+    pool = make_tables([1.0] * 30, rows=list(range(1000, 1030)))
+    for problem in sample_problems(pool, model, kind(24, 2, memory_fill=0.9), task_seeds(Split.TEST, 5)):
+        fill = problem.bytes_N.sum() / problem.capacity_R.sum()
+        assert fill == pytest.approx(0.9, abs=0.001)
+
+
+def test_there_is_more_memory_where_nothing_fits_otherwise(make_tables, model):
+    # Two narrow tables on one rank, the wide one on the other.
+    pool = make_tables([1.0] * 3, rows=1000)
+    (problem,) = sample_problems(pool, model, kind(3, 2, memory_fill=1.0), task_seeds(Split.TEST, 1))
+    assert sorted(problem.bytes_N.tolist()) == [68_000, 68_000, 132_000]
+    assert 136_000 <= problem.capacity_R[0] <= 1.01 * 136_000
+
+
+def test_ranks_are_in_nodes_so_that_tiers_differ():
+    assert [level.size for level in training_topology("cpu", 8, 1).levels] == [4, 8]
+    assert [level.size for level in training_topology("cpu", 16, 1).levels] == [8, 16]
+    assert [level.size for level in training_topology("cpu", 6, 1).levels] == [6]

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from autoshard.cli import main
 from costmodel import Registry
@@ -53,6 +54,40 @@ def test_its_policy_plans(registry, make_tables, make_topology, make_cost, capsy
     assert len(PolicyPlanner().plan(request).shards) == 5
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--algorithm", "ppo"], {"algorithm": "ppo"}),
+        (["--objective", "max_kernel", "--memory-fill", "0.8"], {"objective": "max_kernel", "memory_fill": 0.8}),
+    ],
+)
+def test_a_policy_says_how_it_was_trained(registry, capsys, arguments, told):
+    assert run("--registry", registry, *SMALL, *arguments, "--json") == 0
+    training = json.loads(capsys.readouterr().out)["training"]
+    assert {name: training[name] for name in told} == told
+    assert training["times"].keys() == {"collect_s", "measure_s", "learn_s", "evaluate_s"}
+    assert training["times"]["collect_s"] > 0
+    assert training["times"]["measure_s"] == 0
+    assert sum(training["times"].values()) <= training["elapsed_s"]
+    assert not training["stopped_early"]
+
+
+def test_actors_and_logs_can_be_asked_for(registry, tmp_path, capsys):
+    assert run("--registry", registry, *SMALL, "--actors", "1", "--tensorboard", tmp_path, "--json") == 0
+    training = json.loads(capsys.readouterr().out)["training"]
+    assert training["actors"] == {"num_actors": 1, "mean_lag": 0.5, "max_lag": 1, "num_replaced": 0}
+    log = EventAccumulator(str(tmp_path))
+    log.Reload()
+    assert [event.value for event in log.Scalars("actors/lag")] == [0, 1]
+
+
+def test_step_times_are_told_where_they_are_the_objective(registry, capsys):
+    assert run("--registry", registry, *SMALL, "--objective", "step", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    for score in result["training"]["test"].values():
+        assert score["step_ms"] > score["max_ms"] > 0
+
+
 def test_it_goes_on_from_a_checkpoint(registry, tmp_path, capsys):
     arguments = ["--registry", registry, *SMALL, "--checkpoint", tmp_path / "run", "--json"]
     assert run(*arguments) == 0
@@ -70,6 +105,14 @@ def test_it_goes_on_from_a_checkpoint(registry, tmp_path, capsys):
         (["--joint"], 2, "--store: needs the folder of samples"),
         (["--store", "x"], 2, "--store: goes with --joint only"),
         (["--updates", "0"], 2, "num_updates: must be above 0, got 0"),
+        (["--items", "row_groups"], 1, "kernel_kind: the learned cost model has seen fused/hbm/fp32"),
+        (["--patience", "-1"], 2, "patience: must be above 0, got -1"),
+        (["--objective", "speed"], 2, "--objective: must be any of balance, max_kernel, step, got 'speed'"),
+        (["--memory-fill", "2"], 2, "memory_fill: must be in (0, 1], got 2.0"),
+        (["--ray"], 2, "ray_address: needs actors"),
+        (["--algorithm", "ppo", "--actors", "1"], 2, "num_actors: must be 0 with ppo"),
+        (["--reward", "measured", "--objective", "step"], 2, "reward: measures kernels"),
+        (["--joint", "--store", "x", "--items", "tiers"], 2, "joint_store: trains on whole tables"),
         (["--num-tables", "900"], 2, "num_tables: must be in [1, 856], got 900"),
         (["--num-ranks", "0"], 2, "num_ranks: must be at least 1, got 0"),
         (["--tables", "nothing"], 2, "nothing: is neither a file nor bundled"),

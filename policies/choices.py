@@ -1,0 +1,36 @@
+"""What a training can be told to do, by the names that the command line takes; no torch here."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Algorithm(StrEnum):
+    """What learns; both train the same network."""
+
+    VTRACE = "vtrace"
+    """AutoShard's: an actor-critic corrected by V-trace."""
+    PPO = "ppo"
+    """Proximal policy optimization, for comparison."""
+
+
+class RewardSource(StrEnum):
+    """Where rewards of finished placements come from; what agents see is always predicted."""
+
+    MODEL = "model"
+    """The cost model."""
+    MEASURED = "measured"
+    """The micro-benchmark, on this machine."""
+    MIXED = "mixed"
+    """The cost model, but for a share of the updates."""
+
+
+class Items(StrEnum):
+    """What is placed."""
+
+    TABLES = "tables"
+    """Whole tables."""
+    ROW_GROUPS = "row_groups"
+    """Equal ranges of the rows of tables."""
+    TIERS = "tiers"
+    """Segments of tables in falling access frequency, which all ranks may share."""
