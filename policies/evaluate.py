@@ -30,6 +30,8 @@ def evaluate(
     scale: Annotated[int, typer.Option(help="Divides rows and batch of the pool.")] = 64,
     seeds: Annotated[int, typer.Option(help="Trainings, each with tasks of its own.")] = 5,
     updates: Annotated[int | None, typer.Option(help="Updates of each policy.")] = None,
+    step_seeds: Annotated[int, typer.Option(help="As --seeds, of steps.")] = 2,
+    step_updates: Annotated[int | None, typer.Option(help="As --updates, of steps.")] = None,
     auto_s: Annotated[float | None, typer.Option(help="Seconds that `auto` may search.")] = None,
     search_s: Annotated[float | None, typer.Option(help="Seconds of the search for best known plans.")] = None,
     replay: Annotated[int, typer.Option(help="Tasks of fig8 whose plans are measured on this machine.")] = 0,
@@ -61,11 +63,17 @@ def evaluate(
         registry=registry,
         store=store,
         num_seeds=seeds,
+        num_step_seeds=step_seeds,
         num_replayed=replay,
         measured_updates=measured_updates,
     )
     settings = settings.quick() if quick else settings
-    named: dict[str, Any] = {"num_updates": updates, "auto_s": auto_s, "search_s": search_s}
+    named: dict[str, Any] = {
+        "num_updates": updates,
+        "step_updates": step_updates,
+        "auto_s": auto_s,
+        "search_s": search_s,
+    }
     settings = replace(settings, **{name: value for name, value in named.items() if value is not None})
     lab = Lab(settings, output)
 

@@ -13,14 +13,8 @@ Size = tuple[int, int]
 
 #: What may differ between two runs into one folder: their parts are the same.
 _FREE: Final = (
-    "registry",
-    "store",
-    "num_seeds",
-    "num_replayed",
-    "measured_updates",
-    "transfer",
-    "inference",
-    "unseen_ratios",
+    *("registry", "store", "num_seeds", "num_step_seeds", "num_replayed", "measured_updates"),
+    *("transfer", "inference", "unseen_ratios"),
 )
 
 
@@ -70,8 +64,10 @@ class EvaluationSettings:
     """Updates between two points of a curve."""
     measured_updates: int = 0
     """Updates of a training curve whose rewards are measured on this machine; 0 for none."""
-    step_updates: int = 200
-    """Of each policy whose objective is the whole step."""
+    num_step_seeds: int = 2
+    """Trainings for each kind of items whose objective is the whole step, which take ten times as long."""
+    step_updates: int = 100
+    """Of each of these."""
     memory_share: float = 0.9
     """Share of all memory that tasks with little memory fill."""
     unseen_ratios: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -93,6 +89,7 @@ class EvaluationSettings:
                 "num_updates",
                 "num_random",
                 "cost_updates",
+                "num_step_seeds",
                 "step_updates",
                 "curve_updates",
                 "curve_every",
@@ -117,6 +114,7 @@ class EvaluationSettings:
         return replace(
             self,
             num_seeds=min(self.num_seeds, 2),
+            num_step_seeds=1,
             num_train_tasks=8,
             num_validation_tasks=4,
             num_test_tasks=2,

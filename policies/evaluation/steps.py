@@ -140,7 +140,9 @@ def _decoded(network: PlacementNetwork, task: PlacementTask, num_samples: int | 
 
 
 def _parts(settings: EvaluationSettings) -> Sequence[Part]:
-    return [Part(f"{name}-{seed}", partial(_run, name, seed)) for name in CASES for seed in range(settings.num_seeds)]
+    return [
+        Part(f"{name}-{seed}", partial(_run, name, seed)) for name in CASES for seed in range(settings.num_step_seeds)
+    ]
 
 
 def over_rival(parts: Sequence[Numbers], planner: str, rival: str) -> Summary | None:
@@ -162,7 +164,7 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
     tables, notes = [], []
     above: dict[str, dict[str, Summary]] = {label(planner, settings): {} for planner in (POLICY, SAMPLED)}
     for name, case in CASES.items():
-        parts = [found[f"{name}-{seed}"] for seed in range(settings.num_seeds)]
+        parts = [found[f"{name}-{seed}"] for seed in range(settings.num_step_seeds)]
         skipped = next((part["skipped"] for part in parts if "skipped" in part), None)
         if skipped is not None:
             notes.append(f"{case.title}: skipped, since {skipped}.")
@@ -179,8 +181,8 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
         caption=f"{settings.num_target_tasks} unseen tasks of {settings.num_tables} tables on {settings.num_ranks} "
         f"ranks, whose tables fill {settings.memory_share:.0%} of all memory; the rest is there for copies, for every "
         f"planner alike ({FLEXSHARD} and {OPER} plan as they usually do, and again with leave to use all of it; the "
-        f"better plan counts). Policies of {write_seeds(settings.num_seeds)}, {settings.step_updates} updates each, "
-        "rewarded for short steps. Times are predicted. " + " ".join(notes),
+        f"better plan counts). Policies of {write_seeds(settings.num_step_seeds)}, {settings.step_updates} updates "
+        "each, rewarded for short steps. Times are predicted. " + " ".join(notes),
         figure=dot_chart(Panel(title="step, against the planner named", bars=above, is_percent=True)),
         tables=tuple(tables),
     )

@@ -31,6 +31,7 @@ def settings(tmp_path_factory, cost, make_tables):
         scale=1,
         registry=root / "registry",
         num_seeds=2,
+        num_step_seeds=1,
         num_train_tasks=3,
         num_validation_tasks=2,
         num_test_tasks=2,
@@ -165,6 +166,7 @@ def test_page_numbers_and_tables(lab, written):
     assert "`the command`" in text
 
 
+@pytest.mark.slow
 def test_replayed_plans_are_shown_beside_the_ceiling(lab, settings):
     """With the micro-benchmark on this machine: one task, all of its plans."""
     replaying = Lab(replace(settings, num_replayed=1), lab.parts.folder)
