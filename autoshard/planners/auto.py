@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from autoshard.core import ShardingPlan
+from autoshard import __version__
+from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, ModelError
+from autoshard.planners.cuts import CUTS, with_costly_cut
 from autoshard.planners.feasibility import repair
 from autoshard.planners.greedy import (
     CostGreedyPlanner,
@@ -17,16 +21,18 @@ from autoshard.planners.greedy import (
     PlacementPlanner,
     SizeGreedyPlanner,
 )
-from autoshard.planners.local_search import improve
+from autoshard.planners.karmarkar_karp import KarmarkarKarpPlanner
 from autoshard.planners.placement import PlacementProblem, RankArray
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.registry import get_planner, planner_names
+from autoshard.planners.search import SearchResult, improve
 
 #: The trained policy, if the package that has it is installed.
 POLICY = "policy"
 
 _HEURISTICS: tuple[PlacementPlanner, ...] = (
     CostGreedyPlanner(),
+    KarmarkarKarpPlanner(),
     LookupGreedyPlanner(),
     DimGreedyPlanner(),
     SizeGreedyPlanner(),
@@ -42,46 +48,92 @@ _log = logging.getLogger(__name__)
 class AutoOptions:
     """Options of the `auto` planner."""
 
-    steps_per_s: int = field(
-        default=6000,
+    steps: int = field(
+        default=0,
         metadata={
-            "help": "Search steps per second of the time limit. A machine that keeps up gives the same plan "
-            "for the same seed; a slower one makes fewer."
+            "help": "Most steps of the search; 0 for as many as the time limit allows. With a number, the same seed "
+            "gives the same plan on every machine that makes them in time."
         },
     )
     policy: bool = field(
         default=True, metadata={"help": "Also start from the trained policy's plan, if the registry has one."}
     )
+    split: str = field(
+        default="none",
+        metadata={
+            "help": "How tables that alone keep their ranks the slowest may be cut in halves: none, columns, or rows. "
+            "Halves by columns have row-wise optimizer state of their own, which changes training a little."
+        },
+    )
 
     def __post_init__(self) -> None:
-        if self.steps_per_s < 0:
-            raise InvalidOptionError(f"must be at least 0, got {self.steps_per_s}", field="options.steps_per_s")
+        if self.steps < 0:
+            raise InvalidOptionError(f"must be at least 0, got {self.steps}", field="options.steps")
+        if self.split not in CUTS:
+            raise InvalidOptionError(f"must be any of {', '.join(CUTS)}, got {self.split!r}", field="options.split")
 
 
 class AutoPlanner:
-    """Takes the fastest of the greedy plans and the trained policy's, and improves it until the time is over."""
+    """Takes the fastest of the heuristics' plans and the trained policy's, and improves it until the time is over."""
 
     name: ClassVar[str] = "auto"
-    summary: ClassVar[str] = "The best of the greedy plans and the trained policy's, improved by local search."
+    summary: ClassVar[str] = "The best of the heuristics' plans and the trained policy's, improved by local search."
     options_type: ClassVar[type] = AutoOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:
-        """Makes a plan, without prediction or provenance."""
+        """Makes a plan, without prediction; its provenance says how far from the bound the search ended."""
         started_s = time.perf_counter()
         options = parse_options(AutoOptions, request.options)
         problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel)
         starts = _starts(problem, request, options)
-        best = min(starts, key=lambda ranks_N: float(problem.rank_ms(ranks_N).max()))
         on_time_s = max(started_s, time.perf_counter() - _STARTS_SHARE * request.time_limit_s)
-        result = improve(
-            problem,
-            best,
-            seed=request.seed,
-            num_steps=round(options.steps_per_s * request.time_limit_s),
-            deadline_s=on_time_s + request.time_limit_s,
-        )
-        _log.info("%s after %d steps: %.4g ms", result.stopped, result.num_steps, result.max_ms)
-        return problem.to_plan(result.ranks_N)
+        deadline_s = on_time_s + request.time_limit_s
+        result = _search(problem, starts, request, options, deadline_s)
+        if options.split != "none":
+            problem, result = _cut(problem, result, request, options, deadline_s)
+        said = _describe(result)
+        _log.info("auto: %s", said)
+        provenance = Provenance(planner=self.name, version=__version__, seed=request.seed, models={"search": said})
+        return replace(problem.to_plan(result.ranks_N), provenance=provenance)
+
+
+def _search(
+    problem: PlacementProblem,
+    starts: Sequence[RankArray],
+    request: PlanRequest,
+    options: AutoOptions,
+    deadline_s: float,
+) -> SearchResult:
+    return improve(
+        problem, starts, seed=request.seed, deadline_s=deadline_s, max_steps=options.steps if options.steps else None
+    )
+
+
+def _cut(
+    problem: PlacementProblem,
+    result: SearchResult,
+    request: PlanRequest,
+    options: AutoOptions,
+    deadline_s: float,
+) -> tuple[PlacementProblem, SearchResult]:
+    """Where tables alone bound the slowest rank, cuts them and searches again; the better of both."""
+    if result.stopped != "bound" or problem.num_ranks == 1:
+        return problem, result
+    limit_ms = float(problem.rank_ms(result.ranks_N).mean())
+    finer = with_costly_cut(problem, limit_ms, options.split)
+    if finer is None:
+        return problem, result
+    start_N = repair(finer, CostGreedyPlanner().place(finer, request.seed), request.seed)
+    found = _search(finer, [start_N], request, options, deadline_s)
+    return (finer, found) if found.max_ms < result.max_ms else (problem, result)
+
+
+def _describe(result: SearchResult) -> str:
+    gap = f"{100 * result.gap:.2g}% above" if math.isfinite(result.gap) and result.gap > 0 else "at"
+    return (
+        f"stopped by {result.stopped} after {result.num_steps} steps, slowest rank {result.max_ms:.6g} ms, "
+        f"{gap} an estimated bound of {result.bound_ms:.6g} ms"
+    )
 
 
 def _starts(problem: PlacementProblem, request: PlanRequest, options: AutoOptions) -> list[RankArray]:

@@ -37,16 +37,20 @@ class Filling:
         """Bytes left on each rank, shape (R,); negative where it is overfull."""
         return self.problem.capacity_R - self.held_R
 
+    def has_room(self, item: int) -> NDArray[np.bool_]:
+        """Ranks that an item may go to and fits on, shape (R,)."""
+        fits_R: NDArray[np.bool_] = self.problem.allowed_NR[item] & (self.problem.bytes_N[item] <= self.free_bytes())
+        return fits_R
+
     def put(self, item: int, scores_R: NDArray[np.float64]) -> int:
         """Puts an item on the allowed rank with the lowest score among those with room, and returns that rank."""
-        may_R = self.problem.allowed_NR[item]
-        free_R = self.free_bytes()
-        fits_R = may_R & (self.problem.bytes_N[item] <= free_R)
+        fits_R = self.has_room(item)
         if fits_R.any():
             rank = int(np.where(fits_R, scores_R, np.inf).argmin())
         else:
             self.failure = self.failure or does_not_fit(self.problem, item, self.held_R)
-            rank = int(np.where(may_R, free_R, np.iinfo(np.int64).min).argmax())
+            may_R = self.problem.allowed_NR[item]
+            rank = int(np.where(may_R, self.free_bytes(), np.iinfo(np.int64).min).argmax())
         self.ranks_N[item] = rank
         self.held_R[rank] += self.problem.bytes_N[item]
         return rank

@@ -34,7 +34,7 @@ _PARTIAL_SHARE = 0.35
 #: Plans kept: more than the sets that may come again reach back.
 _PLANS_KEPT = 48
 #: The search is bounded by steps, so that the same seed gives the same plan on slow machines too.
-_SEARCH_S, _STEPS_PER_S = 60.0, 4
+_SEARCH_S, _SEARCH_STEPS = 60.0, 240
 #: Prices on devices that nothing is known of: planners compare prices only.
 _STAND_IN = "a100"
 
@@ -114,7 +114,7 @@ class Placements:
         while True:
             request = self._request(self._pool.sample(num_tables, task_seed), num_ranks, task_seed)
             if name == "auto":
-                options = {"steps_per_s": _STEPS_PER_S, "policy": POLICY in self.planners}
+                options = {"steps": _SEARCH_STEPS, "policy": POLICY in self.planners}
                 request = replace(request, time_limit_s=_SEARCH_S, options=options)
             try:
                 plan = self._loaded[name].plan(request)

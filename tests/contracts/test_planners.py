@@ -36,7 +36,7 @@ BATCH = 64
 COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 #: Time limits aside, seeds decide: these make `auto` end by its number of steps.
 #: What these tests leave room for is tables, not the inputs and outputs of a batch.
-OPTIONS = {"auto": {"steps_per_s": 4}, "flexshard": {"count_activations": False}}
+OPTIONS = {"auto": {"steps": 100}, "cp-sat": {"effort": 0.05}, "flexshard": {"count_activations": False}}
 SECONDS = 30.0
 #: Widths of the untrained encoder.
 HIDDEN = (16,)

@@ -30,8 +30,9 @@ def test_every_planner_is_described_with_its_options():
     described = {planner.name: planner for planner in describe_planners()}
     assert tuple(described) == planner_names()
     assert [(option.name, option.default) for option in described["auto"].options] == [
-        ("steps_per_s", 6000),
+        ("steps", 0),
         ("policy", True),
+        ("split", "none"),
     ]
     assert all(option.help for planner in described.values() for option in planner.options)
 

@@ -35,12 +35,12 @@ LONG = {
                 "features": [{"name": f"f{index}", "pooling_factor": 10.0}],
                 "access": {"kind": "uniform"},
             }
-            for index in range(9)
+            for index in range(83)
         ],
     },
     "topology": "a100-8",
     "planner": "auto",
-    "options": {"policy": False, "steps_per_s": 10_000_000},
+    "options": {"policy": False},
     "time_limit_s": 2.0,
 }
 

@@ -1,0 +1,225 @@
+"""How near `auto` comes to the best plan known, in how much time: `python -m bench.search_runs`.
+
+Tables are MetaSyn's, scaled by 64: drawn without replacement where there are enough, else with it, under new names. Of
+each task there are two kinds: as drawn, where one table often decides alone, and without tables that alone cost more
+than half of a rank's share, where the search decides. The best plan known is the best of all planners here and of
+searches from several seeds for a minute in all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from autoshard.console import JsonOption, emit, progress
+from autoshard.core import Costs, Level, TableSet, Topology
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.evaluation.communication import AlphaBetaComm
+from autoshard.formats import load_topology
+from autoshard.formats.metasyn import metasyn
+from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.planner import PlanRequest
+from autoshard.planners.registry import get_planner
+from autoshard.planning import kernel_model
+from bench.programs import run_program
+
+SCALE = 64
+#: Tables, ranks and the time limit in seconds of each size.
+SIZES = ((80, 8, 0.1), (800, 80, 1.0), (5000, 1024, 10.0))
+#: CP-SAT has a variable for each pair of table and rank.
+_MAX_EXACT_PAIRS = 2000
+_SEARCHES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRun:
+    """One task: the slowest rank's predicted milliseconds of several plans.
+
+    Attributes:
+        num_tables: Tables.
+        num_ranks: Ranks.
+        level: Whether tables that decide alone were left out.
+        seed: Seed of the task.
+        auto_ms: Of `auto` within its time limit.
+        auto_s: What it took.
+        best_ms: Of the best plan known.
+        by: Which planner made that.
+        greedy_ms: Of `cost-greedy`.
+    """
+
+    num_tables: int
+    num_ranks: int
+    level: bool
+    seed: int
+    auto_ms: float
+    auto_s: float
+    best_ms: float
+    by: str
+    greedy_ms: float
+
+    @property
+    def gap(self) -> float:
+        """How far `auto` is above the best plan known, as a share of it."""
+        return self.auto_ms / self.best_ms - 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {name: getattr(self, name) for name in (*self.__slots__, "gap")}
+
+
+def draw_tables(
+    pool: TableSet, costs_ms: Sequence[float], num_tables: int, num_ranks: int, seed: int, level: bool
+) -> TableSet:
+    """Tables of a task, under new names.
+
+    Args:
+        pool: What to draw from.
+        costs_ms: Price of each table of the pool alone.
+        num_tables: How many; more than the pool has are drawn with replacement.
+        num_ranks: Ranks of the task.
+        seed: Seed of the draw.
+        level: Leaves out tables that alone cost more than half of what a rank has to do on average.
+    """
+    costs = np.asarray(costs_ms)
+    limit_ms = 0.5 * num_tables / num_ranks * costs.mean() if level else np.inf
+    kept = np.flatnonzero(costs <= limit_ms)
+    chosen = np.random.default_rng(seed).choice(kept, num_tables, replace=num_tables > len(kept))
+    tables = []
+    for number, index in enumerate(chosen):
+        table = pool.tables[index]
+        features = tuple(replace(feature, name=f"{feature.name}_{number}") for feature in table.features)
+        tables.append(replace(table, name=f"{table.name}_{number}", features=features))
+    return replace(pool, tables=tuple(tables))
+
+
+def widened(base: Topology, num_ranks: int) -> Topology:
+    """A topology with as many ranks, all in one level."""
+    level: Level = replace(base.levels[-1], size=num_ranks)
+    return replace(base, world_size=num_ranks, levels=(level,))
+
+
+class SearchBenchmark:
+    """Runs `auto` and what it is compared with on drawn tasks.
+
+    Args of the constructor:
+        device: Whose kernel model prices.
+        registry: Folder of trained models; None for the default.
+        best_s: Seconds for the best plan known.
+    """
+
+    def __init__(self, device: str, registry: Path | None, best_s: float) -> None:
+        self.topology = replace(load_topology("cpu-8"), device=device)
+        self.pool = metasyn().scaled(SCALE)
+        self.model = kernel_model(self.topology, self.pool.batch_size, registry)
+        self.registry = registry
+        self.best_s = best_s
+        alone = PlacementProblem.table_wise(self.pool, self.topology, self.model)
+        self.costs_ms = alone.kernel_ms_N.tolist()
+
+    def run(self, num_tables: int, num_ranks: int, limit_s: float, seed: int, level: bool) -> SearchRun:
+        """One task: `auto` first, so that nothing it could use is there already."""
+        tables = draw_tables(self.pool, self.costs_ms, num_tables, num_ranks, seed, level)
+        request = PlanRequest(
+            tables=tables,
+            topology=widened(self.topology, num_ranks),
+            costs=Costs(kernel=self.model, comm=AlphaBetaComm()),
+            registry=self.registry,
+            time_limit_s=limit_s,
+        )
+        auto_ms, auto_s = self._planned("auto", request)
+        known = {"auto": auto_ms}
+        names = ["cost-greedy", "karmarkar-karp"]
+        if num_tables * num_ranks <= _MAX_EXACT_PAIRS:
+            names.append("cp-sat")
+        for name in names:
+            known[name] = self._planned(name, replace(request, time_limit_s=self.best_s / 4))[0]
+        for search in range(_SEARCHES):
+            longer = replace(request, time_limit_s=self.best_s / _SEARCHES, seed=search + 1)
+            known[f"auto, {self.best_s:g} s"] = min(
+                self._planned("auto", longer)[0], known.get(f"auto, {self.best_s:g} s", np.inf)
+            )
+        best = min(known, key=lambda name: known[name])
+        return SearchRun(
+            num_tables=num_tables,
+            num_ranks=num_ranks,
+            level=level,
+            seed=seed,
+            auto_ms=auto_ms,
+            auto_s=auto_s,
+            best_ms=known[best],
+            by=best,
+            greedy_ms=known["cost-greedy"],
+        )
+
+    def _planned(self, name: str, request: PlanRequest) -> tuple[float, float]:
+        planner = get_planner(name)
+        started_s = time.perf_counter()
+        try:
+            plan = planner.plan(request)
+        except InfeasiblePlanError:
+            return np.inf, time.perf_counter() - started_s
+        took_s = time.perf_counter() - started_s
+        problem = PlacementProblem.table_wise(request.tables, request.topology, self.model)
+        return float(problem.rank_ms(problem.ranks_of(plan)).max()), took_s
+
+
+def search_runs(
+    device: Annotated[str, typer.Option(help="Device whose kernel model prices.")] = "cpu",
+    registry: Annotated[
+        Path | None, typer.Option(help="Folder of trained models; the default one if left out.")
+    ] = None,
+    tasks: Annotated[int, typer.Option(help="Tasks of each size and kind.")] = 5,
+    sizes: Annotated[str, typer.Option(help="How many tables, of 80, 800 and 5000, with commas.")] = "80,800,5000",
+    best_s: Annotated[float, typer.Option(help="Seconds of search for the best plan known.")] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """How near `auto` comes to the best plan known, in how much time."""
+    chosen = [size for size in SIZES if str(size[0]) in sizes.split(",")]
+    if not chosen or len(chosen) != len(sizes.split(",")):
+        raise InvalidOptionError(f"must be any of 80, 800, 5000, got {sizes!r}", field="--sizes")
+    if tasks < 1:
+        raise InvalidOptionError(f"must be at least 1, got {tasks}", field="--tasks")
+    bench = SearchBenchmark(device, registry, best_s)
+    runs: list[SearchRun] = []
+    with progress("Searching", len(chosen) * 2 * tasks) as advance:
+        for num_tables, num_ranks, limit_s in chosen:
+            for level in (False, True):
+                for seed in range(tasks):
+                    runs.append(bench.run(num_tables, num_ranks, limit_s, seed, level))
+                    advance(1)
+    result = {"model": bench.model.name, "best_s": best_s, "runs": [run.to_json() for run in runs]}
+    emit(result, _table(runs), as_json=as_json)
+
+
+def _table(runs: Sequence[SearchRun]) -> Table:
+    table = Table(
+        "tables", "ranks", "kind", "tasks", "median gap", "largest gap", "cost-greedy's", "median s", "best by"
+    )
+    keys = dict.fromkeys((run.num_tables, run.num_ranks, run.level) for run in runs)
+    for num_tables, num_ranks, level in keys:
+        mine = [run for run in runs if (run.num_tables, run.num_ranks, run.level) == (num_tables, num_ranks, level)]
+        names = [run.by for run in mine]
+        table.add_row(
+            str(num_tables),
+            str(num_ranks),
+            "level" if level else "as drawn",
+            str(len(mine)),
+            f"{median(run.gap for run in mine):.2%}",
+            f"{max(run.gap for run in mine):.2%}",
+            f"{median(run.greedy_ms / run.best_ms - 1 for run in mine):.2%}",
+            f"{median(run.auto_s for run in mine):.2f}",
+            max(set(names), key=names.count),
+        )
+    return table
+
+
+if __name__ == "__main__":
+    run_program(search_runs)
