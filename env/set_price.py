@@ -27,9 +27,8 @@ SetPrice = Callable[[CodeArray], NDArray[np.floating]]
 def set_price(model: CostModel) -> SetPrice:
     """A model's price, for thousands of sets at a time.
 
-    The learned model's arithmetic is done on as many threads as torch may use, in memory that is kept: 2,048 sets take
-    0.12 ms on one thread, and 0.9 ms with `LearnedCostModel.price`, whose parts suit a few dozen sets (one core of a
-    Xeon with AMX, November 2026). All other models price as they always do.
+    The learned model's arithmetic is done on as many threads as torch may use, in memory that is kept, for
+    `LearnedCostModel.price` works in parts that suit a few dozen sets. All other models price as they always do.
     """
     if isinstance(model, LearnedCostModel):
         return _LearnedPrice(model)
@@ -45,10 +44,11 @@ class _LearnedPrice:
 
     def __init__(self, model: LearnedCostModel) -> None:
         head = model.set_head
-        (first, first_bias), (self._last, self._last_bias) = head.fusion
-        self._overhead_O, self._scale_ms = head.overhead_O, np.float32(head.scale_ms)
+        (first, first_bias), (last, last_bias) = head.fusion
         # The last number that is known of a set is a 1, whose weight is the bias.
         self._first = torch.from_numpy(np.vstack([first, first_bias]))
+        self._last, self._last_bias_O1 = torch.from_numpy(last.T.copy()), last_bias[:, None]
+        self._overhead_O1, self._scale_ms = head.overhead_O[:, None], np.float32(head.scale_ms)
         self._known_SZ = torch.ones((_SETS_AT_ONCE, SET_WIDTH + 1))
         self._hidden = torch.empty((_SETS_AT_ONCE, len(first_bias)))
 
@@ -61,28 +61,29 @@ class _LearnedPrice:
         return kernel_ms_S.reshape(codes.shape[:-1])
 
     def _price(self, codes_SH: CodeArray) -> NDArray[np.float32]:
-        num_sets, count_S = len(codes_SH), codes_SH[:, COUNT]
-        own_SO = np.maximum(codes_SH[:, TRAIT_WIDTH:CODE_WIDTH], 0) + self._overhead_O
-        times_SO = self._fusion(codes_SH, np.maximum(count_S, 1), own_SO, num_sets)
-        np.tanh(times_SO, out=times_SO)
-        times_SO *= np.float32(MAX_LOG_FUSION)
-        np.exp(times_SO, out=times_SO)
-        times_SO *= own_SO
-        kernel_ms_S = (times_SO[:, 0] + times_SO[:, 1]) * self._scale_ms
-        kernel_ms_S[count_S < 0.5] = 0
-        return kernel_ms_S
+        count_S = codes_SH[:, COUNT]
+        own_OS = np.maximum(codes_SH[:, TRAIT_WIDTH:CODE_WIDTH].T.copy(), 0)
+        own_OS += self._overhead_O1
+        times_OS = self._fusion(codes_SH, np.maximum(count_S, 1), own_OS)
+        np.tanh(times_OS, out=times_OS)
+        times_OS *= np.float32(MAX_LOG_FUSION)
+        np.exp(times_OS, out=times_OS)
+        times_OS *= own_OS
+        times_OS *= self._scale_ms
+        return np.where(count_S < 0.5, np.float32(0), times_OS[0] + times_OS[1])
 
     def _fusion(
-        self, codes_SH: CodeArray, count_S: NDArray[np.float32], own_SO: NDArray[np.float32], num_sets: int
+        self, codes_SH: CodeArray, count_S: NDArray[np.float32], own_OS: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        known_SZ, hidden = self._known_SZ[:num_sets], self._hidden[:num_sets]
+        """What goes into the tangent, shape (O, S): long rows, for numpy is slow at short ones."""
+        known_SZ, hidden = self._known_SZ[: len(codes_SH)], self._hidden[: len(codes_SH)]
         with torch.inference_mode():
-            traits_SH, count_S1 = torch.from_numpy(codes_SH)[:, :TRAIT_WIDTH], torch.from_numpy(count_S)[:, None]
-            torch.div(traits_SH, count_S1, out=known_SZ[:, :TRAIT_WIDTH])
-            logs_SZ = known_SZ.numpy()[:, TRAIT_WIDTH:]
-            logs_SZ[:, 0] = np.log(count_S)
-            logs_SZ[:, 1:-1] = np.log(own_SO)
+            traits_SH = torch.from_numpy(codes_SH)[:, :TRAIT_WIDTH]
+            torch.div(traits_SH, torch.from_numpy(count_S)[:, None], out=known_SZ[:, :TRAIT_WIDTH])
+            logs_ZS = known_SZ.numpy()[:, TRAIT_WIDTH:-1].T
+            for row_S, of_S in zip(logs_ZS, (count_S, *own_OS), strict=True):
+                row_S[:] = np.log(of_S)
             torch.mm(known_SZ, self._first, out=hidden).relu_()
-        fusion_SO: NDArray[np.float32] = hidden.numpy() @ self._last
-        fusion_SO += self._last_bias
-        return fusion_SO
+            fusion_OS: NDArray[np.float32] = torch.mm(self._last, hidden.T).numpy()
+        fusion_OS += self._last_bias_O1
+        return fusion_OS

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from autoshard.core import CostModel, Level, Link, MemoryBytes, TableSet, Topology
@@ -80,7 +81,8 @@ def draw_problems(
 
 
 def measure(problems: Sequence[PlacementProblem], *, memory: float, num_runs: int) -> EnvSpeed:
-    """Plays both environments in turn with actions drawn by the mask; only `step` is timed."""
+    """Plays both environments in turn, on one thread, with actions drawn by the mask; only `step` is timed."""
+    torch.set_num_threads(1)
     venv = PlacementVecEnv([PlacementTask.of(problem) for problem in problems], len(problems), 1)
     env = PlacementEnv(problems[:_SINGLE_EPISODES])
     runs = [(_single_speed(env, seed), _batch_speed(venv, problems, seed)) for seed in range(num_runs + 1)]

@@ -53,8 +53,8 @@ class PlacementNetwork(nn.Module):
     Source:
         AutoShard Sec. 4.4 and C.1. Differs: inputs have no unit. A rank's cost is given as it is, with the upcoming
         item, as the objective and the memory that is left would be, and as what the second and third of these are
-        above the best choice's; so are choices other than ranks. Codes of the learned cost model are 34 wide, as they
-        carry two counts, and so are layers made to their width.
+        above the best choice's; so are choices other than ranks. Codes of the learned cost model are wider than 32,
+        as they carry counts, and layers are made to their width.
     """
 
     def __init__(self, code_width: int) -> None:

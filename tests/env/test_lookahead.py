@@ -89,7 +89,7 @@ def full_ranks(draw):
 
 
 @given(task=full_ranks(), seed=st.integers(0, 1000), tiers=st.sampled_from([(), TIERS]), max_splits=st.integers(0, 1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_an_episode_that_keeps_to_the_mask_ends_within_the_limits(make_sized, task, seed, tiers, max_splits):
     placed, capacities, allowed, pooling_factors = task
     if not placed:

@@ -81,7 +81,7 @@ def test_every_step_equals_that_of_single_environments(problems, measured, by_ma
     reward_ms = (lambda problem, ranks_N: problem.rank_ms(ranks_N) ** 2 + 0.1) if measured else None
     envs = [PlacementEnv(problems, reward_ms=reward_ms) for _ in OWNERS]
     batch = PlacementBatch([PlacementTask.of(problem) for problem in problems], len(OWNERS), reward_ms)
-    for seed in range(10):
+    for seed in range(3):
         play_both(envs, batch, np.random.default_rng(seed), by_mask=by_mask)
 
 
@@ -93,9 +93,8 @@ def test_it_does_so_in_all_modes_for_all_objectives(problems, grouped, costs, mo
     options = {"objective": objective, "costs": costs, "max_splits": max_splits}
     envs = [PlacementEnv(chosen, **options) for _ in OWNERS]
     batch = PlacementBatch([PlacementTask.of(problem, **options) for problem in chosen], len(OWNERS))
-    for seed in range(2):
-        for by_mask in (False, True):
-            play_both(envs, batch, np.random.default_rng(seed), by_mask=by_mask)
+    for by_mask in (False, True):
+        play_both(envs, batch, np.random.default_rng(0), by_mask=by_mask)
 
 
 def test_an_episode_that_is_begun_anew_starts_from_nothing(problems):
