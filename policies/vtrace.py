@@ -194,16 +194,13 @@ class VTrace(OnPolicyAlgorithm):
         seen = [values.flatten(0, 1) for values in (states_TES, *choices_seen(observations))]
         logits_BA = self.policy.network.logits(*seen)
         log_probs_TE = _log_prob(logits_BA, data.actions_TE.flatten()).view_as(values_TE)
-        returns = vtrace_returns(
-            (log_probs_TE - data.log_probs_TE).detach(),
-            self.settings.discount * (~data.dones_TE).float(),
-            data.rewards_TE,
-            values_TE.detach(),
-            self._bootstrap(data, after),
-        )
+        log_ratios_TE = (log_probs_TE - data.log_probs_TE).detach()
+        discounts_TE = self.settings.discount * (~data.dones_TE).float()
+        bootstrap_E = self._bootstrap(data, after)
+        returns = vtrace_returns(log_ratios_TE, discounts_TE, data.rewards_TE, values_TE.detach(), bootstrap_E)
         advantages_TE = returns.advantages_TB
         if self.settings.compare_within_task:
-            advantages_TE = compared_within_task(advantages_TE, data.tasks_TE)
+            advantages_TE = _lagged_advantages(log_ratios_TE, discounts_TE, data)
         entropy_B = _entropy(logits_BA)
         num_trajectories = values_TE.shape[1]
         policy_loss = -(log_probs_TE * advantages_TE).sum() / num_trajectories
@@ -255,6 +252,23 @@ def compared_within_task(advantages_TE: Tensor, tasks_TE: Tensor) -> Tensor:
     # Rounding alone makes equal rewards differ by about 1e-7.
     compared_B = torch.where(deviation_B > 1e-5, centred_B / deviation_B.clamp(min=1e-5), 0.0)
     return compared_B.view_as(advantages_TE)
+
+
+def _lagged_advantages(log_ratios_TE: Tensor, discounts_TE: Tensor, data: Trajectories) -> Tensor:
+    """Advantages over the mean of the same task, corrected for the lag.
+
+    The mean comes off before ratios weigh anything: what a value head is off by would else weigh in with every ratio
+    but 1, and be taken for an advantage, however small the real ones are. Without lag it is the same as comparing the
+    advantages over values.
+    """
+    tasks_TE, rewards_TE = data.tasks_TE, data.rewards_TE
+    _, group_TE = tasks_TE.unique(return_inverse=True)
+    num_steps, num_groups = len(tasks_TE), int(group_TE.max()) + 1
+    cell_B = (group_TE + num_groups * torch.arange(num_steps, device=group_TE.device)[:, None]).flatten()
+    centred_TE = rewards_TE - _group_means(rewards_TE.flatten(), cell_B, num_groups * num_steps).view_as(rewards_TE)
+    none_TE = torch.zeros_like(centred_TE)
+    returns = vtrace_returns(log_ratios_TE, discounts_TE, centred_TE, none_TE, none_TE[0])
+    return compared_within_task(returns.advantages_TB, tasks_TE)
 
 
 def _group_means(values_B: Tensor, group_B: Tensor, num_groups: int) -> Tensor:

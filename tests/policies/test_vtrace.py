@@ -9,7 +9,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from env import PlacementEnv, PlacementTask, PlacementVecEnv
 from policies.actor_critic import PlacementPolicy
 from policies.decoding import decode
-from policies.vtrace import VTrace, VTraceSettings, compared_within_task
+from policies.trajectories import Trajectories
+from policies.vtrace import VTrace, VTraceSettings, _lagged_advantages, compared_within_task
 
 
 class Checked(VTrace):
@@ -123,3 +124,29 @@ def test_what_a_task_is_worth_does_not_change_how_its_episodes_compare():
     advantages = torch.from_numpy(rng.normal(size=(5, 12)))
     scaled = torch.where(tasks == 1, 3.0 * advantages + 2.0, advantages)
     assert torch.allclose(compared_within_task(scaled, tasks), compared_within_task(advantages, tasks), atol=1e-6)
+
+
+def test_lag_makes_no_advantage_where_all_did_equally_well():
+    """A value head that is off by any amount would, times ratios below 1."""
+    num_steps, num_episodes = 5, 6
+    rewards_TE = torch.zeros(num_steps, num_episodes)
+    rewards_TE[-1] = 0.8
+    rows = {name: torch.zeros(num_steps, num_episodes, dtype=torch.bool) for name in ("starts_TE", "dones_TE")}
+    rows["dones_TE"][-1] = True
+    data = Trajectories(
+        observations={},
+        last_observation={},
+        actions_TE=torch.zeros(num_steps, num_episodes, dtype=torch.int64),
+        log_probs_TE=torch.zeros(num_steps, num_episodes),
+        rewards_TE=rewards_TE,
+        tasks_TE=torch.tensor([[0, 0, 0, 1, 1, 1]] * num_steps),
+        before=(torch.zeros(1), torch.zeros(1)),
+        **rows,
+    )
+    log_ratios_TE = torch.randn(num_steps, num_episodes, generator=torch.Generator().manual_seed(0))
+    advantages_TE = _lagged_advantages(log_ratios_TE, (~data.dones_TE).float(), data)
+    assert advantages_TE.abs().max() == 0
+    rewards_TE[-1, 0] = 0.9
+    advantages_TE = _lagged_advantages(log_ratios_TE, (~data.dones_TE).float(), data)
+    assert (advantages_TE[:, 0] > 0).all()
+    assert advantages_TE[:, 3:].abs().max() == 0
