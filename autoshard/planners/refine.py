@@ -1,0 +1,217 @@
+"""Corrects a placement by what its ranks are measured to take.
+
+Shape suffixes: N items, R ranks, S sets, H width of a code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autoshard.core import CostModel, KernelCosts, LocalShard, ShardingPlan
+from autoshard.core.costs import CodeArray, MsArray
+from autoshard.core.errors import InvalidOptionError
+from autoshard.planners.placement import PlacementProblem, RankArray
+
+#: Measures the kernels of all ranks of some plans in the same interleaved rounds; milliseconds per rank, plan by plan.
+MeasurePlans = Callable[[Sequence[ShardingPlan]], Sequence[MsArray]]
+
+#: Standard deviations, as shares, of the prices of single items and of measured ranks.
+_PRICED_ERROR, _MEASURED_ERROR = 0.1, 0.01
+#: Most exchanges between two measurements.
+_EXCHANGES_PER_RANK = 2
+_ROUNDING = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refined:
+    """What measuring made of a plan.
+
+    Attributes:
+        plan: The plan whose slowest rank was the fastest one, among those measured.
+        before_ms: The slowest rank of the plan that it began with, when the two were last measured together.
+        after_ms: Of `plan`, likewise.
+        num_measurements: How often ranks were measured.
+    """
+
+    plan: ShardingPlan
+    before_ms: float
+    after_ms: float
+    num_measurements: int
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectedKernels:
+    """A cost model with a correction in milliseconds for every shard: the last column of its codes."""
+
+    model: CostModel
+
+    @property
+    def name(self) -> str:
+        """What answers say."""
+        return f"{self.model.name} (corrected)"
+
+    def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
+        """Codes without correction, shape (N, H)."""
+        return np.pad(self.model.encode(shards), ((0, 0), (0, 1)))
+
+    def price(self, codes_SH: CodeArray) -> MsArray:
+        """Kernel times with corrections, shape (S,); never negative."""
+        price_ms_S = self.model.price(np.ascontiguousarray(codes_SH[:, :-1]))
+        return np.maximum(price_ms_S + codes_SH[:, -1], 0.0)
+
+    def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
+        """As `price`; forward and backward change alike."""
+        parts = self.model.price_parts(np.ascontiguousarray(codes_SH[:, :-1]))
+        known_ms_S = parts.kernel_ms_S
+        change_S = np.divide(self.price(codes_SH), known_ms_S, out=np.ones_like(known_ms_S), where=known_ms_S > 0)
+        return KernelCosts(
+            forward_ms_S=parts.forward_ms_S * change_S,
+            backward_ms_S=parts.backward_ms_S * change_S,
+            low_ms_S=parts.low_ms_S * change_S,
+            high_ms_S=parts.high_ms_S * change_S,
+        )
+
+
+def refine(
+    plan: ShardingPlan,
+    model: CostModel,
+    measure: MeasurePlans,
+    *,
+    num_measurements: int,
+) -> Refined:
+    """Measures a plan's ranks, corrects the model by what it was wrong by, and levels the ranks, several times.
+
+    What ranks were wrong by is put down to their items, see `_corrections`. Levelling takes as few exchanges as it can,
+    so that what was learned of a rank stays true of most of what it holds. Every measurement but the first is of the
+    first plan, the best one so far and a new one, in the same rounds; the fastest stays.
+
+    Args:
+        plan: Its shards are all on single ranks.
+        model: What it was planned with.
+        measure: Measures plans.
+        num_measurements: Measurements in all, the first included.
+
+    Raises:
+        InvalidOptionError: If there are no measurements, or a shard is on several ranks.
+    """
+    if num_measurements < 1:
+        raise InvalidOptionError(f"must be at least 1, got {num_measurements}", field="replay_refine")
+    problem, first_N = _as_problem(plan, model)
+    best_N = first_N
+    best, (best_ms_R,) = plan, measure([plan])
+    before_ms = after_ms = float(best_ms_R.max())
+    seen = [(first_N, best_ms_R)]
+    done = 1
+    while done < num_measurements:
+        found_N = _levelled(_corrected(problem, _corrections(problem, seen)), best_N)
+        if (found_N == best_N).all():
+            break
+        candidate = problem.to_plan(found_N)
+        first_ms_R, best_ms_R, candidate_ms_R = measure([plan, best, candidate])
+        seen += [(first_N, first_ms_R), (best_N, best_ms_R), (found_N, candidate_ms_R)]
+        done += 1
+        before_ms, after_ms = float(first_ms_R.max()), float(best_ms_R.max())
+        if before_ms < after_ms:  # the best so far was so by luck
+            best, best_N, after_ms = plan, first_N, before_ms
+        if candidate_ms_R.max() < after_ms:
+            best, best_N, after_ms = candidate, found_N, float(candidate_ms_R.max())
+    return Refined(plan=best, before_ms=before_ms, after_ms=after_ms, num_measurements=done)
+
+
+def _as_problem(plan: ShardingPlan, model: CostModel) -> tuple[PlacementProblem, RankArray]:
+    for index, placed in enumerate(plan.shards):
+        if len(placed.replicas) > 1 or len(placed.replicas[0]) > 1:
+            raise InvalidOptionError(
+                f"takes plans whose shards are on single ranks; shards[{index}] ({placed.shard.table.name}) is "
+                f"{placed.tier}",
+                field="replay_refine",
+            )
+    problem = PlacementProblem.of(plan.tables, plan.topology, model, [placed.shard for placed in plan.shards])
+    rank_U = [placed.replicas[0][0] for placed in plan.shards]
+    return problem, np.array([rank_U[group[0]] for group in problem.members], dtype=np.int64)
+
+
+def _levelled(problem: PlacementProblem, ranks_N: RankArray) -> RankArray:
+    """Moves and swaps items of the slowest rank, one at a time, as long as that makes it faster."""
+    ranks_N = ranks_N.copy()
+    for _ in range(_EXCHANGES_PER_RANK * problem.num_ranks):
+        cost_ms_R = problem.rank_ms(ranks_N)
+        slow = int(cost_ms_R.argmax())
+        found = _best_exchange(problem, ranks_N, slow)
+        if found is None or found.slower_ms >= cost_ms_R[slow] * (1 - _ROUNDING):
+            break
+        ranks_N[found.given], slow_gets = found.rank, found.taken
+        if slow_gets is not None:
+            ranks_N[slow_gets] = slow
+    return ranks_N
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    given: int
+    rank: int
+    taken: int | None
+    slower_ms: float
+
+
+def _best_exchange(problem: PlacementProblem, ranks_N: RankArray, slow: int) -> _Exchange | None:
+    """The item that a rank had best give away, where to, and what for; by the slower of the two ranks then."""
+    mine_G = np.flatnonzero(ranks_N == slow)
+    others_T = np.flatnonzero(ranks_N != slow)
+    # After the items of other ranks, the ranks themselves, for moves that take nothing.
+    to_T = np.concatenate([ranks_N[others_T], np.delete(np.arange(problem.num_ranks), slow)])
+    taken_TH = np.pad(problem.codes_NH[others_T], ((0, problem.num_ranks - 1), (0, 0)))
+    bytes_T = np.pad(problem.bytes_N[others_T], (0, problem.num_ranks - 1))
+    welcome_T = np.pad(problem.allowed_NR[others_T, slow], (0, problem.num_ranks - 1), constant_values=True)
+    free_R = problem.capacity_R - problem.rank_bytes(ranks_N)
+    gained_GT = problem.bytes_N[mine_G][:, None] - bytes_T
+    fits_GT = (gained_GT <= free_R[to_T]) & (-gained_GT <= free_R[slow])
+    fits_GT &= problem.allowed_NR[mine_G][:, to_T] & welcome_T
+    give, take = fits_GT.nonzero()
+    if not len(give):
+        return None
+    codes_RH = problem.rank_codes(ranks_N)
+    change_H = problem.codes_NH[mine_G[give]] - taken_TH[take]
+    slower_ms = np.maximum(
+        problem.model.price(codes_RH[slow] - change_H), problem.model.price(codes_RH[to_T[take]] + change_H)
+    )
+    best = int(slower_ms.argmin())
+    taken = int(take[best])
+    return _Exchange(
+        given=int(mine_G[give[best]]),
+        rank=int(to_T[taken]),
+        taken=int(others_T[taken]) if taken < len(others_T) else None,
+        slower_ms=float(slower_ms[best]),
+    )
+
+
+def _corrected(problem: PlacementProblem, correction_ms_N: MsArray) -> PlacementProblem:
+    codes_NH = np.concatenate([problem.codes_NH, correction_ms_N[:, None].astype(np.float32)], axis=1)
+    model = CorrectedKernels(problem.model)
+    return replace(problem, codes_NH=codes_NH, model=model, kernel_ms_N=model.price(codes_NH))
+
+
+def _corrections(problem: PlacementProblem, seen: Sequence[tuple[RankArray, MsArray]]) -> MsArray:
+    """What the model most likely is wrong by for every item, given all measurements; shape (N,), milliseconds.
+
+    The model's errors are taken to be independent and normal, as are the measurements'; the machine's own slowness,
+    which all ranks of a measurement share, is none. So the corrections are those of a Bayesian linear regression.
+    """
+    items_XN, missing_X, noise_X = [], [], []
+    for ranks_N, measured_ms_R in seen:
+        priced_ms_R = problem.rank_ms(ranks_N)
+        if priced_ms_R.sum() <= 0 or measured_ms_R.sum() <= 0:
+            continue
+        scaled_ms_R = measured_ms_R * (priced_ms_R.sum() / measured_ms_R.sum())
+        items_XN.append(ranks_N == np.arange(problem.num_ranks)[:, None])
+        missing_X.append(scaled_ms_R - priced_ms_R)
+        noise_X.append((_MEASURED_ERROR * scaled_ms_R) ** 2)
+    if not items_XN:
+        return np.zeros(problem.num_items)
+    holds_XN = np.concatenate(items_XN).astype(np.float64)
+    doubt_N = (_PRICED_ERROR * problem.kernel_ms_N) ** 2
+    spread_XX = (holds_XN * doubt_N) @ holds_XN.T + np.diag(np.maximum(np.concatenate(noise_X), 1e-18))
+    return np.asarray(doubt_N * (holds_XN.T @ np.linalg.solve(spread_XX, np.concatenate(missing_X))))

@@ -1,0 +1,90 @@
+"""Placements that measurements correct."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.core import Tier
+from autoshard.core.errors import InvalidOptionError
+from autoshard.planners.greedy import CostGreedyPlanner
+from autoshard.planners.placement import shared
+from autoshard.planners.refine import CorrectedKernels, refine
+
+
+class Machine:
+    """Takes longer for some tables than the model says, with a little noise; slower every time."""
+
+    def __init__(self, model, errors, noise=0.003):
+        self.model, self.errors = model, errors
+        self.rng = np.random.default_rng(5)
+        self.noise = noise
+        self.calls = []
+
+    def rank_ms(self, plan):
+        return np.array(
+            [
+                sum(float(self.model.price(self.model.encode([one]))[0]) * self.errors[one.table] for one in shards)
+                for shards in plan.local_shards()
+            ]
+        )
+
+    def __call__(self, plans):
+        self.calls.append(len(plans))
+        slow = 1 + 0.2 * len(self.calls)
+        return [slow * self.rank_ms(plan) * self.rng.normal(1, self.noise, plan.group_size) for plan in plans]
+
+
+@pytest.fixture
+def planned(draw_task, make_problem):
+    problem = make_problem(draw_task(40, 4, seed=2))
+    rng = np.random.default_rng(1)
+    errors = {table.name: rng.uniform(0.8, 1.25) for table in problem.tables.tables}
+    return problem, problem.to_plan(CostGreedyPlanner().place(problem, 0)), Machine(problem.model, errors)
+
+
+def test_a_few_measurements_make_the_slowest_rank_faster(planned):
+    problem, plan, machine = planned
+    before_R = machine.rank_ms(plan)
+    refined = refine(plan, problem.model, machine, num_measurements=6)
+    after_R = machine.rank_ms(refined.plan)
+    # Nearly all of what was wrong is gone, though no table was measured alone.
+    assert after_R.max() - after_R.mean() < 0.3 * (before_R.max() - before_R.mean())
+    assert refined.after_ms < refined.before_ms
+    assert refined.num_measurements == len(machine.calls) <= 6
+    assert problem.is_feasible(problem.ranks_of(refined.plan))
+
+
+def test_one_measurement_changes_nothing(planned):
+    problem, plan, machine = planned
+    refined = refine(plan, problem.model, machine, num_measurements=1)
+    assert refined.plan == plan
+    assert refined.before_ms == refined.after_ms
+    assert machine.calls == [1]
+
+
+def test_the_plan_is_never_slower_than_it_was_measured_to_be(planned):
+    problem, plan, machine = planned
+    machine.noise = 0.2  # nothing can be learned from it
+    refined = refine(plan, problem.model, machine, num_measurements=4)
+    assert refined.after_ms <= refined.before_ms
+
+
+def test_corrections_add_up(planned):
+    problem, _, _ = planned
+    model = CorrectedKernels(problem.model)
+    codes_NH = np.pad(problem.codes_NH, ((0, 0), (0, 1)), constant_values=0.25)
+    together = codes_NH[:3].sum(axis=0, keepdims=True)
+    expected = problem.model.price(problem.codes_NH[:3].sum(axis=0, keepdims=True)) + 0.75
+    np.testing.assert_allclose(model.price(together), expected, rtol=1e-6)
+    np.testing.assert_allclose(model.price_parts(together).kernel_ms_S, expected, rtol=1e-6)
+
+
+def test_plans_over_several_ranks_are_refused(planned):
+    problem, plan, machine = planned
+    spread = shared(plan.shards[0].shard, Tier.ROW_WISE, plan.topology)
+    mixed = replace(plan, shards=(spread, *plan.shards[1:]))
+    with pytest.raises(InvalidOptionError, match="replay_refine"):
+        refine(mixed, problem.model, machine, num_measurements=2)
+    with pytest.raises(InvalidOptionError, match="replay_refine"):
+        refine(plan, problem.model, machine, num_measurements=0)
