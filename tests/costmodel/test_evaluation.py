@@ -66,14 +66,26 @@ class TestSplits:
         assert not names[0] & names[1]
 
     def test_tables_that_were_measured_together_stay_together(self, dataset):
-        """The samples come from four files, each with a quarter of the tables."""
-        names = {shard.table for shard in dataset.shards_U}
+        """As if the samples came from four files, each with tables of its own."""
+        owner_N = np.repeat(np.arange(len(dataset)), dataset.num_shards_S)
+        named = tuple(
+            replace(dataset.shards_U[shard], table=f"file{owner % 4}.t{place % 50}")
+            for place, (owner, shard) in enumerate(zip(owner_N, dataset.shard_N, strict=True))
+        )
+        apart = replace(
+            dataset,
+            shards_U=named,
+            features_UF=dataset.features_UF[dataset.shard_N],
+            shard_N=np.arange(len(named)),
+        )
+        names = {shard.table for shard in named}
         chosen = set()
         for seed in range(6):
-            half = half_of_tables(dataset, seed)
-            assert 0.45 * len(names) < len(half) < 0.55 * len(names)
-            split = Split.of(dataset, SplitKind.HALF, seed, 0.1)
-            assert len(split.pool) + len(split.unseen) == len(dataset)
+            half = half_of_tables(apart, seed)
+            assert len(half) == pytest.approx(len(names) / 2, rel=0.02)
+            assert len({name.partition(".")[0] for name in half}) == 2
+            split = Split.of(apart, SplitKind.HALF, seed, 0.1)
+            assert len(split.pool) + len(split.unseen) == len(apart)
             chosen.add(half)
         assert len(chosen) > 1
 
