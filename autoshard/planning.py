@@ -32,6 +32,7 @@ from autoshard.evaluation.step_price import model_names
 from autoshard.evaluation.upper_end import at_upper_end
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.planner import PlanRequest, parse_options
+from autoshard.planners.refine import MeasurePlans, refine
 from autoshard.planners.registry import OptionHelp, PlannerHelp, describe_planners, get_planner, planner_names
 from autoshard.report.measured import ComparedPlan
 
@@ -49,6 +50,7 @@ __all__ = [
     "make_plan",
     "plan_costs",
     "planner_names",
+    "refine_plan",
     "step_models",
 ]
 
@@ -161,28 +163,61 @@ def make_plan(planner_name: str, request: PlanRequest) -> ShardingPlan:
         ModelError: If it needs a trained model that is not there.
     """
     planner = get_planner(planner_name)
-    options = asdict(parse_options(planner.options_type, request.options))
-    plan = planner.plan(request)
-    try:
-        validate_plan(plan)
-    except InvalidPlanError as error:
-        # The planner's fault, not that of whoever asked for a plan.
-        raise AutoshardError(f"made an invalid plan: {error}", source=f"planner {planner_name}") from error
-    models = model_names(request.costs, request.tables, request.topology.device)
-    if isinstance(request.costs.kernel, MeasuredRange):
-        held = [shard for shards in plan.local_shards() for shard in shards]
-        if notes := request.costs.kernel.notes(held):
-            models["kernel_notes"] = _notes_text(notes)
-    if plan.provenance is not None:
-        models |= plan.provenance.models
     provenance = Provenance(
         planner=planner_name,
         version=__version__,
         seed=request.seed,
-        options=options,
-        models=models,
+        options=asdict(parse_options(planner.options_type, request.options)),
     )
-    return replace(plan, predicted=evaluate(plan, request.costs), provenance=provenance)
+    return _finished(planner.plan(request), request.costs, provenance)
+
+
+def refine_plan(
+    plan: ShardingPlan, costs: Costs, measure: MeasurePlans, *, num_measurements: int
+) -> tuple[ShardingPlan, str]:
+    """A plan corrected by what its ranks are measured to take, see `refine`: checked and priced like any plan.
+
+    Args:
+        plan: A plan of `make_plan`, its shards on single ranks.
+        costs: What it was planned with.
+        measure: Measures plans.
+        num_measurements: Most measurements, at least 1.
+
+    Returns:
+        The plan, and what measuring changed; its provenance has that text too, as `models.refined`.
+
+    Raises:
+        InvalidOptionError: If there are no measurements, or a shard is on several ranks.
+    """
+    found = refine(plan, costs.kernel, measure, num_measurements=num_measurements)
+    source = plan.provenance or Provenance(planner="unknown", version=__version__)
+    provenance = replace(
+        source,
+        options={**source.options, "replay_refine": num_measurements},
+        models={**source.models, "refined": found.summary},
+    )
+    return _finished(replace(found.plan, provenance=None), costs, provenance), found.summary
+
+
+def _finished(plan: ShardingPlan, costs: Costs, provenance: Provenance) -> ShardingPlan:
+    """A plan checked, priced, and with its provenance; to `models` comes what priced it, and what the plan itself says.
+
+    Raises:
+        AutoshardError: If it is invalid.
+    """
+    try:
+        validate_plan(plan)
+    except InvalidPlanError as error:
+        # The planner's fault, not that of whoever asked for a plan.
+        raise AutoshardError(f"made an invalid plan: {error}", source=f"planner {provenance.planner}") from error
+    models = {**provenance.models, **model_names(costs, plan.tables, plan.topology.device)}
+    if isinstance(costs.kernel, MeasuredRange):
+        held = [shard for shards in plan.local_shards() for shard in shards]
+        if notes := costs.kernel.notes(held):
+            models["kernel_notes"] = _notes_text(notes)
+    if plan.provenance is not None:
+        models |= plan.provenance.models
+    return replace(plan, predicted=evaluate(plan, costs), provenance=replace(provenance, models=models))
 
 
 def _notes_text(notes: Sequence[str]) -> str:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 
 import numpy as np
+import torch
 from stable_baselines3.common.vec_env import VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from autoshard.commands.comparing import REPLAY_GROUP, ReplayPlans
+from autoshard.commands.replaying import REPLAY_GROUP, ReplayPlans
 from autoshard.core import ShardingPlan
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InvalidOptionError
@@ -43,7 +44,9 @@ def find_benchmark(device: str) -> MeasurePlans:
     target = "cpu" if device.startswith("cpu") else "cuda"
 
     def measure(plans: Sequence[ShardingPlan]) -> tuple[MsArray, ...]:
-        replay = replay_plans(plans, device=target, advance=lambda _: None)
+        # Episodes are collected without gradients, of which backward kernels are part.
+        with torch.inference_mode(False), torch.enable_grad():
+            replay = replay_plans(plans, device=target, advance=lambda _: None)
         return tuple(np.array(plan.kernel_ms_per_rank) for plan in replay.plans)
 
     return measure

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,44 +18,18 @@ from autoshard.commands.arguments import (
     TimeLimitOption,
     TopologyOption,
 )
+from autoshard.commands.replaying import DeviceOption, RefineOption, Replay, find_replay, refined
+from autoshard.commands.replaying import replay as replay_all
 from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.costs import Risk
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 
 if TYPE_CHECKING:
-    from autoshard.core import ShardingPlan
-    from autoshard.report import ComparedPlan, MeasuredPlan
+    from autoshard.core import Costs
+    from autoshard.report import ComparedPlan
 
-REPLAY_GROUP = "autoshard.replay"
-
-
-class Replay(Protocol):
-    """Plans as one machine ran them; `ceiling` are ranks that all ran the same."""
-
-    @property
-    def device_name(self) -> str:
-        """Full name of the processor."""
-        ...
-
-    @property
-    def plans(self) -> tuple[MeasuredPlan, ...]:
-        """Measured times, in the order of the plans."""
-        ...
-
-    @property
-    def ceiling(self) -> MeasuredPlan:
-        """What identical ranks measured: their balance is the best that the machine can tell from perfect."""
-        ...
-
-
-class ReplayPlans(Protocol):
-    """What an entry point of `REPLAY_GROUP` is."""
-
-    def __call__(
-        self, plans: Sequence[ShardingPlan], *, device: str = "auto", advance: Callable[[float], None]
-    ) -> Replay:
-        """Measures the kernels of every rank; `advance` is told how many ranks are done, the ceiling's included."""
-        ...
+#: The planner whose plan `--replay-refine` refines, and the row of what comes out.
+_REFINABLE, _REFINED = "auto", "auto, refined"
 
 
 def compare(
@@ -64,7 +39,8 @@ def compare(
     replay: Annotated[
         bool, typer.Option("--replay", help="Also measure every rank's kernels on this machine.")
     ] = False,
-    device: Annotated[str, typer.Option(help="Of --replay: `auto` (a GPU if there is one), `cpu` or `cuda`.")] = "auto",
+    replay_refine: RefineOption = None,
+    device: DeviceOption = "auto",
     time_limit: TimeLimitOption = 1.0,
     seed: SeedOption = 0,
     registry: RegistryOption = None,
@@ -85,6 +61,8 @@ def compare(
     from autoshard.report import comparison_page, comparison_table
 
     names = _names(planners)
+    if replay_refine is not None and _REFINABLE not in names:
+        raise InvalidOptionError(f"refines the plan of {_REFINABLE}, which --planners lacks", field="--replay-refine")
     task, machine = load_tables(tables), load_topology(topology)
     request = PlanRequest(
         tables=task,
@@ -97,10 +75,12 @@ def compare(
     with progress("Planning", len(names)) as advance:
         rows: Sequence[ComparedPlan] = plan_all(names, request, on_planned=lambda _: advance(1))
     _check_any(rows)
+    if replay_refine is not None:
+        rows = _with_refined(rows, request.costs, replay_refine, device)
     if output_dir is not None:
         for row in rows:
             if row.plan is not None:
-                write_plan(row.plan, output_dir / f"{row.planner}.json")
+                write_plan(row.plan, output_dir / f"{row.planner.replace(', ', '-')}.json")
     measured = _replay(rows, device) if replay else None
     if measured is not None:
         results = iter(measured.plans)
@@ -132,17 +112,29 @@ def _check_any(rows: Sequence[ComparedPlan]) -> None:
     raise kind("; ".join(f"{row.planner}: {row.failure}" for row in rows))
 
 
-def _replay(rows: Sequence[ComparedPlan], device: str) -> Replay:
-    from importlib.metadata import entry_points
+def _with_refined(rows: Sequence[ComparedPlan], costs: Costs, num_measurements: int, device: str) -> list[ComparedPlan]:
+    """One row more, after that of the planner whose plan is refined."""
+    found = []
+    for row in rows:
+        found.append(row)
+        if row.planner != _REFINABLE:
+            continue
+        if row.plan is None:
+            found.append(replace(row, planner=_REFINED))
+            continue
+        started_s = time.perf_counter()
+        try:
+            plan, failure = refined(row.plan, costs, num_measurements, device), None
+        except AutoshardError as error:
+            plan, failure = None, error
+        planning_s = row.planning_s + time.perf_counter() - started_s
+        found.append(replace(row, planner=_REFINED, planning_s=planning_s, plan=plan, failure=failure))
+    return found
 
-    found = sorted(entry_points(group=REPLAY_GROUP), key=lambda point: point.name)
-    if not found:
-        raise InvalidOptionError("nothing that can replay plans is installed", field="--replay")
-    replay_plans: ReplayPlans = found[0].load()
+
+def _replay(rows: Sequence[ComparedPlan], device: str) -> Replay:
     plans = [row.plan for row in rows if row.plan is not None]
-    sizes = [plan.group_size for plan in plans]
-    with progress("Measuring ranks", sum(sizes) + max(sizes)) as advance:
-        return replay_plans(plans, device=device, advance=advance)
+    return replay_all(find_replay("--replay"), plans, device, "Measuring ranks")
 
 
 def _notes(rows: Sequence[ComparedPlan], measured: Replay | None) -> list[str]:

@@ -16,6 +16,7 @@ from autoshard.commands.arguments import (
     TopologyOption,
     parse_settings,
 )
+from autoshard.commands.replaying import DeviceOption, RefineOption, refined
 from autoshard.console import JsonOption, emit, log, working
 from autoshard.core.costs import Risk
 
@@ -34,6 +35,8 @@ def plan(
     seed: SeedOption = 0,
     registry: RegistryOption = None,
     risk: RiskOption = Risk.MEAN,
+    replay_refine: RefineOption = None,
+    device: DeviceOption = "auto",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the plan goes.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -58,6 +61,8 @@ def plan(
             registry=registry,
         )
         made = make_plan(planner, request)
+    if replay_refine is not None:
+        made = refined(made, request.costs, replay_refine, device)
     _finish(made, output, as_json)
 
 

@@ -41,6 +41,12 @@ class Refined:
     after_ms: float
     num_measurements: int
 
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        times = f"{self.num_measurements} measurement{'s' if self.num_measurements > 1 else ''}"
+        return f"measured slowest rank {self.before_ms:.4g} -> {self.after_ms:.4g} ms, {times}"
+
 
 @dataclass(frozen=True, slots=True)
 class CorrectedKernels:
@@ -95,7 +101,7 @@ def refine(
         num_measurements: Measurements in all, the first included.
 
     Raises:
-        InvalidOptionError: If there are no measurements, or a shard is on several ranks.
+        InvalidOptionError: If there are no measurements, or a shard is on several ranks, or in several replica groups.
     """
     if num_measurements < 1:
         raise InvalidOptionError(f"must be at least 1, got {num_measurements}", field="replay_refine")
@@ -109,7 +115,7 @@ def refine(
         found_N = _levelled(_corrected(problem, _corrections(problem, seen)), best_N)
         if (found_N == best_N).all():
             break
-        candidate = problem.to_plan(found_N)
+        candidate = _placed(plan, problem, found_N)
         first_ms_R, best_ms_R, candidate_ms_R = measure([plan, best, candidate])
         seen += [(first_N, first_ms_R), (best_N, best_ms_R), (found_N, candidate_ms_R)]
         done += 1
@@ -122,6 +128,10 @@ def refine(
 
 
 def _as_problem(plan: ShardingPlan, model: CostModel) -> tuple[PlacementProblem, RankArray]:
+    if plan.replica_groups.num_groups > 1:
+        raise InvalidOptionError(
+            f"takes plans of one replica group, this one has {plan.replica_groups.num_groups}", field="replay_refine"
+        )
     for index, placed in enumerate(plan.shards):
         if len(placed.replicas) > 1 or len(placed.replicas[0]) > 1:
             raise InvalidOptionError(
@@ -132,6 +142,13 @@ def _as_problem(plan: ShardingPlan, model: CostModel) -> tuple[PlacementProblem,
     problem = PlacementProblem.of(plan.tables, plan.topology, model, [placed.shard for placed in plan.shards])
     rank_U = [placed.replicas[0][0] for placed in plan.shards]
     return problem, np.array([rank_U[group[0]] for group in problem.members], dtype=np.int64)
+
+
+def _placed(plan: ShardingPlan, problem: PlacementProblem, ranks_N: RankArray) -> ShardingPlan:
+    """The same shards, held as they were, on other ranks; without prediction."""
+    rank_of = {index: int(rank) for group, rank in zip(problem.members, ranks_N, strict=True) for index in group}
+    shards = tuple(replace(placed, replicas=((rank_of[index],),)) for index, placed in enumerate(plan.shards))
+    return replace(plan, shards=shards, predicted=None)
 
 
 def _levelled(problem: PlacementProblem, ranks_N: RankArray) -> RankArray:

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
-from autoshard.commands.comparing import REPLAY_GROUP, Replay, ReplayPlans
+from autoshard.commands.replaying import REPLAY_GROUP, Replay, ReplayPlans
 from autoshard.core import Costs, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.formats import load_tables

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import Tier
+from autoshard.core import ReplicaGroups, Tier
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.greedy import CostGreedyPlanner
 from autoshard.planners.placement import shared
@@ -86,5 +86,8 @@ def test_plans_over_several_ranks_are_refused(planned):
     mixed = replace(plan, shards=(spread, *plan.shards[1:]))
     with pytest.raises(InvalidOptionError, match="replay_refine"):
         refine(mixed, problem.model, machine, num_measurements=2)
-    with pytest.raises(InvalidOptionError, match="replay_refine"):
+    with pytest.raises(InvalidOptionError, match="at least 1, got 0"):
         refine(plan, problem.model, machine, num_measurements=0)
+    grouped = replace(plan, replica_groups=ReplicaGroups(num_groups=2))
+    with pytest.raises(InvalidOptionError, match="one replica group, this one has 2"):
+        refine(grouped, problem.model, machine, num_measurements=2)
