@@ -74,7 +74,12 @@ def models(
         typer.Argument(help="`production`, `candidate`, or the first digits of an id.", show_default=False),
     ] = None,
     alias: Annotated[Alias, typer.Option(help="Which alias `promote` and `roll-back` change.")] = Alias.PRODUCTION,
-    kind: Annotated[str | None, typer.Option(help="Only models of this kind: cost, policy.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help="Only models of this kind: cost, policy, policy-row_groups, policy-tiers, collective, dense, step."
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Only models of this device.")] = None,
     registry: Annotated[
         Path | None,
@@ -246,11 +251,13 @@ def _about(card: Mapping[str, Any]) -> str:
     error = _at(card, "metrics", "relative_error")
     if error is not None:
         return f"held-out error {error:.2%}"
-    ours, greedy = (_at(card, "training", "test", name, "max_ms") for name in ("policy", "cost-greedy"))
+    has_steps = _at(card, "training", "test", "policy", "step_ms") is not None
+    label, name = ("step", "step_ms") if has_steps else ("slowest rank", "max_ms")
+    ours, greedy = (_at(card, "training", "test", planner, name) for planner in ("policy", "cost-greedy"))
     balance = _at(card, "training", "test", "policy", "balance")
     if ours is None or greedy is None or balance is None:
         return ""
-    return f"balance {balance:.1%}, slowest rank {ours:.3g} ms (cost-greedy {greedy:.3g} ms)"
+    return f"balance {balance:.1%}, {label} {ours:.3g} ms (cost-greedy {greedy:.3g} ms)"
 
 
 def _at(data: Any, *path: str) -> float | None:

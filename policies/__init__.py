@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from policies.training_options import Budget, TrainingOptions
     from policies.vtrace import VTrace, VTraceSettings
 
-#: What the registry keeps policies under.
+#: What the registry keeps policies of whole tables under; `Items.policy_kind` has those of other items.
 POLICY_KIND = "policy"
 
 _MODULES = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from policies import POLICY_KIND
+
 
 class Algorithm(StrEnum):
     """What learns; both train the same network."""
@@ -34,3 +36,8 @@ class Items(StrEnum):
     """Equal ranges of the rows of tables."""
     TIERS = "tiers"
     """Segments of tables in falling access frequency, which all ranks may share."""
+
+    @property
+    def policy_kind(self) -> str:
+        """What the registry keeps policies under that place them."""
+        return POLICY_KIND if self is Items.TABLES else f"{POLICY_KIND}-{self}"

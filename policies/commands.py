@@ -142,7 +142,7 @@ def train_policy(
     ] = None,
     as_json: console.JsonOption = False,
 ) -> None:
-    """Trains the sharding policy of a device, and makes it the one that the planner `policy` uses.
+    """Trains the sharding policy of a device, and makes it the one that the planner `policy` uses for such items.
 
     It learns on the device's cost model, so nothing is measured unless asked for; `autoshard train cost` makes that
     model first. Seeds of tasks are out of reach of `--seed` of other commands, so any task that you draw is new to the
@@ -154,6 +154,8 @@ def train_policy(
         autoshard train policy --seconds 600 --actors 1 --checkpoint run --tensorboard logs
 
         autoshard train policy --objective step --memory-fill 0.9 --algorithm ppo --updates 200
+
+        autoshard train policy --items tiers --objective step && autoshard plan ... --planner policy --set items=tiers
     """
     from policies.runs import RunOptions, TaskOptions
     from policies.training_options import TrainingOptions
@@ -233,7 +235,7 @@ def _report(evaluation: Evaluation) -> None:
 
 def _result(finished: FinishedRun) -> dict[str, Any]:
     return {
-        "kind": "policy",
+        "kind": finished.policy.items.policy_kind,
         "name": finished.policy.cost.card.device,
         "id": finished.id,
         "registry": str(finished.registry),

@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from autoshard import __version__
-from autoshard.core import Provenance, ShardingPlan
+from autoshard.core import Costs, Provenance, ShardingPlan
 from autoshard.core.errors import InvalidOptionError
-from autoshard.planners.feasibility import repair
 from autoshard.planners.placement import PlacementProblem, RankArray
 from autoshard.planners.planner import PlanRequest, parse_options
+from autoshard.planners.step_cost import StepCost
 from costmodel.registry import PRODUCTION, Registry, find_registry
-from policies import POLICY_KIND
+from policies.choices import Items
+from policies.joined_parts import joined
 
 if TYPE_CHECKING:
+    from env import PlacementTask
     from policies.trained import TrainedPolicy
 
 _MAX_SAMPLES = 4096
@@ -38,22 +40,33 @@ class PolicyOptions:
             "--set num_samples=64"
         },
     )
+    items: str = field(
+        default=Items.TABLES.value,
+        metadata={
+            "help": "What is placed: tables, row_groups (equal ranges of their rows) or tiers (segments in falling "
+            "access frequency, which all ranks may share). Each has a policy of its own: `autoshard train policy "
+            "--items tiers`."
+        },
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_samples <= _MAX_SAMPLES:
             raise InvalidOptionError(
                 f"must be in [1, {_MAX_SAMPLES}], got {self.num_samples}", field="options.num_samples"
             )
+        if self.items not in list(Items):
+            raise InvalidOptionError(f"must be any of {', '.join(Items)}, got {self.items!r}", field="options.items")
 
 
 class PolicyPlanner:
-    """Places tables as the policy of the topology's device says, in one pass over the tables.
+    """Places tables, or parts of them, as the policy of the topology's device says, in one pass over the items.
 
     Where the user's registry has no policy of the device, the one that comes with this package is used, if any.
 
-    The policy sees codes of the cost model that it was trained on, which is published with it; candidates are
-    compared by the request's cost model. Masks keep to memory limits and constraints; where they lead into a dead
-    end, as little as possible is moved.
+    Tables are cut as they were in training, and parts that end up side by side are put together again. The policy
+    plays for the objective that it was trained for, and sees codes of the cost model that it was trained on, which is
+    published with it. Candidates are compared by the request's cost models: by their steps if these are the
+    objective, else by their slowest ranks. Masks keep to memory limits and constraints.
 
     Source:
         AutoShard Sec. 4.5. Differs: memory limits hold, and several placements may be drawn.
@@ -67,28 +80,32 @@ class PolicyPlanner:
         """Makes a plan, without prediction; its provenance names the policy.
 
         Raises:
-            ModelError: If there is no policy of the device, or one whose cost model cannot price the tables.
+            ModelError: If there is no policy of the device for such items, or a cost model cannot price them.
             InfeasiblePlanError: If no placement within the memory limits was found.
             InvalidOptionError: If an option is unknown or out of range.
         """
+        # Imported here, for torch takes a second that listing planners does not have.
+        from env import PlacementTask
+        from policies.tasks import items_problem
+
         options = parse_options(PolicyOptions, request.options)
-        policy = _load(request.registry, request.topology.device)
-        problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel)
-        seen = PlacementProblem.table_wise(request.tables, request.topology, policy.cost.model())
-        ranks_N = _best(problem, _candidates(policy, seen, options.num_samples, request.seed))
-        plan = problem.to_plan(repair(problem, ranks_N, request.seed))
-        source = Provenance(planner=self.name, version=__version__, models={POLICY_KIND: policy.name})
+        items = Items(options.items)
+        policy = _load(request.registry, request.topology.device, items)
+        problem = items_problem(request.tables, request.topology, request.costs.kernel, items)
+        seen = items_problem(request.tables, request.topology, policy.cost.model(), items)
+        costs = replace(request.costs, kernel=seen.model)
+        task = PlacementTask.of(seen, objective=policy.objective, costs=costs)
+        candidates = _candidates(policy, task, options.num_samples, request.seed)
+        plan = joined(problem.to_plan(_best(problem, candidates, task, request.costs)))
+        source = Provenance(planner=self.name, version=__version__, models={items.policy_kind: policy.name})
         return replace(plan, provenance=source)
 
 
-def _candidates(policy: TrainedPolicy, problem: PlacementProblem, num_samples: int, seed: int) -> tuple[RankArray, ...]:
-    # Imported here, for torch takes a second that listing planners does not have.
+def _candidates(policy: TrainedPolicy, task: PlacementTask, num_samples: int, seed: int) -> tuple[RankArray, ...]:
     import torch
 
-    from env import PlacementTask
     from policies.decoding import decode
 
-    task = PlacementTask.of(problem)
     candidates = decode(policy.network, [task]).ranks
     if num_samples > 1:
         generator = torch.Generator().manual_seed(seed)
@@ -96,19 +113,28 @@ def _candidates(policy: TrainedPolicy, problem: PlacementProblem, num_samples: i
     return candidates
 
 
-def _best(problem: PlacementProblem, candidates: tuple[RankArray, ...]) -> RankArray:
-    """The fastest candidate within the limits; the first if there is none."""
-    feasible = [ranks_N for ranks_N in candidates if problem.is_feasible(ranks_N)]
-    return min(feasible, key=lambda ranks_N: float(problem.rank_ms(ranks_N).max()), default=candidates[0])
+def _best(problem: PlacementProblem, candidates: tuple[RankArray, ...], task: PlacementTask, costs: Costs) -> RankArray:
+    """The candidate with the shortest step if that is the task's objective, else with the fastest slowest rank."""
+    if len(candidates) == 1:
+        return candidates[0]
+    step_cost = StepCost(problem, costs) if task.step_cost is not None else None
+
+    def cost_ms(ranks_N: RankArray) -> float:
+        if step_cost is None:
+            return float(problem.rank_ms(ranks_N).max())
+        return float(step_cost.step_ms(step_cost.sums(ranks_N))[0])
+
+    return min(candidates, key=cost_ms)
 
 
-def _load(registry: Path | None, device: str) -> TrainedPolicy:
-    models = find_registry(POLICY_KIND, device, registry) or Registry(registry)
-    return _load_version(models.root, device, models.production_id(POLICY_KIND, device))
+def _load(registry: Path | None, device: str, items: Items) -> TrainedPolicy:
+    kind = items.policy_kind
+    models = find_registry(kind, device, registry) or Registry(registry)
+    return _load_version(models.root, device, models.production_id(kind, device), items)
 
 
 @lru_cache(maxsize=_CACHED_POLICIES)
-def _load_version(root: Path, device: str, version: str | None) -> TrainedPolicy:
+def _load_version(root: Path, device: str, version: str | None, items: Items) -> TrainedPolicy:
     from policies.trained import TrainedPolicy
 
-    return TrainedPolicy.load(Registry(root), device, version or PRODUCTION)
+    return TrainedPolicy.load(Registry(root), device, version or PRODUCTION, items=items)

@@ -233,7 +233,14 @@ class _Run:
             "test": {name: score.to_json() for name, score in scores.items()},
             "version": autoshard.__version__,
         }
-        policy = TrainedPolicy(network=network, cost=cost, training=training)
+        policy = TrainedPolicy(
+            network=network,
+            cost=cost,
+            training=training,
+            items=options.tasks.items,
+            objective=options.tasks.objective,
+            memory_fill=options.tasks.memory_fill,
+        )
         return FinishedRun(policy=policy, id=policy.publish(self._models), registry=self._models.root)
 
     def _record(self) -> dict[str, Any]:

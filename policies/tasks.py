@@ -106,7 +106,8 @@ class TaskKind:
 def sample_problems(pool: TableSet, model: CostModel, kind: TaskKind, seeds: range) -> tuple[PlacementProblem, ...]:
     """Placement problems of random tables of the pool, all with equally many items.
 
-    Tables that have fewer rows than each is to be cut into are left out of the pool.
+    Tables that have fewer rows than each is to be cut into are left out of the pool, since whole ones would be fewer
+    items.
 
     Raises:
         InvalidTableError: If the pool has too few tables.
@@ -125,14 +126,26 @@ def sample_problems(pool: TableSet, model: CostModel, kind: TaskKind, seeds: ran
 
 
 def _problem(tables: TableSet, model: CostModel, kind: TaskKind, topology: Topology) -> PlacementProblem:
-    shards = cut(tables, kind.items)
-    tiers = _TIERS if kind.items is Items.TIERS else ()
-    problem = PlacementProblem.of(tables, topology, model, shards, tiers)
+    problem = items_problem(tables, topology, model, kind.items)
     return problem if kind.memory_fill is None else _filled(problem, kind.memory_fill)
 
 
+def items_problem(tables: TableSet, topology: Topology, model: CostModel, items: Items) -> PlacementProblem:
+    """The problem of placing all items of some tables, with the tiers that they may be held in.
+
+    Raises:
+        InvalidPlanError: If a constraint names a table or rank that is not there.
+        InfeasiblePlanError: If an item fits nowhere, or all together exceed the memory.
+        ModelError: If the model cannot price an item as it would be held.
+    """
+    return PlacementProblem.of(tables, topology, model, cut(tables, items), _TIERS if items is Items.TIERS else ())
+
+
 def cut(tables: TableSet, items: Items) -> tuple[Shard, ...]:
-    """What tables are cut into, as many parts of each.
+    """What tables are cut into: as many parts of each, but of those that have fewer rows than that.
+
+    Returns:
+        Shards that tile the tables, table by table and in the order of their rows.
 
     Source:
         OPER Sec. 4.1 for row groups; differs: equal ranges of row ids, so that tasks have equally many. FlexShard
@@ -148,6 +161,9 @@ def cut(tables: TableSet, items: Items) -> tuple[Shard, ...]:
 def _segments(table: EmbeddingTable) -> Iterator[Shard]:
     """The table's rows in falling access frequency, cut where they have had `TIER_SHARES` of all lookups."""
     num_rows, bounds = table.num_embeddings, [0]
+    if num_rows <= len(TIER_SHARES):
+        yield Shard.whole(table)
+        return
     for place, share in enumerate(TIER_SHARES):
         row = round(float(np.interp(share, table.access.cumulative_K, table.access.ranks_K)))
         # Every segment has a row at least.

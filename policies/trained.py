@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 from autoshard.core.errors import ModelError
 from costmodel import COST_KIND, CostModelCard, LearnedCostModel, Registry, StoredModel
 from costmodel.registry import PRODUCTION, find_registry
 from costmodel.weights import Weights
-from policies import POLICY_KIND
+from env import Objective
+from policies.choices import Items
 from policies.network import PlacementNetwork
 from policies.weights import load_arrays, to_arrays, with_prefix
 
 #: Changes whenever the environment shows something else: a network reads what it was trained on only.
-CARD_SCHEMA = "autoshard.policy/2"
+CARD_SCHEMA = "autoshard.policy/3"
 _POLICY_PREFIX, _COST_PREFIX = "policy.", "cost."
 
 
@@ -56,21 +58,27 @@ class TrainedPolicy:
         network: Reads codes and prices of `cost`, and of no other model.
         cost: The cost model.
         training: Options, counts and scores of the training, for information.
+        items: What it was trained to place.
+        objective: What for.
+        memory_fill: Share of all memory that tables of its training took; None for memory without end.
         version: In the registry that it comes from, if it does, and whether that came with this package.
     """
 
     network: PlacementNetwork
     cost: PolicyCostModel
     training: Mapping[str, Any]
+    items: Items = Items.TABLES
+    objective: Objective = Objective.BALANCE
+    memory_fill: float | None = None
     version: str = ""
 
     @property
     def name(self) -> str:
         """What answers say: `policy:<device>`, and which version it is, if it was published."""
-        return f"policy:{self.cost.card.device}" + (f"@{self.version}" if self.version else "")
+        return f"{self.items.policy_kind}:{self.cost.card.device}" + (f"@{self.version}" if self.version else "")
 
     def publish(self, registry: Registry) -> str:
-        """Makes it the production policy of its device, and returns its id.
+        """Makes it the production policy of its device for such items, and returns its id.
 
         Raises:
             ModelError: If the registry cannot be written.
@@ -79,23 +87,35 @@ class TrainedPolicy:
         card = {
             "schema": CARD_SCHEMA,
             "device": device,
+            "items": self.items,
+            "objective": self.objective,
+            "memory_fill": self.memory_fill,
             "code_width": self.network.code_width,
             "cost_model": {"id": self.cost.id, "card": self.cost.card.to_json()},
             "training": dict(self.training),
         }
         tensors = {f"{_POLICY_PREFIX}{name}": value for name, value in to_arrays(self.network).items()}
         tensors |= {f"{_COST_PREFIX}{name}": value for name, value in self.cost.weights.items()}
-        return registry.publish(POLICY_KIND, device, tensors, card)
+        return registry.publish(self.items.policy_kind, device, tensors, card)
 
     @classmethod
-    def load(cls, registry: Registry, device: str, version: str = PRODUCTION) -> TrainedPolicy:
+    def load(
+        cls, registry: Registry, device: str, version: str = PRODUCTION, *, items: Items = Items.TABLES
+    ) -> TrainedPolicy:
         """The policy of a device from a registry.
 
         Raises:
-            ModelError: If it is missing, damaged, or of another schema; the text names the file.
+            ModelError: If it is missing, damaged, of other items or of another schema; the text names the file.
         """
-        stored = registry.load(POLICY_KIND, device, version)
-        return _read(stored, str(registry.root / POLICY_KIND / device / stored.id))
+        stored = registry.load(items.policy_kind, device, version)
+        source = str(registry.root / items.policy_kind / device / stored.id)
+        policy = _read(stored, source)
+        if policy.items is not items:
+            raise ModelError(f"must be {items}, got {policy.items}", field="items", source=source)
+        return policy
+
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def _read(stored: StoredModel, source: str) -> TrainedPolicy:
@@ -110,6 +130,8 @@ def _read(stored: StoredModel, source: str) -> TrainedPolicy:
         described, width = card["cost_model"], int(card["code_width"])
         cost_id, cost_card = described["id"], described["card"]
         training = dict(card["training"])
+        items, objective = _choice(Items, card, "items", source), _choice(Objective, card, "objective", source)
+        memory_fill = None if card["memory_fill"] is None else float(card["memory_fill"])
     except KeyError as error:
         raise ModelError("is missing", field=str(error.args[0]), source=source) from error
     except (TypeError, ValueError) as error:
@@ -121,4 +143,21 @@ def _read(stored: StoredModel, source: str) -> TrainedPolicy:
     )
     network = PlacementNetwork(width)
     load_arrays(network, with_prefix(stored.tensors, _POLICY_PREFIX), source)
-    return TrainedPolicy(network=network, cost=cost, training=training, version=stored.label)
+    return TrainedPolicy(
+        network=network,
+        cost=cost,
+        training=training,
+        items=items,
+        objective=objective,
+        memory_fill=memory_fill,
+        version=stored.label,
+    )
+
+
+def _choice(choices: type[_Choice], card: Mapping[str, Any], field: str, source: str) -> _Choice:
+    try:
+        return choices(card[field])
+    except ValueError as error:
+        raise ModelError(
+            f"must be any of {', '.join(choices)}, got {card[field]!r}", field=field, source=source
+        ) from error

@@ -40,6 +40,10 @@ _HEURISTICS: tuple[PlacementPlanner, ...] = (
 #: Share of the time limit that starts may use. If they take longer (the first call loads a trained model), the search
 #: still gets the rest in full.
 _STARTS_SHARE = 0.3
+# About what the policy takes once it is loaded: seconds per item, and per item and rank. Planning took 0.07 s for 80
+# tables on 8 ranks, 0.67 s for 800 on 16, 0.72 s for 800 on 80 (CPU time of `get_planner("policy").plan`, one core of a
+# Xeon, November 2026).
+_POLICY_ITEM_S, _POLICY_CHOICE_S = 1e-3, 1e-6
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +78,11 @@ class AutoOptions:
 
 
 class AutoPlanner:
-    """Takes the fastest of the heuristics' plans and the trained policy's, and improves it until the time is over."""
+    """Takes the fastest of the heuristics' plans and the trained policy's, and improves it until the time is over.
+
+    The policy is asked where it is thought to be done within its share of the time; the plan's provenance names it
+    then.
+    """
 
     name: ClassVar[str] = "auto"
     summary: ClassVar[str] = "The best of the heuristics' plans and the trained policy's, improved by local search."
@@ -85,7 +93,7 @@ class AutoPlanner:
         started_s = time.perf_counter()
         options = parse_options(AutoOptions, request.options)
         problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel)
-        starts = _starts(problem, request, options)
+        starts, models = _starts(problem, request, options, started_s)
         on_time_s = max(started_s, time.perf_counter() - _STARTS_SHARE * request.time_limit_s)
         deadline_s = on_time_s + request.time_limit_s
         result = _search(problem, starts, request, options, deadline_s)
@@ -93,7 +101,9 @@ class AutoPlanner:
             problem, result = _cut(problem, result, request, options, deadline_s)
         said = _describe(result)
         _log.info("auto: %s", said)
-        provenance = Provenance(planner=self.name, version=__version__, seed=request.seed, models={"search": said})
+        provenance = Provenance(
+            planner=self.name, version=__version__, seed=request.seed, models={**models, "search": said}
+        )
         return replace(problem.to_plan(result.ranks_N), provenance=provenance)
 
 
@@ -136,7 +146,10 @@ def _describe(result: SearchResult) -> str:
     )
 
 
-def _starts(problem: PlacementProblem, request: PlanRequest, options: AutoOptions) -> list[RankArray]:
+def _starts(
+    problem: PlacementProblem, request: PlanRequest, options: AutoOptions, started_s: float
+) -> tuple[list[RankArray], dict[str, str]]:
+    """Placements to search from, and the names of the trained models that made some of them."""
     starts: list[RankArray] = []
     failures: list[InfeasiblePlanError] = []
     for heuristic in _HEURISTICS:
@@ -144,13 +157,26 @@ def _starts(problem: PlacementProblem, request: PlanRequest, options: AutoOption
             starts.append(repair(problem, heuristic.place(problem, request.seed), request.seed))
         except InfeasiblePlanError as error:
             failures.append(error)
-    if options.policy and POLICY in planner_names():
-        try:
-            plan = get_planner(POLICY).plan(replace(request, options={}))
-        except (ModelError, InfeasiblePlanError) as error:
-            _log.info("no start from the policy: %s", error)
-        else:
-            starts.append(problem.ranks_of(plan))
+    # Whatever its time, the policy is the last hope where no heuristic found a start.
+    left_s = started_s + _STARTS_SHARE * request.time_limit_s - time.perf_counter() if starts else math.inf
+    plan = _policy_plan(problem, request, left_s) if options.policy else None
+    if plan is not None:
+        starts.append(problem.ranks_of(plan))
     if not starts:
         raise failures[0]
-    return starts
+    return starts, dict(plan.provenance.models) if plan is not None and plan.provenance is not None else {}
+
+
+def _policy_plan(problem: PlacementProblem, request: PlanRequest, left_s: float) -> ShardingPlan | None:
+    """The trained policy's plan; None if there is no policy, or probably no time for it."""
+    if POLICY not in planner_names():
+        return None
+    needed_s = problem.num_items * (_POLICY_ITEM_S + _POLICY_CHOICE_S * problem.num_ranks)
+    if needed_s > left_s:
+        _log.info("no start from the policy: it takes about %.2g s, and %.2g s are left for it", needed_s, left_s)
+        return None
+    try:
+        return get_planner(POLICY).plan(replace(request, options={}))
+    except (ModelError, InfeasiblePlanError) as error:
+        _log.info("no start from the policy: %s", error)
+        return None

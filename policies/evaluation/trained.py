@@ -30,7 +30,7 @@ class NetworkPart(StrEnum):
     """Parts of the network that a policy can be trained without."""
 
     RANK_COSTS = "prices of the ranks"
-    """Neither what a rank costs, nor what it would cost with the item."""
+    """None of the numbers of a rank that are no codes: kernel times, the objective, memory, and its kind."""
     RANK_CODES = "codes of the ranks"
     STATES = "LSTM and item"
     """The policy head sees the ranks alone."""

@@ -93,22 +93,31 @@ class TestModels:
         """Two versions of the CPU's cost model, one of the A100's, one policy."""
         models = Registry(registry, author="someone")
         tested = {"policy": {"balance": 0.981, "max_ms": 12.3}, "cost-greedy": {"balance": 0.97, "max_ms": 12.9}}
+        steps = {name: {**score, "step_ms": score["max_ms"] + 50} for name, score in tested.items()}
         return {
             "old": models.publish("cost", "cpu", {}, {"device": "cpu", "metrics": {"relative_error": 0.05}}),
             "new": models.publish("cost", "cpu", {}, {"device": "cpu", "metrics": {"relative_error": 0.02}}),
             "a100": models.publish("cost", "a100", {}, {"device": "a100"}),
             "policy": models.publish("policy", "cpu", {}, {"device": "cpu", "training": {"test": tested}}),
+            "tiers": models.publish("policy-tiers", "cpu", {}, {"device": "cpu", "training": {"test": steps}}),
         }
 
     def test_scores_of_all_kinds_are_listed(self, ids, registry, capsys):
         assert main(["models", "--registry", str(registry)]) == 0
         shown = capsys.readouterr().out
-        for text in ("held-out error 5.00%", "held-out error 2.00%", "balance 98.1%", "12.3 ms (cost-greedy 12.9 ms)"):
+        for text in (
+            "held-out error 5.00%",
+            "held-out error 2.00%",
+            "balance 98.1%",
+            "12.3 ms (cost-greedy 12.9 ms)",
+            "62.3 ms (cost-greedy 62.9 ms)",
+        ):
             assert text in shown
 
     def test_listed_by_kind_and_device(self, ids, run):
         assert {item["id"] for item in run("--kind", "cost")["models"]} == {ids["old"], ids["new"], ids["a100"]}
         assert {item["id"] for item in run("list", "--device", "cpu", "--kind", "policy")["models"]} == {ids["policy"]}
+        assert {item["id"] for item in run("--kind", "policy-tiers")["models"]} == {ids["tiers"]}
         assert run("--device", "h100")["models"] == []
 
     def test_show_by_id_and_alias(self, ids, run, registry, capsys):

@@ -10,12 +10,15 @@ from autoshard.core import Constraints, Costs, DType
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, ModelError
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.auto import AutoPlanner
 from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from costmodel import Registry
 from costmodel.predictor import FULL_CODE_WIDTH
 from costmodel.registry import SHIPPED_VARIABLE
+from env import Objective
+from policies.choices import Items
 from policies.network import PlacementNetwork
 from policies.planner import PolicyPlanner
 from policies.trained import TrainedPolicy
@@ -161,16 +164,21 @@ def test_a_policy_comes_back_from_the_registry_as_it_was(registry, cost):
     assert policy.cost.id == cost.id
     assert policy.cost.card == cost.card
     assert policy.training == {"num_updates": 0}
+    assert (policy.items, policy.objective, policy.memory_fill) == (Items.TABLES, Objective.BALANCE, None)
     assert policy.cost.weights.keys() == cost.weights.keys()
 
 
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
-        ({"schema": "autoshard.policy/9"}, "schema: must be autoshard.policy/2"),
+        ({"schema": "autoshard.policy/9"}, "schema: must be autoshard.policy/3"),
         ({"schema": "autoshard.policy/1"}, "`autoshard train policy` makes one"),
         ({"code_width": 32}, "cost_layer|lstm|policy_first"),
         ({"cost_model": {"id": None}}, "card: is missing"),
+        ({"items": "rows"}, "items: must be any of tables, row_groups, tiers, got 'rows'"),
+        ({"items": "tiers"}, "items: must be tables, got tiers"),
+        ({"objective": ["step"]}, "objective: must be any of balance, max_kernel, step"),
+        ({"memory_fill": "much"}, "wrong kind"),
     ],
 )
 def test_a_card_that_does_not_fit_is_refused(registry, tmp_path, edit, told):
@@ -189,3 +197,21 @@ def test_tables_that_the_policys_cost_model_does_not_cover_are_refused(make_requ
         PlacementProblem.table_wise(tables, make_request().topology, problem_model)
     with pytest.raises(ModelError, match="kernel_kind"):
         PolicyPlanner().plan(make_request(tables))
+
+
+def test_auto_starts_from_the_policy_where_there_is_time_for_it(make_request, registry):
+    """And says so: its search is cut to nothing, so that only its starts take time."""
+    version = Registry(registry).production_id("policy", "cpu")
+    for time_limit_s, named in ((100.0, {"policy": f"policy:cpu@{version}"}), (0.001, {})):
+        plan = AutoPlanner().plan(replace(make_request(steps=1), time_limit_s=time_limit_s))
+        assert plan.provenance.models.items() >= named.items()
+        assert plan.provenance.models.keys() == named.keys() | {"search"}
+
+
+@pytest.mark.parametrize("field", ["items", "objective", "memory_fill"])
+def test_a_card_says_what_its_policy_is_for(registry, tmp_path, field):
+    stored = Registry(registry).load("policy", "cpu")
+    card = {name: value for name, value in stored.card.items() if name != field}
+    Registry(tmp_path).publish("policy", "cpu", stored.tensors, card)
+    with pytest.raises(ModelError, match=f"{field}: is missing"):
+        TrainedPolicy.load(Registry(tmp_path), "cpu")

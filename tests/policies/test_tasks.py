@@ -2,6 +2,7 @@ from itertools import pairwise
 
 import pytest
 
+from autoshard.core import Shard
 from autoshard.core.errors import InvalidOptionError, InvalidTableError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from policies.choices import Items
@@ -84,6 +85,15 @@ def test_the_hottest_segment_of_a_table_has_half_of_its_lookups(make_tables):
     shares = [float(table.access.coverage(part.rows.stop)) for part in (hot, warm, cold)]
     assert shares == pytest.approx([0.5, 0.9, 1.0], abs=0.01)
     assert hot.num_embeddings < warm.num_embeddings < cold.num_embeddings
+
+
+@pytest.mark.parametrize("items", [Items.ROW_GROUPS, Items.TIERS])
+def test_tables_of_too_few_rows_are_cut_less_or_not_at_all(make_tables, items):
+    tables = make_tables([1, 1, 1], rows=[1, 2, 3])
+    parts = cut(tables, items)
+    assert sum(part.num_embeddings for part in parts) == 6
+    assert [part for part in parts if part.table.name == "t0"] == [Shard.whole(tables.tables[0])]
+    assert sum(part.table.name == "t2" for part in parts) == 3
 
 
 def test_memory_is_as_full_as_asked_for(make_tables, model):

@@ -5,6 +5,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from autoshard.cli import main
 from costmodel import Registry
+from policies.choices import Algorithm
 from policies.planner import PolicyPlanner
 from policies.trained import TrainedPolicy
 
@@ -86,6 +87,17 @@ def test_step_times_are_told_where_they_are_the_objective(registry, capsys):
     result = json.loads(capsys.readouterr().out)
     for score in result["training"]["test"].values():
         assert score["step_ms"] > score["max_ms"] > 0
+
+
+@pytest.mark.slow
+def test_rewards_can_be_measured(registry, capsys):
+    arguments = ["--num-tables", "2", "--num-ranks", "2", "--num-tasks", "1", "--updates", "1", "--reward", "measured"]
+    for algorithm in Algorithm:
+        assert run("--registry", registry, *arguments, "--algorithm", algorithm, "--json") == 0
+        training = json.loads(capsys.readouterr().out)["training"]
+        assert training["reward"] == "measured"
+        assert training["num_measured"] > 0
+        assert training["times"]["measure_s"] > 0
 
 
 def test_it_goes_on_from_a_checkpoint(registry, tmp_path, capsys):
