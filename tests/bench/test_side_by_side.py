@@ -7,7 +7,7 @@ from autoshard.core.topology import MemoryBytes
 from autoshard.formats import load_tables, load_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs
-from bench.side_by_side import compare_task, planner_means
+from bench.side_by_side import REFINED, compare_task, planner_means
 
 
 def small_request(seed, hbm_bytes=2**30):
@@ -17,7 +17,7 @@ def small_request(seed, hbm_bytes=2**30):
 
 
 def test_means_are_over_tasks_and_relative_to_random():
-    tasks = [compare_task(small_request(seed), ["random", "lookup-greedy"]) for seed in (1, 2)]
+    tasks = [compare_task(small_request(seed), ["random", "lookup-greedy"], device="cpu") for seed in (1, 2)]
     by_name = {row.planner: row for row in planner_means(tasks)}
     slowest = [{row.planner: row.measured.max_kernel_ms for row in task.rows} for task in tasks]
     assert by_name["random"].measured_speedup == 1.0
@@ -25,6 +25,9 @@ def test_means_are_over_tasks_and_relative_to_random():
     assert by_name["lookup-greedy"].measured_speedup == pytest.approx(expected)
     assert by_name["lookup-greedy"].measured_max_ms == pytest.approx(sum(t["lookup-greedy"] for t in slowest) / 2)
     assert 0 < by_name["lookup-greedy"].measured_balance <= 1
+    ceiling = sum(task.replay.ceiling.balance for task in tasks) / 2
+    expected = ceiling - by_name["lookup-greedy"].measured_balance
+    assert by_name["lookup-greedy"].below_ceiling == pytest.approx(expected)
 
 
 def test_a_planner_without_a_plan_ends_the_comparison():
@@ -36,3 +39,16 @@ def test_speedups_need_the_random_planner():
     task = compare_task(small_request(1), ["lookup-greedy"])
     with pytest.raises(InvalidOptionError, match="random"):
         planner_means([task])
+
+
+def test_refined_plans_are_replayed_with_the_others():
+    request = replace(small_request(1), time_limit_s=0.1)
+    task = compare_task(request, ["random", "auto"], num_refinements=1, device="cpu")
+    assert [row.planner for row in task.rows] == ["random", "auto", REFINED]
+    _, auto, refined = task.rows
+    assert refined.plan.shards == auto.plan.shards  # measured once, so nothing was learned
+    assert "1 measurement" in refined.plan.provenance.models["refined"]
+    assert refined.measured != auto.measured
+    assert refined.planning_s > auto.planning_s
+    with pytest.raises(InvalidOptionError, match="--refine"):
+        compare_task(request, ["random"], num_refinements=1)

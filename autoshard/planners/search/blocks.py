@@ -85,12 +85,13 @@ class Blocks:
         self._join_ms_LM = np.zeros(self._barred_LM.shape, dtype=np.float32)
         self._leave_ms_GM = np.where(self._filler_GM, -_NEVER, np.float32(0))
         self._tabu_until_LM = np.zeros(self._here_LM.shape, dtype=np.int32)
-        self._reprice(np.arange(num_blocks * width).reshape(num_blocks, width))
+        self._reprice(np.arange(num_blocks * width).reshape(num_blocks, width), np.arange(num_blocks))
 
     @property
     def slots_GM(self) -> IndexArray:  # noqa: N802 - a shape suffix
         """For each movable item, which rank of its block holds it; a copy."""
-        return self._at_GM[:, :-1] - self._first_G[:, None]
+        slots_GM: IndexArray = self._at_GM[:, :-1] - self._first_G[:, None]
+        return slots_GM
 
     def adds_up(self, tolerance: float) -> bool:
         """Whether items' marginal prices are the same on all ranks of a block that could take them."""
@@ -115,18 +116,14 @@ class Blocks:
             moves_GX, swaps_GX = self._changes(number, settings)
         move_G, swap_G = moves_GX.argmin(axis=1).tolist(), swaps_GX.argmin(axis=1).tolist()
         until_G = rng.integers(number + settings.tenure, number + 2 * settings.tenure + 1, len(move_G)).tolist()
-        changed = [
-            self._exchange(block, move_G[block], swap_G[block], moves_GX, swaps_GX, until_G[block])
-            for block in range(len(move_G))
-        ]
-        rank_GC = np.array([ranks for ranks in changed if ranks is not None])
-        if len(rank_GC):
-            of_G = (
-                None
-                if len(rank_GC) == len(changed)
-                else np.array([ranks is not None for ranks in changed]).nonzero()[0]
-            )
-            self._reprice(rank_GC, of_G)
+        done_G, rank_GC = [], []
+        for block, (move, swap, until) in enumerate(zip(move_G, swap_G, until_G, strict=True)):
+            ranks = self._exchange(block, move, swap, moves_GX, swaps_GX, until)
+            if ranks is not None:
+                done_G.append(block)
+                rank_GC.append(ranks)
+        if done_G:
+            self._reprice(np.array(rank_GC), np.array(done_G))
 
     def _exchange(
         self, block: int, move: int, swap: int, moves_GX: FloatArray, swaps_GX: FloatArray, until: int
@@ -183,14 +180,14 @@ class Blocks:
         both_GMM = swaps_GMM + swaps_GMM.transpose(0, 2, 1)
         return moves_GKM.reshape(num_blocks, -1), both_GMM.reshape(num_blocks, -1)
 
-    def _reprice(self, rank_GC: IndexArray, of_G: IndexArray | None = None) -> None:
+    def _reprice(self, rank_GC: IndexArray, of_G: IndexArray) -> None:
         """Prices some ranks of some blocks anew: as they are, with each item they lack, without each they have.
 
         Args:
             rank_GC: For each of the blocks, the rows of these ranks.
-            of_G: The blocks; None for all.
+            of_G: The blocks, in their order.
         """
-        codes_GMH = self._codes_GMH if of_G is None or len(of_G) == len(self._codes_GMH) else self._codes_GMH[of_G]
+        codes_GMH = self._codes_GMH if len(of_G) == len(self._codes_GMH) else self._codes_GMH[of_G]
         here_GCM = self._here_LM.take(rank_GC, axis=0)
         sum_GCH = here_GCM.astype(np.float32) @ codes_GMH
         sum_GCH += self._resting_LH.take(rank_GC, axis=0)
@@ -203,6 +200,6 @@ class Blocks:
         marginal_ms_GCM = price_ms_GCM[:, :, :-1] - cost_ms_GC[:, :, None]
         here_GCM = here_GCM[:, :, :-1]
         of, column, item = here_GCM.nonzero()
-        self._leave_ms_GM[of if of_G is None else of_G[of], item] = -marginal_ms_GCM[of, column, item]
+        self._leave_ms_GM[of_G[of], item] = -marginal_ms_GCM[of, column, item]
         marginal_ms_GCM[here_GCM | self._barred_LM.take(rank_GC, axis=0)] = _NEVER
         self._join_ms_LM[rank_GC] = marginal_ms_GCM
