@@ -101,7 +101,7 @@ class Lookahead:
     def mask(self, part_E: IntArray) -> BoolArray:
         """What may be done with the parts that are up, shape (E, A); everything where an episode has ended."""
         if self._is_plain and self._is_safe_E.all():
-            self._mask_EA = self._safe_EA = self.free_ER >= self._stack.bytes_F[part_E, None]
+            self._mask_EA = self._safe_EA = self.free_ER >= self._stack.bytes_F.take(part_E)[:, None]
             return self._mask_EA
         may_EA = self._stack.may_FA[part_E]
         self._safe_EA = self._stays_safe(part_E) & may_EA

@@ -1,7 +1,7 @@
 """The environment's twin for training: many episodes side by side, on arrays.
 
 Shape suffixes: P tasks, F parts of all tasks and one more, E episodes, D some of them, N items, M parts of a task, R
-ranks, K shared tiers, A choices, H width of a code, C columns.
+ranks, K shared tiers, W ways to hold a part (on one rank, then the tiers), A choices, H width of a code, C columns.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from autoshard.core.costs import MsArray
 from autoshard.planners.placement import PlacementProblem, RankArray
+from env.held_sets import HeldSets
 from env.lookahead import Lookahead
 from env.observation import (
     ACTION_MASK,
@@ -28,7 +29,6 @@ from env.observation import (
     Observation,
 )
 from env.reward import kernel_score, placement_reward
-from env.set_price import set_price
 from env.step_batch import StepBatch
 from env.task import PlacementTask, RewardMs, check_reward
 from env.task_stack import TaskStack
@@ -83,30 +83,35 @@ class PlacementBatch:
         self.tasks = self._stack.tasks
         self.num_episodes = num_episodes
         self.reward_ms = reward_ms
-        self._price = set_price(tasks[0].problem.model)
+        self._held = HeldSets.of(tasks[0].problem.model, self._stack.codes_WFH, num_episodes, self._stack.num_ranks)
         self._lookahead = Lookahead(self._stack, num_episodes)
         self._steps = StepBatch(self._stack, num_episodes) if tasks[0].step_cost is not None else None
         self._even_ms_P = np.array([task.even_ms for task in tasks])
         # Products are faster than quotients.
-        self._per_even_ms_P1 = (1 / self._even_ms_P[:, None]).astype(np.float32)
-        self._per_item_scale_P1 = np.array([[1 / task.item_scale] for task in tasks], dtype=np.float32)
-        self._per_rank_scale_P11 = np.array([[[1 / task.rank_scale]] for task in tasks], dtype=np.float32)
+        self._per_even_ms_P = (1 / self._even_ms_P).astype(np.float32)
+        self._per_rank_scale_P1 = np.array([[1 / task.rank_scale] for task in tasks], dtype=np.float32)
         self._per_byte_PR = 1 / np.maximum(self._stack.capacity_PR, 1)
+        self._items_FH = _scaled_items(self._stack)
+        self._remaining_F1 = self._stack.remaining_F[:, None].astype(np.float32)
         self._kinds_EAZ = np.tile(self._stack.kinds_AZ, (num_episodes, 1, 1))
+        self._may_be_forbidden = not self._stack.may_FA.all()
+        self._none_finished = _none_finished(self._stack.num_ranks)
         self._start_state()
 
     def _start_state(self) -> None:
-        stack, shape = self._stack, (self.num_episodes, self._stack.num_ranks)
-        self._all_E = np.arange(self.num_episodes)
-        self.task_E = np.zeros(self.num_episodes, dtype=np.int64)
-        self._part_E = np.full(self.num_episodes, stack.end)
-        self._codes_ERH = np.zeros((*shape, self.tasks[0].code_width), dtype=np.float32)
-        self._codes_with_ERH = torch.empty(self._codes_ERH.shape)
-        self._cost_ms_ER = np.zeros(shape, dtype=np.float32)
-        self._with_item_ms_ER = np.zeros(shape, dtype=np.float32)
-        self._with_tier_ms_EKR = np.zeros((self.num_episodes, stack.num_tiers, stack.num_ranks), dtype=np.float32)
-        self._num_forbidden_E = np.zeros(self.num_episodes, dtype=np.int64)
-        self._choice_EM = np.zeros((self.num_episodes, int(stack.num_parts_P.max())), dtype=np.int64)
+        stack, num_episodes = self._stack, self.num_episodes
+        self.task_E = np.zeros(num_episodes, dtype=np.int64)
+        self._part_E = np.full(num_episodes, stack.end)
+        # Of the tasks that the episodes play.
+        self._per_even_ms_E = np.ones(num_episodes, dtype=np.float32)
+        self._per_rank_scale_E1 = torch.ones((num_episodes, 1))
+        self._per_byte_ER = np.ones((num_episodes, stack.num_ranks))
+        # Ranks first: numpy is slow at short rows.
+        self._cost_ms_RE = np.zeros((stack.num_ranks, num_episodes), dtype=np.float32)
+        self._with_item_ms_RE = np.zeros_like(self._cost_ms_RE)
+        self._with_tier_ms_KRE = np.zeros((stack.num_tiers, *self._cost_ms_RE.shape), dtype=np.float32)
+        self._num_forbidden_E = np.zeros(num_episodes, dtype=np.int64)
+        self._choice_EM = np.zeros((num_episodes, int(stack.num_parts_P.max())), dtype=np.int64)
 
     @property
     def is_done(self) -> BoolArray:
@@ -122,9 +127,13 @@ class PlacementBatch:
         """Starts episodes anew, episode `episodes_D[d]` on task `tasks_D[d]`."""
         self.task_E[episodes_D] = tasks_D
         self._part_E[episodes_D] = self._stack.first_P[tasks_D]
-        for array in (self._codes_ERH, self._cost_ms_ER, self._num_forbidden_E):
-            array[episodes_D] = 0
+        self._per_even_ms_E[episodes_D] = self._per_even_ms_P[tasks_D]
+        self._per_rank_scale_E1.numpy()[episodes_D] = self._per_rank_scale_P1[tasks_D]
+        self._per_byte_ER[episodes_D] = self._per_byte_PR[tasks_D]
+        self._cost_ms_RE[:, episodes_D] = 0
+        self._num_forbidden_E[episodes_D] = 0
         self._choice_EM[episodes_D] = -1
+        self._held.begin(episodes_D)
         self._lookahead.begin(episodes_D, tasks_D)
         if self._steps is not None:
             self._steps.begin(episodes_D, tasks_D)
@@ -141,57 +150,66 @@ class PlacementBatch:
             parts.append(part_P)
             part_P = stack.after_F[part_P]
         part_NP = np.array(parts)
-        items_NPH = stack.codes_FH[part_NP] * self._per_item_scale_P1
-        return items_NPH, stack.remaining_F[part_NP][..., None].astype(np.float32)
+        return self._items_FH[part_NP], self._remaining_F1[part_NP]
 
     def observe(self) -> Observation:
         """What every episode's agent sees; as PlacementEnv, with E in front."""
-        stack, task_E, part_E = self._stack, self.task_E, self._part_E
-        item_EH = stack.codes_FH.take(part_E, axis=0)
-        tiers_EKH = stack.tier_codes_KFH[:, part_E].swapaxes(0, 1)
-        per_scale_E11 = self._per_rank_scale_P11[task_E]
-        # torch takes half of numpy's time for products along short rows.
-        codes_EAH = (torch.from_numpy(self._codes_ERH) * torch.from_numpy(per_scale_E11)).numpy()
-        if stack.num_tiers or stack.may_split:
-            half_E1H = stack.codes_FH[stack.halves_F2[part_E, :1]][:, : int(stack.may_split)]
-            codes_EAH = np.concatenate([codes_EAH, tiers_EKH * per_scale_E11, half_E1H * per_scale_E11], axis=1)
+        part_E = self._part_E
         return {
-            ITEM_CODE: item_EH * self._per_item_scale_P1[task_E],
-            REMAINING: stack.remaining_F[part_E, None].astype(np.float32),
-            CHOICE_CODES: codes_EAH,
-            CHOICE_COSTS: self._choice_costs(item_EH, tiers_EKH),
+            ITEM_CODE: self._items_FH.take(part_E, axis=0),
+            REMAINING: self._remaining_F1.take(part_E, axis=0),
+            CHOICE_CODES: self._choice_codes(),
+            CHOICE_COSTS: self._choice_costs(),
             CHOICE_KINDS: self._kinds_EAZ.copy(),
             ACTION_MASK: self._lookahead.mask(part_E).astype(np.int8),
         }
 
-    def _choice_costs(self, item_EH: FloatArray, tiers_EKH: FloatArray) -> FloatArray:
-        stack, part_E, num_ranks = self._stack, self._part_E, self._stack.num_ranks
-        per_even_ms_E1 = self._per_even_ms_P1[self.task_E]
-        torch.add(torch.from_numpy(self._codes_ERH), torch.from_numpy(item_EH)[:, None], out=self._codes_with_ERH)
-        self._with_item_ms_ER = self._price(self._codes_with_ERH.numpy())
-        costs_EAC = np.empty((self.num_episodes, len(stack.kinds_AZ), NUM_COST_COLUMNS), dtype=np.float32)
-        slowest_ms_E1, others_ms_ER = _slowest(self._cost_ms_ER)
-        columns = (self._cost_ms_ER, self._with_item_ms_ER, np.maximum(others_ms_ER, self._with_item_ms_ER))
-        for column, costs_ms_ER in enumerate(columns):
-            np.multiply(costs_ms_ER, per_even_ms_E1, out=costs_EAC[:, :num_ranks, column])
-        costs_EAC[:, num_ranks:, : CostColumn.ROOM] = (slowest_ms_E1 * per_even_ms_E1)[..., None]
-        if stack.num_tiers:
-            self._with_tier_ms_EKR = self._price(self._codes_ERH[:, None] + tiers_EKH[:, :, None])
-            with_tier_EK1 = (self._with_tier_ms_EKR.max(axis=2) * per_even_ms_E1)[..., None]
-            costs_EAC[:, num_ranks : num_ranks + stack.num_tiers, CostColumn.WITH_ITEM : CostColumn.ROOM] = (
-                with_tier_EK1
-            )
+    def _choice_codes(self) -> FloatArray:
+        stack, part_E, codes_EAH = self._stack, self._part_E, self._held.codes_ERH
+        if stack.num_tiers or stack.may_split:
+            tiers_EKH = stack.codes_WFH[1:, part_E].swapaxes(0, 1)
+            half_E1H = stack.codes_WFH[0, stack.halves_F2[part_E, :1]][:, : int(stack.may_split)]
+            codes_EAH = np.concatenate([codes_EAH, tiers_EKH, half_E1H], axis=1)
+        # torch takes half of numpy's time for products along short rows.
+        codes = torch.from_numpy(codes_EAH.reshape(self.num_episodes, -1))
+        scaled_EAH: FloatArray = torch.mul(codes, self._per_rank_scale_E1).numpy().reshape(codes_EAH.shape)
+        return scaled_EAH
+
+    def _choice_costs(self) -> FloatArray:
+        stack, num_ranks, per_even_ms_E = self._stack, self._stack.num_ranks, self._per_even_ms_E
+        self._with_item_ms_RE = self._held.price_with(self._part_E)
+        costs_RCE = np.empty((num_ranks, NUM_COST_COLUMNS, self.num_episodes), dtype=np.float32)
+        np.multiply(self._cost_ms_RE, per_even_ms_E, out=costs_RCE[:, CostColumn.AS_IS])
+        np.multiply(self._with_item_ms_RE, per_even_ms_E, out=costs_RCE[:, CostColumn.WITH_ITEM])
+        others_RE = _slowest_others(costs_RCE[:, CostColumn.AS_IS])
+        np.maximum(others_RE, costs_RCE[:, CostColumn.WITH_ITEM], out=costs_RCE[:, CostColumn.OBJECTIVE])
+        room_EA = self._room()
+        costs_RCE[:, CostColumn.ROOM] = room_EA[:, :num_ranks].T
+        costs_EAC = costs_RCE.reshape(-1, self.num_episodes).T.copy().reshape(self.num_episodes, num_ranks, -1)
+        if stack.num_tiers or stack.may_split:
+            costs_EAC = np.concatenate([costs_EAC, self._shared_costs(room_EA[:, num_ranks:])], axis=1)
         if self._steps is not None:
+            codes_WEH = stack.codes_WFH[:, self._part_E]
             costs_EAC[..., CostColumn.OBJECTIVE] = self._steps.after_choices(
-                self._codes_ERH, item_EH, tiers_EKH, part_E
+                self._held.codes_ERH, codes_WEH[0], codes_WEH[1:].swapaxes(0, 1), self._part_E
             )
-        costs_EAC[..., CostColumn.ROOM] = self._room(part_E)
         return costs_EAC
 
-    def _room(self, part_E: IntArray) -> NDArray[np.float64]:
+    def _shared_costs(self, room_EA: NDArray[np.float64]) -> FloatArray:
+        """Costs of tiers and splits: those of the slowest rank."""
+        costs_EAC = np.empty((*room_EA.shape, NUM_COST_COLUMNS), dtype=np.float32)
+        costs_EAC[...] = (self._cost_ms_RE.max(axis=0) * self._per_even_ms_E)[:, None, None]
+        for tier in range(self._stack.num_tiers):
+            self._with_tier_ms_KRE[tier] = self._held.price_with(self._part_E, 1 + tier)
+            slowest_E1 = (self._with_tier_ms_KRE[tier].max(axis=0) * self._per_even_ms_E)[:, None]
+            costs_EAC[:, tier, CostColumn.WITH_ITEM : CostColumn.ROOM] = slowest_E1
+        costs_EAC[..., CostColumn.ROOM] = room_EA
+        return costs_EAC
+
+    def _room(self) -> NDArray[np.float64]:
         """Shares of memory that choices leave, shape (E, A); at least -1."""
-        stack, free_ER, per_byte_ER = self._stack, self._lookahead.free_ER, self._per_byte_PR[self.task_E]
-        columns = [(free_ER - stack.bytes_F[part_E, None]) * per_byte_ER]
+        stack, part_E, free_ER, per_byte_ER = self._stack, self._part_E, self._lookahead.free_ER, self._per_byte_ER
+        columns = [(free_ER - stack.bytes_F.take(part_E)[:, None]) * per_byte_ER]
         for tier in range(stack.num_tiers):
             left_ER = free_ER - stack.tier_bytes_FK[part_E, tier, None]
             columns.append((left_ER * per_byte_ER).min(axis=1, keepdims=True))
@@ -207,7 +225,8 @@ class PlacementBatch:
         stack = self._stack
         live_D = np.flatnonzero(self._part_E != stack.end)
         part_D, action_D = self._part_E[live_D], actions_E[live_D]
-        self._num_forbidden_E[live_D] += ~stack.may_FA[part_D, action_D]
+        if self._may_be_forbidden:
+            self._num_forbidden_E[live_D] += ~stack.may_FA[part_D, action_D]
         next_D = stack.after_F[part_D]
         held = slice(None)
         if stack.may_split:
@@ -231,31 +250,31 @@ class PlacementBatch:
         if stack.num_tiers:
             is_shared_D = choice_D >= num_ranks
             shared_D, tier_D = episodes_D[is_shared_D], choice_D[is_shared_D] - num_ranks
-            self._codes_ERH[shared_D] += stack.tier_codes_KFH[tier_D, part_D[is_shared_D]][:, None]
-            self._cost_ms_ER[shared_D] = self._with_tier_ms_EKR[shared_D, tier_D]
+            self._held.share(shared_D, tier_D, part_D[is_shared_D])
+            self._cost_ms_RE[:, shared_D] = self._with_tier_ms_KRE[tier_D, :, shared_D].T
             episodes_D, part_D, choice_D = episodes_D[~is_shared_D], part_D[~is_shared_D], choice_D[~is_shared_D]
-        self._codes_ERH[episodes_D, choice_D] += stack.codes_FH[part_D]
-        self._cost_ms_ER[episodes_D, choice_D] = self._with_item_ms_ER[episodes_D, choice_D]
+        self._held.hold(episodes_D, choice_D, part_D)
+        self._cost_ms_RE[choice_D, episodes_D] = self._with_item_ms_RE[choice_D, episodes_D]
 
     def _finish(self, episodes_D: IntArray) -> FinishedEpisodes:
-        tasks_D = self.task_E[episodes_D]
         if not len(episodes_D):
-            return _none_finished(self._stack.num_ranks)
-        cost_ms_DR = self._cost_ms_ER[episodes_D].astype(np.float64)
+            return self._none_finished
+        tasks_D = self.task_E[episodes_D]
+        cost_ms_DR = self._cost_ms_RE.T[episodes_D].astype(np.float64)
         capacity_DR = self._stack.capacity_PR[tasks_D]
         held_DR = capacity_DR - self._lookahead.free_ER[episodes_D]
         num_forbidden_D = self._num_forbidden_E[episodes_D]
         is_feasible_D = (held_DR <= capacity_DR).all(axis=1) & (num_forbidden_D == 0)
         placed = []
-        for index, episode in enumerate(episodes_D):
-            task = self.tasks[tasks_D[index]]
-            placed.append(task.parts.placed(task.problem, self._choice_EM[episode, : task.parts.num_parts].copy()))
+        for index, (task_index, choice_M) in enumerate(zip(tasks_D.tolist(), self._choice_EM[episodes_D], strict=True)):
+            task = self.tasks[task_index]
+            placed.append(task.parts.placed(task.problem, choice_M[: task.parts.num_parts]))
             if self.reward_ms is not None and is_feasible_D[index]:
                 cost_ms_DR[index] = self.reward_ms(*placed[-1])
         objective_ms_D = cost_ms_DR.max(axis=1)
         score_D = kernel_score(self.tasks[0].objective, cost_ms_DR, self._even_ms_P[tasks_D])
         if self._steps is not None:
-            objective_ms_D, score_D = self._steps.now(episodes_D, self._codes_ERH)
+            objective_ms_D, score_D = self._steps.now(episodes_D, self._held.codes_ERH)
         return FinishedEpisodes(
             episodes_D=episodes_D,
             problems=tuple(problem for problem, _ in placed),
@@ -280,12 +299,22 @@ def _none_finished(num_ranks: int) -> FinishedEpisodes:
     )
 
 
-def _slowest(cost_ER: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The slowest rank's cost (E, 1), and for each rank that of the slowest of all others (E, R), 0 without others."""
-    # Ranks first: numpy is slow at reducing short rows.
-    cost_RE = cost_ER.T.copy()
-    slowest_E = cost_RE.max(axis=0)
-    is_slowest_RE = cost_RE == slowest_E
-    second_E = np.where(is_slowest_RE, 0, cost_RE).max(axis=0)
-    is_alone_RE = is_slowest_RE & (is_slowest_RE.sum(axis=0) == 1)
-    return slowest_E[:, None], np.where(is_alone_RE, second_E, slowest_E).T
+def _scaled_items(stack: TaskStack) -> FloatArray:
+    """What is shown of the parts, shape (F, H)."""
+    scale_P = [task.item_scale for task in stack.tasks]
+    scale_F = np.append(np.repeat(scale_P, stack.num_parts_P), 1)
+    return stack.codes_WFH[0] * (1 / scale_F[:, None]).astype(np.float32)
+
+
+def _slowest_others(cost_RE: FloatArray) -> FloatArray:
+    """For each rank the cost of the slowest of all others, shape (R, E); 0 without others."""
+    num_ranks, width = len(cost_RE), 1
+    if num_ranks == 1:
+        return np.zeros_like(cost_RE)
+    # Maxima over the next ranks, around the circle: over twice as many with every pass, until only the own is left out.
+    slowest = np.concatenate([cost_RE[1:], cost_RE])
+    while width < num_ranks - 1:
+        step = min(width, num_ranks - 1 - width)
+        slowest = np.maximum(slowest[:-step], slowest[step:])
+        width += step
+    return slowest[:num_ranks]

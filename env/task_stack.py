@@ -1,7 +1,7 @@
 """The parts of several tasks as single arrays, so that episodes of different tasks can be played together.
 
-Shape suffixes: P tasks, F parts of all tasks and one more, E episodes, R ranks, K shared tiers, A choices, H width of
-a code, C columns of what is moved.
+Shape suffixes: P tasks, F parts of all tasks and one more, E episodes, R ranks, K shared tiers, W ways to hold a
+part (on one rank, then the tiers), A choices, H width of a code.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class TaskStack:
         first_P: The part that comes up first in each task.
         offset_P: Index of each task's part 0.
         num_parts_P: Number of each task's parts.
+        codes_WFH: Codes of the parts as they are on one rank, and what each shared tier would give to every rank.
     """
 
     def __init__(self, tasks: Sequence[PlacementTask]) -> None:
@@ -56,8 +57,6 @@ class TaskStack:
         self.halves_F2 = np.concatenate([*halves, [[self.end, self.end]]])
 
     def _stack_parts(self) -> None:
-        tasks = self.tasks
-        self.codes_FH = self._joined(lambda task: task.parts.problem.codes_NH)
         self.bytes_F = self._joined(lambda task: task.parts.problem.bytes_N)
         self.remaining_F = self._joined(lambda task: task.parts.remaining_M)
         self.rest_bytes_F = self._joined(lambda task: task.parts.rest_bytes_M)
@@ -68,9 +67,8 @@ class TaskStack:
             self.may_FA = np.concatenate([self.may_FA, self.halves_F2[:, :1] != self.end], axis=1)
         self.is_bound_F = ~np.asarray(self.may_FA[:, : self.num_ranks].all(axis=1))
         tiers = range(self.num_tiers)
-        width = tasks[0].code_width
         codes = [self._joined(lambda task: task.parts.problem.tiers[tier].codes_NH) for tier in tiers]  # noqa: B023
-        self.tier_codes_KFH = np.array(codes, dtype=np.float32).reshape(self.num_tiers, self.end + 1, width)
+        self.codes_WFH = np.array([self._joined(lambda task: task.parts.problem.codes_NH), *codes], dtype=np.float32)
         tier_bytes = [self._joined(lambda task: task.parts.problem.tiers[tier].bytes_N) for tier in tiers]  # noqa: B023
         self.tier_bytes_FK = np.array(tier_bytes, dtype=np.int64).reshape(self.num_tiers, self.end + 1).T.copy()
 

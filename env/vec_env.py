@@ -46,7 +46,7 @@ class PlacementVecEnv(VecEnv):
         self._rng = np.random.default_rng()
         self._upcoming: list[int] = []
         self._ahead: list[list[int]] = [[] for _ in range(num_groups)]
-        self._num_taken_E = np.zeros(num_groups * num_rollouts, dtype=np.int64)
+        self._num_taken = [[0] * num_rollouts for _ in range(num_groups)]
         self._actions = np.zeros(0, dtype=np.int64)
         self._started_s = time.monotonic()
         first = self.batch.tasks[0]
@@ -62,7 +62,7 @@ class PlacementVecEnv(VecEnv):
             self._rng = np.random.default_rng(self._seeds[0])
             self._upcoming = []
         self._ahead = [[] for _ in self._ahead]
-        self._num_taken_E[:] = 0
+        self._num_taken = [[0] * self._num_rollouts for _ in self._ahead]
         self._reset_seeds()
         self._reset_options()
         self._begin(np.arange(self.num_envs))
@@ -92,7 +92,7 @@ class PlacementVecEnv(VecEnv):
             "upcoming": list(self._upcoming),
             "tasks": self.batch.task_E.tolist(),
             "ahead": [list(tasks) for tasks in self._ahead],
-            "taken": self._num_taken_E.tolist(),
+            "taken": [number for taken in self._num_taken for number in taken],
         }
 
     def restore_draws(self, state: Mapping[str, Any]) -> VecEnvObs:
@@ -100,7 +100,8 @@ class PlacementVecEnv(VecEnv):
         self._rng.bit_generator.state = state["rng"]
         self._upcoming = list(state["upcoming"])
         self._ahead = [list(tasks) for tasks in state["ahead"]]
-        self._num_taken_E = np.array(state["taken"], dtype=np.int64)
+        taken, width = list(state["taken"]), self._num_rollouts
+        self._num_taken = [taken[start : start + width] for start in range(0, len(taken), width)]
         self.batch.begin(np.arange(self.num_envs), np.array(state["tasks"], dtype=np.int64))
         return self.batch.observe()
 
@@ -115,18 +116,26 @@ class PlacementVecEnv(VecEnv):
     def _describe(self, finished: FinishedEpisodes, infos: list[dict[str, Any]]) -> None:
         last = self.batch.observe()
         elapsed_s = time.monotonic() - self._started_s
-        for index, episode in enumerate(finished.episodes_D):
+        episodes = finished.episodes_D.tolist()
+        # Lists of rows take a third of the time of as many look-ups.
+        last_rows = zip(*(values[finished.episodes_D] for values in last.values()), strict=True)
+        ends = zip(
+            episodes,
+            finished.ranks,
+            finished.cost_ms_DR,
+            finished.is_feasible_D.tolist(),
+            finished.rewards_D.tolist(),
+            last_rows,
+            strict=True,
+        )
+        for episode, ranks, cost_ms_R, is_feasible, reward, rows in ends:
             infos[episode] = {
-                "ranks": finished.ranks[index],
-                "cost_ms": finished.cost_ms_DR[index],
-                "is_feasible": bool(finished.is_feasible_D[index]),
-                "terminal_observation": {key: values[episode] for key, values in last.items()},
+                "ranks": ranks,
+                "cost_ms": cost_ms_R,
+                "is_feasible": is_feasible,
+                "terminal_observation": dict(zip(last, rows, strict=True)),
                 "TimeLimit.truncated": False,
-                "episode": {
-                    "r": float(finished.rewards_D[index]),
-                    "l": len(finished.ranks[index]),
-                    "t": elapsed_s,
-                },
+                "episode": {"r": reward, "l": len(ranks), "t": elapsed_s},
             }
 
     def _begin(self, episodes_D: np.ndarray) -> None:
@@ -134,16 +143,16 @@ class PlacementVecEnv(VecEnv):
 
     def _next_task(self, episode: int) -> int:
         """The task that follows in an episode's group; those that all of the group have begun are forgotten."""
-        group = episode // self._num_rollouts
-        ahead, taken_E = self._ahead[group], self._num_taken_E[group * self._num_rollouts :][: self._num_rollouts]
-        place = episode % self._num_rollouts
-        if taken_E[place] == len(ahead):
+        group, place = divmod(episode, self._num_rollouts)
+        ahead, taken = self._ahead[group], self._num_taken[group]
+        if taken[place] == len(ahead):
             ahead.append(self._draw())
-        task = ahead[taken_E[place]]
-        taken_E[place] += 1
-        if taken_E.min() > 0:
+        task = ahead[taken[place]]
+        taken[place] += 1
+        # Only the episode that is furthest behind can have kept a task from being forgotten.
+        if taken[place] == 1 and min(taken) > 0:
             ahead.pop(0)
-            taken_E -= 1
+            self._num_taken[group] = [number - 1 for number in taken]
         return task
 
     def _draw(self) -> int:

@@ -1,0 +1,201 @@
+"""What the ranks of many episodes hold, and what it would cost with one part more: asked for at every step.
+
+Shape suffixes: W ways to hold a part (on one rank, then each shared tier), F parts of all tasks and one more, E
+episodes, D some of them, R ranks, S sets (R * E), H width of a code, X width of the fusion network's hidden layer, O
+outputs (forward, backward), C what sets are known by besides traits (own times, number of shards), Y = C + X, K the
+logarithms of C and a 1 after them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from autoshard.core import CostModel
+from autoshard.core.costs import CodeArray
+from costmodel import LearnedCostModel
+from costmodel.predictor import COUNT
+from costmodel.weights import MAX_LOG_FUSION, NUM_OUTPUTS, SET_HIDDEN, TRAIT_WIDTH
+
+FloatArray = NDArray[np.floating]
+IntArray = NDArray[np.int64]
+
+#: As many as a batch of 256 episodes on 8 ranks asks for; what is kept of them stays within a core's cache.
+_SETS_AT_ONCE = 2048
+#: Columns of a code: own times, then the number of shards.
+_KNOWN = slice(TRAIT_WIDTH, COUNT + 1)
+_NUM_KNOWN = NUM_OUTPUTS + 1
+
+
+class HeldSets:
+    """Sums of codes by episode and rank, and their prices by any cost model.
+
+    Args:
+        model: Prices sums of codes.
+        codes_WFH: Codes of all parts, however they are held.
+        num_episodes: E.
+        num_ranks: R.
+
+    Attributes:
+        codes_ERH: What each rank holds; read-only to others.
+    """
+
+    def __init__(self, model: CostModel, codes_WFH: CodeArray, num_episodes: int, num_ranks: int) -> None:
+        self._model, self._codes_WFH, self._shape_RE = model, codes_WFH, (num_ranks, num_episodes)
+        self.codes_ERH = np.zeros((num_episodes, num_ranks, codes_WFH.shape[-1]), dtype=np.float32)
+
+    @staticmethod
+    def of(model: CostModel, codes_WFH: CodeArray, num_episodes: int, num_ranks: int) -> HeldSets:
+        """What suits a model: the learned one's arithmetic is done here, all others price as they always do."""
+        if isinstance(model, LearnedCostModel):
+            return _LearnedSets(model, codes_WFH, num_episodes, num_ranks)
+        return HeldSets(model, codes_WFH, num_episodes, num_ranks)
+
+    def begin(self, episodes_D: IntArray) -> None:
+        """Empties the ranks of some episodes."""
+        self.codes_ERH[episodes_D] = 0
+
+    def hold(self, episodes_D: IntArray, ranks_D: IntArray, part_D: IntArray) -> None:
+        """Puts a part on one rank of each of these episodes, none of them named twice."""
+        num_ranks, num_episodes = self._shape_RE
+        _add_rows(
+            self.codes_ERH.reshape(num_episodes * num_ranks, -1),
+            episodes_D * num_ranks + ranks_D,
+            self._codes_WFH[0].take(part_D, axis=0),
+        )
+
+    def share(self, episodes_D: IntArray, tier_D: IntArray, part_D: IntArray) -> None:
+        """Has all ranks of each of these episodes, none of them named twice, hold a part by a shared tier."""
+        self.codes_ERH[episodes_D] += self._codes_WFH[1 + tier_D, part_D][:, None]
+
+    def price_with(self, part_E: IntArray, way: int = 0) -> FloatArray:
+        """Kernel time in milliseconds of every rank if it held a part more, shape (R, E).
+
+        Args:
+            part_E: Parts.
+            way: 0 for parts as they are on one rank, 1 + k for what shared tier k gives to each rank.
+        """
+        codes_ERH = self.codes_ERH + self._codes_WFH[way].take(part_E, axis=0)[:, None]
+        return self._model.price(codes_ERH.reshape(-1, codes_ERH.shape[-1])).reshape(self._shape_RE[::-1]).T
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Block:
+    """Views of some ranks' sums, and of where their prices are made, which take longer to make than to fill."""
+
+    hidden_REX: torch.Tensor
+    with_REX: torch.Tensor
+    with_SX: torch.Tensor
+    with_XS: torch.Tensor
+    logs_SK: torch.Tensor
+    fusion_OS: torch.Tensor
+
+
+class _LearnedSets(HeldSets):
+    """Prices as `CostPredictor.predict` has them, at a fraction of its work.
+
+    The fusion network's first layer is linear in the mean of the traits, so its part of each shard is known
+    beforehand, and sums of them are kept up instead of sums of traits. Everything before the last layer is left
+    multiplied by the number of shards, which spares a quotient per hidden unit: relu(n x) = n relu(x). Ranks come
+    first, so that what is added to all of them is added in long rows, on as many threads as torch may use.
+    """
+
+    def __init__(self, model: LearnedCostModel, codes_WFH: CodeArray, num_episodes: int, num_ranks: int) -> None:
+        super().__init__(model, codes_WFH, num_episodes, num_ranks)
+        head = model.set_head
+        (first, first_bias), (last, last_bias) = head.fusion
+        # What is needed of a part lies side by side, for it comes from far.
+        hidden_WFX = codes_WFH[..., :TRAIT_WIDTH] @ first[:TRAIT_WIDTH]
+        self._parts_WFY = np.concatenate([codes_WFH[..., _KNOWN], hidden_WFX], axis=-1)
+        of_count, of_own = first[TRAIT_WIDTH], first[TRAIT_WIDTH + 1 :]
+        self._of_logs_KX = torch.from_numpy(np.vstack([of_own, of_count, first_bias]))
+        self._last_OX, self._last_bias_O11 = torch.from_numpy(last.T.copy()), last_bias[:, None, None]
+        self._least_C11 = np.array([*[0] * NUM_OUTPUTS, 1], dtype=np.float32)[:, None, None]
+        self._overhead_C11 = np.append(head.overhead_O, np.float32(0))[:, None, None]
+        self._scale_ms = np.float32(head.scale_ms)
+        self._hidden_SX = torch.zeros((num_ranks * num_episodes, SET_HIDDEN))
+        self._logs_KS = torch.empty((NUM_OUTPUTS + 2, num_ranks * num_episodes))
+        self._fusion_OS = torch.empty((NUM_OUTPUTS, num_ranks * num_episodes))
+        self._blocks = self._cut()
+
+    def _cut(self) -> list[_Block]:
+        num_ranks, num_episodes = self._shape_RE
+        ranks_at_once = min(num_ranks, max(1, _SETS_AT_ONCE // num_episodes))
+        scratch_REX = torch.empty((ranks_at_once, num_episodes, SET_HIDDEN))
+        blocks = []
+        for start in range(0, num_ranks, ranks_at_once):
+            hidden_REX = self._hidden_SX.view(num_ranks, num_episodes, -1)[start : start + ranks_at_once]
+            with_REX = scratch_REX[: len(hidden_REX)]
+            sets = slice(start * num_episodes, (start + len(hidden_REX)) * num_episodes)
+            blocks.append(
+                _Block(
+                    hidden_REX=hidden_REX,
+                    with_REX=with_REX,
+                    with_SX=with_REX.view(-1, SET_HIDDEN),
+                    with_XS=with_REX.view(-1, SET_HIDDEN).T,
+                    logs_SK=self._logs_KS[:, sets].T,
+                    fusion_OS=self._fusion_OS[:, sets],
+                )
+            )
+        return blocks
+
+    def begin(self, episodes_D: IntArray) -> None:
+        super().begin(episodes_D)
+        self._by_rank()[:, episodes_D] = 0
+
+    def _by_rank(self) -> NDArray[np.float32]:
+        """The sums that are kept up, shape (R, E, X)."""
+        hidden_REX: NDArray[np.float32] = self._hidden_SX.numpy().reshape(*self._shape_RE, SET_HIDDEN)
+        return hidden_REX
+
+    def hold(self, episodes_D: IntArray, ranks_D: IntArray, part_D: IntArray) -> None:
+        super().hold(episodes_D, ranks_D, part_D)
+        place_D = ranks_D * self._shape_RE[1] + episodes_D
+        _add_rows(self._hidden_SX.numpy(), place_D, self._parts_WFY[0].take(part_D, axis=0)[:, _NUM_KNOWN:])
+
+    def share(self, episodes_D: IntArray, tier_D: IntArray, part_D: IntArray) -> None:
+        super().share(episodes_D, tier_D, part_D)
+        self._by_rank()[:, episodes_D] += self._parts_WFY[1 + tier_D, part_D, _NUM_KNOWN:]
+
+    def price_with(self, part_E: IntArray, way: int = 0) -> FloatArray:
+        parts_EY = self._parts_WFY[way].take(part_E, axis=0)
+        known_CRE = np.add(self.codes_ERH[..., _KNOWN].T, parts_EY[:, :_NUM_KNOWN].T[:, None], order="C")
+        is_empty_RE = known_CRE[-1] < 0.5
+        np.maximum(known_CRE, self._least_C11, out=known_CRE)
+        known_CRE += self._overhead_C11
+        own_ORE, count_RE = known_CRE[:-1], known_CRE[-1]
+        times_ORE = self._fusion(known_CRE, torch.from_numpy(parts_EY[:, _NUM_KNOWN:]))
+        times_ORE /= count_RE
+        times_ORE += self._last_bias_O11
+        np.tanh(times_ORE, out=times_ORE)
+        times_ORE *= np.float32(MAX_LOG_FUSION)
+        np.exp(times_ORE, out=times_ORE)
+        times_ORE *= own_ORE
+        kernel_ms_RE: FloatArray = times_ORE[0] + times_ORE[1]
+        kernel_ms_RE *= self._scale_ms
+        kernel_ms_RE[is_empty_RE] = 0
+        return kernel_ms_RE
+
+    def _fusion(self, known_CRE: NDArray[np.float32], added_EX: torch.Tensor) -> NDArray[np.float32]:
+        """What goes into the tangent but for its bias, times the number of shards; shape (O, R, E)."""
+        logs_KRE = self._logs_KS.numpy().reshape(-1, *self._shape_RE)
+        np.log(known_CRE, out=logs_KRE[:-1])
+        logs_KRE[-1] = 1
+        logs_KRE *= known_CRE[-1]
+        for block in self._blocks:
+            torch.add(block.hidden_REX, added_EX, out=block.with_REX)
+            block.with_SX.addmm_(block.logs_SK, self._of_logs_KX).relu_()
+            torch.mm(self._last_OX, block.with_XS, out=block.fusion_OS)
+        fusion_ORE: NDArray[np.float32] = self._fusion_OS.numpy().reshape(-1, *self._shape_RE)
+        return fusion_ORE
+
+
+def _add_rows(sums: NDArray[np.float32], place_D: IntArray, rows: NDArray[np.float32]) -> None:
+    """Adds rows to rows, none of which is named twice."""
+    # Half the time of `sums[place_D] += rows`.
+    summed = sums.take(place_D, axis=0)
+    summed += rows
+    sums[place_D] = summed
