@@ -118,11 +118,16 @@ def draw_tables(
         num_tables: How many; more than the pool has are drawn with replacement.
         num_ranks: Ranks of the task.
         seed: Seed of the draw.
-        level: Leaves out tables that alone cost more than half of what a rank has to do on average.
+        level: Leaves out tables that alone cost more than half of what a rank then has to do on average.
     """
     costs = np.asarray(costs_ms)
-    limit_ms = 0.5 * num_tables / num_ranks * costs.mean() if level else np.inf
-    kept = np.flatnonzero(costs <= limit_ms)
+    kept = np.arange(len(costs))
+    while level:
+        # Without the costliest tables, ranks have less to do.
+        fewer = kept[costs[kept] <= 0.5 * num_tables / num_ranks * costs[kept].mean()]
+        if len(fewer) in (0, len(kept)):
+            break
+        kept = fewer
     chosen = np.random.default_rng(seed).choice(kept, num_tables, replace=num_tables > len(kept))
     tables = []
     for number, index in enumerate(chosen):

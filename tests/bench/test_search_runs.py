@@ -28,10 +28,12 @@ def test_tables_are_drawn_under_new_names():
 
 def test_level_tasks_have_no_table_that_decides_alone():
     pool = metasyn().scaled(SCALE)
-    costs = np.arange(len(pool.tables), dtype=float)
-    drawn = draw_tables(pool, costs, 40, 40, 0, level=True)
-    kept = {table.num_embeddings for table in pool.tables[: len(pool.tables) // 4 + 1]}
-    assert {table.num_embeddings for table in drawn.tables} <= kept
+    costs = np.arange(len(pool.tables), dtype=float) ** 3
+    drawn = draw_tables(pool, costs, 200, 40, 0, level=True)
+    cost_of = {(table.num_embeddings, table.access): cost for table, cost in zip(pool.tables, costs, strict=True)}
+    drawn_costs = [cost_of[table.num_embeddings, table.access] for table in drawn.tables]
+    assert 0 < max(drawn_costs) < 0.7 * sum(drawn_costs) / 40  # half, and what chance draws
+    assert len(draw_tables(pool, costs, 40, 40, 0, level=True).tables) == 40  # no table is that cheap
 
 
 def test_topologies_of_any_size():
