@@ -98,6 +98,13 @@ class Lookahead:
         self._is_safe_E[episodes_D] = self._is_safe_P[tasks_D]
         self._is_lost_E[episodes_D] = False
 
+    def branch(self, sources_E: IntArray) -> None:
+        """Makes each episode e stand where episode `sources_E[e]` does, which plays the same task."""
+        for rows_E in (self.free_ER, self._reserved_ER, self._plan_EM, self._is_pending_EM, self._is_safe_E):
+            rows_E[:] = rows_E[sources_E]
+        self._is_lost_E = self._is_lost_E[sources_E]
+        self._mask_EA, self._safe_EA = self._mask_EA[sources_E], self._safe_EA[sources_E]
+
     def mask(self, part_E: IntArray) -> BoolArray:
         """What may be done with the parts that are up, shape (E, A); everything where an episode has ended."""
         if self._is_plain and self._is_safe_E.all():

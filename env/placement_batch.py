@@ -138,6 +138,22 @@ class PlacementBatch:
         if self._steps is not None:
             self._steps.begin(episodes_D, tasks_D)
 
+    def branch(self, sources_E: IntArray) -> None:
+        """Makes each episode e go on from where episode `sources_E[e]` is, which plays the same task.
+
+        To be called between `observe` and `step`.
+        """
+        assert (self.task_E[sources_E] == self.task_E).all(), "episodes go on within their tasks"
+        self._part_E, self._num_forbidden_E = self._part_E[sources_E], self._num_forbidden_E[sources_E]
+        self._choice_EM = self._choice_EM[sources_E]
+        self._cost_ms_RE = self._cost_ms_RE[:, sources_E]
+        self._with_item_ms_RE = self._with_item_ms_RE[:, sources_E]
+        self._with_tier_ms_KRE = self._with_tier_ms_KRE[..., sources_E]
+        self._held.branch(sources_E)
+        self._lookahead.branch(sources_E)
+        if self._steps is not None:
+            self._steps.branch(sources_E)
+
     def items(self) -> tuple[FloatArray, FloatArray]:
         """What all steps will show as `item_code` and `remaining`, whatever is done; for tasks without splits.
 
@@ -215,7 +231,8 @@ class PlacementBatch:
             columns.append((left_ER * per_byte_ER).min(axis=1, keepdims=True))
         if stack.may_split:
             columns.append((free_ER * per_byte_ER).min(axis=1, keepdims=True))
-        return np.maximum(np.concatenate(columns, axis=1) if len(columns) > 1 else columns[0], -1)
+        room_EA = np.concatenate(columns, axis=1) if len(columns) > 1 else columns[0]
+        return np.maximum(room_EA, -1, out=room_EA)
 
     def step(self, actions_E: IntArray) -> FinishedEpisodes:
         """Places or splits the upcoming item of every episode that has not ended.

@@ -61,6 +61,10 @@ class StepBatch:
         self._task_E[episodes_D] = tasks_D
         self._moved_ERC[episodes_D] = 0
 
+    def branch(self, sources_E: IntArray) -> None:
+        """Makes each episode e move what episode `sources_E[e]` does, which plays the same task."""
+        self._moved_ERC = self._moved_ERC[sources_E]
+
     def hold(self, episodes_D: IntArray, part_D: IntArray, choice_D: IntArray) -> None:
         """Adds what parts move once they are held so."""
         num_ranks = self._stack.num_ranks

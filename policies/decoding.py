@@ -1,6 +1,7 @@
 """Placements made by a trained network.
 
-Shape suffixes: N items, P tasks, E episodes, R ranks, A choices, H width of a code, S width of a state.
+Shape suffixes: N items, P tasks, B beginnings, E episodes, R ranks, A choices, C what is seen of them, H width of a
+code, S width of a state.
 """
 
 from __future__ import annotations
@@ -14,8 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from autoshard.core.costs import MsArray
+from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.placement import PlacementProblem, RankArray
-from env import ITEM_CODE, REMAINING, FinishedEpisodes, PlacementBatch, PlacementTask
+from env import (
+    CHOICE_COSTS,
+    CHOICE_KINDS,
+    ITEM_CODE,
+    REMAINING,
+    FinishedEpisodes,
+    PlacementBatch,
+    PlacementTask,
+)
 from policies.actor_critic import choose
 from policies.network import PlacementNetwork, choices_seen
 from policies.threads import one_thread
@@ -78,6 +88,83 @@ def decode(
         actions_E = choose(logits_EA, deterministic=num_samples is None, generator=generator)
         finished.append(batch.step(actions_E.numpy()))
     return _gather(finished)
+
+
+@one_thread()
+@torch.inference_mode()
+def decode_beam(network: PlacementNetwork, tasks: Sequence[PlacementTask], *, width: int) -> Placements:
+    """Places the items of all tasks, with several of the likeliest beginnings kept at every step.
+
+    Of choices that look alike, such as ranks that hold nothing yet, one is followed, so that beginnings differ by more
+    than the numbers of ranks.
+
+    Args:
+        network: Trained on codes of the tasks' cost model.
+        tasks: As for PlacementBatch.
+        width: Beginnings that are kept per task.
+
+    Returns:
+        The placement of each task with the best objective, among the ones that it ended with.
+
+    Raises:
+        InvalidOptionError: If the width is below 1, or the tasks have splits: then beginnings would not end together.
+    """
+    if width < 1:
+        raise InvalidOptionError(f"must be at least 1, got {width}", field="width")
+    owner_E = np.arange(len(tasks)).repeat(width)
+    batch = PlacementBatch(tasks, len(owner_E))
+    batch.begin(np.arange(len(owner_E)), owner_E)
+    if batch.may_split:
+        raise InvalidOptionError("must be 0 for a beam search, whose beginnings end together", field="max_splits")
+    states, place_E = _states_of_tasks(network, batch), torch.from_numpy(owner_E)
+    # All beginnings of a task are the same at first: only one of them counts.
+    score_PB = torch.full((len(tasks), width), -torch.inf)
+    score_PB[:, 0] = 0.0
+    finished = []
+    while not batch.is_done.all():
+        observation = {key: torch.as_tensor(value) for key, value in batch.observe().items()}
+        logits_EA = network.logits(states(observation)[place_E], *choices_seen(observation))
+        likely_EA = _first_of_alike(torch.log_softmax(logits_EA, dim=1), observation)
+        is_done_P = torch.from_numpy(batch.is_done).view(len(tasks), width).all(dim=1)
+        score_PB, source_PB, action_PB = _best_next(score_PB, likely_EA.view(len(tasks), width, -1), is_done_P)
+        sources_E = (source_PB + width * torch.arange(len(tasks))[:, None]).flatten()
+        batch.branch(sources_E.numpy())
+        finished.append(batch.step(action_PB.flatten().numpy()))
+    return _best_of(_gather(finished), width)
+
+
+def _first_of_alike(likely_EA: Tensor, observation: Tensors) -> Tensor:
+    """Minus infinity for choices that cost the same as an earlier one of their kind, and leave as much room."""
+    seen_EAC = torch.cat([observation[CHOICE_COSTS], observation[CHOICE_KINDS].float()], dim=2)
+    alike_EAA = (seen_EAC[:, :, None] == seen_EAC[:, None]).all(dim=3)
+    return likely_EA.masked_fill(torch.tril(alike_EAA, diagonal=-1).any(dim=2), -torch.inf)
+
+
+def _best_next(score_PB: Tensor, likely_PBA: Tensor, is_done_P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, sources and actions of the best beginnings that are a step longer, (P, B); none move where it is over."""
+    num_tasks, width, num_choices = likely_PBA.shape
+    best_PB, place_PB = (score_PB[..., None] + likely_PBA).view(num_tasks, -1).topk(width, dim=1)
+    stay_PB = torch.arange(width).expand(num_tasks, width)
+    done_P1 = is_done_P[:, None]
+    return (
+        torch.where(done_P1, score_PB, best_PB),
+        torch.where(done_P1, stay_PB, place_PB // num_choices),
+        torch.where(done_P1, 0, place_PB % num_choices),
+    )
+
+
+def _best_of(placements: Placements, width: int) -> Placements:
+    """Of every `width` placements the feasible one with the best objective; the first if none is feasible."""
+    rated_PB = np.where(placements.is_feasible_E, placements.objective_ms_E, np.inf).reshape(-1, width)
+    best_P = rated_PB.argmin(axis=1) + width * np.arange(len(rated_PB))
+    return Placements(
+        problems=tuple(placements.problems[index] for index in best_P),
+        ranks=tuple(placements.ranks[index] for index in best_P),
+        cost_ms_ER=placements.cost_ms_ER[best_P],
+        objective_ms_E=placements.objective_ms_E[best_P],
+        is_feasible_E=placements.is_feasible_E[best_P],
+        rewards_E=placements.rewards_E[best_P],
+    )
 
 
 def _states_of_tasks(network: PlacementNetwork, batch: PlacementBatch) -> Callable[[Tensors], Tensor]:

@@ -40,6 +40,13 @@ class PolicyOptions:
             "--set num_samples=64"
         },
     )
+    beam_width: int = field(
+        default=1,
+        metadata={
+            "help": "Likeliest beginnings that are kept at every step; the best of what they end in is a candidate, "
+            "too. 1 for no beam search."
+        },
+    )
     items: str = field(
         default=Items.TABLES.value,
         metadata={
@@ -50,10 +57,10 @@ class PolicyOptions:
     )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_samples <= _MAX_SAMPLES:
-            raise InvalidOptionError(
-                f"must be in [1, {_MAX_SAMPLES}], got {self.num_samples}", field="options.num_samples"
-            )
+        for name in ("num_samples", "beam_width"):
+            value = getattr(self, name)
+            if not 1 <= value <= _MAX_SAMPLES:
+                raise InvalidOptionError(f"must be in [1, {_MAX_SAMPLES}], got {value}", field=f"options.{name}")
         if self.items not in list(Items):
             raise InvalidOptionError(f"must be any of {', '.join(Items)}, got {self.items!r}", field="options.items")
 
@@ -95,21 +102,23 @@ class PolicyPlanner:
         seen = items_problem(request.tables, request.topology, policy.cost.model(), items)
         costs = replace(request.costs, kernel=seen.model)
         task = PlacementTask.of(seen, objective=policy.objective, costs=costs)
-        candidates = _candidates(policy, task, options.num_samples, request.seed)
+        candidates = _candidates(policy, task, options, request.seed)
         plan = joined(problem.to_plan(_best(problem, candidates, task, request.costs)))
         source = Provenance(planner=self.name, version=__version__, models={items.policy_kind: policy.name})
         return replace(plan, provenance=source)
 
 
-def _candidates(policy: TrainedPolicy, task: PlacementTask, num_samples: int, seed: int) -> tuple[RankArray, ...]:
+def _candidates(policy: TrainedPolicy, task: PlacementTask, options: PolicyOptions, seed: int) -> tuple[RankArray, ...]:
     import torch
 
-    from policies.decoding import decode
+    from policies.decoding import decode, decode_beam
 
     candidates = decode(policy.network, [task]).ranks
-    if num_samples > 1:
+    if options.num_samples > 1:
         generator = torch.Generator().manual_seed(seed)
-        candidates += decode(policy.network, [task], num_samples=num_samples - 1, generator=generator).ranks
+        candidates += decode(policy.network, [task], num_samples=options.num_samples - 1, generator=generator).ranks
+    if options.beam_width > 1:
+        candidates += decode_beam(policy.network, [task], width=options.beam_width).ranks
     return candidates
 
 

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -7,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.utils import ConstantSchedule
 
-from autoshard.core.errors import InfeasiblePlanError
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from env import PlacementEnv, PlacementTask
 from policies.actor_critic import PlacementPolicy
-from policies.decoding import decode
+from policies.decoding import decode, decode_beam
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,38 @@ def test_a_decode_is_the_policy_playing_the_environment(tasks, policy, max_split
         assert placements.rewards_E[index] == pytest.approx(reward, rel=1e-5)
         assert placements.cost_ms_ER[index] == pytest.approx(info["cost_ms"], rel=1e-5)
         assert placements.problems[index].shards == info["problem"].shards
+
+
+def test_a_beam_of_one_is_the_greedy_decode(tasks, policy):
+    greedy, beam = decode(policy.network, tasks), decode_beam(policy.network, tasks, width=1)
+    # Ranks that look alike may be named the other way round.
+    np.testing.assert_allclose(np.sort(beam.cost_ms_ER), np.sort(greedy.cost_ms_ER), rtol=1e-6)
+
+
+def test_a_beam_as_wide_as_all_placements_finds_the_best(tasks, policy):
+    small = tasks[0]  # four items on three ranks: 81 placements, 14 that differ by more than the ranks' numbers
+    beam = decode_beam(policy.network, [small], width=81)
+    best_ms = min(
+        float(small.problem.rank_ms(np.array(ranks)).max())
+        for ranks in product(range(3), repeat=small.problem.num_items)
+    )
+    assert beam.objective_ms_E[0] == pytest.approx(best_ms, rel=1e-5)
+    assert small.problem.rank_ms(beam.ranks[0]).max() == pytest.approx(best_ms, rel=1e-5)
+
+
+def test_beginnings_that_are_kept_are_priced_as_their_placements(tasks, policy):
+    placements = decode_beam(policy.network, tasks, width=6)
+    for index, task in enumerate(tasks):
+        expected_ms_R = task.problem.rank_ms(placements.ranks[index])
+        np.testing.assert_allclose(placements.cost_ms_ER[index], expected_ms_R, rtol=1e-5)
+        assert placements.is_feasible_E[index] == task.problem.is_feasible(placements.ranks[index])
+
+
+def test_beams_are_checked(tasks, policy):
+    with pytest.raises(InvalidOptionError, match="width"):
+        decode_beam(policy.network, tasks, width=0)
+    with pytest.raises(InvalidOptionError, match="max_splits"):
+        decode_beam(policy.network, [PlacementTask.of(tasks[0].problem, max_splits=1)], width=2)
 
 
 def test_samples_come_task_by_task_and_by_the_generator(tasks, policy):

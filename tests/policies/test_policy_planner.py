@@ -77,6 +77,11 @@ def test_more_samples_are_never_worse(make_request, model):
     assert many < one
 
 
+def test_a_beam_is_never_worse(make_request, model):
+    one, many = (max_ms(PolicyPlanner().plan(make_request(beam_width=width)), model) for width in (1, 16))
+    assert many < one
+
+
 def test_candidates_are_compared_by_the_requests_cost_model(make_request, model):
     """A model that is slowest where the policy's is fastest turns the choice around."""
 
@@ -126,10 +131,11 @@ def test_no_plan_is_told_in_bytes(make_request, make_tables):
         PolicyPlanner().plan(make_request(make_tables([1, 1, 1, 1]), hbm_bytes=134_000))
 
 
-@pytest.mark.parametrize("num_samples", [0, 5000])
-def test_a_number_of_samples_out_of_range_is_refused(make_request, num_samples):
-    with pytest.raises(InvalidOptionError, match=r"options.num_samples: must be in \[1, 4096\]"):
-        PolicyPlanner().plan(make_request(num_samples=num_samples))
+@pytest.mark.parametrize("number", [0, 5000])
+@pytest.mark.parametrize("option", ["num_samples", "beam_width"])
+def test_numbers_of_candidates_out_of_range_are_refused(make_request, option, number):
+    with pytest.raises(InvalidOptionError, match=rf"options.{option}: must be in \[1, 4096\]"):
+        PolicyPlanner().plan(make_request(**{option: number}))
 
 
 def test_a_registry_without_a_policy_is_told(make_request, tmp_path):
