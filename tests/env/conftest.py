@@ -1,4 +1,4 @@
-"""Small placement problems on the analytic cost model."""
+"""Small placement problems on the analytic cost model, and a learned one."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -24,11 +24,44 @@ from autoshard.core import (
 )
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
 from autoshard.planners.placement import PlacementProblem
+from costmodel import CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, LearnedCostModel
+from costmodel.card import Interval
+from costmodel.features import NUM_FEATURES
+from costmodel.weights import ENCODER_HIDDEN, weight_shapes
 
 
 @pytest.fixture(scope="session")
 def model():
     return AnalyticCostModel.for_device("cpu")
+
+
+# Wide enough for all that the tests make up.
+RANGES = dict.fromkeys(("num_bags", "pooling_factor", "embedding_dim", "num_embeddings"), (0.0, 1e12))
+KINDS = tuple(
+    f"{update}/hbm/fp32/{pooling}"
+    for update in ("fused", "all_reduced")
+    for pooling in ("rowwise_adagrad/sum", "rowwise_adagrad/rows", "none/sum", "none/rows")
+)
+
+
+@pytest.fixture(scope="session")
+def learned():
+    """A cost model of random weights."""
+    rng = np.random.default_rng(0)
+    weights = {
+        name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in weight_shapes(ENCODER_HIDDEN).items()
+    }
+    card = CostModelCard(
+        device="cpu",
+        coverage=Coverage(kinds=KINDS, num_tables=(1, 10), ranges=RANGES),
+        encoder_hidden=ENCODER_HIDDEN,
+        scaling=FeatureScaling(mean_F=(0.0,) * NUM_FEATURES, std_F=(1.0,) * NUM_FEATURES),
+        scale_ms=3.0,
+        metrics=HeldOutMetrics(num_samples=1, mae_ms=0.0, mse_ms2=0.0, relative_error=0.0, kendall_tau=1.0),
+        interval=Interval(low=-0.1, high=0.1),
+        training={},
+    )
+    return LearnedCostModel(weights, card)
 
 
 TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)

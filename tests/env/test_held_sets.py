@@ -3,33 +3,10 @@
 import numpy as np
 import pytest
 
-from costmodel import CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, LearnedCostModel
-from costmodel.card import Interval
-from costmodel.features import NUM_FEATURES
 from costmodel.predictor import COUNT, FULL_CODE_WIDTH
-from costmodel.weights import ENCODER_HIDDEN, weight_shapes
 from env.held_sets import HeldSets
 
 NUM_PARTS = 9
-
-
-@pytest.fixture(scope="module")
-def learned():
-    rng = np.random.default_rng(0)
-    weights = {
-        name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in weight_shapes(ENCODER_HIDDEN).items()
-    }
-    card = CostModelCard(
-        device="cpu",
-        coverage=Coverage(kinds=("fused/hbm/fp32/rowwise_adagrad/sum",), num_tables=(1, 10), ranges={}),
-        encoder_hidden=ENCODER_HIDDEN,
-        scaling=FeatureScaling(mean_F=(0.0,) * NUM_FEATURES, std_F=(1.0,) * NUM_FEATURES),
-        scale_ms=3.0,
-        metrics=HeldOutMetrics(num_samples=1, mae_ms=0.0, mse_ms2=0.0, relative_error=0.0, kendall_tau=1.0),
-        interval=Interval(low=-0.1, high=0.1),
-        training={},
-    )
-    return LearnedCostModel(weights, card)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import pytest
 
 from autoshard.core import Tier
 from autoshard.core.errors import InvalidOptionError
+from autoshard.planners.placement import PlacementProblem
 from env import Objective, PlacementBatch, PlacementEnv, PlacementTask
 
 TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
@@ -95,6 +96,18 @@ def test_it_does_so_in_all_modes_for_all_objectives(problems, grouped, costs, mo
     batch = PlacementBatch([PlacementTask.of(problem, **options) for problem in chosen], len(OWNERS))
     for by_mask in (False, True):
         play_both(envs, batch, np.random.default_rng(0), by_mask=by_mask)
+
+
+@pytest.mark.parametrize("mode", ["tables", "groups"])
+def test_it_does_so_by_a_learned_model(problems, grouped, learned, mode):
+    chosen = [
+        PlacementProblem.of(one.tables, one.topology, learned, one.shards, [tier.tier for tier in one.tiers])
+        for one in (problems if mode == "tables" else grouped)
+    ]
+    envs = [PlacementEnv(chosen) for _ in OWNERS]
+    batch = PlacementBatch([PlacementTask.of(problem) for problem in chosen], len(OWNERS))
+    play_both(envs, batch, np.random.default_rng(0), by_mask=True)
+    play_both(envs, batch, np.random.default_rng(1), by_mask=False)
 
 
 def test_an_episode_that_is_begun_anew_starts_from_nothing(problems):
