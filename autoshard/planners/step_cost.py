@@ -94,7 +94,7 @@ class StepCost:
         return (
             self._costs is other._costs
             and self.problem.model is other.problem.model
-            and self.problem.topology == other.problem.topology
+            and _links(self.problem) == _links(other.problem)
             and self._kinds == other._kinds
             and self._weights == other._weights
             and self._rest.overlap is other._rest.overlap
@@ -244,6 +244,12 @@ class StepCost:
             for *parts, sync_ms in zip(*slowest_PB.tolist(), sync_ms_B.tolist(), strict=True)
         )
         return np.array([times.step_ms(self._rest.overlap) for times in steps])
+
+
+def _links(problem: PlacementProblem) -> tuple[object, ...]:
+    """What collectives are priced by; memory is none of it."""
+    topology = problem.topology
+    return (topology.world_size, topology.device, topology.levels)
 
 
 _KERNEL_PARTS = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
