@@ -31,9 +31,7 @@ def import_tables(
     ] = None,
     part: Annotated[
         str | None,
-        typer.Option(
-            metavar="K/N", help="Keep the K-th of N parts of the tables; parts share none."
-        ),
+        typer.Option(metavar="K/N", help="Keep the K-th of N parts of the tables; parts share none."),
     ] = None,
     num_tables: Annotated[int | None, typer.Option(min=1, help="Draw this many of the tables.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,

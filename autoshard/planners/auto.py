@@ -169,11 +169,11 @@ def _starts(
 
 def _policy_plan(problem: PlacementProblem, request: PlanRequest, left_s: float) -> ShardingPlan | None:
     """The trained policy's plan; None if there is no policy, or probably no time for it."""
-    if POLICY not in planner_names():
-        return None
     needed_s = problem.num_items * (_POLICY_ITEM_S + _POLICY_CHOICE_S * problem.num_ranks)
     if needed_s > left_s:
-        _log.info("no start from the policy: it takes about %.2g s, and %.2g s are left for it", needed_s, left_s)
+        _log.info("no start from a policy: it takes about %.2g s, and %.2g s are left for it", needed_s, left_s)
+        return None
+    if POLICY not in planner_names():
         return None
     try:
         return get_planner(POLICY).plan(replace(request, options={}))

@@ -124,11 +124,17 @@ class CostGreedyPlanner(PlacementPlanner):
 def place_by_cost(problem: PlacementProblem, order: NDArray[np.int64]) -> RankArray:
     """Places items in an order, each on the rank whose price with it is lowest among those with room.
 
-    One addition of codes and one call of the model with R candidates per item.
+    One addition of codes and one call of the model per item, with the ranks that hold something as candidates; empty
+    ones cost what the item costs alone.
     """
     filling = Filling(problem)
     codes_RH = np.zeros((problem.num_ranks, problem.codes_NH.shape[1]), dtype=np.float32)
+    is_used_R = np.zeros(problem.num_ranks, dtype=np.bool_)
     for item in order:
-        rank = filling.put(int(item), problem.model.price(codes_RH + problem.codes_NH[item]))
+        with_item_ms_R = np.full(problem.num_ranks, problem.kernel_ms_N[item])
+        if is_used_R.any():
+            with_item_ms_R[is_used_R] = problem.model.price(codes_RH[is_used_R] + problem.codes_NH[item])
+        rank = filling.put(int(item), with_item_ms_R)
         codes_RH[rank] += problem.codes_NH[item]
+        is_used_R[rank] = True
     return filling.ranks_N
