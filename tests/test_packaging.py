@@ -101,7 +101,7 @@ def test_a_pin_exists_for_every_dependency():
     assert names(PROJECT["dependencies"]) <= pinned("runtime")
     assert names(extras["dev"]) <= pinned("dev")
     assert names(extras["cpu"]) == pinned("cpu")
-    assert names(extras["cuda"]) == pinned("cuda") | pinned("no-deps")
+    assert names(extras["cuda"]) | names(extras["exact"]) == pinned("cuda") | pinned("no-deps")
 
 
 @pytest.fixture(scope="module")
