@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,9 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.core import DType, Level, Link, MemoryBytes, Topology
-from autoshard.core.errors import DeviceError, ExecutionError, InputError, InvalidOptionError, SampleStoreError
-from autoshard.formats import read_topology, write_topology
+from autoshard.core import DType
+from autoshard.core.errors import DeviceError, ExecutionError, InvalidOptionError, SampleStoreError
 from autoshard.formats.collective_samples import (
     Collective,
     CollectiveSample,
@@ -39,7 +38,6 @@ from bench.collectives.collector import (
     levels_of,
     powers_of_four,
 )
-from bench.collectives.fit import fit_link, fit_links, fitted_topology, links_used, relative_errors
 from bench.collectives.operators import Movement, expected_output, rank_content, refusal, split_matrix, verify
 from bench.timing import RoundSettings
 
@@ -315,6 +313,36 @@ def test_reductions_of_int8_are_refused_with_a_reason():
     assert refusal(collective_of(Operator.ALL_GATHER, dtype=DType.INT8)) is None
 
 
+def sample_of(collective, seconds=1e-3, *, nproc=4, node_size=2, reference_ms=1.0, **values):
+    group_size, num_nodes = group_shape(collective.level, nproc, node_size)
+    sent_R, received_R = Movement.of(collective, group_size).sent_bytes()
+    defaults = {
+        "collected_at": datetime(2026, 1, 2, tzinfo=UTC),
+        "device": "cpu",
+        "device_name": "A processor",
+        "backend": "gloo",
+        "torch_version": "2.13.0",
+        "autoshard_version": "0.1.0",
+        "git_commit": "",
+        "num_hosts": 1,
+        "spread": 0.0,
+        "num_rounds": 9,
+    }
+    return CollectiveSample(
+        **defaults | values,
+        nproc=nproc,
+        node_size=node_size,
+        collective=collective,
+        group_size=group_size,
+        num_nodes=num_nodes,
+        mean_sent_bytes=float(sent_R.mean()),
+        max_sent_bytes=int(sent_R.max()),
+        max_received_bytes=int(received_R.max()),
+        latency_ms=seconds * 1e3 * reference_ms,
+        reference_ms=reference_ms,
+    )
+
+
 def test_what_has_fewest_samples_comes_first(tmp_path):
     chosen = choose_collectives(2, 2, quick(1024, 4096))
     assert fewest_first(chosen, tmp_path, "cpu", 2, 2) == chosen
@@ -411,167 +439,3 @@ def test_contents_differ_between_ranks_and_between_blocks():
     blocks = {tuple(block.tolist()) for rank in range(4) for block in rank_content(movement, rank).chunk(4)}
     assert len(blocks) == 16
     assert len({tuple(expected_output(movement, rank).tolist()) for rank in range(4)}) == 4
-
-
-# Links
-
-
-def sample_of(collective, seconds=1e-3, *, nproc=4, node_size=2, reference_ms=1.0, **values):
-    group_size, num_nodes = group_shape(collective.level, nproc, node_size)
-    sent_R, received_R = Movement.of(collective, group_size).sent_bytes()
-    defaults = {
-        "collected_at": datetime(2026, 1, 2, tzinfo=UTC),
-        "device": "cpu",
-        "device_name": "A processor",
-        "backend": "gloo",
-        "torch_version": "2.13.0",
-        "autoshard_version": "0.1.0",
-        "git_commit": "",
-        "num_hosts": 1,
-        "spread": 0.0,
-        "num_rounds": 9,
-    }
-    return CollectiveSample(
-        **defaults | values,
-        nproc=nproc,
-        node_size=node_size,
-        collective=collective,
-        group_size=group_size,
-        num_nodes=num_nodes,
-        mean_sent_bytes=float(sent_R.mean()),
-        max_sent_bytes=int(sent_R.max()),
-        max_received_bytes=int(received_R.max()),
-        latency_ms=seconds * 1e3 * reference_ms,
-        reference_ms=reference_ms,
-    )
-
-
-TRUTH = {
-    (GroupLevel.NODE, Operator.ALL_TO_ALL): Link(bytes_per_s=2e11, latency_s=1e-5),
-    (GroupLevel.NODE, Operator.ALL_REDUCE): Link(bytes_per_s=1e11, latency_s=2e-5),
-    (GroupLevel.ACROSS_NODES, Operator.ALL_TO_ALL): Link(bytes_per_s=7e9, latency_s=3e-5),
-    (GroupLevel.ACROSS_NODES, Operator.ALL_REDUCE): Link(bytes_per_s=6e9, latency_s=4e-5),
-    (GroupLevel.WORLD, Operator.ALL_REDUCE): Link(bytes_per_s=4e9, latency_s=5e-5),
-}
-
-
-def true_seconds(collective, group_size, link):
-    if collective.operator is Operator.ALL_REDUCE:
-        return link.latency_s + collective.bytes_per_rank / link.bytes_per_s
-    sent_R, received_R = Movement.of(collective, group_size).sent_bytes()
-    return link.latency_s + max(sent_R.max(), received_R.max()) / link.bytes_per_s
-
-
-def alpha_beta_samples(nproc=4, node_size=2, **values):
-    """Samples of a machine that is exactly as the model says, and that ran at a third of its speed in between."""
-    found = []
-    for level, operator in TRUTH:
-        group_size, _ = group_shape(level, nproc, node_size)
-        if level not in levels_of(nproc, node_size):
-            continue
-        for size in powers_of_four():
-            chosen = [collective_of(operator, size, level)]
-            if operator is Operator.ALL_TO_ALL:
-                chosen.append(unequal_of(bytes_per_rank=size, level=level))
-            for one in chosen:
-                seconds = true_seconds(one, group_size, TRUTH[level, operator])
-                drift = 3.0 if size == 2**20 else 1.0
-                found.append(sample_of(one, seconds, nproc=nproc, node_size=node_size, reference_ms=drift, **values))
-    return found
-
-
-def topology_of(*sizes):
-    link = Link(bytes_per_s=1.0, latency_s=1.0)
-    levels = tuple(Level(name=f"l{size}", size=size, all_to_all=link, all_reduce=link) for size in sizes)
-    return Topology(world_size=sizes[-1], device="other", memory_bytes=MemoryBytes(hbm=2**30), levels=levels)
-
-
-def test_the_fit_recovers_latency_and_bandwidth():
-    fits = fit_links(alpha_beta_samples())
-    assert {(fit.level, fit.operator) for fit in fits} == set(TRUTH)
-    for fit in fits:
-        truth = TRUTH[fit.level, fit.operator]
-        assert fit.link.bytes_per_s == pytest.approx(truth.bytes_per_s, rel=1e-6)
-        assert fit.link.latency_s == pytest.approx(truth.latency_s, rel=1e-6)
-        assert fit.mean_error <= fit.max_error < 1e-9
-
-
-def test_the_fit_says_how_wrong_it_is():
-    rng = np.random.default_rng(0)
-    noisy = [replace(one, latency_ms=one.latency_ms * rng.uniform(0.8, 1.2)) for one in alpha_beta_samples()]
-    for fit in fit_links(noisy):
-        truth = TRUTH[fit.level, fit.operator]
-        assert fit.link.bytes_per_s == pytest.approx(truth.bytes_per_s, rel=0.15)
-        assert fit.link.latency_s == pytest.approx(truth.latency_s, rel=0.15)
-        assert 0.04 < fit.mean_error < 0.2
-        assert fit.mean_error < fit.max_error < 0.5
-
-
-def test_a_latency_below_zero_is_zero():
-    num_bytes_S = np.array([1e3, 1e6, 1e9])
-    link = fit_link(num_bytes_S, np.array([1e-7, 1.5e-3, 2.0]))  # time grows faster than bytes
-    assert link.latency_s == 0.0
-    ratio_S = num_bytes_S / np.array([1e-7, 1.5e-3, 2.0])
-    # No other bandwidth has a smaller error.
-    errors = [((ratio_S / (link.bytes_per_s * factor) - 1) ** 2).sum() for factor in (0.99, 1.0, 1.01)]
-    assert min(errors) == errors[1]
-
-
-@pytest.mark.parametrize(("num_bytes", "seconds"), [([8.0, 8.0], [1.0, 2.0]), ([8.0, 16.0], [2.0, 1.0])])
-def test_times_without_a_bandwidth_are_an_error(num_bytes, seconds):
-    with pytest.raises(InputError, match="bytes_per_rank"):
-        fit_link(np.array(num_bytes), np.array(seconds))
-
-
-def test_a_fitted_topology_prices_what_was_measured(tmp_path):
-    samples = alpha_beta_samples()
-    topology = fitted_topology(samples, topology_of(2, 4))
-    assert topology.device == "cpu"
-    node, cluster = topology.levels
-    for link, key in (
-        (node.all_to_all, (GroupLevel.NODE, Operator.ALL_TO_ALL)),
-        (node.all_reduce, (GroupLevel.NODE, Operator.ALL_REDUCE)),
-        (cluster.all_to_all, (GroupLevel.ACROSS_NODES, Operator.ALL_TO_ALL)),
-        (cluster.all_reduce, (GroupLevel.WORLD, Operator.ALL_REDUCE)),
-    ):
-        assert link.bytes_per_s == pytest.approx(TRUTH[key].bytes_per_s, rel=1e-6)
-    write_topology(topology, tmp_path / "topology.json")
-    assert read_topology(tmp_path / "topology.json") == topology
-    undisturbed = [one for one in samples if one.reference_ms == 1.0]
-    assert relative_errors(undisturbed, topology).max() < 1e-6
-    slower = [replace(one, latency_ms=2 * one.latency_ms) for one in undisturbed]
-    assert relative_errors(slower, topology).min() > 0.4
-    with pytest.raises(InputError, match="over 6 ranks on 3 nodes"):
-        relative_errors(samples, topology_of(2, 6))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "nproc", "node_size"),
-    [((2, 4), 4, 2), ((2, 16), 4, 2), ((8, 64), 8, 4), ((1, 3), 2, 1), ((4,), 4, 4), ((2,), 4, 2)],
-)
-def test_links_come_from_the_nearest_arrangement(sizes, nproc, node_size):
-    arrangements = [(4, 2), (8, 4), (2, 1), (4, 4)]
-    samples = [one for arrangement in arrangements for one in alpha_beta_samples(*arrangement)]
-    used = links_used(samples, topology_of(*sizes))
-    assert {(fit.nproc, fit.node_size) for _, fit in used} == {(nproc, node_size)}
-    assert {index for index, _ in used} == {index for index, size in enumerate(sizes) if size > 1}
-    assert len(used) == 2 * len({index for index, _ in used})
-
-
-def test_levels_that_were_not_measured_keep_their_links():
-    like = topology_of(2, 4, 8)
-    topology = fitted_topology(alpha_beta_samples(), like)
-    assert topology.levels[2] == like.levels[2]
-    one_node = fitted_topology(alpha_beta_samples(2, 2), topology_of(2, 4))
-    assert one_node.levels[0].all_to_all.bytes_per_s == pytest.approx(2e11)
-    assert one_node.levels[1] == like.levels[1]
-
-
-def test_samples_that_fit_nothing_are_an_error():
-    with pytest.raises(InputError, match="several devices, take those of one: cpu, h200"):
-        fitted_topology([*alpha_beta_samples(), *alpha_beta_samples(device="h200")], topology_of(2, 4))
-    with pytest.raises(InputError, match="hold no all-to-all or all-reduce"):
-        fitted_topology([], topology_of(2, 4))
-    gathered = [replace(one, collective=collective_of(Operator.ALL_GATHER)) for one in alpha_beta_samples()]
-    with pytest.raises(InputError, match="hold no all-to-all or all-reduce"):
-        fitted_topology(gathered, topology_of(2, 4))
