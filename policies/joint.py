@@ -18,6 +18,7 @@ from torch.nn import functional
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.placement import PlacementProblem, RankArray
+from autoshard.planners.refine import MeasurePlans
 from costmodel.features import FeatureArray, shard_features
 from costmodel.learned import LearnedCostModel
 from env import CHOICE_CODES, ITEM_CODE, PlacementTask
@@ -25,7 +26,6 @@ from policies.actor_critic import PlacementPolicy
 from policies.checkpoint import Checkpoint
 from policies.choices import Algorithm
 from policies.joint_cost import JointCost
-from policies.measured import MeasurePlans
 from policies.scores import Baselines
 from policies.training import Evaluation, PolicyTrainer
 from policies.training_options import TrainingOptions

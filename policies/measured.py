@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 
 import numpy as np
 import torch
 from stable_baselines3.common.vec_env import VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from autoshard.commands.replaying import REPLAY_GROUP, ReplayPlans
+from autoshard.commands.replaying import find_replay
 from autoshard.core import ShardingPlan
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.placement import PlacementProblem, RankArray
+from autoshard.planners.refine import MeasurePlans
 from env import Objective, PlacementTask, PlacementVecEnv, kernel_score
-
-#: Kernel time in milliseconds of every rank of each plan, shape (R,) each.
-MeasurePlans = Callable[[Sequence[ShardingPlan]], Sequence[MsArray]]
 
 #: Told what was measured: a problem, the rank of each of its items, and each rank's milliseconds.
 OnMeasured = Callable[[PlacementProblem, RankArray, MsArray], None]
@@ -37,10 +34,7 @@ def find_benchmark(device: str) -> MeasurePlans:
     Raises:
         InvalidOptionError: If none is installed.
     """
-    found = sorted(entry_points(group=REPLAY_GROUP), key=lambda point: point.name)
-    if not found:
-        raise InvalidOptionError("nothing that can measure placements is installed", field="reward")
-    replay_plans: ReplayPlans = found[0].load()
+    replay_plans = find_replay("reward")
     target = "cpu" if device.startswith("cpu") else "cuda"
 
     def measure(plans: Sequence[ShardingPlan]) -> tuple[MsArray, ...]:

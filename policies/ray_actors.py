@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from types import ModuleType
 from typing import Any
 
-from autoshard.core.errors import ExecutionError, InvalidOptionError
+from autoshard.core.errors import ExecutionError
+from autoshard.ray_library import import_ray
 from policies.actors import ActorDiedError, ActorSetup, Order, Played, Player
 
 
@@ -23,7 +23,7 @@ class RayActors:
     """
 
     def __init__(self, address: str, num_actors: int) -> None:
-        self._ray = _import_ray()
+        self._ray = import_ray()
         self._address, self._num_actors = address, num_actors
         self._setup: tuple[ActorSetup, Any] | None = None
 
@@ -100,14 +100,3 @@ class RayActor:
         """Ends the actor."""
         self._result = None
         self._ray.kill(self._player)
-
-
-def _import_ray() -> ModuleType:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise InvalidOptionError(
-            "needs Ray, which is not installed: pip install 'autoshard[ray]'", field="ray"
-        ) from error
-    return ray

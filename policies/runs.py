@@ -14,6 +14,7 @@ from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
 from autoshard.formats.samples import read_samples
 from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.refine import MeasurePlans
 from autoshard.planning import make_costs
 from costmodel import Registry
 from costmodel.dataset import CostDataset
@@ -23,7 +24,7 @@ from policies.choices import Items, RewardSource
 from policies.joint import JointTrainer
 from policies.joint_cost import JointCost
 from policies.lagged import LaggedVTrace
-from policies.measured import MeasurePlans, find_benchmark
+from policies.measured import find_benchmark
 from policies.ray_actors import RayActors
 from policies.scores import Baselines, score_policy
 from policies.tasks import Split, TaskKind, sample_problems, task_seeds, training_topology

@@ -14,6 +14,7 @@ from stable_baselines3.common.utils import safe_mean
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.planners.placement import PlacementProblem, RankArray
+from autoshard.planners.refine import MeasurePlans
 from env import PlacementTask, PlacementVecEnv
 from policies.actor_critic import PlacementPolicy
 from policies.actor_processes import ActorProcesses
@@ -21,7 +22,7 @@ from policies.actors import ActorLauncher, ActorPool, ActorSetup
 from policies.checkpoint import Checkpoint
 from policies.choices import Algorithm
 from policies.lagged import LaggedVTrace
-from policies.measured import MeasuredVecEnv, MeasurePlans
+from policies.measured import MeasuredVecEnv
 from policies.network import PlacementNetwork
 from policies.ppo import PlacementPPO
 from policies.scores import Baselines, PlacementScore, score_policy

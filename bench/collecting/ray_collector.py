@@ -6,7 +6,6 @@ Nothing but this process needs the store, so the cluster needs no file system in
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -17,8 +16,9 @@ from types import ModuleType
 from typing import Any
 
 from autoshard import console
-from autoshard.core.errors import DeviceError, ExecutionError, InvalidOptionError
+from autoshard.core.errors import DeviceError, ExecutionError
 from autoshard.formats.samples import Sample
+from autoshard.ray_library import import_ray
 from bench.collecting.collector import SampleWriter, known_sets, num_threads_of, to_sample
 from bench.collecting.options import CollectOptions, What
 from bench.collecting.run import Outcome, check_names, check_store, set_source
@@ -121,23 +121,12 @@ def collect_on_ray(
         SampleStoreError: If the store cannot be read or written.
         FormatError: If the store is of another version.
     """
-    ray = _import_ray()
+    ray = import_ray()
     check_names(options)
     with CollectorLock(options.store, "ray"):
         check_store(options.store)
         with _cluster(ray, address, options.workers):
             return (_Driver(ray, options, advance, settings).run(),)
-
-
-def _import_ray() -> ModuleType:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise InvalidOptionError(
-            "needs Ray, which is not installed: pip install 'autoshard[ray]'", field="ray"
-        ) from error
-    return ray
 
 
 @contextmanager

@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
-from autoshard.commands.replaying import REPLAY_GROUP, Replay, ReplayPlans
+from autoshard.commands.replaying import Replay, find_replay
 from autoshard.core import Costs, ShardingPlan, TableSet, Topology
-from autoshard.core.errors import AutoshardError, InvalidOptionError
+from autoshard.core.errors import AutoshardError
 from autoshard.formats import load_tables
 from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
@@ -261,9 +260,6 @@ class Lab:
             InvalidOptionError: If nothing that replays plans is installed.
             AutoshardError: If the plans cannot be replayed.
         """
-        found = sorted(entry_points(group=REPLAY_GROUP), key=lambda point: point.name)
-        if not found:
-            raise InvalidOptionError("nothing that can replay plans is installed", field="--replay")
-        replay_plans: ReplayPlans = found[0].load()
+        replay_plans = find_replay("--replay")
         device = "cpu" if self.settings.device.startswith("cpu") else "cuda"
         return replay_plans(plans, device=device, advance=lambda _: None)
