@@ -37,7 +37,7 @@ from autoshard.core.tables import (
     TableSet,
     Tier,
 )
-from autoshard.core.topology import Level, Link, MemoryBytes, MemoryLevel, Topology
+from autoshard.core.topology import Level, Link, MemoryBandwidth, MemoryBytes, MemoryLevel, Topology
 
 __all__ = [
     "NUM_REUSE_BINS",
@@ -61,6 +61,7 @@ __all__ = [
     "Level",
     "Link",
     "LocalShard",
+    "MemoryBandwidth",
     "MemoryBytes",
     "MemoryLevel",
     "MemoryPlacement",

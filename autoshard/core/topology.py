@@ -39,6 +39,33 @@ class MemoryBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBandwidth:
+    """Bytes per second at which one rank reads rows of a memory level, and writes them; None for what is usual.
+
+    Attributes:
+        hbm: Of the device's own memory, as gathers of whole rows reach it.
+        ddr: Between the host's memory and the device, in one direction: what all ranks of a host share, each rank has
+            its part of.
+        ssd: Of the solid-state disks of a rank, whole pages.
+    """
+
+    hbm: float | None = None
+    ddr: float | None = None
+    ssd: float | None = None
+
+    def __post_init__(self) -> None:
+        for level in MemoryLevel:
+            value = self[level]
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InvalidTopologyError(
+                    f"must be a positive number, got {value}", field=f"memory_bandwidth_bytes_per_s.{level}"
+                )
+
+    def __getitem__(self, level: MemoryLevel) -> float | None:
+        return {MemoryLevel.HBM: self.hbm, MemoryLevel.DDR: self.ddr, MemoryLevel.SSD: self.ssd}[level]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """Bandwidth per rank and latency of one collective at one level."""
 
@@ -73,6 +100,7 @@ class Topology:
         levels: From the node outwards; each size divides the next, and the last is the world.
         overrides: Memory of single ranks, as (rank, memory) pairs.
         fetch_ms: OPER's matrix L, [i][j] the cost in milliseconds for rank i to fetch one row from rank j.
+        memory_bandwidth: How fast ranks reach their rows by memory level, where that is known.
     """
 
     world_size: int
@@ -81,6 +109,7 @@ class Topology:
     levels: tuple[Level, ...]
     overrides: tuple[tuple[int, MemoryBytes], ...] = ()
     fetch_ms: tuple[tuple[float, ...], ...] | None = None
+    memory_bandwidth: MemoryBandwidth = field(default_factory=MemoryBandwidth)
     _memory: tuple[MemoryBytes, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

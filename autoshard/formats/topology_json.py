@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from autoshard.core import Level, Link, MemoryBytes, MemoryLevel, Topology
+from autoshard.core import Level, Link, MemoryBandwidth, MemoryBytes, MemoryLevel, Topology
 from autoshard.core.errors import FormatError
 from autoshard.formats.fields import Fields, from_source, items, number
 from autoshard.formats.files import atomic_write
@@ -52,12 +52,13 @@ def topology_from_json(document: object, path: str = "") -> Topology:
         document,
         path,
         required=("schema", "world_size", "device", "memory_bytes", "levels"),
-        optional=("overrides", "fetch_ms"),
+        optional=("memory_bandwidth_bytes_per_s", "overrides", "fetch_ms"),
         schema=TOPOLOGY_SCHEMA,
     )
     world_size = fields.whole("world_size", minimum=1, maximum=MAX_WORLD_SIZE)
     device = fields.text("device")
     memory = _memory_from_json(fields, {"ddr": 0, "ssd": 0})
+    bandwidth = _bandwidth_from_json(fields)
     levels = _levels_from_json(fields)
     overrides = _overrides_from_json(fields, memory, world_size)
     fetch_ms = _matrix_from_json(fields, world_size) if "fetch_ms" in fields else None
@@ -69,6 +70,7 @@ def topology_from_json(document: object, path: str = "") -> Topology:
             levels=levels,
             overrides=overrides,
             fetch_ms=fetch_ms,
+            memory_bandwidth=bandwidth,
         )
     )
 
@@ -90,6 +92,9 @@ def topology_to_json(topology: Topology) -> dict[str, object]:
             for level in topology.levels
         ],
     }
+    known = {level.value: topology.memory_bandwidth[level] for level in MemoryLevel}
+    if any(value is not None for value in known.values()):
+        document["memory_bandwidth_bytes_per_s"] = {name: value for name, value in known.items() if value is not None}
     if topology.overrides:
         document["overrides"] = [
             {"ranks": [rank for rank, _ in group], "memory_bytes": _memory_to_json(memory)}
@@ -140,6 +145,12 @@ def _memory_from_json(parent: Fields, inherited: dict[str, int]) -> MemoryBytes:
 
 def _memory_to_json(memory: MemoryBytes) -> dict[str, int]:
     return {level.value: memory[level] for level in MemoryLevel}
+
+
+def _bandwidth_from_json(document: Fields) -> MemoryBandwidth:
+    fields = document.fields("memory_bandwidth_bytes_per_s", required=(), optional=_MEMORY_FIELDS)
+    known = {name: fields.number(name, maximum=1e18) for name in _MEMORY_FIELDS if name in fields}
+    return document.build(lambda: MemoryBandwidth(**known))
 
 
 def _overrides_from_json(document: Fields, memory: MemoryBytes, world_size: int) -> tuple[tuple[int, MemoryBytes], ...]:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from autoshard.core import GroupLayout, Level, Link, MemoryBytes, MemoryLevel, ReplicaGroups, Topology
+from autoshard.core import GroupLayout, Level, Link, MemoryBandwidth, MemoryBytes, MemoryLevel, ReplicaGroups, Topology
 from autoshard.core.errors import InvalidPlanError, InvalidTopologyError
 
 LINK = Link(bytes_per_s=1e9)
@@ -28,6 +28,8 @@ def topology(world_size=8, node=4, **changes):
     [
         (lambda: MemoryBytes(hbm=-1), "memory_bytes.hbm"),
         (lambda: MemoryBytes(hbm=1, ssd=1.5), "memory_bytes.ssd"),
+        (lambda: MemoryBandwidth(ddr=0.0), "memory_bandwidth_bytes_per_s.ddr"),
+        (lambda: MemoryBandwidth(ssd=math.inf), "memory_bandwidth_bytes_per_s.ssd"),
         (lambda: Link(bytes_per_s=0.0), "bytes_per_s"),
         (lambda: Link(bytes_per_s=math.nan), "bytes_per_s"),
         (lambda: Link(bytes_per_s=1.0, latency_s=-1.0), "latency_s"),

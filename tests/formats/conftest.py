@@ -56,6 +56,7 @@ TOPOLOGY = {
     "world_size": 4,
     "device": "a100",
     "memory_bytes": {"hbm": 2**30, "ddr": 2**32, "ssd": 0},
+    "memory_bandwidth_bytes_per_s": {"ddr": 2.4e10, "ssd": 3e9},
     "levels": [
         {
             "name": "node",

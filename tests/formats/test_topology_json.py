@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import Level, Link, MemoryBytes, Topology
+from autoshard.core import Level, Link, MemoryBandwidth, MemoryBytes, Topology
 from autoshard.core.errors import InputError
-from autoshard.formats import read_topology, topology_from_json, write_topology
+from autoshard.formats import read_topology, topology_from_json, topology_to_json, write_topology
 
 SCHEMA = "autoshard.topology/1"
 
 links = st.builds(Link, bytes_per_s=st.floats(1e-3, 1e18), latency_s=st.floats(0, 3600))
 memory = st.builds(MemoryBytes, hbm=st.integers(0, 2**60), ddr=st.integers(0, 2**60), ssd=st.integers(0, 2**60))
+rates = st.none() | st.floats(1e-3, 1e18)
+bandwidths = st.builds(MemoryBandwidth, hbm=rates, ddr=rates, ssd=rates)
 
 
 @st.composite
@@ -33,6 +35,7 @@ def topologies(draw):
         ),
         overrides=tuple(overrides.items()),
         fetch_ms=draw(st.none() | st.lists(costs, min_size=sizes[-1], max_size=sizes[-1]).map(tuple)),
+        memory_bandwidth=draw(bandwidths),
     )
 
 
@@ -49,6 +52,15 @@ def test_an_override_keeps_the_levels_that_it_does_not_name(documents):
     assert usual == MemoryBytes(hbm=2**30, ddr=2**32)
     assert read.memory_of(0) == read.memory_of(2) == MemoryBytes(hbm=2**29, ddr=usual.ddr)
     assert read.memory_of(1) == MemoryBytes(hbm=usual.hbm, ddr=usual.ddr, ssd=5)
+
+
+def test_bandwidths_of_memory_may_be_left_out(documents):
+    document = copy.deepcopy(documents[SCHEMA])
+    assert topology_from_json(document).memory_bandwidth == MemoryBandwidth(ddr=2.4e10, ssd=3e9)
+    del document["memory_bandwidth_bytes_per_s"]
+    read = topology_from_json(document)
+    assert read.memory_bandwidth == MemoryBandwidth()
+    assert "memory_bandwidth_bytes_per_s" not in topology_to_json(read)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +91,14 @@ def test_an_override_keeps_the_levels_that_it_does_not_name(documents):
         ),
         (lambda it: it["memory_bytes"].pop("hbm"), "memory_bytes.hbm: is missing"),
         (lambda it: it["memory_bytes"].update(nvme=1), "memory_bytes.nvme: is not known; accepted: hbm, ddr, ssd"),
+        (
+            lambda it: it["memory_bandwidth_bytes_per_s"].update(ddr=0),
+            "memory_bandwidth_bytes_per_s.ddr: must be a positive number, got 0.0",
+        ),
+        (
+            lambda it: it["memory_bandwidth_bytes_per_s"].update(nvme=1),
+            "memory_bandwidth_bytes_per_s.nvme: is not known; accepted: hbm, ddr, ssd",
+        ),
         (
             lambda it: it["overrides"][0].update(ranks=[4]),
             "overrides[0].ranks[0]: must be a whole number in [0, 3], got 4",
