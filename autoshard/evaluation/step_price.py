@@ -25,7 +25,7 @@ from autoshard.core.step import (
     weighted_ms,
 )
 from autoshard.evaluation.dense_time import AnalyticDenseModel
-from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Traffic
+from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Stream, Traffic
 
 #: Gradients of dense layers are fp32.
 _GRADIENT_BYTES = 4
@@ -43,15 +43,16 @@ class Stages:
     @classmethod
     def of(cls, plan: ShardingPlan, costs: Costs, traffic: Traffic) -> Stages:
         """Prices what a plan sends."""
+        links = traffic.links(plan.topology)
 
-        def all_to_all(sent_bytes_RR: MsArray) -> MsArray:
-            return costs.comm.all_to_all_ms(sent_bytes_RR, plan.topology)
+        def all_to_all(stream: Stream) -> MsArray:
+            return costs.comm.links_ms(links[stream], plan.topology)
 
         return cls(
             # Ids can only travel once the lengths have told how many there are (Neo Sec. 7.1).
-            input_ms_R=all_to_all(traffic.lengths_RR) + all_to_all(traffic.ids_RR),
-            forward_ms_R=all_to_all(traffic.forward_RR),
-            backward_ms_R=all_to_all(traffic.backward_RR),
+            input_ms_R=all_to_all(Stream.LENGTHS) + all_to_all(Stream.IDS),
+            forward_ms_R=all_to_all(Stream.FORWARD),
+            backward_ms_R=all_to_all(Stream.BACKWARD),
             sync_ms_R=np.array([costs.comm.all_reduce_ms(float(size), plan.topology) for size in traffic.sync_R]),
         )
 
@@ -172,20 +173,20 @@ def step_work(
     one_R = np.ones(plan.group_size)
     num_kernels_R, num_features_R = _served(plan)
 
-    def moved(of_RR: MsArray, unit_bytes: float) -> MsArray:
-        return np.asarray((of_RR.sum(axis=0) + of_RR.sum(axis=1)) / unit_bytes)
+    def moved(stream: Stream, unit_bytes: float) -> MsArray:
+        return (traffic.sent_R(stream) + traffic.received_R(stream)) / unit_bytes
 
-    served_lengths_R = traffic.lengths_RR.sum(axis=0) / LENGTH_BYTES / 1e6
+    served_lengths_R = traffic.received_R(Stream.LENGTHS) / LENGTH_BYTES / 1e6
     columns: dict[StepPart, tuple[MsArray, ...]] = {
         StepPart.INPUT: (
             stages.input_ms_R,
             one_R,
-            moved(traffic.ids_RR, ID_BYTES * 1e6),
-            moved(traffic.lengths_RR, LENGTH_BYTES * 1e6),
+            moved(Stream.IDS, ID_BYTES * 1e6),
+            moved(Stream.LENGTHS, LENGTH_BYTES * 1e6),
         ),
         StepPart.FORWARD_KERNEL: (kernels.forward_ms_S, num_kernels_R, num_features_R, served_lengths_R),
-        StepPart.FORWARD_EXCHANGE: (stages.forward_ms_R, one_R, moved(traffic.forward_RR, 1e6)),
-        StepPart.BACKWARD_EXCHANGE: (stages.backward_ms_R, one_R, moved(traffic.backward_RR, 1e6)),
+        StepPart.FORWARD_EXCHANGE: (stages.forward_ms_R, one_R, moved(Stream.FORWARD, 1e6)),
+        StepPart.BACKWARD_EXCHANGE: (stages.backward_ms_R, one_R, moved(Stream.BACKWARD, 1e6)),
         StepPart.BACKWARD_KERNEL: (kernels.backward_ms_S, num_kernels_R, num_features_R),
         StepPart.DENSE: _dense_columns(one_R, stages, dense),
     }

@@ -1,40 +1,49 @@
 """Bytes that a plan sends between ranks in one step.
 
-Shape suffixes: R ranks. Where a matrix has (R, R), entry [i, j] travels from rank i to rank j, and the diagonal is
-what stays.
+Shards that are held and read alike send alike, so that bytes are added up by layout, and no layout is looked at pair by
+pair of ranks: a plan for thousands of ranks is priced in seconds.
+
+Shape suffixes: R ranks, L levels, E exchanges (`Stream`), O ranks that hold rows, replica after replica. Where a matrix
+has (R, R), entry [i, j] travels from rank i to rank j, and the diagonal is what stays.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autoshard.core import Exchange, GradSync, PlacedShard, ShardingPlan
-from autoshard.core.costs import MsArray
+from autoshard.core import Exchange, GradSync, PlacedShard, ShardingPlan, Topology
+from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.plan import Payload
+from autoshard.core.shard import Replicas
 
 ID_BYTES = 8
 LENGTH_BYTES = 4
 #: Gradients are reduced in fp32, whatever the weights are.
 REDUCED_BYTES = 4
 
+_RankArray = NDArray[np.int64]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Bytes per step: requests to owners, embeddings back, gradients to owners, and sums over replicas."""
 
-    lengths_RR: MsArray
-    ids_RR: MsArray
-    forward_RR: MsArray
-    backward_RR: MsArray
-    sync_R: MsArray
-    """Bytes of gradients that each rank puts into all-reduces, as those of an all-reduce over all ranks."""
+class Stream(StrEnum):
+    """An exchange of a step."""
 
-    def activation_bytes(self) -> MsArray:
-        """Bytes a rank holds at the forward exchange, shape (R,): its inputs, its outputs and what it receives."""
-        inputs_R = self.lengths_RR.sum(axis=0) + self.ids_RR.sum(axis=0)
-        return np.asarray(inputs_R + self.forward_RR.sum(axis=1) + self.forward_RR.sum(axis=0))
+    LENGTHS = "lengths"
+    IDS = "ids"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+    @property
+    def asks(self) -> bool:
+        """Whether it goes from the ranks that read to those that own rows."""
+        return self is not Stream.FORWARD
+
+
+_STREAMS = tuple(Stream)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +79,160 @@ class PairTraffic:
             backward=values * payload.backward.num_bytes,
         )
 
+    def by_stream(self) -> MsArray:
+        """The same numbers, shape (E,)."""
+        return np.array([self.lengths, self.ids, self.forward, self.backward])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutTraffic:
+    """Bytes between each rank and each owner in the replica that it reads, for all shards that are held alike.
+
+    Attributes:
+        replicas: Ranks that hold the rows.
+        read_by_R: For each rank, the index of the replica that it reads.
+        pair_bytes_E: Bytes of a pair of reader and owner, by stream.
+    """
+
+    replicas: Replicas
+    read_by_R: _RankArray
+    pair_bytes_E: MsArray
+    owners_O: _RankArray = field(init=False)
+    """Ranks that hold rows, replica after replica."""
+    replica_O: _RankArray = field(init=False)
+    """The replica of each of them."""
+
+    def __post_init__(self) -> None:
+        owners_O, replica_O = _flat(self.replicas)
+        object.__setattr__(self, "owners_O", owners_O)
+        object.__setattr__(self, "replica_O", replica_O)
+
+    def counts_R(self) -> tuple[MsArray, MsArray]:  # noqa: N802 - a shape suffix
+        """Owners that each rank asks, and ranks that each rank serves, itself included; shapes (R,)."""
+        num_owners = np.bincount(self.replica_O, minlength=len(self.replicas))
+        num_readers = np.bincount(self.read_by_R, minlength=len(self.replicas))
+        served_R = np.bincount(self.owners_O, num_readers[self.replica_O], minlength=len(self.read_by_R))
+        return num_owners[self.read_by_R].astype(np.float64), served_R
+
+    def counts_LR(self, topology: Topology) -> tuple[MsArray, MsArray]:  # noqa: N802 - a shape suffix
+        """As `counts_R`, by the innermost level that holds both; ranks themselves left out. Shapes (L, R)."""
+        num_ranks = len(self.read_by_R)
+        ranks_R = np.arange(num_ranks)
+        asked, served = [], []
+        for size in (1, *(level.size for level in topology.levels)):
+            readers_R = self.read_by_R * num_ranks + ranks_R // size
+            owners_O = self.replica_O * num_ranks + self.owners_O // size
+            asked.append(_how_often(readers_R, owners_O))
+            served.append(np.bincount(self.owners_O, _how_often(owners_O, readers_R), minlength=num_ranks))
+        return np.diff(np.stack(asked), axis=0), np.diff(np.stack(served), axis=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes per step: requests to owners, embeddings back, gradients to owners, and sums over replicas.
+
+    Attributes:
+        layouts: What is exchanged, a layout for all shards of several replicas that are held and read alike.
+        single_ER: As `layouts`, for all shards of one replica together: bytes between each rank and owner [r], shape
+            (E, R).
+        sync_R: Bytes of gradients that each rank puts into all-reduces, as those of an all-reduce over all ranks.
+    """
+
+    layouts: tuple[LayoutTraffic, ...]
+    single_ER: MsArray
+    sync_R: MsArray
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the replica group."""
+        return self.single_ER.shape[1]
+
+    def sent_R(self, stream: Stream) -> MsArray:  # noqa: N802 - a shape suffix
+        """Bytes that each rank sends, to itself included; shape (R,)."""
+        asked_R, served_R = self._moved_R(stream)
+        return asked_R if stream.asks else served_R
+
+    def received_R(self, stream: Stream) -> MsArray:  # noqa: N802 - a shape suffix
+        """Bytes that each rank receives, from itself included; shape (R,)."""
+        asked_R, served_R = self._moved_R(stream)
+        return served_R if stream.asks else asked_R
+
+    def links(self, topology: Topology) -> Mapping[Stream, LinkBytes]:
+        """What leaves and reaches ranks by level, for every stream.
+
+        Args:
+            topology: Of the ranks that the plan numbers: the world, or a replica group.
+        """
+        asked_ELR, served_ELR = self._single_ELR(topology)
+        for layout in self.layouts:
+            asked_LR, served_LR = layout.counts_LR(topology)
+            asked_ELR += layout.pair_bytes_E[:, None, None] * asked_LR
+            served_ELR += layout.pair_bytes_E[:, None, None] * served_LR
+        links = {}
+        for index, stream in enumerate(_STREAMS):
+            asked_LR, served_LR = asked_ELR[index], served_ELR[index]
+            leaving_LR, arriving_LR = (asked_LR, served_LR) if stream.asks else (served_LR, asked_LR)
+            links[stream] = LinkBytes(leaving_LR=leaving_LR, arriving_LR=arriving_LR)
+        return links
+
+    def activation_bytes(self) -> MsArray:
+        """Bytes a rank holds at the forward exchange, shape (R,): its inputs, its outputs and what it receives."""
+        inputs_R = self.received_R(Stream.LENGTHS) + self.received_R(Stream.IDS)
+        return inputs_R + self.sent_R(Stream.FORWARD) + self.received_R(Stream.FORWARD)
+
+    @property
+    def lengths_RR(self) -> MsArray:  # noqa: N802 - a shape suffix
+        """Lengths pair by pair; for small worlds, as all such matrices."""
+        return self._dense_RR(Stream.LENGTHS)
+
+    @property
+    def ids_RR(self) -> MsArray:  # noqa: N802 - a shape suffix
+        """Ids pair by pair."""
+        return self._dense_RR(Stream.IDS)
+
+    @property
+    def forward_RR(self) -> MsArray:  # noqa: N802 - a shape suffix
+        """Embeddings pair by pair."""
+        return self._dense_RR(Stream.FORWARD)
+
+    @property
+    def backward_RR(self) -> MsArray:  # noqa: N802 - a shape suffix
+        """Gradients pair by pair."""
+        return self._dense_RR(Stream.BACKWARD)
+
+    def _moved_R(self, stream: Stream) -> tuple[MsArray, MsArray]:  # noqa: N802 - a shape suffix
+        """Bytes between each rank and the owners that it reads, and between it and the ranks that it serves."""
+        index = _STREAMS.index(stream)
+        single_R = self.single_ER[index]
+        asked_R, served_R = np.full(self.num_ranks, single_R.sum()), single_R * self.num_ranks
+        for layout in self.layouts:
+            asks_R, serves_R = layout.counts_R()
+            asked_R += layout.pair_bytes_E[index] * asks_R
+            served_R += layout.pair_bytes_E[index] * serves_R
+        return asked_R, served_R
+
+    def _single_ELR(self, topology: Topology) -> tuple[MsArray, MsArray]:  # noqa: N802 - a shape suffix
+        """Asked and served of shards of one replica, which all ranks read, by level."""
+        ranks_R = np.arange(self.num_ranks)
+        asked, sizes = [], (1, *(level.size for level in topology.levels))
+        for size in sizes:
+            group_R = ranks_R // size
+            sums = np.stack([np.bincount(group_R, one_R) for one_R in self.single_ER])
+            asked.append(sums[:, group_R])
+        # What two large sums differ by may miss 0 by a little.
+        asked_ELR = np.maximum(np.diff(np.stack(asked, axis=1), axis=1), 0.0)
+        asked_ELR[asked_ELR < 1e-9 * asked[-1][:, None]] = 0.0
+        return asked_ELR, self.single_ER[:, None] * np.diff(sizes)[None, :, None]
+
+    def _dense_RR(self, stream: Stream) -> MsArray:  # noqa: N802 - a shape suffix
+        index = _STREAMS.index(stream)
+        asked_RR = np.tile(self.single_ER[index], (self.num_ranks, 1))
+        for layout in self.layouts:
+            for number, owners in enumerate(layout.replicas):
+                readers = np.flatnonzero(layout.read_by_R == number)
+                asked_RR[np.ix_(readers, np.array(owners))] += layout.pair_bytes_E[index]
+        return asked_RR if stream.asks else asked_RR.T
+
 
 def synced_bytes(placed: PlacedShard, group_batch_size: int) -> float:
     """Bytes of gradients that each holder of a shard with several replicas puts into all-reduces.
@@ -93,54 +256,51 @@ def plan_traffic(plan: ShardingPlan) -> Traffic:
     answer with one vector per bag (`partial_sums`), or with one row per lookup (`rows`; per distinct row with
     `deduplicate`), in the payload's formats. Lookups are taken to spread evenly over the owners of a replica.
     """
-    ledger = _Ledger(plan)
+    local_batch = plan.group_batch_size / plan.group_size
+    single_ER, sync_R = np.zeros((len(_STREAMS), plan.group_size)), np.zeros(plan.group_size)
+    alike: dict[tuple[Replicas, tuple[int, ...] | None], list[PlacedShard]] = {}
     for placed in plan.shards:
-        ledger.add_exchange(placed)
-        if len(placed.replicas) > 1:
-            ledger.add_sync(placed)
-    return ledger.total
-
-
-class _Ledger:
-    def __init__(self, plan: ShardingPlan) -> None:
-        square = (plan.group_size, plan.group_size)
-        self.plan = plan
-        self.total = Traffic(
-            lengths_RR=np.zeros(square),
-            ids_RR=np.zeros(square),
-            forward_RR=np.zeros(square),
-            backward_RR=np.zeros(square),
-            sync_R=np.zeros(plan.group_size),
+        alike.setdefault((placed.replicas, placed.fetch), []).append(placed)
+    layouts = []
+    for (replicas, _), shards in alike.items():
+        pair_bytes_E = np.sum(
+            [PairTraffic.of(placed, local_batch, plan.payload).by_stream() for placed in shards], axis=0
         )
-
-    def add_exchange(self, placed: PlacedShard) -> None:
-        read_by = replicas_read(self.plan, placed)
-        local_batch = self.plan.group_batch_size / self.plan.group_size
-        pair = PairTraffic.of(placed, local_batch, self.plan.payload)
-        for index, owners in enumerate(placed.replicas):
-            readers = np.flatnonzero(read_by == index)
-            requests, answers = np.ix_(readers, np.array(owners)), np.ix_(np.array(owners), readers)
-            self.total.lengths_RR[requests] += pair.lengths
-            self.total.ids_RR[requests] += pair.ids
-            self.total.forward_RR[answers] += pair.forward
-            self.total.backward_RR[requests] += pair.backward
-
-    def add_sync(self, placed: PlacedShard) -> None:
-        holders = [rank for replica in placed.replicas for rank in replica]
-        self.total.sync_R[holders] += synced_bytes(placed, self.plan.group_batch_size)
+        if len(replicas) == 1:
+            single_ER[:, list(replicas[0])] += pair_bytes_E[:, None]
+            continue
+        layout = LayoutTraffic(replicas=replicas, read_by_R=replicas_read(plan, shards[0]), pair_bytes_E=pair_bytes_E)
+        sync_R[layout.owners_O] += sum(synced_bytes(placed, plan.group_batch_size) for placed in shards)
+        layouts.append(layout)
+    return Traffic(layouts=tuple(layouts), single_ER=single_ER, sync_R=sync_R)
 
 
-def replicas_read(plan: ShardingPlan, placed: PlacedShard) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def replicas_read(plan: ShardingPlan, placed: PlacedShard) -> _RankArray:
     """For each rank, the index of the replica that it reads, shape (R,).
 
     Without `fetch` that is the replica which the rank belongs to, else one of its own node, else they take turns.
     """
     if placed.fetch is not None:
         return np.array(placed.fetch, dtype=np.int64)
-    read_by = np.arange(plan.group_size, dtype=np.int64) % len(placed.replicas)
-    nodes = np.arange(plan.group_size) // plan.topology.local_world_size
-    for index, owners in reversed(list(enumerate(placed.replicas))):
-        read_by[np.isin(nodes, nodes[list(owners)])] = index
-    for index, owners in enumerate(placed.replicas):
-        read_by[list(owners)] = index
-    return read_by
+    owners_O, replica_O = _flat(placed.replicas)
+    node_R = np.arange(plan.group_size) // plan.topology.local_world_size
+    of_node = np.full(node_R[-1] + 1, -1, dtype=np.int64)
+    of_node[node_R[owners_O][::-1]] = replica_O[::-1]  # the first replica on a node is written last
+    turns_R = np.arange(plan.group_size, dtype=np.int64) % len(placed.replicas)
+    read_by_R = np.where(of_node[node_R] >= 0, of_node[node_R], turns_R)
+    read_by_R[owners_O] = replica_O
+    return read_by_R
+
+
+def _flat(replicas: Replicas) -> tuple[_RankArray, _RankArray]:
+    """Ranks of all replicas one after the other, and the replica of each."""
+    owners = [rank for replica in replicas for rank in replica]
+    sizes = [len(replica) for replica in replicas]
+    return np.array(owners, dtype=np.int64), np.repeat(np.arange(len(replicas)), sizes)
+
+
+def _how_often(keys: _RankArray, among: _RankArray) -> MsArray:
+    """For each key, how often it is among others."""
+    known, counts = np.unique(among, return_counts=True)
+    found = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    return np.where(known[found] == keys, counts[found], 0).astype(np.float64)

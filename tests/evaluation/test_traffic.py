@@ -1,0 +1,189 @@
+"""Bytes by level, added up layout by layout, against those added up pair by pair of ranks."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.core import (
+    AccessProfile,
+    Costs,
+    EmbeddingTable,
+    Exchange,
+    Feature,
+    GradSync,
+    Level,
+    Link,
+    MemoryBytes,
+    PlacedShard,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Tier,
+    Topology,
+)
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
+from autoshard.evaluation.communication import link_bytes
+from autoshard.evaluation.traffic import PairTraffic, Stream, replicas_read
+
+COMM = AlphaBetaComm()
+
+
+def machine(*sizes):
+    levels = tuple(
+        Level(
+            name=f"level-{index}",
+            size=size,
+            all_to_all=Link(bytes_per_s=10.0 ** (11 - index), latency_s=1e-5 * (index + 1)),
+            all_reduce=Link(bytes_per_s=1e10, latency_s=1e-5),
+        )
+        for index, size in enumerate(sizes)
+    )
+    return Topology(world_size=sizes[-1], device="a100", memory_bytes=MemoryBytes(hbm=1 << 60), levels=levels)
+
+
+def table(index, rows=1000, dim=16):
+    feature = Feature(name=f"f{index}", pooling_factor=1.0 + index % 7)
+    return EmbeddingTable(
+        name=f"t{index}",
+        num_embeddings=rows,
+        embedding_dim=dim,
+        features=(feature,),
+        access=AccessProfile.zipf(rows, 1.0),
+    )
+
+
+def nodes_of(topology):
+    size = topology.local_world_size
+    return tuple(tuple(range(start, start + size)) for start in range(0, topology.world_size, size))
+
+
+@st.composite
+def plans(draw):
+    """Plans with shards held in all ways: alone, split, in every rank, in every node, and on a few ranks."""
+    topology = machine(*draw(st.sampled_from([(4,), (2, 8), (2, 4, 12), (1, 6), (8, 16)])))
+    world = topology.world_size
+    placed = []
+    for index in range(draw(st.integers(1, 8))):
+        kind = draw(st.sampled_from(["one", "all", "node", "each", "each_node", "some", "fetch"]))
+        shard = Shard.whole(table(index))
+        rank = draw(st.integers(0, world - 1))
+        some = tuple((one,) for one in draw(st.permutations(range(world)))[: max(2, world // 3)])
+        tier, replicas = {
+            "one": (Tier.TABLE_WISE, ((rank,),)),
+            "all": (Tier.ROW_WISE, (tuple(range(world)),)),
+            "node": (Tier.TABLE_ROW_WISE, (nodes_of(topology)[rank % topology.num_nodes],)),
+            "each": (Tier.DATA_PARALLEL, tuple((one,) for one in range(world))),
+            "each_node": (Tier.FLEX, nodes_of(topology)),
+        }.get(kind, (Tier.REPLICATED, some))
+        fetch = None
+        if kind == "fetch":
+            fetch = tuple(draw(st.lists(st.integers(0, len(some) - 1), min_size=world, max_size=world)))
+        placed.append(
+            PlacedShard(
+                shard=shard,
+                tier=tier,
+                replicas=replicas,
+                fetch=fetch,
+                exchange=draw(st.sampled_from(list(Exchange))),
+                grad_sync=GradSync.DENSE if len(replicas) > 1 else GradSync.NONE,
+            )
+        )
+    tables = tuple(one.shard.table for one in placed)
+    return ShardingPlan(tables=TableSet(batch_size=64 * world, tables=tables), topology=topology, shards=tuple(placed))
+
+
+def pair_by_pair(plan, stream):
+    """The slow way: every reader and every owner of every shard."""
+    sent_RR = np.zeros((plan.group_size, plan.group_size))
+    for placed in plan.shards:
+        pair = PairTraffic.of(placed, plan.group_batch_size / plan.group_size, plan.payload)
+        for reader in range(plan.group_size):
+            for owner in placed.replicas[read_slowly(plan, placed, reader)]:
+                place = (reader, owner) if stream.asks else (owner, reader)
+                sent_RR[place] += getattr(pair, stream.value)
+    return sent_RR
+
+
+def read_slowly(plan, placed, reader):
+    if placed.fetch is not None:
+        return placed.fetch[reader]
+    node = plan.topology.node_of
+    own = [index for index, replica in enumerate(placed.replicas) if reader in replica]
+    near = [index for index, replica in enumerate(placed.replicas) if node(reader) in map(node, replica)]
+    return (own or near or [reader % len(placed.replicas)])[0]
+
+
+@given(plan=plans())
+def test_bytes_by_level_are_those_of_the_pairs_of_ranks(plan):
+    traffic = plan_traffic(plan)
+    links = traffic.links(plan.topology)
+    for stream in Stream:
+        expected_RR = pair_by_pair(plan, stream)
+        np.testing.assert_allclose(getattr(traffic, f"{stream}_RR"), expected_RR, rtol=1e-12)
+        np.testing.assert_allclose(traffic.sent_R(stream), expected_RR.sum(axis=1), rtol=1e-12)
+        np.testing.assert_allclose(traffic.received_R(stream), expected_RR.sum(axis=0), rtol=1e-12)
+        expected = link_bytes(expected_RR, plan.topology)
+        np.testing.assert_allclose(links[stream].leaving_LR, expected.leaving_LR, rtol=1e-9)
+        np.testing.assert_allclose(links[stream].arriving_LR, expected.arriving_LR, rtol=1e-9)
+        np.testing.assert_allclose(
+            COMM.links_ms(links[stream], plan.topology),
+            COMM.all_to_all_ms(expected_RR, plan.topology),
+            rtol=1e-9,
+        )
+
+
+@given(plan=plans())
+def test_each_rank_reads_its_own_replica_else_one_of_its_node(plan):
+    for placed in plan.shards:
+        expected = [read_slowly(plan, placed, reader) for reader in range(plan.group_size)]
+        assert replicas_read(plan, placed).tolist() == expected
+
+
+def large_plan(num_tables, topology):
+    """Tables of all tiers in turn."""
+    world = topology.world_size
+    nodes, everywhere = nodes_of(topology), tuple(range(world))
+    each = tuple((rank,) for rank in everywhere)
+    placed = []
+    for index in range(num_tables):
+        shard = Shard.whole(table(index, rows=10**6, dim=64))
+        tier, replicas = (
+            (Tier.TABLE_WISE, ((index * 7 % world,),)),
+            (Tier.ROW_WISE, (everywhere,)),
+            (Tier.TABLE_ROW_WISE, (nodes[index % len(nodes)],)),
+            (Tier.DATA_PARALLEL, each),
+            (Tier.FLEX, nodes),
+        )[index % 5]
+        sync = GradSync.SPARSE if len(replicas) > 1 else GradSync.NONE
+        placed.append(PlacedShard(shard=shard, tier=tier, replicas=replicas, grad_sync=sync))
+    tables = TableSet(batch_size=64 * world, tables=tuple(one.shard.table for one in placed))
+    return ShardingPlan(tables=tables, topology=topology, shards=tuple(placed))
+
+
+def test_traffic_of_thousands_of_ranks_needs_no_matrix_of_ranks():
+    # One matrix of 4,096 x 4,096 numbers would be 128 MiB.
+    plan = large_plan(1000, machine(8, 256, 4096))
+    tracemalloc.start()
+    traffic = plan_traffic(plan)
+    links = traffic.links(plan.topology)
+    traffic.activation_bytes()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 64 << 20
+    assert links[Stream.FORWARD].leaving_LR.shape == (3, 4096)
+
+
+@pytest.mark.slow
+def test_a_thousand_tables_on_thousands_of_ranks_are_priced():
+    plan = large_plan(1000, machine(8, 256, 4096))
+    costs = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=COMM)
+    tracemalloc.start()
+    priced = evaluate(plan, costs)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 << 30
+    assert len(priced.ranks) == 4096
+    assert priced.step_ms.value > 0
