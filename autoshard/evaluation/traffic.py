@@ -112,7 +112,7 @@ class LayoutTraffic:
         num_owners = np.bincount(self.replica_O, minlength=len(self.replicas))
         num_readers = np.bincount(self.read_by_R, minlength=len(self.replicas))
         served_R = np.bincount(self.owners_O, num_readers[self.replica_O], minlength=len(self.read_by_R))
-        return num_owners[self.read_by_R].astype(np.float64), served_R
+        return num_owners[self.read_by_R].astype(np.float64), served_R.astype(np.float64)
 
     def counts_LR(self, topology: Topology) -> tuple[MsArray, MsArray]:  # noqa: N802 - a shape suffix
         """As `counts_R`, by the innermost level that holds both; ranks themselves left out. Shapes (L, R)."""
@@ -145,7 +145,7 @@ class Traffic:
     @property
     def num_ranks(self) -> int:
         """Ranks of the replica group."""
-        return self.single_ER.shape[1]
+        return int(self.single_ER.shape[1])
 
     def sent_R(self, stream: Stream) -> MsArray:  # noqa: N802 - a shape suffix
         """Bytes that each rank sends, to itself included; shape (R,)."""
