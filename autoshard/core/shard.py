@@ -169,6 +169,8 @@ class LocalShard:
         pooling_factor: Mean lookups per bag; far below 1 for thin tiers.
         output: `pooled` for one vector per bag, `rows` for one per lookup.
         cache_bytes: HBM that caches rows which live in another level; 0 without a cache.
+        cache_policy: Which rows that cache evicts: `lru` or `lfu`.
+        cache_dtype: Number format of cached rows; None for the table's.
     """
 
     table: str
@@ -184,6 +186,8 @@ class LocalShard:
     update: Update = Update.FUSED
     level: MemoryLevel = MemoryLevel.HBM
     cache_bytes: int = 0
+    cache_policy: str = "lru"
+    cache_dtype: DType | None = None
 
     @property
     def num_lookups(self) -> float:
@@ -245,4 +249,6 @@ def local_shard(placed: PlacedShard, *, group_batch_size: int, bags_share: float
         update=Update.FUSED if len(placed.replicas) == 1 else Update.ALL_REDUCED,
         level=placed.memory.level,
         cache_bytes=placed.memory.cache_bytes,
+        cache_policy=placed.memory.policy,
+        cache_dtype=placed.memory.cache_dtype,
     )

@@ -1,6 +1,7 @@
 """Prices plans."""
 
 from autoshard.evaluation.analytic import DEVICE_MEMORY, AnalyticCostModel, DeviceMemory
+from autoshard.evaluation.cached_rows import CacheTraffic, behind_caches, cache_traffic
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.dense_time import DEVICE_ARITHMETIC, AnalyticDenseModel, DeviceArithmetic
 from autoshard.evaluation.evaluate import evaluate, price_step
@@ -14,6 +15,7 @@ __all__ = [
     "AlphaBetaComm",
     "AnalyticCostModel",
     "AnalyticDenseModel",
+    "CacheTraffic",
     "DeviceArithmetic",
     "DeviceMemory",
     "StepPrice",
@@ -21,6 +23,8 @@ __all__ = [
     "UpperEndComm",
     "UpperEndKernels",
     "at_upper_end",
+    "behind_caches",
+    "cache_traffic",
     "evaluate",
     "plan_traffic",
     "price_step",

@@ -2,55 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from autoshard.core import AccessProfile, Exchange, LocalShard, MemoryLevel, Update
-from autoshard.evaluation.device_memory import SSD, DeviceMemory
+from autoshard.core import Exchange, LocalShard, Update
+from autoshard.evaluation.cached_rows import LFU, CacheTraffic, TransferSpeeds, transfer_seconds
+from autoshard.evaluation.device_memory import DeviceMemory
 
 ID_BYTES = 8
 GRADIENT_BYTES = 4
 #: A radix sort of 64-bit ids in four passes reads and writes each id with its position.
 SORT_BYTES_PER_ID = 4 * 2 * (8 + 4)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedLookups:
-    """A batch's lookups behind a cache that holds the most accessed rows.
-
-    Attributes:
-        num_hot_distinct: Expected distinct rows among lookups of cached rows: what is read if the cache starts empty.
-        num_misses: Expected lookups of other rows.
-        num_missed_distinct: Expected distinct rows among those.
-    """
-
-    num_hot_distinct: float
-    num_misses: float
-    num_missed_distinct: float
-
-    @classmethod
-    def of(
-        cls, access: AccessProfile, *, num_lookups: float, num_distinct: float, num_cached_rows: float
-    ) -> CachedLookups:
-        """Reads the hit rate from an access profile.
-
-        The cache is taken to hold the hottest rows, as one that evicts by frequency does in the long run; one that
-        evicts by age holds a few less of them.
-
-        Args:
-            access: Profile of the rows.
-            num_lookups: Lookups of the batch.
-            num_distinct: Expected distinct rows among them.
-            num_cached_rows: Rows that fit into the cache; may be more than there are.
-        """
-        if num_cached_rows >= access.num_rows:
-            return cls(num_hot_distinct=num_distinct, num_misses=0.0, num_missed_distinct=0.0)
-        tail, share = access.slice(num_cached_rows, access.num_rows)
-        missed = tail.expected_distinct(num_lookups * share)
-        return cls(
-            num_hot_distinct=max(num_distinct - missed, 0.0),
-            num_misses=num_lookups * share,
-            num_missed_distinct=missed,
-        )
 
 
 def kernel_seconds(shard: LocalShard, memory: DeviceMemory) -> tuple[float, float]:
@@ -59,7 +18,8 @@ def kernel_seconds(shard: LocalShard, memory: DeviceMemory) -> tuple[float, floa
     Forward reads ids, offsets and the rows: from the memory where they are not in the device's cache, which starts
     empty, and writes the output. Backward reads the gradient, groups the lookups by row, and reads and writes each
     distinct row with its optimizer state; where an all-reduce comes before the update, it writes the gradient of
-    every row instead. Rows behind a cache in the device's memory are fetched before, and written back after.
+    every row instead. Rows behind a cache in the device's memory are fetched before, and written back after
+    (`transfer_seconds`).
 
     Args:
         shard: Of any kind.
@@ -71,8 +31,10 @@ def kernel_seconds(shard: LocalShard, memory: DeviceMemory) -> tuple[float, floa
         waits for single accesses are added.
     """
     num_distinct = shard.access.expected_distinct(shard.num_lookups)
-    forward_s = _lookup_seconds(shard, memory, num_distinct) + _fetch_seconds(shard, memory, num_distinct)
-    return forward_s, _gradient_seconds(shard, memory) + _update_seconds(shard, memory, num_distinct)
+    fetch_s, store_s = transfer_seconds(shard, TransferSpeeds.of_device(memory))
+    forward_s = _lookup_seconds(shard, memory, num_distinct)
+    backward_s = _gradient_seconds(shard, memory) + _update_seconds(shard, memory, num_distinct)
+    return forward_s + fetch_s, backward_s + store_s
 
 
 def _lookup_seconds(shard: LocalShard, memory: DeviceMemory, num_distinct: float) -> float:
@@ -92,19 +54,9 @@ def _first_reads(shard: LocalShard, num_cached_rows: int, num_distinct: float) -
     """Rows read from memory where a batch's own rows are all that the cache holds: it starts empty."""
     if num_cached_rows >= num_distinct:
         return num_distinct
-    found = _behind_cache(shard, num_distinct, num_cached_rows)
-    return found.num_hot_distinct + found.num_misses
-
-
-def _fetch_seconds(shard: LocalShard, memory: DeviceMemory, num_distinct: float) -> float:
-    """Rows that are missing in the cache in the device's memory: fetched, and later written back."""
-    if shard.level is MemoryLevel.HBM or (shard.level is MemoryLevel.DDR and not memory.host_bytes_per_s):
-        return 0.0
-    row_bytes = shard.embedding_dim * shard.dtype.num_bytes
-    missed = _behind_cache(shard, num_distinct, shard.cache_bytes // row_bytes).num_missed_distinct
-    if shard.level is MemoryLevel.SSD:
-        return missed * (SSD.fetch_s + SSD.store_s)
-    return missed * 2 * row_bytes / memory.host_bytes_per_s
+    found = CacheTraffic.of(shard.access, num_lookups=shard.num_lookups, num_cached_rows=num_cached_rows, policy=LFU)
+    hot_distinct = max(num_distinct - found.num_missed, 0.0)
+    return hot_distinct + shard.num_lookups * (1 - found.hit_rate)
 
 
 def _gradient_seconds(shard: LocalShard, memory: DeviceMemory) -> float:
@@ -127,20 +79,8 @@ def _update_seconds(shard: LocalShard, memory: DeviceMemory, num_distinct: float
     row_s = memory.update_s + 2 * row_bytes / memory.gather_bytes_per_s
     state_bytes = shard.optimizer.state_bytes_per_row(shard.embedding_dim)
     if state_bytes:
-        # FBGEMM leaves the state of rows that it caches in the host's memory.
-        is_remote = shard.level is not MemoryLevel.HBM and memory.host_bytes_per_s > 0
-        bytes_per_s = memory.host_bytes_per_s if is_remote else memory.gather_bytes_per_s
-        row_s += memory.state_s + 2 * _whole_accesses(state_bytes, memory) / bytes_per_s
+        row_s += memory.state_s + 2 * _whole_accesses(state_bytes, memory) / memory.gather_bytes_per_s
     return num_distinct * row_s
-
-
-def _behind_cache(shard: LocalShard, num_distinct: float, num_cached_rows: int) -> CachedLookups:
-    return CachedLookups.of(
-        shard.access,
-        num_lookups=shard.num_lookups,
-        num_distinct=num_distinct,
-        num_cached_rows=num_cached_rows,
-    )
 
 
 def _num_outputs(shard: LocalShard) -> float:

@@ -1,0 +1,278 @@
+"""Rows in host memory or on a disk, behind a cache in the device's memory: what misses it, and what that costs.
+
+Shape suffixes: N shards, S sets of shards, H width of a code, I intervals of an access curve with rows of one
+probability.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from autoshard.core import AccessProfile, CostModel, KernelCosts, LocalShard, MemoryLevel, Topology
+from autoshard.core.access import FloatArray
+from autoshard.core.costs import CodeArray, MeasuredRange, MsArray
+from autoshard.core.topology import MemoryBandwidth
+from autoshard.evaluation.device_memory import DEVICE_MEMORY, SSD, UNKNOWN_DEVICE, DeviceMemory, SolidStateDisk
+from autoshard.evaluation.upper_end import UpperEndKernels
+
+#: Cache policies by the names that plans use.
+LRU, LFU = "lru", "lfu"
+#: Newton steps that find Che's characteristic time; it takes some 10, and 40 for a cache that lacks a row in 10^15.
+_MAX_STEPS = 200
+_MAX_SHARDS_KNOWN = 1 << 14
+#: Ends of a transfer's interval over its value, an assumption: published bandwidths are not reached by single rows,
+#: and accesses that come in bursts miss less than independent ones.
+_LOW_FACTOR, _HIGH_FACTOR = 0.5, 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheTraffic:
+    """What a batch finds in a cache.
+
+    Attributes:
+        hit_rate: Share of the lookups whose row is in the cache before the batch.
+        num_distinct: Expected distinct rows of the batch.
+        num_missed: Expected distinct rows of the batch that have to be fetched. Training changes every row that it
+            looks up, so that as many are evicted dirty, and written back.
+    """
+
+    hit_rate: float
+    num_distinct: float
+    num_missed: float
+
+    @classmethod
+    def of(cls, access: AccessProfile, *, num_lookups: float, num_cached_rows: float, policy: str) -> CacheTraffic:
+        """Expected traffic in the long run, for lookups that are independent of each other.
+
+        - `lfu` holds the most accessed rows, so that the hit rate is the coverage of the access curve.
+        - `lru` holds the rows of the last T lookups, where T is such that these are as many as fit: Che's
+          approximation. A row is missing if it is in this batch and in none of the T lookups before it.
+
+        Args:
+            access: Profile of the rows.
+            num_lookups: Lookups of the batch.
+            num_cached_rows: Rows that the cache holds; may be more than there are.
+            policy: `lru` or `lfu`.
+
+        Source:
+            Neo Sec. 5.2 for both policies, which it does not model. LRU: Che, Tung and Wang, Hierarchical web caching
+            systems, IEEE JSAC 20(7), 2002. Differs: the cache is taken as fully associative (FBGEMM's has sets of
+            32 rows), and rows are fetched once per batch.
+        """
+        rows_I = np.diff(access.ranks_K)
+        masses_I = np.diff(access.cumulative_K)
+        used_I = masses_I > 0
+        rows_I, chance_I = rows_I[used_I], masses_I[used_I] / rows_I[used_I]
+        hit_I = _held_share(rows_I, chance_I, num_cached_rows, policy)
+        drawn_I = rows_I * -np.expm1(-chance_I * num_lookups)
+        return cls(
+            hit_rate=float(min(1.0, (rows_I * chance_I * hit_I).sum())),
+            num_distinct=float(drawn_I.sum()),
+            num_missed=float((drawn_I * (1 - hit_I)).sum()),
+        )
+
+
+def _held_share(rows_I: FloatArray, chance_I: FloatArray, num_cached_rows: float, policy: str) -> FloatArray:
+    """Share of the rows of each interval that the cache holds, shape (I,)."""
+    if num_cached_rows >= rows_I.sum():
+        return np.ones_like(rows_I)
+    if num_cached_rows <= 0:
+        return np.zeros_like(rows_I)
+    if policy == LFU:
+        before_I = np.cumsum(rows_I) - rows_I
+        return np.clip((num_cached_rows - before_I) / rows_I, 0.0, 1.0)
+    return np.asarray(-np.expm1(-chance_I * _characteristic_lookups(rows_I, chance_I, num_cached_rows)))
+
+
+def _characteristic_lookups(rows_I: FloatArray, chance_I: FloatArray, num_cached_rows: float) -> float:
+    """Che's T: the number of lookups with as many distinct rows as the cache holds.
+
+    The distinct rows are concave in T and never more than T, so that Newton's steps from T = `num_cached_rows` rise
+    towards the root and never pass it.
+    """
+    lookups = num_cached_rows
+    for _ in range(_MAX_STEPS):
+        left_I = rows_I * np.exp(-chance_I * lookups)
+        missing = num_cached_rows - float((rows_I - left_I).sum())
+        slope = float((chance_I * left_I).sum())
+        if missing <= 1e-9 * num_cached_rows or slope <= 0:
+            break
+        lookups += missing / slope
+    return lookups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferSpeeds:
+    """How fast rows come from where they live to a rank's device, and back.
+
+    Attributes:
+        host_bytes_per_s: Link to the host's memory in one direction; 0 if the device works in the host's memory, so
+            that nothing has to be transferred.
+        access_bytes: Bytes that the smallest access over that link moves.
+        disk: The rank's solid-state disk.
+    """
+
+    host_bytes_per_s: float
+    access_bytes: int = 32
+    disk: SolidStateDisk = SSD
+
+    @classmethod
+    def of_device(cls, memory: DeviceMemory) -> TransferSpeeds:
+        """The published speeds of a device kind."""
+        return cls(host_bytes_per_s=memory.host_bytes_per_s, access_bytes=memory.access_bytes)
+
+    @classmethod
+    def of(cls, topology: Topology) -> TransferSpeeds:
+        """The topology's own bandwidths; the published ones of its device kind where it has none."""
+        known: MemoryBandwidth = topology.memory_bandwidth
+        usual = cls.of_device(DEVICE_MEMORY.get(topology.device, DEVICE_MEMORY[UNKNOWN_DEVICE]))
+        return cls(
+            host_bytes_per_s=usual.host_bytes_per_s if known.ddr is None else known.ddr,
+            access_bytes=usual.access_bytes,
+            disk=usual.disk if known.ssd is None else _disk_of(known.ssd),
+        )
+
+    def fetch_s(self, level: MemoryLevel, num_bytes: float) -> float:
+        """Seconds to read one row from a level."""
+        if level is MemoryLevel.SSD:
+            return self.disk.fetch_s * self._pages(num_bytes)
+        return num_bytes / self.host_bytes_per_s if level is MemoryLevel.DDR and self.host_bytes_per_s else 0.0
+
+    def store_s(self, level: MemoryLevel, num_bytes: float) -> float:
+        """Seconds to write one row back."""
+        if level is MemoryLevel.SSD:
+            return self.disk.store_s * self._pages(num_bytes)
+        return self.fetch_s(level, num_bytes)
+
+    def _pages(self, num_bytes: float) -> int:
+        return math.ceil(num_bytes / self.disk.page_bytes)
+
+
+def _disk_of(bytes_per_s: float) -> SolidStateDisk:
+    """A disk that moves whole pages at one bandwidth, whatever their number."""
+    pages_per_s = bytes_per_s / SSD.page_bytes
+    return replace(
+        SSD,
+        read_bytes_per_s=bytes_per_s,
+        write_bytes_per_s=bytes_per_s,
+        read_accesses_per_s=pages_per_s,
+        write_accesses_per_s=pages_per_s,
+        source="the topology",
+    )
+
+
+def cached_row_bytes(shard: LocalShard) -> int:
+    """Bytes that a row takes in the cache: its weights, in the cache's number format."""
+    return shard.embedding_dim * (shard.cache_dtype or shard.dtype).num_bytes
+
+
+def cache_traffic(shard: LocalShard) -> CacheTraffic:
+    """What a batch finds in a shard's cache; a shard of the device's memory misses nothing."""
+    is_near = shard.level is MemoryLevel.HBM
+    return _known_traffic(
+        shard.access,
+        shard.num_lookups,
+        math.inf if is_near else shard.cache_bytes // cached_row_bytes(shard),
+        shard.cache_policy,
+    )
+
+
+@lru_cache(maxsize=_MAX_SHARDS_KNOWN)
+def _known_traffic(access: AccessProfile, num_lookups: float, num_cached_rows: float, policy: str) -> CacheTraffic:
+    return CacheTraffic.of(access, num_lookups=num_lookups, num_cached_rows=num_cached_rows, policy=policy)
+
+
+def transfer_seconds(shard: LocalShard, speeds: TransferSpeeds) -> tuple[float, float]:
+    """Seconds that a shard's rows are on their way to the device before the forward kernel, and back after the update.
+
+    Missing rows are read before the lookup; the rows that they push out, changed by training, are written back.
+    Optimizer state of cached rows stays in host memory (as FBGEMM keeps it), so that every distinct row's crosses the
+    link both ways; on a disk it lies beside its row.
+
+    Args:
+        shard: Of any level; one in the device's memory transfers nothing.
+        speeds: Those of the rank.
+    """
+    if shard.level is MemoryLevel.HBM:
+        return 0.0, 0.0
+    found = cache_traffic(shard)
+    row_bytes = shard.embedding_dim * shard.dtype.num_bytes
+    state_bytes = shard.optimizer.state_bytes_per_row(shard.embedding_dim)
+    if shard.level is MemoryLevel.SSD:
+        forward_s = found.num_missed * speeds.fetch_s(shard.level, row_bytes + state_bytes)
+        return forward_s, found.num_missed * speeds.store_s(shard.level, row_bytes + state_bytes)
+    accesses = -(-state_bytes // speeds.access_bytes) * speeds.access_bytes
+    state_s = found.num_distinct * 2 * speeds.fetch_s(shard.level, accesses)
+    return (
+        found.num_missed * speeds.fetch_s(shard.level, row_bytes),
+        found.num_missed * speeds.store_s(shard.level, row_bytes) + state_s,
+    )
+
+
+def behind_caches(model: CostModel, topology: Topology) -> CostModel:
+    """A model that also prices shards behind caches; one at the upper end of intervals stays there."""
+    if isinstance(model, UpperEndKernels):
+        return UpperEndKernels(behind_caches(model.model, topology))
+    return model if isinstance(model, CachedRowsModel) else CachedRowsModel(model, TransferSpeeds.of(topology))
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRowsModel:
+    """Kernel times of shards wherever their rows live: the same kernel on rows in the device's memory, and transfers.
+
+    Trained models were fitted to kernels that find all rows in the device's memory, so that a shard behind a cache is
+    given to them as if it were there. Transfers neither hide behind kernels nor behind each other: a rank has one link
+    to its host. A code is the model's, then forward and backward milliseconds of transfers.
+
+    Attributes:
+        model: Prices kernels.
+        speeds: Prices transfers.
+    """
+
+    model: CostModel
+    speeds: TransferSpeeds
+
+    @property
+    def name(self) -> str:
+        """The kernel model's: it is what steps were calibrated with."""
+        return self.model.name
+
+    def notes(self, shards: Sequence[LocalShard]) -> tuple[str, ...]:
+        """Those of the model, if it has any."""
+        near = [_in_device_memory(shard) for shard in shards]
+        return self.model.notes(near) if isinstance(self.model, MeasuredRange) else ()
+
+    def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
+        """Codes of single shards, shape (N, H)."""
+        codes = self.model.encode([_in_device_memory(shard) for shard in shards])
+        transfers_ms = np.array([transfer_seconds(shard, self.speeds) for shard in shards]).reshape(-1, 2) * 1e3
+        return np.concatenate([codes, transfers_ms.astype(np.float32)], axis=1)
+
+    def price(self, codes_SH: CodeArray) -> MsArray:
+        """Kernels and transfers, forward plus backward, shape (S,)."""
+        return np.asarray(self.model.price(codes_SH[:, :-2]) + _transfers(codes_SH).sum(axis=1))
+
+    def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
+        """Forward, backward and the interval."""
+        kernels, transfers_SP = self.model.price_parts(codes_SH[:, :-2]), _transfers(codes_SH)
+        both_S = transfers_SP.sum(axis=1)
+        return KernelCosts(
+            forward_ms_S=kernels.forward_ms_S + transfers_SP[:, 0],
+            backward_ms_S=kernels.backward_ms_S + transfers_SP[:, 1],
+            low_ms_S=kernels.low_ms_S + _LOW_FACTOR * both_S,
+            high_ms_S=kernels.high_ms_S + _HIGH_FACTOR * both_S,
+        )
+
+
+def _transfers(codes_SH: CodeArray) -> MsArray:
+    # Sums from which shards were taken off again may miss 0 by a little.
+    return np.maximum(codes_SH[:, -2:].astype(np.float64), 0.0)
+
+
+def _in_device_memory(shard: LocalShard) -> LocalShard:
+    return shard if shard.level is MemoryLevel.HBM else replace(shard, level=MemoryLevel.HBM, cache_bytes=0)
