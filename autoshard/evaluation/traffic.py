@@ -107,6 +107,13 @@ class LayoutTraffic:
         object.__setattr__(self, "owners_O", owners_O)
         object.__setattr__(self, "replica_O", replica_O)
 
+    @property
+    def stays(self) -> bool:
+        """Whether every rank reads a copy of its own, so that nothing is exchanged."""
+        if any(len(replica) > 1 for replica in self.replicas):
+            return False
+        return bool((self.owners_O[self.read_by_R] == np.arange(len(self.read_by_R))).all())
+
     def counts_R(self) -> tuple[MsArray, MsArray]:  # noqa: N802 - a shape suffix
         """Owners that each rank asks, and ranks that each rank serves, itself included; shapes (R,)."""
         num_owners = np.bincount(self.replica_O, minlength=len(self.replicas))
@@ -176,9 +183,14 @@ class Traffic:
         return links
 
     def activation_bytes(self) -> MsArray:
-        """Bytes a rank holds at the forward exchange, shape (R,): its inputs, its outputs and what it receives."""
+        """Bytes a rank holds at the forward exchange, shape (R,): its inputs, its outputs and what it receives.
+
+        Outputs of rows that every rank has a copy of are used where they are, and held once (FlexShard, Table 2).
+        """
         inputs_R = self.received_R(Stream.LENGTHS) + self.received_R(Stream.IDS)
-        return inputs_R + self.sent_R(Stream.FORWARD) + self.received_R(Stream.FORWARD)
+        forward = _STREAMS.index(Stream.FORWARD)
+        held_once = sum(float(layout.pair_bytes_E[forward]) for layout in self.layouts if layout.stays)
+        return inputs_R + self.sent_R(Stream.FORWARD) + self.received_R(Stream.FORWARD) - held_once
 
     @property
     def lengths_RR(self) -> MsArray:  # noqa: N802 - a shape suffix

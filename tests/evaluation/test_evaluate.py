@@ -101,6 +101,21 @@ class TestTraffic:
         expected = [got_bytes, owner_bytes + got_bytes, got_bytes, got_bytes]
         np.testing.assert_allclose(traffic.activation_bytes(), expected)
 
+    def test_outputs_of_copies_on_every_rank_are_held_once(self):
+        # FlexShard, Table 2: data-parallel rows take B x L x D, all others twice that.
+        rows = {"exchange": Exchange.ROWS, "grad_sync": GradSync.DENSE}
+        each = plan_traffic(plan_of(held(Tier.DATA_PARALLEL, EACH, **rows)))
+        each_node = plan_traffic(plan_of(held(Tier.FLEX, EACH_NODE, **rows)))
+        looked_up = LOOKUPS * DIM * 4
+        np.testing.assert_allclose(each.activation_bytes(), BAGS * 4 + LOOKUPS * 8 + looked_up)
+        np.testing.assert_allclose(each_node.activation_bytes(), 2 * BAGS * 4 + LOOKUPS * 8 + 2 * looked_up)
+        # Rank 1 looks up for ranks 0 and 1 what it has a copy of: there is an exchange, and what stays goes with it.
+        some = held(Tier.REPLICATED, EACH, fetch=(1, 1, 2, 3), **rows)
+        np.testing.assert_allclose(
+            plan_traffic(plan_of(some)).activation_bytes(),
+            np.array([0, 2, 1, 1]) * (BAGS * 4 + LOOKUPS * 8 + looked_up) + looked_up,
+        )
+
     def test_sequences_send_one_row_per_lookup(self):
         traffic = plan_traffic(plan_of(on(0, pooling=Pooling.SEQUENCE)))
         np.testing.assert_allclose(traffic.forward_RR[0], LOOKUPS * DIM * 4)

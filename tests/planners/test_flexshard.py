@@ -151,32 +151,49 @@ class TestMemory:
     def test_neutral_plans_take_no_more_than_row_wise_ones(self):
         # The equations count gradients of replicas, and their lookups once; evaluation neither.
         found, row_wise = plan(table(), tiers=3), plan(table(), tiers=1)
-        gradients = sum(
-            placed.shard.num_embeddings / len(placed.replicas[0]) * 64 * 4
-            for placed in found.shards
-            if len(placed.replicas) > 1
-        )
+        gradients = gradient_bytes(found)
         once = np.diag(plan_traffic(plan_of(found, Tier.DATA_PARALLEL)).forward_RR)
         ids = max(plan_traffic(one).ids_RR.sum() / 32 for one in (found, row_wise))
         for held, before, looked_up in zip(held_bytes(found), held_bytes(row_wise), once, strict=True):
             assert held + gradients - looked_up <= before + ids
 
-    def test_what_is_counted_is_what_evaluation_counts(self):
-        # As much memory as the evaluation of a neutral plan says: the same plan again; a row less: another one.
-        found = plan(table())
-        needed = max(held_bytes(found))
-        assert plan(table(), on=topology(hbm_bytes=needed + 1)).shards == found.shards
-        shrunk = plan(table(), on=topology(hbm_bytes=needed - 10_000))
+    @pytest.mark.parametrize("length", [100.0, 0.5])
+    def test_what_is_counted_is_what_evaluation_counts_and_gradients(self, length):
+        # As much memory as the evaluation of a plan says: the same plan again; a row less: another one.
+        one = table(length=length)
+        found = plan(one, memory_budget_bytes=10**6)
+        needed = round(max(held_bytes(found)) + gradient_bytes(found))
+        assert plan(one, on=topology(hbm_bytes=needed + 2), memory_budget_bytes=10**6).shards == found.shards
+        shrunk = plan(one, on=topology(hbm_bytes=needed - 10_000), memory_budget_bytes=10**6)
         assert shrunk.shards != found.shards
-        assert max(held_bytes(shrunk)) <= needed - 10_000
+        assert max(held_bytes(shrunk)) + gradient_bytes(shrunk) <= needed - 10_000
 
     def test_replicas_shrink_to_what_fits(self):
         row_wise = max(held_bytes(plan(table(), tiers=1)))
         room = topology(hbm_bytes=row_wise + 2 * 10**6)
         found = plan(table(), on=room, memory_budget_bytes=10**9)
-        assert max(held_bytes(found)) <= row_wise + 2 * 10**6
-        assert max(held_bytes(found)) > row_wise + 10**6
+        held = max(held_bytes(found)) + gradient_bytes(found)
+        assert row_wise + 1.9 * 10**6 < held <= row_wise + 2 * 10**6
         assert tiers(found)[Tier.DATA_PARALLEL].num_embeddings < 200_000
+
+    def test_a_budget_below_row_wise_takes_less_than_it(self):
+        # Rows of a long history are looked up often enough that copies of the hottest save memory (Fig. 5, A to B).
+        def spare(found):
+            return max(held_bytes(found)) + gradient_bytes(found)
+
+        long = table(num_embeddings=2_000_000)
+        row_wise, neutral = plan(long, tiers=1), plan(long, tiers=2, rule="paper")
+        less = plan(long, tiers=2, rule="paper", memory_budget_bytes=-(10**6))
+        assert spare(less) < spare(neutral)
+        assert spare(less) <= spare(row_wise)
+        replicated = [tiers(found)[Tier.DATA_PARALLEL].num_embeddings for found in (less, neutral)]
+        assert 0 < replicated[0] < replicated[1]
+
+    @pytest.mark.parametrize("rule", ["frontier", "paper"])
+    def test_a_budget_that_nothing_takes_is_told_with_the_least(self, rule):
+        message = r"options\.memory_budget_bytes: no cut takes as little: the least is -[\d,]+ bytes over .*"
+        with pytest.raises(InfeasiblePlanError, match=message + r"got -1(,000){4}$"):
+            plan(table(), rule=rule, memory_budget_bytes=-(10**12))
 
     def test_says_what_is_missing(self):
         with pytest.raises(InfeasiblePlanError, match=r"take [\d,]+ bytes of each, [\d,]+ bytes more than rank 0 has"):
@@ -188,6 +205,27 @@ class TestMemory:
         with pytest.raises(InfeasiblePlanError):
             plan(table(), on=room, tiers=1)
         assert list(tiers(plan(table(), on=room, tiers=1, count_activations=False))) == [Tier.ROW_WISE]
+
+    @pytest.mark.parametrize("batch_size", [1, 4, 64])
+    @pytest.mark.parametrize(("mean", "deviation"), [(100.0, 100.0), (40.0, 10.0)])
+    def test_the_99th_percentile_is_that_of_drawn_batches(self, batch_size, mean, deviation):
+        # Gamma-distributed lengths: at a deviation as large as the mean, exponential ones.
+        shape = (mean / deviation) ** 2
+        lengths = np.random.default_rng(0).gamma(shape, mean / shape, size=(40_000, batch_size))
+        drawn = np.percentile(lengths.sum(axis=1), 99) / (batch_size * mean)
+        feature = Feature(
+            name="f", pooling_factor=mean, pooling_variance=deviation**2, pooling_p99=float(np.percentile(lengths, 99))
+        )
+        assert peak_factor(table(features=(feature,)), batch_size) == pytest.approx(drawn, rel=0.03)
+
+    def test_features_of_a_table_deviate_together(self):
+        # Two features of variance 100 and skewness g: the sum's variance is 200, its skewness g / sqrt(2).
+        feature = Feature(name="f", pooling_factor=10.0, pooling_variance=100.0, pooling_p99=50.0)
+        both = (feature, replace(feature, name="g"))
+        alone, together = peak_factor(table(features=(feature,)), 1), peak_factor(table(features=both), 1)
+        assert alone == pytest.approx(5.0)
+        beyond = (4.0 - 2.3263) / 2**0.5 + 2.3263
+        assert together == pytest.approx(1 + beyond * 200**0.5 / 20)
 
     def test_sequences_count_at_their_99th_percentile(self):
         def history(**changes):
@@ -203,6 +241,20 @@ class TestMemory:
         assert plan(steady, tiers=1, on=topology(hbm_bytes=needed + 1))
         with pytest.raises(InfeasiblePlanError):
             plan(varying, tiers=1, on=topology(hbm_bytes=needed + 1))
+
+
+def gradient_bytes(found):
+    """Gradients that each rank puts into all-reduces, with the ids of rows where only those hit are summed."""
+    total = 0.0
+    for placed in found.shards:
+        if len(placed.replicas) > 1:
+            num_rows, id_bytes = placed.shard.num_embeddings, 0
+            if placed.grad_sync is GradSync.SPARSE:
+                profile, share = placed.shard.access()
+                lookups = found.tables.batch_size * placed.shard.table.pooling_factor * share
+                num_rows, id_bytes = profile.expected_distinct(lookups), 8
+            total += num_rows * (placed.shard.embedding_dim * 4 + id_bytes) / len(placed.replicas[0])
+    return total
 
 
 def plan_of(found, tier):
@@ -256,7 +308,7 @@ class TestOptions:
             ({"tiers": 4}, r"options\.tiers: must be 1, 2 or 3, got 4"),
             ({"rule": "best"}, r"options\.rule: must be any of frontier, paper, got 'best'"),
             ({"exchange": "all"}, r"options\.exchange: must be any of auto, rows, partial_sums"),
-            ({"memory_budget_bytes": -1}, r"options\.memory_budget_bytes: must be at least 0"),
+            ({"memory_multiplier": -1}, r"options\.memory_multiplier: must be at least 0"),
             ({"memory_multiplier": "nan"}, r"options\.memory_multiplier: must be a number"),
         ],
     )
@@ -307,7 +359,7 @@ def drawn_table(index, rng):
             "tiers": st.integers(1, 3),
             "rule": st.sampled_from(["frontier", "paper"]),
             "memory_multiplier": st.sampled_from([0.0, 1.0, 6.0]),
-            "memory_budget_bytes": st.sampled_from([0, 10**5, 10**8, 10**12]),
+            "memory_budget_bytes": st.sampled_from([-(10**4), 0, 10**5, 10**8, 10**12]),
             "exchange": st.sampled_from(["auto", "rows", "partial_sums"]),
             "table_wise_below_rows": st.sampled_from([0, 100]),
             "count_activations": st.booleans(),
@@ -332,7 +384,7 @@ def test_any_task_has_a_valid_plan_or_a_typed_error(seed, nodes, per_node, spare
     request = PlanRequest(
         tables=TableSet(batch_size=batch_size, tables=tables), topology=machine, costs=COSTS, options=options
     )
-    if spare < 4 or any(one.constraints.forbidden_tiers for one in tables):
+    if spare < 4 or options["memory_budget_bytes"] < 0 or any(one.constraints.forbidden_tiers for one in tables):
         try:
             found = FlexShardPlanner().plan(request)
         except InfeasiblePlanError:

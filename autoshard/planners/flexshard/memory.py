@@ -1,4 +1,4 @@
-"""Bytes of each rank that hold tables in tiers, as plans are evaluated.
+"""Bytes of each rank that hold tables in tiers, as they are held while a plan runs.
 
 Every tier puts the same on every rank, so that a rank's memory is a sum over tables.
 """
@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autoshard.core import EmbeddingTable, Exchange, Pooling
+from autoshard.core import EmbeddingTable, Exchange, GradSync, Pooling
 from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES
 from autoshard.planners.flexshard.equations import Machine, Strategy
 from autoshard.planners.flexshard.frontier import TierBounds
+from autoshard.planners.flexshard.tier_costs import GRADIENT_BYTES
 
 #: Of the normal distribution: what a batch's sum exceeds once in a hundred steps.
 _P99_DEVIATIONS = 2.3263
+#: What a skewness of 1 moves that percentile by, in deviations (Cornish and Fisher's first term).
+_P99_SKEW = (_P99_DEVIATIONS**2 - 1) / 6
 
 
 def segments(table: EmbeddingTable, bounds: TierBounds) -> tuple[tuple[Strategy, int, int, Exchange], ...]:
@@ -38,10 +41,10 @@ def held_bytes(
     *,
     with_activations: bool,
 ) -> float:
-    """Weights, optimizer state and activations of each rank.
+    """Weights, optimizer state, gradients of replicas and activations of each rank.
 
     Activations are inputs, outputs and what is received, as in `Traffic.activation_bytes`. Differs: sequences count
-    at the 99th percentile of the batch's lookups.
+    at the 99th percentile of the batch's lookups, and gradients that are summed over replicas count at all.
 
     Args:
         tables: The tables.
@@ -57,10 +60,14 @@ def held_bytes(
         for strategy, start, stop, exchange in segments(table, bound):
             owners = owners_of(strategy, machine)
             total += -(-(stop - start) // owners) * row_bytes
+            if owners < machine.world_size:
+                batch_size = machine.local_batch_size * machine.world_size
+                total += gradient_sum(table, start, stop, batch_size)[1] / owners
             if with_activations:
                 share = float(table.access.coverage(stop) - table.access.coverage(start))
                 requests, answers = pair_bytes(table, share, owners, exchange, machine.local_batch_size, payload)
-                total += owners * (requests + 2 * answers)
+                # What is looked up, and what comes back of it; copies of one's own are looked up where they are used.
+                total += owners * (requests + (1 if strategy is Strategy.DATA_PARALLEL else 2) * answers)
     return total
 
 
@@ -79,16 +86,44 @@ def pair_bytes(
     return bags * LENGTH_BYTES + lookups * ID_BYTES, vectors * table.embedding_dim * payload.forward.num_bytes
 
 
+def gradient_sum(table: EmbeddingTable, start: int, stop: int, batch_size: float) -> tuple[GradSync, float]:
+    """How gradients of replicated rows are summed: whole, or those of rows that the batch hit, with their ids.
+
+    Args:
+        table: The table.
+        start: First access rank.
+        stop: Last, exclusive.
+        batch_size: Samples of all ranks.
+
+    Returns:
+        What is expected to be fewer bytes, and the bytes of a replica.
+    """
+    row_bytes = table.embedding_dim * GRADIENT_BYTES
+    profile, share = table.access.slice(start, stop)
+    hit = profile.expected_distinct(batch_size * table.pooling_factor * share)
+    dense, sparse = float((stop - start) * row_bytes), hit * (row_bytes + ID_BYTES)
+    return (GradSync.SPARSE, sparse) if sparse < dense else (GradSync.DENSE, dense)
+
+
 def peak_factor(table: EmbeddingTable, local_batch_size: float) -> float:
     """99th percentile over mean of the lookups of a rank's batch in a sequence table; 1 for pooled tables.
 
-    Samples are independent, so that the batch's sum is close to normal. A feature without a variance takes that of
-    a normal distribution with its 99th percentile.
+    Samples are independent, so that the batch's sum is close to normal, the more the larger the batch; what skewness
+    is left is taken from how far the features' own 99th percentiles are out (Cornish and Fisher's expansion, to its
+    first term). One sample of one feature is at that percentile. A feature without a variance takes that of a normal
+    distribution with its 99th percentile, one without a percentile is not skewed.
     """
     if table.pooling is not Pooling.SEQUENCE or not table.pooling_factor or not local_batch_size:
         return 1.0
-    variance = 0.0
+    variance = third_moment = 0.0
     for feature in table.features:
         beyond = max(0.0, (feature.pooling_p99 or 0.0) - feature.pooling_factor)
-        variance += feature.pooling_variance or (beyond / _P99_DEVIATIONS) ** 2
-    return 1.0 + _P99_DEVIATIONS * math.sqrt(variance / local_batch_size) / table.pooling_factor
+        deviation = math.sqrt(feature.pooling_variance) or beyond / _P99_DEVIATIONS
+        variance += deviation * deviation
+        if feature.pooling_p99 is not None and deviation:
+            third_moment += deviation * deviation * deviation * (beyond / deviation - _P99_DEVIATIONS) / _P99_SKEW
+    if not variance:
+        return 1.0
+    skewness = third_moment / (variance * math.sqrt(variance)) / math.sqrt(local_batch_size)
+    deviations = max(0.0, _P99_DEVIATIONS + skewness * _P99_SKEW)
+    return 1.0 + deviations * math.sqrt(variance / local_batch_size) / table.pooling_factor

@@ -9,7 +9,6 @@ from typing import ClassVar
 from autoshard.core import (
     EmbeddingTable,
     Exchange,
-    GradSync,
     PlacedShard,
     RowRange,
     RowsBy,
@@ -18,12 +17,11 @@ from autoshard.core import (
     Tier,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from autoshard.evaluation.traffic import ID_BYTES
-from autoshard.planners.flexshard.equations import Machine
+from autoshard.planners.flexshard.equations import Machine, Strategy
 from autoshard.planners.flexshard.frontier import Frontier, TierBounds, TierChoice
-from autoshard.planners.flexshard.memory import held_bytes, segments
+from autoshard.planners.flexshard.memory import gradient_sum, held_bytes, segments
 from autoshard.planners.flexshard.paper_rule import paper_choice
-from autoshard.planners.flexshard.tier_costs import GRADIENT_BYTES, Pricing, tiers_of
+from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
 from autoshard.planners.flexshard.whole_tables import WholeTables, check_constraints, unsplit
 from autoshard.planners.placement import shared
 from autoshard.planners.planner import PlanRequest, parse_options
@@ -62,7 +60,10 @@ class FlexShardOptions:
     )
     memory_budget_bytes: int = field(
         default=0,
-        metadata={"help": "Bytes per rank that replicas may take over row-wise sharding; 0 for as much memory as it."},
+        metadata={
+            "help": "Bytes per rank that may be taken over row-wise sharding; 0 for as much memory as it, below 0 for "
+            "less."
+        },
     )
     exchange: str = field(
         default="auto",
@@ -84,7 +85,7 @@ class FlexShardOptions:
                 raise InvalidOptionError(
                     f"must be any of {', '.join(accepted)}, got {getattr(self, name)!r}", field=f"options.{name}"
                 )
-        for name in ("memory_multiplier", "memory_budget_bytes", "table_wise_below_rows"):
+        for name in ("memory_multiplier", "table_wise_below_rows"):
             if getattr(self, name) < 0:
                 raise InvalidOptionError(f"must be at least 0, got {getattr(self, name)}", field=f"options.{name}")
 
@@ -94,7 +95,8 @@ class FlexShardPlanner:
 
     - All ranks get the same work, so nothing is left to balance but memory.
     - Where rows are replicated is chosen once for all tables, by what communication a byte saves; the budget is what
-      row-wise sharding takes, and `memory_budget_bytes` more. Where that does not fit the ranks, it shrinks.
+      row-wise sharding takes, and `memory_budget_bytes` more. Where that does not fit the ranks, it shrinks. A budget
+      below what replicas can save is refused.
     - Tables that may not be split (pinned, row-wise forbidden, co-located with such) and those below
       `table_wise_below_rows` are placed whole by the cost model, in the memory that is left. If some rank has no room
       for its share of the others, all tables are.
@@ -129,8 +131,9 @@ class FlexShardPlanner:
         split = [table for table in tables if table.name not in names]
         if not split:
             return _plan(request, whole.place(tables))
+        tiering = _Tiering.of(split, pricing, options)
         try:
-            return _plan(request, _tiered(request, options, pricing, split, whole))
+            return _plan(request, _tiered(request, tiering, whole))
         except InfeasiblePlanError as failure:
             try:
                 return _plan(request, whole.place(tables))
@@ -144,35 +147,77 @@ def _plan(request: PlanRequest, placed: Sequence[PlacedShard]) -> ShardingPlan:
     return ShardingPlan(tables=request.tables, topology=request.topology, shards=tuple(in_order))
 
 
-def _tiered(
-    request: PlanRequest,
-    options: FlexShardOptions,
-    pricing: Pricing,
-    split: Sequence[EmbeddingTable],
-    whole: WholeTables,
-) -> list[PlacedShard]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tiering:
+    """How the split tables are cut, by the memory that they may take.
+
+    Attributes:
+        tables: The tables.
+        tiers: Strategies that each may use.
+        pricing: How they are priced.
+        options: The planner's.
+        frontier: Of these tables.
+    """
+
+    tables: Sequence[EmbeddingTable]
+    tiers: Sequence[Sequence[Strategy]]
+    pricing: Pricing
+    options: FlexShardOptions
+    frontier: Frontier
+
+    @classmethod
+    def of(cls, tables: Sequence[EmbeddingTable], pricing: Pricing, options: FlexShardOptions) -> _Tiering:
+        """Of tables that may use the tiers of the options.
+
+        Raises:
+            InfeasiblePlanError: If no cut takes as little memory as the budget.
+        """
+        tiers = [tiers_of(table, pricing.machine, options.tiers) for table in tables]
+        frontier = Frontier(tables, tiers, pricing, _EXCHANGES[options.exchange])
+        tiering = cls(tables=tables, tiers=tiers, pricing=pricing, options=options, frontier=frontier)
+        if options.memory_budget_bytes < 0 and frontier.at(tiering.budget_bytes) is None:
+            least = frontier.least_memory_bytes - frontier.row_wise.memory_bytes
+            raise InfeasiblePlanError(
+                f"no cut takes as little: the least is {least:,.0f} bytes over row-wise sharding, got "
+                f"{options.memory_budget_bytes:,}",
+                field="options.memory_budget_bytes",
+            )
+        return tiering
+
+    @property
+    def budget_bytes(self) -> float:
+        """All memory of a rank that the tables may take, by the scaling equations."""
+        wanted = self.frontier.row_wise.memory_bytes + self.options.memory_budget_bytes
+        return wanted if self.options.memory_budget_bytes < 0 else max(self.frontier.least_memory_bytes, wanted)
+
+    def choose(self, memory_bytes: float) -> TierChoice:
+        """The cuts within a budget that no cut is above."""
+        choice = None
+        if self.options.rule == "paper":
+            choice = paper_choice(self.tables, self.tiers, self.pricing, self.frontier.row_wise, memory_bytes)
+        choice = choice or self.frontier.at(memory_bytes)
+        assert choice is not None, "no budget is below the least memory"
+        return choice
+
+
+def _tiered(request: PlanRequest, tiering: _Tiering, whole: WholeTables) -> list[PlacedShard]:
     """Split tables in tiers and the others whole, with the largest budget that fits.
 
     Raises:
         InfeasiblePlanError: If even the cuts of least memory do not fit.
     """
-    names = {table.name for table in split}
+    names = {table.name for table in tiering.tables}
     others = [table for table in request.tables.tables if table.name not in names]
-    tiers = [tiers_of(table, pricing.machine, options.tiers) for table in split]
-    frontier = Frontier(split, tiers, pricing, _EXCHANGES[options.exchange])
+    pricing = tiering.pricing
 
-    def choose(memory_bytes: float) -> TierChoice:
-        choice = None
-        if options.rule == "paper":
-            choice = paper_choice(split, tiers, pricing, frontier.row_wise, memory_bytes)
-        choice = choice or frontier.at(memory_bytes)
-        assert choice is not None, "no budget is below the least memory"
-        return choice
-
-    def attempt(memory_bytes: float) -> list[PlacedShard]:
-        choice = choose(memory_bytes)
+    def attempt(memory_bytes: float) -> tuple[TierChoice, tuple[PlacedShard, ...]]:
+        choice = tiering.choose(memory_bytes)
         held = held_bytes(
-            split, choice.bounds, pricing.machine, pricing.payload, with_activations=options.count_activations
+            tiering.tables,
+            choice.bounds,
+            pricing.machine,
+            pricing.payload,
+            with_activations=tiering.options.count_activations,
         )
         missing_R = held - whole.capacity_R
         if missing_R.max() > 0:
@@ -180,22 +225,21 @@ def _tiered(
                 f"rows split over all {len(missing_R)} ranks take {held:,.0f} bytes of each, {missing_R.max():,.0f} "
                 f"bytes more than rank {missing_R.argmax()} has"
             )
-        placed = whole.place(others, held) if others else ()
-        return [*placed, *(shard for pair in zip(split, choice.bounds, strict=True) for shard in _cut(request, *pair))]
+        return choice, whole.place(others, held) if others else ()
 
-    least = frontier.least_memory_bytes
-    most = max(least, frontier.row_wise.memory_bytes + options.memory_budget_bytes)
+    least, most = tiering.frontier.least_memory_bytes, tiering.budget_bytes
     try:
-        return attempt(most)
+        choice, placed = attempt(most)
     except InfeasiblePlanError:
-        best = attempt(least)
-    for _ in range(_NUM_HALVINGS):
-        middle = (least + most) / 2
-        try:
-            best, least = attempt(middle), middle
-        except InfeasiblePlanError:
-            most = middle
-    return best
+        choice, placed = attempt(least)
+        for _ in range(_NUM_HALVINGS):
+            middle = (least + most) / 2
+            try:
+                (choice, placed), least = attempt(middle), middle
+            except InfeasiblePlanError:
+                most = middle
+    pairs = zip(tiering.tables, choice.bounds, strict=True)
+    return [*placed, *(shard for table, bounds in pairs for shard in _cut(request, table, bounds))]
 
 
 def _cut(request: PlanRequest, table: EmbeddingTable, bounds: TierBounds) -> list[PlacedShard]:
@@ -207,14 +251,7 @@ def _cut(request: PlanRequest, table: EmbeddingTable, bounds: TierBounds) -> lis
         shard = Shard(table=table, rows=RowRange(start=start, stop=stop, by=by), columns=(0, table.embedding_dim))
         placed = replace(shared(shard, Tier(strategy), request.topology), exchange=exchange)
         if len(placed.replicas) > 1:
-            placed = replace(placed, grad_sync=_grad_sync(shard, request.tables.batch_size))
+            sync, _ = gradient_sum(table, start, stop, request.tables.batch_size)
+            placed = replace(placed, grad_sync=sync)
         shards.append(placed)
     return shards
-
-
-def _grad_sync(shard: Shard, batch_size: int) -> GradSync:
-    """Whether the rows that a batch is expected to hit are fewer bytes with their ids than all rows are without."""
-    profile, share = shard.access()
-    hit = profile.expected_distinct(batch_size * shard.table.pooling_factor * share)
-    row_bytes = shard.embedding_dim * GRADIENT_BYTES
-    return GradSync.SPARSE if hit * (row_bytes + ID_BYTES) < shard.num_embeddings * row_bytes else GradSync.DENSE
