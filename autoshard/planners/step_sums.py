@@ -1,0 +1,222 @@
+"""Whole steps from sums over what ranks hold.
+
+Shape suffixes: B placements, R ranks, H width of a code, C columns of what is moved, L levels, P parts of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core import Costs, LocalShard, PlacedShard, Shard, ShardingPlan, TableSet, Topology
+from autoshard.core.costs import CodeArray, LinkBytes, MsArray
+from autoshard.core.plan import Payload
+from autoshard.core.step import Coefficients, Overlap, StepPart, plain_coefficients
+from autoshard.evaluation.evaluate import price_step
+from autoshard.evaluation.step_price import StepPrice
+from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, PairTraffic, synced_bytes
+
+MovedArray = NDArray[np.float64]
+Kernel = tuple[str, ...]
+
+#: Parts whose times ranks differ in, in the order of axis P.
+PARTS = (
+    StepPart.INPUT,
+    StepPart.FORWARD_KERNEL,
+    StepPart.FORWARD_EXCHANGE,
+    StepPart.BACKWARD_EXCHANGE,
+    StepPart.BACKWARD_KERNEL,
+)
+KERNEL_PARTS = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
+
+# Columns of what is moved. First three blocks of bytes between a pair of ranks (lengths, ids, forward, backward): of
+# rows that a rank serves to all ranks, of those that it serves to its node, and of those that it serves to itself.
+_NUM_STREAMS = 4
+_LENGTHS, _IDS, _FORWARD, _BACKWARD = range(_NUM_STREAMS)
+_TO_ALL, _TO_NODE, _TO_ITSELF = range(3)
+#: Then bytes that are all-reduced, features that are served, and a count for each kind of kernel.
+SYNC = _NUM_STREAMS * 3
+_FEATURES = SYNC + 1
+_FIRST_KERNEL = _FEATURES + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepSums:
+    """What ranks hold, in any number of placements; both are sums over shards.
+
+    Attributes:
+        codes_BRH: Of codes.
+        moved_BRC: Of what is moved.
+    """
+
+    codes_BRH: CodeArray
+    moved_BRC: MovedArray
+
+
+class SumPrices:
+    """Prices the steps of one task from sums per rank, as `evaluate` prices plans.
+
+    What a shard moves adds up as its code does: every rank that holds some of it adds a row to its sums, alike for all
+    of them. So a step is a function of two sums per rank.
+
+    Args:
+        tables: The task's tables.
+        topology: The task's topology.
+        costs: Models of all parts.
+        kernels: Kinds of kernels that shards may run in, by `kernel_of`.
+
+    Raises:
+        InvalidPlanError: If the dense layers make no model.
+    """
+
+    def __init__(self, tables: TableSet, topology: Topology, costs: Costs, kernels: Collection[Kernel]) -> None:
+        self.tables, self.topology, self.costs = tables, topology, costs
+        self._kernels = {kernel: index for index, kernel in enumerate(sorted(set(kernels)))}
+        # All that does not depend on who holds what; one shard is enough to say it.
+        some = PlacedShard.table_wise(Shard.whole(tables.tables[0]), 0)
+        self._rest = price_step(ShardingPlan(tables=tables, topology=topology, shards=(some,)), costs)
+        self._weights = {part: _weights(part, costs, self._rest) for part in StepPart}
+        self._groups = [np.arange(topology.world_size) // level.size for level in topology.levels]
+
+    def prices_alike(self, other: SumPrices) -> bool:
+        """Whether both make the same step of the same sums, so that their placements can be priced together."""
+        mine, theirs = self._rest.times, other._rest.times
+        ranked = {part.value: 0.0 for part in PARTS}
+        return (
+            self.costs is other.costs
+            and _links(self.topology) == _links(other.topology)
+            and self._kernels == other._kernels
+            and self._weights == other._weights
+            and self._rest.overlap is other._rest.overlap
+            and (self.tables.dense is None) == (other.tables.dense is None)
+            and replace(mine, **ranked) == replace(theirs, **ranked)
+        )
+
+    @property
+    def num_columns(self) -> int:
+        """C."""
+        return _FIRST_KERNEL + len(self._kernels)
+
+    def moved(self, placed: PlacedShard, local: LocalShard) -> MovedArray:
+        """What a shard adds to the sums of each rank that holds some of it, shape (C,).
+
+        Args:
+            placed: On one replica, or on one for each node or each rank, from which that node or rank reads.
+            local: What its ranks run.
+        """
+        tables, topology = self.tables, self.topology
+        pair = PairTraffic.of(placed, tables.batch_size / topology.world_size, Payload())
+        row_C = np.zeros(self.num_columns)
+        num_replicas = len(placed.replicas)
+        block = _TO_ALL if num_replicas == 1 else _TO_ITSELF if num_replicas == topology.world_size else _TO_NODE
+        row_C[_NUM_STREAMS * block : _NUM_STREAMS * (block + 1)] = (pair.lengths, pair.ids, pair.forward, pair.backward)
+        row_C[SYNC] = synced_bytes(placed, tables.batch_size) if num_replicas > 1 else 0.0
+        row_C[_FEATURES] = len(placed.shard.table.features)
+        row_C[_FIRST_KERNEL + self._kernels[kernel_of(local)]] = 1.0
+        return row_C
+
+    def step_ms(self, sums: StepSums) -> MsArray:
+        """Step times, shape (B,): equal to what `evaluate` says of the plans, but for rounding."""
+        return self.compose(self.parts_ms(sums).max(axis=2), sums.moved_BRC[:, 0, SYNC])
+
+    def parts_ms(self, sums: StepSums) -> MsArray:
+        """Times of `PARTS` on every rank, shape (P, B, R)."""
+        parts_PBR = self.moving_ms(sums.moved_BRC)
+        for part, ms_BR in zip(KERNEL_PARTS, self.kernels_ms(sums.codes_BRH), strict=True):
+            parts_PBR[PARTS.index(part)] += ms_BR
+        return parts_PBR
+
+    def kernels_ms(self, codes_BRH: CodeArray) -> tuple[MsArray, MsArray]:
+        """What the kernel model's milliseconds add to forward and backward, shapes (B, R)."""
+        parts = self.costs.kernel.price_parts(codes_BRH.reshape(-1, codes_BRH.shape[-1]))
+        shape = codes_BRH.shape[:-1]
+        forward, backward = (self._weights[part][0] for part in KERNEL_PARTS)
+        return forward * parts.forward_ms_S.reshape(shape), backward * parts.backward_ms_S.reshape(shape)
+
+    def moving_ms(self, moved_BRC: MovedArray) -> MsArray:
+        """All of the parts but the kernel model's milliseconds, shape (P, B, R)."""
+        streams = [self._stream(moved_BRC, index) for index in range(_NUM_STREAMS)]
+        exchange_ms = [self.costs.comm.links_ms(links, self.topology) for links, _, _ in streams]
+        handled = [served_BR + asked_BR for _, served_BR, asked_BR in streams]
+        served_lengths_BR = streams[_LENGTHS][1] / LENGTH_BYTES / 1e6
+        num_kernels_BR = (moved_BRC[..., _FIRST_KERNEL:] > 0).sum(axis=2)
+        num_features_BR = moved_BRC[..., _FEATURES]
+        one = np.ones_like(num_features_BR)
+        work: dict[StepPart, tuple[MsArray, ...]] = {
+            StepPart.INPUT: (
+                exchange_ms[_LENGTHS] + exchange_ms[_IDS],
+                one,
+                handled[_IDS] / ID_BYTES / 1e6,
+                handled[_LENGTHS] / LENGTH_BYTES / 1e6,
+            ),
+            StepPart.FORWARD_KERNEL: (0 * one, num_kernels_BR, num_features_BR, served_lengths_BR),
+            StepPart.FORWARD_EXCHANGE: (exchange_ms[_FORWARD], one, handled[_FORWARD] / 1e6),
+            StepPart.BACKWARD_EXCHANGE: (exchange_ms[_BACKWARD], one, handled[_BACKWARD] / 1e6),
+            StepPart.BACKWARD_KERNEL: (0 * one, num_kernels_BR, num_features_BR),
+        }
+        return np.stack(
+            [sum(weight * of for weight, of in zip(self._weights[part], work[part], strict=True)) for part in PARTS]
+        )
+
+    def activation_bytes(self, moved_BRC: MovedArray) -> MsArray:
+        """Inputs, outputs and what is received, as `Traffic.activation_bytes` counts them, shape (B, R)."""
+        served = [self._stream(moved_BRC, stream)[1] for stream in (_LENGTHS, _IDS)]
+        _, sent_BR, received_BR = self._stream(moved_BRC, _FORWARD)
+        return np.asarray(served[0] + served[1] + sent_BR + received_BR)
+
+    def compose(self, slowest_PB: MsArray, sync_B: MsArray) -> MsArray:
+        """Steps of parts at their slowest ranks and of bytes that are all-reduced, shape (B,)."""
+        distinct, which_B = np.unique(sync_B, return_inverse=True)
+        all_reduce = self.costs.comm.all_reduce_ms
+        sync_ms_B = np.array([all_reduce(float(size), self.topology) for size in distinct])[which_B]
+        sync_ms_B *= self._weights[StepPart.DENSE][1] if self.tables.dense is not None else 1.0
+        base = self._rest.times
+        if self._rest.overlap is Overlap.NONE:
+            fixed_ms = base.step_ms(Overlap.NONE) - sum(getattr(base, part.value) for part in PARTS)
+            return np.asarray(fixed_ms + slowest_PB.sum(axis=0) + sync_ms_B)
+        steps = (
+            replace(base, **dict(zip(map(str, PARTS), parts, strict=True)), all_reduce=base.all_reduce + sync_ms)
+            for *parts, sync_ms in zip(*slowest_PB.tolist(), sync_ms_B.tolist(), strict=True)
+        )
+        return np.array([times.step_ms(self._rest.overlap) for times in steps])
+
+    def _stream(self, moved_BRC: MovedArray, stream: int) -> tuple[LinkBytes, MsArray, MsArray]:
+        """Bytes by level, and all bytes that ranks serve and ask for, their own included; shapes (B, R)."""
+        all_BR, node_BR, own_BR = (
+            moved_BRC[..., _NUM_STREAMS * block + stream] for block in (_TO_ALL, _TO_NODE, _TO_ITSELF)
+        )
+        served_LBR, asked_LBR = [], []
+        inner_BR, num_inner_R = all_BR, np.ones(all_BR.shape[1], dtype=np.int64)
+        for level, group_R in enumerate(self._groups):
+            starts = np.flatnonzero(np.diff(group_R, prepend=-1))
+            sums_BR = np.add.reduceat(all_BR, starts, axis=1)[:, group_R]
+            num_R = np.bincount(group_R)[group_R]
+            in_node_BR = node_BR if level == 0 else 0.0
+            served_LBR.append((num_R - num_inner_R) * (all_BR + in_node_BR))
+            asked_LBR.append(sums_BR - inner_BR + (num_R - num_inner_R) * in_node_BR)
+            inner_BR, num_inner_R = sums_BR, num_R
+        kept_BR = all_BR + node_BR + own_BR
+        served_BR = sum(served_LBR) + kept_BR
+        asked_BR = sum(asked_LBR) + kept_BR
+        served, asked = np.stack(served_LBR), np.stack(asked_LBR)
+        if stream == _FORWARD:
+            return LinkBytes(leaving_LR=served, arriving_LR=asked), served_BR, asked_BR
+        return LinkBytes(leaving_LR=asked, arriving_LR=served), served_BR, asked_BR
+
+
+def kernel_of(local: LocalShard) -> Kernel:
+    """What a rank's shards must have in common to run in one fused kernel."""
+    return (local.pooling, local.dtype, local.update, local.optimizer)
+
+
+def _links(topology: Topology) -> tuple[object, ...]:
+    """What collectives are priced by; memory is none of it."""
+    return (topology.world_size, topology.device, topology.levels)
+
+
+def _weights(part: StepPart, costs: Costs, rest: StepPrice) -> Coefficients:
+    known = costs.step.coefficients(part, rest.bases[part]) if costs.step else None
+    return known or plain_coefficients(part)
