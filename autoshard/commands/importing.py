@@ -21,8 +21,8 @@ def import_tables(
     format: Annotated[
         str | None,
         typer.Option(
-            help="`bundled`, `tables-json`, `dlrm-datasets`, `tbe-data-config` or `id-batches`. "
-            "Left out: told from the source."
+            help="`bundled`, `tables-json`, `dlrm-datasets`, `tbe-data-config`, `id-batches` or `row-counts`. "
+            "Left out: told from the source (row-counts never is)."
         ),
     ] = None,
     settings: Annotated[
@@ -48,6 +48,7 @@ def import_tables(
         autoshard import fbgemm_t856_bs65536.pt.gz -o tables.json
         autoshard import reported_tbes/ --format tbe-data-config -o tables.json
         autoshard import clicks.parquet --set embedding_dim=32 --set batch_size=8192 -o tables.json
+        autoshard import counts/ --format row-counts --set num_samples=1000000 -o tables.json
     """
     from autoshard.formats import import_tables as read_source
     from autoshard.formats import write_tables

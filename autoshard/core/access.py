@@ -1,6 +1,6 @@
 """Access profiles: how often the rows of a table are looked up, as one concave curve.
 
-Shape suffixes: K knots, I intervals between knots (K - 1), N draws.
+Shape suffixes: K knots, I intervals between knots (K - 1), V groups of rows with one number of lookups, N draws.
 """
 
 from __future__ import annotations
@@ -52,21 +52,7 @@ class AccessProfile:
         cumulative = np.ascontiguousarray(self.cumulative_K, dtype=np.float64)
         if ranks.ndim != 1 or ranks.shape != cumulative.shape or len(ranks) < 2:
             raise InvalidTableError("needs two or more [access rank, cumulative probability] pairs", field="knots")
-        if not (np.isfinite(ranks).all() and np.isfinite(cumulative).all()):
-            raise InvalidTableError("must hold finite numbers only", field="knots")
-        if ranks[0] != 0 or cumulative[0] != 0:
-            raise InvalidTableError("must start at [0, 0]", field="knots")
-        if abs(cumulative[-1] - 1.0) > 1e-6:
-            raise InvalidTableError(f"must end at cumulative probability 1, got {cumulative[-1]:g}", field="knots")
-        if (np.diff(ranks) <= 0).any():
-            raise InvalidTableError("access ranks must rise", field="knots")
-        if (np.diff(cumulative) < 0).any():
-            raise InvalidTableError("cumulative probabilities must not fall", field="knots")
-        slopes = np.diff(cumulative) / np.diff(ranks)
-        # Sums near 1 are rounded, which shows in the slope of a narrow interval of a table with many rows.
-        rounding = 4 * np.finfo(np.float64).eps / np.diff(ranks)
-        if (np.diff(slopes) > _CONCAVITY_TOLERANCE * slopes[0] + rounding[1:] + rounding[:-1]).any():
-            raise InvalidTableError("must be concave: rows are ordered by falling access frequency", field="knots")
+        _check_knots(ranks, cumulative)
         cumulative = cumulative / cumulative[-1]
         for array in (ranks, cumulative):
             array.setflags(write=False)
@@ -104,7 +90,7 @@ class AccessProfile:
             raise InvalidTableError(f"must be a number of at least 0, got {shift}", field="shift")
         ranks = log_spaced_ranks(num_rows)
         masses = np.array([_power_sum(a + shift, b + shift, alpha) for a, b in itertools.pairwise(ranks)])
-        return cls._from_masses(ranks.astype(np.float64), masses)
+        return cls.from_masses(ranks.astype(np.float64), masses)
 
     @classmethod
     def from_counts(cls, counts: NDArray[np.integer | np.floating] | Sequence[float]) -> AccessProfile:
@@ -118,11 +104,29 @@ class AccessProfile:
             raise InvalidTableError("needs one number per row", field="counts")
         if not np.isfinite(values).all() or (values < 0).any():
             raise InvalidTableError("must be finite and at least 0", field="counts")
-        if values.sum() <= 0:
-            raise InvalidTableError("must have a positive sum", field="counts")
-        cumulative = np.concatenate([[0.0], np.cumsum(np.sort(values)[::-1])])
-        ranks = log_spaced_ranks(len(values))
-        return cls._from_masses(ranks.astype(np.float64), np.diff(cumulative[ranks]))
+        values_V, rows_V = np.unique(values, return_counts=True)
+        return cls.from_groups(rows_V[::-1], (rows_V * values_V)[::-1])
+
+    @classmethod
+    def from_groups(cls, rows_V: IntArray, lookups_V: FloatArray) -> AccessProfile:
+        """Profile from groups of rows that are looked up alike, from the most to the least looked up.
+
+        Cumulative sums are exact at every knot. The last row that is looked up has a knot of its own.
+
+        Args:
+            rows_V: Rows of each group, at least 1.
+            lookups_V: Lookups of all its rows together; those per row never rise from group to group.
+        """
+        total = float(lookups_V.sum())
+        if not 0 < total < math.inf:
+            raise InvalidTableError(f"must have a positive sum, got {total:g}", field="counts")
+        ends_V = np.concatenate([[0], np.cumsum(rows_V)])
+        cumulative_V = np.concatenate([[0.0], np.cumsum(lookups_V)])
+        ranks = log_spaced_ranks(int(ends_V[np.flatnonzero(lookups_V)[-1] + 1]))
+        if ranks[-1] < ends_V[-1]:
+            ranks = np.append(ranks, ends_V[-1])
+        masses = np.diff(np.interp(ranks, ends_V, cumulative_V))
+        return cls.from_masses(ranks.astype(np.float64), masses)
 
     @classmethod
     def from_ids(cls, ids: IntArray, num_rows: int) -> AccessProfile:
@@ -133,13 +137,11 @@ class AccessProfile:
         if ids.min() < 0 or ids.max() >= num_rows:
             raise InvalidTableError(f"must be in [0, {num_rows}), got {ids.min()} to {ids.max()}", field="ids")
         _, counts = np.unique(ids, return_counts=True)
-        cumulative = np.concatenate([[0.0], np.cumsum(np.sort(counts)[::-1], dtype=np.float64)])
-        ranks = log_spaced_ranks(len(counts))
-        masses = np.diff(cumulative[ranks])
-        knots = ranks.astype(np.float64)
-        if len(counts) < num_rows:
-            knots, masses = np.append(knots, num_rows), np.append(masses, 0.0)
-        return cls._from_masses(knots, masses)
+        values_V, rows_V = np.unique(counts, return_counts=True)
+        missed = num_rows - len(counts)
+        groups = np.append(rows_V[::-1], missed) if missed else rows_V[::-1]
+        lookups = (rows_V * values_V)[::-1].astype(np.float64)
+        return cls.from_groups(groups, np.append(lookups, 0.0) if missed else lookups)
 
     @classmethod
     def from_reuse_bins(
@@ -178,11 +180,16 @@ class AccessProfile:
         totals = np.cumsum(lookups[::-1])
         kept_ends, kept_cumulative = ends[keep], totals[keep]
         kept_ends[-1], kept_cumulative[-1] = num_rows, totals[-1]
-        return cls._from_masses(np.concatenate([[0.0], kept_ends]), np.diff(kept_cumulative, prepend=0.0))
+        return cls.from_masses(np.concatenate([[0.0], kept_ends]), np.diff(kept_cumulative, prepend=0.0))
 
     @classmethod
-    def _from_masses(cls, ranks_K: FloatArray, masses_I: FloatArray) -> AccessProfile:
-        """Profile from the mass between knots; neighbours that break concavity are pooled."""
+    def from_masses(cls, ranks_K: FloatArray, masses_I: FloatArray) -> AccessProfile:
+        """Profile from the mass between knots; neighbours that break concavity are pooled.
+
+        Args:
+            ranks_K: Access ranks of the knots, rising from 0.
+            masses_I: Lookups, in any unit, between each knot and the next.
+        """
         ends = [0.0]
         masses: list[float] = []
         for end, mass in zip(ranks_K[1:].tolist(), masses_I.tolist(), strict=True):
@@ -255,7 +262,7 @@ class AccessProfile:
         mass = float(cumulative[-1] - cumulative[0])
         if mass <= 0:
             return AccessProfile.uniform(round(stop - start)), 0.0
-        return AccessProfile._from_masses(knots - start, np.diff(cumulative)), mass
+        return AccessProfile.from_masses(knots - start, np.diff(cumulative)), mass
 
     def thinned(self, num_rows: int) -> AccessProfile:
         """The profile of `num_rows` rows drawn evenly over all access ranks, as hashing or a row range does."""
@@ -264,7 +271,7 @@ class AccessProfile:
             return self
         knots = log_spaced_ranks(num_rows).astype(np.float64)
         at_K = self.coverage(knots * (float(self.ranks_K[-1]) / num_rows))
-        return AccessProfile._from_masses(knots, np.diff(at_K))
+        return AccessProfile.from_masses(knots, np.diff(at_K))
 
     def sample_ranks(self, num_lookups: int, rng: np.random.Generator) -> IntArray:
         """Draws access ranks of independent lookups; shape (N,), int64 in [0, num_rows)."""
@@ -288,7 +295,33 @@ def mixture(profiles: Iterable[tuple[AccessProfile, float]]) -> AccessProfile:
     knots = np.unique(np.concatenate([profile.ranks_K for profile, _ in pairs]))
     total = sum(weight for _, weight in pairs)
     cumulative = sum((profile.coverage(knots) * (weight / total) for profile, weight in pairs), np.zeros(len(knots)))
-    return AccessProfile._from_masses(knots, np.diff(cumulative))
+    return AccessProfile.from_masses(knots, np.diff(cumulative))
+
+
+def _check_knots(ranks_K: FloatArray, cumulative_K: FloatArray) -> None:
+    """Refuses knots that are no concave curve from [0, 0] to probability 1; the text has the first that is wrong."""
+
+    def refuse(wrong: NDArray[np.bool_], what: str) -> None:
+        if wrong.any():
+            knot = int(wrong.argmax())
+            pair = f"[{ranks_K[knot]:.12g}, {cumulative_K[knot]:.12g}]"
+            raise InvalidTableError(f"{what}, got {pair} at knot {knot}", field="knots")
+
+    refuse(~(np.isfinite(ranks_K) & np.isfinite(cumulative_K)), "must hold finite numbers only")
+    refuse(((ranks_K != 0) | (cumulative_K != 0))[:1], "must start at [0, 0]")
+    if abs(cumulative_K[-1] - 1.0) > 1e-6:
+        raise InvalidTableError(f"must end at cumulative probability 1, got {cumulative_K[-1]:.12g}", field="knots")
+    refuse(np.diff(ranks_K, prepend=-1.0) <= 0, "access ranks must rise")
+    refuse(np.diff(cumulative_K, prepend=0.0) < 0, "cumulative probabilities must not fall")
+    rows = np.diff(ranks_K)
+    slopes = np.diff(cumulative_K) / rows
+    # Sums near 1 are rounded, which shows in the slope of a narrow interval of a table with many rows.
+    rounding = 4 * np.finfo(np.float64).eps / rows
+    steeper = np.diff(slopes) > _CONCAVITY_TOLERANCE * slopes[0] + rounding[1:] + rounding[:-1]
+    refuse(
+        np.concatenate([[False, False], steeper]),
+        "must be concave: rows are ordered by falling access frequency, so slopes must not rise",
+    )
 
 
 def _check_rows(num_rows: int) -> None:

@@ -1,4 +1,4 @@
-"""The `access` object of a table: uniform, zipf, reuse_bins, curve, or counts in a Parquet file."""
+"""The `access` object of a table: uniform, zipf, reuse_bins, curve, or counts in Parquet files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 
 from autoshard.core import NUM_REUSE_BINS, AccessProfile
-from autoshard.core.access import FloatArray
 from autoshard.core.errors import FormatError
 from autoshard.formats.fields import Fields, items, number, shown
 from autoshard.formats.json_document import join
+from autoshard.formats.row_counts import read_row_counts
 
 #: Largest accepted Zipf exponent: beyond it the first row has all lookups, to double precision.
 MAX_ALPHA = 64.0
@@ -121,32 +121,15 @@ def _read_counts(fields: Fields, context: AccessContext) -> AccessProfile:
     path, name = fields.at("file"), fields.text("file")
     if context.folder is None:
         raise FormatError("counts can only be read from a file that lies beside tables.json", field=path)
-    if Path(name).name != name or "\\" in name:
-        raise FormatError(f"must be the name of a file in the same folder, got {shown(name)}", field=path)
-    return AccessProfile.from_counts(_parquet_counts(context.folder / name, path, context.num_embeddings))
-
-
-def _parquet_counts(file: Path, path: str, num_rows: int) -> FloatArray:
-    import pyarrow
-    import pyarrow.parquet
-
-    is_integer, is_floating = pyarrow.types.is_integer, pyarrow.types.is_floating
+    if Path(name).name != name or name == ".." or "\\" in name:
+        raise FormatError(f"must be the name of a file or folder in the same folder, got {shown(name)}", field=path)
+    file = context.folder / name
     try:
-        with pyarrow.parquet.ParquetFile(file) as parquet:
-            kinds = [column.type for column in parquet.schema_arrow if column.name == "count"]
-            if len(kinds) != 1 or not (is_integer(kinds[0]) or is_floating(kinds[0])):
-                raise FormatError(f"{file.name} must have one column of numbers named count", field=path)
-            if parquet.metadata.num_rows != num_rows:
-                raise FormatError(
-                    f"must hold one count per row: the table has {num_rows}, the file {parquet.metadata.num_rows}",
-                    field=path,
-                )
-            column = parquet.read(columns=["count"]).column(0)
+        return read_row_counts(file, num_rows=context.num_embeddings).profile()
     except FileNotFoundError:
-        raise FormatError(f"there is no file {file.name} beside tables.json", field=path) from None
-    except (OSError, pyarrow.ArrowException) as error:
-        raise FormatError(f"{file.name} is no readable Parquet file: {shown(str(error))}", field=path) from None
-    return np.asarray(column.to_numpy(), dtype=np.float64)
+        raise FormatError(f"there is no file {name} beside tables.json", field=path) from None
+    except FormatError as error:
+        raise FormatError(error.message, field=path) from None
 
 
 def _shortest(value: float) -> float | int:

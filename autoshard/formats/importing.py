@@ -10,9 +10,10 @@ from pathlib import Path
 from autoshard.core import TableSet
 from autoshard.core.errors import FormatError, InvalidOptionError, UnknownNameError
 from autoshard.formats.bundled import bundled_table_sets, load_tables
+from autoshard.formats.count_tables import read_count_tables
 from autoshard.formats.dlrm_datasets import Advance, read_dlrm_datasets
 from autoshard.formats.fields import from_source, shortened, shown
-from autoshard.formats.id_batches import DEFAULT_EMBEDDING_DIM, read_id_batches
+from autoshard.formats.id_batches import DEFAULT_BATCH_SIZE, DEFAULT_EMBEDDING_DIM, read_id_batches
 from autoshard.formats.json_document import read_json
 from autoshard.formats.tables_json import (
     MAX_BATCH_SIZE,
@@ -194,6 +195,19 @@ FORMATS: Mapping[str, ImportFormat] = {
                     "Rows of every table; left out, one more than its largest id",
                     range(1, MAX_ROWS + 1),
                 ),
+            },
+        ),
+        ImportFormat(
+            name="row-counts",
+            description="Lookups per row: .parquet with a column count; or a folder of them, a table each",
+            read=read_count_tables,
+            options={
+                "num_samples": ("Samples over which lookups were counted; needed", range(1, 2**53)),
+                "embedding_dim": (
+                    f"Dimension of all tables; left out, {DEFAULT_EMBEDDING_DIM}",
+                    range(1, MAX_EMBEDDING_DIM + 1),
+                ),
+                "batch_size": (f"Global batch; left out, {DEFAULT_BATCH_SIZE:,}", range(1, MAX_BATCH_SIZE + 1)),
             },
         ),
     )
