@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.core import EmbeddingTable, Feature, Optimizer, TableSet, Topology
-from autoshard.core.errors import UnknownNameError
+from autoshard.core.errors import InvalidTopologyError, UnknownNameError
 from autoshard.formats.access_json import AccessContext, access_from_json
 from autoshard.formats.metasyn import metasyn
 from autoshard.formats.tables_json import read_tables
-from autoshard.formats.topology_json import read_topology, topology_from_json
+from autoshard.formats.topology_json import MAX_WORLD_SIZE, read_topology, topology_from_json
+from autoshard.formats.topology_scaling import scaled_topology
 
 _DATA = resources.files("autoshard.formats") / "bundled"
 _METASYN = "metasyn"
@@ -39,13 +40,19 @@ def load_tables(name_or_path: str | Path) -> TableSet:
 def load_topology(name_or_path: str | Path) -> Topology:
     """A topology by the name of a bundled one, or from a `topology.json`.
 
+    Machines whose description says so can be made for any number of ranks, named after it: `dgx-a100-128`.
+
     Raises:
+        InvalidTopologyError: If a machine cannot be made for so many ranks.
         UnknownNameError: If it is neither the name of a bundled topology nor a file.
         InputError: If the file holds no topology; the text names file and field.
     """
     known = bundled_topologies()
     if str(name_or_path) in known:
         return _bundled_topology(str(name_or_path))
+    family, _, num_ranks = str(name_or_path).rpartition("-")
+    if num_ranks.isdecimal() and not Path(name_or_path).exists() and _is_family(family, known):
+        return _scaled_topology(family, int(num_ranks))
     _check_file(name_or_path, known, "topology")
     return read_topology(name_or_path)
 
@@ -88,15 +95,39 @@ def _bundled_tables(name: str) -> TableSet:
     return TableSet(batch_size=published["batch_size"], tables=tuple(tables))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _bundled_topology(name: str) -> Topology:
-    return topology_from_json(_published("topologies", name)["topology"])
+    published = _published("topologies", name)
+    topology = topology_from_json(published["topology"])
+    return scaled_topology(topology, published.get("default_ranks", topology.world_size))
+
+
+@lru_cache(maxsize=64)
+def _scaled_topology(family: str, num_ranks: int) -> Topology:
+    source = f"{family}-{num_ranks}"
+    if num_ranks > MAX_WORLD_SIZE:
+        raise InvalidTopologyError(f"must be at most {MAX_WORLD_SIZE}, got {num_ranks}", field="ranks", source=source)
+    published = topology_from_json(_published("topologies", family)["topology"])
+    try:
+        return scaled_topology(published, num_ranks)
+    except InvalidTopologyError as error:
+        raise InvalidTopologyError(error.message, field="ranks", source=source) from error
+
+
+def _is_family(name: str, known: Mapping[str, str]) -> bool:
+    return name in known and name != _METASYN and "default_ranks" in _published("topologies", name)
 
 
 @lru_cache(maxsize=2)
 def _descriptions(folder: str) -> Mapping[str, str]:
     names = sorted(file.name.removesuffix(".json") for file in (_DATA / folder).iterdir())
-    return {name: _published(folder, name)["description"] for name in names}
+    return {name: _description(name, _published(folder, name)) for name in names}
+
+
+def _description(name: str, published: Mapping[str, Any]) -> str:
+    text: str = published["description"]
+    ranks = published.get("default_ranks")
+    return text if ranks is None else f"{text} ({ranks} ranks, {name}-N for N)"
 
 
 def _published(folder: str, name: str) -> dict[str, Any]:

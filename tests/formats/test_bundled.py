@@ -1,11 +1,12 @@
 """What comes with the package is what was published."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from autoshard.core import AccessProfile, Optimizer
-from autoshard.core.errors import FormatError, UnknownNameError
+from autoshard.core import AccessProfile, MemoryBytes, Optimizer
+from autoshard.core.errors import FormatError, InvalidTopologyError, UnknownNameError
 from autoshard.formats import (
     bundled_table_sets,
     bundled_topologies,
@@ -18,16 +19,20 @@ from autoshard.formats import (
     write_tables,
     write_topology,
 )
+from autoshard.formats.topology_scaling import scaled_topology
 
 NAMES = ["criteo-1tb", "criteo-kaggle", "metasyn", "mlperf-dlrm-v2", "nvidia-medium", "nvidia-small", "nvidia-tiny"]
 NAMES += ["param-a", "param-b"]
+#: Machines for any number of ranks, with that of the bare name.
+MACHINES = {"cpu-host": 8, "dgx-a100": 8, "dgx-h100": 8, "hgx-h200": 8, "zionex": 128}
 
 
 def test_all_names_have_a_line_about_them():
     assert sorted(bundled_table_sets()) == NAMES
-    assert sorted(bundled_topologies()) == ["a100-32", "a100-8", "cpu-4", "cpu-8", "h100-8"]
+    fixed = ["a100-32", "a100-8", "cpu-4", "cpu-8", "h100-8"]
+    assert sorted(bundled_topologies()) == sorted([*fixed, *MACHINES])
     for line in (*bundled_table_sets().values(), *bundled_topologies().values()):
-        assert 10 < len(line) < 110
+        assert 10 < len(line) < 130
         assert "\n" not in line
 
 
@@ -55,6 +60,63 @@ def test_topologies_hold_what_their_sources_say():
     assert zion.levels[0].all_to_all.bytes_per_s == pytest.approx(0.8 * 2.4e12 / 8)
     assert hopper.levels[0].all_to_all.bytes_per_s == pytest.approx(0.8 * 900e9 / 2)
     assert load_topology("cpu-8").memory_bytes.hbm == 2**30
+
+
+class TestMachines:
+    """Machines of any number of ranks."""
+
+    @pytest.mark.parametrize("name", MACHINES)
+    def test_a_machine_is_made_for_any_number_of_nodes(self, name):
+        assert load_topology(name).world_size == MACHINES[name]
+        for world_size in (1, 2, 4, 8, 16, 24, 4096):
+            topology = load_topology(f"{name}-{world_size}")
+            assert topology.world_size == world_size
+            assert topology.local_world_size == min(8, world_size)
+            assert len(topology.levels) == (1 if world_size <= 8 else 2)
+            assert topology_from_json(topology_to_json(topology)) == topology
+        whole, half = load_topology(f"{name}-4096"), load_topology(f"{name}-16")
+        assert whole.levels[1].all_to_all == half.levels[1].all_to_all
+
+    @pytest.mark.parametrize("name", MACHINES)
+    def test_nodes_are_faster_than_the_network(self, name):
+        node, network = load_topology(f"{name}-4096").levels
+        assert node.all_to_all.bytes_per_s > network.all_to_all.bytes_per_s
+        assert node.all_to_all.latency_s < network.all_to_all.latency_s
+
+    def test_machines_hold_what_their_sources_say(self):
+        ampere, hopper = load_topology("dgx-a100-16"), load_topology("dgx-h100-16")
+        # NVIDIA/nccl-tests issues 149, 212, 290, NVIDIA/nccl issues 412, 812; bus bandwidth of all-reduces is 2 (n - 1)
+        # / n times its own: 230 GB/s of 8 GPUs, 192 GB/s of many.
+        assert [level.all_to_all.bytes_per_s for level in ampere.levels] == [230e9, 24e9]
+        assert ampere.levels[0].all_reduce.bytes_per_s * 2 * 7 / 8 == pytest.approx(230e9)
+        assert ampere.levels[1].all_reduce.bytes_per_s * 2 == 192e9
+        assert [level.all_to_all.bytes_per_s for level in hopper.levels] == [370e9, 47e9]
+        # Neo Table 2: 1.5 TB of DDR in a node of 8; Fig. 17.
+        zionex = load_topology("zionex")
+        assert zionex.memory_bytes.ddr * 8 == 1.5e12
+        assert zionex.levels[1].all_to_all.bytes_per_s == 7e9
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("dgx-a100-12", "dgx-a100-12: ranks: must be a multiple of the 8 ranks of a node, or fewer, got 12"),
+            ("dgx-a100-0", "dgx-a100-0: ranks: must be at least 1, got 0"),
+            ("dgx-a100-1000000", "dgx-a100-1000000: ranks: must be at most 131072, got 1000000"),
+        ],
+    )
+    def test_numbers_of_ranks_that_cannot_be(self, name, message):
+        with pytest.raises(InvalidTopologyError) as caught:
+            load_topology(name)
+        assert str(caught.value) == message
+
+    def test_topologies_of_files_and_fixed_ones_scale_too(self):
+        assert scaled_topology(load_topology("a100-32"), 64).levels[1].size == 64
+        assert scaled_topology(load_topology("a100-32"), 4).levels[0].size == 4
+        with pytest.raises(InvalidTopologyError, match="at most 8, for the topology has no level outside of its node"):
+            scaled_topology(load_topology("a100-8"), 16)
+        uneven = replace(load_topology("a100-8"), overrides=((0, MemoryBytes(hbm=1)),))
+        with pytest.raises(InvalidTopologyError, match="overrides: is of 8 single ranks"):
+            scaled_topology(uneven, 4)
 
 
 def test_mlperf_has_26_multi_hot_tables():
