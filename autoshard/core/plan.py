@@ -4,71 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
-from autoshard.core.errors import InvalidPlanError
+import numpy as np
+
+from autoshard.core.access import IntArray
+from autoshard.core.replica_groups import GroupLayout, ReplicaGroups
 from autoshard.core.shard import LocalShard, PlacedShard, local_shard
 from autoshard.core.step import Overlap, StepPart
 from autoshard.core.tables import DType, TableSet
 from autoshard.core.topology import Topology
 
-
-class GroupLayout(StrEnum):
-    """Which ranks of the world make up a replica group.
-
-    `across_nodes`: every `num_groups`-th rank, so that copies of a row sit side by side in one node and meet over
-    its fast links; `within_nodes`: consecutive ranks, so that the exchange within a group stays in few nodes.
-    """
-
-    ACROSS_NODES = "across_nodes"
-    WITHIN_NODES = "within_nodes"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaGroups:
-    """Two-dimensional sparse parallelism: the plan is held once per group of ranks (2D Sec. 3)."""
-
-    num_groups: int = 1
-    layout: GroupLayout = GroupLayout.ACROSS_NODES
-    sync_every: int = 1
-    moment_scale: float = 1.0
-
-    def group_size(self, topology: Topology) -> int:
-        """Ranks of one group.
-
-        Raises:
-            InvalidPlanError: If the groups do not divide the world.
-        """
-        if self.num_groups < 1 or topology.world_size % self.num_groups:
-            raise InvalidPlanError(
-                f"must divide the {topology.world_size} ranks, got {self.num_groups}",
-                field="replica_groups.num_groups",
-            )
-        return topology.world_size // self.num_groups
-
-    def ranks_per_node(self, topology: Topology) -> int:
-        """Ranks that a group has on each node that it reaches.
-
-        Raises:
-            InvalidPlanError: If that is not the same number everywhere.
-        """
-        num_ranks, node = self.group_size(topology), topology.local_world_size
-        if self.layout is GroupLayout.ACROSS_NODES:
-            num_groups = self.num_groups
-            if node % num_groups == 0 or num_groups % node == 0:
-                return max(1, node // num_groups)
-        elif num_ranks % node == 0 or node % num_ranks == 0:
-            return min(node, num_ranks)
-        raise InvalidPlanError(
-            f"{self.num_groups} groups laid {self.layout} have no equal share of each node's {node} ranks",
-            field="replica_groups.num_groups",
-        )
-
-    def world_ranks(self, rank: int, topology: Topology) -> range:
-        """Ranks of the world that are number `rank` of their group, group by group."""
-        if self.layout is GroupLayout.ACROSS_NODES:
-            return range(rank * self.num_groups, (rank + 1) * self.num_groups)
-        return range(rank, topology.world_size, self.group_size(topology))
+__all__ = [
+    "CostBreakdown",
+    "Estimate",
+    "GroupLayout",
+    "HeldShard",
+    "Payload",
+    "Provenance",
+    "RankCost",
+    "ReplicaGroups",
+    "RowOrder",
+    "ShardingPlan",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +56,11 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCost:
-    """Predicted cost of one rank's step, in milliseconds and bytes."""
+    """Predicted cost of one rank's step, in milliseconds and bytes.
+
+    In a plan over several replica groups the rank is number `rank` of each group, which all cost alike; `sync_ms` has
+    its synchronisation with the other groups, too.
+    """
 
     rank: int
     input_ms: float
@@ -134,7 +95,9 @@ class CostBreakdown:
             empty) from predictions that were written before there was such a thing.
         models: Names of the models behind it: `kernel`, `communication`, and where there are any, `dense` and `step`.
         dense_ms: Dense layers, forward and backward.
-        sync_ms: All-reduce of the dense layers' gradients and of tables that are held in several replicas.
+        sync_ms: All-reduce of the dense layers' gradients and of tables that are held in several replicas, and the
+            synchronisation of replica groups.
+        group_sync_ms: That of replica groups alone, per step; None if there is one group.
         parts: The step's parts at their slowest ranks. Their values add up to the step if nothing overlaps; `dense`
             holds `dense_ms`, `sync_ms`, and what belongs to no part. Each has the relative interval of the models that
             priced it, also where a step model knows better of the whole.
@@ -154,6 +117,7 @@ class CostBreakdown:
     models: Mapping[str, str] = field(default_factory=dict)
     dense_ms: float | None = None
     sync_ms: float | None = None
+    group_sync_ms: float | None = None
     parts: Mapping[StepPart, Estimate] = field(default_factory=dict)
 
 
@@ -166,6 +130,19 @@ class Provenance:
     seed: int = 0
     options: Mapping[str, object] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeldShard:
+    """A small table and the ranks of a replica group that hold one like it.
+
+    Attributes:
+        local: What each of them holds.
+        ranks: Which, each once.
+    """
+
+    local: LocalShard
+    ranks: IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,21 +168,50 @@ class ShardingPlan:
         """Samples per step of one replica group."""
         return max(1, self.tables.batch_size // self.replica_groups.num_groups)
 
+    def of_one_group(self) -> ShardingPlan:
+        """What one replica group does, as a plan of its own: its ranks, its links and its share of the batch.
+
+        Raises:
+            InvalidPlanError: If the groups do not divide the world, or have no equal share of a level's units.
+        """
+        if self.replica_groups.num_groups == 1:
+            return self
+        return replace(
+            self,
+            tables=replace(self.tables, batch_size=self.group_batch_size),
+            topology=self.replica_groups.group_topology(self.topology),
+            replica_groups=ReplicaGroups(),
+            predicted=None,
+        )
+
+    def held_shards(self) -> tuple[HeldShard, ...]:
+        """What the ranks of a replica group hold, in the order of `shards`: each distinct small table once."""
+        group_size, group_batch_size = self.group_size, self.group_batch_size
+        held: list[HeldShard] = []
+        # Thousands of shards share a handful of replicas, each of thousands of ranks.
+        known: dict[int, list[IntArray]] = {}
+        for placed in self.shards:
+            ranks_of = known.get(id(placed.replicas))
+            if ranks_of is None:
+                ranks_of = [np.array(replica, dtype=np.int64) for replica in placed.replicas]
+                known[id(placed.replicas)] = ranks_of
+            by_share: dict[float, list[IntArray]] = {}
+            for index, ranks in enumerate(ranks_of):
+                share = 1 / len(ranks_of) if placed.fetch is None else placed.fetch.count(index) / group_size
+                by_share.setdefault(share, []).append(ranks)
+            for share, ranks_with in by_share.items():
+                local = local_shard(placed, group_batch_size=group_batch_size, bags_share=share)
+                ranks = ranks_with[0] if len(ranks_with) == 1 else np.concatenate(ranks_with)
+                held.append(HeldShard(local=local, ranks=ranks))
+        return tuple(held)
+
     def local_shards(self) -> tuple[tuple[LocalShard, ...], ...]:
         """What each rank of a replica group holds, in the order of `shards`."""
-        held: list[list[LocalShard]] = [[] for _ in range(self.group_size)]
-        for placed in self.shards:
-            by_share: dict[float, LocalShard] = {}
-            for index, replica in enumerate(placed.replicas):
-                if placed.fetch is None:
-                    share = 1 / len(placed.replicas)
-                else:
-                    share = placed.fetch.count(index) / self.group_size
-                if share not in by_share:
-                    by_share[share] = local_shard(placed, group_batch_size=self.group_batch_size, bags_share=share)
-                for rank in replica:
-                    held[rank].append(by_share[share])
-        return tuple(tuple(shards) for shards in held)
+        of_rank: list[list[LocalShard]] = [[] for _ in range(self.group_size)]
+        for held in self.held_shards():
+            for rank in held.ranks.tolist():
+                of_rank[rank].append(held.local)
+        return tuple(tuple(shards) for shards in of_rank)
 
     def with_predicted(self, predicted: CostBreakdown) -> ShardingPlan:
         """The same plan with this prediction."""

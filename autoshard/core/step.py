@@ -63,6 +63,7 @@ class StepTimes:
     Attributes:
         all_reduce: Of the dense layers' gradients, and of tables that are held in several replicas.
         overhead: What belongs to no part and hides behind none.
+        group_sync: Of weights and optimizer states between replica groups, after the update and so behind nothing.
     """
 
     input: float
@@ -78,6 +79,7 @@ class StepTimes:
     top_backward: float = 0.0
     all_reduce: float = 0.0
     overhead: float = 0.0
+    group_sync: float = 0.0
 
     def step_ms(self, overlap: Overlap) -> float:
         """The whole step.
@@ -95,7 +97,7 @@ class StepTimes:
             behind = max(update, self.bottom_backward)
             backward = max(self.top_backward + self.interaction_backward + behind, self.all_reduce)
         middle = self.interaction_forward + self.top_forward
-        return self.input + forward + middle + backward + self.overhead
+        return self.input + forward + middle + backward + self.overhead + self.group_sync
 
     @property
     def dense_layers(self) -> float:
@@ -105,8 +107,8 @@ class StepTimes:
 
     @property
     def dense(self) -> float:
-        """All that the runtime does not time by itself: dense layers, all-reduce, overhead."""
-        return self.dense_layers + self.all_reduce + self.overhead
+        """All that the runtime does not time by itself: dense layers, all-reduce, overhead, replica groups."""
+        return self.dense_layers + self.all_reduce + self.overhead + self.group_sync
 
 
 class StepModel(Protocol):

@@ -1,6 +1,6 @@
 """Prices a plan, whoever made it.
 
-Shape suffixes: R ranks, N shards as ranks hold them, H width of a code.
+Shape suffixes: R ranks of a replica group, N distinct shards as ranks hold them, H width of a code.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from autoshard.core import (
     CostModel,
     Costs,
     KernelCosts,
-    LocalShard,
     MemoryLevel,
     RankCost,
     ShardingPlan,
 )
 from autoshard.core.costs import MsArray
-from autoshard.core.errors import InvalidPlanError
+from autoshard.core.plan import HeldShard
 from autoshard.core.step import Overlap
-from autoshard.evaluation.step_price import Stages, StepPrice, compose_step
+from autoshard.evaluation.stages import Stages
+from autoshard.evaluation.step_price import StepPrice, compose_step
 from autoshard.evaluation.traffic import Traffic, plan_traffic
 
 
@@ -36,8 +36,13 @@ def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None
     `step_ms` is what the runtime takes, as far as `costs.step` knows it; ranks, `max_kernel_ms` and balances are
     what the models of the parts say.
 
+    A plan over several replica groups is that of one group, its ranks, its links and its share of the batch: all
+    groups do alike at the same time, and ranks, balances and memory are those of one. What is added is the
+    synchronisation of weights and optimizer states with the other groups; dense layers' gradients meet over the whole
+    world.
+
     Args:
-        plan: Any valid plan of one replica group.
+        plan: Any valid plan.
         costs: Models to price it with.
         overlap: Which parts hide behind each other. Left out: what the runtime does that the step model was calibrated
             on; without one nothing, as in the runtime's thin engine. The answer says which.
@@ -47,12 +52,12 @@ def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None
 
     Raises:
         ModelError: If the cost model cannot price a shard.
-        InvalidPlanError: If the plan is replicated over groups of ranks, which is not priced yet, or its dense layers
-            make no model.
+        InvalidPlanError: If replica groups do not divide the ranks, or have no equal share of each node; or if the
+            dense layers make no model.
 
     Source:
         Neo Appendix B, Eq. 1, for `Overlap.NEO`. `balance` is AutoShard Sec. 4.3, and 0 if a rank holds nothing;
-        `imbalance` is from 2D, `exchange_balance` from OPER.
+        `imbalance` is from 2D, `exchange_balance` from OPER. Replica groups: 2D Sec. 3.1 and 5, Eq. 1.
     """
     kernels, traffic, stages = _priced(plan, costs)
     kernel_ms_R = kernels.costs.kernel_ms_S
@@ -72,7 +77,8 @@ def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None
         overlap=step.overlap,
         models=step.models,
         dense_ms=step.times.dense_layers,
-        sync_ms=step.times.all_reduce,
+        sync_ms=step.times.all_reduce + step.times.group_sync,
+        group_sync_ms=step.times.group_sync if plan.replica_groups.num_groups > 1 else None,
         parts=step.parts,
     )
 
@@ -85,8 +91,8 @@ def price_step(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kernels:
-    held: tuple[tuple[LocalShard, ...], ...]
-    """What each rank holds."""
+    held: tuple[HeldShard, ...]
+    """What the ranks hold."""
     costs: KernelCosts
     floor_ms: float
     binding_rank: int
@@ -94,60 +100,65 @@ class _Kernels:
 
 
 def _priced(plan: ShardingPlan, costs: Costs) -> tuple[_Kernels, Traffic, Stages]:
-    if plan.replica_groups.num_groups != 1:
-        raise InvalidPlanError("plans over several groups cannot be priced", field="replica_groups.num_groups")
-    traffic = plan_traffic(plan)
-    return _price_kernels(plan, costs.kernel), traffic, Stages.of(plan, costs, traffic)
+    group = plan.of_one_group()
+    kernels, traffic = _price_kernels(group, costs.kernel), plan_traffic(group)
+    return kernels, traffic, Stages.of(plan, group, costs, traffic, _held_bytes(kernels.held, group.group_size))
 
 
-def _price_kernels(plan: ShardingPlan, model: CostModel) -> _Kernels:
-    held = plan.local_shards()
-    flat = [shard for shards in held for shard in shards]
-    owner_N = np.repeat(np.arange(len(held)), [len(shards) for shards in held])
-    # Replicas of a shard are one object on all of their ranks.
-    first_of = {id(shard): index for index, shard in reversed(list(enumerate(flat)))}
-    distinct, which_N = np.unique([first_of[id(shard)] for shard in flat], return_inverse=True)
-    codes_NH = model.encode([flat[index] for index in distinct])[which_N]
-    codes_RH = np.zeros((len(held), codes_NH.shape[1]), dtype=np.float32)
-    np.add.at(codes_RH, owner_N, codes_NH)
+def _price_kernels(group: ShardingPlan, model: CostModel) -> _Kernels:
+    held, num_ranks = group.held_shards(), group.group_size
+    codes_NH = model.encode([shard.local for shard in held])
+    codes_RH = np.zeros((num_ranks, codes_NH.shape[1]), dtype=np.float32)
+    num_held_R = np.zeros(num_ranks, dtype=np.int64)
+    for shard, code_H in zip(held, codes_NH, strict=True):
+        codes_RH[shard.ranks] += code_H
+        num_held_R[shard.ranks] += 1
     costs = model.price_parts(codes_RH)
     alone_ms_N = model.price(codes_NH)
     # A rank without shards is never the slowest, even where nothing costs anything.
-    binding = int(np.where(np.bincount(owner_N, minlength=len(held)) > 0, costs.kernel_ms_S, -1.0).argmax())
-    on_binding = np.flatnonzero(owner_N == binding)
-    costliest = on_binding[alone_ms_N[on_binding].argmax()]
+    binding = int(np.where(num_held_R > 0, costs.kernel_ms_S, -1.0).argmax())
+    on_binding = [index for index, shard in enumerate(held) if binding in shard.ranks]
+    costliest = on_binding[int(alone_ms_N[on_binding].argmax())]
     return _Kernels(
         held=held,
         costs=costs,
         floor_ms=float(alone_ms_N.max()),
         binding_rank=binding,
-        binding_shard=flat[costliest].table,
+        binding_shard=held[costliest].local.table,
     )
 
 
+def _held_bytes(held: tuple[HeldShard, ...], num_ranks: int) -> dict[MemoryLevel, list[int]]:
+    """Weights and optimizer states of each rank by level, exact to the byte."""
+    sizes = [shard.local.memory_bytes for shard in held]
+    # Sums of absurd sizes would wrap around in 64-bit integers.
+    is_small = sum(sizes) < 2**62
+    bytes_R = {level: np.zeros(num_ranks, dtype=np.int64 if is_small else object) for level in MemoryLevel}
+    for shard, size in zip(held, sizes, strict=True):
+        bytes_R[shard.local.level][shard.ranks] += size
+    return {level: of_level.tolist() for level, of_level in bytes_R.items()}
+
+
 def _rank_costs(kernels: _Kernels, stages: Stages, traffic: Traffic) -> tuple[RankCost, ...]:
-    ranks = []
     activation_R = traffic.activation_bytes()
-    costs = kernels.costs
-    for rank, shards in enumerate(kernels.held):
-        held = {level: sum(shard.memory_bytes for shard in shards if shard.level is level) for level in MemoryLevel}
-        ranks.append(
-            RankCost(
-                rank=rank,
-                input_ms=float(stages.input_ms_R[rank]),
-                forward_kernel_ms=float(costs.forward_ms_S[rank]),
-                forward_exchange_ms=float(stages.forward_ms_R[rank]),
-                backward_exchange_ms=float(stages.backward_ms_R[rank]),
-                backward_kernel_ms=float(costs.backward_ms_S[rank]),
-                kernel_ms=float(costs.kernel_ms_S[rank]),
-                sync_ms=float(stages.sync_ms_R[rank]),
-                hbm_bytes=held[MemoryLevel.HBM],
-                ddr_bytes=held[MemoryLevel.DDR],
-                ssd_bytes=held[MemoryLevel.SSD],
-                activation_bytes=round(float(activation_R[rank])),
-            )
+    costs, held = kernels.costs, stages.held_bytes
+    return tuple(
+        RankCost(
+            rank=rank,
+            input_ms=float(stages.input_ms_R[rank]),
+            forward_kernel_ms=float(costs.forward_ms_S[rank]),
+            forward_exchange_ms=float(stages.forward_ms_R[rank]),
+            backward_exchange_ms=float(stages.backward_ms_R[rank]),
+            backward_kernel_ms=float(costs.backward_ms_S[rank]),
+            kernel_ms=float(costs.kernel_ms_S[rank]),
+            sync_ms=float(stages.sync_ms_R[rank] + stages.group_sync_ms_R[rank]),
+            hbm_bytes=held[MemoryLevel.HBM][rank],
+            ddr_bytes=held[MemoryLevel.DDR][rank],
+            ssd_bytes=held[MemoryLevel.SSD][rank],
+            activation_bytes=round(float(activation_R[rank])),
         )
-    return tuple(ranks)
+        for rank in range(len(activation_R))
+    )
 
 
 def _min_over_max(values_R: MsArray, *, empty: float) -> float:

@@ -1,6 +1,6 @@
 """A step's parts, priced: models' milliseconds, what runs said about them, and the interval of their sum.
 
-Shape suffixes: R ranks, F features of a part.
+Shape suffixes: R ranks of a replica group, F features of a part.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autoshard.core import Costs, Estimate, KernelCosts, ShardingPlan, TableSet
+from autoshard.core import Costs, Estimate, KernelCosts, ShardingPlan, TableSet, Topology
 from autoshard.core.costs import CollectiveName, DenseCosts, MsArray
 from autoshard.core.dense import dense_shapes
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
@@ -25,36 +26,11 @@ from autoshard.core.step import (
     weighted_ms,
 )
 from autoshard.evaluation.dense_time import AnalyticDenseModel
+from autoshard.evaluation.stages import Stages
 from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Stream, Traffic
 
 #: Gradients of dense layers are fp32.
 _GRADIENT_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stages:
-    """Collectives of a step per rank, in milliseconds as the model of collectives has them."""
-
-    input_ms_R: MsArray
-    forward_ms_R: MsArray
-    backward_ms_R: MsArray
-    sync_ms_R: MsArray
-
-    @classmethod
-    def of(cls, plan: ShardingPlan, costs: Costs, traffic: Traffic) -> Stages:
-        """Prices what a plan sends."""
-        links = traffic.links(plan.topology)
-
-        def all_to_all(stream: Stream) -> MsArray:
-            return costs.comm.links_ms(links[stream], plan.topology)
-
-        return cls(
-            # Ids can only travel once the lengths have told how many there are (Neo Sec. 7.1).
-            input_ms_R=all_to_all(Stream.LENGTHS) + all_to_all(Stream.IDS),
-            forward_ms_R=all_to_all(Stream.FORWARD),
-            backward_ms_R=all_to_all(Stream.BACKWARD),
-            sync_ms_R=np.array([costs.comm.all_reduce_ms(float(size), plan.topology) for size in traffic.sync_R]),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +118,16 @@ def model_names(costs: Costs, tables: TableSet, device: str) -> dict[str, str]:
 def compose_step(
     plan: ShardingPlan, costs: Costs, kernels: KernelCosts, traffic: Traffic, stages: Stages, overlap: Overlap | None
 ) -> StepPrice:
-    """Puts the parts of a step together; see `evaluate`."""
+    """Puts the parts of a step together; see `evaluate`.
+
+    Args:
+        plan: The whole plan; everything else but the dense layers is of one of its replica groups.
+        costs: Models to price it with.
+        kernels: Of each rank.
+        traffic: What ranks send.
+        stages: What that costs.
+        overlap: Which parts hide behind each other.
+    """
     dense = DenseWork.of(plan, costs)
     work = step_work(plan, kernels, traffic, stages, dense)
     chosen = overlap or (costs.step.overlap if costs.step else Overlap.NONE)
@@ -208,15 +193,19 @@ def _dense_columns(one_R: MsArray, stages: Stages, dense: DenseWork | None) -> t
 
 def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:
     """Fused kernels of each rank, and features that they serve, shapes (R,)."""
-    num_features = np.zeros(plan.group_size)
-    kernels: list[set[tuple[object, ...]]] = [set() for _ in range(plan.group_size)]
+    num_features_R = np.zeros(plan.group_size)
+    has_kernel: dict[tuple[object, ...], NDArray[np.bool_]] = {}
+    ranks_of: dict[int, NDArray[np.int64]] = {}
     for placed in plan.shards:
         table = placed.shard.table
+        if id(placed.replicas) not in ranks_of:
+            flat = [rank for replica in placed.replicas for rank in replica]
+            ranks_of[id(placed.replicas)] = np.array(flat, dtype=np.int64)
+        ranks = ranks_of[id(placed.replicas)]
         kernel = (table.pooling, table.dtype, table.optimizer, len(placed.replicas) > 1)
-        for rank in (rank for replica in placed.replicas for rank in replica):
-            kernels[rank].add(kernel)
-            num_features[rank] += len(table.features)
-    return np.array([float(len(of_rank)) for of_rank in kernels]), num_features
+        has_kernel.setdefault(kernel, np.zeros(plan.group_size, dtype=np.bool_))[ranks] = True
+        num_features_R[ranks] += len(table.features)
+    return np.sum(list(has_kernel.values()), axis=0, dtype=np.float64), num_features_R
 
 
 def _basis(part: StepPart, costs: Costs, dense: DenseWork | None) -> str:
@@ -252,8 +241,9 @@ def _times(
         for part in StepPart
         if part is not StepPart.DENSE
     }
+    group_sync = float(stages.group_sync_ms_R.max())
     if dense is None:
-        return StepTimes(**embedding, all_reduce=float(stages.sync_ms_R.max()))
+        return StepTimes(**embedding, all_reduce=float(stages.sync_ms_R.max()), group_sync=group_sync)
     layers, all_reduce, *_ = weights[StepPart.DENSE]
     forward, backward = dense.costs.forward_ms_N * layers, dense.costs.backward_ms_N * layers
     total = float(weighted_ms(work[StepPart.DENSE], weights[StepPart.DENSE]).max())
@@ -268,6 +258,7 @@ def _times(
         top_backward=float(backward[2]),
         all_reduce=reduced,
         overhead=max(0.0, total - reduced - float(forward.sum() + backward.sum())),
+        group_sync=group_sync,
     )
 
 
@@ -294,14 +285,15 @@ class _Spreads:
     forward_exchange: _Spread
     backward_exchange: _Spread
     all_reduce: _Spread
+    group_sync: _Spread
     dense_layers: _Spread
 
     @classmethod
     def of(
         cls, plan: ShardingPlan, costs: Costs, kernels: KernelCosts, stages: Stages, dense: DenseWork | None
     ) -> _Spreads:
-        def collective(name: CollectiveName, ms_R: MsArray) -> _Spread:
-            low_R, high_R = costs.comm.bounds_ms(name, ms_R, plan.topology)
+        def collective(name: CollectiveName, ms_R: MsArray, topology: Topology) -> _Spread:
+            low_R, high_R = costs.comm.bounds_ms(name, ms_R, topology)
             slowest = int(ms_R.argmax())
             return _Spread.of(float(ms_R[slowest]), float(low_R[slowest]), float(high_R[slowest]))
 
@@ -309,10 +301,13 @@ class _Spreads:
         ends = (kernels.kernel_ms_S, kernels.low_ms_S, kernels.high_ms_S)
         return cls(
             kernels=_Spread.of(*(float(of_S[worst]) for of_S in ends)),
-            input=collective("all_to_all", stages.input_ms_R),
-            forward_exchange=collective("all_to_all", stages.forward_ms_R),
-            backward_exchange=collective("all_to_all", stages.backward_ms_R),
-            all_reduce=collective("all_reduce", stages.sync_ms_R + (dense.all_reduce_ms if dense else 0.0)),
+            input=collective("all_to_all", stages.input_ms_R, stages.topology),
+            forward_exchange=collective("all_to_all", stages.forward_ms_R, stages.topology),
+            backward_exchange=collective("all_to_all", stages.backward_ms_R, stages.topology),
+            all_reduce=collective(
+                "all_reduce", stages.sync_ms_R + (dense.all_reduce_ms if dense else 0.0), plan.topology
+            ),
+            group_sync=collective("all_reduce", stages.group_sync_ms_R, stages.replicas),
             # The three parts are priced by one model, whose errors do not cancel.
             dense_layers=_Spread() if dense is None else _dense_spread(dense.costs),
         )
@@ -325,6 +320,7 @@ class _Spreads:
             (times.forward_exchange, self.forward_exchange),
             (times.backward_exchange, self.backward_exchange),
             (times.all_reduce, self.all_reduce),
+            (times.group_sync, self.group_sync),
             (times.dense_layers, self.dense_layers),
         )
 
@@ -336,7 +332,11 @@ class _Spreads:
             StepPart.FORWARD_EXCHANGE: ((times.forward_exchange, self.forward_exchange),),
             StepPart.BACKWARD_EXCHANGE: ((times.backward_exchange, self.backward_exchange),),
             StepPart.BACKWARD_KERNEL: ((times.backward_kernel, self.kernels),),
-            StepPart.DENSE: ((times.dense_layers, self.dense_layers), (times.all_reduce, self.all_reduce)),
+            StepPart.DENSE: (
+                (times.dense_layers, self.dense_layers),
+                (times.all_reduce, self.all_reduce),
+                (times.group_sync, self.group_sync),
+            ),
         }
         return {part: _estimate(_part_ms(times, part), *_combined(*made_of[part])) for part in StepPart}
 

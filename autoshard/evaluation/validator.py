@@ -81,7 +81,7 @@ class _Group:
 
     def __init__(self, plan: ShardingPlan) -> None:
         topology, groups = plan.topology, plan.replica_groups
-        self.size = groups.group_size(topology)
+        self.size = groups.group_topology(topology).world_size
         self.ranks = frozenset(range(self.size))
         #: For each rank of the group, the ranks of the world that stand there in one group or another.
         self.world_ranks = [groups.world_ranks(rank, topology) for rank in range(self.size)]

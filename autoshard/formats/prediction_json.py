@@ -15,7 +15,7 @@ _ESTIMATE_FIELDS = tuple(item.name for item in fields_of(Estimate))
 _RANK_FIELDS = tuple(item.name for item in fields_of(RankCost))
 _NUMBERS = ("max_kernel_ms", "balance", "exchange_balance", "imbalance", "floor_kernel_ms")
 #: Younger than the schema, and so missing from plans that were written before them.
-_OPTIONAL = ("overlap", "models", "dense_ms", "sync_ms", "parts")
+_OPTIONAL = ("overlap", "models", "dense_ms", "sync_ms", "group_sync_ms", "parts")
 _REQUIRED = tuple(item.name for item in fields_of(CostBreakdown) if item.name not in _OPTIONAL)
 _PARTS = tuple(part.value for part in StepPart)
 
@@ -42,6 +42,7 @@ def prediction_from_json(plan: Fields, group_size: int) -> CostBreakdown:
         models=_models_from_json(fields),
         dense_ms=fields.number("dense_ms") if "dense_ms" in fields else None,
         sync_ms=fields.number("sync_ms") if "sync_ms" in fields else None,
+        group_sync_ms=fields.number("group_sync_ms") if "group_sync_ms" in fields else None,
         parts=_parts_from_json(fields) if "parts" in fields else {},
         **{name: fields.number(name) for name in _NUMBERS},
     )

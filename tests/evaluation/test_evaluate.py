@@ -21,7 +21,6 @@ from autoshard.core import (
     Payload,
     PlacedShard,
     Pooling,
-    ReplicaGroups,
     RowRange,
     RowsBy,
     Shard,
@@ -31,7 +30,6 @@ from autoshard.core import (
     Tier,
     Topology,
 )
-from autoshard.core.errors import InvalidPlanError
 from autoshard.core.step import Overlap
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
 
@@ -251,8 +249,3 @@ class TestEvaluate:
         first, other = cost(np.arange(WORLD)), cost(order)
         assert other.step_ms.value == pytest.approx(first.step_ms.value)
         assert other.balance == pytest.approx(first.balance)
-
-    def test_refuses_replica_groups(self):
-        plan = plan_of(on(0), replica_groups=ReplicaGroups(num_groups=2))
-        with pytest.raises(InvalidPlanError, match=r"replica_groups\.num_groups"):
-            evaluate(plan, COSTS)

@@ -1,0 +1,81 @@
+"""Collectives of a step, priced: within a replica group, and between the groups.
+
+Shape suffixes: R ranks of a replica group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.core import Costs, MemoryLevel, ShardingPlan, Topology
+from autoshard.core.costs import MsArray
+from autoshard.evaluation.traffic import Stream, Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """Collectives of a step per rank, in milliseconds as the model of collectives has them.
+
+    Attributes:
+        topology: Of one replica group, over which all but the last are.
+        sync_ms_R: Of gradients of rows that ranks of a group hold copies of.
+        replicas: Of the ranks that hold copies of the same rows in different groups.
+        group_sync_ms_R: Of weights and optimizer states between groups, per step.
+        held_bytes: Weights and optimizer states of each rank by memory level.
+    """
+
+    topology: Topology
+    input_ms_R: MsArray
+    forward_ms_R: MsArray
+    backward_ms_R: MsArray
+    sync_ms_R: MsArray
+    replicas: Topology
+    group_sync_ms_R: MsArray
+    held_bytes: Mapping[MemoryLevel, Sequence[int]]
+
+    @classmethod
+    def of(
+        cls,
+        plan: ShardingPlan,
+        group: ShardingPlan,
+        costs: Costs,
+        traffic: Traffic,
+        held_bytes: Mapping[MemoryLevel, Sequence[int]],
+    ) -> Stages:
+        """Prices what a plan sends.
+
+        Args:
+            plan: The plan.
+            group: What one of its replica groups does.
+            costs: Models to price it with.
+            traffic: Of the group.
+            held_bytes: Of the group.
+        """
+        links, groups = traffic.links(group.topology), plan.replica_groups
+
+        def all_to_all(stream: Stream) -> MsArray:
+            return costs.comm.links_ms(links[stream], group.topology)
+
+        replicas = groups.replica_topology(plan.topology)
+        # All that a rank holds is averaged with its copies, touched or not, weights with moments (2D Eq. 1).
+        synced_R = np.sum([np.array(of_level, dtype=np.float64) for of_level in held_bytes.values()], axis=0)
+        return cls(
+            topology=group.topology,
+            # Ids can only travel once the lengths have told how many there are (Neo Sec. 7.1).
+            input_ms_R=all_to_all(Stream.LENGTHS) + all_to_all(Stream.IDS),
+            forward_ms_R=all_to_all(Stream.FORWARD),
+            backward_ms_R=all_to_all(Stream.BACKWARD),
+            sync_ms_R=_all_reduces_ms(traffic.sync_R, costs, group.topology),
+            replicas=replicas,
+            group_sync_ms_R=_all_reduces_ms(synced_R, costs, replicas) / groups.sync_every,
+            held_bytes=held_bytes,
+        )
+
+
+def _all_reduces_ms(bytes_R: MsArray, costs: Costs, topology: Topology) -> MsArray:
+    """All-reduces of different sizes, shape (R,)."""
+    distinct, which_R = np.unique(bytes_R, return_inverse=True)
+    return np.array([costs.comm.all_reduce_ms(float(size), topology) for size in distinct])[which_R]
