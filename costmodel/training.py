@@ -26,6 +26,7 @@ from costmodel.metrics import calibrated_interval, held_out_metrics
 from costmodel.network import CostNetwork
 from costmodel.predictor import CostPredictor
 from costmodel.schedules import Schedule, Shuffled
+from costmodel.subsets import missing_growth
 from costmodel.sums import sum_codes
 from costmodel.weights import ENCODER_HIDDEN, LOG_SPREAD_RANGE, Weights
 
@@ -35,6 +36,9 @@ MIN_SAMPLES = 50
 _FORWARD_WEIGHT = 0.1
 #: Work that no sample has gets a price as if the mean sample had this much.
 _LEAST_WORK = 1e-2
+
+#: Options that the card tells of, beside the schedule.
+_CARD_OPTIONS = ("batch_size", "learning_rate", "beta2", "weight_decay", "least_share")
 
 Advance = Callable[[float], None]
 
@@ -53,6 +57,8 @@ class TrainingOptions:
     """Adam's decay of squared gradients."""
     weight_decay: float = 0.5
     """Share of the weights that is taken off, per unit of learning rate."""
+    least_share: float = 0.8
+    """Share of its own time that a shard must add to any set; less is penalised. 0 for nothing of the kind."""
     encoder_hidden: tuple[int, ...] = ENCODER_HIDDEN
     """Widths of the encoder's hidden layers."""
     held_out_share: float = 0.2
@@ -65,8 +71,10 @@ class TrainingOptions:
             value = getattr(self, label)
             if not 0 < value < 1:
                 raise InvalidOptionError(f"must be in (0, 1), got {value}", field=label)
-        if not 0 <= self.weight_decay < 1:
-            raise InvalidOptionError(f"must be in [0, 1), got {self.weight_decay}", field="weight_decay")
+        for label in ("weight_decay", "least_share"):
+            value = getattr(self, label)
+            if not 0 <= value < 1:
+                raise InvalidOptionError(f"must be in [0, 1), got {value}", field=label)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,7 +135,7 @@ def train_cost_model(
             "num_samples": len(train_part),
             "seed": seed,
             "schedule": options.schedule.to_json(),
-            **{name: getattr(options, name) for name in ("batch_size", "learning_rate", "beta2", "weight_decay")},
+            **{name: getattr(options, name) for name in _CARD_OPTIONS},
             "version": autoshard.__version__,
         },
     )
@@ -179,10 +187,12 @@ def _fit(
     for samples_B in options.schedule.batches(len(dataset), options.batch_size, rng):
         shard_N, starts_B = dataset.shards_of(samples_B)
         used_U, shard_N = np.unique(shard_N, return_inverse=True)
-        predicted_BO, log_spread_B = network(
-            torch.from_numpy(features_UF[used_U]), torch.from_numpy(shard_N), torch.from_numpy(starts_B)
-        )
+        codes_UH = network.encoder(torch.from_numpy(features_UF[used_U]))
+        shards, starts = torch.from_numpy(shard_N), torch.from_numpy(starts_B)
+        predicted_BO, log_spread_B = network.price(codes_UH, shards, starts)
         loss = _loss(predicted_BO, log_spread_B, torch.from_numpy(latency_SO[samples_B]))
+        if options.least_share > 0:
+            loss = loss + missing_growth(network, codes_UH, shards, starts, predicted_BO, options.least_share, rng)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -115,6 +115,7 @@ def test_shuffled_batches_see_each_sample_once_per_order(num_samples, batch_size
         (lambda: TrainingOptions(learning_rate=0), "learning_rate"),
         (lambda: TrainingOptions(held_out_share=1), "held_out_share"),
         (lambda: TrainingOptions(weight_decay=-1), "weight_decay"),
+        (lambda: TrainingOptions(least_share=1), "least_share"),
         (lambda: Shuffled(num_updates=0), "num_updates"),
     ],
 )
