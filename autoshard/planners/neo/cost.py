@@ -1,0 +1,154 @@
+"""Neo's cost function: what a part of a table costs every rank that holds some of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, PlacedShard, Pooling, Topology, Update
+from autoshard.core.plan import Payload
+from autoshard.evaluation.cached_rows import TransferSpeeds, transfer_seconds
+from autoshard.evaluation.device_memory import DEVICE_MEMORY, UNKNOWN_DEVICE, DeviceMemory
+from autoshard.evaluation.traffic import REDUCED_BYTES, PairTraffic, synced_bytes
+from autoshard.planners.schemes import Hold, Part
+
+#: A looked-up row is read by the lookup, and read and written by the update.
+_MOVES_PER_LOOKUP: Final = 3
+#: Lengths, ids, vectors and gradients travel one after the other.
+_NUM_EXCHANGES: Final = 4
+#: The gradient of a replicated table is written before the all-reduce, and read after it.
+_MOVES_PER_GRADIENT: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartCost:
+    """What a part costs every rank that holds some of it, in one step.
+
+    Attributes:
+        access_s: Rows moved in the device's memory.
+        exchange_s: Lengths, ids, vectors and gradients on the owner's links.
+        reduce_s: All-reduce of replicated rows.
+        transfer_s: Rows that its cache misses, both ways.
+        weighted_s: The sum by which schemes are chosen and placed.
+        num_holders: How many ranks that is.
+        held_bytes: Memory by level, caches included.
+    """
+
+    access_s: float
+    exchange_s: float
+    reduce_s: float
+    transfer_s: float
+    weighted_s: float
+    num_holders: int
+    held_bytes: Mapping[MemoryLevel, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostFunction:
+    """Prices parts by message volumes and access sizes.
+
+    `cost = communication_weight * (exchange + all-reduce) + access_weight * (accesses + cache misses)`, in seconds per
+    rank that holds some of the part:
+
+    - exchange: bytes between the owner and each other rank (4 per length, 8 per id, the payload's formats forward and
+      backward), over the all-to-all bandwidth of the innermost level that joins the two; what stays is free;
+    - all-reduce: bytes of gradients over the outermost level's bandwidth;
+    - accesses: lookups x row bytes, three times (read, then read and written), and twice the gradients that are
+      all-reduced, over the bandwidth at which rows are gathered;
+    - cache misses: `transfer_seconds`.
+
+    Attributes:
+        topology: Whose bandwidths.
+        batch_size: Global batch.
+        communication_weight: Of message volumes.
+        access_weight: Of access sizes.
+        payload: Number formats on the wire.
+
+    Source:
+        Neo Sec. 4.1: communication by message volume, imbalance by access size (tables x batch x indices x dimension),
+        scalar weights per system. Differs: bandwidths bring both to seconds, so that weights of 1 fit any machine;
+        volumes are told apart by level; latencies are no part of a part's cost, since one collective serves all tables
+        (`fixed_s`); memory levels are priced.
+    """
+
+    topology: Topology
+    batch_size: int
+    communication_weight: float = 1.0
+    access_weight: float = 1.0
+    payload: Payload = field(default_factory=Payload)
+
+    def of(self, part: Part) -> PartCost:
+        """The cost of a part on each of its ranks."""
+        topology = self.topology
+        placed, local = part.placed(0, topology), part.local(topology, self.batch_size)
+        exchange_s = 0.0 if part.hold is Hold.EACH else self._exchange_s(placed)
+        reduce_s = 0.0
+        if len(placed.replicas) > 1:
+            reduce_s = synced_bytes(placed, self.batch_size) / topology.levels[-1].all_reduce.bytes_per_s
+        access_s = self._access_bytes(local) / self._gather_bytes_per_s
+        transfer_s = sum(transfer_seconds(local, TransferSpeeds.of(topology)))
+        weighted_s = self.communication_weight * (exchange_s + reduce_s) + self.access_weight * (access_s + transfer_s)
+        return PartCost(
+            access_s=access_s,
+            exchange_s=exchange_s,
+            reduce_s=reduce_s,
+            transfer_s=transfer_s,
+            weighted_s=weighted_s,
+            num_holders=part.hold.num_holders(topology),
+            held_bytes=held_bytes(local),
+        )
+
+    def fixed_s(self, parts: Iterable[Part]) -> float:
+        """Cost that a plan has whatever its volumes: latencies of its collectives, and launches of its fused kernels.
+
+        Four all-to-alls where parts have owners to ask (lengths, ids, vectors, gradients), an all-reduce where rows are
+        replicated, and the launches of each kind of kernel.
+
+        Source:
+            Neo Sec. 4.1: measured latencies are a fixed additive cost.
+        """
+        kinds: set[tuple[DType, Pooling, Optimizer, bool]] = set()
+        for part in parts:
+            table, is_replicated = part.shard.table, part.hold.num_replicas(self.topology) > 1
+            kinds.add((table.dtype, table.pooling, table.optimizer, is_replicated))
+        has_replicas = any(kind[-1] for kind in kinds)
+        has_owners = any(not kind[-1] for kind in kinds)
+        exchange_s = _NUM_EXCHANGES * max(level.all_to_all.latency_s for level in self.topology.levels)
+        reduce_s = self.topology.levels[-1].all_reduce.latency_s
+        memory = self._device
+        launches_s = len(kinds) * (memory.forward_launch_ms + memory.backward_launch_ms) / 1e3
+        latency_s = has_owners * exchange_s + has_replicas * reduce_s
+        return self.communication_weight * latency_s + self.access_weight * launches_s
+
+    def _exchange_s(self, placed: PlacedShard) -> float:
+        """Time on the links of one owner, whom every rank asks."""
+        pair = PairTraffic.of(placed, self.batch_size / self.topology.world_size, self.payload)
+        bytes_per_reader = pair.lengths + pair.ids + pair.forward + pair.backward
+        seconds, inner = 0.0, 1
+        for level in self.topology.levels:
+            seconds += (level.size - inner) * bytes_per_reader / level.all_to_all.bytes_per_s
+            inner = level.size
+        return seconds
+
+    def _access_bytes(self, local: LocalShard) -> float:
+        moved = _MOVES_PER_LOOKUP * local.num_lookups * local.embedding_dim * local.dtype.num_bytes
+        if local.update is Update.ALL_REDUCED:
+            moved += _MOVES_PER_GRADIENT * local.num_embeddings * local.embedding_dim * REDUCED_BYTES
+        return moved
+
+    @property
+    def _gather_bytes_per_s(self) -> float:
+        known = self.topology.memory_bandwidth.hbm
+        return self._device.gather_bytes_per_s if known is None else known
+
+    @property
+    def _device(self) -> DeviceMemory:
+        return DEVICE_MEMORY.get(self.topology.device, DEVICE_MEMORY[UNKNOWN_DEVICE])
+
+
+def held_bytes(local: LocalShard) -> dict[MemoryLevel, int]:
+    """Memory of what a rank holds: rows and optimizer state on their level, the cache in the device's memory."""
+    if local.level is MemoryLevel.HBM:
+        return {MemoryLevel.HBM: local.memory_bytes}
+    return {MemoryLevel.HBM: local.cache_bytes, local.level: local.memory_bytes}

@@ -1,0 +1,279 @@
+"""The planner `neo`: a scheme for every table, then greedy or largest-differencing placement, with caches if needed."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from autoshard.core import MemoryLevel, ShardingPlan, Topology
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.evaluation.cached_rows import LFU, LRU
+from autoshard.planners.flexshard.whole_tables import check_constraints
+from autoshard.planners.neo.arrangement import GREEDY, KARMARKAR_KARP, Arrangement, Arranger
+from autoshard.planners.neo.caches import FILLS, levels_of, with_grown_caches
+from autoshard.planners.neo.choice import NEO_SCHEMES, Choice, Chooser, units_of
+from autoshard.planners.neo.cost import CostFunction
+from autoshard.planners.planner import PlanRequest, parse_options
+from autoshard.planners.schemes import SchemeName
+
+_PLACEMENTS = (GREEDY, KARMARKAR_KARP)
+#: What a part may cost before it counts as imbalance, in even shares of all tables' costs.
+_LIMITS = (math.inf, 2.0, 1.0, 0.5, 0.25)
+#: Smallest caches that are tried, as shares of the rows that a batch hits.
+_LEAST_CACHES = (1.0, 0.0)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeoOptions:
+    """Options of the `neo` planner."""
+
+    schemes: str = field(
+        default=",".join(NEO_SCHEMES),
+        metadata={"help": "Schemes that tables may have, a comma between them."},
+    )
+    placement: str = field(default=KARMARKAR_KARP, metadata={"help": "How parts are placed: greedy or karmarkar_karp."})
+    communication_weight: float = field(default=1.0, metadata={"help": "Weight of message volumes in the cost."})
+    access_weight: float = field(default=1.0, metadata={"help": "Weight of access sizes in the cost."})
+    memory: str = field(
+        default=MemoryLevel.SSD.value,
+        metadata={
+            "help": "Lowest level that rows may live on: hbm, ddr or ssd. Lower levels are used, behind caches, only "
+            "where the device memory is too small."
+        },
+    )
+    memory_share: float = field(
+        default=1.0, metadata={"help": "Share of every rank's device memory that tables and caches may take."}
+    )
+    cache_policy: str = field(default=LRU, metadata={"help": "What caches evict by: lru (age) or lfu (frequency)."})
+
+    def __post_init__(self) -> None:
+        for name, accepted in (
+            ("placement", _PLACEMENTS),
+            ("memory", tuple(map(str, MemoryLevel))),
+            ("cache_policy", (LRU, LFU)),
+        ):
+            if getattr(self, name) not in accepted:
+                raise InvalidOptionError(
+                    f"must be any of {', '.join(accepted)}, got {getattr(self, name)!r}", field=f"options.{name}"
+                )
+        for name in ("communication_weight", "access_weight"):
+            if getattr(self, name) < 0:
+                raise InvalidOptionError(f"must be at least 0, got {getattr(self, name)}", field=f"options.{name}")
+        if not 0 < self.memory_share <= 1:
+            raise InvalidOptionError(f"must be in (0, 1], got {self.memory_share}", field="options.memory_share")
+        names = self.names
+        for name in names:
+            if name not in NEO_SCHEMES:
+                raise InvalidOptionError(
+                    f"must be any of {', '.join(NEO_SCHEMES)}, got {name!r}", field="options.schemes"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The schemes, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.schemes.split(",")))
+
+
+class NeoPlanner:
+    """Gives each table one of seven schemes, and places their parts.
+
+    - The cost of a part is `CostFunction`'s. A table gets the scheme whose parts cost all ranks least, where a part
+      above the even share of a rank counts as much as it keeps the others waiting. Several limits for what counts are
+      tried, with and without replicas, and the arrangement is taken whose costliest rank is cheapest, latencies of
+      the collectives and launches of the kernels that it needs included.
+    - Replication is for the tables that gain most per byte by it, as far as the memory goes.
+    - Where memory is short, replicas are given up first; then the largest tables are cut as finely as they may be.
+    - Tables that do not fit the device memory go behind caches: those with the fewest lookups per byte, as few of them
+      as it takes, in host memory and then on disks. What device memory is left, caches share (`with_grown_caches`).
+
+    Source:
+        Neo Sec. 4 and 5.2. Differs: the paper leaves open how cost functions choose among schemes, and how large caches
+        are; memory limits and constraints hold. Its hybrid of tables to nodes, then columns to ranks (`table_column_wise`)
+        moves the same bytes as column-wise does: it is chosen only where column-wise is not allowed.
+    """
+
+    name: ClassVar[str] = "neo"
+    summary: ClassVar[str] = "4D parallelism: per table the cheapest of seven schemes, by bytes sent and read."
+    options_type: ClassVar[type] = NeoOptions
+
+    def plan(self, request: PlanRequest) -> ShardingPlan:
+        """Makes a plan, without prediction or provenance.
+
+        Raises:
+            InfeasiblePlanError: If no plan within the memory limits was found.
+            InvalidOptionError: If an option is unknown or out of range.
+            InvalidPlanError: If a constraint names a table or rank that is not there.
+        """
+        options = parse_options(NeoOptions, request.options)
+        check_constraints(request.tables, request.topology)
+        return _Planning(request, options).run()
+
+
+class _Planning:
+    """One request at work."""
+
+    def __init__(self, request: PlanRequest, options: NeoOptions) -> None:
+        self.request, self.options = request, options
+        topology = request.topology
+        self.cost = CostFunction(
+            topology=topology,
+            batch_size=request.tables.batch_size,
+            communication_weight=options.communication_weight,
+            access_weight=options.access_weight,
+        )
+        self.capacity = _capacity(topology, options)
+        self.arranger = Arranger(request.tables, topology, self.capacity, options.placement, request.costs.kernel)
+        self.units = units_of(request.tables)
+        self.known: dict[tuple[int, MemoryLevel, float], tuple[Choice, ...]] = {}
+
+    def run(self) -> ShardingPlan:
+        near = [MemoryLevel.HBM] * len(self.units)
+        try:
+            return self._to_plan(self._best(near, 1.0, _LIMITS))
+        except InfeasiblePlanError as error:
+            if not any(sum(self.capacity[level]) for level in (MemoryLevel.DDR, MemoryLevel.SSD)):
+                raise
+            failure = error
+        for least_cache in _LEAST_CACHES:
+            for fill in FILLS:
+                levels = self._levels(least_cache, fill)
+                if levels is not None:
+                    found = self._best(levels, least_cache, _LIMITS)
+                    _log.info("neo: %d tables behind caches", sum(level is not MemoryLevel.HBM for level in levels))
+                    return self._to_plan(found)
+        raise failure
+
+    def _levels(self, least_cache: float, fill: float) -> list[MemoryLevel] | None:
+        """Memory levels with as few units behind caches as it takes; None if all of them are too few."""
+        low, high = 0, len(self.units)
+        best = None
+        while low < high or best is None:
+            middle = high if best is None else (low + high) // 2
+            levels = levels_of(self.units, middle, self.capacity, fill)
+            try:
+                self._best(levels, least_cache, (1.0,))
+                best, high = levels, middle
+            except InfeasiblePlanError:
+                if best is None:
+                    return None
+                low = middle + 1
+        return best
+
+    def _best(self, levels: Sequence[MemoryLevel], least_cache: float, limits: Sequence[float]) -> Arrangement:
+        """The arrangement whose costliest rank is cheapest.
+
+        Raises:
+            InfeasiblePlanError: If there is none.
+        """
+        listed = [self._choices(index, level, least_cache) for index, level in enumerate(levels)]
+        self._check_total(listed)
+        even_s = sum(min(choice.total_s for choice in choices) for choices in listed) / self.request.topology.world_size
+        best: Arrangement | None = None
+        failure: InfeasiblePlanError | None = None
+        for picked in self._picks(listed, [limit * even_s for limit in limits]):
+            try:
+                found = self.arranger.arrange(picked, self.request.seed)
+            except InfeasiblePlanError as error:
+                failure = failure or error
+                continue
+            if best is None or self._step_s(found) < self._step_s(best):
+                best = found
+        if best is not None:
+            return best
+        for picked in _ever_finer(listed):
+            try:
+                return self.arranger.arrange(picked, self.request.seed)
+            except InfeasiblePlanError as error:
+                failure = failure or error
+        assert failure is not None, "something was tried"
+        raise failure
+
+    def _step_s(self, found: Arrangement) -> float:
+        """Cost of the costliest rank, and what the plan costs whatever its volumes."""
+        return float(found.sums_R.max()) + self.cost.fixed_s(part for part, _ in found.parts())
+
+    def _picks(self, listed: Sequence[Sequence[Choice]], limits_s: Sequence[float]) -> Iterator[list[Choice]]:
+        """Choices worth arranging, each once."""
+        chooser = self._chooser(1.0)
+        seen: set[tuple[int, ...]] = set()
+        for limit_s in limits_s:
+            for replicate in (True, False):
+                picked = chooser.pick(listed, limit_s, replicate=replicate)
+                key = tuple(map(id, picked))
+                if key not in seen:
+                    seen.add(key)
+                    yield picked
+
+    def _choices(self, index: int, level: MemoryLevel, least_cache: float) -> tuple[Choice, ...]:
+        key = (index, level, least_cache)
+        if key not in self.known:
+            unit = self.units[index]
+            self.known[key] = self._chooser(least_cache).choices(unit, [level] * len(unit))
+        return self.known[key]
+
+    def _chooser(self, least_cache: float) -> Chooser:
+        request, options = self.request, self.options
+        return Chooser(
+            tables=request.tables,
+            topology=request.topology,
+            cost=self.cost,
+            names=tuple(SchemeName(name) for name in options.names),
+            capacity=self.capacity,
+            cache_policy=options.cache_policy,
+            least_cache=least_cache,
+        )
+
+    def _check_total(self, listed: Sequence[Sequence[Choice]]) -> None:
+        needed = sum(min(choice.total_bytes for choice in choices) for choices in listed)
+        there = sum(self.capacity[MemoryLevel.HBM])
+        if needed > there:
+            raise InfeasiblePlanError(
+                f"all tables need {needed:,} bytes of device memory, {needed - there:,} bytes more than the "
+                f"{self.request.topology.world_size} ranks have together"
+            )
+
+    def _to_plan(self, found: Arrangement) -> ShardingPlan:
+        request = self.request
+        order = {table.name: index for index, table in enumerate(request.tables.tables)}
+        shards = [part.placed(site, request.topology) for part, site in found.parts()]
+        shards = list(
+            with_grown_caches(shards, request.topology, request.tables.batch_size, self.capacity[MemoryLevel.HBM])
+        )
+        shards.sort(key=lambda placed: order[placed.shard.table.name])
+        return ShardingPlan(tables=request.tables, topology=request.topology, shards=tuple(shards))
+
+
+def _ever_finer(listed: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
+    """Units as they take least memory in all; then more and more of them, the largest first, in the smallest parts."""
+
+    def largest_part(choice: Choice) -> int:
+        return max(sum(held.values()) for held in choice.part_bytes)
+
+    smallest = [min(choices, key=lambda choice: (choice.total_bytes, choice.total_s)) for choices in listed]
+    finest = [min(choices, key=lambda choice: (largest_part(choice), choice.total_s)) for choices in listed]
+    by_size = sorted(range(len(listed)), key=lambda index: -smallest[index].total_bytes)
+    num_cut = 0
+    while True:
+        cut = set(by_size[:num_cut])
+        yield [finest[index] if index in cut else smallest[index] for index in range(len(listed))]
+        if num_cut >= len(listed):
+            return
+        num_cut = min(len(listed), max(1, 2 * num_cut))
+
+
+def _capacity(topology: Topology, options: NeoOptions) -> dict[MemoryLevel, list[int]]:
+    """Bytes of every rank that may be used, by memory level; none below the lowest allowed."""
+    levels = list(MemoryLevel)
+    lowest = levels.index(MemoryLevel(options.memory))
+    memory_R = [topology.memory_of(rank) for rank in range(topology.world_size)]
+    capacity = {
+        level: [memory[level] if index <= lowest else 0 for memory in memory_R] for index, level in enumerate(levels)
+    }
+    if options.memory_share < 1:
+        capacity[MemoryLevel.HBM] = [int(options.memory_share * memory.hbm) for memory in memory_R]
+    return capacity
