@@ -93,8 +93,9 @@ class NeoPlanner:
 
     Source:
         Neo Sec. 4 and 5.2. Differs: the paper leaves open how cost functions choose among schemes, and how large caches
-        are; memory limits and constraints hold. Its hybrid of tables to nodes, then columns to ranks (`table_column_wise`)
-        moves the same bytes as column-wise does: it is chosen only where column-wise is not allowed.
+        are; memory limits and constraints hold. Its hybrid of tables to nodes, then columns to ranks
+        (`table_column_wise`) moves the same bytes as column-wise does: it is chosen only where column-wise is not
+        allowed.
     """
 
     name: ClassVar[str] = "neo"
