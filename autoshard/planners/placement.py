@@ -248,7 +248,7 @@ def does_not_fit(
     )
 
 
-def _colocated(tables: TableSet) -> tuple[tuple[int, ...], ...]:
+def colocated(tables: TableSet) -> tuple[tuple[int, ...], ...]:
     index_of = {table.name: index for index, table in enumerate(tables.tables)}
     root = list(range(len(index_of)))
 
@@ -348,7 +348,7 @@ def _items(tables: TableSet, shards: Sequence[Shard]) -> tuple[tuple[int, ...], 
     for index, shard in enumerate(shards):
         of_table.setdefault(shard.table.name, []).append(index)
     items: list[tuple[int, ...]] = []
-    for group in _colocated(tables):
+    for group in colocated(tables):
         indices = [index for table in group for index in of_table[tables.tables[table].name]]
         items += [tuple(indices)] if len(group) > 1 else [(index,) for index in indices]
     return tuple(items)

@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import Costs, LocalShard, PlacedShard, Shard, ShardingPlan, TableSet, Topology
+from autoshard.core import (
+    Costs,
+    EmbeddingTable,
+    LocalShard,
+    PlacedShard,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Topology,
+    Update,
+)
 from autoshard.core.costs import CodeArray, LinkBytes, MsArray
 from autoshard.core.plan import Payload
 from autoshard.core.step import Coefficients, Overlap, StepPart, plain_coefficients
@@ -163,9 +173,11 @@ class SumPrices:
 
     def activation_bytes(self, moved_BRC: MovedArray) -> MsArray:
         """Inputs, outputs and what is received, as `Traffic.activation_bytes` counts them, shape (B, R)."""
-        served = [self._stream(moved_BRC, stream)[1] for stream in (_LENGTHS, _IDS)]
+        inputs_BR = self._stream(moved_BRC, _LENGTHS)[1] + self._stream(moved_BRC, _IDS)[1]
         _, sent_BR, received_BR = self._stream(moved_BRC, _FORWARD)
-        return np.asarray(served[0] + served[1] + sent_BR + received_BR)
+        # Outputs of a rank's own copies are used where they are, and held once.
+        held_once_BR = moved_BRC[..., _NUM_STREAMS * _TO_ITSELF + _FORWARD]
+        return np.asarray(inputs_BR + sent_BR + received_BR - held_once_BR)
 
     def compose(self, slowest_PB: MsArray, sync_B: MsArray) -> MsArray:
         """Steps of parts at their slowest ranks and of bytes that are all-reduced, shape (B,)."""
@@ -210,6 +222,11 @@ class SumPrices:
 def kernel_of(local: LocalShard) -> Kernel:
     """What a rank's shards must have in common to run in one fused kernel."""
     return (local.pooling, local.dtype, local.update, local.optimizer)
+
+
+def kernels_of(table: EmbeddingTable) -> tuple[Kernel, ...]:
+    """All kernels that shards of a table may run in."""
+    return tuple((table.pooling, table.dtype, update, table.optimizer) for update in Update)
 
 
 def _links(topology: Topology) -> tuple[object, ...]:

@@ -1,0 +1,252 @@
+"""Ways to hold each table as arrays: what every rank adds to its sums that holds a piece of it.
+
+Shape suffixes: V kinds of pieces, H width of a code, C columns of what is moved, M memory levels, S sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core import Costs, EmbeddingTable, LocalShard, MemoryLevel, PlacedShard, Shard, TableSet, Topology
+from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError, ModelError
+from autoshard.planners.placement import colocated
+from autoshard.planners.schemes import Hold, Part, Scheme, allowed_sites, why_not
+from autoshard.planners.step_sums import SumPrices, kernels_of
+
+LEVELS = tuple(MemoryLevel)
+#: Parts of a byte that bytes on the way are rounded to.
+_GRID = 1024.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Parts of the tables of one unit that are held together.
+
+    Attributes:
+        parts: One for each table that has to be on the same ranks.
+        hold: Which ranks take them.
+        kind: Index of what it adds to the sums of every rank that holds it.
+        sites: Where it may go, memory aside.
+    """
+
+    parts: tuple[Part, ...]
+    hold: Hold
+    kind: int
+    sites: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to hold a unit.
+
+    Attributes:
+        schemes: Of each of its tables.
+        pieces: What is to be placed.
+        in_one_node: Whether pieces on single ranks must be in one node.
+    """
+
+    schemes: tuple[Scheme, ...]
+    pieces: tuple[Piece, ...]
+    in_one_node: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Tables that have to be on the same ranks, mostly a single one.
+
+    Attributes:
+        tables: The tables.
+        options: Ways to hold them, by number.
+    """
+
+    tables: tuple[EmbeddingTable, ...]
+    options: list[Option]
+
+    @property
+    def label(self) -> str:
+        """Names of its tables."""
+        return "+".join(table.name for table in self.tables)
+
+
+class Catalog:
+    """What there is to choose from. Options may be added, none is ever removed.
+
+    Args:
+        tables: The task's tables.
+        topology: The task's topology.
+        costs: Models that price steps.
+        schemes: Ways to hold a table, whatever its constraints.
+
+    Attributes:
+        units: The tables, in units that are placed together.
+        codes_VH: What a kind of piece adds to the codes of a rank that holds it.
+        moved_VC: What it adds to what is moved.
+        bytes_VM: Bytes that it takes of such a rank, by memory level.
+    """
+
+    def __init__(
+        self,
+        tables: TableSet,
+        topology: Topology,
+        costs: Costs,
+        schemes: Callable[[EmbeddingTable], Sequence[Scheme]],
+    ) -> None:
+        self.tables, self.topology, self.costs = tables, topology, costs
+        kernels = {kernel for table in tables.tables for kernel in kernels_of(table)}
+        self.prices = SumPrices(tables, topology, costs, kernels)
+        self._kinds: dict[Hashable, int] = {}
+        self._unpriced: set[Hashable] = set()
+        some = Part.of(Shard.whole(tables.tables[0]), Hold.RANK, topology)
+        width = costs.kernel.encode([some.local(topology, tables.batch_size)]).shape[1]
+        self.codes_VH = np.zeros((0, width))
+        self.moved_VC = np.zeros((0, self.prices.num_columns))
+        self.bytes_VM = np.zeros((0, len(LEVELS)))
+        members = [tuple(tables.tables[index] for index in group) for group in colocated(tables)]
+        self.units = [Unit(tables=group, options=[]) for group in members]
+        self.unit_of = {table.name: index for index, group in enumerate(members) for table in group}
+        check_pins(tables, topology)
+        by_unit = [[schemes(table) for table in unit.tables] for unit in self.units]
+        self._learn_kinds(
+            part for of_unit in by_unit for of_table in of_unit for scheme in of_table for part in scheme.parts
+        )
+        for unit, of_tables in zip(self.units, by_unit, strict=True):
+            for group in _alike(of_tables):
+                self._add(unit, group)
+            if not unit.options:
+                raise InfeasiblePlanError(
+                    f"{unit.label}: its constraints leave no rank that may hold any of it, so no bytes of it fit"
+                )
+
+    def add(self, unit: int, schemes: Sequence[Scheme]) -> int | None:
+        """Number of the option that holds the unit's tables so; None if constraints or models rule it out."""
+        known = self.units[unit].options
+        for number, option in enumerate(known):
+            if option.schemes == tuple(schemes):
+                return number
+        self._learn_kinds(part for scheme in schemes for part in scheme.parts)
+        return len(known) - 1 if self._add(self.units[unit], schemes) else None
+
+    def placed(self, unit: int, option: int, sites: Sequence[int]) -> list[PlacedShard]:
+        """The shards of a unit."""
+        pieces = self.units[unit].options[option].pieces
+        return [
+            part.placed(site, self.topology) for piece, site in zip(pieces, sites, strict=True) for part in piece.parts
+        ]
+
+    def _add(self, unit: Unit, schemes: Sequence[Scheme]) -> bool:
+        if any(why_not(scheme, self.topology) for scheme in schemes):
+            return False
+        pieces = []
+        for parts in zip(*(scheme.parts for scheme in schemes), strict=True):
+            kind = self._kind(parts)
+            sites = set(allowed_sites(parts[0], self.topology)).intersection(
+                *(allowed_sites(part, self.topology) for part in parts[1:])
+            )
+            if kind is None or not sites:
+                return False
+            pieces.append(Piece(parts=parts, hold=parts[0].hold, kind=kind, sites=tuple(sorted(sites))))
+        unit.options.append(Option(schemes=tuple(schemes), pieces=tuple(pieces), in_one_node=schemes[0].in_one_node))
+        return True
+
+    def _kind(self, parts: Sequence[Part]) -> int | None:
+        keys = tuple(_key(part) for part in parts)
+        if any(key in self._unpriced for key in keys):
+            return None
+        if len(keys) == 1:
+            return self._kinds[keys[0]]
+        if keys not in self._kinds:
+            kinds = [self._kinds[key] for key in keys]
+            self._kinds[keys] = len(self.codes_VH)
+            for name in ("codes_VH", "moved_VC", "bytes_VM"):
+                known = getattr(self, name)
+                setattr(self, name, np.concatenate([known, known[kinds].sum(axis=0, keepdims=True)]))
+        return self._kinds[keys]
+
+    def _learn_kinds(self, parts: Iterable[Part]) -> None:
+        new: dict[Hashable, Part] = {}
+        for part in parts:
+            key = _key(part)
+            if key not in self._kinds and key not in self._unpriced:
+                new.setdefault(key, part)
+        if not new:
+            return
+        batch_size = self.tables.batch_size
+        locals_ = [part.local(self.topology, batch_size) for part in new.values()]
+        codes, is_priced = _encoded(self.costs, locals_)
+        self._unpriced |= {key for key, priced in zip(new, is_priced, strict=True) if not priced}
+        kept = [
+            (key, part.placed(0, self.topology), local)
+            for (key, part), local, priced in zip(new.items(), locals_, is_priced, strict=True)
+            if priced
+        ]
+        self._kinds |= {key: len(self.codes_VH) + index for index, (key, _, _) in enumerate(kept)}
+        # Sums of such numbers are exact, so that what has left a rank leaves nothing behind.
+        moved = [np.rint(self.prices.moved(placed, local) * _GRID) / _GRID for _, placed, local in kept]
+        held = [_bytes(placed, local) for _, placed, local in kept]
+        self.codes_VH = np.concatenate([self.codes_VH, codes])
+        self.moved_VC = np.concatenate([self.moved_VC, np.array(moved).reshape(-1, self.prices.num_columns)])
+        self.bytes_VM = np.concatenate([self.bytes_VM, np.array(held).reshape(-1, len(LEVELS))])
+
+
+def check_pins(tables: TableSet, topology: Topology) -> None:
+    """Checks that pinned ranks are there.
+
+    Raises:
+        InvalidPlanError: If one is not.
+    """
+    for index, table in enumerate(tables.tables):
+        for rank in table.constraints.pinned_ranks:
+            if not 0 <= rank < topology.world_size:
+                raise InvalidPlanError(
+                    f"must be in [0, {topology.world_size}), got {rank}",
+                    field=f"tables[{index}].constraints.pinned_ranks",
+                )
+
+
+def _alike(of_tables: Sequence[Sequence[Scheme]]) -> list[tuple[Scheme, ...]]:
+    """Schemes of a unit's tables; of several tables only those that put all of them on the same ranks."""
+    if len(of_tables) == 1:
+        return [(scheme,) for scheme in of_tables[0]]
+    by_hold = [{scheme.parts[0].hold: scheme for scheme in schemes if len(scheme.parts) == 1} for schemes in of_tables]
+    shared = [hold for hold in by_hold[0] if all(hold in known for known in by_hold)]
+    return [tuple(known[hold] for known in by_hold) for hold in shared]
+
+
+def _key(part: Part) -> Hashable:
+    """Parts with the same key add the same to the sums of the ranks that hold them."""
+    shard = part.shard
+    rows = (shard.rows.start, shard.rows.stop, shard.rows.by)
+    return (shard.table.name, rows, shard.embedding_dim, part.hold, part.exchange, part.grad_sync, part.memory)
+
+
+def _encoded(costs: Costs, locals_: Sequence[LocalShard]) -> tuple[NDArray[np.float64], list[bool]]:
+    """Codes of the shards that the kernel model can price, and which these are."""
+    try:
+        return costs.kernel.encode(locals_).astype(np.float64), [True] * len(locals_)
+    except ModelError:
+        pass
+    by_kind: dict[Hashable, list[int]] = {}
+    for index, local in enumerate(locals_):
+        by_kind.setdefault((local.kernel_kind, local.level), []).append(index)
+    codes: dict[int, NDArray[np.float64]] = {}
+    for indices in by_kind.values():
+        try:
+            codes.update(
+                zip(indices, costs.kernel.encode([locals_[index] for index in indices]).astype(np.float64), strict=True)
+            )
+        except ModelError:
+            continue
+    priced = [codes[index] for index in sorted(codes)]
+    width = len(priced[0]) if priced else 0
+    return np.array(priced).reshape(len(priced), width), [index in codes for index in range(len(locals_))]
+
+
+def _bytes(placed: PlacedShard, local: LocalShard) -> list[int]:
+    held = dict.fromkeys(LEVELS, 0)
+    held[local.level] += local.memory_bytes
+    held[MemoryLevel.HBM] += local.cache_bytes
+    return [held[level] for level in LEVELS]
