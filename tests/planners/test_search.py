@@ -79,14 +79,19 @@ def test_keeps_to_memory_and_constraints(draw_task, make_problem):
     assert result.max_ms < problem.rank_ms(start_N).max()
 
 
-def test_stops_at_the_costliest_table(draw_task, make_problem, make_table):
+def test_levels_the_others_where_the_costliest_table_decides(draw_task, make_problem, make_table):
     tables, topology = draw_task(20, 4, seed=5)
     heavy = make_table("heavy", embedding_dim=64, pooling_factor=2000.0)
     problem = make_problem((replace(tables, tables=(heavy, *tables.tables)), topology))
-    start_N = CostGreedyPlanner().place(problem, 0)
-    result = search(problem, start_N)
-    assert (result.stopped, result.num_steps) == ("bound", 0)
-    assert result.gap == 0.0
+    start_N = np.array([0, *[1 + index % 2 for index in range(20)]])
+    result = search(problem, start_N, num_steps=2000)
+    assert (result.stopped, result.gap) == ("bound", 0.0)
+    assert problem.is_feasible(result.ranks_N)
+    ms_R = problem.rank_ms(result.ranks_N)
+    assert result.max_ms == ms_R[result.ranks_N[0]] == ms_R.max()
+    others_R = np.delete(ms_R, result.ranks_N[0])
+    assert others_R.min() > 0.99 * others_R.max()
+    assert search(problem, start_N, num_steps=0).ranks_N.tolist() == start_N.tolist()
 
 
 def test_stops_when_all_ranks_are_alike(make_table, make_topology, make_problem):

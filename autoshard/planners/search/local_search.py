@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.feasibility import repair
@@ -93,7 +94,8 @@ def improve(
     best exchange in it, again and again: moves of an item, and swaps of two, none of which is undone for some steps
     (tabu search). The exchanges first make a low p-norm of the ranks' times smaller, which finds tables that are
     cheap together, then a high one, which levels the ranks. When some rounds have led nowhere, the search goes on
-    from the next start, or from the best placement with a part of its items thrown about.
+    from the next start, or from the best placement with a part of its items thrown about. Where the costliest item
+    alone makes its rank the slowest, the other ranks are levelled among themselves.
 
     The same seed and number of steps give the same placement, whatever the clock says, unless time runs out.
 
@@ -108,10 +110,47 @@ def improve(
         Glover, Tabu Search, Part I (ORSA Journal on Computing, 1989). Differs: see `Blocks` for how exchanges are
         compared, and the p-norms.
     """
+    result = _search(problem, starts, seed, deadline_s, max_steps)
+    left = None if max_steps is None else max_steps - result.num_steps
+    rest_R = problem.rank_ms(result.ranks_N) < result.max_ms * (1 - _ROUNDING)
+    if result.stopped != "bound" or rest_R.sum() < 2 or left == 0 or time.perf_counter() >= deadline_s:
+        return result
+    # Nothing helps the slowest ranks, but what the others have in hand is a margin against errors of the model.
+    rest_N = rest_R[result.ranks_N]
+    if not rest_N.any():
+        return result
+    start_M = (np.cumsum(rest_R) - 1)[result.ranks_N[rest_N]]
+    others = improve(_part(problem, rest_N, rest_R), [start_M], seed=seed, deadline_s=deadline_s, max_steps=left)
+    ranks_N = result.ranks_N.copy()
+    ranks_N[rest_N] = np.flatnonzero(rest_R)[others.ranks_N]
+    return replace(result, ranks_N=ranks_N, num_steps=result.num_steps + others.num_steps)
+
+
+def _search(
+    problem: PlacementProblem,
+    starts: Sequence[RankArray],
+    seed: int,
+    deadline_s: float,
+    max_steps: int | None,
+) -> SearchResult:
     search = _Search(problem, starts, seed, deadline_s, max_steps)
     while search.stopped is None:
         search.round()
     return search.result()
+
+
+def _part(problem: PlacementProblem, of_N: NDArray[np.bool_], of_R: NDArray[np.bool_]) -> PlacementProblem:
+    """Some of the items on some of the ranks."""
+    return replace(
+        problem,
+        members=tuple(group for group, is_in in zip(problem.members, of_N, strict=True) if is_in),
+        codes_NH=problem.codes_NH[of_N],
+        kernel_ms_N=problem.kernel_ms_N[of_N],
+        bytes_N=problem.bytes_N[of_N],
+        capacity_R=problem.capacity_R[of_R],
+        allowed_NR=problem.allowed_NR[np.ix_(of_N, of_R)],
+        tiers=(),
+    )
 
 
 class _Search:
