@@ -21,6 +21,7 @@ from autoshard.core import (
 from autoshard.core.costs import MsArray
 from autoshard.core.plan import HeldShard
 from autoshard.core.step import Overlap
+from autoshard.evaluation.cached_rows import behind_caches
 from autoshard.evaluation.stages import Stages
 from autoshard.evaluation.step_price import StepPrice, compose_step
 from autoshard.evaluation.traffic import Traffic, plan_traffic
@@ -34,7 +35,8 @@ def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None
     describe them; else neither they nor the all-reduce of their gradients count.
 
     `step_ms` is what the runtime takes, as far as `costs.step` knows it; ranks, `max_kernel_ms` and balances are
-    what the models of the parts say.
+    what the models of the parts say. Kernels on rows behind caches are priced as `behind_caches` says, and the caches
+    count as device memory.
 
     A plan over several replica groups is that of one group, its ranks, its links and its share of the batch: all
     groups do alike at the same time, and ranks, balances and memory are those of one. What is added is the
@@ -107,6 +109,8 @@ def _priced(plan: ShardingPlan, costs: Costs) -> tuple[_Kernels, Traffic, Stages
 
 def _price_kernels(group: ShardingPlan, model: CostModel) -> _Kernels:
     held, num_ranks = group.held_shards(), group.group_size
+    if any(shard.local.level is not MemoryLevel.HBM for shard in held):
+        model = behind_caches(model, group.topology)
     codes_NH = model.encode([shard.local for shard in held])
     codes_RH = np.zeros((num_ranks, codes_NH.shape[1]), dtype=np.float32)
     num_held_R = np.zeros(num_ranks, dtype=np.int64)
@@ -142,6 +146,10 @@ def _held_bytes(held: tuple[HeldShard, ...], num_ranks: int) -> dict[MemoryLevel
 def _rank_costs(kernels: _Kernels, stages: Stages, traffic: Traffic) -> tuple[RankCost, ...]:
     activation_R = traffic.activation_bytes()
     costs, held = kernels.costs, stages.held_bytes
+    caches_R = [0] * len(activation_R)
+    for shard in kernels.held if any(held[MemoryLevel.DDR]) or any(held[MemoryLevel.SSD]) else ():
+        for rank in shard.ranks.tolist():
+            caches_R[rank] += shard.local.cache_bytes
     return tuple(
         RankCost(
             rank=rank,
@@ -152,7 +160,7 @@ def _rank_costs(kernels: _Kernels, stages: Stages, traffic: Traffic) -> tuple[Ra
             backward_kernel_ms=float(costs.backward_ms_S[rank]),
             kernel_ms=float(costs.kernel_ms_S[rank]),
             sync_ms=float(stages.sync_ms_R[rank] + stages.group_sync_ms_R[rank]),
-            hbm_bytes=held[MemoryLevel.HBM][rank],
+            hbm_bytes=held[MemoryLevel.HBM][rank] + caches_R[rank],
             ddr_bytes=held[MemoryLevel.DDR][rank],
             ssd_bytes=held[MemoryLevel.SSD][rank],
             activation_bytes=round(float(activation_R[rank])),

@@ -10,18 +10,26 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
+    Costs,
     DType,
+    EmbeddingTable,
+    Feature,
     Level,
     Link,
     LocalShard,
     MemoryBandwidth,
     MemoryBytes,
     MemoryLevel,
+    MemoryPlacement,
     Optimizer,
+    PlacedShard,
+    Shard,
+    ShardingPlan,
+    TableSet,
     Topology,
     set_costs,
 )
-from autoshard.evaluation import AnalyticCostModel, UpperEndKernels
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, UpperEndKernels, evaluate
 from autoshard.evaluation.cached_rows import (
     LFU,
     LRU,
@@ -166,6 +174,32 @@ def test_a_topology_may_know_its_own_bandwidths():
 
 def test_a_device_that_works_in_host_memory_fetches_nothing_from_there():
     assert transfer_seconds(SHARD, TransferSpeeds.of(machine("cpu"))) == (0, 0)
+
+
+def test_evaluate_prices_transfers_and_counts_caches_as_device_memory():
+    table = EmbeddingTable(
+        name="t",
+        num_embeddings=SHARD.num_embeddings,
+        embedding_dim=SHARD.embedding_dim,
+        features=(Feature(name="f", pooling_factor=SHARD.pooling_factor),),
+        access=SKEWED,
+    )
+    costs = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+
+    def cost_of(memory):
+        placed = replace(PlacedShard.table_wise(Shard.whole(table), 0), memory=memory)
+        tables = TableSet(batch_size=SHARD.num_bags, tables=(table,))
+        return evaluate(ShardingPlan(tables=tables, topology=machine(ddr=0.25e9), shards=(placed,)), costs)
+
+    near = cost_of(MemoryPlacement())
+    cached = cost_of(MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=2 * 128, policy=LFU))
+    transfers_ms = 1e3 * sum(transfer_seconds(SHARD, SPEEDS))
+    assert cached.max_kernel_ms - near.max_kernel_ms == pytest.approx(transfers_ms, rel=1e-4)
+    assert cached.step_ms.value - near.step_ms.value == pytest.approx(transfers_ms, rel=1e-4)
+    assert cached.step_ms.high > near.step_ms.high
+    assert (near.ranks[0].hbm_bytes, near.ranks[0].ddr_bytes) == (table.hbm_bytes, 0)
+    assert (cached.ranks[0].hbm_bytes, cached.ranks[0].ddr_bytes) == (256, table.hbm_bytes)
+    assert cached.cost_model == near.cost_model == "analytic:a100"
 
 
 class TestModel:
