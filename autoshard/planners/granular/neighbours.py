@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from autoshard.core.costs import MsArray
 from autoshard.planners.granular.catalog import Option, Piece
+from autoshard.planners.granular.exchanges import best_exchanges
 from autoshard.planners.granular.layout import Change, FloatArray, Layout
 from autoshard.planners.granular.rates import FlatOptions, Rates
 from autoshard.planners.schemes import Hold
 
 #: Changes of each kind that a step of the search prices.
-_NUM_OPTIONS, _NUM_MOVES, _NUM_SWAPS = 32, 32, 64
+_NUM_OPTIONS, _NUM_MOVES, _NUM_EXCHANGES = 24, 8, 48
 #: Options of other units that are tried whatever they seem to cost.
 _NUM_RANDOM = 8
 #: Places that are tried for a piece that is to leave a rank.
@@ -35,20 +36,20 @@ class Neighbourhood:
     """
 
     def __init__(self, layout: Layout, flat: FlatOptions, rates: Rates, exponent: int) -> None:
-        self.layout, self.flat, self.catalog = layout, flat, layout.catalog
+        self.layout, self.flat, self.catalog, self.rates = layout, flat, layout.catalog, rates
+        self.exponent = exponent
         self.node = self.catalog.topology.local_world_size
-        parts_PR = layout.parts_ms()
+        self.parts_PR = parts_PR = layout.parts_ms()
         worth_PR = _worth(parts_PR, exponent)
         self.rank_VR: MsArray = rates.served_VP @ worth_PR
         self.shared_V: MsArray = rates.shared_VP @ worth_PR.sum(axis=1) + rates.sync_V
         self.free_RM = layout.free_bytes()
         self.slowest = list(dict.fromkeys(parts_PR.argmax(axis=1).tolist()))
-        self.load_R = parts_PR.sum(axis=0)
         self.on_rank = self._pieces_on_ranks()
 
     def changes(self, rng: np.random.Generator) -> list[Change]:
         """Changes to be priced, each of one unit or two."""
-        return [*self._other_options(rng), *self._moves(rng), *self._swaps(rng)]
+        return [*self._other_options(rng), *self._moves(rng), *self._exchanges(rng)]
 
     def sites_of(self, unit: int, option: Option) -> tuple[int, ...] | None:
         """The cheapest sites for an option's pieces with the memory there is; None if there are none."""
@@ -80,12 +81,12 @@ class Neighbourhood:
     def _site(self, piece: Piece, fits_R: NDArray[np.bool_], used: set[int], node: int | None) -> int | None:
         cost_S = self._site_costs(piece)
         if piece.hold is Hold.NODE:
-            fits_R = fits_R.reshape(-1, self.node).all(axis=1)
+            fits_R = np.asarray(fits_R.reshape(-1, self.node).all(axis=1))
         may_S = np.zeros(len(fits_R), dtype=np.bool_)
         may_S[list(piece.sites)] = True
         may_S &= fits_R
         if node is not None:
-            may_S &= np.arange(len(may_S)) // self.node == node
+            may_S = may_S & np.arange(len(may_S)) // self.node == node
         unused_S = may_S.copy()
         unused_S[list(used)] = False
         may_S = unused_S if unused_S.any() else may_S
@@ -120,7 +121,7 @@ class Neighbourhood:
         return found
 
     def _moves(self, rng: np.random.Generator) -> list[Change]:
-        """Pieces of the slowest ranks to where they cost least."""
+        """Pieces of the slowest ranks that may not go anywhere, to where they cost least."""
         found: list[tuple[float, Change]] = []
         for rank in self.slowest:
             pieces = self.on_rank[rank]
@@ -130,6 +131,8 @@ class Neighbourhood:
                 assert chosen is not None, "it is on a rank"
                 option = self.catalog.units[unit].options[chosen[0]]
                 piece = option.pieces[number]
+                if piece.hold is Hold.RANK and not option.in_one_node and len(piece.sites) == len(self.free_RM):
+                    continue  # that is what exchanges do
                 cost_S = self._site_costs(piece)
                 fits_R = (self.free_RM >= self.catalog.bytes_VM[piece.kind]).all(axis=1)
                 fits_S = fits_R.reshape(-1, self.node).all(axis=1) if piece.hold is Hold.NODE else fits_R
@@ -143,48 +146,22 @@ class Neighbourhood:
         found.sort(key=lambda one: -one[0])
         return [change for _, change in found[:_NUM_MOVES]]
 
-    def _swaps(self, rng: np.random.Generator) -> list[Change]:
-        """Pieces of the slowest ranks against pieces of other ranks, drawn at random, where both would be cheaper."""
-        found: list[tuple[float, Change]] = []
-        order = np.argsort(self.load_R, kind="stable")
+    def _exchanges(self, rng: np.random.Generator) -> list[Change]:
+        """Pieces of the slowest ranks to other ranks, or against pieces of theirs."""
+        found = []
+        count = -(-_NUM_EXCHANGES // len(self.slowest))
         for rank in self.slowest:
-            mine = self.on_rank[rank]
-            if not mine:
-                continue
-            for _ in range(4 * _NUM_SWAPS // len(self.slowest)):
-                # Ranks with less to do come up more often.
-                other = int(order[int(len(order) * rng.random() ** 2)])
-                theirs = self.on_rank[other]
-                if other == rank or not theirs:
-                    continue
-                one, two = mine[rng.integers(len(mine))], theirs[rng.integers(len(theirs))]
-                swap = self._swap(one, rank, two, other)
-                if swap is not None:
-                    found.append(swap)
-        found.sort(key=lambda one: -one[0])
-        return [change for _, change in found[:_NUM_SWAPS]]
-
-    def _swap(self, one: tuple[int, int], rank: int, two: tuple[int, int], other: int) -> tuple[float, Change] | None:
-        if one[0] == two[0]:
-            return None
-        saved, change = 0.0, []
-        kinds = []
-        for (unit, number), source, target in ((one, rank, other), (two, other, rank)):
-            chosen = self.layout.chosen[unit]
-            assert chosen is not None, "it is on a rank"
-            option = self.catalog.units[unit].options[chosen[0]]
-            piece = option.pieces[number]
-            if piece.hold is not Hold.RANK or target not in piece.sites:
-                return None
-            if option.in_one_node and source // self.node != target // self.node:
-                return None
-            kinds.append(piece.kind)
-            saved += float(self.rank_VR[piece.kind, source] - self.rank_VR[piece.kind, target])
-            change.append((unit, chosen[0], (*chosen[1][:number], target, *chosen[1][number + 1 :])))
-        gained_M = self.catalog.bytes_VM[kinds[0]] - self.catalog.bytes_VM[kinds[1]]
-        if (gained_M > self.free_RM[other]).any() or (-gained_M > self.free_RM[rank]).any():
-            return None
-        return saved, tuple(change)
+            found += best_exchanges(
+                self.layout,
+                self.rates.served_VP,
+                self.parts_PR,
+                self.free_RM,
+                rank,
+                self.exponent,
+                count,
+                rng,
+            )
+        return found
 
     def _cost(self, unit: int) -> float:
         chosen = self.layout.chosen[unit]
