@@ -1,6 +1,12 @@
 """Reading and writing: tables, topologies and plans as JSON, what comes with the package, other projects' formats."""
 
-from autoshard.formats.bundled import bundled_table_sets, bundled_topologies, load_tables, load_topology
+from autoshard.formats.bundled import (
+    bundled_table_sets,
+    bundled_topologies,
+    load_machine,
+    load_tables,
+    load_topology,
+)
 from autoshard.formats.digest import canonical_json, digest
 from autoshard.formats.dlrm_datasets import read_dlrm_datasets
 from autoshard.formats.files import atomic_write
@@ -22,6 +28,7 @@ __all__ = [
     "format_json",
     "import_tables",
     "json_schemas",
+    "load_machine",
     "load_tables",
     "load_topology",
     "parse_json",

@@ -57,6 +57,23 @@ def load_topology(name_or_path: str | Path) -> Topology:
     return read_topology(name_or_path)
 
 
+def load_machine(name_or_path: str | Path, num_ranks: int) -> Topology:
+    """A topology by name or file, made for a number of ranks.
+
+    Raises:
+        UnknownNameError: As `load_topology`.
+        InvalidTopologyError: If the machine cannot be made for so many ranks; the text says for how many it can.
+        InputError: As `load_topology`.
+    """
+    if _is_family(str(name_or_path), bundled_topologies()):
+        return _scaled_topology(str(name_or_path), num_ranks)
+    topology = load_topology(name_or_path)
+    try:
+        return scaled_topology(topology, num_ranks)
+    except InvalidTopologyError as error:
+        raise error.in_source(str(name_or_path)) from error
+
+
 def bundled_table_sets() -> Mapping[str, str]:
     """Names of the bundled table sets, with one line about each."""
     return {_METASYN: _METASYN_DESCRIPTION, **_descriptions("tables")}

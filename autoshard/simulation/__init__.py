@@ -1,0 +1,20 @@
+"""Whole steps on clusters that nobody has at hand: sweeps over machines, ranks, replica groups and batch sizes."""
+
+from autoshard.simulation.points import Point, PointMemory, SimulatedPoint, scaling_factors
+from autoshard.simulation.record import SweepRecord, read_record
+from autoshard.simulation.spread import Lengths, StepSpread, sample_steps
+from autoshard.simulation.sweep import Simulator, sweep_points
+
+__all__ = [
+    "Lengths",
+    "Point",
+    "PointMemory",
+    "SimulatedPoint",
+    "Simulator",
+    "StepSpread",
+    "SweepRecord",
+    "read_record",
+    "sample_steps",
+    "scaling_factors",
+    "sweep_points",
+]

@@ -1,0 +1,193 @@
+"""Simulates the points of a sweep: plans each, prices it, draws its batches."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+
+from autoshard.core import Costs, ReplicaGroups, ShardingPlan, TableSet, Topology
+from autoshard.core.costs import Risk
+from autoshard.core.errors import InfeasiblePlanError, InputError, InvalidOptionError, UnknownNameError
+from autoshard.core.plan import GroupLayout
+from autoshard.core.step import Overlap, StepPart
+from autoshard.evaluation.evaluate import evaluate
+from autoshard.evaluation.validator import validate_plan
+from autoshard.formats import load_machine
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import make_costs, make_plan
+from autoshard.simulation.points import Point, PointMemory, PointStatus, SimulatedPoint
+from autoshard.simulation.spread import Lengths, StepSpread, sample_steps
+
+
+def sweep_points(
+    *,
+    machines: Sequence[str],
+    ranks: Sequence[int],
+    batch_sizes: Sequence[int],
+    is_batch_per_rank: bool = False,
+    groups: Sequence[int] = (1,),
+    group_sizes: Sequence[int] = (),
+) -> tuple[Point, ...]:
+    """All combinations, series by series, ranks last; `group_sizes` in place of `groups` where there are any."""
+    batch = {"is_batch_per_rank": is_batch_per_rank}
+    if group_sizes:
+        return tuple(
+            Point(
+                machine=machine,
+                num_ranks=num_ranks,
+                batch_size=size,
+                num_groups=max(1, num_ranks // group_size),
+                group_size=group_size,
+                **batch,
+            )
+            for machine, group_size, size, num_ranks in product(machines, group_sizes, batch_sizes, ranks)
+        )
+    return tuple(
+        Point(machine=machine, num_ranks=num_ranks, batch_size=size, num_groups=num_groups, **batch)
+        for machine, num_groups, size, num_ranks in product(machines, groups, batch_sizes, ranks)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulator:
+    """Simulates points of one model with one planner.
+
+    Attributes:
+        tables: The model; its batch size is that of the point.
+        planner: Name of the planner that places the tables of a group on its ranks.
+        options: Its options.
+        time_limit_s: Time that it may use per point.
+        seed: Of the planner and of the batches.
+        registry: Folder of trained models; None for the default.
+        risk: Which end of the models' intervals plans are made and priced for.
+        overlap: Which parts of the step are taken to run at the same time; None as in `evaluate`.
+        layout: How groups lie in the nodes.
+        sync_every: Steps from one synchronisation of groups to the next.
+        num_batches: Batches to draw per point; 0 for none.
+        lengths: What is known of the samples' lengths.
+    """
+
+    tables: TableSet
+    planner: str
+    options: Mapping[str, object] = field(default_factory=dict)
+    time_limit_s: float = 1.0
+    seed: int = 0
+    registry: Path | None = None
+    risk: Risk = Risk.MEAN
+    overlap: Overlap | None = None
+    layout: GroupLayout = GroupLayout.ACROSS_NODES
+    sync_every: int = 1
+    num_batches: int = 0
+    lengths: Lengths = Lengths.DECLARED
+
+    def simulate(self, point: Point) -> SimulatedPoint:
+        """Plans and prices one point.
+
+        A point without a plan is an answer, too: it says why.
+
+        Raises:
+            UnknownNameError: If there is no such planner or topology.
+            InvalidTopologyError: If the machine cannot have so many ranks.
+            ModelError: If a trained model is damaged.
+        """
+        started = time.perf_counter()
+        topology = load_machine(point.machine, point.num_ranks)
+        empty = SimulatedPoint(
+            point=point,
+            status=PointStatus.IMPOSSIBLE,
+            needed_bytes=sum(table.hbm_bytes for table in self.tables.tables),
+            available_bytes=_capacity(topology) // point.num_groups,
+        )
+        try:
+            plan, costs = self._planned(point, topology)
+        except InfeasiblePlanError as error:
+            elapsed_s = time.perf_counter() - started
+            return replace(empty, status=PointStatus.DOES_NOT_FIT, reason=str(error), planning_s=elapsed_s)
+        except UnknownNameError:
+            raise
+        except InputError as error:
+            return replace(empty, reason=str(error), planning_s=time.perf_counter() - started)
+        priced = _priced(empty, plan, time.perf_counter() - started)
+        return replace(priced, spread=self._spread(plan, costs)) if self.num_batches else priced
+
+    def _planned(self, point: Point, topology: Topology) -> tuple[ShardingPlan, Costs]:
+        """A priced plan for the point, made for one of its groups."""
+        tables = replace(self.tables, batch_size=point.global_batch_size)
+        groups = ReplicaGroups(num_groups=point.num_groups, layout=self.layout, sync_every=self.sync_every)
+        if point.global_batch_size < point.num_groups:
+            raise InvalidOptionError(
+                f"must be at least the {point.num_groups} groups, got {point.global_batch_size}", field="batch_size"
+            )
+        group_tables = replace(tables, batch_size=point.global_batch_size // point.num_groups)
+        group_topology = groups.group_topology(topology)
+        costs = make_costs(group_tables, group_topology, self.registry, risk=self.risk)
+        request = PlanRequest(
+            tables=group_tables,
+            topology=group_topology,
+            costs=costs,
+            seed=self.seed,
+            time_limit_s=self.time_limit_s,
+            options=self.options,
+            registry=self.registry,
+        )
+        plan = make_plan(self.planner, request)
+        if point.num_groups > 1:
+            if plan.replica_groups.num_groups > 1:
+                raise InvalidOptionError(
+                    f"must be 1 for a planner that chooses groups itself, got {point.num_groups}", field="num_groups"
+                )
+            plan = replace(plan, tables=tables, topology=topology, replica_groups=groups, predicted=None)
+            validate_plan(plan)
+        if plan.predicted is None or self.overlap is not None:
+            plan = plan.with_predicted(evaluate(plan, costs, overlap=self.overlap))
+        return plan, costs
+
+    def _spread(self, plan: ShardingPlan, costs: Costs) -> StepSpread:
+        return sample_steps(
+            plan,
+            costs,
+            num_batches=self.num_batches,
+            seed=self.seed,
+            lengths=self.lengths,
+            overlap=self.overlap,
+        )
+
+
+def _priced(empty: SimulatedPoint, plan: ShardingPlan, planning_s: float) -> SimulatedPoint:
+    predicted = plan.predicted
+    assert predicted is not None
+    group = plan.of_one_group().topology
+    fullest = max(predicted.ranks, key=lambda rank: rank.hbm_bytes + rank.activation_bytes)
+    step = predicted.step_ms
+    parts = {part.value: estimate.value for part, estimate in predicted.parts.items() if part is not StepPart.DENSE}
+    sync_ms, group_ms = predicted.sync_ms or 0.0, predicted.group_sync_ms or 0.0
+    return replace(
+        empty,
+        point=replace(empty.point, num_groups=plan.replica_groups.num_groups),
+        status=PointStatus.PRICED,
+        step_ms=(step.value, step.low, step.high),
+        parts_ms={
+            **parts,
+            "dense_layers": predicted.dense_ms or 0.0,
+            "all_reduce": sync_ms - group_ms,
+            "group_sync": group_ms,
+        },
+        imbalance=predicted.imbalance,
+        exchange_balance=predicted.exchange_balance,
+        memory=PointMemory(
+            static_bytes=fullest.hbm_bytes,
+            activation_bytes=fullest.activation_bytes,
+            limit_bytes=group.memory_of(fullest.rank).hbm,
+        ),
+        num_shards=dict(Counter(placed.tier.value for placed in plan.shards)),
+        models=predicted.models,
+        planning_s=planning_s,
+    )
+
+
+def _capacity(topology: Topology) -> int:
+    return sum(topology.memory_of(rank).hbm for rank in range(topology.world_size))
