@@ -4,7 +4,6 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,52 +25,25 @@ from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
-from costmodel import FEATURE_NAMES, CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, Registry, weight_shapes
-from costmodel.card import Interval
-from costmodel.predictor import FULL_CODE_WIDTH
-from policies.network import PlacementNetwork
-from policies.trained import PolicyCostModel, TrainedPolicy
 
 BATCH = 64
 COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 #: Time limits aside, seeds decide: these make `auto` end by its number of steps.
 #: What these tests leave room for is tables, not the inputs and outputs of a batch.
-OPTIONS = {"auto": {"steps": 100}, "cp-sat": {"effort": 0.05}, "flexshard": {"count_activations": False}}
+NO_ACTIVATIONS = {"count_activations": False}
+OPTIONS = {
+    "auto": {"steps": 100},
+    "cp-sat": {"effort": 0.05},
+    "flexshard": NO_ACTIVATIONS,
+    "replica-groups": NO_ACTIVATIONS,
+}
 SECONDS = 30.0
-#: Widths of the untrained encoder.
-HIDDEN = (16,)
 #: Others' planners, which may give up where a plan exists, or cannot keep to constraints.
 GUESTS = {"torchrec"}
 #: Planners that can cut a table over ranks, so that a table may be larger than what any rank has left.
-CUTTERS = {"flexshard", "oper"}
+CUTTERS = {"flexshard", "neo", "oper"}
 
 pytestmark = pytest.mark.parametrize("name", planner_names())
-
-
-@pytest.fixture(scope="session")
-def registry(tmp_path_factory):
-    """A policy as it is before training: what it promises does not depend on how well it plans."""
-    rng = np.random.default_rng(0)
-    torch.manual_seed(0)
-    card = CostModelCard(
-        device="cpu",
-        coverage=Coverage(
-            kinds=("fused/hbm/fp32/rowwise_adagrad/sum",),
-            num_tables=(1, 100),
-            ranges=dict.fromkeys(("num_bags", "embedding_dim", "num_embeddings", "pooling_factor"), (0.0, 1e12)),
-        ),
-        encoder_hidden=HIDDEN,
-        scaling=FeatureScaling.fit(rng.normal(size=(100, len(FEATURE_NAMES)))),
-        scale_ms=1.0,
-        metrics=HeldOutMetrics(num_samples=1, mae_ms=1, mse_ms2=1, relative_error=1, kendall_tau=0),
-        interval=Interval(low=-1.0, high=1.0),
-        training={},
-    )
-    weights = {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in weight_shapes(HIDDEN).items()}
-    folder = Registry(tmp_path_factory.mktemp("registry"))
-    cost = PolicyCostModel(weights=weights, card=card)
-    TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=cost, training={}).publish(folder)
-    return folder.root
 
 
 @pytest.fixture(scope="session")

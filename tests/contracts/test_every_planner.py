@@ -1,0 +1,328 @@
+"""Every plan of every planner is valid and has a price, whatever the task: random tasks by seed.
+
+`pytest -m slow tests/contracts/test_every_planner.py` does 100,000 tasks, in blocks that can be run one by one
+(`-k "oper and block7]"`), so that what was interrupted goes on with the block it was in. A failure names planner and
+seed: `attempt(name, seed, registry)` does it again.
+
+Shape suffixes: R ranks.
+"""
+
+import json
+import math
+import zlib
+from collections import Counter
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from autoshard.core import (
+    AccessProfile,
+    Constraints,
+    Costs,
+    DType,
+    EmbeddingTable,
+    Feature,
+    Level,
+    Link,
+    MemoryBytes,
+    MemoryLevel,
+    Optimizer,
+    Pooling,
+    RankCost,
+    TableSet,
+    Tier,
+    Topology,
+)
+from autoshard.core.errors import InfeasiblePlanError, InvalidTableError
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.evaluation.validator import validate_plan
+from autoshard.formats import plan_from_json, plan_to_json
+from autoshard.planners.planner import PlanRequest
+from autoshard.planners.registry import get_planner, planner_names
+
+#: Planners that start others' machinery take a tenth of a second and more for a task.
+SLOW = {"torchrec": 6, "oper": 24, "replica-groups": 40}
+NUM_TASKS = 1000
+NUM_SLOW_TASKS = 100_000
+#: Tasks of one block of the slow test.
+BLOCK = 500
+SLOW_BLOCK = 50
+#: Others' planners cannot keep to constraints, and say so.
+GUESTS = {"torchrec"}
+#: What planners end by, so that their time does not count, and what they are asked for besides their defaults.
+ALWAYS = {"auto": {"steps": 20}, "cp-sat": {"effort": 0.002, "refinements": 1}}
+CHOICES = {
+    "auto": {"split": ["none", "columns", "rows"], "policy": [True, False]},
+    "flexshard": {
+        "tiers": [1, 2, 3],
+        "rule": ["frontier", "paper"],
+        "memory_multiplier": [0.0, 1.0, 6.0],
+        "memory_budget_bytes": [0, 10_000, 10**9],
+        "exchange": ["auto", "rows", "partial_sums"],
+        "table_wise_below_rows": [0, 1000],
+        "count_activations": [True, False],
+    },
+    "oper": {
+        "mode": ["training", "inference"],
+        "method": ["oper", "mg", "ag"],
+        "exchange": ["rows", "partial_sums", "auto"],
+        "threshold": [0.001, 0.05, 1.0],
+        "extra_memory_ratio": [0.0, 0.05, 1.0],
+    },
+    "policy": {"num_samples": [1, 4], "beam_width": [1, 3]},
+}
+#: Sizes of levels.
+WORLDS = [(1,), (2,), (3,), (4,), (1, 3), (2, 4), (2, 6), (4, 8), (2, 4, 8)]
+
+
+def drawn_topology(rng, total_bytes):
+    """Ranks with memory from less than the tables need to a hundred times as much, even or not."""
+    sizes = WORLDS[rng.integers(len(WORLDS))]
+    world_size = sizes[-1]
+    room = total_bytes * float(rng.choice([0.7, 1.2, 2.0, 8.0, 100.0])) / world_size
+    if rng.random() < 0.3:
+        room += 10**11  # for inputs and outputs of any batch, which some planners count
+    even = MemoryBytes(hbm=int(room), ddr=int(rng.choice([0, 4 * total_bytes])), ssd=int(rng.choice([0, 10**12])))
+    overrides = ()
+    if rng.random() < 0.3:
+        share_R = rng.choice([0.0, 0.5, 1.0, 2.0], world_size)
+        overrides = tuple(
+            (rank, MemoryBytes(hbm=int(share * room), ddr=even.ddr, ssd=even.ssd)) for rank, share in enumerate(share_R)
+        )
+    levels = tuple(
+        Level(
+            name=f"level{index}",
+            size=size,
+            all_to_all=Link(bytes_per_s=10.0 ** rng.uniform(8, 11), latency_s=float(rng.choice([0.0, 1e-5]))),
+            all_reduce=Link(bytes_per_s=10.0 ** rng.uniform(8, 11), latency_s=float(rng.choice([0.0, 1e-5]))),
+        )
+        for index, size in enumerate(sizes)
+    )
+    return Topology(
+        world_size=world_size,
+        device=str(rng.choice(["cpu", "a100"])),
+        memory_bytes=even,
+        levels=levels,
+        overrides=overrides,
+    )
+
+
+def drawn_access(rng, num_rows):
+    kind = rng.integers(4)
+    if kind == 0:
+        return AccessProfile.uniform(num_rows, float(rng.choice([1.0, 0.3])))
+    if kind == 1:
+        return AccessProfile.from_counts(rng.pareto(1, min(num_rows, 200)) + 1e-9).thinned(num_rows)
+    return AccessProfile.zipf(num_rows, float(rng.choice([0.0, 0.8, 1.05, 2.0])), float(rng.choice([0.0, 50.0])))
+
+
+def drawn_features(rng, name):
+    factors = rng.lognormal(1, 1.2, rng.choice([1, 1, 1, 2, 3])) * (rng.random() > 0.05)
+    return tuple(
+        Feature(
+            name=f"{name}_f{index}",
+            pooling_factor=float(factor),
+            pooling_variance=float(factor * rng.choice([0.0, 2.0])),
+            pooling_p99=None if rng.random() < 0.5 else float(factor * 3),
+        )
+        for index, factor in enumerate(factors)
+    )
+
+
+def drawn_tables(rng):
+    """Without constraints."""
+    plain = rng.random() < 0.3
+    tables = []
+    for index in range(rng.integers(1, 9)):
+        num_rows = 1 if rng.random() < 0.05 else int(rng.lognormal(7, 2)) + 1
+        tables.append(
+            EmbeddingTable(
+                name=f"t{index}",
+                num_embeddings=num_rows,
+                embedding_dim=int(rng.choice([1, 4, 6, 16, 64, 128])),
+                features=drawn_features(rng, f"t{index}"),
+                access=drawn_access(rng, num_rows),
+                dtype=DType.FP32 if plain else list(DType)[rng.integers(4)],
+                pooling=Pooling.SUM if plain else list(Pooling)[rng.integers(3)],
+                optimizer=Optimizer.ROWWISE_ADAGRAD if plain else list(Optimizer)[rng.integers(4)],
+            )
+        )
+    return tables
+
+
+def constrained(rng, tables, world_size):
+    """The tables with constraints, among them some that contradict each other."""
+    names = [table.name for table in tables]
+
+    def constraints():
+        pinned = rng.choice(world_size, rng.integers(1, world_size + 1), replace=False) if rng.random() < 0.2 else ()
+        forbidden = rng.choice(len(Tier), rng.integers(1, 4), replace=False) if rng.random() < 0.15 else ()
+        return Constraints(
+            pinned_ranks=tuple(int(rank) for rank in pinned),
+            colocate_with=(str(rng.choice(names)),) if rng.random() < 0.2 else (),
+            forbidden_tiers=tuple(list(Tier)[tier] for tier in forbidden),
+        )
+
+    return [
+        EmbeddingTable(
+            **{item.name: getattr(table, item.name) for item in fields(table)} | {"constraints": constraints()}
+        )
+        for table in tables
+    ]
+
+
+def drawn_request(name, seed, registry):
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    tables = drawn_tables(rng)
+    topology = drawn_topology(rng, sum(table.hbm_bytes for table in tables))
+    if rng.random() < 0.3:
+        tables = constrained(rng, tables, topology.world_size)
+    options = {key: values[rng.integers(len(values))] for key, values in CHOICES.get(name, {}).items()}
+    return PlanRequest(
+        tables=TableSet(batch_size=int(rng.choice([1, 7, 64, 4096])), tables=tuple(tables)),
+        topology=topology,
+        costs=Costs(kernel=AnalyticCostModel.for_device(topology.device), comm=AlphaBetaComm()),
+        seed=seed,
+        time_limit_s=30.0,
+        options={**ALWAYS.get(name, {}), **(options if rng.random() < 0.7 else {})},
+        registry=registry,
+    )
+
+
+def is_loose(request):
+    """Whether any planner must find a plan: every rank could hold everything, and tables are free to be anywhere."""
+    tables = request.tables.tables
+    batch_bytes = request.tables.batch_size * sum(
+        (1 + table.pooling_factor + 3 * len(table.features)) * (table.embedding_dim * 4 + 16) for table in tables
+    )
+    needed = sum(table.hbm_bytes for table in tables) + 10 * batch_bytes
+    least = min(request.topology.memory_of(rank).hbm for rank in range(request.topology.world_size))
+    return least >= needed and all(table.constraints == Constraints() for table in tables)
+
+
+def planned(name, request):
+    """The plan, or the error of a task that the planner cannot do."""
+    try:
+        return get_planner(name).plan(request), None
+    except (InfeasiblePlanError, InvalidTableError) as error:
+        return None, error
+
+
+def attempt(name, seed, registry):
+    """What came of a task: a plan or no plan. Anything else is a failure."""
+    request = drawn_request(name, seed, registry)
+    plan, failure = planned(name, request)
+    if isinstance(failure, InfeasiblePlanError):
+        assert str(failure)
+        assert "\n" not in str(failure)
+        assert not is_loose(request), f"there is room for everything everywhere, yet: {failure}"
+        return "infeasible"
+    if failure is not None:
+        assert name in GUESTS, failure
+        assert "constraints" in str(failure)
+        assert any(table.constraints != Constraints() for table in request.tables.tables), failure
+        return "refused"
+    assert (plan.tables, plan.topology) == (request.tables, request.topology)
+    validate_plan(plan)
+    check_prediction(plan, evaluate(plan, request.costs))
+    if seed % 10 == 0:
+        # As a file would have it.
+        written = json.loads(json.dumps(plan_to_json(plan)))
+        assert plan_from_json(written) == plan
+    return "planned"
+
+
+def check_prediction(plan, predicted):
+    """The price is a number of at least 0 all over, and its bytes are those of the shards, added up one by one."""
+    for item in fields(RankCost):
+        values = [getattr(cost, item.name) for cost in predicted.ranks]
+        assert all(math.isfinite(value) and value >= 0 for value in values), f"{item.name}: {values}"
+    assert [cost.rank for cost in predicted.ranks] == list(range(plan.group_size))
+    step = predicted.step_ms
+    assert 0 <= step.low <= step.value <= step.high < math.inf
+    for name in ("max_kernel_ms", "floor_kernel_ms", "dense_ms", "sync_ms"):
+        value = getattr(predicted, name)
+        assert math.isfinite(value), name
+        assert value >= 0, name
+    assert 0 <= predicted.balance <= 1
+    assert 0 <= predicted.exchange_balance <= 1
+    assert 1 - 1e-9 <= predicted.imbalance <= len(predicted.ranks) * (1 + 1e-9)
+    assert 0 <= predicted.binding_rank < len(predicted.ranks)
+    assert predicted.binding_shard in {table.name for table in plan.tables.tables}
+    for level in MemoryLevel:
+        held = [getattr(cost, f"{level}_bytes") for cost in predicted.ranks]
+        assert held == recounted_bytes(plan, level), level
+
+
+def recounted_bytes(plan, level):
+    """Weights and optimizer state of each rank, from the plan's plain data."""
+    state = {
+        Optimizer.SGD: (0, 0),
+        Optimizer.ROWWISE_ADAGRAD: (4, 0),
+        Optimizer.ADAGRAD: (0, 4),
+        Optimizer.ADAM: (0, 8),
+    }
+    width = {DType.FP32: 4, DType.FP16: 2, DType.BF16: 2, DType.INT8: 1}
+    held_R = [0] * plan.group_size
+    for placed in plan.shards:
+        table, columns = placed.shard.table, placed.shard.columns[1] - placed.shard.columns[0]
+        per_row, per_value = state[table.optimizer]
+        row_bytes = columns * (width[table.dtype] + per_value) + per_row
+        for replica in placed.replicas:
+            num_rows = math.ceil((placed.shard.rows.stop - placed.shard.rows.start) / len(replica))
+            for rank in replica:
+                held_R[rank] += num_rows * row_bytes if placed.memory.level is level else 0
+                held_R[rank] += placed.memory.cache_bytes if level is MemoryLevel.HBM else 0
+    return held_R
+
+
+def attempt_all(name, seeds, registry):
+    """How often each outcome was met."""
+    outcomes = Counter()
+    for seed in seeds:
+        try:
+            outcomes[attempt(name, seed, registry)] += 1
+        except (Exception, AssertionError) as error:
+            kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+            raise AssertionError(f"planner {name}, seed {seed}: {kind}{error}") from error
+    return outcomes
+
+
+def shares(total, slow_size):
+    """How many tasks each planner gets, `total` together."""
+    names = planner_names()
+    shares = {name: min(slow_size * SLOW[name] // SLOW["torchrec"], total) for name in names if name in SLOW}
+    others = [name for name in names if name not in SLOW]
+    left = total - sum(shares.values())
+    return shares | {name: left // len(others) + (index < left % len(others)) for index, name in enumerate(others)}
+
+
+@pytest.mark.parametrize("name", planner_names())
+def test_every_plan_is_valid_and_priced(name, registry):
+    num_tasks = shares(NUM_TASKS, SLOW["torchrec"])[name]
+    outcomes = attempt_all(name, range(num_tasks), registry)
+    assert outcomes.total() == num_tasks
+    # Many tasks have a plan, and some none: else this would test little.
+    assert num_tasks / 4 < outcomes["planned"] < num_tasks
+
+
+def blocks():
+    return [
+        pytest.param(name, range(start, min(start + size, total)), id=f"{name}-block{start // size}")
+        for name, total in shares(NUM_SLOW_TASKS, 500).items()
+        for size in [SLOW_BLOCK if name in SLOW else BLOCK]
+        for start in range(0, total, size)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "seeds"), blocks())
+def test_every_plan_of_very_many_tasks_is_valid_and_priced(name, seeds, registry):
+    # Other tasks than those of the quick test.
+    assert attempt_all(name, [10**6 + seed for seed in seeds], registry)["planned"]
+
+
+def test_there_are_as_many_tasks_as_promised():
+    assert sum(shares(NUM_TASKS, SLOW["torchrec"]).values()) == NUM_TASKS
+    assert sum(len(block.values[1]) for block in blocks()) == NUM_SLOW_TASKS
