@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 from autoshard.core.access import AccessProfile
 from autoshard.core.errors import InvalidPlanError
@@ -11,6 +12,8 @@ from autoshard.core.tables import DType, EmbeddingTable, Optimizer, Pooling, Tie
 from autoshard.core.topology import MemoryLevel
 
 Replicas = tuple[tuple[int, ...], ...]
+#: Access curves of parts of tables that are kept, a few kilobytes each.
+_NUM_CURVES = 4096
 
 
 class RowsBy(StrEnum):
@@ -127,9 +130,9 @@ class Shard:
         if self.num_embeddings == self.table.num_embeddings:
             return self.table.access, 1.0
         if self.rows.by is RowsBy.ACCESS_RANK:
-            return self.table.access.slice(self.rows.start, self.rows.stop)
+            return _slice(self.table.access, self.rows.start, self.rows.stop)
         share = self.num_embeddings / self.table.num_embeddings
-        return self.table.access.thinned(self.num_embeddings), share
+        return _thinned(self.table.access, self.num_embeddings), share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +223,17 @@ class LocalShard:
         return self.weight_bytes + self.num_embeddings * self.optimizer.state_bytes_per_row(self.embedding_dim)
 
 
+# A shard is asked for the same curve by traffic, kernels and memory, and with it its columns and its replicas.
+@lru_cache(maxsize=_NUM_CURVES)
+def _slice(access: AccessProfile, start: int, stop: int) -> tuple[AccessProfile, float]:
+    return access.slice(start, stop)
+
+
+@lru_cache(maxsize=_NUM_CURVES)
+def _thinned(access: AccessProfile, num_rows: int) -> AccessProfile:
+    return access.thinned(num_rows)
+
+
 def local_shard(placed: PlacedShard, *, group_batch_size: int, bags_share: float = 1.0) -> LocalShard:
     """What each rank of a replica holds of a placed shard.
 
@@ -233,7 +247,7 @@ def local_shard(placed: PlacedShard, *, group_batch_size: int, bags_share: float
     num_parts = len(placed.replicas[0])
     num_rows = -(-shard.num_embeddings // num_parts)
     if num_rows != shard.num_embeddings:
-        profile = profile.thinned(num_rows)
+        profile = _thinned(profile, num_rows)
     num_features = len(table.features)
     return LocalShard(
         table=table.name,

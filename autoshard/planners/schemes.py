@@ -30,7 +30,7 @@ COLUMN_STEP = 4
 #: Column shards are at least as wide as what memory moves at once: narrower ones cost as much.
 _MIN_COLUMN_BYTES = 32
 #: Shares of a table's lookups that its replicated rows may have in a scheme of tiers.
-_HOT_COVERAGES = (0.5, 0.75, 0.9)
+_HOT_COVERAGES = (0.6, 0.9)
 #: Replicated rows are few: more of them are better off as FlexShard's planner cuts them, or as a whole table.
 _MAX_HOT_SHARE = 0.25
 

@@ -100,6 +100,7 @@ class Catalog:
         self.prices = SumPrices(tables, topology, costs, kernels)
         self._kinds: dict[Hashable, int] = {}
         self._unpriced: set[Hashable] = set()
+        self._twins = _twins(tables)
         some = Part.of(Shard.whole(tables.tables[0]), Hold.RANK, topology)
         width = costs.kernel.encode([some.local(topology, tables.batch_size)]).shape[1]
         self.codes_VH = np.zeros((0, width))
@@ -153,7 +154,7 @@ class Catalog:
         return True
 
     def _kind(self, parts: Sequence[Part]) -> int | None:
-        keys = tuple(_key(part) for part in parts)
+        keys = tuple(self._key(part) for part in parts)
         if any(key in self._unpriced for key in keys):
             return None
         if len(keys) == 1:
@@ -166,10 +167,17 @@ class Catalog:
                 setattr(self, name, np.concatenate([known, known[kinds].sum(axis=0, keepdims=True)]))
         return self._kinds[keys]
 
+    def _key(self, part: Part) -> Hashable:
+        """Parts with the same key add the same to the sums of the ranks that hold them."""
+        shard = part.shard
+        rows = (shard.rows.start, shard.rows.stop, shard.rows.by)
+        held = (part.hold, part.exchange, part.grad_sync, part.memory)
+        return (self._twins[shard.table.name], rows, shard.embedding_dim, *held)
+
     def _learn_kinds(self, parts: Iterable[Part]) -> None:
         new: dict[Hashable, Part] = {}
         for part in parts:
-            key = _key(part)
+            key = self._key(part)
             if key not in self._kinds and key not in self._unpriced:
                 new.setdefault(key, part)
         if not new:
@@ -216,11 +224,18 @@ def _alike(of_tables: Sequence[Sequence[Scheme]]) -> list[tuple[Scheme, ...]]:
     return [tuple(known[hold] for known in by_hold) for hold in shared]
 
 
-def _key(part: Part) -> Hashable:
-    """Parts with the same key add the same to the sums of the ranks that hold them."""
-    shard = part.shard
-    rows = (shard.rows.start, shard.rows.stop, shard.rows.by)
-    return (shard.table.name, rows, shard.embedding_dim, part.hold, part.exchange, part.grad_sync, part.memory)
+def _twins(tables: TableSet) -> dict[str, int]:
+    """For each table the first one that is like it in all that prices and bytes depend on."""
+    first: dict[Hashable, int] = {}
+    found = {}
+    for index, table in enumerate(tables.tables):
+        like = (
+            (table.num_embeddings, table.embedding_dim, table.dtype, table.pooling, table.optimizer),
+            tuple(feature.pooling_factor for feature in table.features),
+            table.access,
+        )
+        found[table.name] = first.setdefault(like, index)
+    return found
 
 
 def _encoded(costs: Costs, locals_: Sequence[LocalShard]) -> tuple[NDArray[np.float64], list[bool]]:
