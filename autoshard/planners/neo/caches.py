@@ -44,6 +44,16 @@ def levels_of(
     return levels
 
 
+def fewest_cached(units: Sequence[Sequence[EmbeddingTable]], hbm_bytes: int) -> int:
+    """How many of the coldest units have to leave, at least, for the others to fit that many bytes."""
+    held = sum(table.hbm_bytes for unit in units for table in unit)
+    for count, index in enumerate(coldest_first(units)):
+        if held <= hbm_bytes:
+            return count
+        held -= sum(table.hbm_bytes for table in units[index])
+    return len(units)
+
+
 def coldest_first(units: Sequence[Sequence[EmbeddingTable]]) -> list[int]:
     """Indices of units by rising lookups per byte; of those alike, the larger first."""
 

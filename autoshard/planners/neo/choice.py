@@ -9,7 +9,7 @@ from math import ceil
 
 from autoshard.core import EmbeddingTable, MemoryLevel, MemoryPlacement, TableSet, Topology
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.evaluation.cached_rows import LRU, cached_row_bytes
+from autoshard.evaluation.cached_rows import cached_row_bytes
 from autoshard.planners.neo.cost import CostFunction, PartCost
 from autoshard.planners.schemes import Hold, Part, Scheme, SchemeName, allowed_sites, schemes_of, why_not
 
@@ -77,41 +77,52 @@ class Choice:
         return self.total_s + world_size * max(0.0, max(self.part_s) - limit_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Chooser:
     """Lists and prices the ways to hold tables, and picks among them.
 
-    Attributes:
+    Args:
         tables: All tables.
         topology: The machine.
         cost: Prices parts.
         names: Schemes that are allowed.
         capacity: For each memory level, bytes of every rank that may be used.
         cache_policy: Of caches.
-        least_cache: Smallest cache of a part, as a share of the rows that a batch hits.
     """
 
-    tables: TableSet
-    topology: Topology
-    cost: CostFunction
-    names: Collection[SchemeName]
-    capacity: Mapping[MemoryLevel, Sequence[int]]
-    cache_policy: str = LRU
-    least_cache: float = 1.0
+    def __init__(
+        self,
+        tables: TableSet,
+        topology: Topology,
+        cost: CostFunction,
+        names: Collection[SchemeName],
+        capacity: Mapping[MemoryLevel, Sequence[int]],
+        cache_policy: str,
+    ) -> None:
+        self._batch_size, self._topology, self._cost, self._names = tables.batch_size, topology, cost, names
+        self._capacity, self._cache_policy = capacity, cache_policy
+        self._room = {hold: _room(hold, topology, capacity) for hold in Hold}
+        self._sites: dict[tuple[object, ...], tuple[int, ...]] = {}
 
-    def choices(self, unit: Sequence[EmbeddingTable], levels: Sequence[MemoryLevel]) -> tuple[Choice, ...]:
-        """All ways to hold the tables of a unit with their rows on a memory level each, the simplest first.
+    def choices(
+        self, unit: Sequence[EmbeddingTable], level: MemoryLevel, least_cache: float = 1.0
+    ) -> tuple[Choice, ...]:
+        """All ways to hold the tables of a unit with their rows on a memory level, the simplest first.
+
+        Args:
+            unit: Tables that share their ranks.
+            level: Of their rows.
+            least_cache: Smallest cache of a part on a lower level, as a share of the rows that a batch hits.
 
         Raises:
             InfeasiblePlanError: If there is none.
         """
         listed = [
             [
-                self._on(level, scheme)
-                for scheme in schemes_of(table, self.topology, self.names)
+                self._on(level, scheme, least_cache)
+                for scheme in schemes_of(table, self._topology, self._names)
                 if level is MemoryLevel.HBM or scheme.name is not SchemeName.DATA_PARALLEL
             ]
-            for table, level in zip(unit, levels, strict=True)
+            for table in unit
         ]
         if len(unit) > 1:
             listed = [[scheme for scheme in schemes if len(scheme.parts) == 1] for schemes in listed]
@@ -119,7 +130,7 @@ class Chooser:
         for first in listed[0]:
             others = [next((one for one in schemes if one.name is first.name), None) for schemes in listed[1:]]
             schemes = [first, *(one for one in others if one is not None)]
-            if len(schemes) < len(unit) or any(why_not(scheme, self.topology) for scheme in schemes):
+            if len(schemes) < len(unit) or any(why_not(scheme, self._topology) for scheme in schemes):
                 continue
             choice = self._choice(schemes)
             largest = max(choice.part_bytes, key=lambda held: held[MemoryLevel.HBM])
@@ -139,7 +150,7 @@ class Chooser:
             limit_s: What a part may cost before it makes others wait.
             replicate: Whether tables may be replicated that need not be.
         """
-        world = self.topology.world_size
+        world = self._topology.world_size
 
         def best(choices: Sequence[Choice]) -> Choice:
             return min(choices, key=lambda choice: choice.score_s(limit_s, world))
@@ -155,7 +166,7 @@ class Chooser:
             if saved > 0:
                 more = best(replicas).total_bytes - now.total_bytes
                 gains.append((-saved / max(more, 1), index, best(replicas)))
-        per_rank = [int(size) for size in self.capacity[MemoryLevel.HBM]]
+        per_rank = [int(size) for size in self._capacity[MemoryLevel.HBM]]
         spare = _REPLICAS_SHARE * (sum(per_rank) - sum(choice.total_bytes for choice in picked))
         room = _REPLICAS_SHARE * min(per_rank)
         for _, index, choice in sorted(gains, key=lambda gain: gain[:2]):
@@ -164,18 +175,18 @@ class Chooser:
                 picked[index], spare, room = choice, spare - more, room - own
         return picked
 
-    def _on(self, level: MemoryLevel, scheme: Scheme) -> Scheme:
+    def _on(self, level: MemoryLevel, scheme: Scheme, least_cache: float) -> Scheme:
         """The scheme with its rows on a level, behind the smallest caches."""
         if level is MemoryLevel.HBM:
             return scheme
         parts = []
         for part in scheme.parts:
-            local = part.local(self.topology, self.tables.batch_size)
-            rows = ceil(self.least_cache * local.access.expected_distinct(local.num_lookups))
+            local = part.local(self._topology, self._batch_size)
+            rows = ceil(least_cache * local.access.expected_distinct(local.num_lookups))
             memory = MemoryPlacement(
                 level=level,
                 cache_bytes=min(rows, local.num_embeddings) * cached_row_bytes(local),
-                policy=self.cache_policy,
+                policy=self._cache_policy,
             )
             parts.append(replace(part, memory=memory))
         return replace(scheme, parts=tuple(parts))
@@ -183,10 +194,8 @@ class Chooser:
     def _choice(self, schemes: Sequence[Scheme]) -> Choice:
         costs = tuple(self._costs(scheme) for scheme in schemes)
         whole = Choice(schemes=tuple(schemes), costs=costs, sites=())
-        sites = tuple(
-            tuple(site for site in self._allowed(parts) if self._has_room(parts[0].hold, site, held))
-            for parts, held in zip(zip(*(one.parts for one in schemes), strict=True), whole.part_bytes, strict=True)
-        )
+        parts = zip(*(scheme.parts for scheme in schemes), strict=True)
+        sites = tuple(self._sites_of(same, held) for same, held in zip(parts, whole.part_bytes, strict=True))
         return Choice(schemes=whole.schemes, costs=costs, sites=sites)
 
     def _costs(self, scheme: Scheme) -> tuple[PartCost, ...]:
@@ -196,29 +205,44 @@ class Chooser:
         for part in scheme.parts:
             key = (part.shard.rows, part.shard.embedding_dim)
             if key not in known:
-                known[key] = self.cost.of(part)
+                known[key] = self._cost.of(part)
             costs.append(known[key])
         return tuple(costs)
 
-    def _allowed(self, parts: Sequence[Part]) -> list[int]:
-        allowed = [set(allowed_sites(part, self.topology)) for part in parts]
-        return sorted(set.intersection(*allowed))
-
-    def _has_room(self, hold: Hold, site: int, held: Mapping[MemoryLevel, int]) -> bool:
-        ranks = [rank for replica in hold.replicas(site, self.topology) for rank in replica]
-        return all(
-            num_bytes <= self.capacity[level][rank] for level, num_bytes in held.items() if num_bytes for rank in ranks
-        )
+    def _sites_of(self, parts: Sequence[Part], held: Mapping[MemoryLevel, int]) -> tuple[int, ...]:
+        """Where the parts of a unit's tables may go together, and fit."""
+        hold, pins = parts[0].hold, tuple(part.shard.table.constraints.pinned_ranks for part in parts)
+        key = (hold, pins, *held.values())
+        if key not in self._sites:
+            allowed = set.intersection(*(set(allowed_sites(part, self._topology)) for part in parts))
+            room = self._room[hold]
+            self._sites[key] = tuple(
+                site
+                for site in sorted(allowed)
+                if all(num_bytes <= room[level][site] for level, num_bytes in held.items())
+            )
+        return self._sites[key]
 
     def _nowhere(self, unit: Sequence[EmbeddingTable], least: Mapping[MemoryLevel, int] | None) -> InfeasiblePlanError:
         label = "+".join(table.name for table in unit)
         if least is None:
-            return InfeasiblePlanError(f"{label}: its constraints leave no scheme of {', '.join(self.names)}")
-        level = max(least, key=lambda level: least[level] - max(self.capacity[level]))
+            return InfeasiblePlanError(f"{label}: its constraints leave no scheme of {', '.join(self._names)}")
+        level = max(least, key=lambda level: least[level] - max(self._capacity[level]))
         return InfeasiblePlanError(
             f"{label} needs {least[level]:,} bytes of {level} on one rank in the scheme that needs least, and no rank "
-            f"that may hold it has more than {max(self.capacity[level]):,} bytes"
+            f"that may hold it has more than {max(self._capacity[level]):,} bytes"
         )
+
+
+def _room(
+    hold: Hold, topology: Topology, capacity: Mapping[MemoryLevel, Sequence[int]]
+) -> dict[MemoryLevel, list[int]]:
+    """For each memory level, bytes that the tightest rank of each site has."""
+    sites = [
+        [rank for replica in hold.replicas(site, topology) for rank in replica]
+        for site in range(hold.num_sites(topology))
+    ]
+    return {level: [min(of_level[rank] for rank in ranks) for ranks in sites] for level, of_level in capacity.items()}
 
 
 def units_of(tables: TableSet) -> tuple[tuple[EmbeddingTable, ...], ...]:

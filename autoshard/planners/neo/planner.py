@@ -13,7 +13,7 @@ from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.evaluation.cached_rows import LFU, LRU
 from autoshard.planners.flexshard.whole_tables import check_constraints
 from autoshard.planners.neo.arrangement import GREEDY, KARMARKAR_KARP, Arrangement, Arranger
-from autoshard.planners.neo.caches import FILLS, levels_of, with_grown_caches
+from autoshard.planners.neo.caches import FILLS, fewest_cached, levels_of, with_grown_caches
 from autoshard.planners.neo.choice import NEO_SCHEMES, Choice, Chooser, units_of
 from autoshard.planners.neo.cost import CostFunction
 from autoshard.planners.planner import PlanRequest, parse_options
@@ -128,11 +128,14 @@ class _Planning:
             access_weight=options.access_weight,
         )
         self.capacity = _capacity(topology, options)
+        names = tuple(SchemeName(name) for name in options.names)
+        self.chooser = Chooser(request.tables, topology, self.cost, names, self.capacity, options.cache_policy)
         self.arranger = Arranger(request.tables, topology, self.capacity, options.placement, request.costs.kernel)
         self.units = units_of(request.tables)
         self.known: dict[tuple[int, MemoryLevel, float], tuple[Choice, ...]] = {}
 
     def run(self) -> ShardingPlan:
+        self._check_total()
         near = [MemoryLevel.HBM] * len(self.units)
         try:
             return self._to_plan(self._best(near, 1.0, _LIMITS))
@@ -150,19 +153,35 @@ class _Planning:
         raise failure
 
     def _levels(self, least_cache: float, fill: float) -> list[MemoryLevel] | None:
-        """Memory levels with as few units behind caches as it takes; None if all of them are too few."""
-        low, high = 0, len(self.units)
-        best = None
-        while low < high or best is None:
-            middle = high if best is None else (low + high) // 2
-            levels = levels_of(self.units, middle, self.capacity, fill)
+        """Memory levels with few units behind caches; None if no number of them was found to fit.
+
+        From the fewest that leave no more bytes than the device memory has: one more, two, four ... more, and then back
+        to the fewest that fit.
+        """
+
+        def levels_with(num_cached: int) -> list[MemoryLevel] | None:
+            levels = levels_of(self.units, num_cached, self.capacity, fill)
             try:
                 self._best(levels, least_cache, (1.0,))
-                best, high = levels, middle
             except InfeasiblePlanError:
-                if best is None:
-                    return None
+                return None
+            return levels
+
+        fewest = fewest_cached(self.units, sum(self.capacity[MemoryLevel.HBM]))
+        low, more, best = fewest, 0, None
+        while best is None:
+            high = min(len(self.units), fewest + more)
+            best = levels_with(high)
+            if best is None and high == len(self.units):
+                return None
+            low, more = (low if best else high + 1), max(1, 2 * more)
+        while low < high:
+            middle = (low + high) // 2
+            levels = levels_with(middle)
+            if levels is None:
                 low = middle + 1
+            else:
+                best, high = levels, middle
         return best
 
     def _best(self, levels: Sequence[MemoryLevel], least_cache: float, limits: Sequence[float]) -> Arrangement:
@@ -172,7 +191,6 @@ class _Planning:
             InfeasiblePlanError: If there is none.
         """
         listed = [self._choices(index, level, least_cache) for index, level in enumerate(levels)]
-        self._check_total(listed)
         even_s = sum(min(choice.total_s for choice in choices) for choices in listed) / self.request.topology.world_size
         best: Arrangement | None = None
         failure: InfeasiblePlanError | None = None
@@ -200,11 +218,10 @@ class _Planning:
 
     def _picks(self, listed: Sequence[Sequence[Choice]], limits_s: Sequence[float]) -> Iterator[list[Choice]]:
         """Choices worth arranging, each once."""
-        chooser = self._chooser(1.0)
         seen: set[tuple[int, ...]] = set()
         for limit_s in limits_s:
             for replicate in (True, False):
-                picked = chooser.pick(listed, limit_s, replicate=replicate)
+                picked = self.chooser.pick(listed, limit_s, replicate=replicate)
                 key = tuple(map(id, picked))
                 if key not in seen:
                     seen.add(key)
@@ -213,29 +230,18 @@ class _Planning:
     def _choices(self, index: int, level: MemoryLevel, least_cache: float) -> tuple[Choice, ...]:
         key = (index, level, least_cache)
         if key not in self.known:
-            unit = self.units[index]
-            self.known[key] = self._chooser(least_cache).choices(unit, [level] * len(unit))
+            self.known[key] = self.chooser.choices(self.units[index], level, least_cache)
         return self.known[key]
 
-    def _chooser(self, least_cache: float) -> Chooser:
-        request, options = self.request, self.options
-        return Chooser(
-            tables=request.tables,
-            topology=request.topology,
-            cost=self.cost,
-            names=tuple(SchemeName(name) for name in options.names),
-            capacity=self.capacity,
-            cache_policy=options.cache_policy,
-            least_cache=least_cache,
-        )
-
-    def _check_total(self, listed: Sequence[Sequence[Choice]]) -> None:
-        needed = sum(min(choice.total_bytes for choice in choices) for choices in listed)
-        there = sum(self.capacity[MemoryLevel.HBM])
+    def _check_total(self) -> None:
+        """Refuses what no plan can hold: every row is on some rank, on some level."""
+        needed = sum(table.hbm_bytes for table in self.request.tables.tables)
+        there = sum(sum(of_level) for of_level in self.capacity.values())
         if needed > there:
+            levels = ", ".join(level for level, of_level in self.capacity.items() if any(of_level)) or "any level"
             raise InfeasiblePlanError(
-                f"all tables need {needed:,} bytes of device memory, {needed - there:,} bytes more than the "
-                f"{self.request.topology.world_size} ranks have together"
+                f"all tables need {needed:,} bytes, {needed - there:,} bytes more than the "
+                f"{self.request.topology.world_size} ranks have together on {levels}"
             )
 
     def _to_plan(self, found: Arrangement) -> ShardingPlan:
