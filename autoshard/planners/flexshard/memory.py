@@ -1,12 +1,16 @@
 """Bytes of each rank that hold tables in tiers, as they are held while a plan runs.
 
 Every tier puts the same on every rank, so that a rank's memory is a sum over tables.
+
+Shape suffixes: K knots of an access curve, I intervals between them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from autoshard.core import EmbeddingTable, Exchange, GradSync, Pooling
 from autoshard.core.plan import Payload
@@ -99,8 +103,11 @@ def gradient_sum(table: EmbeddingTable, start: int, stop: int, batch_size: float
         What is expected to be fewer bytes, and the bytes of a replica.
     """
     row_bytes = table.embedding_dim * GRADIENT_BYTES
-    profile, share = table.access.slice(start, stop)
-    hit = profile.expected_distinct(batch_size * table.pooling_factor * share)
+    knots_K = table.access.ranks_K
+    knots_K = np.concatenate([[start], knots_K[(knots_K > start) & (knots_K < stop)], [stop]])
+    rows_I = np.diff(knots_K)
+    lookups_I = np.diff(table.access.coverage(knots_K)) * (batch_size * table.pooling_factor)
+    hit = float((rows_I * -np.expm1(-lookups_I / rows_I)).sum())
     dense, sparse = float((stop - start) * row_bytes), hit * (row_bytes + ID_BYTES)
     return (GradSync.SPARSE, sparse) if sparse < dense else (GradSync.DENSE, dense)
 

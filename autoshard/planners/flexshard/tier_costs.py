@@ -6,6 +6,7 @@ Shape suffixes: I intervals of an access curve with rows of one probability, S s
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -100,29 +101,35 @@ class Pricing:
         Source:
             FlexShard, Tables 2 and 3, with the time of the ids added; partial sums and pooling are not in the paper.
         """
-        machine, rows = self.machine, self.rows_of(table)
-        row, lookup = one_row(rows), one_lookup(rows)
-        owners = {
-            Strategy.ROW_WISE: machine.world_size,
-            Strategy.FLEX: machine.ranks_per_node,
-        }.get(strategy, 0)
-        vectors = replace(rows, num_rows=0, lookups_per_sample=owners * len(table.features))
-        by_lookup = exchange is Exchange.ROWS
-        if strategy is Strategy.DATA_PARALLEL:
-            by_lookup = table.pooling is Pooling.SEQUENCE
-        sent = lookup if by_lookup else vectors
-        sent_bytes = dynamic_memory_bytes(strategy, sent, machine)
-        sent_s = 2 * dynamic_communication_s(strategy, sent, machine)
-        return TierCost(
-            strategy=strategy,
-            exchange=exchange,
-            bytes_per_row=static_memory_bytes(strategy, row, machine),
-            bytes_per_lookup=sent_bytes if by_lookup else 0.0,
-            fixed_bytes=0.0 if by_lookup else sent_bytes,
-            seconds_per_row=static_communication_s(strategy, replace(row, payload_bytes=GRADIENT_BYTES), machine),
-            seconds_per_lookup=input_distribution_s(strategy, lookup, machine) + (sent_s if by_lookup else 0.0),
-            fixed_s=0.0 if by_lookup else sent_s,
-        )
+        kind = one_lookup(self.rows_of(table))
+        return _cost(self.machine, kind, strategy, exchange, len(table.features), table.pooling is Pooling.SEQUENCE)
+
+
+@lru_cache(maxsize=4096)
+def _cost(
+    machine: Machine, rows: RowSet, strategy: Strategy, exchange: Exchange, num_features: int, is_sequence: bool
+) -> TierCost:
+    """What rows cost in a tier; kept, for tables of one width and optimizer cost alike."""
+    row, lookup = one_row(rows), one_lookup(rows)
+    owners = {
+        Strategy.ROW_WISE: machine.world_size,
+        Strategy.FLEX: machine.ranks_per_node,
+    }.get(strategy, 0)
+    vectors = replace(rows, num_rows=0, lookups_per_sample=owners * num_features)
+    by_lookup = is_sequence if strategy is Strategy.DATA_PARALLEL else exchange is Exchange.ROWS
+    sent = lookup if by_lookup else vectors
+    sent_bytes = dynamic_memory_bytes(strategy, sent, machine)
+    sent_s = 2 * dynamic_communication_s(strategy, sent, machine)
+    return TierCost(
+        strategy=strategy,
+        exchange=exchange,
+        bytes_per_row=static_memory_bytes(strategy, row, machine),
+        bytes_per_lookup=sent_bytes if by_lookup else 0.0,
+        fixed_bytes=0.0 if by_lookup else sent_bytes,
+        seconds_per_row=static_communication_s(strategy, replace(row, payload_bytes=GRADIENT_BYTES), machine),
+        seconds_per_lookup=input_distribution_s(strategy, lookup, machine) + (sent_s if by_lookup else 0.0),
+        fixed_s=0.0 if by_lookup else sent_s,
+    )
 
 
 def real_multipliers(table: EmbeddingTable) -> tuple[float, float]:
