@@ -144,17 +144,27 @@ def test_finer_groups_balance_better():
     assert memory[-1] > 0.99
 
 
-def test_criteo_terabytes_exchange_is_balanced_at_the_papers_threshold():
-    # The paper's Table 1: 242.5 million rows of dimension 64; here in the proportions of the published sizes.
+def criteo_terabyte():
+    """The paper's Table 1: 242.5 million rows of dimension 64; here in the proportions of the published sizes."""
     published = load_tables("criteo-1tb")
     scale = 242.5e6 / sum(one.num_embeddings for one in published.tables)
     tables = [
         table(one.name, max(1, round(scale * one.num_embeddings)), pooling_factor=1.0, embedding_dim=64)
         for one in published.tables
     ]
-    plan = make_plan(task(*tables, batch_size=8192), replace(DGX_A100, memory_bytes=MemoryBytes(hbm=ROOM)))
+    return task(*tables, batch_size=131_072)
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_criteo_terabytes_exchange_is_balanced_at_the_papers_threshold(mode):
+    """Table 3 has 99.1% at 0.1%, for Kaggle; finer groups are made where these do not balance."""
+    plan = make_plan(criteo_terabyte(), replace(DGX_A100, memory_bytes=MemoryBytes(hbm=ROOM)), mode=mode)
     assert evaluate(plan, COSTS).exchange_balance > 0.99
-    assert evenness(held(plan)) > 0.99
+    assert evenness(held(plan)) > 0.985
+    # Two phases with two runs of groups for each table and rank, of more than a thousand groups.
+    alone = [placed for placed in plan.shards if placed.tier is Tier.TABLE_WISE]
+    pairs = {(placed.shard.table.name, placed.replicas) for placed in alone}
+    assert len(alone) <= 4 * len(pairs)
 
 
 def test_only_the_two_phases_balance_memory_and_lookups():

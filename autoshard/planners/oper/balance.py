@@ -5,20 +5,24 @@ Shape suffixes: N row groups, R ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import RowRange, RowsBy, Shard
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.oper.cost_matrix import FloatArray
-from autoshard.planners.oper.partition import lookup_bytes
+from autoshard.planners.oper.row_group import RowGroup, bytes_of, lookups_of
+from autoshard.planners.oper.runs import in_runs
 
 ByteArray = NDArray[np.int64]
+#: Bytes are counted in 64-bit integers, and sums of them must not overflow.
+MAX_CAPACITY = 2**62
+#: Groups of one kind and table change ranks as if they were alike, up to these shares. Those of few hot rows are not,
+#: since rows are whole; memory-bound groups make up for it. These are alike, the last of a table aside.
+_HOT_TOLERANCE, _COLD_TOLERANCE = 0.3, 0.01
 
 
 class Method(StrEnum):
@@ -32,44 +36,11 @@ class Method(StrEnum):
     """Lookups only (Sec. 6.4)."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RowGroup:
-    """Rows that are placed as one: a part of a table, or whole tables that must share a rank.
+class Bound(StrEnum):
+    """Which limit a row group came up against."""
 
-    Attributes:
-        shards: One, or the whole tables.
-        allowed_R: Whether a rank may hold it, shape (R,).
-        cuttable: Whether parts of it may go to different ranks.
-    """
-
-    shards: tuple[Shard, ...]
-    allowed_R: NDArray[np.bool_]
-    cuttable: bool
-
-    @cached_property
-    def num_bytes(self) -> int:
-        """Weights and optimizer state."""
-        return sum(shard.hbm_bytes for shard in self.shards)
-
-    @cached_property
-    def lookup_bytes(self) -> float:
-        """Bytes that lookups read per sample."""
-        return sum(lookup_bytes(shard) for shard in self.shards)
-
-    @property
-    def label(self) -> str:
-        """Names of its tables."""
-        return "+".join(shard.table.name for shard in self.shards)
-
-    def cut(self, num_rows: int) -> tuple[RowGroup, RowGroup]:
-        """Its hottest rows, and the others."""
-        (shard,) = self.shards
-        start, stop = shard.rows.start, shard.rows.stop
-        ranges = (start, start + num_rows), (start + num_rows, stop)
-        hot, cold = (
-            replace(shard, rows=RowRange(start=first, stop=last, by=RowsBy.ACCESS_RANK)) for first, last in ranges
-        )
-        return replace(self, shards=(hot,)), replace(self, shards=(cold,))
+    ACCESS = "access"
+    MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +50,8 @@ class Placement:
     Attributes:
         owners: Each group, some of them cut further than they were given, with its rank.
         held_R: Bytes per rank.
-        lookup_ms_R: Time of lookups per rank and sample, up to a factor that all ranks share (Eq. 2).
+        lookup_ms_R: Time of lookups per rank and sample, up to a factor that all ranks share (Eq. 2), without those
+            of groups that will be copied to all.
     """
 
     owners: tuple[tuple[RowGroup, int], ...]
@@ -88,7 +60,12 @@ class Placement:
 
 
 def place(
-    groups: Sequence[RowGroup], capacity_R: ByteArray, lookup_cost_R: FloatArray, method: Method = Method.OPER
+    groups: Sequence[RowGroup],
+    capacity_R: ByteArray,
+    lookup_cost_R: FloatArray,
+    method: Method = Method.OPER,
+    *,
+    copied: Collection[RowGroup] = (),
 ) -> Placement:
     """Puts every group on one rank that has room for it, and cuts those that none has room for.
 
@@ -101,14 +78,17 @@ def place(
         capacity_R: Bytes that each rank may hold.
         lookup_cost_R: Cost of a lookup on each rank, the diagonal of L.
         method: What to balance.
+        copied: Groups that every rank will have a copy of. With `Method.OPER` they come before the others, whose
+            lookups are evened out without theirs.
 
     Raises:
         InfeasiblePlanError: If some rows found no room.
 
     Source:
         OPER Sec. 4.2. Differs: of the ranks whose bytes are within the group's own of the fewest, a memory-bound group
-        goes to that with the least lookup time, which leaves memory as even and evens out the tail's lookups; limits
-        of memory hold on every rank.
+        goes to that with the least lookup time, which leaves memory as even and evens out the tail's lookups; at the
+        end of each phase, the ranks' groups of a table are dealt anew in runs (`in_runs`), so that a plan has few
+        shards; limits of memory hold on every rank.
     """
     all_bytes = sum(group.num_bytes for group in groups)
     all_lookups = sum(group.lookup_bytes for group in groups)
@@ -127,8 +107,13 @@ def place(
     elif method is Method.ACCESS_GREEDY:
         ranks.put_all(by_access, ranks.least_time)
     else:
-        ranks.put_all([group for group in by_access if is_access_bound(group)], ranks.least_time)
-        ranks.put_all([group for group in by_bytes if not is_access_bound(group)], ranks.level_bytes)
+        for chosen in (True, False):
+            bound = [group for group in by_access if is_access_bound(group) and (group in copied) is chosen]
+            others = [group for group in by_bytes if not is_access_bound(group) and (group in copied) is chosen]
+            ranks.put_in_runs(bound, Bound.ACCESS)
+            ranks.put_in_runs(others, Bound.MEMORY)
+            # Where everybody has a copy, there is nothing to look up for others.
+            ranks.leave_out(copied)
     return ranks.placement()
 
 
@@ -159,6 +144,7 @@ class _Ranks:
         # Ranks that look up for nothing would be given all there is, whatever the exchange.
         self.cost_R = lookup_cost_R if (lookup_cost_R > 0).all() else np.ones(len(capacity_R))
         self.owners: list[tuple[RowGroup, int]] = []
+        self.left_out: Collection[RowGroup] = ()
 
     def fewest_bytes(self, group: RowGroup, fits_R: NDArray[np.bool_]) -> FloatArray:
         """Scores by bytes held."""
@@ -191,14 +177,44 @@ class _Ranks:
             self._put(hot, rank)
             waiting.append(cold)
 
+    def leave_out(self, groups: Collection[RowGroup]) -> None:
+        """Counts the lookups of some groups no more."""
+        self.left_out = groups
+        self._replace(self.owners)
+
+    def put_in_runs(self, groups: Sequence[RowGroup], bound: Bound) -> None:
+        """Puts groups of one kind: what bounds them by greed, the other by the order of runs."""
+        first = len(self.owners)
+        if bound is Bound.ACCESS:
+            self.put_all(groups, self.least_time)
+            load_R = self.held_R.astype(np.float64)
+            last = in_runs(self.owners[first:], load_R, alike=lookups_of, tolerance=_HOT_TOLERANCE, varying=bytes_of)
+        else:
+            self.put_all(groups, self.level_bytes)
+            load_R = self.work_R / self.cost_R.mean()
+            last = in_runs(self.owners[first:], load_R, alike=bytes_of, tolerance=_COLD_TOLERANCE, varying=lookups_of)
+        self._replace(self.owners[:first] + last)
+
     def placement(self) -> Placement:
         """All that was put."""
         return Placement(owners=tuple(self.owners), held_R=self.held_R, lookup_ms_R=self.work_R)
 
+    def _replace(self, owners: list[tuple[RowGroup, int]]) -> None:
+        held_R = np.zeros_like(self.held_R)
+        np.add.at(held_R, [rank for _, rank in owners], [group.num_bytes for group, _ in owners])
+        # Rows come out uneven by one, which counts where memory is full.
+        if (held_R > self.capacity_R).any():
+            return
+        self.owners, self.held_R = [], np.zeros_like(self.held_R)
+        self.work_R = np.zeros_like(self.work_R)
+        for group, rank in owners:
+            self._put(group, rank)
+
     def _put(self, group: RowGroup, rank: int) -> None:
         self.owners.append((group, rank))
         self.held_R[rank] += group.num_bytes
-        self.work_R[rank] += group.lookup_bytes * self.cost_R[rank]
+        if group not in self.left_out:
+            self.work_R[rank] += group.lookup_bytes * self.cost_R[rank]
 
 
 def _no_room(group: RowGroup, rank: int, free_bytes: int) -> InfeasiblePlanError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from autoshard.core import Exchange, GradSync, PlacedShard, Pooling, RowRange, RowsBy, Shard, TableSet, Tier, Topology
-from autoshard.planners.oper.balance import RowGroup
+from autoshard.planners.oper.row_group import RowGroup
 from autoshard.planners.placement import alone, shared
 
 

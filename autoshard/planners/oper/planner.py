@@ -17,11 +17,12 @@ from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.greedy import SizeGreedyPlanner
-from autoshard.planners.oper.balance import ByteArray, Method, Placement, RowGroup, pack, place
+from autoshard.planners.oper.balance import MAX_CAPACITY, ByteArray, Method, Placement, pack, place
 from autoshard.planners.oper.cost_matrix import FloatArray, fetch_matrix_ms, mean_row_bytes
 from autoshard.planners.oper.held_groups import HeldGroup, placed_shards, with_exchange
 from autoshard.planners.oper.partition import row_groups
-from autoshard.planners.oper.replication import finer, hot_groups, replicate, topology_frequency
+from autoshard.planners.oper.replication import finer, hot_groups, replicate_evenly, topology_frequency
+from autoshard.planners.oper.row_group import RowGroup
 from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest, parse_options
 
@@ -29,8 +30,6 @@ from autoshard.planners.planner import PlanRequest, parse_options
 _MIN_THRESHOLD = 1e-5
 #: The search for balance goes no further once it has this many groups.
 _MAX_GROUPS = 20_000
-#: Bytes are counted in 64-bit integers, and sums of them must not overflow.
-_MAX_CAPACITY = 2**62
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class OperOptions:
         metadata={"help": "Least over most loaded rank, by lookups and by bytes, below which groups are made finer."},
     )
     extra_memory_ratio: float = field(
-        default=0.05, metadata={"help": "Memory for copies, over the bytes of all tables, spread evenly over ranks."}
+        default=0.05, metadata={"help": "Memory for copies, over the bytes of all tables, spread over the ranks."}
     )
     method: str = field(
         default="oper",
@@ -140,7 +139,7 @@ class _Search:
         tables, topology = request.tables, request.topology
         self.num_ranks = topology.world_size
         self.may_copy = self.method is Method.OPER and self.num_ranks > 1
-        capacities = [min(topology.memory_of(rank).hbm, _MAX_CAPACITY) for rank in range(self.num_ranks)]
+        capacities = [min(topology.memory_of(rank).hbm, MAX_CAPACITY) for rank in range(self.num_ranks)]
         self.capacity_R: ByteArray = np.array(capacities, dtype=np.int64)
         self.total_bytes = sum(table.hbm_bytes for table in tables.tables)
         missing = self.total_bytes - sum(capacities)
@@ -152,7 +151,7 @@ class _Search:
         self.row_bytes = mean_row_bytes(tables)
         self.fetch_ms_RR: MsArray = fetch_matrix_ms(topology, self.row_bytes)
         # Which tables must share a rank, and which ranks may hold them, whatever their size.
-        room = MemoryBytes(hbm=_MAX_CAPACITY // self.num_ranks)
+        room = MemoryBytes(hbm=MAX_CAPACITY // self.num_ranks)
         roomy = replace(topology, memory_bytes=room, overrides=())
         self.constrained = PlacementProblem.table_wise(tables, roomy, request.costs.kernel)
 
@@ -178,13 +177,17 @@ class _Search:
     def _attempt(self, threshold: float) -> _Attempt:
         groups = self._groups(threshold)
         everywhere: tuple[RowGroup, ...] = ()
+        copied: frozenset[RowGroup] = frozenset()
         if self.may_copy and self.mode is Mode.TRAINING:
             everywhere = hot_groups(groups, self._min_frequency(), self._hot_budget_bytes())
+        elif self.may_copy:
+            copied = frozenset(hot_groups(groups, 0.0, self._copy_budget_bytes()))
         chosen = set(everywhere)
         hot_bytes = sum(group.num_bytes for group in everywhere)
         others = [group for group in groups if group not in chosen]
         try:
-            placement = place(others, self.capacity_R - hot_bytes, self.fetch_ms_RR.diagonal(), self.method)
+            lookup_cost_R: FloatArray = self.fetch_ms_RR.diagonal()
+            placement = place(others, self.capacity_R - hot_bytes, lookup_cost_R, self.method, copied=copied)
         except InfeasiblePlanError:
             # Copies come last: only memory that is left over is theirs.
             everywhere, hot_bytes = (), 0
@@ -220,17 +223,22 @@ class _Search:
         owners = list(placement.owners)
         if not self.may_copy or self.mode is Mode.TRAINING:
             return [HeldGroup(group=group, read_from=(rank,) * self.num_ranks) for group, rank in owners]
-        budget_bytes = int(min(self.options.extra_memory_ratio * self.total_bytes / self.num_ranks, _MAX_CAPACITY))
+        budget_bytes = self._copy_budget_bytes()
         owners = finer(owners, budget_bytes, self.num_ranks)
         groups = [group for group, _ in owners]
-        free_R = np.minimum(self.capacity_R - placement.held_R, budget_bytes)
-        paths_NR = replicate(groups, np.array([rank for _, rank in owners]), free_R, self.fetch_ms_RR)
+        room_R = self.capacity_R - placement.held_R
+        owners_N = np.array([rank for _, rank in owners])
+        paths_NR = replicate_evenly(groups, owners_N, room_R, budget_bytes, self.fetch_ms_RR, self.options.balance)
         paths = [tuple(paths_R.tolist()) for paths_R in paths_NR]
         return [HeldGroup(group=group, read_from=path) for group, path in zip(groups, paths, strict=True)]
 
     def _min_frequency(self) -> float:
         batch_per_rank = self.request.tables.batch_size / self.num_ranks
         return topology_frequency(self.request.topology, self.fetch_ms_RR, self.row_bytes, batch_per_rank)
+
+    def _copy_budget_bytes(self) -> int:
+        """Bytes of copies that each rank may hold on average."""
+        return int(min(self.options.extra_memory_ratio * self.total_bytes / self.num_ranks, MAX_CAPACITY))
 
     def _hot_budget_bytes(self) -> int:
         """Bytes of rows that all ranks may hold: all but one of their copies are extra."""
