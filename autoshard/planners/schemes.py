@@ -242,23 +242,37 @@ def schemes_of(
     """
     whole = Shard.whole(table)
     world, node, nodes = topology.world_size, topology.local_world_size, topology.num_nodes
-    is_hierarchical = node > 1 and nodes > 1
-    schemes = [_scheme(SchemeName.TABLE_WISE, [Part.of(whole, Hold.RANK, topology)])]
+    schemes = []
+    for name, hold, most in _offered(world, node, nodes):
+        if name not in names:
+            continue
+        if name is SchemeName.ROW_TIERS:
+            schemes += _row_tiers(table, topology)
+        elif most == 1:
+            schemes.append(_scheme(name, [Part.of(whole, hold, topology)]))
+        else:
+            schemes += [_columns(name, table, hold, count, topology) for count in _column_counts(table, most)]
+    return tuple(schemes)
+
+
+def _offered(world: int, node: int, nodes: int) -> list[tuple[SchemeName, Hold, int]]:
+    """Schemes that differ on a machine, how their parts are held, and the most column shards."""
+    offered = [(SchemeName.TABLE_WISE, Hold.RANK, 1)]
     if world > 1:
-        schemes.append(_scheme(SchemeName.DATA_PARALLEL, [Part.of(whole, Hold.EACH, topology)]))
-        schemes.append(_scheme(SchemeName.ROW_WISE, [Part.of(whole, Hold.ALL, topology)]))
-        schemes += [
-            _columns(SchemeName.COLUMN_WISE, table, Hold.RANK, k, topology) for k in _column_counts(table, world)
+        offered += [
+            (SchemeName.DATA_PARALLEL, Hold.EACH, 1),
+            (SchemeName.ROW_WISE, Hold.ALL, 1),
+            (SchemeName.COLUMN_WISE, Hold.RANK, world),
+            (SchemeName.ROW_TIERS, Hold.EACH, 1),
         ]
-        schemes += _row_tiers(table, topology)
-    if is_hierarchical:
-        schemes.append(_scheme(SchemeName.TABLE_ROW_WISE, [Part.of(whole, Hold.NODE, topology)]))
-        schemes.append(_scheme(SchemeName.FLEX, [Part.of(whole, Hold.EACH_NODE, topology)]))
-        schemes += [
-            _columns(SchemeName.TABLE_COLUMN_WISE, table, Hold.RANK, k, topology) for k in _column_counts(table, node)
+    if node > 1 and nodes > 1:
+        offered += [
+            (SchemeName.TABLE_ROW_WISE, Hold.NODE, 1),
+            (SchemeName.FLEX, Hold.EACH_NODE, 1),
+            (SchemeName.TABLE_COLUMN_WISE, Hold.RANK, node),
+            (SchemeName.GRID, Hold.NODE, nodes),
         ]
-        schemes += [_columns(SchemeName.GRID, table, Hold.NODE, k, topology) for k in _column_counts(table, nodes)]
-    return tuple(scheme for scheme in schemes if scheme.name in names)
+    return offered
 
 
 def why_not(scheme: Scheme, topology: Topology) -> str:

@@ -1,4 +1,7 @@
-"""Which scheme each table gets, by Neo's cost function."""
+"""Which scheme each table gets, by Neo's cost function.
+
+Shape suffixes: S sites of a part, L memory levels.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.core import EmbeddingTable, MemoryLevel, MemoryPlacement, TableSet, Topology
 from autoshard.core.errors import InfeasiblePlanError
@@ -34,11 +40,13 @@ class Choice:
     Attributes:
         schemes: A scheme for each table. Several tables have one part each, all held alike.
         costs: For each scheme, the costs of its parts.
+        part_bytes: Bytes of each part on each of its ranks by memory level, all tables of the unit together.
         sites: For each part of the first scheme, the sites that all tables' pins and memory allow.
     """
 
     schemes: tuple[Scheme, ...]
     costs: tuple[tuple[PartCost, ...], ...]
+    part_bytes: tuple[Mapping[MemoryLevel, int], ...]
     sites: tuple[tuple[int, ...], ...]
 
     @property
@@ -50,14 +58,6 @@ class Choice:
     def part_s(self) -> tuple[float, ...]:
         """Weighted cost of each part on each of its ranks, all tables of the unit together."""
         return tuple(sum(cost.weighted_s for cost in parts) for parts in zip(*self.costs, strict=True))
-
-    @cached_property
-    def part_bytes(self) -> tuple[dict[MemoryLevel, int], ...]:
-        """Bytes of each part on each of its ranks, by memory level."""
-        return tuple(
-            {level: sum(cost.held_bytes.get(level, 0) for cost in parts) for level in MemoryLevel}
-            for parts in zip(*self.costs, strict=True)
-        )
 
     @cached_property
     def total_s(self) -> float:
@@ -102,6 +102,7 @@ class Chooser:
         self._capacity, self._cache_policy = capacity, cache_policy
         self._room = {hold: _room(hold, topology, capacity) for hold in Hold}
         self._sites: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def choices(
         self, unit: Sequence[EmbeddingTable], level: MemoryLevel, least_cache: float = 1.0
@@ -193,10 +194,10 @@ class Chooser:
 
     def _choice(self, schemes: Sequence[Scheme]) -> Choice:
         costs = tuple(self._costs(scheme) for scheme in schemes)
-        whole = Choice(schemes=tuple(schemes), costs=costs, sites=())
+        held = tuple(_added(of_part) for of_part in zip(*costs, strict=True))
         parts = zip(*(scheme.parts for scheme in schemes), strict=True)
-        sites = tuple(self._sites_of(same, held) for same, held in zip(parts, whole.part_bytes, strict=True))
-        return Choice(schemes=whole.schemes, costs=costs, sites=sites)
+        sites = tuple(self._sites_of(same, part_held) for same, part_held in zip(parts, held, strict=True))
+        return Choice(schemes=tuple(schemes), costs=costs, part_bytes=held, sites=sites)
 
     def _costs(self, scheme: Scheme) -> tuple[PartCost, ...]:
         """Costs of the parts; column shards of one width cost the same."""
@@ -214,13 +215,14 @@ class Chooser:
         hold, pins = parts[0].hold, tuple(part.shard.table.constraints.pinned_ranks for part in parts)
         key = (hold, pins, *held.values())
         if key not in self._sites:
-            allowed = set.intersection(*(set(allowed_sites(part, self._topology)) for part in parts))
-            room = self._room[hold]
-            self._sites[key] = tuple(
-                site
-                for site in sorted(allowed)
-                if all(num_bytes <= room[level][site] for level, num_bytes in held.items())
-            )
+            room_LS = self._room[hold]
+            fits_S = np.logical_and.reduce([room_LS[level] >= num_bytes for level, num_bytes in held.items()])
+            sites = tuple(np.flatnonzero(fits_S).tolist())
+            if any(pins):
+                sites = tuple(
+                    site for site in sites if all(site in allowed_sites(part, self._topology) for part in parts)
+                )
+            self._sites[key] = self._shared.setdefault(sites, sites)
         return self._sites[key]
 
     def _nowhere(self, unit: Sequence[EmbeddingTable], least: Mapping[MemoryLevel, int] | None) -> InfeasiblePlanError:
@@ -234,15 +236,25 @@ class Chooser:
         )
 
 
+def _added(costs: Sequence[PartCost]) -> Mapping[MemoryLevel, int]:
+    """Bytes of several parts on the same ranks."""
+    if len(costs) == 1:
+        return costs[0].held_bytes
+    return {level: sum(cost.held_bytes[level] for cost in costs) for level in MemoryLevel}
+
+
 def _room(
     hold: Hold, topology: Topology, capacity: Mapping[MemoryLevel, Sequence[int]]
-) -> dict[MemoryLevel, list[int]]:
-    """For each memory level, bytes that the tightest rank of each site has."""
+) -> dict[MemoryLevel, NDArray[np.int64]]:
+    """For each memory level, bytes that the tightest rank of each site has, shape (S,)."""
     sites = [
         [rank for replica in hold.replicas(site, topology) for rank in replica]
         for site in range(hold.num_sites(topology))
     ]
-    return {level: [min(of_level[rank] for rank in ranks) for ranks in sites] for level, of_level in capacity.items()}
+    return {
+        level: np.array([min(of_level[rank] for rank in ranks) for ranks in sites], dtype=np.int64)
+        for level, of_level in capacity.items()
+    }
 
 
 def units_of(tables: TableSet) -> tuple[tuple[EmbeddingTable, ...], ...]:

@@ -6,7 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, PlacedShard, Pooling, Topology, Update
+from autoshard.core import (
+    DType,
+    LocalShard,
+    MemoryLevel,
+    Optimizer,
+    PlacedShard,
+    Pooling,
+    Topology,
+    Update,
+    local_shard,
+)
 from autoshard.core.plan import Payload
 from autoshard.evaluation.cached_rows import TransferSpeeds, transfer_seconds
 from autoshard.evaluation.device_memory import DEVICE_MEMORY, UNKNOWN_DEVICE, DeviceMemory
@@ -32,7 +42,7 @@ class PartCost:
         transfer_s: Rows that its cache misses, both ways.
         weighted_s: The sum by which schemes are chosen and placed.
         num_holders: How many ranks that is.
-        held_bytes: Memory by level, caches included.
+        held_bytes: Memory on every level, caches included.
     """
 
     access_s: float
@@ -81,7 +91,8 @@ class CostFunction:
     def of(self, part: Part) -> PartCost:
         """The cost of a part on each of its ranks."""
         topology = self.topology
-        placed, local = part.placed(0, topology), part.local(topology, self.batch_size)
+        placed = part.placed(0, topology)
+        local = local_shard(placed, group_batch_size=self.batch_size, bags_share=1 / len(placed.replicas))
         exchange_s = 0.0 if part.hold is Hold.EACH else self._exchange_s(placed)
         reduce_s = 0.0
         if len(placed.replicas) > 1:
@@ -149,6 +160,7 @@ class CostFunction:
 
 def held_bytes(local: LocalShard) -> dict[MemoryLevel, int]:
     """Memory of what a rank holds: rows and optimizer state on their level, the cache in the device's memory."""
-    if local.level is MemoryLevel.HBM:
-        return {MemoryLevel.HBM: local.memory_bytes}
-    return {MemoryLevel.HBM: local.cache_bytes, local.level: local.memory_bytes}
+    held = dict.fromkeys(MemoryLevel, 0)
+    held[MemoryLevel.HBM] = local.cache_bytes
+    held[local.level] = local.memory_bytes
+    return held
