@@ -9,10 +9,9 @@ import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoshard.core import Tier
-from autoshard.planners.granular.catalog import Catalog, Option
+from autoshard.planners.granular.catalog import Catalog, Option, Piece
 from autoshard.planners.granular.layout import FloatArray, IndexArray, Layout, Limits
 from autoshard.planners.granular.rates import FlatOptions, Rates
 from autoshard.planners.schemes import Hold
@@ -80,62 +79,117 @@ def balanced_options(
     return np.asarray(flat.number_O[chosen_U])
 
 
+def leanest_options(catalog: Catalog, flat: FlatOptions) -> IndexArray:
+    """For each unit the option whose largest piece takes least memory of a rank; shape (U,)."""
+    bytes_O = flat.largest(catalog.bytes_VM[flat.kind_E, 0])
+    order = np.lexsort((bytes_O, flat.unit_O))
+    return np.asarray(flat.number_O[order[np.flatnonzero(np.diff(flat.unit_O[order], prepend=-1))]])
+
+
 def placed_options(
     catalog: Catalog, rates: Rates, limits: Limits, options: Sequence[int] | IndexArray
 ) -> Layout | None:
     """Units with their options placed, largest pieces first, where the slowest rank grows least.
 
+    A unit whose pieces find no room takes another option of those that do, the one with the least time.
+
     Returns:
-        None if some piece finds no place with enough memory.
+        None if some unit finds no room at all.
     """
-    filling = _Filling(catalog, rates, limits)
-    chosen = [catalog.units[unit].options[int(number)] for unit, number in enumerate(options)]
-    sites: list[list[int]] = [[0] * len(option.pieces) for option in chosen]
-    waiting = []
-    for unit, option in enumerate(chosen):
-        for index, piece in enumerate(option.pieces):
-            if piece.hold in (Hold.RANK, Hold.NODE):
-                waiting.append((-float(rates.served_VP[piece.kind].sum()), unit, index))
-            else:
-                filling.put_everywhere(piece.kind)
-    # What has least choice comes first, then what is largest.
-    waiting.sort(key=lambda one: (len(chosen[one[1]].pieces[one[2]].sites), one))
-    nodes: dict[int, int] = {}
-    for _, unit, index in waiting:
-        option = chosen[unit]
-        site = filling.put(option, index, nodes.get(unit))
-        if site is None:
-            return None
-        sites[unit][index] = site
-        if option.in_one_node and option.pieces[index].hold is Hold.RANK:
-            nodes[unit] = catalog.topology.node_of(site)
-    found = [(int(number), tuple(at)) for number, at in zip(options, sites, strict=True)]
+    chosen = [int(number) for number in options]
+    by_time = _order(catalog, rates, chosen, rates.served_VP.sum(axis=1))
+    found = _placed(catalog, rates, limits, chosen, by_time)
+    if found is None:
+        found = _placed(catalog, rates, limits, chosen, _order(catalog, rates, chosen, catalog.bytes_VM.sum(axis=1)))
+    if found is None:
+        return None
     layout = Layout(catalog, limits, found)
     return layout if layout.fits() else None
 
 
+def _order(catalog: Catalog, rates: Rates, chosen: Sequence[int], size_V: FloatArray) -> list[int]:
+    """Units whose pieces have no choice of sites come first, then those with the largest pieces."""
+
+    def key(unit: int) -> tuple[int, float]:
+        pieces = catalog.units[unit].options[chosen[unit]].pieces
+        placed = [piece for piece in pieces if piece.hold in (Hold.RANK, Hold.NODE)]
+        if not placed:
+            return 0, 0.0
+        return min(len(piece.sites) for piece in placed), -max(float(size_V[piece.kind]) for piece in placed)
+
+    return sorted(range(len(chosen)), key=key)
+
+
+def _placed(
+    catalog: Catalog, rates: Rates, limits: Limits, chosen: Sequence[int], order: Sequence[int]
+) -> list[tuple[int, tuple[int, ...]]] | None:
+    filling = _Filling(catalog, rates, limits)
+    found: dict[int, tuple[int, tuple[int, ...]]] = {}
+    for unit in order:
+        sites = filling.put(catalog.units[unit].options[chosen[unit]])
+        number = chosen[unit]
+        if sites is None:
+            tried = [(*filling.tried(option), index) for index, option in enumerate(catalog.units[unit].options)]
+            fitting = [(score, index) for score, at, index in tried if at is not None]
+            if not fitting:
+                return None
+            number = min(fitting)[1]
+            sites = filling.put(catalog.units[unit].options[number])
+            assert sites is not None, "it was tried"
+        found[unit] = (number, sites)
+    return [found[unit] for unit in range(len(chosen))]
+
+
 class _Filling:
-    """Ranks that fill up piece by piece: kernels, exchanges and memory."""
+    """Ranks that fill up unit by unit: kernels, exchanges and memory."""
 
     def __init__(self, catalog: Catalog, rates: Rates, limits: Limits) -> None:
         self.catalog, self.limits = catalog, limits
         self.node = catalog.topology.local_world_size
-        num_ranks = catalog.topology.world_size
-        self.load_2R = np.zeros((2, num_ranks))
+        self.load_2R = np.zeros((2, catalog.topology.world_size))
         self.free_RM: FloatArray = limits.capacity_RM.copy()
-        self.load_V2 = np.stack(
-            [rates.served_VP[:, _KERNEL_PARTS].sum(axis=1), rates.served_VP[:, _MOVING_PARTS].sum(axis=1)], axis=1
+        self.alone_V2, self.shared_V2 = (
+            np.stack([of_VP[:, _KERNEL_PARTS].sum(axis=1), of_VP[:, _MOVING_PARTS].sum(axis=1)], axis=1)
+            for of_VP in (rates.served_VP, rates.shared_VP)
         )
+        self.sync_V = rates.sync_V
 
-    def put_everywhere(self, kind: int) -> None:
-        self.free_RM -= self.catalog.bytes_VM[kind]
+    def tried(self, option: Option) -> tuple[float, tuple[int, ...] | None]:
+        """What the slowest rank would grow by with an option, and its sites, without taking it."""
+        load_2R, free_RM = self.load_2R.copy(), self.free_RM.copy()
+        sites = self.put(option)
+        grown = float((self.load_2R.max(axis=1) - load_2R.max(axis=1)).sum())
+        grown += sum(float(self.sync_V[piece.kind]) for piece in option.pieces)
+        self.load_2R, self.free_RM = load_2R, free_RM
+        return grown, sites
 
-    def put(self, option: Option, index: int, node: int | None) -> int | None:
-        """Site of a piece; None if it fits nowhere."""
-        piece = option.pieces[index]
-        load_2 = self.load_V2[piece.kind]
-        fits_R = (self.free_RM >= self.catalog.bytes_VM[piece.kind]).all(axis=1)
+    def put(self, option: Option) -> tuple[int, ...] | None:
+        """Sites of an option's pieces, which then take their room; None, and no room taken, if there is too little."""
+        before = self.load_2R.copy(), self.free_RM.copy()
+        sites: list[int] = []
+        node: int | None = None
+        for piece in option.pieces:
+            site = self._put(piece, node)
+            if site is None:
+                self.load_2R, self.free_RM = before
+                return None
+            sites.append(site)
+            if option.in_one_node and piece.hold is Hold.RANK:
+                node = site // self.node
+        return tuple(sites)
+
+    def _put(self, piece: Piece, node: int | None) -> int | None:
+        bytes_M = self.catalog.bytes_VM[piece.kind]
+        fits_R = (self.free_RM >= bytes_M).all(axis=1)
+        if piece.hold not in (Hold.RANK, Hold.NODE):
+            if not fits_R.all():
+                return None
+            self.free_RM -= bytes_M
+            self.load_2R += self.shared_V2[piece.kind][:, None]
+            return 0
+        load_2 = self.alone_V2[piece.kind]
         score_R = np.maximum(self.load_2R + load_2[:, None], self.load_2R.max(axis=1)[:, None]).sum(axis=0)
+        # Among ranks that make nothing slower, the one with least to do.
         score_R = score_R + 1e-3 * self.load_2R.sum(axis=0)
         if piece.hold is Hold.NODE:
             fits_S, score_S = fits_R.reshape(-1, self.node).all(axis=1), score_R.reshape(-1, self.node).max(axis=1)
@@ -149,10 +203,7 @@ class _Filling:
         if not may_S.any():
             return None
         site = int(np.where(may_S, score_S, np.inf).argmin())
-        ranks = self._ranks(piece.hold, site)
+        ranks = slice(site * self.node, (site + 1) * self.node) if piece.hold is Hold.NODE else slice(site, site + 1)
         self.load_2R[:, ranks] += load_2[:, None]
-        self.free_RM[ranks] -= self.catalog.bytes_VM[piece.kind]
+        self.free_RM[ranks] -= bytes_M
         return site
-
-    def _ranks(self, hold: Hold, site: int) -> NDArray[np.int64]:
-        return np.arange(site * self.node, (site + 1) * self.node) if hold is Hold.NODE else np.array([site])

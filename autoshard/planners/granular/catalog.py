@@ -6,13 +6,14 @@ Shape suffixes: V kinds of pieces, H width of a code, C columns of what is moved
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import Costs, EmbeddingTable, LocalShard, MemoryLevel, PlacedShard, Shard, TableSet, Topology
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError, ModelError
+from autoshard.evaluation.cached_rows import behind_caches
 from autoshard.planners.placement import colocated
 from autoshard.planners.schemes import Hold, Part, Scheme, allowed_sites, why_not
 from autoshard.planners.step_sums import SumPrices, kernels_of
@@ -95,6 +96,12 @@ class Catalog:
         costs: Costs,
         schemes: Callable[[EmbeddingTable], Sequence[Scheme]],
     ) -> None:
+        # Rows behind caches are priced as `evaluate` prices them.
+        has_caches = any(
+            topology.memory_of(rank).ddr or topology.memory_of(rank).ssd for rank in range(topology.world_size)
+        )
+        kernel = behind_caches(costs.kernel, topology) if has_caches else costs.kernel
+        costs = replace(costs, kernel=kernel)
         self.tables, self.topology, self.costs = tables, topology, costs
         kernels = {kernel for table in tables.tables for kernel in kernels_of(table)}
         self.prices = SumPrices(tables, topology, costs, kernels)
@@ -102,7 +109,7 @@ class Catalog:
         self._unpriced: set[Hashable] = set()
         self._twins = _twins(tables)
         some = Part.of(Shard.whole(tables.tables[0]), Hold.RANK, topology)
-        width = costs.kernel.encode([some.local(topology, tables.batch_size)]).shape[1]
+        width = self.costs.kernel.encode([some.local(topology, tables.batch_size)]).shape[1]
         self.codes_VH = np.zeros((0, width))
         self.moved_VC = np.zeros((0, self.prices.num_columns))
         self.bytes_VM = np.zeros((0, len(LEVELS)))
@@ -122,14 +129,21 @@ class Catalog:
                     f"{unit.label}: its constraints leave no rank that may hold any of it, so no bytes of it fit"
                 )
 
-    def add(self, unit: int, schemes: Sequence[Scheme]) -> int | None:
-        """Number of the option that holds the unit's tables so; None if constraints or models rule it out."""
-        known = self.units[unit].options
-        for number, option in enumerate(known):
-            if option.schemes == tuple(schemes):
+    def add(self, schemes_U: Sequence[Sequence[Scheme]]) -> list[int | None]:
+        """For each unit the number of the option that holds its tables so; None if something rules it out.
+
+        Args:
+            schemes_U: For each unit the schemes of its tables.
+        """
+        self._learn_kinds(part for schemes in schemes_U for scheme in schemes for part in scheme.parts)
+        return [self._number(unit, tuple(schemes)) for unit, schemes in zip(self.units, schemes_U, strict=True)]
+
+    def _number(self, unit: Unit, schemes: tuple[Scheme, ...]) -> int | None:
+        parts = tuple(scheme.parts for scheme in schemes)
+        for number, option in enumerate(unit.options):
+            if tuple(scheme.parts for scheme in option.schemes) == parts:
                 return number
-        self._learn_kinds(part for scheme in schemes for part in scheme.parts)
-        return len(known) - 1 if self._add(self.units[unit], schemes) else None
+        return len(unit.options) - 1 if self._add(unit, schemes) else None
 
     def placed(self, unit: int, option: int, sites: Sequence[int]) -> list[PlacedShard]:
         """The shards of a unit."""

@@ -21,6 +21,8 @@ from autoshard.planners.step_sums import KERNEL_PARTS, PARTS, SYNC
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.int64]
 
+#: Option of a unit that is to be held by nobody.
+NOTHING = -1
 #: Units, each with the option and the sites that it gets.
 Change = tuple[tuple[int, int, tuple[int, ...]], ...]
 
@@ -111,7 +113,7 @@ class Layout:
         ):
             delta.add_to(sums_RX, of_kind_VX)
         for unit, option, sites in change:
-            self.chosen[unit] = (option, sites)
+            self.chosen[unit] = None if option == NOTHING else (option, sites)
         self._kernels_ms = None
 
     def parts_ms(self) -> MsArray:
@@ -193,7 +195,7 @@ class _Delta:
             for unit, option, sites in change:
                 known = units[unit].options
                 old = layout.chosen[unit]
-                moves = [(known[option], sites, 1)]
+                moves = [] if option == NOTHING else [(known[option], sites, 1)]
                 if old is not None:
                     moves.append((known[old[0]], old[1], -1))
                 for one, at, sign in moves:

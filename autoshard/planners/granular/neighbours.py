@@ -79,7 +79,7 @@ class Neighbourhood:
         return tuple(sites)
 
     def _site(self, piece: Piece, fits_R: NDArray[np.bool_], used: set[int], node: int | None) -> int | None:
-        cost_S = self._site_costs(piece)
+        cost_S = self.site_costs(piece)
         if piece.hold is Hold.NODE:
             fits_R = np.asarray(fits_R.reshape(-1, self.node).all(axis=1))
         may_S = np.zeros(len(fits_R), dtype=np.bool_)
@@ -92,7 +92,8 @@ class Neighbourhood:
         may_S = unused_S if unused_S.any() else may_S
         return int(np.where(may_S, cost_S, np.inf).argmin()) if may_S.any() else None
 
-    def _site_costs(self, piece: Piece) -> MsArray:
+    def site_costs(self, piece: Piece) -> MsArray:
+        """What a piece would add at each of its sites, shape (S,)."""
         cost_R = self.rank_VR[piece.kind]
         return np.asarray(cost_R.reshape(-1, self.node).sum(axis=1) if piece.hold is Hold.NODE else cost_R)
 
@@ -133,7 +134,7 @@ class Neighbourhood:
                 piece = option.pieces[number]
                 if piece.hold is Hold.RANK and not option.in_one_node and len(piece.sites) == len(self.free_RM):
                     continue  # that is what exchanges do
-                cost_S = self._site_costs(piece)
+                cost_S = self.site_costs(piece)
                 fits_R = (self.free_RM >= self.catalog.bytes_VM[piece.kind]).all(axis=1)
                 fits_S = fits_R.reshape(-1, self.node).all(axis=1) if piece.hold is Hold.NODE else fits_R
                 if option.in_one_node and piece.hold is Hold.RANK:
@@ -170,7 +171,7 @@ class Neighbourhood:
         total = 0.0
         for piece, site in zip(self.catalog.units[unit].options[chosen[0]].pieces, chosen[1], strict=True):
             if piece.hold in (Hold.RANK, Hold.NODE):
-                total += float(self._site_costs(piece)[site])
+                total += float(self.site_costs(piece)[site])
             else:
                 total += float(self.shared_V[piece.kind])
         return total

@@ -1,0 +1,100 @@
+"""`autoshard explain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autoshard.commands.arguments import RegistryOption, RiskOption
+from autoshard.console import JsonOption, emit
+from autoshard.core.costs import Risk
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from autoshard.planners.granular.explanation import ExplainedTable, Explanation
+
+#: Ranks that a cell names one by one.
+_RANKS_SHOWN = 6
+
+
+def explain(
+    plan: Annotated[Path, typer.Argument(help="Plan to explain, whoever made it.", metavar="PLAN")],
+    table: Annotated[
+        list[str] | None, typer.Option("--table", help="Only this table, with all its alternatives; may be repeated.")
+    ] = None,
+    registry: RegistryOption = None,
+    risk: RiskOption = Risk.MEAN,
+    as_json: JsonOption = False,
+) -> None:
+    """Says why each table is held as it is: what every other way would make of the predicted step.
+
+    One table is changed at a time, at the best place for it, and all others stay as they are.
+
+    Example:
+        autoshard explain plan.json --table t3
+    """
+    from autoshard.formats import read_plan
+    from autoshard.planners.granular.explanation import explain as explained
+    from autoshard.planning import plan_costs
+
+    loaded = read_plan(plan)
+    found = explained(loaded, plan_costs(loaded, registry, risk=risk), table or ())
+    emit(found.to_json(), _details(found) if table else _overview(found), as_json=as_json)
+
+
+def _overview(found: Explanation) -> RenderableType:
+    from rich.table import Table
+
+    shown = Table(title=_title(found))
+    for name in ("table", "held", "ranks", "bytes per rank", "binds", "why"):
+        shown.add_column(name, justify="right" if name == "bytes per rank" else "left", overflow="fold")
+    for one in found.tables:
+        held = f"{one.hbm_bytes:,}"
+        shown.add_row(one.table, one.scheme, _ranks(one.ranks), held, _binds(one), one.reason)
+    return shown
+
+
+def _details(found: Explanation) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+
+    blocks: list[RenderableType] = []
+    for one in found.tables:
+        shown = Table(
+            title=f"{one.table}: {one.scheme} on {_ranks(one.ranks)}",
+            caption=f"{one.reason}. {_title(found)}, {one.without_ms:.6g} ms without it. At the slowest rank of: "
+            f"{_binds(one) or 'no part'}.",
+        )
+        for name in ("held otherwise", "step ms", "change", "bytes per rank", "ruled out"):
+            right = name in ("step ms", "change", "bytes per rank")
+            shown.add_column(name, justify="right" if right else "left", overflow="fold")
+        for other in one.alternatives:
+            is_open = other.step_ms is not None
+            shown.add_row(
+                other.scheme,
+                f"{other.step_ms:.6g}" if is_open else "",
+                f"{(other.step_ms or 0.0) / found.step_ms - 1:+.2%}" if is_open else "",
+                f"{other.hbm_bytes:,}",
+                other.ruled_out,
+            )
+        blocks.append(shown)
+    return Group(*blocks)
+
+
+def _title(found: Explanation) -> str:
+    groups = f", {found.num_groups} replica groups" if found.num_groups > 1 else ""
+    return f"Predicted step {found.step_ms:.6g} ms{groups}"
+
+
+def _binds(one: ExplainedTable) -> str:
+    return ", ".join(part.replace("_", " ") for part in one.binds)
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    if len(ranks) <= _RANKS_SHOWN:
+        return ", ".join(map(str, ranks))
+    is_range = ranks == tuple(range(ranks[0], ranks[-1] + 1))
+    return f"{ranks[0]} to {ranks[-1]}" if is_range else f"{len(ranks)} ranks"
