@@ -29,6 +29,8 @@ OWN_COMMANDS: Mapping[str, str] = {
     "compare": "autoshard.commands.comparing:compare",
     "run": "autoshard.commands.running:run",
     "show": "autoshard.commands.showing:show",
+    "explain": "autoshard.commands.explaining:explain",
+    "simulate": "autoshard.commands.simulating:simulate",
 }
 #: Commands that have sub-commands, with their help; `train-cost` becomes `autoshard train cost`.
 GROUPS: Mapping[str, str] = {"train": "Train a cost model or a sharding policy, offline."}
@@ -36,7 +38,7 @@ GROUPS: Mapping[str, str] = {"train": "Train a cost model or a sharding policy, 
 # The order in which a user needs them; commands of other packages follow, by name.
 _ORDER = (
     *("list", "import", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "replay", "compare", "run", "serve"),
+    *("plan", "evaluate", "show", "explain", "replay", "compare", "simulate", "run", "serve"),
 )
 
 _INTERRUPTED = 130

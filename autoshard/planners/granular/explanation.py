@@ -58,7 +58,7 @@ class ExplainedTable:
         ranks: Ranks that hold some of it.
         hbm_bytes: What it takes of every such rank, at most.
         without_ms: The step if nobody held it.
-        binds: Parts of the step at whose slowest rank it is.
+        binds: Parts of the step that it adds to at their slowest ranks.
         reason: One sentence.
         alternatives: The others, fastest first, those that are ruled out last.
     """
@@ -155,9 +155,7 @@ class _Explainer:
             ranks=ranks,
             hbm_bytes=self._bytes(mine),
             without_ms=without_ms,
-            binds=tuple(
-                part.value for part, ms_R in zip(PARTS, self.parts_PR, strict=True) if int(ms_R.argmax()) in ranks
-            ),
+            binds=self._binds(mine, ranks),
             reason=self._reason(others),
             alternatives=tuple(others),
         )
@@ -228,6 +226,20 @@ class _Explainer:
         if change < -_ALIKE:
             return f"{best.scheme} would make the step {-change:.2%} shorter"
         return f"as fast as {best.scheme}: other tables decide the step"
+
+    def _binds(self, option: Option, ranks: tuple[int, ...]) -> tuple[str, ...]:
+        """Parts that it adds to at their slowest ranks."""
+        rates = self.near.rates
+        added_P = np.zeros(len(PARTS))
+        for piece in option.pieces:
+            is_placed = piece.hold in (Hold.RANK, Hold.NODE)
+            added_P += (rates.served_VP if is_placed else rates.shared_VP)[piece.kind]
+        slowest_P = self.parts_PR.argmax(axis=1).tolist()
+        return tuple(
+            part.value
+            for part, added, rank in zip(PARTS, added_P.tolist(), slowest_P, strict=True)
+            if added > 0 and rank in ranks
+        )
 
     def _bytes(self, option: Option) -> int:
         return round(max(float(self.catalog.bytes_VM[piece.kind, 0]) for piece in option.pieces))
