@@ -11,8 +11,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import atomic_write
@@ -23,14 +24,33 @@ from autoshard.runtime.results import RunRequest
 def main() -> None:
     """Executes the job in the folder that the command line names."""
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+
+    def work() -> None:
+        job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+        _execute([RunRequest(**request) for request in job["requests"]], folder, rank)
+
+    run_worker(work, folder, rank)
+
+
+def run_worker(work: Callable[[], None], folder: Path, rank: int) -> NoReturn:
+    """Does a process's work and ends the process; the folder gets its id, and the error if there is one.
+
+    Args:
+        work: What to do; what it writes must be closed when it returns.
+        folder: Of the job.
+        rank: Of the process.
+    """
     atomic_write(folder / PID_FILE.format(rank=rank), str(os.getpid()))
     try:
         threading.Thread(target=_exit_with_launcher, daemon=True).start()
-        job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-        _execute([RunRequest(**request) for request in job["requests"]], folder, rank)
+        work()
     except BaseException as error:
         atomic_write(folder / ERROR_FILE.format(rank=rank), json.dumps(_record(error).to_json()))
         raise
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # gloo's threads may still be winding down after `destroy_process_group`, and abort an orderly exit.
+    os._exit(0)
 
 
 def _execute(requests: Sequence[RunRequest], folder: Path, rank: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -23,12 +22,11 @@ import torch.distributed as dist
 
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError
-from autoshard.formats import atomic_write
 from autoshard.formats.collective_samples import Collective, GroupLevel, Operator, Splits
 from autoshard.runtime.devices import choose_device
-from autoshard.runtime.job import ERROR_FILE, JOB_FILE, PID_FILE
+from autoshard.runtime.job import JOB_FILE
 from autoshard.runtime.results import Device
-from autoshard.runtime.worker import _exit_with_launcher, _record
+from autoshard.runtime.worker import run_worker
 from bench.arena import free_bytes
 from bench.collectives.collector import collective_from_json
 from bench.collectives.operators import BoundCollective, Buffers, Movement, verify
@@ -251,25 +249,23 @@ def _largest_buffer(movement: Movement) -> int:
 def main() -> None:
     """Measures what the job in the folder that the command line names asks for."""
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    atomic_write(folder / PID_FILE.format(rank=rank), str(os.getpid()))
+    run_worker(lambda: _measure(folder), folder, rank)
+
+
+def _measure(folder: Path) -> None:
+    job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+    device = choose_device({Device(job["device"])})
+    timeout = timedelta(seconds=job["timeout_s"])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", timeout=timeout, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=timeout)
     try:
-        threading.Thread(target=_exit_with_launcher, daemon=True).start()
-        job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-        device = choose_device({Device(job["device"])})
-        timeout = timedelta(seconds=job["timeout_s"])
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-            dist.init_process_group("nccl", timeout=timeout, device_id=device)
-        else:
-            dist.init_process_group("gloo", timeout=timeout)
-        try:
-            CollectiveWorker(job, device).run()
-        except torch.OutOfMemoryError as error:
-            raise DeviceError(f"{device} ran out of memory; others may be using it") from error
-        dist.destroy_process_group()
-    except BaseException as error:
-        atomic_write(folder / ERROR_FILE.format(rank=rank), json.dumps(_record(error).to_json()))
-        raise
+        CollectiveWorker(job, device).run()
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(f"{device} ran out of memory; others may be using it") from error
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
