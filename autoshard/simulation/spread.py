@@ -14,13 +14,24 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import AccessProfile, CostModel, Costs, EmbeddingTable, Exchange, LocalShard, ShardingPlan
+from autoshard.core import (
+    AccessProfile,
+    CommModel,
+    CostModel,
+    Costs,
+    EmbeddingTable,
+    Exchange,
+    LocalShard,
+    ShardingPlan,
+    Topology,
+)
+from autoshard.core.costs import LinkBytes
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.plan import HeldShard
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
-from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES
+from autoshard.evaluation.traffic import Stream, plan_traffic
 
 MsArray = NDArray[np.float64]
 
@@ -97,7 +108,7 @@ def sample_steps(
     group, num_groups = plan.of_one_group(), plan.replica_groups.num_groups
     held = group.held_shards()
     slopes = _Slopes.of(held, group, costs.kernel)
-    noise = _Noise.of(held, group, slopes, lengths)
+    noise, exchanges = _Noise.of(held, group, slopes, lengths), _Exchanges.of(held, group, costs.comm)
     forward_R, backward_R = (price.work[part][:, 0] for part in (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL))
     steps_B, kernels_B = np.empty(num_batches), np.empty(num_batches)
     for batch in range(num_batches):
@@ -108,7 +119,7 @@ def sample_steps(
         ratios = {
             StepPart.FORWARD_KERNEL: _ratio(forward_GR.max(), forward_R.max()),
             StepPart.BACKWARD_KERNEL: _ratio(backward_GR.max(), backward_R.max()),
-            **noise.exchange_ratios(ids_GR),
+            **exchanges.ratios(ids_GR),
         }
         steps_B[batch] = _step_ms(price, ratios)
     return StepSpread(
@@ -216,15 +227,11 @@ class _Noise:
         per_lookup: For each table, what one lookup more adds on each rank: forward and backward milliseconds and ids
             served, with the ranks.
         deviation_R: Standard deviations of what is left, in the same order, shape (3, R).
-        ids_R: Expected ids that each rank serves.
-        row_share_R: Share of its exchanged bytes that are rows asked for, which follow its lookups.
     """
 
     tables: Mapping[str, tuple[float, float]]
     per_lookup: Mapping[str, Sequence[tuple[NDArray[np.int64], tuple[float, float, float]]]]
     deviation_R: MsArray
-    ids_R: MsArray
-    row_share_R: MsArray
 
     @classmethod
     def of(cls, held: Sequence[HeldShard], group: ShardingPlan, slopes: _Slopes, lengths: Lengths) -> _Noise:
@@ -235,7 +242,7 @@ class _Noise:
             for name, table in by_name.items()
         }
         per_lookup: dict[str, list[tuple[NDArray[np.int64], tuple[float, float, float]]]] = {}
-        left_R, ids_R, rows_R, moved_R = np.zeros((3, num_ranks)), *(np.zeros(num_ranks) for _ in range(3))
+        left_R = np.zeros((3, num_ranks))
         for index, one in enumerate(held):
             local = one.local
             mean = tables[local.table][0]
@@ -247,22 +254,11 @@ class _Noise:
             left_R[0, one.ranks] += slope[0] ** 2 * thinning + slopes.forward_distinct_N[index] ** 2 * distinct
             left_R[1, one.ranks] += slope[1] ** 2 * thinning + slopes.backward_distinct_N[index] ** 2 * distinct
             left_R[2, one.ranks] += thinning
-            ids_R[one.ranks] += local.num_lookups
-            is_rows = local.output is Exchange.ROWS
-            values = (local.num_lookups if is_rows else local.num_bags) * local.embedding_dim
-            rows_R[one.ranks] += values if is_rows else 0.0
-            moved_R[one.ranks] += values
-        return cls(
-            tables=tables,
-            per_lookup=per_lookup,
-            deviation_R=np.sqrt(left_R),
-            ids_R=ids_R,
-            row_share_R=_divided(rows_R, moved_R),
-        )
+        return cls(tables=tables, per_lookup=per_lookup, deviation_R=np.sqrt(left_R))
 
     def draw(self, num_groups: int, rng: np.random.Generator) -> tuple[MsArray, MsArray, MsArray]:
         """Forward and backward milliseconds and ids on top of the means, shapes (G, R)."""
-        shape = (num_groups, self.ids_R.size)
+        shape = (num_groups, self.deviation_R.shape[1])
         added = [rng.standard_normal(shape) * deviation_R for deviation_R in self.deviation_R]
         for name, (mean, variance) in self.tables.items():
             if variance <= 0:
@@ -273,16 +269,72 @@ class _Noise:
                     of_part[:, ranks] += value * more_G[:, None]
         return added[0], added[1], added[2]
 
-    def exchange_ratios(self, ids_GR: MsArray) -> dict[StepPart, float]:
-        """Exchanges over their means: at the busiest rank, which others wait for."""
-        served_GR = np.maximum(self.ids_R + ids_GR, 0.0)
-        if not self.ids_R.any():
-            return {}
-        # Lengths are sent before, one for each bag, and do not vary.
-        growth = float(served_GR.max() / self.ids_R.max())
-        rows = 1 + (growth - 1) * float(self.row_share_R[self.ids_R.argmax()])
-        inputs = 1 + (growth - 1) * ID_BYTES / (ID_BYTES + LENGTH_BYTES)
-        return {StepPart.INPUT: inputs, StepPart.FORWARD_EXCHANGE: rows, StepPart.BACKWARD_EXCHANGE: rows}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exchanges:
+    """Exchanges of a group, whose bytes follow the lookups.
+
+    Attributes:
+        links: What leaves and reaches ranks at mean lookups.
+        ids_R: Expected ids that each rank serves.
+        row_share_R: Share of the values that it sends that are rows asked for; bags send as much in any batch.
+        base: Time of each part at mean lookups, at the slowest rank.
+    """
+
+    topology: Topology
+    comm: CommModel
+    links: Mapping[Stream, LinkBytes]
+    ids_R: MsArray
+    row_share_R: MsArray
+    base: Mapping[StepPart, float]
+
+    @classmethod
+    def of(cls, held: Sequence[HeldShard], group: ShardingPlan, comm: CommModel) -> _Exchanges:
+        ids_R, rows_R, values_R = (np.zeros(group.group_size) for _ in range(3))
+        for one in held:
+            local = one.local
+            is_rows = local.output is Exchange.ROWS
+            values = (local.num_lookups if is_rows else local.num_bags) * local.embedding_dim
+            ids_R[one.ranks] += local.num_lookups
+            rows_R[one.ranks] += values if is_rows else 0.0
+            values_R[one.ranks] += values
+        exchanges = cls(
+            topology=group.topology,
+            comm=comm,
+            links=plan_traffic(group).links(group.topology),
+            ids_R=ids_R,
+            row_share_R=_divided(rows_R, values_R),
+            base={},
+        )
+        return replace(exchanges, base=exchanges.parts_ms(np.zeros((1, group.group_size))))
+
+    def ratios(self, ids_GR: MsArray) -> dict[StepPart, float]:
+        """Times of a batch with so many ids more, over those at mean lookups."""
+        return {part: _ratio(value, self.base[part]) for part, value in self.parts_ms(ids_GR).items()}
+
+    def parts_ms(self, ids_GR: MsArray) -> dict[StepPart, float]:
+        """Times at the slowest rank of the slowest group."""
+        growth_GR = _divided(np.maximum(self.ids_R + ids_GR, 0.0), np.broadcast_to(self.ids_R, ids_GR.shape))
+        row_growth_GR = 1 + (growth_GR - 1) * self.row_share_R
+        lengths = self._slowest(Stream.LENGTHS, np.ones_like(growth_GR))
+        return {
+            StepPart.INPUT: lengths + self._slowest(Stream.IDS, growth_GR),
+            StepPart.FORWARD_EXCHANGE: self._slowest(Stream.FORWARD, row_growth_GR),
+            StepPart.BACKWARD_EXCHANGE: self._slowest(Stream.BACKWARD, row_growth_GR),
+        }
+
+    def _slowest(self, stream: Stream, growth_GR: MsArray) -> float:
+        """Owners move as much more as they serve, readers as much more as all owners on average do."""
+        links = self.links[stream]
+        mean_G1 = np.average(growth_GR, axis=1, weights=self.ids_R + 1e-12)[:, None]
+        reading_LGR = (links.leaving_LR if stream.asks else links.arriving_LR)[:, None] * mean_G1
+        owning_LGR = (links.arriving_LR if stream.asks else links.leaving_LR)[:, None] * growth_GR
+        grown = (
+            LinkBytes(leaving_LR=reading_LGR, arriving_LR=owning_LGR)
+            if stream.asks
+            else LinkBytes(leaving_LR=owning_LGR, arriving_LR=reading_LGR)
+        )
+        return float(self.comm.links_ms(grown, self.topology).max())
 
 
 def _step_ms(price: StepPrice, ratios: Mapping[StepPart, float]) -> float:

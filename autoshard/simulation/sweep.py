@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
+from autoshard import __version__
 from autoshard.core import Costs, ReplicaGroups, ShardingPlan, TableSet, Topology
 from autoshard.core.costs import Risk
 from autoshard.core.errors import InfeasiblePlanError, InputError, InvalidOptionError, UnknownNameError
@@ -16,7 +17,7 @@ from autoshard.core.plan import GroupLayout
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.evaluation.validator import validate_plan
-from autoshard.formats import load_machine
+from autoshard.formats import digest, load_machine, tables_to_json
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
 from autoshard.simulation.points import Point, PointMemory, PointStatus, SimulatedPoint
@@ -83,6 +84,25 @@ class Simulator:
     sync_every: int = 1
     num_batches: int = 0
     lengths: Lengths = Lengths.DECLARED
+
+    def settings(self, name: str) -> dict[str, object]:
+        """All that decides what a point costs, as JSON values; `name` is what the user calls the tables."""
+        return {
+            "tables": name,
+            "tables_digest": digest(tables_to_json(self.tables)),
+            "planner": self.planner,
+            "options": {key: str(value) for key, value in self.options.items()},
+            "time_limit_s": self.time_limit_s,
+            "seed": self.seed,
+            "registry": None if self.registry is None else str(self.registry),
+            "risk": self.risk.value,
+            "overlap": None if self.overlap is None else self.overlap.value,
+            "layout": self.layout.value,
+            "sync_every": self.sync_every,
+            "num_batches": self.num_batches,
+            "lengths": self.lengths.value,
+            "version": __version__,
+        }
 
     def simulate(self, point: Point) -> SimulatedPoint:
         """Plans and prices one point.

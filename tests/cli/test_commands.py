@@ -14,7 +14,7 @@ from autoshard.formats import load_tables, read_plan, read_tables
 
 COMMANDS = (
     *("list", "import", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "replay", "compare", "run", "serve"),
+    *("plan", "evaluate", "show", "explain", "replay", "compare", "simulate", "run", "serve"),
 )
 
 

@@ -1,0 +1,201 @@
+"""`autoshard simulate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autoshard.commands.arguments import (
+    RegistryOption,
+    RiskOption,
+    SeedOption,
+    TablesArgument,
+    TimeLimitOption,
+    parse_settings,
+)
+from autoshard.console import JsonOption, emit, log, progress
+from autoshard.core.costs import Risk
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.core.plan import GroupLayout
+from autoshard.core.step import Overlap
+
+if TYPE_CHECKING:
+    from autoshard.report.images import FigureReport
+    from autoshard.simulation import Point, SimulatedPoint, Simulator, SweepRecord
+
+_RANKS = "8,16,32,64,128,256,512,1024,2048,4096"
+
+
+def simulate(
+    tables: TablesArgument,
+    topology: Annotated[
+        str,
+        typer.Option(
+            help="Machines, with commas between them: names of bundled topologies (`autoshard list topologies`) or "
+            "files; each is made for every number of ranks."
+        ),
+    ] = "dgx-a100",
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks, with commas between them.")] = _RANKS,
+    groups: Annotated[str | None, typer.Option(help="Numbers of replica groups.", show_default="1")] = None,
+    group_size: Annotated[
+        str | None, typer.Option(help="Ranks per replica group, instead of --groups: larger clusters have more groups.")
+    ] = None,
+    batch_size: Annotated[
+        str | None, typer.Option(help="Samples per step over all ranks.", show_default="that of the tables")
+    ] = None,
+    batch_per_rank: Annotated[
+        str | None, typer.Option(help="Samples per step and rank, instead of --batch-size.")
+    ] = None,
+    planner: Annotated[
+        str, typer.Option(help="Planner of each point (`autoshard list planners`); auto uses the time limit.")
+    ] = "neo",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the planner; may be repeated.")
+    ] = None,
+    time_limit: TimeLimitOption = 1.0,
+    layout: Annotated[
+        GroupLayout, typer.Option(help="Whether groups lie across nodes or within them.")
+    ] = GroupLayout.ACROSS_NODES,
+    sync_every: Annotated[int, typer.Option(min=1, help="Steps from one synchronisation of groups to the next.")] = 1,
+    overlap: Annotated[
+        Overlap | None,
+        typer.Option(
+            help="Which parts of a step run at the same time.", show_default="what the step model knows, or none"
+        ),
+    ] = None,
+    batches: Annotated[int, typer.Option(min=0, help="Batches to draw per point, for the spread; 0 for none.")] = 100,
+    lengths: Annotated[
+        str,
+        typer.Option(help="Ids per sample: declared (the features' variance; none is a fixed length) or poisson."),
+    ] = "declared",
+    seed: SeedOption = 0,
+    registry: RegistryOption = None,
+    risk: RiskOption = Risk.MEAN,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="JSON file of the points; those that are in it are not computed again."),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with the curves.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also draw the curves as an image.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Simulates training steps on clusters of any size: plans and prices every combination.
+
+    Points that do not fit the memory are rows that say so. Kernels, collectives and dense layers are priced by the
+    models that plans are made with; a device without a trained model is priced from published bandwidths.
+
+    Examples:
+        autoshard simulate criteo-1tb --ranks 8,64,512 --batch-per-rank 2048
+        autoshard simulate nvidia-medium --topology zionex,dgx-h100 -o sweep.json --html sweep.html --png sweep.png
+        autoshard simulate tables.json --ranks 256,1024,4096 --group-size 256 --batch-per-rank 1152 --json
+    """
+    from autoshard.formats import load_tables
+    from autoshard.report.simulation import simulation_report, simulation_table
+    from autoshard.simulation import Lengths, Simulator, sweep_points
+
+    task = load_tables(tables)
+    if lengths not in list(Lengths):
+        raise InvalidOptionError(f"must be one of {', '.join(Lengths)}; got {lengths!r}", field="--lengths")
+    _check_alone("--groups", groups, "--group-size", group_size)
+    _check_alone("--batch-size", batch_size, "--batch-per-rank", batch_per_rank)
+    points = sweep_points(
+        machines=_texts(topology, "--topology"),
+        ranks=_numbers(ranks, "--ranks"),
+        groups=_numbers(groups or "1", "--groups"),
+        group_sizes=_numbers(group_size, "--group-size") if group_size else (),
+        batch_sizes=_numbers(batch_per_rank or batch_size or str(task.batch_size), "--batch-size"),
+        is_batch_per_rank=batch_per_rank is not None,
+    )
+    simulator = Simulator(
+        tables=task,
+        planner=planner,
+        options=parse_settings(settings or []),
+        time_limit_s=time_limit,
+        seed=seed,
+        registry=registry,
+        risk=risk,
+        overlap=overlap,
+        layout=layout,
+        sync_every=sync_every,
+        num_batches=batches,
+        lengths=Lengths(lengths),
+    )
+    record = _run(simulator, tables, points, output)
+    if html is not None or png is not None:
+        _draw(simulation_report(record, f"Simulated steps of {tables}"), html, png)
+    emit(record.to_json(), simulation_table(record.points), as_json=as_json)
+    for written in (output, html, png):
+        if written is not None:
+            log(f"Wrote {written}")
+    _check_any(record.points)
+
+
+def _run(simulator: Simulator, name: str, points: Sequence[Point], output: Path | None) -> SweepRecord:
+    """Simulates the points that the file lacks, and writes it after each; the record of these points alone."""
+    from autoshard.formats import load_machine
+    from autoshard.planners.registry import get_planner
+    from autoshard.simulation import SweepRecord, read_record
+
+    get_planner(simulator.planner)
+    for point in points:
+        load_machine(point.machine, point.num_ranks)  # a name that is wrong costs no simulated points
+    settings = simulator.settings(name)
+    record = SweepRecord(settings=settings) if output is None else read_record(output, settings)
+    found = []
+    with progress(f"Simulating {len(points)} points", len(points)) as advance:
+        for point in points:
+            simulated = record.find(point)
+            if simulated is None:
+                simulated = simulator.simulate(point)
+                record = record.with_points([*record.points, simulated])
+                if output is not None:
+                    record.write(output)
+            found.append(simulated)
+            advance(1)
+    return SweepRecord(settings=settings, points=tuple(found))
+
+
+def _draw(report: FigureReport, html: Path | None, png: Path | None) -> None:
+    from autoshard.formats import atomic_write
+    from autoshard.report.images import figure_page, write_png
+
+    if html is not None:
+        atomic_write(html, figure_page(report))
+    if png is not None:
+        write_png(report.image, png, width=report.image_size[0], height=report.image_size[1])
+
+
+def _check_any(points: Sequence[SimulatedPoint]) -> None:
+    """The exit code says that nothing was priced."""
+    from autoshard.simulation.points import PointStatus
+
+    if any(one.status is PointStatus.PRICED for one in points):
+        return
+    reasons = "; ".join(dict.fromkeys(one.reason for one in points))
+    if any(one.status is PointStatus.DOES_NOT_FIT for one in points):
+        raise InfeasiblePlanError(f"no point fits: {reasons}")
+    raise InvalidOptionError(f"no point is possible: {reasons}")
+
+
+def _check_alone(one: str, its: str | None, other: str, others: str | None) -> None:
+    if its is not None and others is not None:
+        raise InvalidOptionError(f"cannot be given with {other}", field=one)
+
+
+def _texts(values: str, option: str) -> list[str]:
+    found = [value.strip() for value in values.split(",") if value.strip()]
+    if not found or len(set(found)) != len(found):
+        raise InvalidOptionError(f"must be different names with commas between them, got {values!r}", field=option)
+    return found
+
+
+def _numbers(values: str, option: str) -> list[int]:
+    texts = [value.strip().replace("_", "") for value in values.split(",")]
+    if not all(text.isdecimal() and int(text) > 0 for text in texts) or len(set(texts)) != len(texts):
+        raise InvalidOptionError(
+            f"must be different whole numbers above 0 with commas between them, got {values!r}", field=option
+        )
+    return [int(text) for text in texts]

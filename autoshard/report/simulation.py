@@ -1,0 +1,213 @@
+"""Sweeps of the simulator: a table for the terminal, curves for a page and an image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from autoshard.report.images import FigureReport, NumberTable, Section
+from autoshard.report.wording import write_bytes, write_ms, write_percent
+from autoshard.simulation.points import PointStatus, SimulatedPoint, scaling_factors
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from autoshard.simulation.record import SweepRecord
+
+#: Parts of a step in the order in which they stand, with their words.
+_PARTS = (
+    ("input", "input"),
+    ("forward_kernel", "forward kernel"),
+    ("forward_exchange", "forward exchange"),
+    ("dense_layers", "dense layers"),
+    ("backward_exchange", "backward exchange"),
+    ("backward_kernel", "backward kernel"),
+    ("all_reduce", "all-reduce"),
+    ("group_sync", "group sync"),
+)
+_IMAGE_SIZE = (1180, 860)
+
+
+def simulation_table(points: Sequence[SimulatedPoint]) -> RenderableType:
+    """A line for each point, a second table with the parts of the step, and why points have no figures."""
+    table, parts = _empty(("series", "ranks", *_FIGURES)), _empty(("series", "ranks", *(name for _, name in _PARTS)))
+    reasons = []
+    for simulated, factor in zip(points, scaling_factors(points), strict=True):
+        place = (simulated.point.label, f"{simulated.point.num_ranks:,}")
+        if simulated.status is PointStatus.PRICED:
+            table.add_row(*place, *_figures(simulated, factor))
+            parts.add_row(*place, *(write_ms(simulated.parts_ms.get(name, 0.0)) for name, _ in _PARTS))
+        else:
+            table.add_row(*place, simulated.status.value)
+            reasons.append(f"{', '.join(place)} ranks: {write_status(simulated)}")
+    blocks: list[RenderableType] = [table]
+    if parts.row_count:
+        blocks += ["", "Parts of the step at their slowest ranks, in ms:", parts]
+    return Group(*blocks, *(["", *reasons] if reasons else []))
+
+
+def write_status(simulated: SimulatedPoint) -> str:
+    """What became of a point without figures, with the numbers."""
+    if simulated.status is PointStatus.DOES_NOT_FIT:
+        needed, available = write_bytes(simulated.needed_bytes), write_bytes(simulated.available_bytes)
+        return f"does not fit: tables need {needed}, the ranks of a group have {available}: {simulated.reason}"
+    return f"{simulated.status.value}: {simulated.reason}"
+
+
+def simulation_report(record: SweepRecord, title: str) -> FigureReport:
+    """The sweep as a page and an image."""
+    points = record.points
+    priced = [one for one in points if one.status is PointStatus.PRICED]
+    caption = (
+        "Step time with the range from the median to the 99th percentile over sampled batches where they were drawn, "
+        "samples per second, throughput per rank over that of the smallest cluster of a curve, and memory of the "
+        "fullest rank."
+    )
+    figure = curves_figure(priced)
+    sections = [
+        Section(title="Curves", caption=caption, figure=figure),
+        Section(
+            title="Parts of the step",
+            caption="At their slowest ranks; what overlaps counts once in the step, so that bars may be higher.",
+            figure=parts_figure(priced),
+            tables=(_number_table(points),),
+        ),
+    ]
+    models = sorted({f"{kind}: {name}" for one in priced for kind, name in one.models.items()})
+    return FigureReport(
+        title=title,
+        subtitle=f"{len(points)} points, {len(priced)} of them priced",
+        sections=tuple(sections),
+        image=figure,
+        image_size=_IMAGE_SIZE,
+        document=record.to_json(),
+        provenance=(
+            *((name, str(value)) for name, value in record.settings.items()),
+            ("models", ", ".join(models) or "none"),
+        ),
+    )
+
+
+def curves_figure(points: Sequence[SimulatedPoint]) -> go.Figure:
+    """Four curves over ranks, a colour for each series."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, in_house_style
+
+    titles = ("step, ms", "samples per second", "scaling factor", "memory of the fullest rank, GiB")
+    figure = make_subplots(rows=2, cols=2, subplot_titles=titles, horizontal_spacing=0.08, vertical_spacing=0.14)
+    factors = {id(one): factor for one, factor in zip(points, scaling_factors(points), strict=True)}
+    colours = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, GREY)
+    series = dict.fromkeys(one.point.series for one in points)
+    values: tuple[Callable[[SimulatedPoint], float], ...] = (
+        lambda one: one.step_ms[0] if one.step_ms else 0.0,
+        lambda one: one.samples_per_s or 0.0,
+        lambda one: factors[id(one)] or 0.0,
+        lambda one: one.memory.used_bytes / (1 << 30) if one.memory else 0.0,
+    )
+    for number, name in enumerate(series):
+        mine = sorted((one for one in points if one.point.series == name), key=lambda one: one.point.num_ranks)
+        ranks = [one.point.num_ranks for one in mine]
+        colour = colours[number % len(colours)]
+        for place, value in enumerate(values):
+            curve = go.Scatter(
+                x=ranks,
+                y=[value(one) for one in mine],
+                name=mine[0].point.label,
+                legendgroup=str(number),
+                showlegend=place == 0,
+                mode="lines+markers",
+                line={"color": colour, "width": 2},
+                marker={"size": 7},
+                error_y=_bars(mine) if place == 0 else None,
+            )
+            figure.add_trace(curve, row=place // 2 + 1, col=place % 2 + 1)
+    in_house_style(figure, height=_IMAGE_SIZE[1])
+    ticks = sorted({one.point.num_ranks for one in points})
+    figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks], tickangle=0)
+    figure.update_xaxes(title_text="ranks", row=2)
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(type="log", rangemode="normal", dtick="D2", tickformat="~s", row=1, col=2)
+    figure.update_layout(legend={"y": 1.06}, margin={"t": 90})
+    return figure
+
+
+def parts_figure(points: Sequence[SimulatedPoint]) -> go.Figure:
+    """Stacked bars of the parts of each point's step."""
+    import plotly.graph_objects as go
+
+    from autoshard.report.figures import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, YELLOW, in_house_style
+
+    colours = (GREY, BLUE, ORANGE, GREEN, YELLOW, SKY, PINK, INK)
+    figure = go.Figure()
+    names = [[one.point.label for one in points], [f"{one.point.num_ranks:,}" for one in points]]
+    for (part, label), colour in zip(_PARTS, colours, strict=True):
+        values = [one.parts_ms.get(part, 0.0) for one in points]
+        if any(values):
+            figure.add_bar(name=label, x=names, y=values, marker_color=colour)
+    figure.update_layout(barmode="stack")
+    figure.update_yaxes(title_text="ms")
+    return in_house_style(figure)
+
+
+def _bars(points: Sequence[SimulatedPoint]) -> dict[str, object] | None:
+    if not all(one.spread and one.step_ms for one in points):
+        return None
+    above = [max(0.0, one.spread.p99_ms - one.step_ms[0]) for one in points if one.spread and one.step_ms]
+    below = [max(0.0, one.step_ms[0] - one.spread.p50_ms) for one in points if one.spread and one.step_ms]
+    return {"type": "data", "array": above, "arrayminus": below, "thickness": 1, "width": 3}
+
+
+_FIGURES = (
+    "step ms",
+    "interval",
+    "p50",
+    "p90",
+    "p99",
+    "samples/s",
+    "scaling",
+    "imbalance",
+    "memory",
+    "of the limit",
+)
+
+
+def _figures(simulated: SimulatedPoint, factor: float | None) -> tuple[str, ...]:
+    step, memory, spread = simulated.step_ms, simulated.memory, simulated.spread
+    assert step is not None
+    assert memory is not None
+    quantiles = ("", "", "") if spread is None else tuple(map(write_ms, (spread.p50_ms, spread.p90_ms, spread.p99_ms)))
+    return (
+        write_ms(step[0]),
+        f"{write_ms(step[1])} to {write_ms(step[2])}",
+        *quantiles,
+        f"{simulated.samples_per_s or 0.0:,.0f}",
+        "" if factor is None else write_percent(factor),
+        f"{simulated.imbalance or 0.0:.2f}",
+        write_bytes(memory.used_bytes),
+        write_percent(memory.used_bytes / memory.limit_bytes) if memory.limit_bytes else "",
+    )
+
+
+def _number_table(points: Sequence[SimulatedPoint]) -> NumberTable:
+    columns = ("point", *_FIGURES, *(f"{name} ms" for _, name in _PARTS))
+    lines = []
+    for simulated, factor in zip(points, scaling_factors(points), strict=True):
+        name = f"{simulated.point.label}, {simulated.point.num_ranks:,} ranks"
+        if simulated.status is PointStatus.PRICED:
+            parts = tuple(write_ms(simulated.parts_ms.get(part, 0.0)) for part, _ in _PARTS)
+            lines.append((name, *_figures(simulated, factor), *parts))
+        else:
+            lines.append((f"{name}: {write_status(simulated)}", *("" for _ in columns[1:])))
+    return NumberTable(columns=columns, lines=tuple(lines), caption="All points")
+
+
+def _empty(headings: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left", overflow="fold")
+    return table

@@ -1,0 +1,165 @@
+"""Sampled batches: what is drawn has the moments that it should, and steps vary as whole prices of batches do."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.core import (
+    AccessProfile,
+    Costs,
+    EmbeddingTable,
+    Feature,
+    Link,
+    PlacedShard,
+    ReplicaGroups,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Tier,
+    local_shard,
+)
+from autoshard.core.costs import set_costs
+from autoshard.core.errors import InvalidOptionError
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
+from autoshard.formats import load_topology
+from autoshard.simulation import Lengths, sample_steps
+from autoshard.simulation.spread import batch_variance, distinct_variance, draw_lookups
+
+COSTS = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+BATCH = 512
+
+
+def table(name, mean=20.0, variance=0.0, rows=100_000, alpha=1.05, dim=64):
+    feature = Feature(name=f"{name}-feature", pooling_factor=mean, pooling_variance=variance)
+    return EmbeddingTable(
+        name=name,
+        num_embeddings=rows,
+        embedding_dim=dim,
+        features=(feature,),
+        access=AccessProfile.zipf(rows, alpha),
+    )
+
+
+def plan_of(*tables, ranks=2, groups=1, row_wise=False, batch=BATCH):
+    size = ranks // groups
+    placed = []
+    for index, one in enumerate(tables):
+        shard = Shard.whole(one)
+        if row_wise:
+            placed.append(PlacedShard(shard=shard, tier=Tier.ROW_WISE, replicas=(tuple(range(size)),)))
+        else:
+            placed.append(PlacedShard.table_wise(shard, index % size))
+    return ShardingPlan(
+        tables=TableSet(batch_size=batch, tables=tables),
+        topology=load_topology(f"dgx-a100-{ranks}"),
+        shards=tuple(placed),
+        replica_groups=ReplicaGroups(num_groups=groups),
+    )
+
+
+class TestDraws:
+    @pytest.mark.parametrize("variance", [0.0, 300.0, 1000.0, 90_000.0])
+    def test_lookups_have_the_mean_and_the_variance(self, variance):
+        drawn = draw_lookups(1000.0, variance, 200_000, np.random.default_rng(1))
+        assert drawn.min() >= 0
+        assert drawn.mean() == pytest.approx(1000, rel=0.005)
+        assert drawn.var() == pytest.approx(variance, rel=0.02)
+
+    def test_of_a_variance_at_the_mean_they_are_poisson(self):
+        drawn = draw_lookups(3.0, 3.0, 400_000, np.random.default_rng(2))
+        assert np.mean(drawn == 0) == pytest.approx(np.exp(-3), rel=0.02)
+
+    def test_a_batch_adds_up_the_variances_of_its_samples(self):
+        assert batch_variance(table("a", 20.0, 400.0), 512, Lengths.DECLARED) == 512 * 400
+        # Nothing declared: 20 ids each time, or 2 and 3 with one half each.
+        assert batch_variance(table("a", 20.0), 512, Lengths.DECLARED) == 0
+        assert batch_variance(table("a", 2.5), 512, Lengths.DECLARED) == 512 * 0.25
+        assert batch_variance(table("a", 2.5), 512, Lengths.POISSON) == 512 * 2.5
+
+    @pytest.mark.parametrize(("rows", "lookups"), [(1000, 300), (1000, 3000), (20_000, 2_000)])
+    def test_distinct_rows_vary_as_those_of_drawn_ids(self, rows, lookups):
+        access, rng = AccessProfile.zipf(rows, 0.8), np.random.default_rng(3)
+        drawn = [len(np.unique(access.sample_ranks(lookups, rng))) for _ in range(1000)]
+        assert np.mean(drawn) == pytest.approx(access.expected_distinct(lookups), rel=0.01)
+        assert np.var(drawn) == pytest.approx(distinct_variance(access, lookups), rel=0.15)
+
+
+def whole_prices(plan, num_batches, seed):
+    """Kernel times of the slowest rank with each batch's lookups priced anew; distinct rows follow lookups."""
+    rng, times = np.random.default_rng(seed), []
+    for _ in range(num_batches):
+        held = [[] for _ in range(plan.group_size)]
+        for placed in plan.shards:
+            one = placed.shard.table
+            mean, variance = BATCH * one.pooling_factor, batch_variance(one, BATCH, Lengths.DECLARED)
+            factor = draw_lookups(mean, variance, 1, rng)[0] / mean
+            local = local_shard(placed, group_batch_size=BATCH)
+            held[placed.replicas[0][0]].append(replace(local, pooling_factor=local.pooling_factor * factor))
+        times.append(set_costs(COSTS.kernel, held).kernel_ms_S.max())
+    return np.array(times)
+
+
+class TestSteps:
+    # Few rows and many lookups: all rows are hit, so that distinct rows do not vary by themselves.
+    TABLES = (table("a", 50.0, 50.0**2, rows=500, alpha=0.2), table("b", 40.0, 40.0**2 * 4, rows=500, alpha=0.2))
+
+    def test_kernels_vary_as_whole_prices_of_batches_do(self):
+        plan = plan_of(*self.TABLES)
+        priced = whole_prices(plan, 1500, seed=4)
+        spread = sample_steps(plan, COSTS, num_batches=1500, seed=5)
+        assert spread.expected_max_kernel_ms == pytest.approx(priced.mean(), rel=0.003)
+        assert spread.expected_max_kernel_ms > spread.max_expected_kernel_ms
+
+    def test_on_one_rank_steps_vary_as_kernels_do(self):
+        plan = plan_of(*self.TABLES, ranks=1)
+        priced = whole_prices(plan, 3000, seed=4)
+        spread = sample_steps(plan, COSTS, num_batches=3000, seed=5)
+        for low, high, share in ((spread.p50_ms, spread.p90_ms, 0.9), (spread.p50_ms, spread.p99_ms, 0.99)):
+            assert high - low == pytest.approx(np.quantile(priced, share) - np.quantile(priced, 0.5), rel=0.15)
+
+    def test_ids_vary_on_the_wire_too(self):
+        # At 1 MB/s and without latency the input distribution decides, and its bytes follow the lookups.
+        plan = plan_of(table("a", 10.0), table("b", 40.0, 80.0**2, rows=500, alpha=0.2))
+        slow = Link(bytes_per_s=1e6)
+        level = replace(plan.topology.levels[0], all_to_all=slow)
+        plan = replace(plan, topology=replace(plan.topology, levels=(level,)))
+        spread = sample_steps(plan, COSTS, num_batches=1000, seed=5)
+        # The other rank's half of the second table's ids comes over the wire.
+        ids_ms = BATCH / 2 * 40 * 8 / 1e6 * 1e3
+        drawn = draw_lookups(BATCH * 40.0, BATCH * 80.0**2, 1000, np.random.default_rng(1)) / (BATCH * 40.0)
+        assert spread.p99_ms - spread.p50_ms == pytest.approx(
+            ids_ms * (np.quantile(drawn, 0.99) - np.quantile(drawn, 0.5)), rel=0.25
+        )
+
+    def test_quantiles_rise_and_the_seed_decides(self):
+        plan = plan_of(*self.TABLES)
+        spread = sample_steps(plan, COSTS, num_batches=100, seed=1)
+        assert spread.p50_ms < spread.p90_ms < spread.p99_ms
+        assert spread == sample_steps(plan, COSTS, num_batches=100, seed=1)
+        assert spread != sample_steps(plan, COSTS, num_batches=100, seed=2)
+
+    def test_declared_variance_widens_the_spread(self):
+        def width(variance):
+            spread = sample_steps(plan_of(table("a", variance=variance)), COSTS, num_batches=300, seed=1)
+            return spread.p99_ms - spread.p50_ms
+
+        assert width(0.0) < width(20.0) < width(4000.0)
+
+    def test_more_ranks_and_groups_wait_for_a_slower_one(self):
+        tables = [table(f"t{index}", variance=4000.0) for index in range(8)]
+        waits = []
+        for ranks, groups in ((1, 1), (8, 1), (64, 8)):
+            plan = plan_of(*tables[: ranks // groups], ranks=ranks, groups=groups, batch=BATCH * groups)
+            spread = sample_steps(plan, COSTS, num_batches=300, seed=1)
+            waits.append(spread.expected_max_kernel_ms / spread.max_expected_kernel_ms)
+        assert waits[0] == pytest.approx(1, abs=0.01)
+        assert waits[0] < waits[1] < waits[2]
+
+    def test_shares_of_split_rows_vary_even_where_lengths_do_not(self):
+        spread = sample_steps(plan_of(table("a"), ranks=8, row_wise=True), COSTS, num_batches=100, seed=1)
+        assert spread.p99_ms > spread.p50_ms
+
+    def test_needs_two_batches(self):
+        with pytest.raises(InvalidOptionError, match="num_batches: must be at least 2, got 1"):
+            sample_steps(plan_of(table("a")), COSTS, num_batches=1)

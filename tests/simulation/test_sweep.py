@@ -1,0 +1,227 @@
+"""Points of a sweep, by the library and by the command."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from autoshard.cli import main
+from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
+from autoshard.core.errors import FormatError, InvalidOptionError, InvalidTopologyError
+from autoshard.formats import load_machine, read_json, write_tables
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import make_costs, make_plan
+from autoshard.simulation import Point, SimulatedPoint, Simulator, read_record, scaling_factors, sweep_points
+from autoshard.simulation.points import PointStatus
+
+GROUP_SIZE_POINTS = {"machines": ["dgx-a100"], "batch_sizes": [256], "is_batch_per_rank": True}
+
+
+def tables(num_tables=16, rows=100_000, batch=4096):
+    made = tuple(
+        EmbeddingTable(
+            name=f"t{index}",
+            num_embeddings=rows,
+            embedding_dim=64,
+            features=(Feature(name=f"f{index}", pooling_factor=5.0 + index, pooling_variance=30.0),),
+            access=AccessProfile.zipf(rows, 1.05),
+        )
+        for index in range(num_tables)
+    )
+    return TableSet(batch_size=batch, tables=made)
+
+
+def simulator(**changes):
+    return Simulator(**{"tables": tables(), "planner": "cost-greedy", **changes})
+
+
+class TestPoints:
+    def test_all_combinations_with_ranks_last(self):
+        points = sweep_points(machines=["zionex", "dgx-h100"], ranks=[8, 16], batch_sizes=[64], groups=[1, 2])
+        assert len(points) == 8
+        assert [(one.machine, one.num_groups, one.num_ranks) for one in points][:4] == [
+            ("zionex", 1, 8),
+            ("zionex", 1, 16),
+            ("zionex", 2, 8),
+            ("zionex", 2, 16),
+        ]
+
+    def test_groups_of_one_size_are_one_series(self):
+        points = sweep_points(ranks=[8, 16, 64], group_sizes=[16], **GROUP_SIZE_POINTS)
+        assert [one.num_groups for one in points] == [1, 1, 4]
+        assert len({one.series for one in points}) == 1
+        assert points[2].global_batch_size == 256 * 64
+
+    def test_nothing_below_one(self):
+        with pytest.raises(InvalidOptionError, match="num_ranks: must be at least 1, got 0"):
+            Point(machine="zionex", num_ranks=0, batch_size=1)
+
+    def test_scaling_factors_are_throughput_per_rank_over_the_smallest(self):
+        def priced(num_ranks, step_ms, machine="zionex"):
+            point = Point(machine=machine, num_ranks=num_ranks, batch_size=100, is_batch_per_rank=True)
+            return SimulatedPoint(point=point, status=PointStatus.PRICED, step_ms=(step_ms, step_ms, step_ms))
+
+        failed = replace(priced(4, 1.0), status=PointStatus.DOES_NOT_FIT, step_ms=None)
+        points = [failed, priced(16, 2.5), priced(8, 2.0), priced(32, 4.0), priced(32, 7.0, machine="dgx-h100")]
+        assert scaling_factors(points) == [None, 0.8, 1.0, 0.5, 1.0]
+
+
+class TestSimulator:
+    def test_a_point_is_a_plan_priced(self):
+        (point,) = sweep_points(machines=["dgx-a100"], ranks=[8], batch_sizes=[4096])
+        found = simulator().simulate(point)
+        machine = load_machine("dgx-a100", 8)
+        request = PlanRequest(tables=tables(), topology=machine, costs=make_costs(tables(), machine))
+        predicted = make_plan("cost-greedy", request).predicted
+        assert found.step_ms == (predicted.step_ms.value, predicted.step_ms.low, predicted.step_ms.high)
+        assert sum(found.parts_ms.values()) == pytest.approx(predicted.step_ms.value)
+        assert found.samples_per_s == pytest.approx(4096 / predicted.step_ms.value * 1e3)
+        assert found.memory.static_bytes == max(rank.hbm_bytes for rank in predicted.ranks)
+        assert found.memory.limit_bytes == machine.memory_bytes.hbm
+        assert found.num_shards == {"table_wise": 16}
+        assert found.models["kernel"] == "analytic:a100"
+        assert found.spread is None
+
+    def test_groups_plan_for_a_group_and_synchronise(self):
+        whole, halves = (
+            simulator().simulate(one)
+            for one in sweep_points(machines=["dgx-a100"], ranks=[16], batch_sizes=[4096], groups=[1, 2])
+        )
+        assert halves.parts_ms["group_sync"] > 0 == whole.parts_ms["group_sync"]
+        assert halves.memory.static_bytes > whole.memory.static_bytes
+        assert halves.available_bytes * 2 == whole.available_bytes
+        assert (whole.point.num_groups, halves.point.num_groups) == (1, 2)
+
+    def test_what_does_not_fit_says_so_with_numbers(self):
+        (point,) = sweep_points(machines=["dgx-a100"], ranks=[2], batch_sizes=[4096])
+        found = simulator(tables=tables(rows=10**9)).simulate(point)
+        assert found.status is PointStatus.DOES_NOT_FIT
+        assert found.step_ms is None
+        assert found.needed_bytes == 16 * 10**9 * (64 + 1) * 4
+        assert found.available_bytes == 2 * 80 * 2**30
+        assert "bytes" in found.reason
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"num_groups": 3}, "must divide the 8 ranks, got 3"),
+            ({"batch_size": 2, "num_groups": 4}, "must be at least the 4 groups, got 2"),
+        ],
+    )
+    def test_what_cannot_be_says_why(self, changes, reason):
+        point = replace(Point(machine="dgx-a100", num_ranks=8, batch_size=4096), **changes)
+        found = simulator().simulate(point)
+        assert found.status is PointStatus.IMPOSSIBLE
+        assert reason in found.reason
+
+    def test_a_machine_that_cannot_be_is_an_error(self):
+        with pytest.raises(InvalidTopologyError, match="must be a multiple of the 8 ranks"):
+            simulator().simulate(Point(machine="dgx-a100", num_ranks=12, batch_size=64))
+
+    def test_batches_are_drawn_where_asked_for(self):
+        (point,) = sweep_points(machines=["dgx-a100"], ranks=[8], batch_sizes=[4096])
+        found = simulator(num_batches=20).simulate(point)
+        assert found.spread.num_batches == 20
+        assert found.spread.p50_ms == pytest.approx(found.step_ms[0], rel=0.2)
+
+
+@pytest.fixture
+def task(tmp_path):
+    write_tables(tables(8), tmp_path / "tables.json")
+    return str(tmp_path / "tables.json")
+
+
+@pytest.fixture
+def run(capfd):
+    def simulate(*arguments, code=0):
+        capfd.readouterr()
+        assert main(["simulate", *map(str, arguments)]) == code
+        return capfd.readouterr()
+
+    return simulate
+
+
+class TestCommand:
+    SMALL = ("--planner", "cost-greedy", "--batches", 5)
+
+    def test_prints_points_and_parts_or_one_json_object(self, run, task):
+        options = (task, "--topology", "zionex,dgx-a100", "--ranks", "8,16", *self.SMALL)
+        text = run(*options).out
+        assert text.count("zionex, batch 4,096") == 4  # figures and parts of two points
+        assert "samples/s" in text
+        assert "Parts of the step" in text
+        points = json.loads(run(*options, "--json").out)["points"]
+        assert [(one["machine"], one["num_ranks"]) for one in points] == [
+            ("zionex", 8),
+            ("zionex", 16),
+            ("dgx-a100", 8),
+            ("dgx-a100", 16),
+        ]
+        assert [one["scaling_factor"] for one in points][::2] == [1.0, 1.0]
+        assert all(one["spread"]["p99_ms"] >= one["spread"]["p50_ms"] > 0 for one in points)
+
+    def test_goes_on_where_it_was(self, run, task, tmp_path):
+        file = tmp_path / "sweep.json"
+        run(task, "--ranks", "8", *self.SMALL, "-o", file)
+        # What is in the file is not computed again: a figure that no simulation gives stays.
+        document = read_json(file)
+        document["points"][0]["imbalance"] = 77.0
+        file.write_text(json.dumps(document))
+        points = json.loads(run(task, "--ranks", "8,16", *self.SMALL, "-o", file, "--json").out)["points"]
+        assert [one["imbalance"] == 77.0 for one in points] == [True, False]
+        assert len(read_json(file)["points"]) == 2
+
+    def test_other_settings_need_another_file(self, run, task, tmp_path):
+        file = tmp_path / "sweep.json"
+        run(task, "--ranks", "8", *self.SMALL, "-o", file)
+        error = run(task, "--ranks", "8", *self.SMALL, "--seed", 1, "-o", file, code=2).err
+        assert "settings.seed: must be 1 as in this run, got 0" in error
+
+    def test_files_of_other_kinds_are_refused(self, tmp_path, task):
+        for content, message in (("{}", "schema"), ('{"schema": "autoshard.simulation/1", "points": 3}', "points")):
+            (tmp_path / "x.json").write_text(content)
+            with pytest.raises(FormatError, match=message):
+                read_record(tmp_path / "x.json", {})
+        damaged = {"schema": "autoshard.simulation/1", "settings": {}, "points": [{"machine": "zionex"}]}
+        (tmp_path / "x.json").write_text(json.dumps(damaged))
+        with pytest.raises(FormatError, match=r"points\[0\]"):
+            read_record(tmp_path / "x.json", {})
+
+    def test_points_without_a_plan_are_lines(self, run, tmp_path):
+        write_tables(tables(8, rows=10**8), tmp_path / "large.json")
+        options = (tmp_path / "large.json", "--planner", "cost-greedy", "--batches", 0)
+        text = run(*options, "--ranks", "1,8", "--groups", "1,3").out
+        assert "does not fit: tables need 194 GiB, the ranks of a group have 80.0 GiB" in text
+        assert "impossible: replica_groups.num_groups: must divide the 8 ranks, got 3" in text
+        refused = run(*options, "--ranks", "1", code=3)
+        assert "does not fit" in refused.out
+        assert "no point fits" in refused.err
+
+    def test_draws_a_page_that_needs_no_network(self, run, task, tmp_path):
+        run(task, "--ranks", "8,16", *self.SMALL, "--html", tmp_path / "sweep.html")
+        page = (tmp_path / "sweep.html").read_text(encoding="utf-8")
+        assert "scaling factor" in page
+        assert "dgx-a100, batch 4,096" in page
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (
+                ["--ranks", "8,x"],
+                "--ranks: must be different whole numbers above 0 with commas between them, got '8,x'",
+            ),
+            (["--ranks", "8,8"], "must be different whole numbers"),
+            (["--ranks", "0"], "must be different whole numbers above 0"),
+            (["--topology", "dgx-b300"], "dgx-b300: is neither a file nor bundled topology"),
+            (["--ranks", "12"], "dgx-a100-12: ranks: must be a multiple of the 8 ranks of a node, or fewer, got 12"),
+            (["--topology", "a100-8", "--ranks", "16"], "a100-8: world_size: must be at most 8"),
+            (["--groups", "1", "--group-size", "8"], "--groups: cannot be given with --group-size"),
+            (["--batch-size", "1", "--batch-per-rank", "8"], "cannot be given with --batch-per-rank"),
+            (["--planner", "nonsense"], "no planner is named 'nonsense'"),
+            (["--lengths", "long"], "--lengths: must be one of declared, poisson; got 'long'"),
+        ],
+    )
+    def test_bad_input_is_one_line(self, run, task, options, message):
+        error = run(task, *options, code=2).err
+        assert message in error
+        assert error.count("\n") == 1
