@@ -73,7 +73,9 @@ def shard_to_json(placed: PlacedShard, layouts: RankLayouts) -> dict[str, object
     rows = placed.shard.rows
     memory: dict[str, object] = {"level": placed.memory.level}
     if placed.memory.cache_bytes:
-        memory |= {"cache_bytes": placed.memory.cache_bytes, "policy": placed.memory.policy}
+        memory["cache_bytes"] = placed.memory.cache_bytes
+    if placed.memory.cache_bytes or placed.memory.policy != CACHE_POLICIES[0]:
+        memory["policy"] = placed.memory.policy
     if placed.memory.cache_dtype is not None:
         memory["cache_dtype"] = placed.memory.cache_dtype
     written: dict[str, object] = {

@@ -9,8 +9,11 @@ import pyarrow.parquet
 import pytest
 
 from autoshard.cli import main
+from autoshard.planners.registry import planner_names
 
 NUM_ROWS = 1000
+#: All but those that need a trained model, or others' packages.
+OWN_PLANNERS = sorted({*planner_names()} - {"policy", "torchrec"})
 
 
 def link(bytes_per_s=1e9):
@@ -223,7 +226,7 @@ def test_groups_that_do_not_divide_the_ranks(fails, tmp_path, capfd, command, nu
     assert f"{plan}: {message}" in error
 
 
-@pytest.mark.parametrize("planner", ["random", "cost-greedy", "auto", "karmarkar-karp", "flexshard", "oper", "cp-sat"])
+@pytest.mark.parametrize("planner", OWN_PLANNERS)
 @pytest.mark.parametrize("rows", [10**9, 40_000_000], ids=["no rank", "not all"])
 def test_memory_that_nothing_fits(fails, tmp_path, planner, rows):
     document = tables_document()
@@ -242,8 +245,21 @@ def test_memory_that_nothing_fits(fails, tmp_path, planner, rows):
         ("flexshard", "memory_multiplier=-2", "options.memory_multiplier: must be at least 0, got -2"),
         ("flexshard", "memory_budget_bytes=x", "options.memory_budget_bytes: must be a whole number, got 'x'"),
         ("flexshard", "memory_multiplier=nan", "options.memory_multiplier: must be a number, got 'nan'"),
+        ("oper", "extra_memory_ratio=-1", "options.extra_memory_ratio: must be"),
+        ("replica-groups", "num_groups=3", "options.num_groups: must divide the 4 ranks, got 3"),
+        ("replica-groups", "num_groups=8", "options.num_groups: must divide the 4 ranks, got 8"),
+        ("replica-groups", "num_groups=-1", "options.num_groups: must be at least 0, got -1"),
     ],
 )
-def test_budgets_that_make_no_sense(fails, tmp_path, planner, setting, message):
+def test_options_that_make_no_sense(fails, tmp_path, planner, setting, message):
     file = written(tmp_path / "tables.json", tables_document())
     assert message in planned(fails, tmp_path, file, "--set", setting, planner=planner)
+
+
+@pytest.mark.parametrize("rule", ["frontier", "paper"])
+def test_a_budget_that_no_cut_is_within(fails, tmp_path, rule):
+    file = written(tmp_path / "tables.json", tables_document())
+    options = ("--set", f"rule={rule}", "--set", "memory_budget_bytes=-1000000")
+    error = planned(fails, tmp_path, file, *options, planner="flexshard", code=3)
+    assert "options.memory_budget_bytes: " in error
+    assert " bytes over row-wise sharding, got -1,000,000" in error

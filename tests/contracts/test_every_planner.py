@@ -58,7 +58,7 @@ CHOICES = {
         "tiers": [1, 2, 3],
         "rule": ["frontier", "paper"],
         "memory_multiplier": [0.0, 1.0, 6.0],
-        "memory_budget_bytes": [0, 10_000, 10**9],
+        "memory_budget_bytes": [0, 10_000, 10**9, -1000],
         "exchange": ["auto", "rows", "partial_sums"],
         "table_wise_below_rows": [0, 1000],
         "count_activations": [True, False],
@@ -70,7 +70,26 @@ CHOICES = {
         "threshold": [0.001, 0.05, 1.0],
         "extra_memory_ratio": [0.0, 0.05, 1.0],
     },
+    "neo": {
+        "schemes": [
+            "table_wise",
+            "row_wise,column_wise",
+            "data_parallel,table_row_wise",
+            "grid,table_wise",
+            "table_column_wise,row_wise,table_wise",
+        ],
+        "placement": ["greedy", "karmarkar_karp"],
+        "memory": ["hbm", "ddr", "ssd"],
+        "memory_share": [0.5, 1.0],
+        "cache_policy": ["lru", "lfu"],
+    },
     "policy": {"num_samples": [1, 4], "beam_width": [1, 3]},
+    "replica-groups": {
+        "base": ["cost-greedy", "neo", "flexshard", "oper"],
+        "layout": ["auto", "across_nodes", "within_nodes"],
+        "sync_every": [1, 4],
+        "count_activations": [True, False],
+    },
 }
 #: Sizes of levels.
 WORLDS = [(1,), (2,), (3,), (4,), (1, 3), (2, 4), (2, 6), (4, 8), (2, 4, 8)]
@@ -191,7 +210,9 @@ def drawn_request(name, seed, registry):
 
 
 def is_loose(request):
-    """Whether any planner must find a plan: every rank could hold everything, and tables are free to be anywhere."""
+    """Whether a planner must find a plan: ranks could all hold everything, and neither tables nor options forbid it."""
+    if "schemes" in request.options or request.options.get("memory_budget_bytes", 0) < 0:
+        return False
     tables = request.tables.tables
     batch_bytes = request.tables.batch_size * sum(
         (1 + table.pooling_factor + 3 * len(table.features)) * (table.embedding_dim * 4 + 16) for table in tables
