@@ -54,6 +54,11 @@ class Hold(StrEnum):
         """The tier of shards that are held so."""
         return _TIERS[self]
 
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether all ranks hold some of the rows."""
+        return self not in (Hold.RANK, Hold.NODE)
+
     def num_sites(self, topology: Topology) -> int:
         """Places to choose from."""
         return {Hold.RANK: topology.world_size, Hold.NODE: topology.num_nodes}.get(self, 1)
@@ -187,6 +192,11 @@ class Scheme:
         """Tiers of its parts, each once."""
         return tuple(dict.fromkeys(part.hold.tier for part in self.parts))
 
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether all ranks hold some of every part."""
+        return all(part.hold.is_everywhere for part in self.parts)
+
     def in_memory(self, memory: MemoryPlacement) -> Scheme:
         """The same parts with their rows in another memory."""
         return replace(self, parts=tuple(replace(part, memory=memory) for part in self.parts))
@@ -284,7 +294,7 @@ def why_not(scheme: Scheme, topology: Topology) -> str:
     for part in scheme.parts:
         if not allowed_sites(part, topology):
             return f"the table is pinned to {_ranks(constraints.pinned_ranks)}"
-    if constraints.colocate_with and len(scheme.parts) > 1:
+    if constraints.colocate_with and len(scheme.parts) > 1 and not scheme.is_everywhere:
         return f"the table must be on the ranks of {', '.join(constraints.colocate_with)}"
     return ""
 

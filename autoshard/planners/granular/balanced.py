@@ -112,7 +112,7 @@ def _order(catalog: Catalog, rates: Rates, chosen: Sequence[int], size_V: FloatA
 
     def key(unit: int) -> tuple[int, float]:
         pieces = catalog.units[unit].options[chosen[unit]].pieces
-        placed = [piece for piece in pieces if piece.hold in (Hold.RANK, Hold.NODE)]
+        placed = [piece for piece in pieces if not piece.hold.is_everywhere]
         if not placed:
             return 0, 0.0
         return min(len(piece.sites) for piece in placed), -max(float(size_V[piece.kind]) for piece in placed)
@@ -181,7 +181,7 @@ class _Filling:
     def _put(self, piece: Piece, node: int | None) -> int | None:
         bytes_M = self.catalog.bytes_VM[piece.kind]
         fits_R = (self.free_RM >= bytes_M).all(axis=1)
-        if piece.hold not in (Hold.RANK, Hold.NODE):
+        if piece.hold.is_everywhere:
             if not fits_R.all():
                 return None
             self.free_RM -= bytes_M

@@ -156,7 +156,7 @@ class Catalog:
         if any(why_not(scheme, self.topology) for scheme in schemes):
             return False
         pieces = []
-        for parts in zip(*(scheme.parts for scheme in schemes), strict=True):
+        for parts in _together(schemes):
             kind = self._kind(parts)
             sites = set(allowed_sites(parts[0], self.topology)).intersection(
                 *(allowed_sites(part, self.topology) for part in parts[1:])
@@ -227,6 +227,13 @@ def check_pins(tables: TableSet, topology: Topology) -> None:
                     f"must be in [0, {topology.world_size}), got {rank}",
                     field=f"tables[{index}].constraints.pinned_ranks",
                 )
+
+
+def _together(schemes: Sequence[Scheme]) -> list[tuple[Part, ...]]:
+    """Parts of several tables that share a piece: what all ranks hold needs no company."""
+    if all(scheme.is_everywhere for scheme in schemes):
+        return [(part,) for scheme in schemes for part in scheme.parts]
+    return list(zip(*(scheme.parts for scheme in schemes), strict=True))
 
 
 def _alike(of_tables: Sequence[Sequence[Scheme]]) -> list[tuple[Scheme, ...]]:

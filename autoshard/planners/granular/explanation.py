@@ -20,7 +20,7 @@ from autoshard.planners.granular.rates import FlatOptions, Rates
 from autoshard.planners.granular.starts import layout_of
 from autoshard.planners.granular.step_search import catalog_of
 from autoshard.planners.planner import PlanRequest
-from autoshard.planners.schemes import Hold, schemes_of, why_not
+from autoshard.planners.schemes import schemes_of, why_not
 from autoshard.planners.step_sums import PARTS
 
 #: p of the norm that tells which sites look best; only the true step is reported.
@@ -172,7 +172,7 @@ class _Explainer:
 
     def _tried(self, option: Option, sites: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Sites that are priced: those that look best, and of single pieces some more."""
-        if len(option.pieces) > 1 or option.pieces[0].hold not in (Hold.RANK, Hold.NODE):
+        if len(option.pieces) > 1 or option.pieces[0].hold.is_everywhere:
             return [sites]
         allowed = np.array(option.pieces[0].sites)
         cost_S = self.near.site_costs(option.pieces[0])[allowed]
@@ -232,7 +232,7 @@ class _Explainer:
         rates = self.near.rates
         added_P = np.zeros(len(PARTS))
         for piece in option.pieces:
-            is_placed = piece.hold in (Hold.RANK, Hold.NODE)
+            is_placed = not piece.hold.is_everywhere
             added_P += (rates.served_VP if is_placed else rates.shared_VP)[piece.kind]
         slowest_P = self.parts_PR.argmax(axis=1).tolist()
         return tuple(

@@ -62,7 +62,7 @@ class Neighbourhood:
         used: set[int] = set()
         for piece in option.pieces:
             bytes_M = self.catalog.bytes_VM[piece.kind]
-            if piece.hold not in (Hold.RANK, Hold.NODE):
+            if piece.hold.is_everywhere:
                 if (free_RM < bytes_M).any():
                     return None
                 free_RM -= bytes_M
@@ -170,7 +170,7 @@ class Neighbourhood:
             return 0.0
         total = 0.0
         for piece, site in zip(self.catalog.units[unit].options[chosen[0]].pieces, chosen[1], strict=True):
-            if piece.hold in (Hold.RANK, Hold.NODE):
+            if not piece.hold.is_everywhere:
                 total += float(self.site_costs(piece)[site])
             else:
                 total += float(self.shared_V[piece.kind])
@@ -183,7 +183,7 @@ class Neighbourhood:
             if chosen is None:
                 continue
             for number, piece in enumerate(self.catalog.units[unit].options[chosen[0]].pieces):
-                if piece.hold in (Hold.RANK, Hold.NODE):
+                if not piece.hold.is_everywhere:
                     for rank in self._ranks(piece.hold, chosen[1][number]):
                         on_rank[rank].append((unit, number))
         return on_rank
@@ -194,7 +194,7 @@ class Neighbourhood:
     def _take(self, free_RM: FloatArray, pieces: tuple[Piece, ...], sites: tuple[int, ...], sign: float) -> None:
         for piece, site in zip(pieces, sites, strict=True):
             bytes_M = sign * self.catalog.bytes_VM[piece.kind]
-            if piece.hold in (Hold.RANK, Hold.NODE):
+            if not piece.hold.is_everywhere:
                 free_RM[self._ranks(piece.hold, site)] -= bytes_M
             else:
                 free_RM -= bytes_M

@@ -61,7 +61,7 @@ class FlatOptions:
             start_O=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
             kind_E=np.array([piece.kind for piece in pieces], dtype=np.int64),
             holders_E=np.array([holders[hold] for hold in holds], dtype=np.int64),
-            is_shared_E=np.array([hold not in (Hold.RANK, Hold.NODE) for hold in holds]),
+            is_shared_E=np.array([hold.is_everywhere for hold in holds]),
             is_node_E=np.array([hold is Hold.NODE for hold in holds]),
         )
 

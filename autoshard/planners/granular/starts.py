@@ -93,14 +93,16 @@ def layout_of(
     for unit in catalog.units:
         read = [scheme_of_placed(held[table.name], catalog.topology) for table in unit.tables]
         found = [one for one in read if one is not None]
-        # Tables that are on the same ranks are cut alike.
+        if len(found) < len(read) or any(scheme.name not in names for scheme, _ in found):
+            return None
+        schemes = [scheme for scheme, _ in found]
+        is_everywhere = all(scheme.is_everywhere for scheme in schemes)
+        # Tables that share their ranks are cut alike, unless all ranks hold all of them.
         alike = {(tuple(part.hold for part in scheme.parts), sites) for scheme, sites in found}
-        if len(found) < len(read) or len(alike) > 1:
+        if len(alike) > 1 and not is_everywhere:
             return None
-        if any(scheme.name not in names for scheme, _ in found):
-            return None
-        schemes_U.append([scheme for scheme, _ in found])
-        sites_U.append(found[0][1])
+        schemes_U.append(schemes)
+        sites_U.append(tuple(0 for scheme in schemes for _ in scheme.parts) if is_everywhere else found[0][1])
     chosen = list(zip(catalog.add(schemes_U), sites_U, strict=True))
     known = [(number, sites) for number, sites in chosen if number is not None]
     if len(known) < len(chosen):

@@ -1,0 +1,113 @@
+"""Explanations: what they say of other ways to hold a table is what plans that hold it so cost."""
+
+from dataclasses import replace
+
+import pytest
+
+from autoshard.core import Constraints, Level, Link, Tier
+from autoshard.core.errors import InvalidPlanError, InvalidTableError
+from autoshard.evaluation import evaluate
+from autoshard.planners.granular.explanation import explain
+from autoshard.planners.placement import shared
+from autoshard.planners.registry import get_planner
+
+
+@pytest.fixture
+def task(draw_task, make_topology):
+    tables, _ = draw_task(8, 4, seed=2)
+    first, second, *others = tables.tables
+    constrained = (
+        replace(first, constraints=Constraints(forbidden_tiers=(Tier.ROW_WISE,))),
+        replace(second, constraints=Constraints(pinned_ranks=(3,))),
+        *others,
+    )
+    link = Link(bytes_per_s=1e9, latency_s=1e-5)
+    levels = tuple(Level(name=f"level{size}", size=size, all_to_all=link, all_reduce=link) for size in (2, 4))
+    largest = max(table.hbm_bytes for table in tables.tables)
+    return replace(tables, tables=constrained), replace(make_topology(4, 2 * largest), levels=levels)
+
+
+@pytest.fixture
+def plan(task, make_request):
+    return get_planner("cost-greedy").plan(make_request(task))
+
+
+def test_alternatives_cost_what_such_plans_cost(plan, costs):
+    table = plan.tables.tables[4]
+    found = explain(plan, costs, [table.name])
+    assert found.step_ms == evaluate(plan, costs).step_ms.value
+    (one,) = found.tables
+    known = {other.scheme: other.step_ms for other in one.alternatives}
+    for tier in (Tier.ROW_WISE, Tier.DATA_PARALLEL, Tier.FLEX):
+        shards = tuple(
+            shared(placed.shard, tier, plan.topology) if placed.shard.table == table else placed
+            for placed in plan.shards
+        )
+        placed = next(shard for shard in shards if shard.shard.table == table)
+        other = evaluate(replace(plan, shards=shards), costs).step_ms.value
+        # Explanations take the exchange that moves less.
+        assert known[str(tier)] <= other * (1 + 1e-6), placed.exchange
+    assert [other.step_ms for other in one.alternatives if other.step_ms is not None] == sorted(
+        other.step_ms for other in one.alternatives if other.step_ms is not None
+    )
+
+
+def test_the_best_of_all_ranks_is_found(plan, costs):
+    # Of the ways on one node, the better node counts.
+    table = plan.tables.tables[5]
+    (one,) = explain(plan, costs, [table.name]).tables
+    found = next(other.step_ms for other in one.alternatives if other.scheme == "table_row_wise")
+    steps = []
+    for node in range(2):
+        ranks = tuple(range(2 * node, 2 * node + 2))
+        shards = tuple(
+            replace(shared(placed.shard, Tier.ROW_WISE, plan.topology), tier=Tier.TABLE_ROW_WISE, replicas=(ranks,))
+            if placed.shard.table == table
+            else placed
+            for placed in plan.shards
+        )
+        steps.append(evaluate(replace(plan, shards=shards), costs).step_ms.value)
+    assert found == pytest.approx(min(steps), rel=1e-6)
+
+
+def test_constraints_and_memory_rule_ways_out(plan, costs):
+    found = {one.table: one for one in explain(plan, costs).tables}
+    assert list(found) == [table.name for table in plan.tables.tables]
+    reasons = {other.scheme: other.ruled_out for other in found["t0"].alternatives}
+    assert reasons["row_wise"] == "the table forbids tier row_wise"
+    pinned = found["t1"]
+    assert pinned.ranks == (3,)
+    assert all(
+        other.ruled_out == "the table is pinned to rank 3" for other in pinned.alternatives if other.step_ms is None
+    )
+    tight = replace(plan, topology=replace(plan.topology, overrides=((1, replace(plan.topology.memory_bytes, hbm=1)),)))
+    moved = tuple(
+        replace(placed, replicas=((0,),)) if placed.replicas == ((1,),) else placed for placed in tight.shards
+    )
+    short = {one.table: one for one in explain(replace(tight, shards=moved), costs).tables}
+    reasons = {other.scheme: other.ruled_out for other in short["t4"].alternatives}
+    assert reasons["data_parallel"].endswith("bytes of a rank, more than is free")
+
+
+def test_says_what_a_table_binds(plan, costs):
+    cost = evaluate(plan, costs)
+    slowest = max(cost.ranks, key=lambda rank: rank.backward_kernel_ms).rank
+    for one in explain(plan, costs).tables:
+        assert ("backward_kernel" in one.binds) == (slowest in one.ranks)
+        assert one.without_ms < cost.step_ms.value or not one.binds
+        assert one.reason
+
+
+def test_names_must_be_there(plan, costs):
+    with pytest.raises(InvalidTableError, match="no table of the plan is named 'nobody'"):
+        explain(plan, costs, ["nobody"])
+
+
+def test_copies_on_some_ranks_are_refused(plan, costs):
+    first = plan.shards[4]
+    copied = replace(
+        shared(first.shard, Tier.DATA_PARALLEL, plan.topology), tier=Tier.REPLICATED, replicas=((0,), (2,))
+    )
+    shards = tuple(copied if placed is first else placed for placed in plan.shards)
+    with pytest.raises(InvalidPlanError, match="copies on some of the ranks"):
+        explain(replace(plan, shards=shards), costs)

@@ -1,0 +1,253 @@
+"""The search over every way to hold a table: exact prices, limits that hold, and nothing worse than its starts."""
+
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.core import (
+    AccessProfile,
+    Constraints,
+    DenseLayers,
+    Level,
+    Link,
+    MemoryBytes,
+    MemoryLevel,
+    Pooling,
+    Tier,
+)
+from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
+from autoshard.evaluation import evaluate, price_step
+from autoshard.evaluation.traffic import plan_traffic
+from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.granular.descent import improve
+from autoshard.planners.granular.layout import NOTHING, Layout, Limits
+from autoshard.planners.granular.starts import balanced_layouts, layout_of
+from autoshard.planners.granular.step_search import StepSearch, catalog_of, search_steps
+from autoshard.planners.registry import get_planner
+from autoshard.planners.schemes import SchemeName
+from autoshard.planners.step_sums import PARTS
+
+#: Ends searches by steps, so that seeds decide.
+STEPS = StepSearch(steps=30, with_policy=False)
+SECONDS = 60.0
+
+
+@pytest.fixture
+def two_nodes(make_topology):
+    def make(world_size=8, **memory):
+        levels = tuple(
+            Level(
+                name=f"level{size}",
+                size=size,
+                all_to_all=Link(bytes_per_s=speed, latency_s=1e-5),
+                all_reduce=Link(bytes_per_s=speed),
+            )
+            for size, speed in ((world_size // 2, 4e9), (world_size, 5e8))
+        )
+        memory_bytes = MemoryBytes(**({"hbm": 1 << 40} | memory))
+        return replace(make_topology(world_size), levels=levels, memory_bytes=memory_bytes)
+
+    return make
+
+
+@pytest.fixture
+def mixed_task(draw_task, two_nodes):
+    """Pooled tables, a sequence table, pinned ones and two that share their ranks."""
+    tables, _ = draw_task(9, 8, seed=5)
+    first, second, third, fourth, *others = tables.tables
+    constrained = (
+        replace(first, pooling=Pooling.SEQUENCE),
+        replace(second, constraints=Constraints(pinned_ranks=(2, 5))),
+        replace(third, constraints=Constraints(colocate_with=(fourth.name,))),
+        fourth,
+        replace(others[0], constraints=Constraints(forbidden_tiers=(Tier.TABLE_WISE, Tier.DATA_PARALLEL))),
+        *others[1:],
+    )
+    dense = DenseLayers(num_dense_features=13, bottom_mlp=(64, 16), top_mlp=(64, 1), interaction="dot")
+    dims_alike = tuple(replace(table, embedding_dim=16) for table in constrained)
+    return replace(tables, tables=dims_alike, dense=dense), two_nodes()
+
+
+def at_random(catalog, rng, limits=None):
+    chosen = []
+    for unit in catalog.units:
+        number = int(rng.integers(len(unit.options)))
+        pieces = unit.options[number].pieces
+        chosen.append((number, tuple(int(rng.choice(piece.sites)) for piece in pieces)))
+    return Layout(catalog, limits or Limits.of(catalog), chosen)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sums_price_what_evaluate_prices(mixed_task, make_request, costs, seed):
+    layout = at_random(catalog_of(make_request(mixed_task)), np.random.default_rng(seed))
+    plan = layout.plan()
+    validate_plan(plan)
+    price = price_step(plan, costs)
+    assert layout.step_ms() == pytest.approx(price.step_ms.value, rel=1e-5)
+    for part, ms_R in zip(PARTS, layout.parts_ms(), strict=True):
+        assert ms_R.max() == pytest.approx(getattr(price.times, part.value), rel=1e-5)
+    np.testing.assert_array_equal(layout.bytes_RM[:, 0], [one.hbm_bytes for one in evaluate(plan, costs).ranks])
+    activations_R = layout.catalog.prices.activation_bytes(layout.moved_RC[None])[0]
+    np.testing.assert_allclose(activations_R, plan_traffic(plan).activation_bytes(), rtol=1e-6)
+
+
+def test_sums_price_rows_behind_caches(draw_task, two_nodes, make_request, costs):
+    tables, _ = draw_task(4, 8, seed=2)
+    total = sum(table.hbm_bytes for table in tables.tables)
+    task = (tables, two_nodes(hbm=total // 8, ddr=total))
+    catalog = catalog_of(make_request(task))
+    roomy = Limits(capacity_RM=np.full((8, 3), np.inf))
+    rng = np.random.default_rng(0)
+    levels = set()
+    for _ in range(12):
+        layout = at_random(catalog, rng, roomy)
+        plan = layout.plan()
+        levels |= {placed.memory.level for placed in plan.shards}
+        assert layout.step_ms() == pytest.approx(evaluate(plan, costs).step_ms.value, rel=1e-5)
+    assert levels == {MemoryLevel.HBM, MemoryLevel.DDR}
+
+
+def test_changes_are_priced_as_what_they_lead_to(mixed_task, make_request):
+    catalog = catalog_of(make_request(mixed_task))
+    rng = np.random.default_rng(1)
+    layout = at_random(catalog, rng)
+    changes = []
+    for _ in range(20):
+        other = at_random(catalog, rng)
+        units = rng.choice(len(catalog.units), 2, replace=False)
+        changes.append(tuple((int(unit), *other.chosen[unit]) for unit in units))
+    changes.append(((3, NOTHING, ()),))
+    priced = layout.price(changes, 32)
+    for change, step_ms, energy_ms in zip(changes, priced.step_ms_B, priced.energy_ms_B, strict=True):
+        changed = layout.copy()
+        changed.apply(change)
+        assert changed.step_ms() == pytest.approx(step_ms, rel=1e-6)
+        assert changed.energy_ms(32) == pytest.approx(energy_ms, rel=1e-6)
+        # Codes are added up in single precision by the models only: what was there comes back.
+        changed.apply(tuple((unit, *layout.chosen[unit]) for unit, _, _ in change))
+        np.testing.assert_array_equal(changed.moved_RC, layout.moved_RC)
+        assert changed.step_ms() == pytest.approx(layout.step_ms(), rel=1e-9)
+
+
+def test_energy_is_between_the_mean_and_the_slowest_rank(mixed_task, make_request):
+    layout = at_random(catalog_of(make_request(mixed_task)), np.random.default_rng(2))
+    energies = [layout.energy_ms(exponent) for exponent in (1, 8, 128, 1024)]
+    assert energies == sorted(energies)
+    assert energies[-1] <= layout.step_ms()
+    assert energies[-1] == pytest.approx(layout.step_ms(), rel=0.01)
+
+
+def test_descent_never_ends_above_its_start_and_repeats_itself(draw_task, two_nodes, make_request):
+    tables, _ = draw_task(24, 8, seed=7)
+    catalog = catalog_of(make_request((tables, two_nodes())))
+    start = at_random(catalog, np.random.default_rng(3))
+    far_s = time.perf_counter() + SECONDS
+    first, again, other = (improve(start, seed=seed, deadline_s=far_s, max_steps=40) for seed in (1, 1, 2))
+    assert first.step_ms == first.layout.step_ms() < 0.9 * start.step_ms()
+    assert first.layout.chosen == again.layout.chosen
+    assert first.num_steps == 40
+    assert other.layout.chosen != first.layout.chosen
+    assert improve(start, seed=1, deadline_s=0.0).step_ms == start.step_ms()
+
+
+@pytest.mark.parametrize("world_size", [4, 8])
+def test_is_no_worse_than_any_planner_that_it_asks(draw_task, two_nodes, make_request, costs, world_size):
+    tables, _ = draw_task(20, world_size, seed=11)
+    request = make_request((tables, two_nodes(world_size)), time_limit_s=SECONDS)
+    found = search_steps(request, STEPS)
+    validate_plan(found.plan)
+    assert found.step_ms == evaluate(found.plan, costs).step_ms.value
+    for name in ("cost-greedy", "karmarkar-karp", "flexshard", "neo", "oper", "replica-groups"):
+        assert found.step_ms <= evaluate(get_planner(name).plan(request), costs).step_ms.value, name
+
+
+def test_the_same_seed_and_steps_give_the_same_plan(draw_task, two_nodes, make_request):
+    tables, _ = draw_task(16, 8, seed=4)
+    request = make_request((tables, two_nodes()), time_limit_s=SECONDS, seed=3)
+    assert search_steps(request, STEPS).plan == search_steps(request, STEPS).plan
+
+
+def test_only_what_is_allowed_is_used(draw_task, two_nodes, make_request):
+    tables, _ = draw_task(16, 8, seed=4)
+    request = make_request((tables, two_nodes()), time_limit_s=SECONDS)
+    for names in ({SchemeName.TABLE_WISE}, {SchemeName.ROW_WISE, SchemeName.FLEX}):
+        found = search_steps(request, replace(STEPS, names=frozenset(names)))
+        assert {str(placed.tier) for placed in found.plan.shards} <= set(map(str, names))
+
+
+def test_constraints_hold(mixed_task, make_request):
+    found = search_steps(make_request(mixed_task, time_limit_s=SECONDS), STEPS)
+    validate_plan(found.plan)
+
+
+def test_reserved_memory_stays_free(draw_task, two_nodes, make_request):
+    tables, _ = draw_task(16, 8, seed=4)
+    hbm, reserved = 2 * sum(table.hbm_bytes for table in tables.tables) // 8, 0.4
+    request = make_request((tables, two_nodes(hbm=hbm)), time_limit_s=SECONDS)
+    found = search_steps(request, replace(STEPS, reserved_bytes=int(reserved * hbm)))
+    cost = evaluate(found.plan, request.costs)
+    assert max(rank.hbm_bytes + rank.activation_bytes for rank in cost.ranks) <= (1 - reserved) * hbm
+
+
+def test_tables_that_fit_no_rank_are_cut(draw_task, make_topology, make_request):
+    tables, _ = draw_task(3, 4, seed=0)
+    largest = max(table.hbm_bytes for table in tables.tables)
+    task = (tables, make_topology(4, int(0.6 * largest)))
+    found = search_steps(make_request(task, time_limit_s=SECONDS), STEPS)
+    validate_plan(found.plan)
+
+
+def test_tables_that_fit_no_device_go_behind_caches(draw_task, two_nodes, make_request, costs):
+    tables, _ = draw_task(6, 8, seed=6)
+    total = sum(table.hbm_bytes for table in tables.tables)
+    task = (tables, two_nodes(hbm=total // 16, ddr=total))
+    found = search_steps(make_request(task, time_limit_s=SECONDS), STEPS)
+    validate_plan(found.plan)
+    cached = [placed for placed in found.plan.shards if placed.memory.level is MemoryLevel.DDR]
+    assert cached
+    assert all(placed.memory.cache_bytes > 0 for placed in cached)
+    neo = get_planner("neo").plan(make_request(task, time_limit_s=SECONDS))
+    assert found.step_ms <= evaluate(neo, costs).step_ms.value
+
+
+def test_says_what_is_missing(draw_task, make_topology, make_request):
+    tables, _ = draw_task(6, 4, seed=0)
+    total = sum(table.hbm_bytes for table in tables.tables)
+    request = make_request((tables, make_topology(4, total // 5)))
+    with pytest.raises(InfeasiblePlanError, match=r"all tables need [\d,]+ bytes, [\d,]+ bytes more than the 4 ranks"):
+        search_steps(request, STEPS)
+    with pytest.raises(InfeasiblePlanError, match=r"bytes"):
+        search_steps(request, replace(STEPS, names=frozenset({SchemeName.TABLE_WISE})))
+
+
+def test_says_which_constraint_names_no_rank(make_table, make_topology, make_request, draw_task):
+    tables, _ = draw_task(2, 4)
+    stray = make_table("stray", constraints=Constraints(pinned_ranks=(4,)))
+    task = (replace(tables, tables=(*tables.tables, stray)), make_topology(4))
+    with pytest.raises(InvalidPlanError, match=r"tables\[2\]\.constraints\.pinned_ranks: must be in \[0, 4\), got 4"):
+        search_steps(make_request(task), STEPS)
+
+
+def test_plans_of_other_planners_are_read_as_they_are(mixed_task, make_request, costs):
+    request = make_request(mixed_task)
+    catalog = catalog_of(request)
+    for name in ("flexshard", "neo"):
+        plan = get_planner(name).plan(request)
+        layout = layout_of(catalog, Limits.of(catalog), plan)
+        assert layout.step_ms() == pytest.approx(evaluate(plan, costs).step_ms.value, rel=1e-5)
+        assert set(layout.plan().shards) == set(plan.shards)
+
+
+def test_balanced_starts_know_that_a_table_alone_decides(make_table, make_topology, make_request, draw_task):
+    # One table that takes nearly all of the time: whole, it is the step; shared, the step is a fraction of that.
+    (tables, _), topology = draw_task(8, 4, seed=1), make_topology(4)
+    huge = make_table("huge", 200_000, embedding_dim=64, pooling_factor=500.0)
+    huge = replace(huge, access=AccessProfile.zipf(200_000, 0.9))
+    catalog = catalog_of(make_request((replace(tables, tables=(huge, *tables.tables)), topology)))
+    best = min(layout.step_ms() for layout in balanced_layouts(catalog, Limits.of(catalog)))
+    whole = Layout(catalog, Limits.of(catalog), [(0, (index % 4,)) for index in range(len(catalog.units))])
+    assert math.isfinite(best)
+    assert best < 0.5 * whole.step_ms()
