@@ -5,9 +5,10 @@ Shape suffixes: S sites of a part, L memory levels.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from math import ceil
 
 import numpy as np
@@ -31,6 +32,8 @@ NEO_SCHEMES = (
 )
 #: Share of the memory that the cheapest schemes leave free which replicated tables may take: the rest is room to move.
 _REPLICAS_SHARE = 0.9
+#: Most tables of a unit for which mixtures of replicated and row-wise ones are listed.
+_MAX_MIXED = 6
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Choice:
     """One way to hold the tables of a unit: those that must share their ranks, or a single table.
 
     Attributes:
-        schemes: A scheme for each table. Several tables have one part each, all held alike.
+        schemes: A scheme for each table. Several tables have one part each, all on the same ranks.
         costs: For each scheme, the costs of its parts.
         part_bytes: Bytes of each part on each of its ranks by memory level, all tables of the unit together.
         sites: For each part of the first scheme, the sites that all tables' pins and memory allow.
@@ -51,8 +54,9 @@ class Choice:
 
     @property
     def hold(self) -> Hold:
-        """How all parts are held."""
-        return self.schemes[0].parts[0].hold
+        """How all parts are held; rows over all ranks if only some tables are replicated."""
+        holds = {scheme.parts[0].hold for scheme in self.schemes}
+        return holds.pop() if len(holds) == 1 else Hold.ALL
 
     @cached_property
     def part_s(self) -> tuple[float, ...]:
@@ -125,13 +129,10 @@ class Chooser:
             ]
             for table in unit
         ]
-        if len(unit) > 1:
-            listed = [[scheme for scheme in schemes if len(scheme.parts) == 1] for schemes in listed]
-        found, least = [], None
-        for first in listed[0]:
-            others = [next((one for one in schemes if one.name is first.name), None) for schemes in listed[1:]]
-            schemes = [first, *(one for one in others if one is not None)]
-            if len(schemes) < len(unit) or any(why_not(scheme, self._topology) for scheme in schemes):
+        found: list[Choice] = []
+        least: Mapping[MemoryLevel, int] | None = None
+        for schemes in _together(listed):
+            if any(why_not(scheme, self._topology) for scheme in schemes):
                 continue
             choice = self._choice(schemes)
             largest = max(choice.part_bytes, key=lambda held: held[MemoryLevel.HBM])
@@ -234,6 +235,26 @@ class Chooser:
             f"{label} needs {least[level]:,} bytes of {level} on one rank in the scheme that needs least, and no rank "
             f"that may hold it has more than {max(self._capacity[level]):,} bytes"
         )
+
+
+def _together(listed: Sequence[Sequence[Scheme]]) -> Iterator[tuple[Scheme, ...]]:
+    """Schemes, one for each table of a unit, that can be on the same ranks.
+
+    Several tables are in one part each, all held alike; on all ranks, some may be replicated and others split by rows.
+    """
+    if len(listed) == 1:
+        yield from zip(*listed, strict=True)
+        return
+    whole = [{scheme.name: scheme for scheme in schemes if len(scheme.parts) == 1} for schemes in listed]
+    for name in whole[0]:
+        if all(name in of_table for of_table in whole):
+            yield tuple(of_table[name] for of_table in whole)
+    everywhere = [
+        [scheme for name, scheme in of_table.items() if name in (SchemeName.ROW_WISE, SchemeName.DATA_PARALLEL)]
+        for of_table in whole
+    ]
+    if len(listed) <= _MAX_MIXED:
+        yield from (schemes for schemes in product(*everywhere) if len({scheme.name for scheme in schemes}) > 1)
 
 
 def _added(costs: Sequence[PartCost]) -> Mapping[MemoryLevel, int]:

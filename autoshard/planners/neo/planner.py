@@ -261,7 +261,8 @@ def _ever_finer(listed: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
     def largest_part(choice: Choice) -> int:
         return max(sum(held.values()) for held in choice.part_bytes)
 
-    smallest = [min(choices, key=lambda choice: (choice.total_bytes, choice.total_s)) for choices in listed]
+    # Of those that take as much, the simplest.
+    smallest = [min(choices, key=lambda choice: choice.total_bytes) for choices in listed]
     finest = [min(choices, key=lambda choice: (largest_part(choice), choice.total_s)) for choices in listed]
     by_size = sorted(range(len(listed)), key=lambda index: -smallest[index].total_bytes)
     num_cut = 0

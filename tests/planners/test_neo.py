@@ -1,0 +1,375 @@
+"""The planner `neo`: schemes, placement, constraints, memory levels, and the paper's arithmetic."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.core import (
+    AccessProfile,
+    Constraints,
+    Costs,
+    DType,
+    EmbeddingTable,
+    Exchange,
+    Feature,
+    Level,
+    Link,
+    MemoryBytes,
+    MemoryLevel,
+    Optimizer,
+    Pooling,
+    Shard,
+    TableSet,
+    Tier,
+    Topology,
+)
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.evaluation.cached_rows import cache_traffic
+from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.neo import CostFunction, NeoOptions, NeoPlanner
+from autoshard.planners.neo.choice import NEO_SCHEMES
+from autoshard.planners.planner import PlanRequest
+from autoshard.planners.schemes import SchemeName, scheme_of_plan, schemes_of
+
+COSTS = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+TERA = 10**12
+
+
+def machine(num_nodes=2, node=4, hbm=10**12, ddr=0, ssd=0, **changes):
+    """Nodes of a kind; 240 GB/s within and 7 GB/s between them, as Neo's Appendix A measured."""
+    inner, outer = Link(bytes_per_s=2.4e11, latency_s=1e-5), Link(bytes_per_s=7e9, latency_s=2e-5)
+    reduce = Link(bytes_per_s=6e10, latency_s=3e-5)
+    levels = [Level(name="node", size=node, all_to_all=inner, all_reduce=inner)]
+    if num_nodes > 1:
+        levels.append(Level(name="cluster", size=num_nodes * node, all_to_all=outer, all_reduce=reduce))
+    values = {
+        "world_size": num_nodes * node,
+        "device": "a100",
+        "memory_bytes": MemoryBytes(hbm=hbm, ddr=ddr, ssd=ssd),
+        "levels": tuple(levels),
+    }
+    return Topology(**{**values, **changes})
+
+
+def table(name, num_embeddings=100_000, embedding_dim=64, pooling_factor=20.0, alpha=1.05, **changes):
+    values = {
+        "name": name,
+        "num_embeddings": num_embeddings,
+        "embedding_dim": embedding_dim,
+        "features": (Feature(name=f"{name}_f", pooling_factor=pooling_factor),),
+        "access": AccessProfile.zipf(num_embeddings, alpha),
+    }
+    return EmbeddingTable(**{**values, **changes})
+
+
+def plan_of(tables, topology, batch_size=4096, **options):
+    request = PlanRequest(
+        tables=TableSet(batch_size=batch_size, tables=tuple(tables)), topology=topology, costs=COSTS, options=options
+    )
+    plan = NeoPlanner().plan(request)
+    validate_plan(plan)
+    return plan
+
+
+def scheme_in(plan, name):
+    found = scheme_of_plan(plan, name)
+    assert found is not None
+    return found[0]
+
+
+def names_in(plan):
+    return [scheme_in(plan, one.name).name for one in plan.tables.tables]
+
+
+class TestCost:
+    BATCH = 80
+
+    def cost(self, topology=None, **weights):
+        return CostFunction(topology=topology or machine(), batch_size=self.BATCH, **weights)
+
+    def part(self, name, topology=None, **changes):
+        schemes = schemes_of(table("t", 1000, 16, 5.0, **changes), topology or machine(), (name,))
+        return schemes[0].parts[0]
+
+    def test_counts_what_a_whole_table_sends_and_reads(self):
+        cost = self.cost().of(self.part(SchemeName.TABLE_WISE))
+        # Of each reader: 10 samples: 10 lengths of 4, 50 ids of 8, 10 vectors of 64 bytes there and 10 back.
+        pair = 10 * 4 + 50 * 8 + 2 * 10 * 64
+        assert cost.exchange_s == pytest.approx(3 * pair / 2.4e11 + 4 * pair / 7e9)
+        # 400 lookups of 64 bytes, read once and then read and written.
+        assert cost.access_s == pytest.approx(3 * 400 * 64 / 1300e9)
+        assert cost.reduce_s == cost.transfer_s == 0
+        assert cost.weighted_s == pytest.approx(cost.exchange_s + cost.access_s)
+        assert cost.held_bytes[MemoryLevel.HBM] == 1000 * (64 + 4)
+
+    def test_rows_over_all_ranks_cost_each_as_many_vectors_as_a_whole_table(self):
+        # Sec. 4: "the communication cost scales linearly with the number of trainers".
+        whole, split = (self.cost().of(self.part(name)) for name in (SchemeName.TABLE_WISE, SchemeName.ROW_WISE))
+        assert split.num_holders == 8
+        assert split.access_s == pytest.approx(whole.access_s / 8)
+        # A lookup in eight: rows are sent, not vectors, so only lengths are as many.
+        vectors = (10 * 4 + 50 / 8 * 8 + 2 * 50 / 8 * 64) / (10 * 4 + 50 * 8 + 2 * 10 * 64)
+        assert split.exchange_s == pytest.approx(vectors * whole.exchange_s)
+
+    def test_columns_repeat_the_ids(self):
+        # Sec. 4: column-wise parallelism "increases the payload for the input indices".
+        schemes = schemes_of(table("t", 1000, 16, 5.0), machine(), (SchemeName.TABLE_WISE, SchemeName.COLUMN_WISE))
+        (whole,), halves = ([self.cost().of(part) for part in scheme.parts] for scheme in schemes)
+        assert [half.access_s for half in halves] == pytest.approx([whole.access_s / 2] * 2)
+        inputs_s = (10 * 4 + 50 * 8) * (3 / 2.4e11 + 4 / 7e9)
+        assert sum(half.exchange_s for half in halves) == pytest.approx(whole.exchange_s + inputs_s)
+        # Sec. 4: one moment for each shard of a row.
+        assert sum(half.held_bytes[MemoryLevel.HBM] for half in halves) == 1000 * (64 + 2 * 4)
+
+    def test_replicas_send_nothing_and_reduce_the_rows_that_were_hit(self):
+        cost = self.cost().of(self.part(SchemeName.DATA_PARALLEL))
+        hit = table("t", 1000).access.expected_distinct(400)
+        assert cost.exchange_s == 0
+        assert cost.reduce_s == pytest.approx(hit * 64 / 6e10)
+        assert cost.access_s == pytest.approx((3 * 50 * 64 + 2 * 1000 * 64) / 1300e9)
+
+    def test_weights_are_those_of_communication_and_access(self):
+        part = self.part(SchemeName.TABLE_WISE)
+        plain = self.cost().of(part)
+        weighted = self.cost(communication_weight=2.0, access_weight=3.0).of(part)
+        assert weighted.weighted_s == pytest.approx(2 * plain.exchange_s + 3 * plain.access_s)
+
+    def test_latencies_are_a_fixed_cost_of_the_plan(self):
+        owned, copied = self.part(SchemeName.TABLE_WISE), self.part(SchemeName.DATA_PARALLEL)
+        launch_s = 0.11e-3
+        assert self.cost().fixed_s([owned] * 5) == pytest.approx(4 * 2e-5 + launch_s)
+        assert self.cost().fixed_s([owned, copied]) == pytest.approx(4 * 2e-5 + 3e-5 + 2 * launch_s)
+
+
+class TestSchemes:
+    @pytest.mark.parametrize("name", NEO_SCHEMES)
+    def test_each_scheme_can_be_the_only_one(self, name):
+        plan = plan_of([table(f"t{index}") for index in range(3)], machine(), schemes=name.value)
+        found = {scheme_in(plan, one.name).name for one in plan.tables.tables}
+        # Columns on one node are column shards that happen to be there.
+        assert found == {SchemeName.COLUMN_WISE if name is SchemeName.TABLE_COLUMN_WISE else name}
+        if name is SchemeName.TABLE_COLUMN_WISE:
+            for one in plan.tables.tables:
+                ranks = [placed.replicas[0][0] for placed in plan.shards if placed.shard.table is one]
+                assert len({rank // 4 for rank in ranks}) == 1
+
+    def test_a_costly_table_is_split_and_small_ones_are_replicated(self):
+        tables = [table("large", 10**7, 128, 100.0), *(table(f"s{i}", 300, 128, 2.0) for i in range(8))]
+        plan = plan_of(tables, machine(), batch_size=65536)
+        assert scheme_in(plan, "large").name not in (SchemeName.TABLE_WISE, SchemeName.DATA_PARALLEL)
+        assert names_in(plan)[1:] == [SchemeName.DATA_PARALLEL] * 8
+
+    def test_columns_are_multiples_of_four(self):
+        plan = plan_of([table("t", embedding_dim=50)], machine(), schemes="column_wise")
+        starts = sorted(placed.shard.columns[0] for placed in plan.shards)
+        assert len(starts) > 1
+        assert all(start % 4 == 0 for start in starts)
+
+    def test_a_table_too_large_for_a_rank_is_cut(self):
+        large = table("large", 10**6)
+        plan = plan_of([large], machine(hbm=large.hbm_bytes // 7), schemes="table_wise,row_wise")
+        assert names_in(plan) == [SchemeName.ROW_WISE]
+        with pytest.raises(InfeasiblePlanError, match=r"large needs 260,000,000 bytes of hbm on one rank"):
+            plan_of([large], machine(hbm=large.hbm_bytes // 7), schemes="table_wise")
+
+    def test_sequence_tables_exchange_rows(self):
+        sequence = table("t", pooling=Pooling.SEQUENCE)
+        plan = plan_of([sequence, table("u")], machine(), schemes="row_wise,table_wise")
+        assert [placed.exchange for placed in plan.shards if placed.shard.table is sequence] == [Exchange.ROWS]
+
+    def test_constraints_hold(self):
+        tables = [
+            table("pinned", constraints=Constraints(pinned_ranks=(6,))),
+            table("node", constraints=Constraints(pinned_ranks=(4, 5, 6, 7), forbidden_tiers=(Tier.TABLE_WISE,))),
+            table("one", constraints=Constraints(colocate_with=("other",))),
+            table("other", 10**6, pooling_factor=90.0),
+            table("whole", 10**6, pooling_factor=90.0, constraints=Constraints(forbidden_tiers=tuple(Tier)[1:])),
+            *(table(f"t{index}") for index in range(4)),
+        ]
+        plan = plan_of(tables, machine())  # which the validator finds no fault with
+        assert scheme_in(plan, "node").name is SchemeName.TABLE_ROW_WISE
+        assert scheme_in(plan, "whole").tiers == (Tier.TABLE_WISE,)
+
+    def test_neighbours_that_may_not_be_held_alike_are_on_all_ranks(self):
+        tables = [
+            table("a", constraints=Constraints(colocate_with=("b",), forbidden_tiers=(Tier.TABLE_WISE, Tier.ROW_WISE))),
+            table("b", 10**6, constraints=Constraints(forbidden_tiers=(Tier.TABLE_WISE, Tier.DATA_PARALLEL))),
+        ]
+        plan = plan_of(tables, machine(1))
+        assert names_in(plan) == [SchemeName.DATA_PARALLEL, SchemeName.ROW_WISE]
+
+
+class TestPlacement:
+    TABLES = tuple(
+        table(f"t{index}", pooling_factor=float(factor))
+        for index, factor in enumerate(np.random.default_rng(3).integers(5, 100, 60))
+    )
+
+    def sums(self, plan):
+        cost = CostFunction(topology=plan.topology, batch_size=plan.tables.batch_size)
+        sums_R = np.zeros(plan.topology.world_size)
+        for one in plan.tables.tables:
+            scheme, sites = scheme_of_plan(plan, one.name)
+            for part, site in zip(scheme.parts, sites, strict=True):
+                sums_R[site] += cost.of(part).weighted_s
+        return sums_R
+
+    def test_greedy_puts_the_costliest_on_the_cheapest_rank(self):
+        plan = plan_of(self.TABLES, machine(1), schemes="table_wise", placement="greedy")
+        # Costs are linear in lookups: lengths and vectors are the same of all tables.
+        costs = sorted(self.sums(plan_of([one], machine(1), schemes="table_wise")).max() for one in self.TABLES)
+        sums = [0.0] * 4
+        for cost in reversed(costs):
+            sums[sums.index(min(sums))] += cost
+        assert sorted(self.sums(plan)) == pytest.approx(sorted(sums))
+
+    def test_largest_differencing_is_no_worse(self):
+        # Sec. 4.1: it "generally outperforms the greedy heuristic".
+        spread = {}
+        for placement in ("greedy", "karmarkar_karp"):
+            sums_R = self.sums(plan_of(self.TABLES, machine(1), schemes="table_wise", placement=placement))
+            spread[placement] = sums_R.max() - sums_R.min()
+        assert spread["karmarkar_karp"] < spread["greedy"]
+
+    def test_nodes_are_balanced_as_ranks_are(self):
+        for placement in ("greedy", "karmarkar_karp"):
+            plan = plan_of(self.TABLES, machine(3, 2), schemes="table_row_wise", placement=placement)
+            rows = {}
+            for placed in plan.shards:
+                rows[placed.replicas] = rows.get(placed.replicas, 0.0) + placed.shard.table.pooling_factor
+            assert len(rows) == 3
+            assert min(rows.values()) > 0.95 * max(rows.values())
+
+
+class TestMemoryLevels:
+    def test_nothing_leaves_the_device_memory_unless_it_has_to(self):
+        tables = [table(f"t{index}") for index in range(6)]
+        plan = plan_of(tables, machine(1, hbm=2 * tables[0].hbm_bytes, ddr=TERA, ssd=TERA))
+        assert {placed.memory.level for placed in plan.shards} == {MemoryLevel.HBM}
+
+    @pytest.mark.parametrize("policy", ["lru", "lfu"])
+    def test_the_coldest_tables_go_behind_caches_that_fill_what_is_left(self, policy):
+        hot, cold = table("hot", 50_000, pooling_factor=50.0), table("cold", 400_000, pooling_factor=1.0)
+        hbm = hot.hbm_bytes + cold.hbm_bytes // 20
+        plan = plan_of([cold, hot], machine(1, 1, hbm=hbm, ddr=TERA), cache_policy=policy)
+        placed = {one.shard.table.name: one for one in plan.shards}
+        assert placed["hot"].memory.level is MemoryLevel.HBM
+        memory = placed["cold"].memory
+        assert (memory.level, memory.policy) == (MemoryLevel.DDR, policy)
+        row_bytes = 64 * 4
+        assert hbm - hot.hbm_bytes - row_bytes < memory.cache_bytes <= hbm - hot.hbm_bytes
+        local = plan.local_shards()[0][0]
+        cached = memory.cache_bytes // row_bytes
+        if policy == "lfu":
+            assert cache_traffic(local).hit_rate == pytest.approx(float(cold.access.coverage(cached)))
+        assert 0.5 < cache_traffic(local).hit_rate < 1
+
+    def test_caches_share_a_rank_by_what_they_save(self):
+        # Alike but for how often they are looked up: a row of the busier one is worth more bytes.
+        tables = [table("slow", 10**6, pooling_factor=1.0), table("fast", 10**6, pooling_factor=30.0)]
+        plan = plan_of(tables, machine(1, 1, hbm=10**7, ddr=TERA), cache_policy="lfu")
+        slow, fast = (one.memory.cache_bytes for one in plan.shards)
+        assert slow + fast == pytest.approx(10**7, abs=2 * 256)
+        assert fast > 2 * slow
+        by_hand = evaluate(plan, COSTS).max_kernel_ms
+        for moved in (-256 * 2000, 256 * 2000):
+            caches = (slow - moved, fast + moved)
+            shards = [
+                replace(one, memory=replace(one.memory, cache_bytes=size))
+                for one, size in zip(plan.shards, caches, strict=True)
+            ]
+            assert evaluate(replace(plan, shards=tuple(shards)), COSTS).max_kernel_ms > by_hand
+
+    def test_disks_come_after_host_memory(self):
+        tables = [table(f"t{index}", pooling_factor=float(index + 1)) for index in range(6)]
+        size = tables[0].hbm_bytes
+        plan = plan_of(tables, machine(1, 1, hbm=3 * size, ddr=2 * size, ssd=9 * size))
+        levels = [one.memory.level for one in plan.shards]
+        assert levels == [MemoryLevel.SSD] * 2 + [MemoryLevel.DDR] * 2 + [MemoryLevel.HBM] * 2
+        with pytest.raises(InfeasiblePlanError, match=r"bytes more than the 1 ranks have together on hbm, ddr"):
+            plan_of(tables, machine(1, 1, hbm=3 * size, ddr=2 * size, ssd=9 * size), memory="ddr")
+
+    def test_a_share_of_the_device_memory_can_be_kept_free(self):
+        tables = [table(f"t{index}") for index in range(6)]
+        room = machine(1, 1, hbm=6 * tables[0].hbm_bytes, ddr=TERA)
+        assert {one.memory.level for one in plan_of(tables, room).shards} == {MemoryLevel.HBM}
+        shared = plan_of(tables, room, memory_share=0.7)
+        (held,) = (rank.hbm_bytes for rank in evaluate(shared, COSTS).ranks)
+        assert held <= 109_200_000  # 70% of 156,000,000
+
+    def test_a_cached_table_takes_longer_by_its_transfers(self):
+        one = table("t", 10**6)
+        near = plan_of([one], machine(1, 1, hbm=one.hbm_bytes))
+        cached = plan_of([one], machine(1, 1, hbm=one.hbm_bytes // 50, ddr=TERA))
+        assert evaluate(cached, COSTS).max_kernel_ms > 1.05 * evaluate(near, COSTS).max_kernel_ms
+
+
+class TestModelF:
+    """Neo Sec. 8.5: 12 trillion parameters, "a few massive embedding tables with ~10B rows and 256 columns".
+
+    The paper does not list the tables: here four have 10 billion rows, and forty share the other 6.875 billion.
+    """
+
+    @staticmethod
+    def tables(dtype, optimizer):
+        massive = [table(f"m{index}", 10**10, 256, 20.0, dtype=dtype, optimizer=optimizer) for index in range(4)]
+        rest = [table(f"s{index}", 171_875_000, 256, 10.0, dtype=dtype, optimizer=optimizer) for index in range(40)]
+        return [*massive, *rest]
+
+    def held(self, dtype, optimizer):
+        return sum(Shard.whole(one).hbm_bytes for one in self.tables(dtype, optimizer))
+
+    def test_it_has_12_trillion_parameters(self):
+        tables = self.tables(DType.FP16, Optimizer.ROWWISE_ADAGRAD)
+        assert sum(one.num_embeddings * one.embedding_dim for one in tables) == 12 * TERA
+
+    def test_memory_falls_from_96_to_24_terabytes(self):
+        # Footnote: 12e12 x 4 x 2 = 96e12 with fp32 and a moment per element.
+        assert self.held(DType.FP32, Optimizer.ADAGRAD) == 96 * TERA
+        # fp16 and a moment per row: 24e12, and 4 bytes for each of 46.875e9 rows, which the paper rounds away.
+        assert self.held(DType.FP16, Optimizer.ROWWISE_ADAGRAD) == 24 * TERA + 4 * 46_875_000_000
+        # Either step alone.
+        assert self.held(DType.FP16, Optimizer.ADAGRAD) == 72 * TERA
+        assert self.held(DType.FP32, Optimizer.ROWWISE_ADAGRAD) == pytest.approx(48 * TERA, rel=0.004)
+
+    def test_a_placed_shard_holds_its_share_of_it(self):
+        massive = self.tables(DType.FP16, Optimizer.ROWWISE_ADAGRAD)[0]
+        plan = plan_of([massive], machine(16, 8), batch_size=65536, schemes="row_wise")
+        held = [rank.hbm_bytes for rank in evaluate(plan, COSTS).ranks]
+        assert held == [10**10 * (256 * 2 + 4) // 128] * 128
+
+    def test_it_fits_4_terabytes_of_hbm_and_24_of_dram_behind_caches(self):
+        cluster = machine(16, 8, hbm=4 * TERA // 128, ddr=24 * TERA // 128)
+        plan = plan_of(self.tables(DType.FP16, Optimizer.ROWWISE_ADAGRAD), cluster, batch_size=65536)
+        massive = [one for one in plan.shards if one.shard.table.name.startswith("m")]
+        assert {one.memory.level for one in massive} == {MemoryLevel.DDR}
+        assert all(one.memory.cache_bytes > 0 for one in massive)
+        # "On the massive embedding tables, we enable row-wise sharding": within nodes or over all of them.
+        assert {one.tier for one in massive} <= {Tier.ROW_WISE, Tier.TABLE_ROW_WISE}
+        assert sum(rank.ddr_bytes for rank in evaluate(plan, COSTS).ranks) <= 24 * TERA
+
+    def test_the_naive_way_does_not_fit(self):
+        cluster = machine(16, 8, hbm=4 * TERA // 128, ddr=24 * TERA // 128)
+        with pytest.raises(InfeasiblePlanError, match="96,000,000,000,000 bytes, 68,000,000,000,000 bytes more"):
+            plan_of(self.tables(DType.FP32, Optimizer.ADAGRAD), cluster, batch_size=65536)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"placement": "best"}, "options.placement"),
+        ({"schemes": "table_wise,flex"}, "options.schemes"),
+        ({"schemes": ""}, "options.schemes"),
+        ({"memory": "tape"}, "options.memory"),
+        ({"memory_share": 0.0}, "options.memory_share"),
+        ({"memory_share": 1.1}, "options.memory_share"),
+        ({"access_weight": -1.0}, "options.access_weight"),
+        ({"cache_policy": "fifo"}, "options.cache_policy"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, field):
+    with pytest.raises(InvalidOptionError) as caught:
+        NeoOptions(**options)
+    assert caught.value.field == field
