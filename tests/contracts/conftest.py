@@ -1,12 +1,17 @@
-"""A sharding policy for planners that need one, and nothing else that a planner could lean on."""
+"""A sharding policy for planners that need one, and what every prediction promises.
 
+Shape suffixes: R ranks.
+"""
+
+import math
+from dataclasses import fields
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
-from autoshard.core import DType, MemoryLevel, Optimizer, Pooling, Update
+from autoshard.core import DType, MemoryLevel, Optimizer, Pooling, RankCost, Update
 from costmodel import FEATURE_NAMES, CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, Registry, weight_shapes
 from costmodel.card import Interval
 from costmodel.predictor import FULL_CODE_WIDTH
@@ -44,3 +49,52 @@ def registry(tmp_path_factory):
         cost = PolicyCostModel(weights=weights, card=card)
         TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=cost, training={}).publish(folder)
     return folder.root
+
+
+@pytest.fixture(scope="session")
+def check_prediction():
+    """Checks a plan's prediction: its parts are numbers of at least 0, its bytes those of the shards."""
+    return _check_prediction
+
+
+def _check_prediction(plan, predicted):
+    for item in fields(RankCost):
+        values = [getattr(cost, item.name) for cost in predicted.ranks]
+        assert all(math.isfinite(value) and value >= 0 for value in values), f"{item.name}: {values}"
+    assert [cost.rank for cost in predicted.ranks] == list(range(plan.group_size))
+    step = predicted.step_ms
+    assert 0 <= step.low <= step.value <= step.high < math.inf
+    for name in ("max_kernel_ms", "floor_kernel_ms", "dense_ms", "sync_ms"):
+        value = getattr(predicted, name)
+        assert math.isfinite(value), name
+        assert value >= 0, name
+    assert 0 <= predicted.balance <= 1
+    assert 0 <= predicted.exchange_balance <= 1
+    assert 1 - 1e-9 <= predicted.imbalance <= len(predicted.ranks) * (1 + 1e-9)
+    assert 0 <= predicted.binding_rank < len(predicted.ranks)
+    assert predicted.binding_shard in {table.name for table in plan.tables.tables}
+    for level in MemoryLevel:
+        held = [getattr(cost, f"{level}_bytes") for cost in predicted.ranks]
+        assert held == _recounted_bytes(plan, level), level
+
+
+def _recounted_bytes(plan, level):
+    """Weights and optimizer state of each rank, from the plan's plain data."""
+    state = {
+        Optimizer.SGD: (0, 0),
+        Optimizer.ROWWISE_ADAGRAD: (4, 0),
+        Optimizer.ADAGRAD: (0, 4),
+        Optimizer.ADAM: (0, 8),
+    }
+    width = {DType.FP32: 4, DType.FP16: 2, DType.BF16: 2, DType.INT8: 1}
+    held_R = [0] * plan.group_size
+    for placed in plan.shards:
+        table, columns = placed.shard.table, placed.shard.columns[1] - placed.shard.columns[0]
+        per_row, per_value = state[table.optimizer]
+        row_bytes = columns * (width[table.dtype] + per_value) + per_row
+        for replica in placed.replicas:
+            num_rows = math.ceil((placed.shard.rows.stop - placed.shard.rows.start) / len(replica))
+            for rank in replica:
+                held_R[rank] += num_rows * row_bytes if placed.memory.level is level else 0
+                held_R[rank] += placed.memory.cache_bytes if level is MemoryLevel.HBM else 0
+    return held_R

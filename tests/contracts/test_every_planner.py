@@ -2,13 +2,12 @@
 
 `pytest -m slow tests/contracts/test_every_planner.py` does 100,000 tasks, in blocks that can be run one by one
 (`-k "oper and block7]"`), so that what was interrupted goes on with the block it was in. A failure names planner and
-seed: `attempt(name, seed, registry)` does it again.
+seed: `attempt(name, seed, registry, check_prediction)` does it again.
 
 Shape suffixes: R ranks.
 """
 
 import json
-import math
 import zlib
 from collections import Counter
 from dataclasses import fields
@@ -26,10 +25,8 @@ from autoshard.core import (
     Level,
     Link,
     MemoryBytes,
-    MemoryLevel,
     Optimizer,
     Pooling,
-    RankCost,
     TableSet,
     Tier,
     Topology,
@@ -230,7 +227,7 @@ def planned(name, request):
         return None, error
 
 
-def attempt(name, seed, registry):
+def attempt(name, seed, registry, check_prediction):
     """What came of a task: a plan or no plan. Anything else is a failure."""
     request = drawn_request(name, seed, registry)
     plan, failure = planned(name, request)
@@ -254,56 +251,12 @@ def attempt(name, seed, registry):
     return "planned"
 
 
-def check_prediction(plan, predicted):
-    """The price is a number of at least 0 all over, and its bytes are those of the shards, added up one by one."""
-    for item in fields(RankCost):
-        values = [getattr(cost, item.name) for cost in predicted.ranks]
-        assert all(math.isfinite(value) and value >= 0 for value in values), f"{item.name}: {values}"
-    assert [cost.rank for cost in predicted.ranks] == list(range(plan.group_size))
-    step = predicted.step_ms
-    assert 0 <= step.low <= step.value <= step.high < math.inf
-    for name in ("max_kernel_ms", "floor_kernel_ms", "dense_ms", "sync_ms"):
-        value = getattr(predicted, name)
-        assert math.isfinite(value), name
-        assert value >= 0, name
-    assert 0 <= predicted.balance <= 1
-    assert 0 <= predicted.exchange_balance <= 1
-    assert 1 - 1e-9 <= predicted.imbalance <= len(predicted.ranks) * (1 + 1e-9)
-    assert 0 <= predicted.binding_rank < len(predicted.ranks)
-    assert predicted.binding_shard in {table.name for table in plan.tables.tables}
-    for level in MemoryLevel:
-        held = [getattr(cost, f"{level}_bytes") for cost in predicted.ranks]
-        assert held == recounted_bytes(plan, level), level
-
-
-def recounted_bytes(plan, level):
-    """Weights and optimizer state of each rank, from the plan's plain data."""
-    state = {
-        Optimizer.SGD: (0, 0),
-        Optimizer.ROWWISE_ADAGRAD: (4, 0),
-        Optimizer.ADAGRAD: (0, 4),
-        Optimizer.ADAM: (0, 8),
-    }
-    width = {DType.FP32: 4, DType.FP16: 2, DType.BF16: 2, DType.INT8: 1}
-    held_R = [0] * plan.group_size
-    for placed in plan.shards:
-        table, columns = placed.shard.table, placed.shard.columns[1] - placed.shard.columns[0]
-        per_row, per_value = state[table.optimizer]
-        row_bytes = columns * (width[table.dtype] + per_value) + per_row
-        for replica in placed.replicas:
-            num_rows = math.ceil((placed.shard.rows.stop - placed.shard.rows.start) / len(replica))
-            for rank in replica:
-                held_R[rank] += num_rows * row_bytes if placed.memory.level is level else 0
-                held_R[rank] += placed.memory.cache_bytes if level is MemoryLevel.HBM else 0
-    return held_R
-
-
-def attempt_all(name, seeds, registry):
+def attempt_all(name, seeds, *fixtures):
     """How often each outcome was met."""
     outcomes = Counter()
     for seed in seeds:
         try:
-            outcomes[attempt(name, seed, registry)] += 1
+            outcomes[attempt(name, seed, *fixtures)] += 1
         except (Exception, AssertionError) as error:
             kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
             raise AssertionError(f"planner {name}, seed {seed}: {kind}{error}") from error
@@ -320,9 +273,9 @@ def shares(total, slow_size):
 
 
 @pytest.mark.parametrize("name", planner_names())
-def test_every_plan_is_valid_and_priced(name, registry):
+def test_every_plan_is_valid_and_priced(name, registry, check_prediction):
     num_tasks = shares(NUM_TASKS, SLOW["torchrec"])[name]
-    outcomes = attempt_all(name, range(num_tasks), registry)
+    outcomes = attempt_all(name, range(num_tasks), registry, check_prediction)
     assert outcomes.total() == num_tasks
     # Many tasks have a plan, and some none: else this would test little.
     assert num_tasks / 4 < outcomes["planned"] < num_tasks
@@ -339,9 +292,9 @@ def blocks():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seeds"), blocks())
-def test_every_plan_of_very_many_tasks_is_valid_and_priced(name, seeds, registry):
+def test_every_plan_of_very_many_tasks_is_valid_and_priced(name, seeds, registry, check_prediction):
     # Other tasks than those of the quick test.
-    assert attempt_all(name, [10**6 + seed for seed in seeds], registry)["planned"]
+    assert attempt_all(name, [10**6 + seed for seed in seeds], registry, check_prediction)["planned"]
 
 
 def test_there_are_as_many_tasks_as_promised():
