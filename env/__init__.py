@@ -22,6 +22,7 @@ from env.observation import (
 from env.placement_batch import FinishedEpisodes, PlacementBatch
 from env.placement_env import PlacementEnv
 from env.reward import Objective, kernel_score, placement_reward
+from env.splits import SplitBy
 from env.task import PlacementTask, RewardMs
 from env.vec_env import PlacementVecEnv
 
@@ -49,6 +50,7 @@ __all__ = [
     "PlacementTask",
     "PlacementVecEnv",
     "RewardMs",
+    "SplitBy",
     "kernel_score",
     "observation_space",
     "placement_reward",

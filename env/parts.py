@@ -1,4 +1,4 @@
-"""The parts that columns of items may be cut into, and the order in which they come.
+"""The parts that items may be split into, and the order in which they come.
 
 Shape suffixes: N items, U shards, M parts, R ranks.
 """
@@ -12,23 +12,22 @@ from numpy.typing import NDArray
 
 from autoshard.core import MemoryBytes, Shard
 from autoshard.planners.placement import PlacementProblem, RankArray
+from env.splits import SplitBy, may_go_on, split
 
-#: Halves are multiples of this many columns, as kernels want them.
-COLUMN_STEP = 4
 _NONE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Parts:
-    """Items, their column halves, the halves of these and so on: a binary tree per item.
+    """Items, the two parts of each, the parts of these and so on: a binary tree per item.
 
     Parts come in a fixed order, so that the part that is up says all about where an episode is. A part that is split
-    is followed by its halves, else by what comes after it.
+    is followed by its two parts, else by what comes after it.
 
     Attributes:
         problem: All parts as items: the problem itself if nothing may be split, else one whose items overlap.
         root_N: The part that is the whole item.
-        halves_M2: Both halves of a part; -1 if it may not be split.
+        halves_M2: The two parts of a part (halves, or hot rows and the rest); -1 if it may not be split.
         after_M: The part that comes after a part is placed; M after the last.
         remaining_M: Share of the items that are not placed yet when a part comes up.
         rest_bytes_M: Bytes of what comes after a part if none of it is split; only of items that may go to any rank.
@@ -44,11 +43,11 @@ class Parts:
     largest_M: NDArray[np.int64]
 
     @classmethod
-    def of(cls, problem: PlacementProblem, order_N: RankArray, max_splits: int) -> Parts:
+    def of(cls, problem: PlacementProblem, order_N: RankArray, max_splits: int, by: SplitBy = SplitBy.COLUMNS) -> Parts:
         """The parts of a problem's items, split at most `max_splits` times one within the other."""
         every, root_N, halves_M2 = problem, np.arange(problem.num_items), np.full((problem.num_items, 2), _NONE)
         if max_splits:
-            every, root_N, halves_M2 = _cut(problem, max_splits)
+            every, root_N, halves_M2 = _cut(problem, max_splits, by)
         walk = _Walk(every, halves_M2)
         for position, item in reversed(list(enumerate(order_N))):
             walk.add(int(root_N[item]), position / problem.num_items, 1 / problem.num_items)
@@ -117,8 +116,10 @@ class _Walk:
         self._add(second, done + share / 2, share / 2, after, rest_bytes, largest)
 
 
-def _cut(problem: PlacementProblem, max_splits: int) -> tuple[PlacementProblem, NDArray[np.int64], NDArray[np.int64]]:
-    """A problem of all parts, the part of each item, and the halves of each part.
+def _cut(
+    problem: PlacementProblem, max_splits: int, by: SplitBy
+) -> tuple[PlacementProblem, NDArray[np.int64], NDArray[np.int64]]:
+    """A problem of all parts, the part of each item, and the two parts of each part.
 
     Items of several shards, which must share a rank, are not split.
     """
@@ -126,17 +127,27 @@ def _cut(problem: PlacementProblem, max_splits: int) -> tuple[PlacementProblem, 
     item_of = {group[0]: item for item, group in enumerate(problem.members)}
     halves_of: dict[int, tuple[int, int]] = {}
     level = [group[0] for group in problem.members if len(group) == 1]
-    for _ in range(max_splits):
+    for depth in range(max_splits):
         below: list[int] = []
         for shard in level:
-            halves = _halves(shards[shard])
-            if halves:
-                first, second = halves_of[shard] = len(shards), len(shards) + 1
+            halves = split(shards[shard], by, depth)
+            if halves is not None:
+                pair = halves_of[shard] = len(shards), len(shards) + 1
                 shards += halves
-                below += [first, second]
-                item_of[first] = item_of[second] = item_of[shard]
+                below += [part for second, part in enumerate(pair) if may_go_on(by, second=bool(second))]
+                item_of |= dict.fromkeys(pair, item_of[shard])
         level = below
-    # Parts overlap, so together they take more memory than there is.
+    every = _overlapping(problem, shards)
+    part_of = {group[0]: part for part, group in enumerate(every.members)}
+    halves_M2 = np.full((every.num_items, 2), _NONE)
+    for shard, pair in halves_of.items():
+        halves_M2[part_of[shard]] = [part_of[half] for half in pair]
+    every = replace(every, allowed_NR=problem.allowed_NR[[item_of[group[0]] for group in every.members]])
+    return every, np.array([part_of[group[0]] for group in problem.members]), halves_M2
+
+
+def _overlapping(problem: PlacementProblem, shards: list[Shard]) -> PlacementProblem:
+    """A problem of shards that overlap, and together take more memory than there is."""
     roomy = MemoryBytes(hbm=2 * sum(shard.hbm_bytes for shard in shards))
     every = PlacementProblem.of(
         problem.tables,
@@ -145,25 +156,7 @@ def _cut(problem: PlacementProblem, max_splits: int) -> tuple[PlacementProblem, 
         shards,
         [tier.tier for tier in problem.tiers],
     )
-    part_of = {group[0]: part for part, group in enumerate(every.members)}
-    halves_M2 = np.full((every.num_items, 2), _NONE)
-    for shard, pair in halves_of.items():
-        halves_M2[part_of[shard]] = [part_of[half] for half in pair]
-    every = replace(
-        every,
-        topology=problem.topology,
-        capacity_R=problem.capacity_R,
-        allowed_NR=problem.allowed_NR[[item_of[group[0]] for group in every.members]],
-    )
-    return every, np.array([part_of[group[0]] for group in problem.members]), halves_M2
-
-
-def _halves(shard: Shard) -> tuple[Shard, ...]:
-    start, stop = shard.columns
-    if (stop - start) % (2 * COLUMN_STEP):
-        return ()
-    middle = (start + stop) // 2
-    return tuple(replace(shard, columns=columns) for columns in ((start, middle), (middle, stop)))
+    return replace(every, topology=problem.topology, capacity_R=problem.capacity_R)
 
 
 def subset(

@@ -32,6 +32,7 @@ from env.observation import (
     observation_space,
 )
 from env.reward import Objective, kernel_score, placement_reward, time_score
+from env.splits import SplitBy
 from env.task import PlacementTask, RewardMs, check_reward
 from env.task_stack import TaskStack
 
@@ -43,7 +44,8 @@ class PlacementEnv(gymnasium.Env):
     An episode is a placement problem drawn at random from those given. Items are shards: whole tables, groups of
     rows, segments of tables in falling access frequency, or several that must share a rank. They come in falling
     price, and the agent names a place for each: a rank, or a tier that all ranks share, if the problem offers any. It
-    may also cut an item's columns into halves, which come next, if that is asked for. The aim is the objective,
+    may also split an item, if that is asked for: its columns are halved, or its hottest rows are cut off; the two
+    parts come next. The aim is the objective,
     within the memory of the ranks.
 
     ## Action Space
@@ -53,7 +55,7 @@ class PlacementEnv(gymnasium.Env):
     | --- | --- |
     | r < R | rank r takes the upcoming item |
     | R + k | all ranks hold it, by the problem's shared tier k |
-    | R + K | its columns are halved; the halves come next |
+    | R + K | it is split in two (halves of its columns, or hot rows and the rest), which come next |
 
     ## Observation Space
     A `Dict`; codes are the cost model's, and have no unit.
@@ -61,14 +63,14 @@ class PlacementEnv(gymnasium.Env):
     | key | shape | meaning | unit |
     | --- | --- | --- | --- |
     | `item_code` | (H,) | code of the upcoming item; zeros at the end | root mean square of all items' codes |
-    | `remaining` | (1,) | share of the items not placed yet; half an item counts as half | 1 |
+    | `remaining` | (1,) | share of the items not placed yet; each of two parts counts as half | 1 |
     | `choice_codes` | (A, H) | codes by choice, below | root mean square of an even share's code |
     | `choice_costs` | (A, 4) | columns below | |
     | `choice_kinds` | (A, 5) | one-hot: rank, data parallel, flex, row-wise, split | |
     | `action_mask` | (A,) | 1 for what may be done | |
 
     The code of a rank is the sum of those it holds; of a shared tier, what every rank would get; of a split, that of
-    the first half. Costs are:
+    its first part. Costs are:
 
     | column | rank | shared tier | split | unit |
     | --- | --- | --- | --- | --- |
@@ -111,8 +113,11 @@ class PlacementEnv(gymnasium.Env):
     - `problems`: placement problems, all with the same cost model, number of ranks and shared tiers.
     - `objective`: what for, `Objective.BALANCE` by default.
     - `costs`: models of all parts of a step, for `Objective.STEP`.
-    - `max_splits`: how often an item's columns may be halved, one within the other; 0, the default, for never. Items
-      that are less than 8 columns wide, or whose halves are not multiples of 4, stay whole.
+    - `max_splits`: how often an item may be split, one split within the other; 0, the default, for never.
+    - `split_by`: what splits cut. `SplitBy.COLUMNS`, the default, halves columns; items that are less than 8 columns
+      wide, or whose halves are not multiples of 4, stay whole. `SplitBy.HOT_ROWS` cuts the hottest rows off whole
+      tables, those with half of the lookups, and then the next off the rest, up to 90% of the lookups
+      (`env.splits.HOT_SHARES`); what is cut off stays as it is.
     - `reward_ms`: measures a placement's kernel times; None takes the predictions.
 
     `reset(options={"task": i})` plays problem i instead of a random one.
@@ -127,10 +132,12 @@ class PlacementEnv(gymnasium.Env):
         objective: Objective = Objective.BALANCE,
         costs: Costs | None = None,
         max_splits: int = 0,
+        split_by: SplitBy = SplitBy.COLUMNS,
         reward_ms: RewardMs | None = None,
     ) -> None:
         self.tasks = tuple(
-            PlacementTask.of(problem, objective=objective, costs=costs, max_splits=max_splits) for problem in problems
+            PlacementTask.of(problem, objective=objective, costs=costs, max_splits=max_splits, split_by=split_by)
+            for problem in problems
         )
         self._stack = TaskStack(self.tasks)
         check_reward(self.tasks, reward_ms)
@@ -237,14 +244,7 @@ class PlacementEnv(gymnasium.Env):
 
     def _sums(self, codes_RH: CodeArray) -> StepSums:
         """What each rank holds and moves."""
-        task = self.tasks[self.task_index]
-        assert task.step_cost is not None
-        alone_NC, shared_KNC = task.step_cost.moved_NC, task.step_cost.moved_KNC
-        moved_RC = np.zeros((task.num_ranks, alone_NC.shape[1]))
-        alone = np.flatnonzero((self._choice_M >= 0) & (self._choice_M < task.num_ranks))
-        np.add.at(moved_RC, self._choice_M[alone], alone_NC[alone])
-        for index, shared_NC in enumerate(shared_KNC, task.num_ranks):
-            moved_RC += shared_NC[self._choice_M == index].sum(axis=0)
+        moved_RC = self.tasks[self.task_index].moved(self._choice_M)
         return StepSums(codes_BRH=codes_RH[None], moved_BRC=moved_RC[None])
 
     def _observe(self) -> Observation:

@@ -1,6 +1,7 @@
 """A placement problem made ready to be played: items in falling price, codes and prices without units.
 
-Shape suffixes: N items, M parts of items, R ranks, A choices, H width of a code, Z kinds of choices.
+Shape suffixes: N items, M parts of items, R ranks, A choices, H width of a code, C columns of what is moved, Z
+kinds of choices.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from autoshard.planners.step_cost import StepCost, StepSums
 from env.observation import choice_kinds
 from env.parts import Parts
 from env.reward import Objective
+from env.splits import SplitBy, most_splits
 from env.witness import find_witness
 
 #: Kernel time in milliseconds of every rank (shape (R,)) once item n lies on rank `ranks_N[n]`.
@@ -31,7 +33,8 @@ class PlacementTask:
     Attributes:
         problem: What is to be placed.
         objective: What for.
-        max_splits: How often columns may be halved, one within the other; 0 for never.
+        max_splits: How often an item may be split, one split within the other; 0 for never.
+        split_by: What splits cut.
         order_N: Items in the order in which they come up: falling price, then as listed.
         parts: The items and the parts that they may be split into.
         witness_N: A placement of the items within the memory limits, whatever it costs.
@@ -45,6 +48,7 @@ class PlacementTask:
     problem: PlacementProblem
     objective: Objective
     max_splits: int
+    split_by: SplitBy
     order_N: RankArray
     parts: Parts
     witness_N: RankArray
@@ -62,6 +66,7 @@ class PlacementTask:
         objective: Objective = Objective.BALANCE,
         costs: Costs | None = None,
         max_splits: int = 0,
+        split_by: SplitBy = SplitBy.COLUMNS,
     ) -> PlacementTask:
         """The task of a problem.
 
@@ -69,17 +74,17 @@ class PlacementTask:
             problem: The problem.
             objective: What it is played for.
             costs: Models of all parts of a step, for `Objective.STEP`; its kernel model is the problem's.
-            max_splits: How often columns may be halved, one within the other; 0 for never.
+            max_splits: How often an item may be split, one split within the other; 0 for never.
+            split_by: What splits cut.
 
         Raises:
             InfeasiblePlanError: If no placement within the memory limits was found.
             InvalidOptionError: If an option is out of range, or steps lack their costs.
             InvalidPlanError: If steps are priced and the dense layers make no model.
         """
-        if max_splits < 0:
-            raise InvalidOptionError(f"must be at least 0, got {max_splits}", field="max_splits")
+        _check_splits(max_splits, split_by)
         order_N = np.argsort(-problem.kernel_ms_N, kind="stable")
-        parts = Parts.of(problem, order_N, max_splits)
+        parts = Parts.of(problem, order_N, max_splits, split_by)
         share_H = problem.codes_NH.sum(axis=0, dtype=np.float64) / problem.num_ranks
         even_ms = _positive(float(problem.model.price(share_H[None].astype(np.float32))[0]))
         step_cost = _step_cost(parts.problem, costs) if objective is Objective.STEP else None
@@ -87,6 +92,7 @@ class PlacementTask:
             problem=problem,
             objective=objective,
             max_splits=max_splits,
+            split_by=split_by,
             order_N=order_N,
             parts=parts,
             witness_N=find_witness(problem),
@@ -127,10 +133,36 @@ class PlacementTask:
         """H."""
         return self.problem.codes_NH.shape[1]
 
+    def moved(self, choice_M: RankArray) -> NDArray[np.float64]:
+        """What each rank moves, added up from all parts that were placed, shape (R, C); -1 for those that were not."""
+        assert self.step_cost is not None, "steps are not the objective"
+        moved_RC = np.zeros((self.num_ranks, self.step_cost.moved_NC.shape[1]))
+        alone = np.flatnonzero((choice_M >= 0) & (choice_M < self.num_ranks))
+        np.add.at(moved_RC, choice_M[alone], self.step_cost.moved_NC[alone])
+        for index, shared_NC in enumerate(self.step_cost.moved_KNC, self.num_ranks):
+            moved_RC += shared_NC[choice_M == index].sum(axis=0)
+        return moved_RC
+
+    def step_ms(self, ranks_N: RankArray) -> float:
+        """Time of the step of a placement of whole items; for tasks whose objective it is."""
+        assert self.step_cost is not None, "steps are not the objective"
+        choice_M = np.full(self.parts.num_parts, -1, dtype=np.int64)
+        choice_M[self.parts.root_N] = ranks_N
+        codes_RH = self.problem.rank_codes(ranks_N)
+        sums = StepSums(codes_BRH=codes_RH[None], moved_BRC=self.moved(choice_M)[None])
+        return float(self.step_cost.step_ms(sums)[0])
+
     @property
     def kinds_AZ(self) -> NDArray[np.float32]:  # noqa: N802 - a shape suffix
         """One-hot kinds of the actions, shape (A, Z)."""
         return choice_kinds(self.num_ranks, [tier.tier for tier in self.problem.tiers], may_split=self.may_split)
+
+
+def _check_splits(max_splits: int, by: SplitBy) -> None:
+    most = most_splits(by)
+    if max_splits < 0 or (most is not None and max_splits > most):
+        accepted = "at least 0" if most is None else f"in [0, {most}] for {by}"
+        raise InvalidOptionError(f"must be {accepted}, got {max_splits}", field="max_splits")
 
 
 def check_alike(tasks: Sequence[PlacementTask]) -> None:
@@ -148,7 +180,7 @@ def check_alike(tasks: Sequence[PlacementTask]) -> None:
             raise InvalidOptionError("must have the cost model of the first", field=f"problems[{index}]")
         if [tier.tier for tier in task.problem.tiers] != [tier.tier for tier in first.problem.tiers]:
             raise InvalidOptionError("must have the shared tiers of the first", field=f"problems[{index}]")
-        if (task.objective, task.may_split) != (first.objective, first.may_split):
+        if (task.objective, task.may_split, task.split_by) != (first.objective, first.may_split, first.split_by):
             raise InvalidOptionError("must have the objective and the splits of the first", field=f"problems[{index}]")
 
 

@@ -35,7 +35,7 @@ class Items(StrEnum):
     ROW_GROUPS = "row_groups"
     """Equal ranges of the rows of tables."""
     TIERS = "tiers"
-    """Segments of tables in falling access frequency, which all ranks may share."""
+    """Whole tables, whose hot rows may be cut off; all ranks may share any of it."""
 
     @property
     def policy_kind(self) -> str:

@@ -51,8 +51,8 @@ def train_policy(
     items: Annotated[
         Items,
         typer.Option(
-            help="What is placed: whole tables, ranges of rows, or segments in falling access frequency that all "
-            "ranks may share.",
+            help="What is placed: whole tables, ranges of rows, or tables whose hot rows may be cut off and shared "
+            "by all ranks.",
             rich_help_panel=_TASKS,
         ),
     ] = Items.TABLES,

@@ -18,10 +18,14 @@ def joined(plan: ShardingPlan) -> ShardingPlan:
     Fewer shards cost less, take no more memory, and a table that is whole again needs no order of its rows.
 
     Args:
-        plan: Made from a PlacementProblem whose shards tile the tables one after the other, in the order of their
-            rows, and which are cut by rows only.
+        plan: Of tables that are cut by rows only.
+
+    Returns:
+        The plan with its shards table after table, in the order of their rows.
     """
-    runs = [list(run) for _, run in groupby(plan.shards, _holding)]
+    place = {table.name: index for index, table in enumerate(plan.tables.tables)}
+    in_order = sorted(plan.shards, key=lambda placed: (place[placed.shard.table.name], placed.shard.rows.start))
+    runs = [list(run) for _, run in groupby(in_order, _holding)]
     return replace(plan, shards=tuple(_joined(run, plan.topology) for run in runs))
 
 

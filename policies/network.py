@@ -31,6 +31,8 @@ _MARGIN_COLUMNS = [CostColumn.WITH_ITEM, CostColumn.OBJECTIVE]
 _NUM_COST_INPUTS = NUM_COST_COLUMNS + len(_MARGIN_COLUMNS) + NUM_CHOICE_KINDS
 # An item is about a tenth of an even share, so differences between ranks are about that small at most.
 _MARGIN_SCALE = 8.0
+#: Added to the score of splits, so that items stay whole until it was learned where cutting pays.
+_SPLIT_BIAS = -2.0
 _POLICY_HIDDEN = (128, 128, 64)
 _VALUE_HIDDEN = 64
 
@@ -92,7 +94,7 @@ class PlacementNetwork(nn.Module):
         of_state_BS, of_choice_BAS = first.weight.split([self.state_width, 2 * self.state_width], dim=1)
         hidden = functional.linear(torch.cat([action_BAS, states_BS[:, None] * action_BAS], dim=-1), of_choice_BAS)
         hidden = hidden + functional.linear(states_BS, of_state_BS, first.bias)[:, None]
-        scores_BA = self.policy_rest(hidden)[..., 0]
+        scores_BA = self.policy_rest(hidden)[..., 0] + _SPLIT_BIAS * kinds_BAZ[..., ChoiceKind.SPLIT]
         return scores_BA.masked_fill(~mask_BA, -torch.inf)
 
     def values(self, states_BS: Tensor) -> Tensor:

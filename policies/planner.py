@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from autoshard import __version__
-from autoshard.core import Costs, Provenance, ShardingPlan
+from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.errors import InvalidOptionError
+from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.placement import PlacementProblem, RankArray
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.step_cost import StepCost
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _MAX_SAMPLES = 4096
 # Loaded policies are about half a megabyte each.
 _CACHED_POLICIES = 8
+#: Candidates that split tables whose plans are priced, the best by the policy's own model.
+_MOST_PRICED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +53,9 @@ class PolicyOptions:
     items: str = field(
         default=Items.TABLES.value,
         metadata={
-            "help": "What is placed: tables, row_groups (equal ranges of their rows) or tiers (segments in falling "
-            "access frequency, which all ranks may share). Each has a policy of its own: `autoshard train policy "
-            "--items tiers`."
+            "help": "What is placed: tables, row_groups (equal ranges of their rows) or tiers (tables whose hot rows "
+            "may be cut off and shared by all ranks). Each has a policy of its own: `autoshard train policy --items "
+            "tiers`."
         },
     )
 
@@ -63,6 +66,19 @@ class PolicyOptions:
                 raise InvalidOptionError(f"must be in [1, {_MAX_SAMPLES}], got {value}", field=f"options.{name}")
         if self.items not in list(Items):
             raise InvalidOptionError(f"must be any of {', '.join(Items)}, got {self.items!r}", field="options.items")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Candidate:
+    """A placement, and its objective by the policy's cost model."""
+
+    problem: PlacementProblem
+    ranks_N: RankArray
+    objective_ms: float
+
+    @property
+    def plan(self) -> ShardingPlan:
+        return joined(self.problem.to_plan(self.ranks_N))
 
 
 class PolicyPlanner:
@@ -92,48 +108,66 @@ class PolicyPlanner:
             InvalidOptionError: If an option is unknown or out of range.
         """
         # Imported here, for torch takes a second that listing planners does not have.
-        from env import PlacementTask
-        from policies.tasks import items_problem
+        from policies.tasks import items_problem, items_task
 
         options = parse_options(PolicyOptions, request.options)
         items = Items(options.items)
         policy = _load(request.registry, request.topology.device, items)
-        problem = items_problem(request.tables, request.topology, request.costs.kernel, items)
         seen = items_problem(request.tables, request.topology, policy.cost.model(), items)
         costs = replace(request.costs, kernel=seen.model)
-        task = PlacementTask.of(seen, objective=policy.objective, costs=costs)
-        candidates = _candidates(policy, task, options, request.seed)
-        plan = joined(problem.to_plan(_best(problem, candidates, task, request.costs)))
+        task = items_task(seen, items, objective=policy.objective, costs=costs)
+        plan = _best(_candidates(policy, task, options, request.seed), task, request, items)
         source = Provenance(planner=self.name, version=__version__, models={items.policy_kind: policy.name})
         return replace(plan, provenance=source)
 
 
-def _candidates(policy: TrainedPolicy, task: PlacementTask, options: PolicyOptions, seed: int) -> tuple[RankArray, ...]:
+def _candidates(
+    policy: TrainedPolicy, task: PlacementTask, options: PolicyOptions, seed: int
+) -> tuple[_Candidate, ...]:
     import torch
 
     from policies.decoding import decode, decode_beam
 
-    candidates = decode(policy.network, [task]).ranks
+    found = [decode(policy.network, [task])]
     if options.num_samples > 1:
         generator = torch.Generator().manual_seed(seed)
-        candidates += decode(policy.network, [task], num_samples=options.num_samples - 1, generator=generator).ranks
+        found.append(decode(policy.network, [task], num_samples=options.num_samples - 1, generator=generator))
     if options.beam_width > 1:
-        candidates += decode_beam(policy.network, [task], width=options.beam_width).ranks
-    return candidates
+        found.append(decode_beam(policy.network, [task], width=options.beam_width))
+    return tuple(
+        _Candidate(problem=problem, ranks_N=ranks_N, objective_ms=float(objective_ms))
+        for placements in found
+        for problem, ranks_N, objective_ms in zip(
+            placements.problems, placements.ranks, placements.objective_ms_E, strict=True
+        )
+    )
 
 
-def _best(problem: PlacementProblem, candidates: tuple[RankArray, ...], task: PlacementTask, costs: Costs) -> RankArray:
-    """The candidate with the shortest step if that is the task's objective, else with the fastest slowest rank."""
+def _best(candidates: tuple[_Candidate, ...], task: PlacementTask, request: PlanRequest, items: Items) -> ShardingPlan:
+    """The plan with the shortest step if that is the task's objective, else with the fastest slowest rank."""
     if len(candidates) == 1:
-        return candidates[0]
-    step_cost = StepCost(problem, costs) if task.step_cost is not None else None
+        return candidates[0].plan
+    for_steps = task.step_cost is not None
+    if task.may_split:
+        # What is split differs from candidate to candidate, so there are no sums to price all of them by.
+        likely = sorted(candidates, key=lambda candidate: candidate.objective_ms)[:_MOST_PRICED]
+        return min((candidate.plan for candidate in likely), key=lambda plan: _priced_ms(plan, request, for_steps))
+    from policies.tasks import items_problem
 
-    def cost_ms(ranks_N: RankArray) -> float:
+    problem = items_problem(request.tables, request.topology, request.costs.kernel, items)
+    step_cost = StepCost(problem, request.costs) if for_steps else None
+
+    def cost_ms(candidate: _Candidate) -> float:
         if step_cost is None:
-            return float(problem.rank_ms(ranks_N).max())
-        return float(step_cost.step_ms(step_cost.sums(ranks_N))[0])
+            return float(problem.rank_ms(candidate.ranks_N).max())
+        return float(step_cost.step_ms(step_cost.sums(candidate.ranks_N))[0])
 
-    return min(candidates, key=cost_ms)
+    return min(candidates, key=cost_ms).plan
+
+
+def _priced_ms(plan: ShardingPlan, request: PlanRequest, for_steps: bool) -> float:
+    predicted = evaluate(plan, request.costs)
+    return predicted.step_ms.value if for_steps else predicted.max_kernel_ms
 
 
 def _load(registry: Path | None, device: str, items: Items) -> TrainedPolicy:

@@ -27,7 +27,7 @@ from policies.lagged import LaggedVTrace
 from policies.measured import find_benchmark
 from policies.ray_actors import RayActors
 from policies.scores import Baselines, score_policy
-from policies.tasks import Split, TaskKind, sample_problems, task_seeds, training_topology
+from policies.tasks import Split, TaskKind, items_task, sample_problems, task_seeds, training_topology
 from policies.trained import PolicyCostModel, TrainedPolicy
 from policies.training import Evaluation, PolicyTrainer
 from policies.training_options import Budget, TrainingOptions
@@ -190,10 +190,10 @@ class _Run:
     def _as_task(self, model: CostModel) -> Callable[[PlacementProblem], PlacementTask]:
         tasks = self._options.tasks
         if tasks.objective is not Objective.STEP:
-            return partial(PlacementTask.of, objective=tasks.objective)
+            return partial(items_task, items=tasks.items, objective=tasks.objective)
         topology = training_topology(tasks.device, tasks.num_ranks, sum(table.hbm_bytes for table in self._pool.tables))
         costs = replace(make_costs(self._pool, topology, self._models.root), kernel=model)
-        return partial(PlacementTask.of, objective=tasks.objective, costs=costs)
+        return partial(items_task, items=tasks.items, objective=tasks.objective, costs=costs)
 
     def _training_problems(self, model: CostModel) -> tuple[tuple[PlacementProblem, ...], tuple[PlacementProblem, ...]]:
         return (

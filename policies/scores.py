@@ -78,18 +78,18 @@ def score_placements(problems: Sequence[PlacementProblem], placements: Sequence[
 
 
 def score_tasks(tasks: Sequence[PlacementTask], placements: Sequence[RankArray]) -> PlacementScore:
-    """Scores one placement per task, with steps if they are the objective; for tasks whose items are never split."""
+    """Scores one placement per task, with steps if they are the objective; for placements that split nothing."""
     score = score_placements([task.problem for task in tasks], placements)
     if any(task.step_cost is None for task in tasks):
         return score
-    steps_ms = [
-        task.step_cost.step_ms(task.step_cost.sums(ranks_N))[0]
-        for task, ranks_N in zip(tasks, placements, strict=True)
-        if task.step_cost is not None
-    ]
+    steps_ms = [task.step_ms(ranks_N) for task, ranks_N in zip(tasks, placements, strict=True)]
     return replace(score, step_ms=float(np.mean(steps_ms)))
 
 
 def score_policy(network: PlacementNetwork, tasks: Sequence[PlacementTask]) -> PlacementScore:
     """Scores one greedy decode per task."""
-    return score_tasks(tasks, decode(network, tasks).ranks)
+    placements = decode(network, tasks)
+    score = score_placements(placements.problems, placements.ranks)
+    if any(task.step_cost is None for task in tasks):
+        return score
+    return replace(score, step_ms=float(np.mean(placements.objective_ms_E)))

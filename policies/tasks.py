@@ -6,29 +6,17 @@ Shape suffixes: N items, R ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import pairwise
 
 import numpy as np
 
-from autoshard.core import (
-    CostModel,
-    EmbeddingTable,
-    Level,
-    Link,
-    MemoryBytes,
-    RowRange,
-    RowsBy,
-    Shard,
-    TableSet,
-    Tier,
-    Topology,
-)
+from autoshard.core import CostModel, Costs, Level, Link, MemoryBytes, Shard, TableSet, Tier, Topology
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.planners.oper.partition import equal_row_ranges
 from autoshard.planners.placement import PlacementProblem
+from env import Objective, PlacementTask, SplitBy
+from env.splits import HOT_SHARES
 from env.witness import find_witness
 from policies.choices import Items
 
@@ -38,8 +26,6 @@ _SEEDS_PER_RUN = 1 << 20
 
 #: Ranges that the rows of every table are cut into where row groups are placed.
 NUM_ROW_RANGES = 4
-#: Shares of a table's lookups that its hottest segment has, and its two hottest together.
-TIER_SHARES = (0.5, 0.9)
 _TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
 
 #: Ranks of a node, where there are several.
@@ -116,7 +102,7 @@ def sample_problems(pool: TableSet, model: CostModel, kind: TaskKind, seeds: ran
     Source:
         AutoShard Sec. 5.1.
     """
-    num_parts = {Items.TABLES: 1, Items.ROW_GROUPS: NUM_ROW_RANGES, Items.TIERS: len(TIER_SHARES) + 1}[kind.items]
+    num_parts = NUM_ROW_RANGES if kind.items is Items.ROW_GROUPS else 1
     kept = tuple(table for table in pool.tables if table.num_embeddings >= num_parts)
     whole_bytes = sum(table.hbm_bytes for table in pool.tables)
     topology = training_topology(kind.device, kind.num_ranks, whole_bytes)
@@ -141,36 +127,37 @@ def items_problem(tables: TableSet, topology: Topology, model: CostModel, items:
     return PlacementProblem.of(tables, topology, model, cut(tables, items), _TIERS if items is Items.TIERS else ())
 
 
+def items_task(
+    problem: PlacementProblem, items: Items, *, objective: Objective = Objective.BALANCE, costs: Costs | None = None
+) -> PlacementTask:
+    """The task of placing such items: with tiers, hot rows may be cut off every table.
+
+    Raises:
+        InfeasiblePlanError: If no placement within the memory limits was found.
+        InvalidOptionError: If steps are the objective and lack their costs.
+        ModelError: If the model cannot price a part as it would be held.
+    """
+    max_splits = num_splits(items)
+    return PlacementTask.of(problem, objective=objective, costs=costs, max_splits=max_splits, split_by=SplitBy.HOT_ROWS)
+
+
+def num_splits(items: Items) -> int:
+    """How often an item may be split, one split within the other."""
+    return len(HOT_SHARES) if items is Items.TIERS else 0
+
+
 def cut(tables: TableSet, items: Items) -> tuple[Shard, ...]:
-    """What tables are cut into: as many parts of each, but of those that have fewer rows than that.
+    """What tables are cut into before they are placed: ranges of rows for row groups, else nothing.
 
     Returns:
         Shards that tile the tables, table by table and in the order of their rows.
 
     Source:
-        OPER Sec. 4.1 for row groups; differs: equal ranges of row ids, so that tasks have equally many. FlexShard
-        Sec. 4.3 for tiers; differs: the same shares of the lookups of every table.
+        OPER Sec. 4.1 for row groups; differs: equal ranges of row ids, so that tasks have equally many.
     """
     if items is Items.ROW_GROUPS:
         return equal_row_ranges(tables, NUM_ROW_RANGES)
-    if items is Items.TIERS:
-        return tuple(segment for table in tables.tables for segment in _segments(table))
     return tuple(Shard.whole(table) for table in tables.tables)
-
-
-def _segments(table: EmbeddingTable) -> Iterator[Shard]:
-    """The table's rows in falling access frequency, cut where they have had `TIER_SHARES` of all lookups."""
-    num_rows, bounds = table.num_embeddings, [0]
-    if num_rows <= len(TIER_SHARES):
-        yield Shard.whole(table)
-        return
-    for place, share in enumerate(TIER_SHARES):
-        row = round(float(np.interp(share, table.access.cumulative_K, table.access.ranks_K)))
-        # Every segment has a row at least.
-        bounds.append(min(max(row, bounds[-1] + 1), num_rows - len(TIER_SHARES) + place))
-    for start, stop in pairwise([*bounds, num_rows]):
-        rows = RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK)
-        yield Shard(table=table, rows=rows, columns=(0, table.embedding_dim))
 
 
 def _filled(problem: PlacementProblem, memory_fill: float) -> PlacementProblem:

@@ -14,6 +14,7 @@ from costmodel.weights import Weights
 from env import Objective
 from policies.choices import Items
 from policies.network import PlacementNetwork
+from policies.tasks import num_splits
 from policies.weights import load_arrays, to_arrays, with_prefix
 
 #: Changes whenever the environment shows something else: a network reads what it was trained on only.
@@ -90,6 +91,7 @@ class TrainedPolicy:
             "items": self.items,
             "objective": self.objective,
             "memory_fill": self.memory_fill,
+            "max_splits": num_splits(self.items),
             "code_width": self.network.code_width,
             "cost_model": {"id": self.cost.id, "card": self.cost.card.to_json()},
             "training": dict(self.training),
@@ -112,6 +114,13 @@ class TrainedPolicy:
         policy = _read(stored, source)
         if policy.items is not items:
             raise ModelError(f"must be {items}, got {policy.items}", field="items", source=source)
+        if (found := stored.card.get("max_splits", 0)) != num_splits(items):
+            raise ModelError(
+                f"must be {num_splits(items)} for {items}, got {found!r}; `autoshard train policy --items {items}` "
+                "makes one that can be used",
+                field="max_splits",
+                source=source,
+            )
         return policy
 
 

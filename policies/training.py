@@ -90,7 +90,10 @@ class PolicyTrainer:
             )
         self.env = PlacementVecEnv(self.train_tasks, self.options.num_groups, self.options.num_rollouts)
         self.measured = self._measured_env(measure)
-        settings = replace(self.options.settings, num_steps=num_items.pop())
+        # Episodes with splits differ in length.
+        settings = replace(
+            self.options.settings, num_steps=num_items.pop(), whole_episodes=self.train_tasks[0].may_split
+        )
         self.pool = self._actor_pool(settings, launcher)
         self.algorithm = self._make_algorithm(settings)
         self.algorithm.set_logger(make_logger(None))
@@ -130,6 +133,12 @@ class PolicyTrainer:
     def _make_algorithm(self, settings: VTraceSettings) -> VTrace | PlacementPPO:
         env = self.measured or self.env
         if self.options.algorithm is Algorithm.PPO:
+            if settings.whole_episodes:
+                raise InvalidOptionError(
+                    f"must be {Algorithm.VTRACE} where items may be split, since episodes differ in length then, got "
+                    f"{Algorithm.PPO}",
+                    field="algorithm",
+                )
             return PlacementPPO(env, self.options.ppo, num_steps=settings.num_steps, seed=self.seed)
         if self.pool is not None:
             return LaggedVTrace(env, settings, self.pool, seed=self.seed)
@@ -322,6 +331,7 @@ class PolicyTrainer:
         first = self.train_tasks[0]
         return {
             "seed": self.seed,
+            "max_splits": first.max_splits,
             "num_tasks": len(self.train_tasks),
             "num_items": first.num_items,
             "num_ranks": first.num_ranks,

@@ -42,6 +42,8 @@ class VTraceSettings:
         compare_within_task: Whether an advantage is taken over the mean of the same task and step, in units of the
             task's standard deviation. It takes several episodes of each task at a time, which are then worth more
             than as many of different tasks, and makes easy and hard tasks count alike.
+        whole_episodes: Whether an update takes as many steps more as it takes each episode to end, and learns from
+            one episode in each environment; for tasks whose episodes differ in length.
     """
 
     num_steps: int = 100
@@ -51,6 +53,7 @@ class VTraceSettings:
     baseline_weight: float = 0.5
     max_grad_norm: float = 40.0
     compare_within_task: bool = False
+    whole_episodes: bool = False
 
     def __post_init__(self) -> None:
         if self.num_steps < 1:
@@ -143,7 +146,8 @@ class VTrace(OnPolicyAlgorithm):
         callback.on_rollout_start()
         recorder = TrajectoryRecorder(before=self._lstm_state)
         tasks_E = np.array(env.get_attr("task_index"))
-        for _ in range(n_rollout_steps):
+        has_ended_E, num_steps = np.zeros(env.num_envs, dtype=np.bool_), 0
+        while num_steps < n_rollout_steps or (self.settings.whole_episodes and not has_ended_E.all()):
             observation = self._to_tensors(self._last_obs)
             starts_E = self._last_episode_starts
             before = keep(self._lstm_state, torch.as_tensor(~starts_E, device=self.device))
@@ -161,6 +165,8 @@ class VTrace(OnPolicyAlgorithm):
                 dones=torch.as_tensor(dones_E, device=self.device),
                 tasks=torch.as_tensor(tasks_E, device=self.device),
             )
+            num_steps += 1
+            has_ended_E |= dones_E
             self.num_timesteps += env.num_envs
             self._update_info_buffer(infos, dones_E)
             if dones_E.any():
@@ -169,6 +175,8 @@ class VTrace(OnPolicyAlgorithm):
             if not callback.on_step():
                 return False
         self._trajectories = recorder.finish(self._to_tensors(self._last_obs))
+        if self.settings.whole_episodes:
+            self.begin_episodes(env.reset())
         callback.on_rollout_end()
         return True
 
@@ -200,12 +208,14 @@ class VTrace(OnPolicyAlgorithm):
         returns = vtrace_returns(log_ratios_TE, discounts_TE, data.rewards_TE, values_TE.detach(), bootstrap_E)
         advantages_TE = returns.advantages_TB
         if self.settings.compare_within_task:
-            advantages_TE = _lagged_advantages(log_ratios_TE, discounts_TE, data)
+            compare = _whole_advantages if self.settings.whole_episodes else _lagged_advantages
+            advantages_TE = compare(log_ratios_TE, discounts_TE, data)
+        counts_TE = _first_episodes(data) if self.settings.whole_episodes else torch.ones_like(values_TE)
         entropy_B = _entropy(logits_BA)
         num_trajectories = values_TE.shape[1]
-        policy_loss = -(log_probs_TE * advantages_TE).sum() / num_trajectories
-        value_loss = 0.5 * (returns.targets_TB - values_TE).square().sum() / num_trajectories
-        entropy_loss = -entropy_B.sum() / num_trajectories
+        policy_loss = -(counts_TE * log_probs_TE * advantages_TE).sum() / num_trajectories
+        value_loss = 0.5 * (counts_TE * (returns.targets_TB - values_TE).square()).sum() / num_trajectories
+        entropy_loss = -(counts_TE.flatten() * entropy_B).sum() / num_trajectories
         self.logger.record("train/policy_loss", policy_loss.item())
         self.logger.record("train/value_loss", value_loss.item())
         self.logger.record("train/entropy", entropy_B.mean().item())
@@ -269,6 +279,25 @@ def _lagged_advantages(log_ratios_TE: Tensor, discounts_TE: Tensor, data: Trajec
     none_TE = torch.zeros_like(centred_TE)
     returns = vtrace_returns(log_ratios_TE, discounts_TE, centred_TE, none_TE, none_TE[0])
     return compared_within_task(returns.advantages_TB, tasks_TE)
+
+
+def _first_episodes(data: Trajectories) -> Tensor:
+    """1 for steps of the first episode in each environment, 0 for those of the next; shape (T, E)."""
+    dones_TE = data.dones_TE.int()
+    return (dones_TE.cumsum(dim=0) - dones_TE == 0).float()
+
+
+def _whole_advantages(log_ratios_TE: Tensor, discounts_TE: Tensor, data: Trajectories) -> Tensor:
+    """Advantages of the first episode in each environment over the mean of its task, in the task's deviations.
+
+    Episodes of a task see other states as soon as they differ in a split, so what they are compared by is the
+    outcome of the whole.
+    """
+    ends_TE = _first_episodes(data) * data.dones_TE
+    rewards_E, tasks_E = (ends_TE * data.rewards_TE).sum(dim=0), data.tasks_TE[0]
+    compared_E = compared_within_task(rewards_E[None], tasks_E[None])[0]
+    none_TE = torch.zeros_like(ends_TE)
+    return vtrace_returns(log_ratios_TE, discounts_TE, ends_TE * compared_E, none_TE, none_TE[0]).advantages_TB
 
 
 def _group_means(values_B: Tensor, group_B: Tensor, num_groups: int) -> Tensor:

@@ -30,7 +30,9 @@ from policies.evaluation.parts import Numbers
 from policies.evaluation.settings import EvaluationSettings
 from policies.evaluation.summaries import NONE, planner_scores, write_factor, write_seconds, write_seeds, write_time
 from policies.evaluation.trained import train_network
+from policies.joined_parts import joined
 from policies.network import PlacementNetwork
+from policies.tasks import items_task
 
 FLEXSHARD, OPER = "flexshard", "oper"
 
@@ -83,7 +85,7 @@ def _network(case: Case, seed: int, lab: Lab) -> PlacementNetwork:
             seed=seed,
             num_updates=lab.settings.step_updates,
             folder=lab.checkpoints(f"step-{case.items}-{seed}"),
-            as_task=partial(PlacementTask.of, objective=Objective.STEP, costs=lab.costs),
+            as_task=partial(items_task, items=case.items, objective=Objective.STEP, costs=lab.costs),
             advance=lab.advance,
         )
 
@@ -91,9 +93,8 @@ def _network(case: Case, seed: int, lab: Lab) -> PlacementNetwork:
 
 
 def _plan_task(case: Case, problem: PlacementProblem, network: PlacementNetwork, lab: Lab) -> dict[str, Any]:
-    task = PlacementTask.of(problem, objective=Objective.STEP, costs=lab.costs)
+    task = items_task(problem, case.items, objective=Objective.STEP, costs=lab.costs)
     request = lab.request(problem.tables, problem.topology)
-    # Tables alike for all planners, though the policy sees them cut.
     found = {planner: _best(planner, problem, request, lab) for planner in (case.rival, *case.others)}
     found[POLICY] = _decoded(network, task, None, lab)
     found[SAMPLED] = _decoded(network, task, lab.settings.num_samples, lab)
@@ -133,7 +134,7 @@ def _decoded(network: PlacementNetwork, task: PlacementTask, num_samples: int | 
     if not candidates:
         return Scored(plan=None, seconds=time.perf_counter() - started_s, failure="no placement within memory")
     _, problem, ranks_N = min(candidates, key=lambda candidate: candidate[0])
-    plan = problem.to_plan(ranks_N)
+    plan = joined(problem.to_plan(ranks_N))
     validate_plan(plan)
     plan = replace(plan, predicted=evaluate(plan, lab.costs))
     return Scored(plan=plan, seconds=time.perf_counter() - started_s)

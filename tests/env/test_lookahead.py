@@ -22,7 +22,7 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.placement import PlacementProblem
-from env import PlacementBatch, PlacementEnv, PlacementTask
+from env import PlacementBatch, PlacementEnv, PlacementTask, SplitBy
 from env.witness import find_witness
 
 ROW_BYTES = 16 * 4 + 4
@@ -61,9 +61,9 @@ def make_sized(model):
     return make
 
 
-def play(problem, seed, *, max_splits=0, greedy=False):
+def play(problem, seed, *, greedy=False, **splits):
     """The end of an episode with random choices of the mask, or always its last one."""
-    env = PlacementEnv([problem], max_splits=max_splits)
+    env = PlacementEnv([problem], **splits)
     rng = np.random.default_rng(seed)
     observation, _ = env.reset()
     done = False
@@ -88,9 +88,15 @@ def full_ranks(draw):
     return placed, capacities, None if is_free else allowed, pooling_factors
 
 
-@given(task=full_ranks(), seed=st.integers(0, 1000), tiers=st.sampled_from([(), TIERS]), max_splits=st.integers(0, 1))
-@settings(max_examples=80, deadline=None)
-def test_an_episode_that_keeps_to_the_mask_ends_within_the_limits(make_sized, task, seed, tiers, max_splits):
+@given(
+    task=full_ranks(),
+    seed=st.integers(0, 1000),
+    tiers=st.sampled_from([(), TIERS]),
+    splits=st.sampled_from([(0, SplitBy.COLUMNS), (1, SplitBy.COLUMNS), (1, SplitBy.HOT_ROWS), (2, SplitBy.HOT_ROWS)]),
+    greedy=st.booleans(),
+)
+@settings(max_examples=120, deadline=None)
+def test_an_episode_that_keeps_to_the_mask_ends_within_the_limits(make_sized, task, seed, tiers, splits, greedy):
     placed, capacities, allowed, pooling_factors = task
     if not placed:
         return
@@ -104,7 +110,9 @@ def test_an_episode_that_keeps_to_the_mask_ends_within_the_limits(make_sized, ta
         with pytest.raises(InfeasiblePlanError, match="bytes"):
             PlacementEnv([problem])
         return
-    reward, info = play(problem, seed, max_splits=max_splits)
+    max_splits, split_by = splits
+    # The last choice is to split: whatever may be split is.
+    reward, info = play(problem, seed, greedy=greedy, max_splits=max_splits, split_by=split_by)
     assert info["is_feasible"]
     assert reward >= 0
     assert info["problem"].is_feasible(info["ranks"])

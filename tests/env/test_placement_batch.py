@@ -6,7 +6,7 @@ import pytest
 from autoshard.core import Tier
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.placement import PlacementProblem
-from env import Objective, PlacementBatch, PlacementEnv, PlacementTask
+from env import Objective, PlacementBatch, PlacementEnv, PlacementTask, SplitBy
 
 TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
 
@@ -31,6 +31,19 @@ def grouped(make_problem):
 
     def make(num_tables, seed, share=None, **options):
         options = {"num_tables": num_tables, "num_ranks": 4, "seed": seed, "groups": True, "tiers": TIERS, **options}
+        if share is not None:
+            options["hbm_bytes"] = int(make_problem(**options).bytes_N.sum() * share)
+        return make_problem(**options)
+
+    return [make(3, 0), make(2, 1, pinned={0: (1,)}), make(4, 2, share=0.28), make(1, 3)]
+
+
+@pytest.fixture(scope="module")
+def shared(make_problem):
+    """Whole tables on four ranks of two nodes, that may be shared."""
+
+    def make(num_tables, seed, share=None, **options):
+        options = {"num_tables": num_tables, "num_ranks": 4, "seed": seed, "tiers": TIERS, **options}
         if share is not None:
             options["hbm_bytes"] = int(make_problem(**options).bytes_N.sum() * share)
         return make_problem(**options)
@@ -94,6 +107,16 @@ def test_it_does_so_in_all_modes_for_all_objectives(problems, grouped, costs, mo
     options = {"objective": objective, "costs": costs, "max_splits": max_splits}
     envs = [PlacementEnv(chosen, **options) for _ in OWNERS]
     batch = PlacementBatch([PlacementTask.of(problem, **options) for problem in chosen], len(OWNERS))
+    for by_mask in (False, True):
+        play_both(envs, batch, np.random.default_rng(0), by_mask=by_mask)
+
+
+@pytest.mark.parametrize("objective", [Objective.BALANCE, Objective.STEP])
+def test_it_does_so_where_hot_rows_may_be_cut_off(shared, costs, objective):
+    options = {"objective": objective, "costs": costs, "max_splits": 2, "split_by": SplitBy.HOT_ROWS}
+    envs = [PlacementEnv(shared, **options) for _ in OWNERS]
+    batch = PlacementBatch([PlacementTask.of(problem, **options) for problem in shared], len(OWNERS))
+    assert batch.may_split
     for by_mask in (False, True):
         play_both(envs, batch, np.random.default_rng(0), by_mask=by_mask)
 

@@ -8,7 +8,8 @@ from autoshard.core import Tier
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.validator import validate_plan
-from env import ENV_ID, CostColumn, Objective, PlacementEnv
+from env import ENV_ID, CostColumn, Objective, PlacementEnv, SplitBy
+from env.splits import HOT_SHARES
 
 TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
 
@@ -38,8 +39,16 @@ def rich(make_problem, costs):
     return {"problems": problems, "objective": Objective.STEP, "costs": costs, "max_splits": 2}
 
 
+def hot(make_problem, costs):
+    """Tables that may be shared, and whose hot rows may be cut off."""
+    problems = [make_problem(num_tables=3, num_ranks=4, seed=seed, tiers=TIERS) for seed in range(2)]
+    splits = {"max_splits": 2, "split_by": SplitBy.HOT_ROWS}
+    return {"problems": problems, "objective": Objective.STEP, "costs": costs, **splits}
+
+
 def test_the_registered_environment_passes_gymnasiums_checks(make_problem, costs):
-    for arguments in ({"problems": [make_problem(), make_problem(seed=1)]}, rich(make_problem, costs)):
+    tables = {"problems": [make_problem(), make_problem(seed=1)]}
+    for arguments in (tables, rich(make_problem, costs), hot(make_problem, costs)):
         check_env(gymnasium.make(ENV_ID, **arguments).unwrapped)
 
 
@@ -48,6 +57,7 @@ def test_the_registered_environment_passes_gymnasiums_checks(make_problem, costs
 def test_it_passes_the_checks_of_stable_baselines3(env, make_problem, costs):
     stable_baselines3.common.env_checker.check_env(env)
     stable_baselines3.common.env_checker.check_env(PlacementEnv(**rich(make_problem, costs)))
+    stable_baselines3.common.env_checker.check_env(PlacementEnv(**hot(make_problem, costs)))
 
 
 def test_the_same_seed_draws_the_same_tasks(make_problem):
@@ -191,6 +201,44 @@ def test_a_split_brings_both_halves(make_problem, model):
     assert reward == pytest.approx(min(cost_ms) / max(cost_ms), rel=1e-5)
 
 
+def test_a_split_cuts_the_hot_rows_off_and_then_the_next(make_problem):
+    problem = make_problem(num_tables=4, num_ranks=4, tiers=TIERS)
+    env = PlacementEnv([problem], max_splits=2, split_by=SplitBy.HOT_ROWS)
+    env.reset(options={"task": 0})
+    task = env.tasks[0]
+    split, data_parallel, row_wise = env.action_space.n - 1, 4, 6
+    shard = problem.shards[task.order_N[0]]
+    env.step(np.int64(split))
+    observation, *_ = env.step(np.int64(data_parallel))
+    assert observation["remaining"] == pytest.approx(1 - 0.5 / 4)
+    observation, *_ = env.step(np.int64(split))
+    assert observation["action_mask"][split] == 0, "what is cut off stays as it is"
+    env.step(np.int64(row_wise))
+    env.step(np.int64(1))
+    done = False
+    while not done:
+        _, _, done, _, info = env.step(np.int64(0))
+    plan = info["problem"].to_plan(info["ranks"])
+    validate_plan(plan)
+    parts = sorted(
+        (placed for placed in plan.shards if placed.shard.table is shard.table), key=lambda one: one.shard.rows.start
+    )
+    assert [placed.tier for placed in parts] == [Tier.DATA_PARALLEL, Tier.ROW_WISE, Tier.TABLE_WISE]
+    shares = [float(shard.table.access.coverage(placed.shard.rows.stop)) for placed in parts]
+    assert shares == pytest.approx([*HOT_SHARES, 1.0], abs=0.01)
+    # All other tables are whole.
+    assert len(plan.shards) == 4 + 2
+
+
+def test_splits_that_there_are_not_are_refused(make_problem):
+    for arguments, told in (
+        ({"max_splits": -1}, "max_splits: must be at least 0, got -1"),
+        ({"max_splits": 3, "split_by": SplitBy.HOT_ROWS}, r"max_splits: must be in \[0, 2\] for hot_rows, got 3"),
+    ):
+        with pytest.raises(InvalidOptionError, match=told):
+            PlacementEnv([make_problem()], **arguments)
+
+
 def test_splitting_what_may_not_be_split_is_punished(make_problem):
     env = PlacementEnv([make_problem()], max_splits=1)
     env.reset(options={"task": 0})
@@ -204,9 +252,10 @@ def test_splitting_what_may_not_be_split_is_punished(make_problem):
     assert not info["is_feasible"]
 
 
-def test_the_step_objective_is_what_evaluate_says_of_the_plan(make_problem, costs):
-    problem = make_problem(num_tables=5, num_ranks=4, groups=True, tiers=TIERS)
-    env = PlacementEnv([problem], objective=Objective.STEP, costs=costs, max_splits=1)
+@pytest.mark.parametrize("split_by", SplitBy)
+def test_the_step_objective_is_what_evaluate_says_of_the_plan(make_problem, costs, split_by):
+    problem = make_problem(num_tables=5, num_ranks=4, groups=split_by is SplitBy.COLUMNS, tiers=TIERS)
+    env = PlacementEnv([problem], objective=Objective.STEP, costs=costs, max_splits=1, split_by=split_by)
     rng = np.random.default_rng(0)
     observation, _ = env.reset(options={"task": 0})
     done = False

@@ -12,15 +12,17 @@ from autoshard.evaluation import evaluate
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
 from costmodel import Registry
 from costmodel.predictor import FULL_CODE_WIDTH
-from env import CostColumn, Objective
+from env import NUM_CHOICE_KINDS, ChoiceKind, CostColumn, Objective, SplitBy
+from env.splits import split
 from policies.choices import Items
 from policies.joined_parts import joined
 from policies.network import PlacementNetwork
 from policies.planner import PolicyPlanner
-from policies.tasks import items_problem
+from policies.tasks import items_problem, items_task
 from policies.trained import TrainedPolicy
 
 CUT = [Items.ROW_GROUPS, Items.TIERS]
@@ -36,7 +38,8 @@ def tables(make_tables):
 def cut_cost(cost, tables, make_topology):
     """The cost model, for kernels of all kinds that parts of the tables need."""
     model = AnalyticCostModel.for_device("cpu")
-    problems = [items_problem(tables, make_topology(2), model, items) for items in Items]
+    tasks = [items_task(items_problem(tables, make_topology(2), model, items), items) for items in Items]
+    problems = [task.parts.problem for task in tasks]
     held = [local for problem in problems for local in problem.locals]
     held += [local for problem in problems for tier in problem.tiers for local in tier.locals]
     kinds = tuple(sorted({local.kernel_kind for local in held}))
@@ -50,17 +53,19 @@ def untrained():
 
 
 @torch.no_grad()
-def greedy():
-    """Takes the choice after which the objective is best: all weights are zero but for one path through the layers."""
+def greedy(cuts=0.0):
+    """Takes the choice after which the objective is best, or cuts what may be cut: it has two paths through zeros."""
     network = PlacementNetwork(FULL_CODE_WIDTH)
     for parameter in network.parameters():
         parameter.zero_()
     network.cost_layer.weight[0, CostColumn.OBJECTIVE] = 1
     network.policy_first.weight[0, network.state_width + network.code_width] = 1
+    network.cost_layer.weight[1, ChoiceKind.SPLIT - NUM_CHOICE_KINDS] = 1
+    network.policy_first.weight[1, network.state_width + network.code_width + 1] = 1
     *hidden, last = (layer for layer in network.policy_rest if isinstance(layer, torch.nn.Linear))
     for layer in hidden:
-        layer.weight[0, 0] = 1
-    last.weight[0, 0] = -1
+        layer.weight[0, 0] = layer.weight[1, 1] = 1
+    last.weight[0, :2] = torch.tensor([-1.0, cuts])
     return network
 
 
@@ -74,8 +79,8 @@ def publish(root, cost, items, objective=Objective.STEP, network=None):
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory, cut_cost):
     root = tmp_path_factory.mktemp("registry")
-    for items in CUT:
-        publish(root, cut_cost, items)
+    publish(root, cut_cost, Items.ROW_GROUPS)
+    publish(root, cut_cost, Items.TIERS, network=greedy(cuts=4.0))
     return root
 
 
@@ -115,10 +120,11 @@ def test_parts_tile_their_tables_within_the_limits(make_request, tables, registr
 
 
 @pytest.mark.parametrize("items", CUT)
-def test_more_samples_make_shorter_steps(make_request, items):
+def test_more_samples_make_shorter_steps(make_request, cut_cost, tmp_path, items):
+    publish(tmp_path, cut_cost, items)
     steps_ms = []
     for num_samples in (1, 128):
-        request = make_request(items, num_samples=num_samples)
+        request = make_request(items, num_samples=num_samples, registry=tmp_path)
         steps_ms.append(evaluate(PolicyPlanner().plan(request), request.costs).step_ms.value)
     assert steps_ms[1] < steps_ms[0]
 
@@ -169,6 +175,13 @@ def test_a_policy_of_other_items_is_not_used(make_request, cut_cost, registry, t
         PolicyPlanner().plan(make_request(Items.ROW_GROUPS, registry=tmp_path))
 
 
+def test_a_policy_of_tables_that_were_cut_beforehand_is_not_used(make_request, registry, tmp_path):
+    stored = Registry(registry).load("policy-tiers", "cpu")
+    Registry(tmp_path).publish("policy-tiers", "cpu", stored.tensors, {**stored.card, "max_splits": 0})
+    with pytest.raises(ModelError, match="max_splits: must be 2 for tiers, got 0; `autoshard train policy --items"):
+        PolicyPlanner().plan(make_request(Items.TIERS, registry=tmp_path))
+
+
 def test_items_that_there_are_not_are_refused(make_request):
     with pytest.raises(InvalidOptionError, match=r"items: must be any of tables, row_groups, tiers, got 'rows'"):
         PolicyPlanner().plan(make_request("rows"))
@@ -176,9 +189,13 @@ def test_items_that_there_are_not_are_refused(make_request):
 
 def test_neighbouring_parts_that_are_held_alike_become_one(make_tables, make_topology):
     tables = make_tables([4, 4, 4, 4])
-    problem = items_problem(tables, make_topology(2), AnalyticCostModel.for_device("cpu"), Items.TIERS)
-    each = problem.num_ranks + [tier.tier for tier in problem.tiers].index(Tier.DATA_PARALLEL)
-    placement = [[1, 1, 1], [each, each, each], [each, 0, 0], [0, 1, 0]]
+    hot, rest = zip(*(split(Shard.whole(table), SplitBy.HOT_ROWS, 0) for table in tables.tables), strict=True)
+    warm, cold = zip(*(split(part, SplitBy.HOT_ROWS, 1) for part in rest), strict=True)
+    model = AnalyticCostModel.for_device("cpu")
+    # In whatever order; items are table by table: cold, hot and warm rows.
+    problem = PlacementProblem.of(tables, make_topology(2), model, [*cold, *hot, *warm], [Tier.DATA_PARALLEL])
+    each = problem.num_ranks
+    placement = [[1, 1, 1], [each, each, each], [0, each, 0], [0, 0, 1]]
     plan = joined(problem.to_plan(np.array(placement).ravel()))
     validate_plan(plan)
     found = {

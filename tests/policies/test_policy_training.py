@@ -14,7 +14,7 @@ from policies.checkpoint import Checkpoint
 from policies.choices import Algorithm, Items, RewardSource
 from policies.network import PlacementNetwork
 from policies.scores import Baselines, score_placements
-from policies.tasks import NUM_ROW_RANGES, Split, TaskKind, sample_problems, task_seeds
+from policies.tasks import NUM_ROW_RANGES, Split, TaskKind, items_task, sample_problems, task_seeds
 from policies.training import Budget, PolicyTrainer, TrainingOptions
 from policies.training_options import Plateau
 
@@ -164,13 +164,24 @@ def test_parts_of_tables_are_trained_on_and_compared_with_planners(make_tables, 
     pool = make_tables([1, 9, 4, 2, 7, 3], rows=[4000, 90, 800, 6000, 50, 700])
     kind = TaskKind(device="cpu", num_tables=4, num_ranks=2, items=items, memory_fill=0.9)
     problems = sample_problems(pool, model, kind, task_seeds(Split.TRAIN, 3))
-    as_task = partial(PlacementTask.of, objective=Objective.STEP, costs=Costs(kernel=model, comm=AlphaBetaComm()))
+    costs = Costs(kernel=model, comm=AlphaBetaComm())
+    as_task = partial(items_task, items=items, objective=Objective.STEP, costs=costs)
     trainer = PolicyTrainer(problems, problems, options=OPTIONS, as_task=as_task)
     trainer.run(Budget(num_updates=2))
     (evaluation,) = trainer.evaluations
-    assert trainer.train_tasks[0].num_items == 4 * (NUM_ROW_RANGES if items is Items.ROW_GROUPS else 3)
+    assert trainer.train_tasks[0].num_items == 4 * (NUM_ROW_RANGES if items is Items.ROW_GROUPS else 1)
+    assert trainer.env.batch.may_split == (items is Items.TIERS)
     for score in (evaluation.policy, evaluation.baselines.cost_greedy, evaluation.baselines.lookup_greedy):
         assert score.step_ms > score.max_ms > 0
+
+
+def test_ppo_cannot_learn_from_episodes_of_different_lengths(make_tables):
+    model = AnalyticCostModel.for_device("cpu")
+    kind = TaskKind(device="cpu", num_tables=2, num_ranks=2, items=Items.TIERS)
+    problems = sample_problems(make_tables([1, 9, 4]), model, kind, task_seeds(Split.TRAIN, 2))
+    options = replace(OPTIONS, algorithm=Algorithm.PPO)
+    with pytest.raises(InvalidOptionError, match="algorithm: must be vtrace where items may be split"):
+        PolicyTrainer(problems, problems, options=options, as_task=partial(items_task, items=Items.TIERS))
 
 
 @pytest.mark.parametrize("objective", [Objective.MAX_KERNEL, Objective.STEP])

@@ -6,7 +6,17 @@ from autoshard.core import Shard
 from autoshard.core.errors import InvalidOptionError, InvalidTableError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from policies.choices import Items
-from policies.tasks import Split, TaskKind, cut, sample_problems, task_seeds, training_topology
+from policies.tasks import (
+    Split,
+    TaskKind,
+    cut,
+    items_problem,
+    items_task,
+    num_splits,
+    sample_problems,
+    task_seeds,
+    training_topology,
+)
 
 
 def test_splits_and_runs_never_share_a_seed():
@@ -79,18 +89,23 @@ def test_items_tile_their_tables_and_are_equally_many_in_every_task(make_tables,
     assert bool(problems[0].tiers) == (items is Items.TIERS)
 
 
-def test_the_hottest_segment_of_a_table_has_half_of_its_lookups(make_tables):
-    (table,) = make_tables([4], rows=[100_000]).tables
-    hot, warm, cold = cut(make_tables([4], rows=[100_000]), Items.TIERS)
-    shares = [float(table.access.coverage(part.rows.stop)) for part in (hot, warm, cold)]
-    assert shares == pytest.approx([0.5, 0.9, 1.0], abs=0.01)
-    assert hot.num_embeddings < warm.num_embeddings < cold.num_embeddings
+def test_only_tiers_let_hot_rows_be_cut_off(make_tables, make_topology):
+    model = AnalyticCostModel.for_device("cpu")
+    tables = make_tables([4, 2, 3], rows=[100_000, 1, 2])
+    for items in Items:
+        task = items_task(items_problem(tables, make_topology(2), model, items), items)
+        assert task.may_split == (items is Items.TIERS)
+        assert task.max_splits == num_splits(items)
+    # The last kind is tiers: three parts of the first table, one of the second, two of the third.
+    halves_M2 = task.parts.halves_M2
+    assert [task.problem.shards[item] for item in range(3)] == [Shard.whole(table) for table in tables.tables]
+    assert (halves_M2[:, 0] >= 0).sum() == 3
+    assert task.parts.num_parts == 3 + 2 * 3
 
 
-@pytest.mark.parametrize("items", [Items.ROW_GROUPS, Items.TIERS])
-def test_tables_of_too_few_rows_are_cut_less_or_not_at_all(make_tables, items):
+def test_tables_of_too_few_rows_are_cut_less_or_not_at_all(make_tables):
     tables = make_tables([1, 1, 1], rows=[1, 2, 3])
-    parts = cut(tables, items)
+    parts = cut(tables, Items.ROW_GROUPS)
     assert sum(part.num_embeddings for part in parts) == 6
     assert [part for part in parts if part.table.name == "t0"] == [Shard.whole(tables.tables[0])]
     assert sum(part.table.name == "t2" for part in parts) == 3

@@ -6,11 +6,18 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from env import PlacementEnv, PlacementTask, PlacementVecEnv
+from env import PlacementEnv, PlacementTask, PlacementVecEnv, SplitBy
 from policies.actor_critic import PlacementPolicy
 from policies.decoding import decode
 from policies.trajectories import Trajectories
-from policies.vtrace import VTrace, VTraceSettings, _lagged_advantages, compared_within_task
+from policies.vtrace import (
+    VTrace,
+    VTraceSettings,
+    _first_episodes,
+    _lagged_advantages,
+    _whole_advantages,
+    compared_within_task,
+)
 
 
 class Checked(VTrace):
@@ -73,6 +80,47 @@ def test_training_solves_a_toy_problem_and_unseen_ones_like_it(make_problem):
     assert rewards.min() > 0.98
 
 
+def test_training_learns_where_cutting_pays(make_problem):
+    # One table costs more than all others together: whole, it leaves a rank with little to do.
+    def tasks(num_tasks, seed):
+        rng = np.random.default_rng(seed)
+        costs = np.concatenate([rng.uniform(50, 70, (num_tasks, 1)), rng.uniform(10, 20, (num_tasks, 2))], axis=1)
+        options = {"max_splits": 2, "split_by": SplitBy.HOT_ROWS}
+        return [PlacementTask.of(make_problem(row.tolist(), num_ranks=2), **options) for row in costs]
+
+    unseen = tasks(20, seed=1)
+    env = PlacementVecEnv(tasks(20, seed=0), num_groups=4, num_rollouts=8)
+    settings = VTraceSettings(num_steps=3, learning_rate=2e-3, compare_within_task=True, whole_episodes=True)
+    algorithm = quiet(VTrace(PlacementPolicy, env, settings, seed=0))
+    before = decode(algorithm.policy.network, unseen)
+    assert before.rewards_E.mean() < 0.7
+    assert {len(ranks) for ranks in before.ranks} == {3}, "at first, nothing is cut"
+    for _ in range(60):
+        algorithm.learn(3 * env.num_envs, log_interval=None, reset_num_timesteps=False)
+    after = decode(algorithm.policy.network, unseen)
+    assert after.rewards_E.mean() > 0.85
+    assert {len(ranks) for ranks in after.ranks} <= {4, 5, 6, 7}
+
+
+def test_an_update_is_one_whole_episode_in_each_environment(problems):
+    tasks = [PlacementTask.of(problem, max_splits=1) for problem in problems]
+    env = PlacementVecEnv(tasks, num_groups=3, num_rollouts=2)
+    algorithm = quiet(Checked(PlacementPolicy, env, VTraceSettings(num_steps=3, whole_episodes=True), seed=0))
+    lengths = set()
+    for update in range(6):
+        algorithm.learn(3 * env.num_envs, log_interval=None, reset_num_timesteps=False)
+        assert algorithm._n_updates == update + 1
+        data = algorithm._trajectories
+        assert data.starts_TE[0].all()
+        counts_TE = _first_episodes(data).bool()
+        assert ((counts_TE & data.dones_TE).sum(dim=0) == 1).all()
+        assert (data.tasks_TE == data.tasks_TE[0])[counts_TE].all()
+        lengths |= set(counts_TE.sum(dim=0).tolist())
+        assert (env.batch.observe()["choice_codes"][:, :2] == 0).all(), "the ranks are empty again"
+    assert len(lengths) > 3
+    assert 0 < algorithm.worst < 1e-5
+
+
 def test_the_papers_preset_learns_on_plain_environments(problems):
     env = DummyVecEnv([lambda: PlacementEnv(problems[:1])] * 8)
     algorithm = quiet(VTrace(PlacementPolicy, env, seed=0))
@@ -126,6 +174,36 @@ def test_what_a_task_is_worth_does_not_change_how_its_episodes_compare():
     assert torch.allclose(compared_within_task(scaled, tasks), compared_within_task(advantages, tasks), atol=1e-6)
 
 
+def trajectories(**rows):
+    """Of which nothing was seen."""
+    shape = rows["rewards_TE"].shape
+    return Trajectories(
+        observations={},
+        last_observation={},
+        actions_TE=torch.zeros(shape, dtype=torch.int64),
+        log_probs_TE=torch.zeros(shape),
+        before=(torch.zeros(1), torch.zeros(1)),
+        **rows,
+    )
+
+
+def test_episodes_of_different_lengths_are_compared_by_their_outcome():
+    # Of one task; the first ends after 2 steps, and the next one in its place after the last, with a reward of its own.
+    rewards_TE, dones_TE = torch.zeros(4, 3), torch.zeros(4, 3, dtype=torch.bool)
+    for episode, (last, reward) in enumerate([(1, 0.5), (3, 0.7), (2, 0.9)]):
+        rewards_TE[last, episode], dones_TE[last, episode] = reward, True
+    rewards_TE[3, 0], dones_TE[3, 0] = 9.0, True
+    starts_TE = torch.cat([torch.ones(1, 3, dtype=torch.bool), dones_TE[:-1]])
+    tasks_TE = torch.zeros(4, 3, dtype=torch.int64)
+    data = trajectories(rewards_TE=rewards_TE, dones_TE=dones_TE, starts_TE=starts_TE, tasks_TE=tasks_TE)
+    assert _first_episodes(data).tolist() == [[1, 1, 1], [1, 1, 1], [0, 1, 1], [0, 1, 0]]
+    advantages_TE = _whole_advantages(torch.zeros(4, 3), (~dones_TE).float(), data)
+    unit = 1.5**0.5
+    assert advantages_TE[:, 0].tolist() == pytest.approx([-unit, -unit, 0, 0], abs=1e-5)
+    assert advantages_TE[:, 1].tolist() == pytest.approx([0, 0, 0, 0], abs=1e-5)
+    assert advantages_TE[:, 2].tolist() == pytest.approx([unit, unit, unit, 0], abs=1e-5)
+
+
 def test_lag_makes_no_advantage_where_all_did_equally_well():
     """A value head that is off by any amount would, times ratios below 1."""
     num_steps, num_episodes = 5, 6
@@ -133,16 +211,7 @@ def test_lag_makes_no_advantage_where_all_did_equally_well():
     rewards_TE[-1] = 0.8
     rows = {name: torch.zeros(num_steps, num_episodes, dtype=torch.bool) for name in ("starts_TE", "dones_TE")}
     rows["dones_TE"][-1] = True
-    data = Trajectories(
-        observations={},
-        last_observation={},
-        actions_TE=torch.zeros(num_steps, num_episodes, dtype=torch.int64),
-        log_probs_TE=torch.zeros(num_steps, num_episodes),
-        rewards_TE=rewards_TE,
-        tasks_TE=torch.tensor([[0, 0, 0, 1, 1, 1]] * num_steps),
-        before=(torch.zeros(1), torch.zeros(1)),
-        **rows,
-    )
+    data = trajectories(rewards_TE=rewards_TE, tasks_TE=torch.tensor([[0, 0, 0, 1, 1, 1]] * num_steps), **rows)
     log_ratios_TE = torch.randn(num_steps, num_episodes, generator=torch.Generator().manual_seed(0))
     advantages_TE = _lagged_advantages(log_ratios_TE, (~data.dones_TE).float(), data)
     assert advantages_TE.abs().max() == 0
