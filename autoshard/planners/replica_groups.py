@@ -6,6 +6,7 @@ Shape suffixes: R ranks of a replica group.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -34,8 +35,8 @@ _ANY = "auto"
 #: Characters that a text of `plan.json` has.
 _MAX_CHARACTERS = 512
 
-#: Plans that are made anew with less room for tables, since a batch's inputs and outputs did not fit.
-_MAX_ATTEMPTS = 3
+#: Plans that are made anew, with less room for tables where a batch's inputs and outputs did not fit, to no avail.
+_MAX_IDLE = 2
 #: Ranks may hold this much more than the mean, or than the largest shard, where they are levelled by memory.
 _LEVEL = 1.1
 
@@ -231,20 +232,34 @@ class _Trials:
     def _fastest(self, groups: ReplicaGroups, group: Topology) -> _Trial:
         """The base planner's plan, or one whose ranks hold more alike, since the fullest synchronises the longest."""
         memory_R = np.array([group.memory_of(rank).hbm for rank in range(group.world_size)], dtype=np.float64)
-        trial = self._fitting(groups, group, memory_R)
-        held = trial.plan.of_one_group().held_shards()
-        least = max(self.total_bytes / group.world_size, *(shard.local.memory_bytes for shard in held))
-        fullest = max(rank.hbm_bytes for rank in trial.priced.ranks)
-        if groups.num_groups == 1 or fullest <= _LEVEL * least:
-            return trial
+        trials: list[_Trial] = []
+        failure: InfeasiblePlanError | None = None
         try:
-            level = self._fitting(groups, group, np.minimum(memory_R, _LEVEL * least))
-        except InfeasiblePlanError:
-            return trial
-        return min(trial, level, key=lambda one: one.priced.step_ms.value)
+            trials.append(self._fitting(groups, group, memory_R))
+        except InfeasiblePlanError as error:
+            failure = error
+        level = _LEVEL * max(self.total_bytes / group.world_size, *self._shard_bytes(trials))
+        fullest = max((rank.hbm_bytes for trial in trials for rank in trial.priced.ranks), default=memory_R.max())
+        if level < fullest and (groups.num_groups > 1 or failure is not None):
+            try:
+                trials.append(self._fitting(groups, group, np.minimum(memory_R, level)))
+            except InfeasiblePlanError as error:
+                failure = failure or error
+        if not trials:
+            assert failure is not None, "what did not fit has said so"
+            raise failure
+        return min(trials, key=lambda one: one.priced.step_ms.value)
+
+    def _shard_bytes(self, trials: list[_Trial]) -> list[int]:
+        """Bytes of what ranks hold in a plan; of whole tables, if there is none yet."""
+        if not trials:
+            return [table.hbm_bytes for table in self.request.tables.tables]
+        return [shard.local.memory_bytes for shard in trials[0].plan.of_one_group().held_shards()]
 
     def _fitting(self, groups: ReplicaGroups, group: Topology, memory_R: NDArray[np.float64]) -> _Trial:
-        """A plan whose weights and activations fit: the latter are known, and made room for, once there is a plan.
+        """A plan whose weights and activations fit: the latter are known once there is a plan.
+
+        A rank that they overfill may hold that many bytes of tables less in the next one.
 
         Args:
             groups: The candidate.
@@ -258,35 +273,41 @@ class _Trials:
             time_limit_s=self.request.time_limit_s / self._num_candidates,
         )
         limit_R = np.array([group.memory_of(rank).hbm for rank in range(group.world_size)], dtype=np.float64)
-        room_R, failure = memory_R, None
-        for attempt in range(_MAX_ATTEMPTS):
+        room_R, failure, least_over, num_idle = memory_R, None, math.inf, 0
+        while num_idle < _MAX_IDLE:
             try:
                 made = self.base.plan(replace(request, topology=_with_memory(group, room_R)))
             except InfeasiblePlanError as error:
                 raise failure or error from None
             plan = replace(made, tables=self.request.tables, topology=self.request.topology, replica_groups=groups)
             trial = _Trial(plan=plan, priced=evaluate(plan, self.request.costs))
-            failure = _out_of_memory(trial.priced, limit_R) if self.options.count_activations else None
-            if failure is None:
+            held_R, needed_R = _held_and_needed(trial.priced)
+            over_R = np.maximum(needed_R - limit_R, 0.0)
+            if not self.options.count_activations or not over_R.any():
                 return trial
-            # Room for what each rank needed, for the next plan is much alike; else for what any rank needed.
-            needed_R = np.array([rank.activation_bytes for rank in trial.priced.ranks], dtype=np.float64)
-            needed_R = needed_R if attempt == 0 else np.full_like(needed_R, needed_R.max())
-            room_R = np.minimum(memory_R, np.maximum(limit_R - needed_R, 0.0))
+            failure = failure or _out_of_memory(held_R, needed_R, limit_R)
+            # What is too large for one rank is so for the next one.
+            num_idle = 0 if over_R.sum() < least_over else num_idle + 1
+            least_over = min(least_over, float(over_R.sum()))
+            room_R = np.where(over_R > 0, np.maximum(held_R - over_R, 0.0), room_R)
         assert failure is not None, "the last attempt did not fit"
         raise failure
 
 
-def _out_of_memory(priced: CostBreakdown, memory_R: NDArray[np.float64]) -> InfeasiblePlanError | None:
+def _held_and_needed(priced: CostBreakdown) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Bytes of each rank's tables, and of a batch's inputs and outputs as well; shapes (R,)."""
     held_R = np.array([rank.hbm_bytes for rank in priced.ranks], dtype=np.float64)
-    needed_R = held_R + np.array([rank.activation_bytes for rank in priced.ranks], dtype=np.float64)
-    worst = int((needed_R - memory_R).argmax())
-    if needed_R[worst] <= memory_R[worst]:
-        return None
+    return held_R, held_R + np.array([rank.activation_bytes for rank in priced.ranks], dtype=np.float64)
+
+
+def _out_of_memory(
+    held_R: NDArray[np.float64], needed_R: NDArray[np.float64], limit_R: NDArray[np.float64]
+) -> InfeasiblePlanError:
+    worst = int((needed_R - limit_R).argmax())
     return InfeasiblePlanError(
-        f"rank {worst} of a group of {len(memory_R)} would hold {int(held_R[worst]):,} bytes of tables and "
+        f"rank {worst} of a group of {len(limit_R)} would hold {int(held_R[worst]):,} bytes of tables and "
         f"{int(needed_R[worst] - held_R[worst]):,} bytes of a batch's inputs and outputs, "
-        f"{int(needed_R[worst] - memory_R[worst]):,} bytes more than its {int(memory_R[worst]):,}"
+        f"{int(needed_R[worst] - limit_R[worst]):,} bytes more than its {int(limit_R[worst]):,}"
     )
 
 

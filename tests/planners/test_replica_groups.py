@@ -1,0 +1,234 @@
+"""The planner `replica-groups`: what it chooses and why, what it drops and why, and what it refuses."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.core import (
+    AccessProfile,
+    Constraints,
+    Costs,
+    EmbeddingTable,
+    Feature,
+    GroupLayout,
+    Level,
+    Link,
+    MemoryBytes,
+    TableSet,
+    Tier,
+    Topology,
+)
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, UnknownNameError
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.evaluation.validator import validate_plan
+from autoshard.formats.plan_json import read_plan, write_plan
+from autoshard.planners.planner import PlanRequest
+from autoshard.planners.replica_groups import ReplicaGroupsPlanner
+from autoshard.planning import make_plan
+
+COSTS = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+BATCH = 1 << 16
+ACROSS, WITHIN = GroupLayout.ACROSS_NODES, GroupLayout.WITHIN_NODES
+
+
+def tables(num_tables=40, rows=100_000, batch_size=BATCH, **changes):
+    """Tables of which the last are looked up most: one is ten times as costly as the mean."""
+    rng = np.random.default_rng(0)
+    pooling = np.sort(rng.lognormal(2, 1, num_tables))
+    return TableSet(
+        batch_size=batch_size,
+        tables=tuple(
+            EmbeddingTable(
+                name=f"t{index}",
+                num_embeddings=rows,
+                embedding_dim=32,
+                features=(Feature(name=f"f{index}", pooling_factor=float(factor)),),
+                access=AccessProfile.zipf(rows, 1.05),
+                **changes,
+            )
+            for index, factor in enumerate(pooling)
+        ),
+    )
+
+
+def machine(world_size=16, node=4, hbm=1 << 36, node_speed=100e9, cluster_speed=10e9):
+    levels = [("node", node, node_speed), ("cluster", world_size, cluster_speed)]
+    return Topology(
+        world_size=world_size,
+        device="a100",
+        memory_bytes=MemoryBytes(hbm=hbm),
+        levels=tuple(
+            Level(name=name, size=size, all_to_all=Link(bytes_per_s=speed), all_reduce=Link(bytes_per_s=speed))
+            for name, size, speed in levels
+        ),
+    )
+
+
+def request_of(of_tables=None, topology=None, **options):
+    return PlanRequest(
+        tables=of_tables or tables(), topology=topology or machine(), costs=COSTS, options=options, time_limit_s=5.0
+    )
+
+
+def planned(*args, **options):
+    request = request_of(*args, **options)
+    plan = ReplicaGroupsPlanner().plan(request)
+    validate_plan(plan)
+    assert (plan.tables, plan.topology) == (request.tables, request.topology)
+    return plan
+
+
+def step_ms(plan):
+    return evaluate(plan, COSTS).step_ms.value
+
+
+def test_the_fastest_number_and_layout_is_taken():
+    chosen = planned()
+    others = [
+        planned(num_groups=num_groups, layout=layout.value) for num_groups in (1, 2, 4, 8, 16) for layout in GroupLayout
+    ]
+    assert step_ms(chosen) == pytest.approx(min(map(step_ms, others)))
+    assert 1 < chosen.replica_groups.num_groups < 16, "made so that neither end is best"
+
+
+def test_provenance_says_what_each_would_have_cost():
+    plan = make_plan("replica-groups", request_of())
+    told = plan.provenance.models
+    assert plan.provenance.planner == "replica-groups"
+    assert told["group_planner"] == "cost-greedy"
+    groups = plan.replica_groups
+    mine = told[f"{groups.num_groups} groups {groups.layout}"]
+    assert f"step {plan.predicted.step_ms.value:.4g} ms" in mine
+    assert f"synchronisation {plan.predicted.group_sync_ms:.4g} ms" in mine
+    labels = [f"{number} groups {layout}" for number in (2, 4, 8) for layout in GroupLayout]
+    assert all(told[label] for label in ("1 group", *labels, "16 groups across_nodes"))
+    assert "16 groups within_nodes" not in told, "groups of one rank are the same either way"
+    assert all(len(text) <= 512 for text in told.values())
+
+
+def test_groups_that_do_not_fit_are_dropped_with_the_bytes():
+    total = sum(table.hbm_bytes for table in tables().tables)
+    plan = planned(topology=machine(hbm=total // 6), count_activations=False)
+    told = plan.provenance.models
+    assert plan.replica_groups.num_groups == 2
+    for num_groups in (4, 8):
+        room = (total // 6) * 16 // num_groups
+        expected = f"dropped, out of memory: all tables need {total:,} bytes, {total - room:,} bytes more than"
+        assert told[f"{num_groups} groups {ACROSS}"].startswith(expected)
+
+
+def test_inputs_and_outputs_of_a_batch_have_to_fit():
+    free = planned(num_groups=2)
+    needed = max(rank.hbm_bytes + rank.activation_bytes for rank in evaluate(free, COSTS).ranks)
+    for share, fits in ((1.0, True), (0.6, False)):
+        tight = machine(hbm=int(needed * share))
+        if fits:
+            assert step_ms(planned(topology=tight, num_groups=2)) > 0
+            continue
+        with pytest.raises(InfeasiblePlanError, match=r"would hold [\d,]+ bytes of tables and [\d,]+ bytes of a batch"):
+            planned(topology=tight, num_groups=2)
+        assert planned(topology=tight, num_groups=2, count_activations=False)
+
+
+def test_tables_make_room_for_inputs_and_outputs():
+    # Tables of all sizes, heaped by lookups: the fullest rank holds 1.9 times the mean.
+    some = tables(num_tables=200, batch_size=1 << 14)
+    rows = np.random.default_rng(1).lognormal(12, 1, 200).astype(int).tolist()
+    sized = zip(some.tables, rows, strict=True)
+    uneven = [replace(one, num_embeddings=size, access=AccessProfile.zipf(size, 1.05)) for one, size in sized]
+    of_all_sizes = replace(some, tables=tuple(uneven))
+
+    def fullest(plan):
+        return max(rank.hbm_bytes + rank.activation_bytes for rank in evaluate(plan, COSTS).ranks)
+
+    room = int(0.6 * fullest(planned(of_all_sizes, num_groups=1)))
+    assert fullest(planned(of_all_sizes, machine(hbm=room), num_groups=1)) <= room
+
+
+def test_ranks_are_levelled_by_memory_where_synchronisation_decides():
+    # Idle tables are as large as busy ones, and a planner by lookups heaps them on a few ranks.
+    few, slow = tables(num_tables=64, rows=2_000_000, batch_size=1 << 10), machine(cluster_speed=100e9, node_speed=1e9)
+    plan = planned(few, slow, num_groups=4, layout="across_nodes", base="lookup-greedy")
+    held = [rank.hbm_bytes for rank in evaluate(plan, COSTS).ranks]
+    assert max(held) <= 1.1 * sum(held) / len(held) * (1 + 1e-9)
+
+
+def test_seldom_synchronisation_allows_more_groups():
+    often, seldom = planned(), planned(sync_every=1000)
+    assert seldom.replica_groups.num_groups > often.replica_groups.num_groups
+    assert seldom.replica_groups.sync_every == 1000
+
+
+def test_the_moment_is_scaled_by_the_number_of_groups():
+    # 2D Sec. 4.1: "use the group number as the moment scaling factor".
+    assert planned(num_groups=4).replica_groups.moment_scale == 4.0
+    assert planned(num_groups=1).replica_groups.moment_scale == 1.0
+    assert planned(num_groups=4, moment_scale=2.5).replica_groups.moment_scale == 2.5
+
+
+@pytest.mark.parametrize(
+    ("base", "base_options", "tier"),
+    [("flexshard", "tiers=2,count_activations=false", Tier.ROW_WISE), ("karmarkar-karp", "", Tier.TABLE_WISE)],
+)
+def test_any_planner_plans_a_group(base, base_options, tier):
+    plan = planned(num_groups=4, base=base, base_options=base_options)
+    assert tier in {placed.tier for placed in plan.shards}
+    assert max(rank for placed in plan.shards for replica in placed.replicas for rank in replica) < 4
+    assert plan.provenance.models["group_planner"] == base
+
+
+def test_the_other_layout_is_taken_where_exchanges_are_dear():
+    near = planned(topology=machine(cluster_speed=1e8), sync_every=1000, num_groups=4)
+    assert near.replica_groups.layout is WITHIN
+    heavy = planned(tables(rows=1_000_000, batch_size=64), machine(cluster_speed=1e9), num_groups=4)
+    assert heavy.replica_groups.layout is ACROSS
+
+
+def test_pinned_tables_keep_to_ranks_of_the_world():
+    some = tables()
+    pinned = replace(some.tables[0], constraints=Constraints(pinned_ranks=(13,)))
+    plan = planned(replace(some, tables=(pinned, *some.tables[1:])))
+    assert plan.replica_groups.num_groups == 1
+    assert "pinned" in plan.provenance.models["other numbers of groups"]
+
+
+def test_plans_are_written_and_read_back(tmp_path):
+    plan = make_plan("replica-groups", request_of(num_groups=4))
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "text"),
+    [
+        ({"num_groups": 3}, "num_groups", "must divide the 16 ranks, got 3"),
+        ({"num_groups": -1}, "num_groups", "must be at least 0, got -1"),
+        ({"layout": "sideways"}, "layout", "must be one of auto, across_nodes, within_nodes; got 'sideways'"),
+        ({"sync_every": 0}, "sync_every", "must be at least 1, got 0"),
+        ({"moment_scale": -0.5}, "moment_scale", "must be at least 0, got -0.5"),
+        ({"base": "replica-groups"}, "base", "must be another planner"),
+        ({"base_options": "tiers"}, "base_options", "must be KEY=VALUE, got 'tiers'"),
+    ],
+)
+def test_bad_options_are_named(options, field, text):
+    with pytest.raises(InvalidOptionError) as caught:
+        ReplicaGroupsPlanner().plan(request_of(**options))
+    assert caught.value.field == f"options.{field}"
+    assert text in caught.value.message
+
+
+def test_groups_without_an_equal_share_of_the_nodes():
+    with pytest.raises(InvalidOptionError, match=r"3 groups of 8 ranks laid across_nodes .* each node's 4 ranks"):
+        planned(topology=machine(24, 4), num_groups=3, layout="across_nodes")
+    assert planned(topology=machine(24, 4), num_groups=3).replica_groups.layout is WITHIN
+
+
+def test_an_unknown_planner_for_the_groups():
+    with pytest.raises(UnknownNameError, match="no planner is named 'nobody'"):
+        planned(base="nobody")
+
+
+def test_a_budget_that_nothing_fits():
+    with pytest.raises(InfeasiblePlanError, match=r"no number of groups fits; with the fewest, .*[\d,]+ bytes more"):
+        planned(topology=machine(hbm=1000))
