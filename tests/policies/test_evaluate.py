@@ -23,7 +23,7 @@ from policies.evaluation import FIGURES, EvaluationSettings, PartStore, choose
 from policies.evaluation.ablations import _PAPER_FEATURES
 from policies.evaluation.lab import COST_GREEDY, POLICY, RANDOM
 from policies.evaluation.random_search import marks, random_costs
-from policies.evaluation.steps import _options, over_rival
+from policies.evaluation.steps import FLEXSHARD, FLEXSHARD_CUT, OPER, _options, over_rival
 from policies.evaluation.summaries import planner_scores, write_factor, write_seconds, write_share
 from policies.evaluation.targets import over_greedy
 from policies.evaluation.trained import Learner, NetworkPart, hold_at_zero, train_network, training_curve
@@ -227,20 +227,21 @@ class TestEqualMemory:
         loose = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2)
         held = sum(table.hbm_bytes for table in loose.tables.tables)
         problem = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2, hbm_bytes=held)
-        assert _options("oper", problem) == {"extra_memory_ratio": pytest.approx(1.0)}
-        assert _options("flexshard", problem) == {"tiers": 3, "memory_budget_bytes": held // 2}
-        assert _options(COST_GREEDY, problem) is None
+        assert _options(OPER, problem) == ({}, {"extra_memory_ratio": pytest.approx(1.0)})
+        for planner in (FLEXSHARD, FLEXSHARD_CUT):
+            usual, all_of_it = _options(planner, problem)
+            assert usual == {"tiers": 3, "count_activations": planner == FLEXSHARD}
+            assert all_of_it == {**usual, "memory_budget_bytes": held // 2}
+        assert _options(COST_GREEDY, problem) == ({},)
 
     def test_planners_take_these_options(self, make_problem, costs_of):
         problem = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2, hbm_bytes=1 << 21)
-        for planner in ("oper", "flexshard"):
-            request = PlanRequest(
-                tables=problem.tables,
-                topology=problem.topology,
-                costs=costs_of(problem),
-                options=_options(planner, problem),
-            )
-            assert get_planner(planner).plan(request).shards
+        for planner in (OPER, FLEXSHARD):
+            for options in _options(planner, problem):
+                request = PlanRequest(
+                    tables=problem.tables, topology=problem.topology, costs=costs_of(problem), options=options
+                )
+                assert get_planner(planner).plan(request).shards
 
 
 @pytest.fixture
