@@ -39,7 +39,7 @@ from autoshard.evaluation.cached_rows import (
     cache_traffic,
     transfer_seconds,
 )
-from autoshard.evaluation.device_memory import SSD
+from autoshard.evaluation.device_memory import DEVICE_MEMORY, SSD
 
 #: Two rows get nine lookups of ten, a thousand share the rest.
 SKEWED = AccessProfile.from_counts(np.array([450.0, 450.0] + [0.1] * 1000))
@@ -170,6 +170,13 @@ def test_a_topology_may_know_its_own_bandwidths():
     known = TransferSpeeds.of(machine(ddr=5e9, ssd=4.096e9))
     assert known.host_bytes_per_s == 5e9
     assert (known.disk.fetch_s, known.disk.store_s) == pytest.approx((1e-6, 1e-6))
+
+
+def test_device_memory_is_fifty_times_as_fast_as_the_link_to_the_host():
+    # Neo Sec. 5.2, on A100 with PCIe 4.0.
+    assert DEVICE_MEMORY["a100"].bytes_per_s / TransferSpeeds.of(machine()).host_bytes_per_s == pytest.approx(
+        50, rel=0.05
+    )
 
 
 def test_a_device_that_works_in_host_memory_fetches_nothing_from_there():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import ClassVar
 
-from autoshard.core import MemoryLevel, ShardingPlan, Topology
+from autoshard.core import MemoryLevel, PlacedShard, ShardingPlan, Topology
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.evaluation.cached_rows import LFU, LRU
 from autoshard.planners.flexshard.whole_tables import check_constraints
@@ -88,8 +89,9 @@ class NeoPlanner:
       the collectives and launches of the kernels that it needs included.
     - Replication is for the tables that gain most per byte by it, as far as the memory goes.
     - Where memory is short, replicas are given up first; then the largest tables are cut as finely as they may be.
-    - Tables that do not fit the device memory go behind caches: those with the fewest lookups per byte, as few of them
-      as it takes, in host memory and then on disks. What device memory is left, caches share (`with_grown_caches`).
+    - Where tables do not fit the device memory, some go behind caches: those with the fewest lookups per byte, in host
+      memory and then on disks; as few as it takes, or more if the larger caches pay. What device memory is left, caches
+      share (`with_grown_caches`).
 
     Source:
         Neo Sec. 4 and 5.2. Differs: the paper leaves open how cost functions choose among schemes, and how large caches
@@ -143,46 +145,52 @@ class _Planning:
             if not any(sum(self.capacity[level]) for level in (MemoryLevel.DDR, MemoryLevel.SSD)):
                 raise
             failure = error
-        for least_cache in _LEAST_CACHES:
-            for fill in FILLS:
-                levels = self._levels(least_cache, fill)
-                if levels is not None:
-                    found = self._best(levels, least_cache, _LIMITS)
-                    _log.info("neo: %d tables behind caches", sum(level is not MemoryLevel.HBM for level in levels))
-                    return self._to_plan(found)
+        for least_cache, fill in product(_LEAST_CACHES, FILLS):
+            fewest = self._fewest_cached(least_cache, fill)
+            if fewest is not None:
+                return self._to_plan(self._best_cached(fewest, least_cache, fill))
         raise failure
 
-    def _levels(self, least_cache: float, fill: float) -> list[MemoryLevel] | None:
-        """Memory levels with few units behind caches; None if no number of them was found to fit.
+    def _fewest_cached(self, least_cache: float, fill: float) -> int | None:
+        """The fewest units behind caches that fit; None if no number of them was found to.
 
-        From the fewest that leave no more bytes than the device memory has: one more, two, four ... more, and then back
-        to the fewest that fit.
+        From the fewest that leave no more bytes than the device memory has: one more, two, four ..., and then back.
         """
 
-        def levels_with(num_cached: int) -> list[MemoryLevel] | None:
-            levels = levels_of(self.units, num_cached, self.capacity, fill)
-            try:
-                self._best(levels, least_cache, (1.0,))
-            except InfeasiblePlanError:
-                return None
-            return levels
+        def fits(num_cached: int) -> bool:
+            return self._cached(num_cached, least_cache, fill, (1.0,)) is not None
 
-        fewest = fewest_cached(self.units, sum(self.capacity[MemoryLevel.HBM]))
-        low, more, best = fewest, 0, None
-        while best is None:
-            high = min(len(self.units), fewest + more)
-            best = levels_with(high)
-            if best is None and high == len(self.units):
+        low, more = fewest_cached(self.units, sum(self.capacity[MemoryLevel.HBM])), 0
+        while not fits(high := min(len(self.units), low + more)):
+            if high == len(self.units):
                 return None
-            low, more = (low if best else high + 1), max(1, 2 * more)
+            low, more = high + 1, max(1, 2 * more)
         while low < high:
             middle = (low + high) // 2
-            levels = levels_with(middle)
-            if levels is None:
-                low = middle + 1
-            else:
-                best, high = levels, middle
-        return best
+            low, high = (low, middle) if fits(middle) else (middle + 1, high)
+        return high
+
+    def _best_cached(self, fewest: int, least_cache: float, fill: float) -> Arrangement:
+        """With the fewest units behind caches, or one, two, four ... more, which leaves more room for caches."""
+        counts = [fewest]
+        while counts[-1] < len(self.units):
+            counts.append(min(len(self.units), fewest + max(1, 2 * (counts[-1] - fewest))))
+        found = [(count, self._cached(count, least_cache, fill, (1.0,))) for count in counts]
+        _, best = min(
+            ((self._step_s(one), count) for count, one in found if one is not None), default=(math.inf, fewest)
+        )
+        _log.info("neo: %d of %d tables, or groups of them, are behind caches", best, len(self.units))
+        arranged = self._cached(best, least_cache, fill, _LIMITS)
+        assert arranged is not None, "it was found before"
+        return arranged
+
+    def _cached(self, num_cached: int, least_cache: float, fill: float, limits: Sequence[float]) -> Arrangement | None:
+        """The best arrangement with that many units behind caches, if one was found."""
+        levels = levels_of(self.units, num_cached, self.capacity, fill)
+        try:
+            return self._best(levels, least_cache, limits)
+        except InfeasiblePlanError:
+            return None
 
     def _best(self, levels: Sequence[MemoryLevel], least_cache: float, limits: Sequence[float]) -> Arrangement:
         """The arrangement whose costliest rank is cheapest.
@@ -213,8 +221,22 @@ class _Planning:
         raise failure
 
     def _step_s(self, found: Arrangement) -> float:
-        """Cost of the costliest rank, and what the plan costs whatever its volumes."""
-        return float(found.sums_R.max()) + self.cost.fixed_s(part for part, _ in found.parts())
+        """Cost of the costliest rank with caches grown, and what the plan costs whatever its volumes."""
+        sums_R = found.sums_R.copy()
+        for (part, _), placed in zip(found.parts(), self._placed(found), strict=True):
+            if placed.memory != part.memory:
+                grown = self.cost.of(replace(part, memory=placed.memory))
+                ranks = [rank for replica in placed.replicas for rank in replica]
+                sums_R[ranks] += grown.weighted_s - self.cost.of(part).weighted_s
+        return float(sums_R.max()) + self.cost.fixed_s(part for part, _ in found.parts())
+
+    def _placed(self, found: Arrangement) -> tuple[PlacedShard, ...]:
+        """All parts at their sites, with caches that fill the device memory."""
+        topology, batch_size = self.request.topology, self.request.tables.batch_size
+        shards = tuple(part.placed(site, topology) for part, site in found.parts())
+        if all(placed.memory.level is MemoryLevel.HBM for placed in shards):
+            return shards
+        return with_grown_caches(shards, topology, batch_size, self.capacity[MemoryLevel.HBM])
 
     def _picks(self, listed: Sequence[Sequence[Choice]], limits_s: Sequence[float]) -> Iterator[list[Choice]]:
         """Choices worth arranging, each once."""
@@ -247,11 +269,7 @@ class _Planning:
     def _to_plan(self, found: Arrangement) -> ShardingPlan:
         request = self.request
         order = {table.name: index for index, table in enumerate(request.tables.tables)}
-        shards = [part.placed(site, request.topology) for part, site in found.parts()]
-        shards = list(
-            with_grown_caches(shards, request.topology, request.tables.batch_size, self.capacity[MemoryLevel.HBM])
-        )
-        shards.sort(key=lambda placed: order[placed.shard.table.name])
+        shards = sorted(self._placed(found), key=lambda placed: order[placed.shard.table.name])
         return ShardingPlan(tables=request.tables, topology=request.topology, shards=tuple(shards))
 
 
