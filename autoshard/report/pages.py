@@ -43,7 +43,7 @@ def plan_page(plan: ShardingPlan, measured: MeasuredPlan | None = None, *, title
     if predicted is not None:
         charts = {
             "time_chart": chart_markup(rank_time_figure(predicted, measured), "chart-time"),
-            "memory_chart": chart_markup(memory_figure(predicted, plan.topology), "chart-memory"),
+            "memory_chart": chart_markup(memory_figure(predicted, plan.of_one_group().topology), "chart-memory"),
         }
     return render_page(
         "plan.html.j2",
@@ -96,13 +96,29 @@ def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title
 
 
 def task_line(plan: ShardingPlan) -> str:
-    """One line about what is planned: `80 tables, 3.20 GiB, batch 1,024, on 8 ranks of cpu`."""
+    """One line about what is planned: `80 tables, 3.20 GiB, batch 1,024, on 8 ranks of cpu`.
+
+    Ranks of a plan over replica groups are those of one group, and the line says how the groups lie.
+    """
     tables = plan.tables.tables
     return (
         f"{len(tables):,} table{'' if len(tables) == 1 else 's'}, "
         f"{write_bytes(sum(table.hbm_bytes for table in tables))} with optimizer state, "
         f"global batch {plan.tables.batch_size:,}, "
         f"on {plan.topology.world_size:,} rank{'' if plan.topology.world_size == 1 else 's'} of {plan.topology.device}"
+        + _groups_text(plan)
+    )
+
+
+def _groups_text(plan: ShardingPlan) -> str:
+    """`, in 4 groups of 2 ranks across nodes that meet every step`; nothing for one group."""
+    groups = plan.replica_groups
+    if groups.num_groups == 1:
+        return ""
+    every = "every step" if groups.sync_every == 1 else f"every {groups.sync_every:,} steps"
+    return (
+        f", in {groups.num_groups:,} groups of {plan.group_size:,} rank{'' if plan.group_size == 1 else 's'} "
+        f"{groups.layout.replace('_', ' ')} that meet {every} (one group's ranks stand for all)"
     )
 
 
@@ -116,7 +132,7 @@ def _kernel_ms_per_rank(row: ComparedPlan) -> tuple[float, ...]:
 
 def _facts(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> list[dict[str, str]]:
     step = predicted.step_ms
-    shares = [_memory_share(plan, predicted, index) for index in range(len(predicted.ranks))]
+    shares = _memory_shares(plan, predicted)
     fullest = max(range(len(shares)), key=shares.__getitem__)
     binding = f"rank {predicted.binding_rank}; its costliest table is {predicted.binding_shard}"
     facts = [
@@ -150,14 +166,15 @@ def _part_lines(predicted: CostBreakdown) -> list[dict[str, str]]:
     ]
 
 
-def _memory_share(plan: ShardingPlan, predicted: CostBreakdown, index: int) -> float:
-    cost = predicted.ranks[index]
-    capacity = plan.topology.memory_of(cost.rank).hbm
-    return (cost.hbm_bytes + cost.activation_bytes) / capacity if capacity else 0.0
+def _memory_shares(plan: ShardingPlan, predicted: CostBreakdown) -> list[float]:
+    """How full each rank's memory is."""
+    topology = plan.of_one_group().topology
+    used = [(rank.hbm_bytes + rank.activation_bytes, topology.memory_of(rank.rank).hbm) for rank in predicted.ranks]
+    return [num_bytes / capacity if capacity else 0.0 for num_bytes, capacity in used]
 
 
 def _rank_lines(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> list[dict[str, object]]:
-    held = plan.local_shards()
+    held, shares = plan.local_shards(), _memory_shares(plan, predicted)
     lines: list[dict[str, object]] = []
     for index, cost in enumerate(predicted.ranks):
         line: dict[str, object] = {
@@ -169,7 +186,7 @@ def _rank_lines(plan: ShardingPlan, predicted: CostBreakdown, measured: Measured
             "kernel": write_ms(cost.kernel_ms),
             "exchange": write_ms(cost.forward_exchange_ms + cost.backward_exchange_ms),
             "memory": write_bytes(cost.hbm_bytes + cost.activation_bytes),
-            "memory_share": write_percent(_memory_share(plan, predicted, index)),
+            "memory_share": write_percent(shares[index]),
         }
         if measured is not None:
             line["measured_forward"] = write_ms(measured.forward_ms_R[index])

@@ -84,10 +84,10 @@ def _rank_table(plan: ShardingPlan, measured: MeasuredPlan | None) -> Table:
         table.add_column(column, justify="right")
     table.add_column("forward and backward kernel", min_width=_BAR_WIDTH, no_wrap=True)
     longest = max(plan.predicted.max_kernel_ms, *(measured.kernel_ms_per_rank if measured else (0.0,)), 1e-12)
-    held = plan.local_shards()
+    held, topology = plan.local_shards(), plan.of_one_group().topology
     for index, cost in enumerate(plan.predicted.ranks):
         used = cost.hbm_bytes + cost.activation_bytes
-        capacity = plan.topology.memory_of(cost.rank).hbm
+        capacity = topology.memory_of(cost.rank).hbm
         forward = round(_BAR_WIDTH * cost.forward_kernel_ms / longest)
         both = round(_BAR_WIDTH * cost.kernel_ms / longest)
         table.add_row(

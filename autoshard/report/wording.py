@@ -45,7 +45,8 @@ def write_part(part: StepPart, predicted: CostBreakdown) -> str:
     """Name of a step's part; that of the last one says what it holds."""
     if part is not StepPart.DENSE or predicted.dense_ms is None or predicted.sync_ms is None:
         return part.value.replace("_", " ")
-    return f"dense (layers {write_ms(predicted.dense_ms)}, sync {write_ms(predicted.sync_ms)})"
+    groups = "" if predicted.group_sync_ms is None else f", of which groups {write_ms(predicted.group_sync_ms)}"
+    return f"dense (layers {write_ms(predicted.dense_ms)}, sync {write_ms(predicted.sync_ms)}{groups})"
 
 
 def write_percent(share: float, *, signed: bool = False) -> str:

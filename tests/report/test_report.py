@@ -19,6 +19,7 @@ from autoshard.core import (
     MemoryBytes,
     PlacedShard,
     Provenance,
+    ReplicaGroups,
     RowRange,
     Shard,
     ShardingPlan,
@@ -174,6 +175,25 @@ def test_predictions_of_before_there_were_parts_are_shown_without(plan):
     assert "Predicted step" in shown
     assert "Overlap" not in shown
     assert "Parts of the step" not in Page(plan_page(replace(plan, predicted=old))).texts("h2")
+
+
+def test_a_plan_over_replica_groups_says_how_they_lie_and_what_they_cost():
+    plan = make_plan()
+    groups = ReplicaGroups(num_groups=2, sync_every=3)
+    small = replace(plan.topology, overrides=((1, MemoryBytes(hbm=1 << 20)),))
+    num_ranks = plan.group_size // 2
+    shards = tuple(PlacedShard.table_wise(placed.shard, placed.replicas[0][0] % num_ranks) for placed in plan.shards)
+    grouped = replace(plan, topology=small, shards=shards, replica_groups=groups, predicted=None)
+    model = AnalyticCostModel(device="cpu", memory=DEVICE_MEMORY["cpu"])
+    grouped = grouped.with_predicted(evaluate(grouped, Costs(kernel=model, comm=AlphaBetaComm())))
+    predicted, shown, page = grouped.predicted, rendered(plan_summary(grouped)), Page(plan_page(grouped))
+    line = f"in 2 groups of {num_ranks} ranks across nodes that meet every 3 steps"
+    assert line in " ".join(shown.split())
+    assert line in plan_page(grouped)
+    assert f"of which groups {write_ms(predicted.group_sync_ms)}" in " ".join(shown.split())
+    # Ranks 0 and 1 of the world are rank 0 of a group: the smaller one sets its limit.
+    share = (predicted.ranks[0].hbm_bytes + predicted.ranks[0].activation_bytes) / (1 << 20)
+    assert write_percent(share) in page.texts("td")
 
 
 def test_a_plan_without_prediction_or_provenance_shows_its_placement(plan):

@@ -7,7 +7,8 @@ Shape suffixes: N tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Final
 
@@ -28,6 +29,9 @@ from autoshard.core import (
 
 FloatArray = NDArray[np.float64]
 
+_LEVELS = ("host", "building", "buildings")
+#: Numbers of rows that tables have; those of one size have one access curve.
+_NUM_SIZES = 100
 #: A row-wise AdaGrad moment; weights are fp32.
 _STATE_BYTES, _WEIGHT_BYTES = 4, 4
 
@@ -64,26 +68,31 @@ class PaperModel:
     alpha: float = 1.05
 
     def tables(self, batch_size: int) -> TableSet:
-        """Its tables: evenly spaced quantiles of the distributions, paired at random, always alike."""
-        rng = np.random.default_rng(0)
-        normal = NormalDist()
-        quantiles_N = np.array([normal.inv_cdf((index + 0.5) / self.num_tables) for index in range(self.num_tables)])
-        pooling_N = _scaled(np.exp(self.pooling_deviation * quantiles_N), self.mean_pooling * self.num_tables)
-        dims_N = rng.permutation(np.resize(self.dims, self.num_tables))
-        rows_N = np.exp(self.size_deviation * rng.permutation(quantiles_N))
-        row_bytes_N = dims_N * _WEIGHT_BYTES + _STATE_BYTES
-        rows_N = _scaled(rows_N * row_bytes_N, self.total_bytes) / row_bytes_N
-        tables = tuple(
-            EmbeddingTable(
-                name=f"t{index}",
-                num_embeddings=round(rows),
-                embedding_dim=int(dim),
-                features=(Feature(name=f"f{index}", pooling_factor=float(pooling)),),
-                access=AccessProfile.zipf(round(rows), self.alpha),
-            )
-            for index, (rows, dim, pooling) in enumerate(zip(rows_N, dims_N, pooling_N, strict=True))
+        """Its tables, always alike, with that many samples per step."""
+        return TableSet(batch_size=batch_size, tables=_drawn_tables(self), dense=self.dense)
+
+
+@lru_cache(maxsize=2)
+def _drawn_tables(model: PaperModel) -> tuple[EmbeddingTable, ...]:
+    """Evenly spaced quantiles of the distributions, paired at random."""
+    rng, count = np.random.default_rng(0), model.num_tables
+    pooling_N = np.exp(model.pooling_deviation * _normal_quantiles(count))
+    pooling_N = _scaled(pooling_N, model.mean_pooling * count)
+    dims_N = rng.permutation(np.resize(model.dims, count))
+    sizes_N = np.exp(model.size_deviation * np.resize(_normal_quantiles(_NUM_SIZES), count))
+    row_bytes_N = dims_N * _WEIGHT_BYTES + _STATE_BYTES
+    rows_N = _scaled(rng.permutation(sizes_N) * row_bytes_N, model.total_bytes) / row_bytes_N
+    curve_of = {rows: AccessProfile.zipf(rows, model.alpha) for rows in sorted({round(rows) for rows in rows_N})}
+    return tuple(
+        EmbeddingTable(
+            name=f"t{index}",
+            num_embeddings=round(rows),
+            embedding_dim=int(dim),
+            features=(Feature(name=f"f{index}", pooling_factor=float(pooling)),),
+            access=curve_of[round(rows)],
         )
-        return TableSet(batch_size=batch_size, tables=tables, dense=self.dense)
+        for index, (rows, dim, pooling) in enumerate(zip(rows_N, dims_N, pooling_N, strict=True))
+    )
 
 
 CTR: Final = PaperModel(
@@ -130,7 +139,7 @@ class PaperMachine:
     host_ranks: int = 8
     building_ranks: int = 2048
     between_buildings: float = 0.5
-    latencies_s: tuple[float, float, float] = field(default=(1e-5, 2e-5, 1e-4))
+    latencies_s: tuple[float, float, float] = (1e-5, 2e-5, 1e-4)
 
     def topology(self, world_size: int, hbm_bytes: int) -> Topology:
         """So many ranks of it, with that much memory each."""
@@ -140,21 +149,18 @@ class PaperMachine:
         if world_size > self.building_ranks:
             sizes.append(world_size)
         levels = []
-        for index, (size, inner) in enumerate(zip(sizes, (1, *sizes), strict=False)):
-            # A ring over n units, each of which a host's ranks have added up among themselves.
-            units = size if index == 0 else size // self.host_ranks
-            shared = 1 if index == 0 else self.host_ranks
-            all_reduce = ports[index] * shared / (2 * (units - 1) / units)
-            latency_s = self.latencies_s[index]
+        for name, size, port, latency_s in zip(_LEVELS, sizes, ports, self.latencies_s, strict=False):
+            # A ring over hosts, whose ranks have added up among themselves; over ranks within one.
+            shared = 1 if size == self.host_ranks else self.host_ranks
+            passing = 2 * (size // shared - 1) / (size // shared)
             levels.append(
                 Level(
-                    name=("host", "building", "buildings")[index],
+                    name=name,
                     size=size,
-                    all_to_all=Link(bytes_per_s=ports[index], latency_s=latency_s),
-                    all_reduce=Link(bytes_per_s=all_reduce, latency_s=latency_s),
+                    all_to_all=Link(bytes_per_s=port, latency_s=latency_s),
+                    all_reduce=Link(bytes_per_s=port * shared / passing, latency_s=latency_s),
                 )
             )
-            assert size % inner == 0
         return Topology(
             world_size=world_size,
             device=self.device,
@@ -164,6 +170,10 @@ class PaperMachine:
 
 
 MACHINE: Final = PaperMachine()
+
+
+def _normal_quantiles(count: int) -> FloatArray:
+    return np.array([NormalDist().inv_cdf((index + 0.5) / count) for index in range(count)])
 
 
 def _scaled(values_N: FloatArray, total: float) -> FloatArray:
