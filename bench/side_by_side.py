@@ -30,6 +30,8 @@ from bench.programs import run_program
 from bench.replay import Replay, replay_plans
 
 PLANNERS = "random,size-greedy,dim-greedy,lookup-greedy,torchrec,karmarkar-karp,cost-greedy,policy,auto"
+#: Kernels of the slowest rank are what is compared and replayed.
+_OPTIONS = {"auto": {"objective": "kernel"}}
 _BASELINE = "random"
 _FIRST_SEED = 1000
 #: Whose plan is refined, and the row of what comes out.
@@ -90,7 +92,7 @@ def compare_task(
     """
     if num_refinements and _REFINABLE not in planners:
         raise InvalidOptionError(f"refines the plan of {_REFINABLE}, which --planners lacks", field="--refine")
-    rows = list(compare(planners, request))
+    rows = list(compare(planners, request, options=_OPTIONS))
     for row in rows:
         if row.failure is not None:
             raise row.failure
@@ -100,7 +102,8 @@ def compare_task(
     replay = replay_plans([row.plan for row in rows if row.plan is not None], device=device)
     searched_ms = None
     if search_s:
-        searched_ms = compare(["auto"], replace(request, time_limit_s=search_s))[0].predicted_max_ms
+        longer = replace(request, time_limit_s=search_s)
+        searched_ms = compare(["auto"], longer, options=_OPTIONS)[0].predicted_max_ms
     measured = tuple(replace(row, measured=plan) for row, plan in zip(rows, replay.plans, strict=True))
     return ComparedTask(rows=measured, replay=replay, searched_ms=searched_ms)
 

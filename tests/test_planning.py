@@ -96,14 +96,20 @@ class TestModels:
 
 class TestMakePlan:
     def test_plans_carry_prediction_and_provenance(self, request_of):
-        plan = make_plan("auto", request_of(seed=3, options={"steps": "100"}))
+        plan = make_plan("auto", request_of(seed=3, options={"steps": "100", "objective": "kernel"}))
         assert plan.predicted == evaluate(plan, request_of().costs)
         version = Registry(request_of().registry).production_id(COST_KIND, "cpu")
         assert plan.predicted.cost_model == f"learned:cpu@{version}"
         assert plan.predicted.step_ms.low <= plan.predicted.step_ms.value <= plan.predicted.step_ms.high
         made = plan.provenance
         assert (made.planner, made.version, made.seed) == ("auto", __version__, 3)
-        assert made.options == {"steps": 100, "policy": True, "split": "none"}
+        assert made.options == {
+            "objective": "kernel",
+            "tiers": "all",
+            "reserved_bytes": 0,
+            "steps": 100,
+            "policy": True,
+        }
         assert made.models["kernel"] == f"learned:cpu@{version}"
         assert "an estimated bound of" in made.models["search"]
 
@@ -112,7 +118,7 @@ class TestMakePlan:
         rows = compare(
             ["random", "size-greedy", "dim-greedy", "lookup-greedy", "cost-greedy", "torchrec", "auto"],
             request,
-            options={"auto": {"steps": 500}},
+            options={"auto": {"steps": 500, "objective": "kernel"}},
         )
         times = {row.planner: row.predicted_max_ms for row in rows}
         assert all(times["auto"] <= time for time in times.values())

@@ -17,6 +17,7 @@ from autoshard.commands.arguments import (
     TablesArgument,
     TimeLimitOption,
     TopologyOption,
+    parse_settings,
 )
 from autoshard.commands.replaying import DeviceOption, RefineOption, Replay, find_replay, refined
 from autoshard.commands.replaying import replay as replay_all
@@ -41,6 +42,10 @@ def compare(
     ] = False,
     replay_refine: RefineOption = None,
     device: DeviceOption = "auto",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PLANNER.KEY=VALUE", help="An option of one of the planners; may be repeated."),
+    ] = None,
     time_limit: TimeLimitOption = 1.0,
     seed: SeedOption = 0,
     registry: RegistryOption = None,
@@ -53,6 +58,9 @@ def compare(
 
     Example:
         autoshard compare tables.json --topology cpu-8 --planners random,cost-greedy,auto --replay --html report.html
+
+    Example of plans that `autoshard run` executes:
+        autoshard compare tables.json --topology cpu-8 --planners cost-greedy,auto --set auto.tiers=table_wise
     """
     from autoshard.formats import atomic_write, load_tables, load_topology, write_plan
     from autoshard.planners.planner import PlanRequest
@@ -63,6 +71,7 @@ def compare(
     names = _names(planners)
     if replay_refine is not None and _REFINABLE not in names:
         raise InvalidOptionError(f"refines the plan of {_REFINABLE}, which --planners lacks", field="--replay-refine")
+    options = _options(settings or [], names)
     task, machine = load_tables(tables), load_topology(topology)
     request = PlanRequest(
         tables=task,
@@ -73,7 +82,7 @@ def compare(
         registry=registry,
     )
     with progress("Planning", len(names)) as advance:
-        rows: Sequence[ComparedPlan] = plan_all(names, request, on_planned=lambda _: advance(1))
+        rows: Sequence[ComparedPlan] = plan_all(names, request, options=options, on_planned=lambda _: advance(1))
     _check_any(rows)
     if replay_refine is not None:
         rows = _with_refined(rows, request.costs, replay_refine, device)
@@ -102,6 +111,19 @@ def _names(planners: str) -> list[str]:
         if names.count(name) > 1:
             raise InvalidOptionError(f"{name} is given twice", field="--planners")
     return names
+
+
+def _options(settings: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, object]]:
+    """Options by planner, from `PLANNER.KEY=VALUE` texts."""
+    options: dict[str, dict[str, object]] = {}
+    for setting, value in parse_settings(settings).items():
+        planner, dot, key = setting.partition(".")
+        if not dot or not key or planner not in names:
+            raise InvalidOptionError(
+                f"must be PLANNER.KEY=VALUE for a planner of --planners, got {setting}={value}", field="--set"
+            )
+        options.setdefault(planner, {})[key] = value
+    return options
 
 
 def _check_any(rows: Sequence[ComparedPlan]) -> None:

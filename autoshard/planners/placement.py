@@ -249,6 +249,11 @@ def does_not_fit(
 
 
 def colocated(tables: TableSet) -> tuple[tuple[int, ...], ...]:
+    """Indices of tables in groups that must share their ranks, in the order of each group's first table.
+
+    Raises:
+        InvalidPlanError: If a constraint names a table that is not there.
+    """
     index_of = {table.name: index for index, table in enumerate(tables.tables)}
     root = list(range(len(index_of)))
 

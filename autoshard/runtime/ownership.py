@@ -18,7 +18,10 @@ from autoshard.core import (
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
 from autoshard.evaluation.validator import validate_plan
 
-_EXECUTED = "the runtime executes table_wise shards: a whole table on one rank"
+_EXECUTED = (
+    "the runtime executes table_wise shards: a whole table on one rank, as `autoshard plan --set tiers=table_wise` has "
+    "them"
+)
 #: FBGEMM trains these; bf16 and int8 weights do not train on a CPU.
 _TRAINED_DTYPES = (DType.FP32, DType.FP16)
 _TRAINED_OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD)

@@ -44,6 +44,7 @@ def test_plan_says_what_measuring_changed(capfd, tables, tmp_path):
 
 def test_compare_has_a_row_of_the_refined_plan(capfd, tables, tmp_path):
     task = ("compare", tables, "--topology", "cpu-4", "--planners", "auto,random", "--time-limit", 0.2)
+    task = (*task, "--set", "auto.tiers=table_wise")
     code, out, said = run(
         capfd, *task, "--replay", "--replay-refine", 1, "--device", "cpu", "--output-dir", tmp_path, "--json"
     )
@@ -65,6 +66,8 @@ def test_compare_has_a_row_of_the_refined_plan(capfd, tables, tmp_path):
         (("plan", "TABLES", "--replay-refine", "two"), "--replay-refine"),
         (("compare", "TABLES", "--planners", "auto", "--replay-refine", "-1"), "--replay-refine"),
         (("compare", "TABLES", "--planners", "random", "--replay-refine", "2"), "--replay-refine: refines the plan of"),
+        (("compare", "TABLES", "--planners", "auto", "--set", "tiers=all"), "--set: must be PLANNER.KEY=VALUE"),
+        (("compare", "TABLES", "--planners", "auto", "--set", "random.tiers=all"), "--set: must be PLANNER.KEY=VALUE"),
         (("plan", "TABLES", "--planner", "random", "--replay-refine", "1", "--device", "tpu"), "tpu"),
     ],
 )
@@ -87,6 +90,7 @@ def test_plans_over_several_ranks_are_refused(capfd, tmp_path):
 
 def test_a_refinement_that_fails_has_a_row_that_says_why(capfd, tables):
     task = ("compare", tables, "--topology", "cpu-4", "--planners", "auto", "--time-limit", 0.1, "--json")
+    task = (*task, "--set", "auto.objective=kernel")
     code, out, _ = run(capfd, *task, "--replay-refine", 1, "--device", "tpu")
     assert code == 0
     assert [row["failure"] is None for row in json.loads(out)["planners"]] == [True, False]

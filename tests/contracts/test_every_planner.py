@@ -50,7 +50,12 @@ GUESTS = {"torchrec"}
 #: What planners end by, so that their time does not count, and what they are asked for besides their defaults.
 ALWAYS = {"auto": {"steps": 20}, "cp-sat": {"effort": 0.002, "refinements": 1}}
 CHOICES = {
-    "auto": {"split": ["none", "columns", "rows"], "policy": [True, False]},
+    "auto": {
+        "objective": ["step", "step", "step", "kernel"],
+        "tiers": ["all", "table_wise"],
+        "reserved_bytes": [0, 0, 10_000, -1],
+        "policy": [True, False],
+    },
     "flexshard": {
         "tiers": [1, 2, 3],
         "rule": ["frontier", "paper"],

@@ -32,7 +32,7 @@ COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 #: What these tests leave room for is tables, not the inputs and outputs of a batch.
 NO_ACTIVATIONS = {"count_activations": False}
 OPTIONS = {
-    "auto": {"steps": 100},
+    "auto": {"steps": 30},
     "cp-sat": {"effort": 0.05},
     "flexshard": NO_ACTIVATIONS,
     "replica-groups": NO_ACTIVATIONS,
@@ -41,7 +41,7 @@ SECONDS = 30.0
 #: Others' planners, which may give up where a plan exists, or cannot keep to constraints.
 GUESTS = {"torchrec"}
 #: Planners that can cut a table over ranks, so that a table may be larger than what any rank has left.
-CUTTERS = {"flexshard", "neo", "oper"}
+CUTTERS = {"auto", "flexshard", "neo", "oper"}
 
 pytestmark = pytest.mark.parametrize("name", planner_names())
 

@@ -1,14 +1,16 @@
-"""`auto`: at least as good as every start, repeatable, and open to a trained policy."""
+"""`auto`: at least as good as every start, repeatable, open to a trained policy, by steps and by kernels."""
 
-from dataclasses import replace
+import time
 
 import pytest
 
-from autoshard.core import Shard, TableSet
+from autoshard.core import MemoryBytes, Shard, TableSet, Tier
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.validator import validate_plan
-from autoshard.planners.auto import AutoPlanner
+from autoshard.formats import load_tables, load_topology
+from autoshard.formats.metasyn import metasyn
+from autoshard.planners.auto import AutoOptions, AutoPlanner
 from autoshard.planners.greedy import (
     CostGreedyPlanner,
     DimGreedyPlanner,
@@ -16,9 +18,24 @@ from autoshard.planners.greedy import (
     RandomPlanner,
     SizeGreedyPlanner,
 )
+from autoshard.planners.planner import PlanRequest
+from autoshard.planners.registry import get_planner, planner_names
+from autoshard.planners.schemes import SchemeName
+from autoshard.planning import compare, make_costs
+from autoshard.runtime.ownership import TableOwners
 
-STEPS = {"steps": 400}
-SECONDS = 20.0
+KERNEL = {"steps": 400, "objective": "kernel"}
+STEP = {"steps": 20, "policy": False}
+SECONDS = 60.0
+#: Planners whose time does not depend on the time limit and is above it.
+PATIENT = {"torchrec"}
+#: Bundled tables of one or two tables, and of some that are pooled many times.
+QUICK_TASKS = [("param-a", "a100-8"), ("param-b", "cpu-8"), ("criteo-kaggle", "cpu-8"), ("nvidia-tiny", "a100-8")]
+TABLES = (
+    *("criteo-kaggle", "mlperf-dlrm-v2", "nvidia-tiny", "nvidia-small", "nvidia-medium", "param-a", "param-b"),
+    *("metasyn",),
+)
+TASKS = [(tables, topology) for tables in TABLES for topology in ("cpu-8", "a100-8", "a100-32")]
 
 
 @pytest.fixture
@@ -29,22 +46,55 @@ def max_ms(make_request, costs):
     return predicted
 
 
+def bundled(name, machine, **changes):
+    topology = load_topology(machine)
+    tables = metasyn().sample(80, 7) if name == "metasyn" else load_tables(name)
+    if name == "metasyn" and topology.device == "cpu":
+        tables = tables.scaled(64)
+    return PlanRequest(tables=tables, topology=topology, costs=make_costs(tables, topology), **changes)
+
+
+def check_none_is_shorter(request, names):
+    """`auto` against other planners at one time limit; those that can do the task at all."""
+    rows = compare(("auto", *names), request)
+    steps = {row.planner: row.plan.predicted.step_ms.value for row in rows if row.plan is not None}
+    if not steps:
+        assert all(isinstance(row.failure, InfeasiblePlanError) for row in rows if row.planner == "auto")
+        return
+    assert steps["auto"] <= min(steps.values()) * (1 + 1e-9), steps
+
+
+@pytest.mark.parametrize(("name", "machine"), QUICK_TASKS)
+def test_no_planner_has_a_shorter_step_on_bundled_tables(name, machine):
+    quick = ("random", "size-greedy", "lookup-greedy", "cost-greedy", "karmarkar-karp", "flexshard", "neo")
+    check_none_is_shorter(bundled(name, machine, time_limit_s=0.5), quick)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "machine"), TASKS)
+def test_no_planner_at_all_has_a_shorter_step_on_any_bundled_tables(name, machine):
+    names = [one for one in planner_names() if one not in {"auto", *PATIENT}]
+    check_none_is_shorter(bundled(name, machine, time_limit_s=2.0), names)
+
+
 @pytest.mark.parametrize("spare", [None, 0.3])
 def test_is_at_least_as_fast_as_every_heuristic(draw_task, max_ms, spare):
     task = draw_task(40, 4, seed=8, spare=spare)
-    found_ms = max_ms(AutoPlanner(), task, options=STEPS, time_limit_s=SECONDS)
+    found_ms = max_ms(AutoPlanner(), task, options=KERNEL, time_limit_s=SECONDS)
     heuristics = (RandomPlanner, SizeGreedyPlanner, DimGreedyPlanner, LookupGreedyPlanner, CostGreedyPlanner)
     assert all(found_ms <= max_ms(heuristic(), task) * (1 + 1e-6) for heuristic in heuristics)
 
 
 def test_search_improves_on_its_starts(draw_task, max_ms):
     task = draw_task(60, 8, seed=4)
-    starts_only_ms = max_ms(AutoPlanner(), task, options={"policy": False}, time_limit_s=1e-6)
-    assert max_ms(AutoPlanner(), task, options=STEPS, time_limit_s=SECONDS) < starts_only_ms
+    starts_only = {"policy": False, "objective": "kernel"}
+    starts_only_ms = max_ms(AutoPlanner(), task, options=starts_only, time_limit_s=1e-6)
+    assert max_ms(AutoPlanner(), task, options=KERNEL, time_limit_s=SECONDS) < starts_only_ms
 
 
-def test_seeds_decide(draw_task, make_request):
-    task, options = draw_task(16, 4, seed=1), {"steps": 200}
+@pytest.mark.parametrize("options", [{**KERNEL, "steps": 200}, STEP])
+def test_seeds_decide(draw_task, make_request, options):
+    task = draw_task(16, 4, seed=1)
     first, again, other = (
         AutoPlanner().plan(make_request(task, seed=seed, options=options, time_limit_s=SECONDS)) for seed in (7, 7, 8)
     )
@@ -52,55 +102,88 @@ def test_seeds_decide(draw_task, make_request):
     assert first != other
 
 
-def test_does_without_a_policy(draw_task, make_request, tmp_path):
+@pytest.mark.parametrize("options", [KERNEL, STEP])
+def test_does_without_a_policy(draw_task, make_request, tmp_path, options):
     # The registry is empty, so the policy planner has no model.
-    request = make_request(draw_task(10, 2), registry=tmp_path, options=STEPS)
-    assert len(AutoPlanner().plan(request).shards) == 10
+    request = make_request(draw_task(10, 2), registry=tmp_path, options=options)
+    assert len({placed.shard.table.name for placed in AutoPlanner().plan(request).shards}) == 10
 
 
-def test_says_what_does_not_fit(make_table, make_topology, make_request):
+@pytest.mark.parametrize("options", [KERNEL, {**STEP, "tiers": "table_wise"}])
+def test_says_what_does_not_fit(make_table, make_topology, make_request, options):
     tables = tuple(make_table(f"t{index}") for index in range(3))
     task = (TableSet(batch_size=8, tables=tables), make_topology(2, int(tables[0].hbm_bytes / 0.6)))
-    with pytest.raises(InfeasiblePlanError, match="bytes more than are free"):
-        AutoPlanner().plan(make_request(task))
+    with pytest.raises(InfeasiblePlanError, match=r"[\d,]+ bytes"):
+        AutoPlanner().plan(make_request(task, options=options))
 
 
-def test_says_how_far_from_the_bound_it_ended(draw_task, make_request):
-    plan = AutoPlanner().plan(make_request(draw_task(16, 4, seed=1), options=STEPS))
+def test_says_how_the_search_ended(draw_task, make_request):
+    task = draw_task(16, 4, seed=1)
+    plan = AutoPlanner().plan(make_request(task, options=KERNEL, time_limit_s=SECONDS))
     assert plan.provenance.models["search"].startswith("stopped by ")
     assert "an estimated bound of" in plan.provenance.models["search"]
+    plan = AutoPlanner().plan(make_request(task, options=STEP, time_limit_s=SECONDS))
+    assert plan.provenance.models["search"].startswith("stopped by steps after 20 steps: ")
 
 
-@pytest.mark.parametrize("split", ["columns", "rows"])
-def test_cuts_tables_that_alone_bound_the_slowest_rank(draw_task, make_table, make_request, max_ms, split):
-    tables, topology = draw_task(20, 4, seed=5)
-    heavy = tuple(make_table(f"heavy{index}", embedding_dim=1024, pooling_factor=1000.0) for index in range(2))
-    task = (replace(tables, tables=(*heavy, *tables.tables)), topology)
-    whole_ms = max_ms(AutoPlanner(), task, options=STEPS, time_limit_s=SECONDS)
-    options = {**STEPS, "split": split}
-    assert max_ms(AutoPlanner(), task, options=options, time_limit_s=SECONDS) < 0.9 * whole_ms
-    plan = AutoPlanner().plan(make_request(task, options=options, time_limit_s=SECONDS))
+@pytest.mark.parametrize("options", [KERNEL, {**STEP, "tiers": "executable"}, {**STEP, "tiers": "table_wise"}])
+def test_plans_that_the_runtime_executes(draw_task, make_request, options):
+    # Its largest table decides the step, and would be cut if it might.
+    plan = AutoPlanner().plan(make_request(draw_task(20, 4, seed=5), options=options, time_limit_s=SECONDS))
+    assert all(placed.shard == Shard.whole(placed.shard.table) for placed in plan.shards)
+    assert {placed.tier for placed in plan.shards} == {Tier.TABLE_WISE}
+    assert TableOwners.of_plan(plan, 4).plan_world_size == 4
+
+
+def test_tiers_are_kept_to_and_memory_stays_free(draw_task, make_request, make_topology):
+    tables, _ = draw_task(12, 4, seed=5)
+    hbm = 2 * sum(table.hbm_bytes for table in tables.tables) // 4
+    options = {**STEP, "tiers": "row_wise, data_parallel", "reserved_bytes": hbm // 4}
+    request = make_request((tables, make_topology(4, hbm)), options=options, time_limit_s=SECONDS)
+    plan = AutoPlanner().plan(request)
     validate_plan(plan)
-    cut = [placed.shard for placed in plan.shards if placed.shard != Shard.whole(placed.shard.table)]
-    assert {shard.table.name for shard in cut} == {"heavy0", "heavy1"}
+    assert {placed.tier for placed in plan.shards} <= {Tier.ROW_WISE, Tier.DATA_PARALLEL}
+    ranks = evaluate(plan, request.costs).ranks
+    assert all(rank.hbm_bytes + rank.activation_bytes <= hbm - hbm // 4 for rank in ranks)
 
 
-def test_cuts_nothing_unless_asked_or_useful(draw_task, make_request):
-    task = draw_task(20, 4, seed=5)
-    for options in (STEPS, {**STEPS, "split": "columns"}):
-        plan = AutoPlanner().plan(make_request(task, options=options, time_limit_s=SECONDS))
-        assert all(placed.shard == Shard.whole(placed.shard.table) for placed in plan.shards)
+def test_ranks_of_different_memory_are_filled_as_they_are(draw_task, make_request, make_topology):
+    tables, _ = draw_task(12, 4, seed=5)
+    total = sum(table.hbm_bytes for table in tables.tables)
+    uneven = make_topology(4, total // 20, overrides=((2, MemoryBytes(hbm=total)),))
+    validate_plan(AutoPlanner().plan(make_request((tables, uneven), options=STEP, time_limit_s=SECONDS)))
 
 
-def test_refuses_cuts_that_there_are_not(draw_task, make_request):
-    with pytest.raises(InvalidOptionError, match=r"options\.split: must be any of none, columns, rows, got 'diagonal'"):
-        AutoPlanner().plan(make_request(draw_task(4, 2), options={"split": "diagonal"}))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": -1}, r"options\.steps: must be at least 0"),
+        ({"reserved_bytes": -1}, r"options\.reserved_bytes: must be at least 0"),
+        ({"objective": "memory"}, r"options\.objective: must be any of step, kernel, got 'memory'"),
+        ({"tiers": "row_wise,diagonal"}, r"options\.tiers: must be any of all, executable, .*; got 'diagonal'"),
+        ({"objective": "kernel", "tiers": "row_wise"}, r"options\.tiers: must be table_wise where objective is kernel"),
+        ({"objective": "kernel", "reserved_bytes": 1}, r"options\.reserved_bytes: must be 0 where objective is kernel"),
+        ({"beam": 3}, r"options\.beam: unknown option; this planner takes: objective, tiers, reserved_bytes, steps"),
+    ],
+)
+def test_refuses_options_that_there_are_not(draw_task, make_request, options, message):
+    with pytest.raises(InvalidOptionError, match=message):
+        AutoPlanner().plan(make_request(draw_task(4, 2), options=options))
 
 
-def test_refuses_options_it_does_not_have(draw_task, make_request):
-    with pytest.raises(InvalidOptionError, match="steps: must be at least 0"):
-        AutoPlanner().plan(make_request(draw_task(4, 2), options={"steps": -1}))
-    with pytest.raises(
-        InvalidOptionError, match=r"options\.beam: unknown option; this planner takes: steps, policy, split"
-    ):
-        AutoPlanner().plan(make_request(draw_task(4, 2), options={"beam": 3}))
+def test_options_name_schemes_and_groups():
+    assert AutoOptions().schemes == AutoOptions(tiers="replica_groups").schemes == frozenset(SchemeName)
+    assert AutoOptions().with_groups
+    assert not AutoOptions(tiers="grid,flex").with_groups
+    assert AutoOptions(tiers="grid,flex").schemes == {SchemeName.GRID, SchemeName.FLEX}
+
+
+def test_ends_near_its_time_limit(draw_task, make_request):
+    # Not a measurement: a search that does not look at the clock would not end here at all.
+    started_s = time.perf_counter()
+    AutoPlanner().plan(make_request(draw_task(20, 4, seed=1), time_limit_s=0.3, options={"policy": False}))
+    assert time.perf_counter() - started_s < SECONDS
+
+
+def test_is_among_the_planners():
+    assert isinstance(get_planner("auto"), AutoPlanner)

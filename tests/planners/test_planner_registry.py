@@ -30,9 +30,11 @@ def test_every_planner_is_described_with_its_options():
     described = {planner.name: planner for planner in describe_planners()}
     assert tuple(described) == planner_names()
     assert [(option.name, option.default) for option in described["auto"].options] == [
+        ("objective", "step"),
+        ("tiers", "all"),
+        ("reserved_bytes", 0),
         ("steps", 0),
         ("policy", True),
-        ("split", "none"),
     ]
     assert all(option.help for planner in described.values() for option in planner.options)
 

@@ -205,6 +205,8 @@ class Catalog:
             for (key, part), local, priced in zip(new.items(), locals_, is_priced, strict=True)
             if priced
         ]
+        if not kept:
+            return
         self._kinds |= {key: len(self.codes_VH) + index for index, (key, _, _) in enumerate(kept)}
         # Sums of such numbers are exact, so that what has left a rank leaves nothing behind.
         moved = [np.rint(self.prices.moved(placed, local) * _GRID) / _GRID for _, placed, local in kept]

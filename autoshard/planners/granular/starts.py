@@ -42,6 +42,7 @@ class Asked:
         table_s: And for each table.
         rank_s: And for each rank.
         table_rank_s: And for each table and rank.
+        share: Share of the time limit that it may be thought to take.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Asked:
     table_s: float = 0.0
     rank_s: float = 0.0
     table_rank_s: float = 0.0
+    share: float = 0.2
 
     def seconds(self, num_tables: int, num_ranks: int) -> float:
         """About what it takes for a task."""
@@ -56,14 +58,14 @@ class Asked:
         return self.base_s + num_ranks * self.rank_s + per_table
 
 
-def asked_plans(request: PlanRequest, asked: Sequence[Asked], share: float) -> dict[str, ShardingPlan]:
-    """Plans of other planners, of those that are thought to be done within a share of the time limit."""
+def asked_plans(request: PlanRequest, asked: Sequence[Asked]) -> dict[str, ShardingPlan]:
+    """Plans of other planners, of those that are thought to be done within their share of the time limit."""
     num_tables, num_ranks = len(request.tables.tables), request.topology.world_size
     known = planner_names()
     plans: dict[str, ShardingPlan] = {}
     for one in asked:
         needed_s = one.seconds(num_tables, num_ranks)
-        if one.name not in known or needed_s > share * request.time_limit_s:
+        if one.name not in known or needed_s > one.share * request.time_limit_s:
             _log.info("no start from %s: it takes about %.2g s", one.name, needed_s)
             continue
         try:

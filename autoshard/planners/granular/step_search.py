@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from autoshard.core import EmbeddingTable, MemoryLevel, MemoryPlacement, ShardingPlan, TableSet, Topology
-from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InvalidPlanError
+from autoshard.core import Costs, EmbeddingTable, MemoryLevel, MemoryPlacement, ShardingPlan, TableSet, Topology
+from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InvalidPlanError, ModelError
 from autoshard.evaluation.cached_rows import cached_row_bytes
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.evaluation.validator import validate_plan
@@ -22,12 +21,13 @@ from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.schemes import Scheme, SchemeName, schemes_of
 
-#: Share of the time limit that other planners may be thought to take, each; and what descents from the second and
-#: third best start get.
-_ASKED_SHARE, _TRIAL_SHARE = 0.2, 0.1
+#: Share of the time limit that descents from each of the best starts get, before the long one from the best of them.
+_TRIAL_SHARE = 0.1
 _NUM_TRIALS = 3
 #: Share of the time limit that is left for the search if starts take longer than it.
 _LEAST_SHARE = 0.3
+#: Share that planners may be thought to take whose plans are often the best start, and those whose never were.
+_MOST, _LEAST = 0.6, 0.01
 _HEURISTICS = (
     Asked(name="cost-greedy"),
     Asked(name="karmarkar-karp"),
@@ -35,9 +35,9 @@ _HEURISTICS = (
     Asked(name="dim-greedy"),
 )
 _PLANNERS = (
-    Asked(name="flexshard", base_s=0.02, table_s=1.5e-3),
-    Asked(name="neo", base_s=0.05, table_s=2e-3, table_rank_s=1e-5),
-    Asked(name="oper", base_s=0.5, table_s=5e-3, rank_s=0.03),
+    Asked(name="flexshard", base_s=0.02, table_s=1.5e-3, share=_MOST),
+    Asked(name="neo", base_s=0.05, table_s=2e-3, table_rank_s=1e-5, share=_MOST),
+    Asked(name="oper", base_s=0.5, table_s=5e-3, rank_s=0.03, share=_LEAST),
     Asked(name="replica-groups", base_s=0.1, table_s=2e-3, table_rank_s=1e-5),
 )
 #: About what the policy takes once it is loaded (docs of `auto`).
@@ -123,7 +123,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
         if layout is not None and layout.fits():
             layouts.append((layout.step_ms(), name, layout))
         elif _is_allowed(plan, search):
-            others.append((evaluate(plan, request.costs).step_ms.value, name, plan))
+            others += _as_it_is(name, plan, request.costs)
     layouts += [(layout.step_ms(), "balanced", layout) for layout in balanced_layouts(catalog, limits)]
     if not layouts and not others:
         raise _why(request, catalog, limits, search)
@@ -141,21 +141,27 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
         plan = _with_caches(improved.layout, search.reserved_bytes)
         others.append((evaluate(plan, request.costs).step_ms.value, said, plan))
     step_ms, said, plan = min(others, key=lambda one: one[0])
-    if plan.provenance is not None and plan.provenance.planner not in plans:
-        said = f"as {plan.provenance.planner} has it"
     models = plans["policy"].provenance.models if "policy" in plans and plans["policy"].provenance else {}
     return Found(plan=plan, step_ms=step_ms, said=said, models=dict(models))
 
 
 def _plans(request: PlanRequest, search: StepSearch) -> dict[str, ShardingPlan]:
     """Plans of other planners that are quick enough; whole tables always."""
-    plans = asked_plans(request, _HEURISTICS, math.inf)
+    plans = asked_plans(request, _HEURISTICS)
     planners = [one for one in _PLANNERS if search.with_groups or one.name != "replica-groups"]
     if search.names == {SchemeName.TABLE_WISE}:
         planners = []
     if search.with_policy:
         planners.append(_POLICY)
-    return plans | asked_plans(request, planners, _ASKED_SHARE)
+    return plans | asked_plans(request, planners)
+
+
+def _as_it_is(name: str, plan: ShardingPlan, costs: Costs) -> list[tuple[float, str, ShardingPlan]]:
+    """A plan with its price, if the models have one."""
+    try:
+        return [(evaluate(plan, costs).step_ms.value, f"as {name} has it", plan)]
+    except ModelError:
+        return []
 
 
 def _is_allowed(plan: ShardingPlan, search: StepSearch) -> bool:

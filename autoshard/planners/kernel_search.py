@@ -1,0 +1,112 @@
+"""The plan of whole tables on single ranks whose slowest rank has the shortest kernels: starts, then local search."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import replace
+
+from autoshard import __version__
+from autoshard.core import Provenance, ShardingPlan
+from autoshard.core.errors import InfeasiblePlanError, ModelError
+from autoshard.planners.feasibility import repair
+from autoshard.planners.greedy import (
+    CostGreedyPlanner,
+    DimGreedyPlanner,
+    LookupGreedyPlanner,
+    PlacementPlanner,
+    SizeGreedyPlanner,
+)
+from autoshard.planners.karmarkar_karp import KarmarkarKarpPlanner
+from autoshard.planners.placement import PlacementProblem, RankArray
+from autoshard.planners.planner import PlanRequest
+from autoshard.planners.registry import get_planner, planner_names
+from autoshard.planners.search import SearchResult, improve
+
+#: The trained policy, if the package that has it is installed.
+POLICY = "policy"
+
+_HEURISTICS: tuple[PlacementPlanner, ...] = (
+    CostGreedyPlanner(),
+    KarmarkarKarpPlanner(),
+    LookupGreedyPlanner(),
+    DimGreedyPlanner(),
+    SizeGreedyPlanner(),
+)
+#: Share of the time limit that starts may use. If they take longer (the first call loads a trained model), the search
+#: still gets the rest in full.
+_STARTS_SHARE = 0.3
+# About what the policy takes once it is loaded: seconds per item, and per item and rank. Planning took 0.07 s for 80
+# tables on 8 ranks, 0.67 s for 800 on 16, 0.72 s for 800 on 80 (CPU time of `get_planner("policy").plan`, one core of a
+# Xeon, November 2026).
+_POLICY_ITEM_S, _POLICY_CHOICE_S = 1e-3, 1e-6
+
+_log = logging.getLogger(__name__)
+
+
+def plan_by_kernel(request: PlanRequest, *, steps: int, with_policy: bool) -> ShardingPlan:
+    """Takes the fastest of the heuristics' plans and the trained policy's, and improves it until the time is over.
+
+    The policy is asked where it is thought to be done within its share of the time; the plan's provenance names it
+    then, and says how far from an estimated bound the search ended.
+
+    Args:
+        request: The task; its options are not used.
+        steps: Most steps of the search; 0 for as many as there is time for.
+        with_policy: Whether the policy may be asked.
+    """
+    started_s = time.perf_counter()
+    problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel)
+    starts, models = _starts(problem, request, with_policy, started_s)
+    on_time_s = max(started_s, time.perf_counter() - _STARTS_SHARE * request.time_limit_s)
+    deadline_s = on_time_s + request.time_limit_s
+    result = improve(problem, starts, seed=request.seed, deadline_s=deadline_s, max_steps=steps or None)
+    said = _describe(result)
+    _log.info("auto: %s", said)
+    provenance = Provenance(planner="auto", version=__version__, seed=request.seed, models={**models, "search": said})
+    return replace(problem.to_plan(result.ranks_N), provenance=provenance)
+
+
+def _describe(result: SearchResult) -> str:
+    gap = f"{100 * result.gap:.2g}% above" if math.isfinite(result.gap) and result.gap > 0 else "at"
+    return (
+        f"stopped by {result.stopped} after {result.num_steps} steps, slowest rank {result.max_ms:.6g} ms, "
+        f"{gap} an estimated bound of {result.bound_ms:.6g} ms"
+    )
+
+
+def _starts(
+    problem: PlacementProblem, request: PlanRequest, with_policy: bool, started_s: float
+) -> tuple[list[RankArray], dict[str, str]]:
+    """Placements to search from, and the names of the trained models that made some of them."""
+    starts: list[RankArray] = []
+    failures: list[InfeasiblePlanError] = []
+    for heuristic in _HEURISTICS:
+        try:
+            starts.append(repair(problem, heuristic.place(problem, request.seed), request.seed))
+        except InfeasiblePlanError as error:
+            failures.append(error)
+    # Whatever its time, the policy is the last hope where no heuristic found a start.
+    left_s = started_s + _STARTS_SHARE * request.time_limit_s - time.perf_counter() if starts else math.inf
+    plan = _policy_plan(problem, request, left_s) if with_policy else None
+    if plan is not None:
+        starts.append(problem.ranks_of(plan))
+    if not starts:
+        raise failures[0]
+    return starts, dict(plan.provenance.models) if plan is not None and plan.provenance is not None else {}
+
+
+def _policy_plan(problem: PlacementProblem, request: PlanRequest, left_s: float) -> ShardingPlan | None:
+    """The trained policy's plan; None if there is no policy, or probably no time for it."""
+    needed_s = problem.num_items * (_POLICY_ITEM_S + _POLICY_CHOICE_S * problem.num_ranks)
+    if needed_s > left_s:
+        _log.info("no start from a policy: it takes about %.2g s, and %.2g s are left for it", needed_s, left_s)
+        return None
+    if POLICY not in planner_names():
+        return None
+    try:
+        return get_planner(POLICY).plan(replace(request, options={}))
+    except (ModelError, InfeasiblePlanError) as error:
+        _log.info("no start from the policy: %s", error)
+        return None
