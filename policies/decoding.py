@@ -6,8 +6,9 @@ code, S width of a state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -77,14 +78,11 @@ def decode(
     owner_E = np.arange(len(tasks)).repeat(num_samples or 1)
     batch = PlacementBatch(tasks, len(owner_E))
     batch.begin(np.arange(len(owner_E)), owner_E)
-    if batch.may_split:
-        states, place_E = _states_as_played(network, batch), torch.arange(len(owner_E))
-    else:
-        states, place_E = _states_of_tasks(network, batch), torch.from_numpy(owner_E)
+    seen: _States = _StatesAsPlayed(network, batch) if batch.may_split else _StatesOfTasks(network, batch, owner_E)
     finished = []
     while not batch.is_done.all():
         observation = {key: torch.as_tensor(value) for key, value in batch.observe().items()}
-        logits_EA = network.logits(states(observation)[place_E], *choices_seen(observation))
+        logits_EA = network.logits(seen.next(observation), *choices_seen(observation))
         actions_E = choose(logits_EA, deterministic=num_samples is None, generator=generator)
         finished.append(batch.step(actions_E.numpy()))
     return _gather(finished)
@@ -96,7 +94,8 @@ def decode_beam(network: PlacementNetwork, tasks: Sequence[PlacementTask], *, wi
     """Places the items of all tasks, with several of the likeliest beginnings kept at every step.
 
     Of choices that look alike, such as ranks that hold nothing yet, one is followed, so that beginnings differ by more
-    than the numbers of ranks.
+    than the numbers of ranks. Where items may be split, a beginning that ends early stays in its place as long as no
+    longer ones are likelier.
 
     Args:
         network: Trained on codes of the tasks' cost model.
@@ -107,30 +106,37 @@ def decode_beam(network: PlacementNetwork, tasks: Sequence[PlacementTask], *, wi
         The placement of each task with the best objective, among the ones that it ended with.
 
     Raises:
-        InvalidOptionError: If the width is below 1, or the tasks have splits: then beginnings would not end together.
+        InvalidOptionError: If the width is below 1.
     """
     if width < 1:
         raise InvalidOptionError(f"must be at least 1, got {width}", field="width")
     owner_E = np.arange(len(tasks)).repeat(width)
     batch = PlacementBatch(tasks, len(owner_E))
     batch.begin(np.arange(len(owner_E)), owner_E)
-    if batch.may_split:
-        raise InvalidOptionError("must be 0 for a beam search, whose beginnings end together", field="max_splits")
-    states, place_E = _states_of_tasks(network, batch), torch.from_numpy(owner_E)
+    seen: _States = _StatesAsPlayed(network, batch) if batch.may_split else _StatesOfTasks(network, batch, owner_E)
     # All beginnings of a task are the same at first: only one of them counts.
     score_PB = torch.full((len(tasks), width), -torch.inf)
     score_PB[:, 0] = 0.0
-    finished = []
+    finished: list[FinishedEpisodes] = []
+    # Which of the finished ones each beginning is, once it has ended.
+    end_E, num_ended = np.full(len(owner_E), -1), 0
     while not batch.is_done.all():
         observation = {key: torch.as_tensor(value) for key, value in batch.observe().items()}
-        logits_EA = network.logits(states(observation)[place_E], *choices_seen(observation))
+        logits_EA = network.logits(seen.next(observation), *choices_seen(observation))
         likely_EA = _first_of_alike(torch.log_softmax(logits_EA, dim=1), observation)
-        is_done_P = torch.from_numpy(batch.is_done).view(len(tasks), width).all(dim=1)
-        score_PB, source_PB, action_PB = _best_next(score_PB, likely_EA.view(len(tasks), width, -1), is_done_P)
+        is_done_E = torch.from_numpy(batch.is_done)
+        likely_EA[is_done_E] = -torch.inf
+        likely_EA[is_done_E, 0] = 0.0
+        score_PB, source_PB, action_PB = _best_next(score_PB, likely_EA.view(len(tasks), width, -1))
         sources_E = (source_PB + width * torch.arange(len(tasks))[:, None]).flatten()
         batch.branch(sources_E.numpy())
+        seen.branch(sources_E)
+        end_E = end_E[sources_E.numpy()]
         finished.append(batch.step(action_PB.flatten().numpy()))
-    return _best_of(_gather(finished), width)
+        ended_D = finished[-1].episodes_D
+        end_E[ended_D] = num_ended + np.arange(len(ended_D))
+        num_ended += len(ended_D)
+    return _best_of(_taken(finished, end_E), width)
 
 
 def _first_of_alike(likely_EA: Tensor, observation: Tensors) -> Tensor:
@@ -140,17 +146,11 @@ def _first_of_alike(likely_EA: Tensor, observation: Tensors) -> Tensor:
     return likely_EA.masked_fill(torch.tril(alike_EAA, diagonal=-1).any(dim=2), -torch.inf)
 
 
-def _best_next(score_PB: Tensor, likely_PBA: Tensor, is_done_P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, sources and actions of the best beginnings that are a step longer, (P, B); none move where it is over."""
+def _best_next(score_PB: Tensor, likely_PBA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, sources and actions of the best beginnings that are a step longer, (P, B)."""
     num_tasks, width, num_choices = likely_PBA.shape
     best_PB, place_PB = (score_PB[..., None] + likely_PBA).view(num_tasks, -1).topk(width, dim=1)
-    stay_PB = torch.arange(width).expand(num_tasks, width)
-    done_P1 = is_done_P[:, None]
-    return (
-        torch.where(done_P1, score_PB, best_PB),
-        torch.where(done_P1, stay_PB, place_PB // num_choices),
-        torch.where(done_P1, 0, place_PB % num_choices),
-    )
+    return best_PB, place_PB // num_choices, place_PB % num_choices
 
 
 def _best_of(placements: Placements, width: int) -> Placements:
@@ -167,38 +167,66 @@ def _best_of(placements: Placements, width: int) -> Placements:
     )
 
 
-def _states_of_tasks(network: PlacementNetwork, batch: PlacementBatch) -> Callable[[Tensors], Tensor]:
-    """States of tasks step by step: they depend on no action, so all of them are made at once."""
-    items_NPH, remaining_NP1 = batch.items()
-    states_NPS, _ = network.states(
-        torch.from_numpy(items_NPH), torch.from_numpy(remaining_NP1), network.initial_state(len(batch.tasks))
-    )
-    steps = iter(states_NPS)
-    return lambda _: next(steps)
+class _States(Protocol):
+    """States of episodes step by step, shape (E, S)."""
+
+    def next(self, observation: Tensors) -> Tensor:
+        """Of the step that is seen."""
+        ...
+
+    def branch(self, sources_E: Tensor) -> None:
+        """Makes each episode e go on from where episode `sources_E[e]` is."""
+        ...
 
 
-def _states_as_played(network: PlacementNetwork, batch: PlacementBatch) -> Callable[[Tensors], Tensor]:
-    """States of episodes step by step, of what comes up in each."""
-    memory = network.initial_state(batch.num_episodes)
+class _StatesOfTasks:
+    """Of tasks without splits: they depend on no action, so all of them are made at once."""
 
-    def states(observation: Tensors) -> Tensor:
-        nonlocal memory
-        states_TES, memory = network.states(observation[ITEM_CODE][None], observation[REMAINING][None], memory)
+    def __init__(self, network: PlacementNetwork, batch: PlacementBatch, owner_E: NDArray[np.int64]) -> None:
+        items_NPH, remaining_NP1 = batch.items()
+        states_NPS, _ = network.states(
+            torch.from_numpy(items_NPH), torch.from_numpy(remaining_NP1), network.initial_state(len(batch.tasks))
+        )
+        self._steps, self._owner_E = iter(states_NPS), torch.from_numpy(owner_E)
+
+    def next(self, observation: Tensors) -> Tensor:
+        return next(self._steps)[self._owner_E]
+
+    def branch(self, sources_E: Tensor) -> None:
+        """Episodes go on within their tasks, which see the same."""
+
+
+class _StatesAsPlayed:
+    """Of what comes up in each episode."""
+
+    def __init__(self, network: PlacementNetwork, batch: PlacementBatch) -> None:
+        self._network, self._memory = network, network.initial_state(batch.num_episodes)
+
+    def next(self, observation: Tensors) -> Tensor:
+        states_TES, self._memory = self._network.states(
+            observation[ITEM_CODE][None], observation[REMAINING][None], self._memory
+        )
         return states_TES[0]
 
-    return states
+    def branch(self, sources_E: Tensor) -> None:
+        hidden, cell = self._memory
+        self._memory = hidden[:, sources_E], cell[:, sources_E]
 
 
 def _gather(finished: Sequence[FinishedEpisodes]) -> Placements:
     """Puts episodes that ended at different steps back into their order."""
-    order_E = np.argsort(np.concatenate([part.episodes_D for part in finished]))
+    return _taken(finished, np.argsort(np.concatenate([part.episodes_D for part in finished])))
+
+
+def _taken(finished: Sequence[FinishedEpisodes], end_E: NDArray[np.int64]) -> Placements:
+    """The finished episodes of these numbers, counted in the order in which they ended."""
     problems = [problem for part in finished for problem in part.problems]
     ranks = [ranks for part in finished for ranks in part.ranks]
     return Placements(
-        problems=tuple(problems[index] for index in order_E),
-        ranks=tuple(ranks[index] for index in order_E),
-        cost_ms_ER=np.concatenate([part.cost_ms_DR for part in finished])[order_E],
-        objective_ms_E=np.concatenate([part.objective_ms_D for part in finished])[order_E],
-        is_feasible_E=np.concatenate([part.is_feasible_D for part in finished])[order_E],
-        rewards_E=np.concatenate([part.rewards_D for part in finished])[order_E],
+        problems=tuple(problems[index] for index in end_E),
+        ranks=tuple(ranks[index] for index in end_E),
+        cost_ms_ER=np.concatenate([part.cost_ms_DR for part in finished])[end_E],
+        objective_ms_E=np.concatenate([part.objective_ms_D for part in finished])[end_E],
+        is_feasible_E=np.concatenate([part.is_feasible_D for part in finished])[end_E],
+        rewards_E=np.concatenate([part.rewards_D for part in finished])[end_E],
     )

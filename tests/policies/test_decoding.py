@@ -71,11 +71,31 @@ def test_beginnings_that_are_kept_are_priced_as_their_placements(tasks, policy):
         assert placements.is_feasible_E[index] == task.problem.is_feasible(placements.ranks[index])
 
 
+@pytest.fixture(scope="module")
+def cut(tasks):
+    return [PlacementTask.of(task.problem, max_splits=1) for task in tasks]
+
+
+def test_a_beam_of_one_is_the_greedy_decode_where_items_may_be_split(cut, policy):
+    greedy, beam = decode(policy.network, cut), decode_beam(policy.network, cut, width=1)
+    np.testing.assert_allclose(np.sort(beam.cost_ms_ER), np.sort(greedy.cost_ms_ER), rtol=1e-6)
+
+
+def test_beginnings_that_end_early_are_kept_as_they_ended(cut, policy):
+    placements = decode_beam(policy.network, cut, width=12)
+    for index in range(len(cut)):
+        problem, ranks_N = placements.problems[index], placements.ranks[index]
+        np.testing.assert_allclose(placements.cost_ms_ER[index], problem.rank_ms(ranks_N), rtol=1e-5)
+        columns = sum(shard.columns[1] - shard.columns[0] for shard in problem.shards)
+        assert columns == sum(table.embedding_dim for table in problem.tables.tables), "all columns are placed once"
+    small = cut[2]  # one item, whole or in halves
+    wide = decode_beam(policy.network, [small], width=200)
+    assert wide.objective_ms_E[0] <= decode(policy.network, [small]).objective_ms_E[0] + 1e-6
+
+
 def test_beams_are_checked(tasks, policy):
     with pytest.raises(InvalidOptionError, match="width"):
         decode_beam(policy.network, tasks, width=0)
-    with pytest.raises(InvalidOptionError, match="max_splits"):
-        decode_beam(policy.network, [PlacementTask.of(tasks[0].problem, max_splits=1)], width=2)
 
 
 def test_samples_come_task_by_task_and_by_the_generator(tasks, policy):
