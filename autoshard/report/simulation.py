@@ -36,7 +36,7 @@ def simulation_table(points: Sequence[SimulatedPoint]) -> RenderableType:
     table, parts = _empty(("series", "ranks", *_FIGURES)), _empty(("series", "ranks", *(name for _, name in _PARTS)))
     reasons = []
     for simulated, factor in zip(points, scaling_factors(points), strict=True):
-        place = (simulated.point.label, f"{simulated.point.num_ranks:,}")
+        place = (_series(simulated), f"{simulated.point.num_ranks:,}")
         if simulated.status is PointStatus.PRICED:
             table.add_row(*place, *_figures(simulated, factor))
             parts.add_row(*place, *(write_ms(simulated.parts_ms.get(name, 0.0)) for name, _ in _PARTS))
@@ -197,13 +197,20 @@ def _number_table(points: Sequence[SimulatedPoint]) -> NumberTable:
     columns = ("point", *_FIGURES, *(f"{name} ms" for _, name in _PARTS))
     lines = []
     for simulated, factor in zip(points, scaling_factors(points), strict=True):
-        name = f"{simulated.point.label}, {simulated.point.num_ranks:,} ranks"
+        name = f"{_series(simulated)}, {simulated.point.num_ranks:,} ranks"
         if simulated.status is PointStatus.PRICED:
             parts = tuple(write_ms(simulated.parts_ms.get(part, 0.0)) for part, _ in _PARTS)
             lines.append((name, *_figures(simulated, factor), *parts))
         else:
             lines.append((f"{name}: {write_status(simulated)}", *("" for _ in columns[1:])))
     return NumberTable(columns=columns, lines=tuple(lines), caption="All points")
+
+
+def _series(simulated: SimulatedPoint) -> str:
+    """The curve, and the groups of a plan whose planner chose them itself."""
+    label, planned = simulated.point.label, simulated.planned_groups
+    is_chosen = simulated.status is PointStatus.PRICED and planned != simulated.point.num_groups
+    return f"{label}, {planned} groups planned" if is_chosen else label
 
 
 def _empty(headings: Sequence[str]) -> Table:

@@ -107,6 +107,7 @@ class SimulatedPoint:
         exchange_balance: Fastest rank's exchange over the slowest (OPER).
         memory: Of the fullest rank.
         num_shards: By tier.
+        planned_groups: Replica groups of the plan: those of the point, unless the planner chooses them.
         spread: Over sampled batches; None if none were drawn.
         models: What priced it.
         planning_s: Time that planning and pricing took.
@@ -123,6 +124,7 @@ class SimulatedPoint:
     exchange_balance: float | None = None
     memory: PointMemory | None = None
     num_shards: Mapping[str, int] = field(default_factory=dict)
+    planned_groups: int = 1
     spread: StepSpread | None = None
     models: Mapping[str, str] = field(default_factory=dict)
     planning_s: float = 0.0

@@ -32,12 +32,12 @@ class SweepRecord:
 
     def find(self, point: Point) -> SimulatedPoint | None:
         """The point, if it has been simulated."""
-        return next((one for one in self.points if _same(one.point, point)), None)
+        return next((one for one in self.points if one.point == point), None)
 
     def with_points(self, points: Sequence[SimulatedPoint]) -> SweepRecord:
         """The same settings with these points, and behind them those that nobody asked for this time."""
         asked = [one.point for one in points]
-        others = [one for one in self.points if not any(_same(one.point, point) for point in asked)]
+        others = [one for one in self.points if one.point not in asked]
         return replace(self, points=(*points, *others))
 
     def to_json(self) -> dict[str, object]:
@@ -87,11 +87,6 @@ def read_record(path: Path, settings: Mapping[str, object]) -> SweepRecord:
     )
 
 
-def _same(one: Point, other: Point) -> bool:
-    """A planner that chooses groups itself may have changed their number."""
-    return (one.series, one.num_ranks) == (other.series, other.num_ranks)
-
-
 def _point_to_json(simulated: SimulatedPoint, factor: float | None) -> dict[str, object]:
     point = simulated.point
     return {
@@ -109,6 +104,7 @@ def _point_to_json(simulated: SimulatedPoint, factor: float | None) -> dict[str,
         "parts_ms": dict(simulated.parts_ms),
         "memory": None if simulated.memory is None else asdict(simulated.memory),
         "num_shards": dict(simulated.num_shards),
+        "planned_groups": simulated.planned_groups,
         "spread": None if simulated.spread is None else asdict(simulated.spread),
         "models": dict(simulated.models),
         "planning_s": simulated.planning_s,
@@ -133,6 +129,7 @@ def _point_from_json(value: Any, source: str, path: str) -> SimulatedPoint:
             exchange_balance=value["exchange_balance"],
             memory=None if memory is None else PointMemory(**memory),
             num_shards=dict(value["num_shards"]),
+            planned_groups=value["planned_groups"],
             spread=None if spread is None else StepSpread(**spread),
             models=dict(value["models"]),
             planning_s=value["planning_s"],

@@ -187,7 +187,6 @@ def _priced(empty: SimulatedPoint, plan: ShardingPlan, planning_s: float) -> Sim
     sync_ms, group_ms = predicted.sync_ms or 0.0, predicted.group_sync_ms or 0.0
     return replace(
         empty,
-        point=replace(empty.point, num_groups=plan.replica_groups.num_groups),
         status=PointStatus.PRICED,
         step_ms=(step.value, step.low, step.high),
         parts_ms={
@@ -203,6 +202,7 @@ def _priced(empty: SimulatedPoint, plan: ShardingPlan, planning_s: float) -> Sim
             activation_bytes=fullest.activation_bytes,
             limit_bytes=group.memory_of(fullest.rank).hbm,
         ),
+        planned_groups=plan.replica_groups.num_groups,
         num_shards=dict(Counter(placed.tier.value for placed in plan.shards)),
         models=predicted.models,
         planning_s=planning_s,

@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.core import (
@@ -116,6 +116,7 @@ def read_slowly(plan, placed, reader):
     return (own or near or [reader % len(placed.replicas)])[0]
 
 
+@settings(max_examples=40)
 @given(plan=plans())
 def test_bytes_by_level_are_those_of_the_pairs_of_ranks(plan):
     traffic = plan_traffic(plan)
@@ -135,6 +136,7 @@ def test_bytes_by_level_are_those_of_the_pairs_of_ranks(plan):
         )
 
 
+@settings(max_examples=40)
 @given(plan=plans())
 def test_each_rank_reads_its_own_replica_else_one_of_its_node(plan):
     for placed in plan.shards:

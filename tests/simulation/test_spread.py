@@ -106,17 +106,17 @@ class TestSteps:
 
     def test_kernels_vary_as_whole_prices_of_batches_do(self):
         plan = plan_of(*self.TABLES)
-        priced = whole_prices(plan, 1500, seed=4)
+        priced = whole_prices(plan, 1000, seed=4)
         spread = sample_steps(plan, COSTS, num_batches=1500, seed=5)
         assert spread.expected_max_kernel_ms == pytest.approx(priced.mean(), rel=0.003)
         assert spread.expected_max_kernel_ms > spread.max_expected_kernel_ms
 
     def test_on_one_rank_steps_vary_as_kernels_do(self):
         plan = plan_of(*self.TABLES, ranks=1)
-        priced = whole_prices(plan, 3000, seed=4)
+        priced = whole_prices(plan, 1500, seed=4)
         spread = sample_steps(plan, COSTS, num_batches=3000, seed=5)
         for low, high, share in ((spread.p50_ms, spread.p90_ms, 0.9), (spread.p50_ms, spread.p99_ms, 0.99)):
-            assert high - low == pytest.approx(np.quantile(priced, share) - np.quantile(priced, 0.5), rel=0.15)
+            assert high - low == pytest.approx(np.quantile(priced, share) - np.quantile(priced, 0.5), rel=0.2)
 
     def test_ids_vary_on_the_wire_too(self):
         # At 1 MB/s and without latency the input distribution decides, and its bytes follow the lookups.

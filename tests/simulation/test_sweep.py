@@ -90,7 +90,15 @@ class TestSimulator:
         assert halves.parts_ms["group_sync"] > 0 == whole.parts_ms["group_sync"]
         assert halves.memory.static_bytes > whole.memory.static_bytes
         assert halves.available_bytes * 2 == whole.available_bytes
-        assert (whole.point.num_groups, halves.point.num_groups) == (1, 2)
+        assert (whole.planned_groups, halves.planned_groups) == (1, 2)
+
+    def test_a_planner_may_choose_groups_itself(self):
+        (point,) = sweep_points(machines=["zionex"], ranks=[16], batch_sizes=[65536])
+        chosen = simulator(planner="replica-groups").simulate(point)
+        assert chosen.status is PointStatus.PRICED
+        assert chosen.point == point
+        assert 16 % chosen.planned_groups == 0
+        assert (chosen.parts_ms["group_sync"] > 0) == (chosen.planned_groups > 1)
 
     def test_what_does_not_fit_says_so_with_numbers(self):
         (point,) = sweep_points(machines=["dgx-a100"], ranks=[2], batch_sizes=[4096])
