@@ -104,7 +104,7 @@ class PlacementEnv(gymnasium.Env):
     No item placed.
 
     ## Episode End
-    Terminates when every item has its place: after N steps, and one more for each split. Never truncates. `info` then
+    Terminates when every item has its place: after N steps, and two more for each split. Never truncates. `info` then
     holds `problem`, the problem of what was placed (the task's own, but for splits), `ranks`, the placement of its
     items, `cost_ms`, each rank's kernel time, `objective_ms`, the slowest rank's kernel time or the step's time, and
     `is_feasible`.
