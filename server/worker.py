@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 
 import structlog
@@ -12,9 +13,9 @@ from autoshard.core.errors import AutoshardError, UnknownNameError
 from autoshard.formats import (
     bundled_table_sets,
     bundled_topologies,
+    bundled_topology,
     digest,
     load_tables,
-    load_topology,
     parse_json,
     plan_to_json,
     tables_from_json,
@@ -108,19 +109,21 @@ def _plan(body: PlanBody, settings: ServerSettings) -> PlanAnswer:
 
 def _tables(body: PlanBody) -> TableSet:
     if isinstance(body.tables, str):
-        _check_known(body.tables, list(bundled_table_sets()), "tables")
+        if body.tables not in bundled_table_sets():
+            raise _not_bundled(body.tables, bundled_table_sets(), "tables")
         return load_tables(body.tables)
     return tables_from_json(body.tables, "tables")
 
 
 def _topology(body: PlanBody) -> Topology:
     if isinstance(body.topology, str):
-        _check_known(body.topology, list(bundled_topologies()), "topology")
-        return load_topology(body.topology)
+        found = bundled_topology(body.topology)
+        if found is None:
+            raise _not_bundled(body.topology, bundled_topologies(), "topology")
+        return found
     return topology_from_json(body.topology, "topology")
 
 
-def _check_known(name: str, known: list[str], field: str) -> None:
-    # Other names are paths to the loaders; a client must not read the service's files.
-    if name not in known:
-        raise UnknownNameError(f"{name!r} is not bundled; there are: {', '.join(known)}", field=field)
+# Other names are paths to the loaders; a client must not read the service's files.
+def _not_bundled(name: str, known: Iterable[str], field: str) -> UnknownNameError:
+    return UnknownNameError(f"{name!r} is not bundled; there are: {', '.join(known)}", field=field)

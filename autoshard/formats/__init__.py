@@ -3,6 +3,7 @@
 from autoshard.formats.bundled import (
     bundled_table_sets,
     bundled_topologies,
+    bundled_topology,
     load_machine,
     load_tables,
     load_topology,
@@ -23,6 +24,7 @@ __all__ = [
     "atomic_write",
     "bundled_table_sets",
     "bundled_topologies",
+    "bundled_topology",
     "canonical_json",
     "digest",
     "format_json",

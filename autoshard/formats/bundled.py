@@ -48,13 +48,25 @@ def load_topology(name_or_path: str | Path) -> Topology:
         InputError: If the file holds no topology; the text names file and field.
     """
     known = bundled_topologies()
-    if str(name_or_path) in known:
-        return _bundled_topology(str(name_or_path))
-    family, _, num_ranks = str(name_or_path).rpartition("-")
-    if num_ranks.isdecimal() and not Path(name_or_path).exists() and _is_family(family, known):
-        return _scaled_topology(family, int(num_ranks))
+    if str(name_or_path) in known or not Path(name_or_path).exists():
+        found = bundled_topology(str(name_or_path))
+        if found is not None:
+            return found
     _check_file(name_or_path, known, "topology")
     return read_topology(name_or_path)
+
+
+def bundled_topology(name: str) -> Topology | None:
+    """A bundled topology by name, such as `a100-8`, or `dgx-a100-128` for a machine of that many ranks; else None.
+
+    Raises:
+        InvalidTopologyError: If a machine cannot be made for so many ranks.
+    """
+    known = bundled_topologies()
+    if name in known:
+        return _bundled_topology(name)
+    family, _, num_ranks = name.rpartition("-")
+    return _scaled_topology(family, int(num_ranks)) if num_ranks.isdecimal() and _is_family(family, known) else None
 
 
 def load_machine(name_or_path: str | Path, num_ranks: int) -> Topology:

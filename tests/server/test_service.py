@@ -61,6 +61,13 @@ def test_tables_and_topology_may_be_objects(client):
     assert inline.json() == named.json()
 
 
+def test_machines_are_made_for_any_number_of_ranks(client):
+    answer = client.post("/v1/plans", json={**TASK, "topology": "dgx-a100-16"})
+    assert answer.status_code == 200
+    assert answer.json()["plan"]["topology"]["world_size"] == 16
+    problem(client.post("/v1/plans", json={**TASK, "topology": "dgx-a100-12"}), 422, "invalid-topology")
+
+
 def test_request_ids_are_kept_or_made(client, service):
     kept = client.post("/v1/plans", json=TASK, headers={"X-Request-ID": "mine-1.2_3"})
     assert kept.headers["x-request-id"] == "mine-1.2_3"
