@@ -219,8 +219,8 @@ class _Trials:
         room = sum(group.memory_of(rank)[level] for rank in range(group.world_size) for level in MemoryLevel)
         if self.total_bytes > room:
             raise InfeasiblePlanError(
-                f"all tables need {self.total_bytes:,} bytes, {self.total_bytes - room:,} bytes more than the "
-                f"{group.world_size} ranks of a group have together"
+                f"all tables need {self.total_bytes:,} bytes, {self.total_bytes - room:,} bytes more than a group of "
+                f"{group.world_size} has"
             )
         mean_bytes = self.total_bytes / group.world_size
         least_ms = costs.comm.all_reduce_ms(mean_bytes, groups.replica_topology(topology)) / groups.sync_every

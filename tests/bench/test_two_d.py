@@ -49,9 +49,15 @@ class TestTable1:
         assert by_speed(CTR_RUNS) == paper_order(CTR_RUNS) == [4, 2, 8, 1]
 
     def test_ctr_s_speeds(self):
-        # Nothing is promised of these: 15% at one group, 2% at the others.
+        # 16% too fast with one group, within 2% with others.
         for run in CTR_RUNS:
             assert priced(run).qps == pytest.approx(run.paper_qps, rel=0.2)
+
+    @pytest.mark.parametrize(("num_groups", "total_ms"), [(4, 280), (8, 350)])
+    def test_ctr_s_kernel_costs(self, num_groups, total_ms):
+        # Sec. 4.2, of Fig. 6: "from approximately 280ms with 4 groups to around 350ms with 8 groups".
+        (run,) = (run for run in CTR_RUNS if run.num_groups == num_groups)
+        assert priced(run).sparse_ms == pytest.approx(total_ms, rel=0.1)
 
     def test_ctr_s_imbalance(self):
         # Sec. 4.2: above 5 with full model parallelism, below 2 with 4 groups.
@@ -79,14 +85,6 @@ class TestTable1:
 
 
 class TestTable2:
-    def test_scaling_to_4096(self):
-        # The planner's own steps and the paper's; 4,096 GPUs are priced in a second.
-        first, last = priced(GROUPED_RUNS[0]), priced(GROUPED_RUNS[-1])
-        assert last.run.world_size == 4096
-        assert last.factor(first) == pytest.approx(last.run.paper_factor, abs=TOLERANCE)
-        numbers = document({"grouped": [first, last]})["grouped"]
-        assert numbers[1]["paper"]["scaling_factor"] == 0.9
-
     @pytest.mark.slow
     @pytest.mark.parametrize(
         "run",
@@ -108,6 +106,12 @@ class TestTable2:
     def test_copies_in_one_host_beat_groups_in_one_building(self):
         # Sec. 5 keeps copies on a host as long as they fit there; the paper does not compare.
         assert priced(GROUPED_RUNS[-1]).qps > priced(WITHIN_RUN).qps
+
+
+def test_numbers_are_written_beside_the_paper_s():
+    written = document({"ctr": [priced(run) for run in CTR_RUNS]})["ctr"]
+    assert [one["paper"]["qps"] for one in written] == [1.53e6, 2.34e6, 2.66e6, 2.26e6]
+    assert written[2]["qps"] == pytest.approx(4096 * 256 / written[2]["step_ms"] * 1e3)
 
 
 @pytest.mark.slow

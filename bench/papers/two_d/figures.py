@@ -17,22 +17,21 @@ WIDTH, HEIGHT = 1200, 480
 
 def fig6_figure(models: Sequence[Sequence[Outcome]]) -> go.Figure:
     """Kernel costs of the slowest rank by number of groups, a panel for each model."""
-    titles = [found[0].run.model.name for found in models]
-    figure = make_subplots(1, len(models), subplot_titles=titles, horizontal_spacing=0.1)
+    figure = make_subplots(1, len(models), horizontal_spacing=0.1)
     in_house_style(figure, height=HEIGHT)
     for column, found in enumerate(models, start=1):
         groups = [str(one.run.num_groups) for one in found]
         bars = (
             ("ids to owners", [one.parts_ms[StepPart.INPUT] for one in found], SKY),
-            ("embedding computation", [_kernels_ms(one) for one in found], BLUE),
-            ("embedding all-to-all", [_exchange_ms(one) for one in found], GREEN),
+            ("embedding computation", [one.kernels_ms for one in found], BLUE),
+            ("embedding all-to-all", [one.exchange_ms for one in found], GREEN),
             ("table all-reduce", [one.group_sync_ms for one in found], PINK),
         )
         for name, values, colour in bars:
             figure.add_bar(
                 name=name, x=groups, y=values, marker_color=colour, showlegend=column == 1, row=1, col=column
             )
-        figure.update_xaxes(title_text="groups", type="category", row=1, col=column)
+        figure.update_xaxes(title_text=f"{found[0].run.model.name}: groups", type="category", row=1, col=column)
         figure.update_yaxes(title_text="ms per step", row=1, col=column)
     figure.update_layout(barmode="stack")
     return figure
@@ -67,13 +66,5 @@ def fig7_figure(full: Sequence[Outcome], grouped: Sequence[Outcome]) -> go.Figur
         line={"color": GREY, "dash": "dot"},
     )
     figure.update_xaxes(title_text="GPUs", type="log", dtick=0.30103)
-    figure.update_yaxes(title_text="samples per second", type="log", dtick=1)
+    figure.update_yaxes(title_text="samples per second", type="log", dtick=0.30103)
     return figure
-
-
-def _kernels_ms(one: Outcome) -> float:
-    return one.parts_ms[StepPart.FORWARD_KERNEL] + one.parts_ms[StepPart.BACKWARD_KERNEL]
-
-
-def _exchange_ms(one: Outcome) -> float:
-    return one.parts_ms[StepPart.FORWARD_EXCHANGE] + one.parts_ms[StepPart.BACKWARD_EXCHANGE]

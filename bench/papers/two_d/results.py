@@ -131,6 +131,21 @@ class Outcome:
         """Samples per second; 0 where it does not fit."""
         return self.run.local_batch * self.run.world_size / self.step_ms * 1e3 if self.step_ms else 0.0
 
+    @property
+    def kernels_ms(self) -> float:
+        """Embedding computation of the slowest ranks, forward and backward."""
+        return self.parts_ms[StepPart.FORWARD_KERNEL] + self.parts_ms[StepPart.BACKWARD_KERNEL]
+
+    @property
+    def exchange_ms(self) -> float:
+        """Embedding all-to-alls, forward and backward."""
+        return self.parts_ms[StepPart.FORWARD_EXCHANGE] + self.parts_ms[StepPart.BACKWARD_EXCHANGE]
+
+    @property
+    def sparse_ms(self) -> float:
+        """Everything about tables: ids, lookups, exchanges, and synchronisation of the groups (Fig. 6)."""
+        return self.parts_ms[StepPart.INPUT] + self.kernels_ms + self.exchange_ms + self.group_sync_ms
+
     def factor(self, base: Outcome) -> float:
         """Scaling factor: samples per second and GPU over those of another run."""
         return (self.qps / self.run.world_size) / (base.qps / base.run.world_size)
