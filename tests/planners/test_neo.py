@@ -201,6 +201,12 @@ class TestSchemes:
         assert names_in(plan) == [SchemeName.DATA_PARALLEL, SchemeName.ROW_WISE]
 
 
+def test_arrangements_are_compared_by_predicted_steps_or_by_the_cost_function():
+    tables = [table(f"t{i}", 30_000 * (i + 1), 64, 3.0 * (i + 1)) for i in range(12)]
+    by_step, by_cost = (plan_of(tables, machine(), batch_size=65536, compare=how) for how in ("step", "cost"))
+    assert evaluate(by_step, COSTS).step_ms.value <= evaluate(by_cost, COSTS).step_ms.value
+
+
 class TestPlacement:
     TABLES = tuple(
         table(f"t{index}", pooling_factor=float(factor))
@@ -380,6 +386,7 @@ class TestModelF:
         ({"memory_share": 1.1}, "options.memory_share"),
         ({"access_weight": -1.0}, "options.access_weight"),
         ({"cache_policy": "fifo"}, "options.cache_policy"),
+        ({"compare": "size"}, "options.compare"),
     ],
 )
 def test_options_out_of_range_are_refused(options, field):

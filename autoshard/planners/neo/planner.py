@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from autoshard.core import MemoryLevel, PlacedShard, ShardingPlan, Topology
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.evaluation import evaluate
 from autoshard.evaluation.cached_rows import LFU, LRU
 from autoshard.planners.flexshard.whole_tables import check_constraints
 from autoshard.planners.neo.arrangement import GREEDY, KARMARKAR_KARP, Arrangement, Arranger
@@ -21,10 +22,15 @@ from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.schemes import SchemeName
 
 _PLACEMENTS = (GREEDY, KARMARKAR_KARP)
+_STEP, _COST = "step", "cost"
 #: What a part may cost before it counts as imbalance, in even shares of all tables' costs.
 _LIMITS = (math.inf, 2.0, 1.0, 0.5, 0.25)
 #: Smallest caches that are tried, as shares of the rows that a batch hits.
 _LEAST_CACHES = (1.0, 0.0)
+#: Up to so many units, cuts are refined in small steps.
+_FEW_UNITS = 128
+#: How many more units than must are put behind caches, to see whether that is faster; and all.
+_MORE_CACHED = (0, 1, 2, 4, 8, 16, 64, 256)
 
 _log = logging.getLogger(__name__)
 
@@ -50,12 +56,20 @@ class NeoOptions:
     memory_share: float = field(
         default=1.0, metadata={"help": "Share of every rank's device memory that tables and caches may take."}
     )
+    compare: str = field(
+        default=_STEP,
+        metadata={
+            "help": "What arrangements are compared by: step (its prediction by the cost models) or cost (the cost "
+            "function alone, as in the paper)."
+        },
+    )
     cache_policy: str = field(default=LRU, metadata={"help": "What caches evict by: lru (age) or lfu (frequency)."})
 
     def __post_init__(self) -> None:
         for name, accepted in (
             ("placement", _PLACEMENTS),
             ("memory", tuple(map(str, MemoryLevel))),
+            ("compare", (_STEP, _COST)),
             ("cache_policy", (LRU, LFU)),
         ):
             if getattr(self, name) not in accepted:
@@ -85,8 +99,9 @@ class NeoPlanner:
 
     - The cost of a part is `CostFunction`'s. A table gets the scheme whose parts cost all ranks least, where a part
       above the even share of a rank counts as much as it keeps the others waiting. Several limits for what counts are
-      tried, with and without replicas, and the arrangement is taken whose costliest rank is cheapest, latencies of
-      the collectives and launches of the kernels that it needs included.
+      tried, with and without replicas, and the arrangement with the shortest predicted step is taken, or with
+      `compare=cost` the one whose costliest rank is cheapest, latencies of the collectives and launches of the kernels
+      that it needs included.
     - Replication is for the tables that gain most per byte by it, as far as the memory goes.
     - Where memory is short, replicas are given up first; then the largest tables are cut as finely as they may be.
     - Where tables do not fit the device memory, some go behind caches: those with the fewest lookups per byte, in host
@@ -95,9 +110,9 @@ class NeoPlanner:
 
     Source:
         Neo Sec. 4 and 5.2. Differs: the paper leaves open how cost functions choose among schemes, and how large caches
-        are; memory limits and constraints hold. Its hybrid of tables to nodes, then columns to ranks
-        (`table_column_wise`) moves the same bytes as column-wise does: it is chosen only where column-wise is not
-        allowed.
+        are; predicted steps, which it has for analysis only, decide among whole arrangements; memory limits and
+        constraints hold. Its hybrid of tables to nodes, then columns to ranks (`table_column_wise`) moves the same
+        bytes as column-wise does: it is chosen only where column-wise is not allowed.
     """
 
     name: ClassVar[str] = "neo"
@@ -139,16 +154,22 @@ class _Planning:
     def run(self) -> ShardingPlan:
         self._check_total()
         near = [MemoryLevel.HBM] * len(self.units)
-        try:
-            return self._to_plan(self._best(near, 1.0, _LIMITS))
-        except InfeasiblePlanError as error:
-            if not any(sum(self.capacity[level]) for level in (MemoryLevel.DDR, MemoryLevel.SSD)):
-                raise
-            failure = error
-        for least_cache, fill in product(_LEAST_CACHES, FILLS):
-            fewest = self._fewest_cached(least_cache, fill)
-            if fewest is not None:
-                return self._to_plan(self._best_cached(fewest, least_cache, fill))
+        failure: InfeasiblePlanError | None = None
+        if not fewest_cached(self.units, sum(self.capacity[MemoryLevel.HBM])):
+            try:
+                return self._to_plan(self._best(near, 1.0, _LIMITS))
+            except InfeasiblePlanError as error:
+                failure = error
+        if any(any(self.capacity[level]) for level in (MemoryLevel.DDR, MemoryLevel.SSD)):
+            for least_cache, fill in product(_LEAST_CACHES, FILLS):
+                fewest = self._fewest_cached(least_cache, fill)
+                if fewest is not None:
+                    return self._to_plan(self._best_cached(fewest, least_cache, fill))
+        if failure is None:
+            failure = InfeasiblePlanError(
+                f"whichever tables lie behind caches, the others find no room in the "
+                f"{sum(self.capacity[MemoryLevel.HBM]):,} bytes of device memory that all ranks have together"
+            )
         raise failure
 
     def _fewest_cached(self, least_cache: float, fill: float) -> int | None:
@@ -158,7 +179,7 @@ class _Planning:
         """
 
         def fits(num_cached: int) -> bool:
-            return self._cached(num_cached, least_cache, fill, (1.0,)) is not None
+            return self._cached(num_cached, least_cache, fill, replicas=(False,)) is not None
 
         low, more = fewest_cached(self.units, sum(self.capacity[MemoryLevel.HBM])), 0
         while not fits(high := min(len(self.units), low + more)):
@@ -171,11 +192,10 @@ class _Planning:
         return high
 
     def _best_cached(self, fewest: int, least_cache: float, fill: float) -> Arrangement:
-        """With the fewest units behind caches, or one, two, four ... more, which leaves more room for caches."""
-        counts = [fewest]
-        while counts[-1] < len(self.units):
-            counts.append(min(len(self.units), fewest + max(1, 2 * (counts[-1] - fewest))))
-        found = [(count, self._cached(count, least_cache, fill, (1.0,))) for count in counts]
+        """With the fewest units behind caches, or with 1, 2, 4 ... more, which leaves more room for caches."""
+        counts = [count for count in (fewest + more for more in _MORE_CACHED) if count < len(self.units)]
+        counts.append(len(self.units))
+        found = [(count, self._cached(count, least_cache, fill)) for count in counts]
         _, best = min(
             ((self._step_s(one), count) for count, one in found if one is not None), default=(math.inf, fewest)
         )
@@ -184,16 +204,29 @@ class _Planning:
         assert arranged is not None, "it was found before"
         return arranged
 
-    def _cached(self, num_cached: int, least_cache: float, fill: float, limits: Sequence[float]) -> Arrangement | None:
+    def _cached(
+        self,
+        num_cached: int,
+        least_cache: float,
+        fill: float,
+        limits: Sequence[float] = (1.0,),
+        replicas: Sequence[bool] = (True, False),
+    ) -> Arrangement | None:
         """The best arrangement with that many units behind caches, if one was found."""
         levels = levels_of(self.units, num_cached, self.capacity, fill)
         try:
-            return self._best(levels, least_cache, limits)
+            return self._best(levels, least_cache, limits, replicas)
         except InfeasiblePlanError:
             return None
 
-    def _best(self, levels: Sequence[MemoryLevel], least_cache: float, limits: Sequence[float]) -> Arrangement:
-        """The arrangement whose costliest rank is cheapest.
+    def _best(
+        self,
+        levels: Sequence[MemoryLevel],
+        least_cache: float,
+        limits: Sequence[float],
+        replicas: Sequence[bool] = (True, False),
+    ) -> Arrangement:
+        """The best arrangement, by `_step_s`.
 
         Raises:
             InfeasiblePlanError: If there is none.
@@ -202,7 +235,11 @@ class _Planning:
         even_s = sum(min(choice.total_s for choice in choices) for choices in listed) / self.request.topology.world_size
         best: Arrangement | None = None
         failure: InfeasiblePlanError | None = None
-        for picked in self._picks(listed, [limit * even_s for limit in limits]):
+        # Where device memory is short of tables, there is none for replicas.
+        is_short = any(level is not MemoryLevel.HBM for level in levels)
+        for picked in self._picks(
+            listed, [limit * even_s for limit in limits], (False,) if is_short else (True, False)
+        ):
             try:
                 found = self.arranger.arrange(picked, self.request.seed)
             except InfeasiblePlanError as error:
@@ -221,7 +258,12 @@ class _Planning:
         raise failure
 
     def _step_s(self, found: Arrangement) -> float:
-        """Cost of the costliest rank with caches grown, and what the plan costs whatever its volumes."""
+        """What arrangements are compared by: the predicted step, or the cost function.
+
+        That is the cost of the costliest rank with caches grown, and what the plan costs whatever its volumes.
+        """
+        if self.options.compare == _STEP:
+            return evaluate(self._to_plan(found), self.request.costs).step_ms.value / 1e3
         sums_R = found.sums_R.copy()
         for (part, _), placed in zip(found.parts(), self._placed(found), strict=True):
             if placed.memory != part.memory:
@@ -238,11 +280,13 @@ class _Planning:
             return shards
         return with_grown_caches(shards, topology, batch_size, self.capacity[MemoryLevel.HBM])
 
-    def _picks(self, listed: Sequence[Sequence[Choice]], limits_s: Sequence[float]) -> Iterator[list[Choice]]:
+    def _picks(
+        self, listed: Sequence[Sequence[Choice]], limits_s: Sequence[float], replicas: Sequence[bool]
+    ) -> Iterator[list[Choice]]:
         """Choices worth arranging, each once."""
         seen: set[tuple[int, ...]] = set()
         for limit_s in limits_s:
-            for replicate in (True, False):
+            for replicate in replicas:
                 picked = self.chooser.pick(listed, limit_s, replicate=replicate)
                 key = tuple(map(id, picked))
                 if key not in seen:
@@ -283,13 +327,13 @@ def _ever_finer(listed: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
     smallest = [min(choices, key=lambda choice: choice.total_bytes) for choices in listed]
     finest = [min(choices, key=lambda choice: (largest_part(choice), choice.total_s)) for choices in listed]
     by_size = sorted(range(len(listed)), key=lambda index: -smallest[index].total_bytes)
-    num_cut = 0
+    num_cut, growth = 0, 2 if len(listed) <= _FEW_UNITS else 4
     while True:
         cut = set(by_size[:num_cut])
         yield [finest[index] if index in cut else smallest[index] for index in range(len(listed))]
         if num_cut >= len(listed):
             return
-        num_cut = min(len(listed), max(1, 2 * num_cut))
+        num_cut = min(len(listed), max(1, growth * num_cut))
 
 
 def _capacity(topology: Topology, options: NeoOptions) -> dict[MemoryLevel, list[int]]:
