@@ -193,7 +193,7 @@ def granularity(
     ] = None,
     scale_tables: Annotated[int, typer.Option(help="Tables at scale; 0 to leave that out.")] = 1000,
     scale_ranks: Annotated[int, typer.Option(help="Ranks at scale.")] = 128,
-    scale_limit: Annotated[float, typer.Option(help="Seconds for every planner at scale.")] = 3.0,
+    scale_limit: Annotated[float, typer.Option(help="Seconds for every planner at scale.")] = 2.0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="JSON file, written after every task.")] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -32,7 +32,7 @@ COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 #: What these tests leave room for is tables, not the inputs and outputs of a batch.
 NO_ACTIVATIONS = {"count_activations": False}
 OPTIONS = {
-    "auto": {"steps": 30},
+    "auto": {"steps": 10},
     "cp-sat": {"effort": 0.05},
     "flexshard": NO_ACTIVATIONS,
     "replica-groups": NO_ACTIVATIONS,

@@ -31,7 +31,7 @@ from autoshard.planners.schemes import SchemeName
 from autoshard.planners.step_sums import PARTS
 
 #: Ends searches by steps, so that seeds decide.
-STEPS = StepSearch(steps=30, with_policy=False)
+STEPS = StepSearch(steps=12, with_policy=False)
 SECONDS = 60.0
 
 
@@ -145,10 +145,10 @@ def test_descent_never_ends_above_its_start_and_repeats_itself(draw_task, two_no
     catalog = catalog_of(make_request((tables, two_nodes())))
     start = at_random(catalog, np.random.default_rng(3))
     far_s = time.perf_counter() + SECONDS
-    first, again, other = (improve(start, seed=seed, deadline_s=far_s, max_steps=40) for seed in (1, 1, 2))
+    first, again, other = (improve(start, seed=seed, deadline_s=far_s, max_steps=20) for seed in (1, 1, 2))
     assert first.step_ms == first.layout.step_ms() < 0.9 * start.step_ms()
     assert first.layout.chosen == again.layout.chosen
-    assert first.num_steps == 40
+    assert first.num_steps == 20
     assert other.layout.chosen != first.layout.chosen
     assert improve(start, seed=1, deadline_s=0.0).step_ms == start.step_ms()
 
@@ -211,6 +211,23 @@ def test_tables_that_fit_no_device_go_behind_caches(draw_task, two_nodes, make_r
     assert all(placed.memory.cache_bytes > 0 for placed in cached)
     neo = get_planner("neo").plan(make_request(task, time_limit_s=SECONDS))
     assert found.step_ms <= evaluate(neo, costs).step_ms.value
+
+
+def test_replica_groups_are_searched_within(draw_task, two_nodes, make_request, costs):
+    # So slow between nodes, and so many samples, that several copies of all tables are worth their synchronisation.
+    tables, _ = draw_task(12, 8, seed=6, batch_size=4096)
+    topology = two_nodes()
+    slow = replace(topology.levels[1], all_to_all=Link(bytes_per_s=1e7), all_reduce=Link(bytes_per_s=1e8))
+    request = make_request((tables, replace(topology, levels=(topology.levels[0], slow))), time_limit_s=SECONDS)
+    groups = get_planner("replica-groups").plan(request)
+    found = search_steps(request, STEPS)
+    validate_plan(found.plan)
+    assert found.plan.replica_groups == groups.replica_groups
+    assert found.plan.replica_groups.num_groups > 1
+    assert found.step_ms == evaluate(found.plan, costs).step_ms.value < evaluate(groups, costs).step_ms.value
+    alone = search_steps(request, replace(STEPS, with_groups=False))
+    assert alone.plan.replica_groups.num_groups == 1
+    assert alone.step_ms > found.step_ms
 
 
 def test_says_what_is_missing(draw_task, make_topology, make_request):

@@ -50,8 +50,7 @@ def balanced_options(
     lump_O = flat.largest(np.where(flat.is_shared_E, 0.0, alone_E))
     bytes_EM = catalog.bytes_VM[flat.kind_E] * (flat.holders_E / num_ranks)[:, None]
     hbm_O = flat.sums(bytes_EM[:, 0])
-    options = [option for unit in catalog.units for option in unit.options]
-    may_O = np.array([all(tier in tiers for scheme in option.schemes for tier in scheme.tiers) for option in options])
+    may_O = flat.largest(~np.isin(flat.hold_E, [index for index, hold in enumerate(Hold) if hold.tier in tiers])) < 1
     fits_O = flat.largest(catalog.bytes_VM[flat.kind_E, 0]) <= limits.capacity_RM[:, 0].max()
     barred_O = np.where(may_O & fits_O, 0.0, 1e12)
 

@@ -86,7 +86,7 @@ class Neighbourhood:
         may_S[list(piece.sites)] = True
         may_S &= fits_R
         if node is not None:
-            may_S = may_S & np.arange(len(may_S)) // self.node == node
+            may_S = may_S & (np.arange(len(may_S)) // self.node == node)
         unused_S = may_S.copy()
         unused_S[list(used)] = False
         may_S = unused_S if unused_S.any() else may_S

@@ -31,7 +31,8 @@ class FlatOptions:
         start_O: Its first piece.
         kind_E: Kind of each piece.
         holders_E: Ranks that hold it.
-        is_shared_E: Whether all ranks do.
+        hold_E: How it is held, by number.
+        is_shared_E: Whether all ranks hold it.
         is_node_E: Whether those of a node do.
     """
 
@@ -40,6 +41,7 @@ class FlatOptions:
     start_O: IndexArray
     kind_E: IndexArray
     holders_E: IndexArray
+    hold_E: IndexArray
     is_shared_E: NDArray[np.bool_]
     is_node_E: NDArray[np.bool_]
 
@@ -61,6 +63,7 @@ class FlatOptions:
             start_O=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
             kind_E=np.array([piece.kind for piece in pieces], dtype=np.int64),
             holders_E=np.array([holders[hold] for hold in holds], dtype=np.int64),
+            hold_E=np.array([list(Hold).index(hold) for hold in holds], dtype=np.int64),
             is_shared_E=np.array([hold.is_everywhere for hold in holds]),
             is_node_E=np.array([hold is Hold.NODE for hold in holds]),
         )
@@ -69,7 +72,7 @@ class FlatOptions:
         """Sums over the pieces of each option, shape (O,)."""
         return np.asarray(np.add.reduceat(of_pieces_E, self.start_O))
 
-    def largest(self, of_pieces_E: FloatArray) -> FloatArray:
+    def largest(self, of_pieces_E: FloatArray | NDArray[np.bool_]) -> FloatArray:
         """Largest over the pieces of each option, shape (O,)."""
         return np.asarray(np.maximum.reduceat(of_pieces_E, self.start_O))
 

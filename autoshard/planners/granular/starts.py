@@ -17,8 +17,9 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.schemes import SchemeName, scheme_of_placed
 
-#: Largest piece on one rank, over the mean of what ranks have, for which balanced starts are made.
-_LUMPS = (math.inf, 1.0, 0.5, 0.25, 0.1)
+#: Largest piece on one rank, over the mean of what ranks have, for which balanced starts are made: of all tiers, and
+#: of few.
+_LUMPS, _FEW_LUMPS = (math.inf, 1.0, 0.5, 0.25), (math.inf, 0.5)
 #: Tiers that balanced starts may use, besides all: where kernels are short, each further kind of them counts.
 _FEW_TIERS = (
     (Tier.TABLE_WISE,),
@@ -125,7 +126,7 @@ def balanced_layouts(catalog: Catalog, limits: Limits) -> list[Layout]:
     choices = [
         balanced_options(catalog, flat, rates, limits, max_lump=lump, tiers=tiers)
         for tiers in (tuple(Tier), *_FEW_TIERS)
-        for lump in _LUMPS
+        for lump in (_LUMPS if len(tiers) == len(Tier) else _FEW_LUMPS)
     ]
     for options in [*choices, leanest_options(catalog, flat)]:
         key = tuple(options.tolist())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autoshard.core import Costs, EmbeddingTable, MemoryLevel, MemoryPlacement, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InvalidPlanError, ModelError
@@ -24,6 +24,8 @@ from autoshard.planners.schemes import Scheme, SchemeName, schemes_of
 #: Share of the time limit that descents from each of the best starts get, before the long one from the best of them.
 _TRIAL_SHARE = 0.1
 _NUM_TRIALS = 3
+#: Share of what is left that a search within replica groups gets, where they are the best start, and its least seconds.
+_GROUPS_SHARE, _LEAST_SECONDS = 0.6, 0.01
 #: Share of the time limit that is left for the search if starts take longer than it.
 _LEAST_SHARE = 0.3
 #: Share that planners may be thought to take whose plans are often the best start, and those whose never were.
@@ -131,6 +133,8 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
     others.sort(key=lambda one: one[0])
     now_s = time.perf_counter()
     deadline_s = max(started_s + request.time_limit_s, now_s + _LEAST_SHARE * request.time_limit_s)
+    if others and others[0][2].replica_groups.num_groups > 1 and (not layouts or others[0][0] < layouts[0][0]):
+        others += _within_groups(others[0][2], request, search, _GROUPS_SHARE * (deadline_s - now_s))
     if layouts:
         improved = _improved([layout for _, _, layout in layouts], request.seed, search.steps, deadline_s)
         start_ms, start, _ = layouts[0]
@@ -143,6 +147,23 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
     step_ms, said, plan = min(others, key=lambda one: one[0])
     models = plans["policy"].provenance.models if "policy" in plans and plans["policy"].provenance else {}
     return Found(plan=plan, step_ms=step_ms, said=said, models=dict(models))
+
+
+def _within_groups(
+    plan: ShardingPlan, request: PlanRequest, search: StepSearch, seconds: float
+) -> list[tuple[float, str, ShardingPlan]]:
+    """The same replica groups with what the search finds for one of them."""
+    group = plan.of_one_group()
+    asked = replace(
+        request, tables=group.tables, topology=group.topology, time_limit_s=max(seconds, _LEAST_SECONDS), options={}
+    )
+    try:
+        found = search_steps(asked, replace(search, with_groups=False, with_policy=False))
+    except InfeasiblePlanError:
+        return []
+    whole = replace(plan, shards=found.plan.shards, predicted=None, provenance=None)
+    said = f"{plan.replica_groups.num_groups} replica groups, in one of them: {found.said}"
+    return [(evaluate(whole, request.costs).step_ms.value, said, whole)]
 
 
 def _plans(request: PlanRequest, search: StepSearch) -> dict[str, ShardingPlan]:
