@@ -27,7 +27,7 @@ _STEP, _COST = "step", "cost"
 _LIMITS = (math.inf, 2.0, 1.0, 0.5, 0.25)
 #: Smallest caches that are tried, as shares of the rows that a batch hits.
 _LEAST_CACHES = (1.0, 0.0)
-#: Up to so many units, cuts are refined in small steps.
+#: Up to so many units, cuts are refined in small steps, and all limits are tried with each number of cached units.
 _FEW_UNITS = 128
 #: How many more units than must are put behind caches, to see whether that is faster; and all.
 _MORE_CACHED = (0, 1, 2, 4, 8, 16, 64, 256)
@@ -195,14 +195,15 @@ class _Planning:
         """With the fewest units behind caches, or with 1, 2, 4 ... more, which leaves more room for caches."""
         counts = [count for count in (fewest + more for more in _MORE_CACHED) if count < len(self.units)]
         counts.append(len(self.units))
-        found = [(count, self._cached(count, least_cache, fill)) for count in counts]
-        _, best = min(
-            ((self._step_s(one), count) for count, one in found if one is not None), default=(math.inf, fewest)
-        )
-        _log.info("neo: %d of %d tables, or groups of them, are behind caches", best, len(self.units))
-        arranged = self._cached(best, least_cache, fill, _LIMITS)
-        assert arranged is not None, "it was found before"
-        return arranged
+        limits = _LIMITS if len(self.units) <= _FEW_UNITS else (1.0,)
+        found = [(count, self._cached(count, least_cache, fill, limits)) for count in counts]
+        priced = [(self._step_s(one), index) for index, (_, one) in enumerate(found) if one is not None]
+        count, best = found[min(priced)[1]] if priced else (fewest, None)
+        _log.info("neo: %d of %d tables, or groups of them, are behind caches", count, len(self.units))
+        if best is None or limits != _LIMITS:
+            best = self._cached(count, least_cache, fill, _LIMITS) or best
+        assert best is not None, "it was found before"
+        return best
 
     def _cached(
         self,
