@@ -22,6 +22,8 @@ from autoshard.planners.oper.row_group import RowGroup
 #: `_MAX_PIECES` pieces together, for the time that they take.
 _PIECES_PER_BUDGET = 256
 _MAX_PIECES = 8192
+#: Groups that are looked through at a time.
+_STRETCH = 512
 #: Tries of other budgets, and the power of a rank's cost over the mean that its budget is multiplied by for the next:
 #: on Zipf data an exchange falls about by the square root of the memory for copies.
 _MAX_TRIES = 6
@@ -96,11 +98,13 @@ def finer(owners: Sequence[tuple[RowGroup, int]], budget_bytes: int, num_ranks: 
     """Cuts the groups that may be copied, so that each is small beside what a rank has for copies.
 
     Those are the groups with the most lookups per byte, as many as fill all ranks' budgets with different rows. Else
-    a group that no longer fits would leave memory unused, and on each rank another part of it.
+    a group that no longer fits would leave memory unused, and on each rank another part of it. Neighbours of one owner
+    that are smaller than need be become one: there may be more of them than can be copied one by one in good time.
     """
     left_bytes = budget_bytes * num_ranks
     max_bytes = max(1, budget_bytes // _PIECES_PER_BUDGET, left_bytes // _MAX_PIECES)
     result = []
+    owners = _merged(owners, max_bytes)
     for group, rank in sorted(owners, key=lambda owner: -owner[0].lookup_bytes / owner[0].num_bytes):
         while left_bytes > 0 and group.cuttable and group.num_bytes > max_bytes:
             num_rows = max(1, max_bytes * group.shards[0].num_embeddings // group.num_bytes)
@@ -112,6 +116,19 @@ def finer(owners: Sequence[tuple[RowGroup, int]], budget_bytes: int, num_ranks: 
         result.append((group, rank))
         left_bytes -= group.num_bytes
     return result
+
+
+def _merged(owners: Sequence[tuple[RowGroup, int]], max_bytes: int) -> list[tuple[RowGroup, int]]:
+    """Neighbours with one owner as one group each, up to a size."""
+    merged: list[tuple[RowGroup, int]] = []
+    for group, rank in sorted(owners, key=lambda owner: (owner[0].label, owner[0].shards[0].rows.start)):
+        last, last_rank = merged[-1] if merged else (group, -1)
+        together = group.cuttable and last_rank == rank and last.precedes(group)
+        if together and last.num_bytes + group.num_bytes <= max_bytes:
+            merged[-1] = (last.joined(group), rank)
+        else:
+            merged.append((group, rank))
+    return merged
 
 
 def replicate(
@@ -219,6 +236,8 @@ class _Copies:
         self.links_ms_RR = exchange_ms(self.paths_RN.T, lookups_N, fetch_ms_RR)
         #: A link is closed when no group on it can be copied any more; those that cost no more than memory are closed.
         self.open_RR = fetch_ms_RR > fetch_ms_RR.diagonal()[:, None]
+        #: Before this one, each rank has or cannot have all groups.
+        self.first_R = np.zeros(num_ranks, dtype=np.int64)
         may_N = np.array([group.cuttable and _may_be(group, Tier.REPLICATED) for group in groups])
         allowed_NR = np.array([group.allowed_R for group in groups])
         self.may_RN = np.ascontiguousarray((allowed_NR & (may_N & (lookups_N > 0))[:, None]).T)
@@ -231,17 +250,30 @@ class _Copies:
 
     def _copy_to(self, rank: int) -> bool:
         """Copies a group to a rank; False if there is none left to copy."""
-        fits_N = self.may_RN[rank] & (self.bytes_N <= self.free_R[rank])
         while self.open_RR[rank].any():
             source = int(np.where(self.open_RR[rank], self.links_ms_RR[rank], -np.inf).argmax())
-            candidates_N = fits_N & (self.paths_RN[rank] == source)
-            group = int(candidates_N.argmax())
-            if candidates_N[group]:
+            group = self._first(rank, source)
+            if group is not None:
                 self._read_from(group, rank)
                 self.free_R[rank] -= self.bytes_N[group]
                 return True
             self.open_RR[rank, source] = False
         return False
+
+    def _first(self, rank: int, source: int) -> int | None:
+        """The group with the most lookups per byte among those that fit a rank and are read from a source."""
+        for start in range(int(self.first_R[rank]), len(self.bytes_N), _STRETCH):
+            part = slice(start, start + _STRETCH)
+            paths = self.paths_RN[rank, part]
+            fits = self.may_RN[rank, part] & (self.bytes_N[part] <= self.free_R[rank]) & (paths != rank)
+            if start == self.first_R[rank] and not fits.any():
+                # Memory only becomes less: what does not fit now never will.
+                self.first_R[rank] += _STRETCH
+                continue
+            found = fits & (paths == source)
+            if found.any():
+                return start + int(found.argmax())
+        return None
 
     def _read_from(self, group: int, holder: int) -> None:
         """Sends the new holder of a copy, and everyone who reaches it at a lower cost than before, to it."""

@@ -54,6 +54,16 @@ class RowGroup:
         )
         return replace(self, shards=(hot,)), replace(self, shards=(cold,))
 
+    def precedes(self, other: RowGroup) -> bool:
+        """Whether the other's rows come next in the same table."""
+        return self.label == other.label and self.shards[-1].rows.stop == other.shards[0].rows.start
+
+    def joined(self, following: RowGroup) -> RowGroup:
+        """With the rows that come next in the table."""
+        (shard,), (other,) = self.shards, following.shards
+        rows = RowRange(start=shard.rows.start, stop=other.rows.stop, by=RowsBy.ACCESS_RANK)
+        return replace(self, shards=(replace(shard, rows=rows),))
+
 
 def bytes_of(group: RowGroup) -> float:
     """Weights and optimizer state."""
