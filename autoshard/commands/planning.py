@@ -44,6 +44,9 @@ def plan(
 
     Example:
         autoshard plan criteo-kaggle --topology cpu-8 -o plan.json
+
+    Example of a plan that `autoshard run` executes:
+        autoshard plan criteo-kaggle --topology cpu-8 --set tiers=table_wise -o plan.json
     """
     from autoshard.formats import load_tables, load_topology
     from autoshard.planners.planner import PlanRequest

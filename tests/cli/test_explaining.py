@@ -1,0 +1,45 @@
+"""`autoshard explain`: why tables are held as they are, for people and as JSON."""
+
+import json
+
+import pytest
+
+from autoshard.cli import main
+from autoshard.formats import read_plan
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("plans") / "plan.json"
+    assert main(["plan", "param-a", "--topology", "a100-32", "--planner", "neo", "-o", str(file)]) == 0
+    return file
+
+
+def test_every_table_has_its_reason(plan_file, capfd):
+    assert main(["explain", str(plan_file), "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    plan = read_plan(plan_file)
+    assert document["step_ms"] == plan.predicted.step_ms.value
+    assert [one["table"] for one in document["tables"]] == [table.name for table in plan.tables.tables]
+    for one in document["tables"]:
+        assert one["reason"]
+        assert {"table_wise", "row_wise", "grid x2"} <= {other["scheme"] for other in one["alternatives"]} | {
+            one["scheme"]
+        }
+    assert main(["explain", str(plan_file)]) == 0
+    shown = capfd.readouterr().out
+    assert "why" in shown
+    assert "t1" in shown
+
+
+def test_one_table_has_all_its_alternatives(plan_file, capfd):
+    assert main(["explain", str(plan_file), "--table", "t0"]) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "held otherwise" in shown
+    assert "column_wise x8" in shown
+    assert "At the slowest rank of" in shown
+
+
+def test_a_table_that_is_not_there_is_bad_input(plan_file, capfd):
+    assert main(["explain", str(plan_file), "--table", "t9"]) == 2
+    assert capfd.readouterr().err == "error: table: no table of the plan is named 't9'\n"
