@@ -288,6 +288,11 @@ def test_every_plan_is_valid_and_priced(name, registry, check_prediction):
     assert num_tasks / 4 < outcomes["planned"] < num_tasks
 
 
+@pytest.mark.parametrize(("name", "seed"), [("auto", 1_000_108), ("flexshard", 173), ("neo", 150)])
+def test_tasks_that_once_failed(name, seed, registry, check_prediction):
+    assert attempt(name, seed, registry, check_prediction) == "planned"
+
+
 def blocks():
     return [
         pytest.param(name, range(start, min(start + size, total)), id=f"{name}-block{start // size}")
