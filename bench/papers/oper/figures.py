@@ -46,8 +46,10 @@ def fig8_figure(costs: LinkCosts) -> go.Figure:
             row=1,
             col=column,
         )
-        figure.update_xaxes(title_text="from rank", type="category", row=1, col=column)
-        figure.update_yaxes(title_text="to rank", type="category", autorange="reversed", row=1, col=column)
+        figure.update_xaxes(title_text="from rank", type="category", showgrid=False, row=1, col=column)
+        figure.update_yaxes(
+            title_text="to rank", type="category", autorange="reversed", showgrid=False, row=1, col=column
+        )
     figure.update_layout(margin={"t": 40})
     return figure
 
@@ -62,9 +64,9 @@ def _over_least(matrix_RR: FloatArray) -> FloatArray:
 def fig10_figure(loads: Mapping[str, Mapping[str, MethodLoads]]) -> go.Figure:
     """Mean, with the least and the most, of memory and lookups per rank and of exchange per link, by method."""
     panels = (
-        ("memory per rank, GiB", "memory_R", 1 / 1024),
-        ("lookups per rank, MiB", "lookups_R", 1.0),
-        ("exchange per link, MiB", "links", 1.0),
+        ("memory, GiB", "memory_R", 1 / 1024),
+        ("lookups, MiB", "lookups_R", 1.0),
+        ("exchange, MiB", "links", 1.0),
     )
     titles = [f"<b>{data}: {title}</b>" for data in loads for title, _, _ in panels]
     figure = make_subplots(
@@ -91,6 +93,7 @@ def fig10_figure(loads: Mapping[str, Mapping[str, MethodLoads]]) -> go.Figure:
                 row=row,
                 col=column,
             )
+            figure.update_xaxes(tickangle=0, row=row, col=column)
             figure.update_yaxes(rangemode="tozero", row=row, col=column)
     figure.update_layout(showlegend=False, margin={"t": 40}, bargap=0.35)
     return figure

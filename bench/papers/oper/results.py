@@ -250,12 +250,12 @@ def costs_by_link() -> LinkCosts:
 
 
 def loads_by_method(tables: TableSet) -> Mapping[str, MethodLoads]:
-    """Fig. 10: MG, AG, whole tables dealt in turns, TorchRec's planner (whole tables), OPER."""
+    """Fig. 10: MG, AG, whole tables dealt in turns (TW), TorchRec's planner (whole tables), OPER."""
     topology = dgx_a100()
     plans = {
         "MG": make_plan(tables, topology, method="mg"),
         "AG": make_plan(tables, topology, method="ag"),
-        "table-wise": _in_turns(tables, topology),
+        "TW": _in_turns(tables, topology),
         "TorchRec": make_plan(tables, topology, "torchrec"),
         "OPER": make_plan(tables, topology, threshold=THRESHOLD, extra_memory_ratio=RATIO),
     }
