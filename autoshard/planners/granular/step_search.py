@@ -163,6 +163,8 @@ def _within_groups(
         return []
     whole = replace(plan, shards=found.plan.shards, predicted=None, provenance=None)
     said = f"{plan.replica_groups.num_groups} replica groups, in one of them: {found.said}"
+    if not _is_valid(whole):
+        return []
     return [(evaluate(whole, request.costs).step_ms.value, said, whole)]
 
 
@@ -189,8 +191,10 @@ def _is_allowed(plan: ShardingPlan, search: StepSearch) -> bool:
     """Whether a plan that the search cannot work on may be the answer as it is."""
     if search.reserved_bytes or (plan.replica_groups.num_groups > 1 and not search.with_groups):
         return False
-    if search.names != frozenset(SchemeName):
-        return False
+    return search.names == frozenset(SchemeName) and _is_valid(plan)
+
+
+def _is_valid(plan: ShardingPlan) -> bool:
     try:
         validate_plan(plan)
     except InvalidPlanError:
