@@ -1,6 +1,7 @@
 """Prices plans."""
 
 from autoshard.evaluation.analytic import DEVICE_MEMORY, AnalyticCostModel, DeviceMemory
+from autoshard.evaluation.batch_memory import activation_bytes
 from autoshard.evaluation.cached_rows import CacheTraffic, behind_caches, cache_traffic
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.dense_time import DEVICE_ARITHMETIC, AnalyticDenseModel, DeviceArithmetic
@@ -22,6 +23,7 @@ __all__ = [
     "Traffic",
     "UpperEndComm",
     "UpperEndKernels",
+    "activation_bytes",
     "at_upper_end",
     "behind_caches",
     "cache_traffic",

@@ -21,6 +21,7 @@ from autoshard.core import (
 from autoshard.core.costs import MsArray
 from autoshard.core.plan import HeldShard
 from autoshard.core.step import Overlap
+from autoshard.evaluation.batch_memory import activation_bytes
 from autoshard.evaluation.cached_rows import behind_caches
 from autoshard.evaluation.stages import Stages
 from autoshard.evaluation.step_price import StepPrice, compose_step
@@ -36,7 +37,8 @@ def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None
 
     `step_ms` is what the runtime takes, as far as `costs.step` knows it; ranks, `max_kernel_ms` and balances are
     what the models of the parts say. Kernels on rows behind caches are priced as `behind_caches` says, and the caches
-    count as device memory.
+    count as device memory. So do, as activations, a batch's inputs and outputs and the gradients of rows that are held
+    more than once.
 
     A plan over several replica groups is that of one group, its ranks, its links and its share of the batch: all
     groups do alike at the same time, and ranks, balances and memory are those of one. What is added is the
@@ -61,7 +63,8 @@ def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None
         Neo Appendix B, Eq. 1, for `Overlap.NEO`. `balance` is AutoShard Sec. 4.3, and 0 if a rank holds nothing;
         `imbalance` is from 2D, `exchange_balance` from OPER. Replica groups: 2D Sec. 3.1 and 5, Eq. 1.
     """
-    kernels, traffic, stages = _priced(plan, costs)
+    group = plan.of_one_group()
+    kernels, traffic, stages = _priced(plan, group, costs)
     kernel_ms_R = kernels.costs.kernel_ms_S
     exchange_ms_R = stages.forward_ms_R + stages.backward_ms_R
     step = compose_step(plan, costs, kernels.costs, traffic, stages, overlap)
@@ -75,7 +78,7 @@ def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None
         binding_rank=kernels.binding_rank,
         binding_shard=kernels.binding_shard,
         cost_model=costs.kernel.name,
-        ranks=_rank_costs(kernels, stages, traffic),
+        ranks=_rank_costs(kernels, stages, activation_bytes(group, traffic)),
         overlap=step.overlap,
         models=step.models,
         dense_ms=step.times.dense_layers,
@@ -87,7 +90,7 @@ def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None
 
 def price_step(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None) -> StepPrice:
     """The step of `evaluate` with all its parts, the overlap, and the names of the models behind it."""
-    kernels, traffic, stages = _priced(plan, costs)
+    kernels, traffic, stages = _priced(plan, plan.of_one_group(), costs)
     return compose_step(plan, costs, kernels.costs, traffic, stages, overlap)
 
 
@@ -101,8 +104,7 @@ class _Kernels:
     binding_shard: str
 
 
-def _priced(plan: ShardingPlan, costs: Costs) -> tuple[_Kernels, Traffic, Stages]:
-    group = plan.of_one_group()
+def _priced(plan: ShardingPlan, group: ShardingPlan, costs: Costs) -> tuple[_Kernels, Traffic, Stages]:
     kernels, traffic = _price_kernels(group, costs.kernel), plan_traffic(group)
     return kernels, traffic, Stages.of(plan, group, costs, traffic, _held_bytes(kernels.held, group.group_size))
 
@@ -143,8 +145,7 @@ def _held_bytes(held: tuple[HeldShard, ...], num_ranks: int) -> dict[MemoryLevel
     return {level: of_level.tolist() for level, of_level in bytes_R.items()}
 
 
-def _rank_costs(kernels: _Kernels, stages: Stages, traffic: Traffic) -> tuple[RankCost, ...]:
-    activation_R = traffic.activation_bytes()
+def _rank_costs(kernels: _Kernels, stages: Stages, activation_R: MsArray) -> tuple[RankCost, ...]:
     costs, held = kernels.costs, stages.held_bytes
     caches_R = [0] * len(activation_R)
     for shard in kernels.held if any(held[MemoryLevel.DDR]) or any(held[MemoryLevel.SSD]) else ():

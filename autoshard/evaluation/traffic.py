@@ -9,14 +9,15 @@ has (R, R), entry [i, j] travels from rank i to rank j, and the diagonal is what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import Exchange, GradSync, PlacedShard, ShardingPlan, Topology
+from autoshard.core import EmbeddingTable, Exchange, GradSync, PlacedShard, ShardingPlan, Topology
 from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.plan import Payload
 from autoshard.core.shard import Replicas
@@ -27,6 +28,8 @@ LENGTH_BYTES = 4
 REDUCED_BYTES = 4
 
 _RankArray = NDArray[np.int64]
+#: Of a table and a rank's samples: lookups of a batch over those of the mean batch.
+LookupsFactor: TypeAlias = Callable[[EmbeddingTable, float], float]
 
 
 class Stream(StrEnum):
@@ -58,20 +61,33 @@ class PairTraffic:
     backward: float
 
     @classmethod
-    def of(cls, placed: PlacedShard, local_batch: float, payload: Payload) -> PairTraffic:
-        """Traffic of one shard; `local_batch` samples of each reader."""
+    def of(
+        cls, placed: PlacedShard, local_batch: float, payload: Payload, *, lookups_factor: float = 1.0
+    ) -> PairTraffic:
+        """Traffic of one shard.
+
+        Args:
+            placed: The shard.
+            local_batch: Samples of each reader.
+            payload: Number formats on the wire.
+            lookups_factor: Lookups of the batch over those of the mean batch.
+        """
         table = placed.shard.table
         profile, share = placed.shard.access()
         num_owners = len(placed.replicas[0])
         num_bags = local_batch * len(table.features)
-        num_lookups = local_batch * table.pooling_factor * share / num_owners
+        num_lookups = local_batch * table.pooling_factor * share * lookups_factor / num_owners
         if placed.exchange is Exchange.PARTIAL_SUMS:
             num_vectors = num_bags
         elif placed.deduplicate:
             num_vectors = profile.expected_distinct(num_lookups * num_owners) / num_owners
         else:
             num_vectors = num_lookups
-        values = num_vectors * placed.shard.embedding_dim
+        return cls.of_counts(num_bags, num_lookups, num_vectors * placed.shard.embedding_dim, payload)
+
+    @classmethod
+    def of_counts(cls, num_bags: float, num_lookups: float, values: float, payload: Payload) -> PairTraffic:
+        """Traffic of so many bags and lookups, answered with so many numbers."""
         return cls(
             lengths=num_bags * LENGTH_BYTES,
             ids=num_lookups * ID_BYTES,
@@ -92,11 +108,13 @@ class LayoutTraffic:
         replicas: Ranks that hold the rows.
         read_by_R: For each rank, the index of the replica that it reads.
         pair_bytes_E: Bytes of a pair of reader and owner, by stream.
+        gradient_bytes: Of gradients that each holder collects before they are summed over replicas.
     """
 
     replicas: Replicas
     read_by_R: _RankArray
     pair_bytes_E: MsArray
+    gradient_bytes: float
     owners_O: _RankArray = field(init=False)
     """Ranks that hold rows, replica after replica."""
     replica_O: _RankArray = field(init=False)
@@ -182,16 +200,6 @@ class Traffic:
             links[stream] = LinkBytes(leaving_LR=leaving_LR, arriving_LR=arriving_LR)
         return links
 
-    def activation_bytes(self) -> MsArray:
-        """Bytes a rank holds at the forward exchange, shape (R,): its inputs, its outputs and what it receives.
-
-        Outputs of rows that every rank has a copy of are used where they are, and held once (FlexShard, Table 2).
-        """
-        inputs_R = self.received_R(Stream.LENGTHS) + self.received_R(Stream.IDS)
-        forward = _STREAMS.index(Stream.FORWARD)
-        held_once = sum(float(layout.pair_bytes_E[forward]) for layout in self.layouts if layout.stays)
-        return inputs_R + self.sent_R(Stream.FORWARD) + self.received_R(Stream.FORWARD) - held_once
-
     @property
     def lengths_RR(self) -> MsArray:  # noqa: N802 - a shape suffix
         """Lengths pair by pair; for small worlds, as all such matrices."""
@@ -261,27 +269,49 @@ def synced_bytes(placed: PlacedShard, group_batch_size: int) -> float:
     return num_rows * shard.embedding_dim * REDUCED_BYTES
 
 
-def plan_traffic(plan: ShardingPlan) -> Traffic:
+def gradient_bytes(placed: PlacedShard, group_batch_size: int) -> float:
+    """Bytes of gradients that each holder of a shard with several replicas collects, before they are summed.
+
+    Dense those of all its rows, sparse those of the rows that the batch hit, with their ids.
+    """
+    row_bytes = placed.shard.embedding_dim * REDUCED_BYTES
+    with_ids = 1 + ID_BYTES / row_bytes if placed.grad_sync is GradSync.SPARSE else 1.0
+    return synced_bytes(placed, group_batch_size) * with_ids / len(placed.replicas[0])
+
+
+def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None) -> Traffic:
     """Adds up what every placed shard sends.
 
     Each rank asks, for its local batch, every owner in the replica that it reads: lengths and ids (int64). Owners
     answer with one vector per bag (`partial_sums`), or with one row per lookup (`rows`; per distinct row with
     `deduplicate`), in the payload's formats. Lookups are taken to spread evenly over the owners of a replica.
+
+    Args:
+        plan: The plan, or that of one replica group.
+        lookups_factor: How much longer than the mean the tables' batches are; left out, they are the mean.
     """
     local_batch = plan.group_batch_size / plan.group_size
     single_ER, sync_R = np.zeros((len(_STREAMS), plan.group_size)), np.zeros(plan.group_size)
+
+    def pair_bytes(placed: PlacedShard) -> MsArray:
+        factor = 1.0 if lookups_factor is None else lookups_factor(placed.shard.table, local_batch)
+        return PairTraffic.of(placed, local_batch, plan.payload, lookups_factor=factor).by_stream()
+
     alike: dict[tuple[Replicas, tuple[int, ...] | None], list[PlacedShard]] = {}
     for placed in plan.shards:
         alike.setdefault((placed.replicas, placed.fetch), []).append(placed)
     layouts = []
     for (replicas, _), shards in alike.items():
-        pair_bytes_E = np.sum(
-            [PairTraffic.of(placed, local_batch, plan.payload).by_stream() for placed in shards], axis=0
-        )
+        pair_bytes_E = np.sum([pair_bytes(placed) for placed in shards], axis=0)
         if len(replicas) == 1:
             single_ER[:, list(replicas[0])] += pair_bytes_E[:, None]
             continue
-        layout = LayoutTraffic(replicas=replicas, read_by_R=replicas_read(plan, shards[0]), pair_bytes_E=pair_bytes_E)
+        layout = LayoutTraffic(
+            replicas=replicas,
+            read_by_R=replicas_read(plan, shards[0]),
+            pair_bytes_E=pair_bytes_E,
+            gradient_bytes=sum(gradient_bytes(placed, plan.group_batch_size) for placed in shards),
+        )
         sync_R[layout.owners_O] += sum(synced_bytes(placed, plan.group_batch_size) for placed in shards)
         layouts.append(layout)
     return Traffic(layouts=tuple(layouts), single_ER=single_ER, sync_R=sync_R)

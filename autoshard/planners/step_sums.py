@@ -25,9 +25,10 @@ from autoshard.core import (
 from autoshard.core.costs import CodeArray, LinkBytes, MsArray
 from autoshard.core.plan import Payload
 from autoshard.core.step import Coefficients, Overlap, StepPart, plain_coefficients
+from autoshard.evaluation.batch_memory import peak_factor
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
-from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, PairTraffic, synced_bytes
+from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, PairTraffic, gradient_bytes, synced_bytes
 
 MovedArray = NDArray[np.float64]
 Kernel = tuple[str, ...]
@@ -47,10 +48,10 @@ KERNEL_PARTS = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
 _NUM_STREAMS = 4
 _LENGTHS, _IDS, _FORWARD, _BACKWARD = range(_NUM_STREAMS)
 _TO_ALL, _TO_NODE, _TO_ITSELF = range(3)
-#: Then bytes that are all-reduced, features that are served, and a count for each kind of kernel.
+#: Then bytes that are all-reduced, features that are served, activations that a rank has of what it holds, those that
+#: all ranks or its node get back, and a count for each kind of kernel.
 SYNC = _NUM_STREAMS * 3
-_FEATURES = SYNC + 1
-_FIRST_KERNEL = _FEATURES + 1
+_FEATURES, _HELD, _BACK_TO_ALL, _BACK_TO_NODE, _FIRST_KERNEL = range(SYNC + 1, SYNC + 6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,7 +119,8 @@ class SumPrices:
             local: What its ranks run.
         """
         tables, topology = self.tables, self.topology
-        pair = PairTraffic.of(placed, tables.batch_size / topology.world_size, Payload())
+        local_batch, payload = tables.batch_size / topology.world_size, Payload()
+        pair = PairTraffic.of(placed, local_batch, payload)
         row_C = np.zeros(self.num_columns)
         num_replicas = len(placed.replicas)
         block = _TO_ALL if num_replicas == 1 else _TO_ITSELF if num_replicas == topology.world_size else _TO_NODE
@@ -126,6 +128,15 @@ class SumPrices:
         row_C[SYNC] = synced_bytes(placed, tables.batch_size) if num_replicas > 1 else 0.0
         row_C[_FEATURES] = len(placed.shard.table.features)
         row_C[_FIRST_KERNEL + self._kernels[kernel_of(local)]] = 1.0
+        factor = peak_factor(placed.shard.table, local_batch)
+        if factor > 1.0:
+            pair = PairTraffic.of(placed, local_batch, payload, lookups_factor=factor)
+        num_served = (topology.world_size, topology.local_world_size, 1)[block]
+        row_C[_HELD] = num_served * (pair.lengths + pair.ids + pair.forward)
+        row_C[_HELD] += gradient_bytes(placed, tables.batch_size) if num_replicas > 1 else 0.0
+        # Outputs of a rank's own copies are used where they are, and held once.
+        if block != _TO_ITSELF:
+            row_C[_BACK_TO_ALL if block == _TO_ALL else _BACK_TO_NODE] = pair.forward
         return row_C
 
     def step_ms(self, sums: StepSums) -> MsArray:
@@ -172,12 +183,12 @@ class SumPrices:
         )
 
     def activation_bytes(self, moved_BRC: MovedArray) -> MsArray:
-        """Inputs, outputs and what is received, as `Traffic.activation_bytes` counts them, shape (B, R)."""
-        inputs_BR = self._stream(moved_BRC, _LENGTHS)[1] + self._stream(moved_BRC, _IDS)[1]
-        _, sent_BR, received_BR = self._stream(moved_BRC, _FORWARD)
-        # Outputs of a rank's own copies are used where they are, and held once.
-        held_once_BR = moved_BRC[..., _NUM_STREAMS * _TO_ITSELF + _FORWARD]
-        return np.asarray(inputs_BR + sent_BR + received_BR - held_once_BR)
+        """What a batch needs beside the tables, as `evaluation.activation_bytes` counts it, shape (B, R)."""
+        node_R = self._groups[0]
+        starts = np.flatnonzero(np.diff(node_R, prepend=-1))
+        from_node_BR = np.add.reduceat(moved_BRC[..., _BACK_TO_NODE], starts, axis=1)[:, node_R]
+        from_all_B1 = moved_BRC[..., _BACK_TO_ALL].sum(axis=1, keepdims=True)
+        return np.asarray(moved_BRC[..., _HELD] + from_all_B1 + from_node_BR)
 
     def compose(self, slowest_PB: MsArray, sync_B: MsArray) -> MsArray:
         """Steps of parts at their slowest ranks and of bytes that are all-reduced, shape (B,)."""

@@ -31,7 +31,7 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.step import Overlap
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, activation_bytes, evaluate, plan_traffic
 
 COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 BATCH, WORLD, NODE = 64, 4, 2
@@ -83,7 +83,8 @@ ALL, EACH, EACH_NODE = ((0, 1, 2, 3),), ((0,), (1,), (2,), (3,)), ((0, 1), (2, 3
 
 class TestTraffic:
     def test_whole_tables(self):
-        traffic = plan_traffic(plan_of(on(1), payload=Payload(forward=DType.FP16, backward=DType.FP32)))
+        plan = plan_of(on(1), payload=Payload(forward=DType.FP16, backward=DType.FP32))
+        traffic = plan_traffic(plan)
         # Every rank sends 16 lengths of 4 bytes and 48 ids of 8 to rank 1, gets 16 vectors of 16 fp16 back, and sends
         # their gradients in fp32.
         to_owner = np.zeros((WORLD, WORLD))
@@ -97,22 +98,49 @@ class TestTraffic:
         owner_bytes = WORLD * (BAGS * 4 + LOOKUPS * 8 + BAGS * DIM * 2)
         got_bytes = BAGS * DIM * 2
         expected = [got_bytes, owner_bytes + got_bytes, got_bytes, got_bytes]
-        np.testing.assert_allclose(traffic.activation_bytes(), expected)
+        np.testing.assert_allclose(activation_bytes(plan), expected)
 
     def test_outputs_of_copies_on_every_rank_are_held_once(self):
-        # FlexShard, Table 2: data-parallel rows take B x L x D, all others twice that.
+        # FlexShard, Table 2: data-parallel rows take B x L x D, all others twice that. Each holder collects gradients
+        # of its rows.
         rows = {"exchange": Exchange.ROWS, "grad_sync": GradSync.DENSE}
-        each = plan_traffic(plan_of(held(Tier.DATA_PARALLEL, EACH, **rows)))
-        each_node = plan_traffic(plan_of(held(Tier.FLEX, EACH_NODE, **rows)))
-        looked_up = LOOKUPS * DIM * 4
-        np.testing.assert_allclose(each.activation_bytes(), BAGS * 4 + LOOKUPS * 8 + looked_up)
-        np.testing.assert_allclose(each_node.activation_bytes(), 2 * BAGS * 4 + LOOKUPS * 8 + 2 * looked_up)
+        each = activation_bytes(plan_of(held(Tier.DATA_PARALLEL, EACH, **rows)))
+        each_node = activation_bytes(plan_of(held(Tier.FLEX, EACH_NODE, **rows)))
+        looked_up, gradients = LOOKUPS * DIM * 4, ROWS * DIM * 4
+        np.testing.assert_allclose(each, BAGS * 4 + LOOKUPS * 8 + looked_up + gradients)
+        np.testing.assert_allclose(each_node, 2 * BAGS * 4 + LOOKUPS * 8 + 2 * looked_up + gradients / 2)
         # Rank 1 looks up for ranks 0 and 1 what it has a copy of: there is an exchange, and what stays goes with it.
         some = held(Tier.REPLICATED, EACH, fetch=(1, 1, 2, 3), **rows)
         np.testing.assert_allclose(
-            plan_traffic(plan_of(some)).activation_bytes(),
-            np.array([0, 2, 1, 1]) * (BAGS * 4 + LOOKUPS * 8 + looked_up) + looked_up,
+            activation_bytes(plan_of(some)),
+            np.array([0, 2, 1, 1]) * (BAGS * 4 + LOOKUPS * 8 + looked_up) + looked_up + gradients,
         )
+
+    def test_sparse_gradients_are_those_of_rows_that_are_hit_with_their_ids(self):
+        dense, sparse = (
+            activation_bytes(plan_of(held(Tier.DATA_PARALLEL, EACH, grad_sync=sync)))
+            for sync in (GradSync.DENSE, GradSync.SPARSE)
+        )
+        # All four ranks' lookups hit some of the 1,000 rows.
+        num_hit = table().access.expected_distinct(WORLD * LOOKUPS)
+        np.testing.assert_allclose(dense - sparse, ROWS * DIM * 4 - num_hit * (DIM * 4 + 8))
+
+    def test_long_batches_of_sequences_take_memory_but_no_time(self):
+        # 16 samples of variance 9: their sum of 48 deviates by 12, and by 2.3263 times as much at the 99th percentile.
+        steady = Feature(name="f", pooling_factor=POOLING)
+        varying = replace(steady, pooling_variance=9.0)
+        factor = 1 + 2.3263 * 12 / 48
+        owned = {}
+        for pooling in Pooling:
+            plans = [plan_of(on(1, pooling=pooling, features=(feature,))) for feature in (steady, varying)]
+            before, after = (evaluate(plan, COSTS) for plan in plans)
+            assert before.step_ms == after.step_ms
+            owned[pooling] = [cost.ranks[1].activation_bytes for cost in (before, after)]
+            np.testing.assert_allclose(owned[pooling], [activation_bytes(plan)[1] for plan in plans], atol=0.5)
+        assert owned[Pooling.SUM][0] == owned[Pooling.SUM][1]
+        ids, lengths, rows = LOOKUPS * 8, BAGS * 4, LOOKUPS * DIM * 4
+        expected = [WORLD * (lengths + ratio * (ids + rows)) + ratio * rows for ratio in (1.0, factor)]
+        np.testing.assert_allclose(owned[Pooling.SEQUENCE], expected, atol=0.5)
 
     def test_sequences_send_one_row_per_lookup(self):
         traffic = plan_traffic(plan_of(on(0, pooling=Pooling.SEQUENCE)))

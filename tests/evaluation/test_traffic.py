@@ -24,7 +24,7 @@ from autoshard.core import (
     Tier,
     Topology,
 )
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, activation_bytes, evaluate, plan_traffic
 from autoshard.evaluation.communication import link_bytes
 from autoshard.evaluation.traffic import PairTraffic, Stream, replicas_read
 
@@ -171,7 +171,7 @@ def test_traffic_of_thousands_of_ranks_needs_no_matrix_of_ranks():
     tracemalloc.start()
     traffic = plan_traffic(plan)
     links = traffic.links(plan.topology)
-    traffic.activation_bytes()
+    activation_bytes(plan, traffic)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 64 << 20

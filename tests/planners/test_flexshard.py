@@ -1,7 +1,5 @@
 """The planner `flexshard`: valid plans, within memory, for any task and any option."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -28,7 +26,6 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
 from autoshard.evaluation.validator import validate_plan
-from autoshard.planners.flexshard.memory import peak_factor
 from autoshard.planners.flexshard.planner import FlexShardPlanner
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_plan
@@ -149,36 +146,34 @@ class TestTiers:
 
 class TestMemory:
     def test_neutral_plans_take_no_more_than_row_wise_ones(self):
-        # The equations count gradients of replicas; evaluation does not.
         found, row_wise = plan(table(), tiers=3), plan(table(), tiers=1)
-        gradients = gradient_bytes(found)
         ids = max(plan_traffic(one).ids_RR.sum() / 32 for one in (found, row_wise))
         for held, before in zip(held_bytes(found), held_bytes(row_wise), strict=True):
-            assert held + gradients <= before + ids
+            assert held <= before + ids
 
     @pytest.mark.parametrize("length", [100.0, 0.5])
-    def test_what_is_counted_is_what_evaluation_counts_and_gradients(self, length):
+    def test_what_is_counted_is_what_evaluation_counts(self, length):
         # As much memory as the evaluation of a plan says: the same plan again; a row less: another one.
         one = table(length=length)
         found = plan(one, memory_budget_bytes=10**6)
-        needed = round(max(held_bytes(found)) + gradient_bytes(found))
+        needed = max(held_bytes(found))
         assert plan(one, on=topology(hbm_bytes=needed + 2), memory_budget_bytes=10**6).shards == found.shards
         shrunk = plan(one, on=topology(hbm_bytes=needed - 10_000), memory_budget_bytes=10**6)
         assert shrunk.shards != found.shards
-        assert max(held_bytes(shrunk)) + gradient_bytes(shrunk) <= needed - 10_000
+        assert max(held_bytes(shrunk)) <= needed - 10_000
 
     def test_replicas_shrink_to_what_fits(self):
         row_wise = max(held_bytes(plan(table(), tiers=1)))
         room = topology(hbm_bytes=row_wise + 2 * 10**6)
         found = plan(table(), on=room, memory_budget_bytes=10**9)
-        held = max(held_bytes(found)) + gradient_bytes(found)
+        held = max(held_bytes(found))
         assert row_wise + 1.9 * 10**6 < held <= row_wise + 2 * 10**6
         assert tiers(found)[Tier.DATA_PARALLEL].num_embeddings < 200_000
 
     def test_a_budget_below_row_wise_takes_less_than_it(self):
         # Rows of a long history are looked up often enough that copies of the hottest save memory (Fig. 5, A to B).
         def spare(found):
-            return max(held_bytes(found)) + gradient_bytes(found)
+            return max(held_bytes(found))
 
         long = table(num_embeddings=2_000_000)
         row_wise, neutral = plan(long, tiers=1), plan(long, tiers=2, rule="paper")
@@ -205,55 +200,15 @@ class TestMemory:
             plan(table(), on=room, tiers=1)
         assert list(tiers(plan(table(), on=room, tiers=1, count_activations=False))) == [Tier.ROW_WISE]
 
-    @pytest.mark.parametrize("batch_size", [1, 4, 64])
-    @pytest.mark.parametrize(("mean", "deviation"), [(100.0, 100.0), (40.0, 10.0)])
-    def test_the_99th_percentile_is_that_of_drawn_batches(self, batch_size, mean, deviation):
-        # Gamma-distributed lengths: at a deviation as large as the mean, exponential ones.
-        shape = (mean / deviation) ** 2
-        lengths = np.random.default_rng(0).gamma(shape, mean / shape, size=(40_000, batch_size))
-        drawn = np.percentile(lengths.sum(axis=1), 99) / (batch_size * mean)
-        feature = Feature(
-            name="f", pooling_factor=mean, pooling_variance=deviation**2, pooling_p99=float(np.percentile(lengths, 99))
-        )
-        assert peak_factor(table(features=(feature,)), batch_size) == pytest.approx(drawn, rel=0.03)
-
-    def test_features_of_a_table_deviate_together(self):
-        # Two features of variance 100 and skewness g: the sum's variance is 200, its skewness g / sqrt(2).
-        feature = Feature(name="f", pooling_factor=10.0, pooling_variance=100.0, pooling_p99=50.0)
-        both = (feature, replace(feature, name="g"))
-        alone, together = peak_factor(table(features=(feature,)), 1), peak_factor(table(features=both), 1)
-        assert alone == pytest.approx(5.0)
-        beyond = (4.0 - 2.3263) / 2**0.5 + 2.3263
-        assert together == pytest.approx(1 + beyond * 200**0.5 / 20)
-
     def test_sequences_count_at_their_99th_percentile(self):
         def history(**changes):
             return table(features=(Feature(name="f", pooling_factor=100.0, **changes),))
 
-        # The sum of 512 samples of variance 512 x 100 deviates by 512 x 10, which is a tenth of its mean of 51,200.
-        assert peak_factor(history(), 512) == 1.0
-        assert peak_factor(history(pooling_variance=51_200.0), 512) == pytest.approx(1.23263)
-        assert peak_factor(history(pooling_p99=100 + 2.3263 * 10), 100) == pytest.approx(1 + 2.3263 / 100)
-        assert peak_factor(replace(history(pooling_variance=51_200.0), pooling=Pooling.SUM), 512) == 1.0
         needed = max(held_bytes(plan(history(), tiers=1)))
         steady, varying = history(), history(pooling_variance=51_200.0)
         assert plan(steady, tiers=1, on=topology(hbm_bytes=needed + 1))
         with pytest.raises(InfeasiblePlanError):
             plan(varying, tiers=1, on=topology(hbm_bytes=needed + 1))
-
-
-def gradient_bytes(found):
-    """Gradients that each rank puts into all-reduces, with the ids of rows where only those hit are summed."""
-    total = 0.0
-    for placed in found.shards:
-        if len(placed.replicas) > 1:
-            num_rows, id_bytes = placed.shard.num_embeddings, 0
-            if placed.grad_sync is GradSync.SPARSE:
-                profile, share = placed.shard.access()
-                lookups = found.tables.batch_size * placed.shard.table.pooling_factor * share
-                num_rows, id_bytes = profile.expected_distinct(lookups), 8
-            total += num_rows * (placed.shard.embedding_dim * 4 + id_bytes) / len(placed.replicas[0])
-    return total
 
 
 class TestWholeTables:

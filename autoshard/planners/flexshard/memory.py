@@ -7,22 +7,16 @@ Shape suffixes: K knots of an access curve, I intervals between them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from autoshard.core import EmbeddingTable, Exchange, GradSync, Pooling
 from autoshard.core.plan import Payload
-from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES
+from autoshard.evaluation.batch_memory import peak_factor
+from autoshard.evaluation.traffic import ID_BYTES, REDUCED_BYTES, PairTraffic
 from autoshard.planners.flexshard.equations import Machine, Strategy
 from autoshard.planners.flexshard.frontier import TierBounds
-from autoshard.planners.flexshard.tier_costs import GRADIENT_BYTES
-
-#: Of the normal distribution: what a batch's sum exceeds once in a hundred steps.
-_P99_DEVIATIONS = 2.3263
-#: What a skewness of 1 moves that percentile by, in deviations (Cornish and Fisher's first term).
-_P99_SKEW = (_P99_DEVIATIONS**2 - 1) / 6
 
 
 def segments(table: EmbeddingTable, bounds: TierBounds) -> tuple[tuple[Strategy, int, int, Exchange], ...]:
@@ -45,17 +39,14 @@ def held_bytes(
     *,
     with_activations: bool,
 ) -> float:
-    """Weights, optimizer state, gradients of replicas and activations of each rank.
-
-    Activations are inputs, outputs and what is received, as in `Traffic.activation_bytes`. Differs: sequences count
-    at the 99th percentile of the batch's lookups, and gradients that are summed over replicas count at all.
+    """Weights, optimizer state and activations of each rank, as `evaluate` counts them.
 
     Args:
         tables: The tables.
         bounds: By table.
         machine: The machine.
         payload: Number formats on the wire.
-        with_activations: Whether activations count.
+        with_activations: Whether inputs, outputs and what is received count; gradients of replicas always do.
     """
     total = 0.0
     for table, bound in zip(tables, bounds, strict=True):
@@ -87,7 +78,8 @@ def pair_bytes(
     bags = local_batch_size * len(table.features)
     lookups = local_batch_size * table.pooling_factor * share / owners * peak_factor(table, local_batch_size)
     vectors = lookups if exchange is Exchange.ROWS else bags
-    return bags * LENGTH_BYTES + lookups * ID_BYTES, vectors * table.embedding_dim * payload.forward.num_bytes
+    pair = PairTraffic.of_counts(bags, lookups, vectors * table.embedding_dim, payload)
+    return pair.lengths + pair.ids, pair.forward
 
 
 def gradient_sum(table: EmbeddingTable, start: int, stop: int, batch_size: float) -> tuple[GradSync, float]:
@@ -102,7 +94,7 @@ def gradient_sum(table: EmbeddingTable, start: int, stop: int, batch_size: float
     Returns:
         What is expected to be fewer bytes, and the bytes of a replica.
     """
-    row_bytes = table.embedding_dim * GRADIENT_BYTES
+    row_bytes = table.embedding_dim * REDUCED_BYTES
     knots_K = table.access.ranks_K
     knots_K = np.concatenate([[start], knots_K[(knots_K > start) & (knots_K < stop)], [stop]])
     rows_I = np.diff(knots_K)
@@ -110,27 +102,3 @@ def gradient_sum(table: EmbeddingTable, start: int, stop: int, batch_size: float
     hit = float((rows_I * -np.expm1(-lookups_I / rows_I)).sum())
     dense, sparse = float((stop - start) * row_bytes), hit * (row_bytes + ID_BYTES)
     return (GradSync.SPARSE, sparse) if sparse < dense else (GradSync.DENSE, dense)
-
-
-def peak_factor(table: EmbeddingTable, local_batch_size: float) -> float:
-    """99th percentile over mean of the lookups of a rank's batch in a sequence table; 1 for pooled tables.
-
-    Samples are independent, so that the batch's sum is close to normal, the more the larger the batch; what skewness
-    is left is taken from how far the features' own 99th percentiles are out (Cornish and Fisher's expansion, to its
-    first term). One sample of one feature is at that percentile. A feature without a variance takes that of a normal
-    distribution with its 99th percentile, one without a percentile is not skewed.
-    """
-    if table.pooling is not Pooling.SEQUENCE or not table.pooling_factor or not local_batch_size:
-        return 1.0
-    variance = third_moment = 0.0
-    for feature in table.features:
-        beyond = max(0.0, (feature.pooling_p99 or 0.0) - feature.pooling_factor)
-        deviation = math.sqrt(feature.pooling_variance) or beyond / _P99_DEVIATIONS
-        variance += deviation * deviation
-        if feature.pooling_p99 is not None and deviation:
-            third_moment += deviation * deviation * deviation * (beyond / deviation - _P99_DEVIATIONS) / _P99_SKEW
-    if not variance:
-        return 1.0
-    skewness = third_moment / (variance * math.sqrt(variance)) / math.sqrt(local_batch_size)
-    deviations = max(0.0, _P99_DEVIATIONS + skewness * _P99_SKEW)
-    return 1.0 + deviations * math.sqrt(variance / local_batch_size) / table.pooling_factor

@@ -13,6 +13,7 @@ import numpy as np
 from autoshard.core import EmbeddingTable, Exchange, Pooling, Tier
 from autoshard.core.access import FloatArray
 from autoshard.core.plan import Payload
+from autoshard.evaluation.traffic import REDUCED_BYTES
 from autoshard.planners.flexshard.break_points import one_lookup, one_row
 from autoshard.planners.flexshard.equations import (
     Machine,
@@ -24,9 +25,6 @@ from autoshard.planners.flexshard.equations import (
     static_communication_s,
     static_memory_bytes,
 )
-
-#: Gradients of replicated rows are summed in fp32.
-GRADIENT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +124,7 @@ def _cost(
         bytes_per_row=static_memory_bytes(strategy, row, machine),
         bytes_per_lookup=sent_bytes if by_lookup else 0.0,
         fixed_bytes=0.0 if by_lookup else sent_bytes,
-        seconds_per_row=static_communication_s(strategy, replace(row, payload_bytes=GRADIENT_BYTES), machine),
+        seconds_per_row=static_communication_s(strategy, replace(row, payload_bytes=REDUCED_BYTES), machine),
         seconds_per_lookup=input_distribution_s(strategy, lookup, machine) + (sent_s if by_lookup else 0.0),
         fixed_s=0.0 if by_lookup else sent_s,
     )
@@ -140,7 +138,7 @@ def real_multipliers(table: EmbeddingTable) -> tuple[float, float]:
     """
     state = table.optimizer.state_bytes_per_row(table.embedding_dim)
     weights = table.embedding_dim * table.dtype.num_bytes
-    gradients = table.embedding_dim * GRADIENT_BYTES
+    gradients = table.embedding_dim * REDUCED_BYTES
     return (weights + state + gradients) / weights, (weights + state) / weights
 
 
