@@ -25,8 +25,6 @@ class MergedAccess:
         FlexShard, Sec. 4.6: the tables' distributions "are simply merged and sorted into one large distribution".
     """
 
-    profile: AccessProfile
-    """Cumulative share of all tables' lookups by access rank over all tables' rows."""
     num_tables: int
     table_I: IntArray
     rows_I: FloatArray
@@ -53,16 +51,14 @@ class MergedAccess:
         rows_I, lookups_I = np.concatenate(rows), np.concatenate(masses)
         order_I = np.argsort(-(lookups_I / rows_I), kind="stable")
         table_I, rows_I, lookups_I = table_I[order_I], rows_I[order_I], lookups_I[order_I]
+        return cls(num_tables=len(tables), table_I=table_I, rows_I=rows_I, lookups_per_row_I=lookups_I / rows_I)
+
+    def profile(self) -> AccessProfile:
+        """Cumulative share of all tables' lookups by access rank over all tables' rows."""
+        knots = np.concatenate([[0.0], np.cumsum(self.rows_I)])
         # Ends are sums of whole numbers and of shares of rows: what rounding leaves of them must not split a row.
-        knots = np.concatenate([[0.0], np.cumsum(rows_I)])
-        knots[-1] = sum(profile.num_rows for profile, _ in tables)
-        return cls(
-            profile=AccessProfile.from_masses(knots, lookups_I),
-            num_tables=len(tables),
-            table_I=table_I,
-            rows_I=rows_I,
-            lookups_per_row_I=lookups_I / rows_I,
-        )
+        knots[-1] = np.rint(knots[-1])
+        return AccessProfile.from_masses(knots, self.rows_I * self.lookups_per_row_I)
 
     def rows_within(self, num_hot_rows: float) -> FloatArray:
         """How many rows of each table are among the `num_hot_rows` most accessed rows of all; shape (T,)."""

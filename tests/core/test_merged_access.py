@@ -38,9 +38,9 @@ def test_it_is_all_rows_sorted(tables):
     merged = MergedAccess.of([(AccessProfile.from_counts(counts), weight) for counts, weight in tables])
     rows = every_row(tables)
     total = sum(weight for _, weight in tables)
-    assert merged.profile.num_rows == len(rows)
+    assert merged.profile().num_rows == len(rows)
     cumulative = np.cumsum([0.0] + [rate for rate, _ in rows]) / total
-    np.testing.assert_allclose(merged.profile.coverage(np.arange(len(rows) + 1.0)), cumulative, atol=1e-9)
+    np.testing.assert_allclose(merged.profile().coverage(np.arange(len(rows) + 1.0)), cumulative, atol=1e-9)
     for rank, (rate, _) in enumerate(rows):
         assert merged.lookups_of_row(rank) == pytest.approx(rate, rel=1e-9, abs=1e-12)
 
@@ -74,7 +74,7 @@ def test_a_threshold_counts_rows_above_it(tables, threshold):
 def test_a_cut_of_large_tables_is_at_one_rate(tables, share):
     merged = MergedAccess.of(tables)
     total_rows = sum(profile.num_rows for profile, _ in tables)
-    assert merged.profile.num_rows == total_rows
+    assert merged.profile().num_rows == total_rows
     at = share * total_rows
     within_T = merged.rows_within(at)
     assert within_T.sum() == pytest.approx(at, rel=1e-9, abs=1e-6)
@@ -82,7 +82,7 @@ def test_a_cut_of_large_tables_is_at_one_rate(tables, share):
     covered = sum(
         lookups * float(profile.coverage(rows)) for (profile, lookups), rows in zip(tables, within_T, strict=True)
     )
-    assert float(merged.profile.coverage(at)) == pytest.approx(covered / weight, rel=1e-6, abs=1e-9)
+    assert float(merged.profile().coverage(at)) == pytest.approx(covered / weight, rel=1e-6, abs=1e-9)
     # No table has a hotter row outside of the cut than another has inside.
     rate = merged.lookups_of_row(at)
     above_T = merged.rows_above(rate * (1 + 1e-6))
@@ -92,7 +92,7 @@ def test_a_cut_of_large_tables_is_at_one_rate(tables, share):
 def test_one_table_is_itself():
     profile = AccessProfile.zipf(10**6, 1.05)
     merged = MergedAccess.of([(profile, 3.0)])
-    np.testing.assert_allclose(merged.profile.coverage(profile.ranks_K), profile.cumulative_K, atol=1e-9)
+    np.testing.assert_allclose(merged.profile().coverage(profile.ranks_K), profile.cumulative_K, atol=1e-9)
     assert merged.rows_within(1000.0).tolist() == [1000.0]
 
 

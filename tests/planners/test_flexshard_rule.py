@@ -1,6 +1,7 @@
 """The paper's rule over several tables (Sec. 4.3, 4.5 and 4.6), against rows walked one by one."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,3 +116,13 @@ def test_no_budget_goes_beyond_neutral_communication(num_tiers, neutral):
     [(replicated, held)] = chosen([row_p], num_tiers, 1e12)
     assert held == 3
     assert replicated == (3 if num_tiers == 2 else 1)
+
+
+@pytest.mark.parametrize("num_tiers", [2, 3])
+def test_tables_that_nobody_looks_up_stay_row_wise(num_tiers):
+    feature = Feature(name="f", pooling_factor=0.0)
+    [idle] = [replace(table, features=(feature,)) for table in tables_of([[0.5, 0.3]])]
+    tiers = [tiers_of(idle, PRICING.machine, num_tiers)]
+    row_wise = Frontier([idle], tiers, PRICING).row_wise
+    assert paper_choice([idle], tiers, PRICING, row_wise, row_wise.memory_bytes) == row_wise
+    assert paper_choice([idle], tiers, PRICING, row_wise, row_wise.memory_bytes - 1) is None

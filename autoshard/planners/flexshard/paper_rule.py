@@ -1,6 +1,6 @@
 """The break points as FlexShard's paper chooses them: rows by falling probability, over all tables.
 
-Shape suffixes: I intervals of all tables' access curves, T tables.
+Shape suffixes: I intervals of all tables' access curves, by falling probability of a row, T tables.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from autoshard.core import EmbeddingTable, Exchange
 from autoshard.core.access import FloatArray, IntArray
+from autoshard.core.merged_access import MergedAccess
 from autoshard.planners.flexshard.break_points import neutral_communication
 from autoshard.planners.flexshard.equations import Strategy
 from autoshard.planners.flexshard.frontier import TierBounds, TierChoice, whole_rows
-from autoshard.planners.flexshard.tier_costs import Pricing, TierCost, intervals
+from autoshard.planners.flexshard.tier_costs import Pricing, TierCost
 
 
 def paper_choice(
@@ -45,6 +46,8 @@ def paper_choice(
     Source:
         FlexShard, Sec. 4.3, 4.5 and 4.6.
     """
+    if not any(table.pooling_factor for table in tables):
+        return row_wise if row_wise.memory_bytes <= memory_bytes else None
     merged = _Merged.of(tables, tiers, pricing, row_wise)
     room = memory_bytes - row_wise.memory_bytes
     has_flex = any(Strategy.FLEX in allowed for allowed in tiers)
@@ -69,9 +72,7 @@ class _Merged:
     """All tables' rows as one distribution (Sec. 4.6), in intervals of rows with one probability."""
 
     tables: Sequence[EmbeddingTable]
-    table_I: IntArray
-    rows_I: FloatArray
-    lookups_I: FloatArray
+    access: MergedAccess
     neutral: dict[Strategy, FloatArray]
     """By strategy, the probability that rows of each table must exceed; infinite where it is not allowed."""
     costs_T: Sequence[dict[Strategy, TierCost]]
@@ -84,7 +85,6 @@ class _Merged:
         pricing: Pricing,
         row_wise: TierChoice,
     ) -> _Merged:
-        parts = [intervals(table) for table in tables]
         sends_rows = [bounds.tail_exchange is Exchange.ROWS for bounds in row_wise.bounds]
         neutral: dict[Strategy, FloatArray] = {}
         for strategy in (Strategy.FLEX, Strategy.DATA_PARALLEL):
@@ -95,9 +95,7 @@ class _Merged:
                     neutral[strategy][index] = neutral_communication(strategy, rows, pricing.machine)
         return cls(
             tables=tables,
-            table_I=np.repeat(np.arange(len(tables)), [len(rows_I) for rows_I, _ in parts]),
-            rows_I=np.concatenate([rows_I for rows_I, _ in parts]),
-            lookups_I=np.concatenate([lookups_I for _, lookups_I in parts]),
+            access=MergedAccess.of([(table.access, table.pooling_factor) for table in tables]),
             neutral=neutral,
             costs_T=[
                 {strategy: pricing.cost(table, strategy, Exchange.ROWS) for strategy in _TIERS} for table in tables
@@ -105,9 +103,19 @@ class _Merged:
         )
 
     @property
+    def table_I(self) -> IntArray:  # noqa: N802 - a shape suffix
+        """The table of each interval."""
+        return self.access.table_I
+
+    @property
+    def rows_I(self) -> FloatArray:  # noqa: N802 - a shape suffix
+        """Rows of each interval."""
+        return self.access.rows_I
+
+    @property
     def probability_I(self) -> FloatArray:  # noqa: N802 - a shape suffix
         """Expected lookups of a row in one sample."""
-        return self.lookups_I / self.rows_I
+        return self.access.lookups_per_row_I
 
     def is_worth(self, strategy: Strategy) -> NDArray[np.bool_]:
         """Whether rows take less time to communicate than row-wise."""
@@ -123,7 +131,7 @@ class _Merged:
 
         return np.asarray(
             self.rows_I * over_row_wise(per_row)[self.table_I]
-            + self.lookups_I * over_row_wise(per_lookup)[self.table_I]
+            + self.rows_I * self.probability_I * over_row_wise(per_lookup)[self.table_I]
         )
 
     def choice(self, row_wise: TierChoice, replicated_I: FloatArray, flexed_I: FloatArray) -> TierChoice:
@@ -159,7 +167,6 @@ def _down_to_budget(merged: _Merged, wanted_I: NDArray[np.bool_], strategy: Stra
     budget counts.
     """
     order = np.flatnonzero(wanted_I)
-    order = order[np.argsort(-merged.probability_I[order], kind="stable")]
     used = np.cumsum(np.r_[0.0, merged.more_bytes(strategy)[order]])
     within = np.flatnonzero(used <= room)
     if not len(within):
