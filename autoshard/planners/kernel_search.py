@@ -34,9 +34,9 @@ _HEURISTICS: tuple[PlacementPlanner, ...] = (
     DimGreedyPlanner(),
     SizeGreedyPlanner(),
 )
-#: Share of the time limit that starts may use. If they take longer (the first call loads a trained model), the search
-#: still gets the rest in full.
-_STARTS_SHARE = 0.3
+#: Share of the time limit that starts may use, and what the search gets at least if they take longer: the first call
+#: loads a trained model.
+_STARTS_SHARE, _LEAST_SHARE = 0.3, 0.3
 # About what the policy takes once it is loaded: seconds per item, and per item and rank. Planning took 0.07 s for 80
 # tables on 8 ranks, 0.67 s for 800 on 16, 0.72 s for 800 on 80 (CPU time of `get_planner("policy").plan`, one core of a
 # Xeon, November 2026).
@@ -59,8 +59,8 @@ def plan_by_kernel(request: PlanRequest, *, steps: int, with_policy: bool) -> Sh
     started_s = time.perf_counter()
     problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel)
     starts, models = _starts(problem, request, with_policy, started_s)
-    on_time_s = max(started_s, time.perf_counter() - _STARTS_SHARE * request.time_limit_s)
-    deadline_s = on_time_s + request.time_limit_s
+    least_s = time.perf_counter() + _LEAST_SHARE * request.time_limit_s
+    deadline_s = max(started_s + request.time_limit_s, least_s)
     result = improve(problem, starts, seed=request.seed, deadline_s=deadline_s, max_steps=steps or None)
     said = _describe(result)
     _log.info("auto: %s", said)
