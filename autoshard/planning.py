@@ -77,7 +77,7 @@ def kernel_model(topology: Topology, num_bags: int, registry: Path | None = None
     """The model that prices kernels: the first that a plugin has for the device, else the analytic one.
 
     Args:
-        topology: Names the device.
+        topology: Names the device, and may state how fast its memory is, which the analytic model goes by.
         num_bags: Bags per step and feature that the model has to be good for.
         registry: Folder of trained models; None for the default.
 
@@ -89,7 +89,11 @@ def kernel_model(topology: Topology, num_bags: int, registry: Path | None = None
         model = load(registry, topology.device, num_bags)
         if model is not None:
             return model
-    return AnalyticCostModel.for_device(topology.device)
+    return _analytic_model(topology)
+
+
+def _analytic_model(topology: Topology) -> AnalyticCostModel:
+    return AnalyticCostModel.for_device(topology.device, topology.memory_bandwidth.hbm)
 
 
 def step_models(device: str, registry: Path | None = None) -> StepModels:
@@ -142,7 +146,7 @@ def _costs_of(
     except ModelError as error:
         if isinstance(model, AnalyticCostModel):
             raise
-        analytic = AnalyticCostModel.for_device(topology.device)
+        analytic = _analytic_model(topology)
         _log.warning("%s cannot price this, so %s does: %s", model.name, analytic.name, error)
         model = analytic
     if isinstance(model, MeasuredRange) and (notes := model.notes(shards)):

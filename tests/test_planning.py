@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from autoshard import __version__
-from autoshard.core import GradSync, PlacedShard, Pooling, Shard, ShardingPlan, Tier, local_shard
+from autoshard.core import GradSync, MemoryBandwidth, PlacedShard, Pooling, Shard, ShardingPlan, Tier, local_shard
 from autoshard.core.costs import Risk
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InvalidOptionError, UnknownNameError
 from autoshard.evaluation import evaluate
 from autoshard.formats import load_topology, read_plan, write_plan
+from autoshard.formats.bundled import load_machine
 from autoshard.formats.metasyn import metasyn
 from autoshard.formats.samples import read_samples
 from autoshard.planners.greedy import CostGreedyPlanner, RandomPlanner
@@ -74,6 +75,17 @@ class TestModels:
     def test_neither(self, topology, registry):
         name = kernel_model(replace(topology, device="abacus"), 1024, registry).name
         assert name == "analytic:abacus (unknown device, priced as t4)"
+
+    def test_topologies_state_how_fast_their_memory_is(self, tables, tmp_path):
+        card = load_machine("dgx-a100", 8)
+        usual = replace(card, memory_bandwidth=MemoryBandwidth())
+        models = [kernel_model(one, 1024, tmp_path) for one in (card, usual)]
+        assert [model.name for model in models] == ["analytic:a100 (rows at 1,705 GB/s)", "analytic:a100"]
+        shards = [
+            local_shard(PlacedShard.table_wise(Shard.whole(table), 0), group_batch_size=1024) for table in tables.tables
+        ]
+        fast, slow = (model.price(model.encode(shards)) for model in models)
+        assert (fast < slow).all()
 
     def test_tables_of_a_kind_that_was_not_learned(self, tables, topology, registry, caplog):
         mean = replace(tables, tables=(replace(tables.tables[0], pooling=Pooling.MEAN), *tables.tables[1:]))

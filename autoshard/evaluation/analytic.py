@@ -42,25 +42,36 @@ class AnalyticCostModel:
         device: Key of the device kind.
         memory: What it is priced with.
         stand_in: Key of the device whose memory that is, if nothing is known of this one.
+        is_stated: Whether the memory's bandwidth is not that of the device kind.
     """
 
     device: str
     memory: DeviceMemory
     stand_in: str | None = None
+    is_stated: bool = False
 
     @classmethod
-    def for_device(cls, device: str) -> AnalyticCostModel:
-        """The model of a device kind; one that is not in `DEVICE_MEMORY` is priced as a slow GPU, and named so."""
-        if device in DEVICE_MEMORY:
-            return cls(device=device, memory=DEVICE_MEMORY[device])
-        memory = replace(DEVICE_MEMORY[UNKNOWN_DEVICE], low_factor=UNKNOWN_LOW_FACTOR, high_factor=UNKNOWN_HIGH_FACTOR)
-        return cls(device=device, memory=memory, stand_in=UNKNOWN_DEVICE)
+    def for_device(cls, device: str, gather_bytes_per_s: float | None = None) -> AnalyticCostModel:
+        """The model of a device kind; one that is not in `DEVICE_MEMORY` is priced as a slow GPU, and named so.
+
+        Args:
+            device: Its key.
+            gather_bytes_per_s: What gathers of whole rows reach, where this card's memory is not that of its kind.
+        """
+        stand_in = None if device in DEVICE_MEMORY else UNKNOWN_DEVICE
+        memory = DEVICE_MEMORY[stand_in or device]
+        if stand_in:
+            memory = replace(memory, low_factor=UNKNOWN_LOW_FACTOR, high_factor=UNKNOWN_HIGH_FACTOR)
+        if gather_bytes_per_s is not None:
+            memory = replace(memory, bytes_per_s=gather_bytes_per_s / memory.gather_share)
+        return cls(device=device, memory=memory, stand_in=stand_in, is_stated=gather_bytes_per_s is not None)
 
     @property
     def name(self) -> str:
-        """`analytic:` and the device; says so where the device is unknown."""
+        """`analytic:` and the device; says so where the device is unknown, or its memory another one."""
         unknown = f" (unknown device, priced as {self.stand_in})" if self.stand_in else ""
-        return f"analytic:{self.device}{unknown}"
+        stated = f" (rows at {self.memory.gather_bytes_per_s / 1e9:,.0f} GB/s)" if self.is_stated else ""
+        return f"analytic:{self.device}{unknown}{stated}"
 
     def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
         """Codes of single shards, shape (N, H)."""

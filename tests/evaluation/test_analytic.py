@@ -182,6 +182,16 @@ def test_is_labelled_and_its_interval_wide(device):
     assert (parts.high_ms_S >= 2.5 * parts.kernel_ms_S).all()
 
 
+def test_a_card_may_gather_faster_than_its_kind():
+    usual, fast = (AnalyticCostModel.for_device("a100", speed) for speed in (None, 2600e9))
+    # Twice the 1,300 GB/s of Neo's Appendix B: all bytes of the memory move in half of the time, launches do not.
+    assert fast.memory == replace(usual.memory, bytes_per_s=2 * usual.memory.bytes_per_s)
+    assert fast.name == "analytic:a100 (rows at 2,600 GB/s)"
+    unknown = AnalyticCostModel.for_device("abacus", 1e9)
+    assert unknown.memory.gather_bytes_per_s == pytest.approx(1e9)
+    assert unknown.name == "analytic:abacus (unknown device, priced as t4) (rows at 1 GB/s)"
+
+
 def test_unknown_devices_are_priced_as_a_slow_gpu_and_say_so():
     model = AnalyticCostModel.for_device("abacus")
     assert model.name == "analytic:abacus (unknown device, priced as t4)"

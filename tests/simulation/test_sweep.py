@@ -79,7 +79,7 @@ class TestSimulator:
         assert found.memory.static_bytes == max(rank.hbm_bytes for rank in predicted.ranks)
         assert found.memory.limit_bytes == machine.memory_bytes.hbm
         assert found.num_shards == {"table_wise": 16}
-        assert found.models["kernel"] == "analytic:a100"
+        assert found.models["kernel"] == "analytic:a100 (rows at 1,705 GB/s)"
         assert found.spread is None
 
     def test_groups_plan_for_a_group_and_synchronise(self):
