@@ -269,14 +269,18 @@ def synced_bytes(placed: PlacedShard, group_batch_size: int) -> float:
     return num_rows * shard.embedding_dim * REDUCED_BYTES
 
 
-def gradient_bytes(placed: PlacedShard, group_batch_size: int) -> float:
+def gradient_bytes(placed: PlacedShard, synced: float) -> float:
     """Bytes of gradients that each holder of a shard with several replicas collects, before they are summed.
 
     Dense those of all its rows, sparse those of the rows that the batch hit, with their ids.
+
+    Args:
+        placed: The shard.
+        synced: Its `synced_bytes`.
     """
     row_bytes = placed.shard.embedding_dim * REDUCED_BYTES
     with_ids = 1 + ID_BYTES / row_bytes if placed.grad_sync is GradSync.SPARSE else 1.0
-    return synced_bytes(placed, group_batch_size) * with_ids / len(placed.replicas[0])
+    return synced * with_ids / len(placed.replicas[0])
 
 
 def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None) -> Traffic:
@@ -306,13 +310,14 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
         if len(replicas) == 1:
             single_ER[:, list(replicas[0])] += pair_bytes_E[:, None]
             continue
+        synced = [synced_bytes(placed, plan.group_batch_size) for placed in shards]
         layout = LayoutTraffic(
             replicas=replicas,
             read_by_R=replicas_read(plan, shards[0]),
             pair_bytes_E=pair_bytes_E,
-            gradient_bytes=sum(gradient_bytes(placed, plan.group_batch_size) for placed in shards),
+            gradient_bytes=sum(map(gradient_bytes, shards, synced)),
         )
-        sync_R[layout.owners_O] += sum(synced_bytes(placed, plan.group_batch_size) for placed in shards)
+        sync_R[layout.owners_O] += sum(synced)
         layouts.append(layout)
     return Traffic(layouts=tuple(layouts), single_ER=single_ER, sync_R=sync_R)
 

@@ -133,7 +133,7 @@ class SumPrices:
             pair = PairTraffic.of(placed, local_batch, payload, lookups_factor=factor)
         num_served = (topology.world_size, topology.local_world_size, 1)[block]
         row_C[_HELD] = num_served * (pair.lengths + pair.ids + pair.forward)
-        row_C[_HELD] += gradient_bytes(placed, tables.batch_size) if num_replicas > 1 else 0.0
+        row_C[_HELD] += gradient_bytes(placed, row_C[SYNC]) if num_replicas > 1 else 0.0
         # Outputs of a rank's own copies are used where they are, and held once.
         if block != _TO_ITSELF:
             row_C[_BACK_TO_ALL if block == _TO_ALL else _BACK_TO_NODE] = pair.forward
