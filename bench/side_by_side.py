@@ -1,7 +1,8 @@
 """Planners side by side on many tasks, predicted and replayed: `python -m bench.side_by_side`.
 
-Tasks are random tables of a pool, drawn with seeds that policy training never uses. All plans of a task, the refined
-one too, are replayed in the same interleaved rounds at its end, with the ceiling.
+Tasks are random tables of a pool, drawn with seeds that policy training never uses. `auto` may cut tables and hold them
+on several ranks; all others, and the row `auto+whole`, place whole tables. All plans of a task, the refined one too,
+are replayed in the same interleaved rounds at its end, with the ceiling.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from bench.location import MsArray
 from bench.programs import run_program
 from bench.replay import Replay, replay_plans
 
-PLANNERS = "random,size-greedy,dim-greedy,lookup-greedy,torchrec,karmarkar-karp,cost-greedy,policy,auto"
-#: Kernels of the slowest rank are what is compared and replayed.
-_OPTIONS = {"auto": {"objective": "kernel"}}
+#: `auto` as it searches whole tables by the kernels of the slowest rank, which is what all others but `auto` do.
+WHOLE = "auto+whole"
+_WHOLE_OPTIONS = {"auto": {"objective": "kernel"}}
+PLANNERS = f"random,size-greedy,dim-greedy,lookup-greedy,torchrec,karmarkar-karp,cost-greedy,policy,{WHOLE},auto"
 _BASELINE = "random"
 _FIRST_SEED = 1000
-#: Whose plan is refined, and the row of what comes out.
-_REFINABLE, REFINED = "auto", "auto+refine"
+#: The row of what comes out where the plan of `WHOLE` is refined.
+REFINED = "auto+refine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class PlannerMeans:
     planner: str
     predicted_max_ms: float
     predicted_balance: float
+    predicted_step_ms: float
     measured_max_ms: float
     measured_balance: float
     below_ceiling: float
@@ -81,31 +84,35 @@ def compare_task(
 
     Args:
         request: The task.
-        planners: Their names.
-        search_s: Seconds of the long search; 0 for none.
-        num_refinements: Measurements that refine the plan of `auto`, in a row of its own; 0 for no such row.
+        planners: Their names, `WHOLE` among them or not.
+        search_s: Seconds of the long search of whole tables; 0 for none.
+        num_refinements: Measurements that refine the plan of `WHOLE`, in a row of its own; 0 for no such row.
         device: Where to measure: `auto`, `cpu` or `cuda`.
 
     Raises:
         AutoshardError: The first planner's that found no plan.
-        InvalidOptionError: If there is no plan of `auto` to refine.
+        InvalidOptionError: If there is no plan of `WHOLE` to refine.
     """
-    if num_refinements and _REFINABLE not in planners:
-        raise InvalidOptionError(f"refines the plan of {_REFINABLE}, which --planners lacks", field="--refine")
-    rows = list(compare(planners, request, options=_OPTIONS))
-    for row in rows:
-        if row.failure is not None:
-            raise row.failure
+    if num_refinements and WHOLE not in planners:
+        raise InvalidOptionError(f"refines the plan of {WHOLE}, which --planners lacks", field="--refine")
+    rows = [_planned(name, request) for name in planners]
     if num_refinements:
-        base = next(row for row in rows if row.planner == _REFINABLE)
+        base = next(row for row in rows if row.planner == WHOLE)
         rows.append(_refined(base, request, num_refinements, device))
     replay = replay_plans([row.plan for row in rows if row.plan is not None], device=device)
     searched_ms = None
     if search_s:
-        longer = replace(request, time_limit_s=search_s)
-        searched_ms = compare(["auto"], longer, options=_OPTIONS)[0].predicted_max_ms
+        searched_ms = _planned(WHOLE, replace(request, time_limit_s=search_s)).predicted_max_ms
     measured = tuple(replace(row, measured=plan) for row, plan in zip(rows, replay.plans, strict=True))
     return ComparedTask(rows=measured, replay=replay, searched_ms=searched_ms)
+
+
+def _planned(name: str, request: PlanRequest) -> ComparedPlan:
+    whole = name == WHOLE
+    row = compare(["auto" if whole else name], request, options=_WHOLE_OPTIONS if whole else None)[0]
+    if row.failure is not None:
+        raise row.failure
+    return replace(row, planner=name)
 
 
 def _refined(base: ComparedPlan, request: PlanRequest, num_measurements: int, device: str) -> ComparedPlan:
@@ -135,6 +142,7 @@ def _means(name: str, rows: Sequence[ComparedPlan], tasks: Sequence[ComparedTask
         planner=name,
         predicted_max_ms=mean(cost.max_kernel_ms for cost in predicted),
         predicted_balance=mean(cost.balance for cost in predicted),
+        predicted_step_ms=mean(cost.step_ms.value for cost in predicted),
         measured_max_ms=mean(plan.max_kernel_ms for plan in measured),
         measured_balance=mean(plan.balance for plan in measured),
         below_ceiling=mean(
@@ -161,9 +169,9 @@ def main(
     num_tables: Annotated[int, typer.Option(help="Tables per task.")] = 80,
     num_tasks: Annotated[int, typer.Option(min=1, help="Tasks, with seeds 1000, 1001, ...")] = 8,
     time_limit: Annotated[float, typer.Option(help="Seconds for planners that search.")] = 0.9,
-    search_seconds: Annotated[float, typer.Option(help="Also search this long with `auto`; 0 for not.")] = 0.0,
+    search_seconds: Annotated[float, typer.Option(help="Also search whole tables this long; 0 for not.")] = 0.0,
     refine: Annotated[
-        int, typer.Option(min=0, help=f"Measurements that refine the plan of `auto`, as row `{REFINED}`; 0 for none.")
+        int, typer.Option(min=0, help=f"Measurements that refine `{WHOLE}`, as row `{REFINED}`; 0 for none.")
     ] = 0,
     device: Annotated[str, typer.Option(help="Where to measure: `auto` (a GPU if any), `cpu` or `cuda`.")] = "auto",
     as_json: JsonOption = False,
@@ -201,7 +209,7 @@ def _told(number: int, num_tasks: int, task: ComparedTask) -> str:
 
 
 def _summary(tasks: Sequence[ComparedTask]) -> dict[str, float | None]:
-    auto = [next((row for row in task.rows if row.planner == "auto"), None) for task in tasks]
+    auto = [next((row for row in task.rows if row.planner == WHOLE), None) for task in tasks]
     gaps = [
         row.predicted_max_ms / task.searched_ms - 1
         for task, row in zip(tasks, auto, strict=True)
@@ -246,6 +254,7 @@ def _rendered(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> T
         "planner": lambda row: row.planner,
         "predicted max ms": lambda row: f"{row.predicted_max_ms:.2f}",
         "predicted balance": lambda row: f"{row.predicted_balance:.3f}",
+        "predicted step ms": lambda row: f"{row.predicted_step_ms:.2f}",
         "measured max ms": lambda row: f"{row.measured_max_ms:.2f}",
         "measured balance": lambda row: f"{row.measured_balance:.3f}",
         "below ceiling": lambda row: f"{row.below_ceiling:.3f}",

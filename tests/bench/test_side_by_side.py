@@ -7,7 +7,7 @@ from autoshard.core.topology import MemoryBytes
 from autoshard.formats import load_tables, load_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs
-from bench.side_by_side import REFINED, compare_task, planner_means
+from bench.side_by_side import REFINED, WHOLE, compare_task, planner_means
 
 
 def small_request(seed, hbm_bytes=2**30):
@@ -43,12 +43,22 @@ def test_speedups_need_the_random_planner():
 
 def test_refined_plans_are_replayed_with_the_others():
     request = replace(small_request(1), time_limit_s=0.1)
-    task = compare_task(request, ["random", "auto"], num_refinements=1, device="cpu")
-    assert [row.planner for row in task.rows] == ["random", "auto", REFINED]
-    _, auto, refined = task.rows
-    assert refined.plan.shards == auto.plan.shards  # measured once, so nothing was learned
+    task = compare_task(request, ["random", WHOLE], num_refinements=1, device="cpu")
+    assert [row.planner for row in task.rows] == ["random", WHOLE, REFINED]
+    _, whole, refined = task.rows
+    assert refined.plan.shards == whole.plan.shards  # measured once, so nothing was learned
     assert "1 measurement" in refined.plan.provenance.models["refined"]
-    assert refined.measured != auto.measured
-    assert refined.planning_s > auto.planning_s
+    assert refined.measured != whole.measured
+    assert refined.planning_s > whole.planning_s
     with pytest.raises(InvalidOptionError, match="--refine"):
         compare_task(request, ["random"], num_refinements=1)
+
+
+def test_auto_may_cut_tables_and_is_replayed_beside_whole_ones():
+    request = replace(small_request(3), time_limit_s=0.2)
+    task = compare_task(request, ["random", WHOLE, "auto"], device="cpu")
+    _, whole, cut = task.rows
+    assert all(len(placed.replicas) == 1 == len(placed.replicas[0]) for placed in whole.plan.shards)
+    assert cut.plan.provenance.options["objective"] == "step"
+    assert cut.plan.predicted.step_ms.value <= whole.plan.predicted.step_ms.value
+    assert len(cut.measured.kernel_ms_per_rank) == 4
