@@ -61,8 +61,8 @@ class RankCost:
     In a plan over several replica groups the rank is number `rank` of each group, which all cost alike; `sync_ms` has
     its synchronisation with the other groups, too.
 
-    `activation_bytes` are a batch's inputs and outputs, long sequences included, and gradients of rows that are held more
-    than once; the bytes of the levels are weights, optimizer states and caches.
+    `activation_bytes` are a batch's inputs and outputs, long sequences included, and gradients of rows that are held
+    more than once; the bytes of the levels are weights, optimizer states and caches.
     """
 
     rank: int
