@@ -68,7 +68,7 @@ def test_hardly_a_table_makes_another_cheaper_for_the_model_that_ships():
     slower_NN = np.array([model.price(codes_NH + code_H) for code_H in codes_NH]) / np.maximum.outer(
         alone_ms_N, alone_ms_N
     )
-    # Of 732,736 pairs 128 take less than their costlier table, by 1.8% at most; before this was trained for, 12,148 did,
+    # Of 732,736 pairs 128 take less than their costlier table, by 1.8% at most; before this was trained for 12,148 did,
     # by 5.6% at most.
     assert (slower_NN < 1 - 1e-6).mean() < 1e-3
     assert slower_NN.min() > 0.97
