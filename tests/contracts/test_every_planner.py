@@ -223,6 +223,7 @@ def is_loose(request):
     )
     needed = sum(table.hbm_bytes for table in tables) + 10 * batch_bytes
     least = min(request.topology.memory_of(rank).hbm for rank in range(request.topology.world_size))
+    least -= request.options.get("reserved_bytes", 0)
     return least >= needed and all(table.constraints == Constraints() for table in tables)
 
 
