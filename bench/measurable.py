@@ -48,6 +48,12 @@ def check_measurable(shard: LocalShard, *, on_cuda: bool) -> None:
         raise InvalidTableError(
             f"must be above 0 for rows in host memory, got {shard.cache_bytes}", field=f"{shard.table}.cache_bytes"
         )
+    if shard.level is MemoryLevel.DDR and (shard.cache_policy != "lru" or shard.cache_dtype is not None):
+        raise InvalidTableError(
+            "the benchmark measures caches that drop least recently used rows and hold them as they are stored, got "
+            f"{shard.cache_policy}, {shard.cache_dtype or shard.dtype}",
+            field=f"{shard.table}.cache_policy",
+        )
 
 
 def is_measurable(shard: LocalShard, *, on_cuda: bool) -> bool:

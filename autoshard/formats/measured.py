@@ -21,6 +21,8 @@ from autoshard.formats.sample_parts import damaged_samples
 MsArray = NDArray[np.float64]
 
 _IDS = ("sample_id", "set_id")
+#: Of a shard: caches are measured as FBGEMM has them by default, least recently used rows out, as they are stored.
+_NOT_MEASURED = ("access", "cache_policy", "cache_dtype")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +174,7 @@ def _measured_row(measured: MeasuredShard) -> dict[str, Any]:
 
 
 def _shard_row(shard: LocalShard) -> dict[str, Any]:
-    row = {item.name: getattr(shard, item.name) for item in fields(shard) if item.name != "access"}
+    row = {item.name: getattr(shard, item.name) for item in fields(shard) if item.name not in _NOT_MEASURED}
     for name in ("dtype", "pooling", "optimizer", "output", "update", "level"):
         row[name] = str(row[name])
     return row | {

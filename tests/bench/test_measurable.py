@@ -48,6 +48,8 @@ def test_rows_behind_a_cache_need_its_size(make_shard):
         check_measurable(make_shard(level=MemoryLevel.DDR), on_cuda=True)
     cached = make_shard(level=MemoryLevel.DDR, cache_bytes=2**20)
     assert is_measurable(cached, on_cuda=True)
+    with pytest.raises(InvalidTableError, match=r"t\.cache_policy: .* got lfu, fp32"):
+        check_measurable(make_shard(level=MemoryLevel.DDR, cache_bytes=2**20, cache_policy="lfu"), on_cuda=True)
     assert num_draws(cached) > num_draws(make_shard()) == 1
 
 
