@@ -199,6 +199,8 @@ def test_tables_that_fit_no_rank_are_cut(draw_task, make_topology, make_request)
     task = (tables, make_topology(4, int(0.6 * largest)))
     found = search_steps(make_request(task, time_limit_s=SECONDS), STEPS)
     validate_plan(found.plan)
+    held = [placed for placed in found.plan.shards if placed.shard.table.hbm_bytes == largest]
+    assert len(held) > 1 or len(held[0].replicas[0]) > 1
 
 
 def test_tables_that_fit_no_device_go_behind_caches(draw_task, two_nodes, make_request, costs):
