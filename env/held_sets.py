@@ -2,7 +2,7 @@
 
 Shape suffixes: W ways to hold a part (on one rank, then each shared tier), F parts of all tasks and one more, E
 episodes, D some of them, R ranks, S sets (R * E), H width of a code, X width of the fusion network's hidden layer, O
-outputs (forward, backward), C what sets are known by besides traits (own times, number of shards), Y = C + X, K the
+outputs (forward, backward), C what sets are known by besides traits (own times, number of shards), Y = H + X, K the
 logarithms of C and a 1 after them.
 """
 
@@ -23,16 +23,17 @@ from costmodel.weights import MAX_LOG_FUSION, NUM_OUTPUTS, SET_HIDDEN, TRAIT_WID
 FloatArray = NDArray[np.floating]
 IntArray = NDArray[np.int64]
 
-#: What is made of so many stays within a core's cache, beside all that is kept: steps of 256 episodes on 8 ranks take
-#: 0.36 ms, and 0.38 ms with twice as many (2 cores of a Xeon at a load of 4, November 2026).
-_SETS_AT_ONCE = 1024
+#: What is made of so many stays within a core's cache: steps of 256 episodes on 8 ranks take 0.36 and 0.38 ms with 1,024
+#: and 2,048 on a Xeon at a load of 4, and 0.326 and 0.314 ms on a quiet EPYC (November 2026).
+_SETS_AT_ONCE = 2048
 #: Columns of a code: own times, then the number of shards.
 _KNOWN = slice(TRAIT_WIDTH, COUNT + 1)
-_NUM_KNOWN = NUM_OUTPUTS + 1
 
 
 class HeldSets:
     """Sums of codes by episode and rank, and their prices by any cost model.
+
+    `bring_up` names a part for each episode; it is what `hold`, `share` and `price_with` are about until the next call.
 
     Args:
         model: Prices sums of codes.
@@ -42,11 +43,13 @@ class HeldSets:
 
     Attributes:
         codes_ERH: What each rank holds; read-only to others.
+        item_EH: Codes of the parts that are up, as they are on one rank; read-only to others.
     """
 
     def __init__(self, model: CostModel, codes_WFH: CodeArray, num_episodes: int, num_ranks: int) -> None:
         self._model, self._codes_WFH, self._shape_RE = model, codes_WFH, (num_ranks, num_episodes)
         self.codes_ERH = np.zeros((num_episodes, num_ranks, codes_WFH.shape[-1]), dtype=np.float32)
+        self.bring_up(np.full(num_episodes, codes_WFH.shape[1] - 1))
 
     @staticmethod
     def of(model: CostModel, codes_WFH: CodeArray, num_episodes: int, num_ranks: int) -> HeldSets:
@@ -60,30 +63,33 @@ class HeldSets:
         self.codes_ERH[episodes_D] = 0
 
     def branch(self, sources_E: IntArray) -> None:
-        """Makes each episode e hold what episode `sources_E[e]` does."""
+        """Makes each episode e stand where episode `sources_E[e]` does."""
         self.codes_ERH[:] = self.codes_ERH[sources_E]
+        self.bring_up(self._part_E[sources_E])
 
-    def hold(self, episodes_D: IntArray, ranks_D: IntArray, part_D: IntArray) -> None:
-        """Puts a part on one rank of each of these episodes, none of them named twice."""
+    def bring_up(self, part_E: IntArray) -> None:
+        """Has a part come up in every episode; the last of all parts, which is nothing, where none does."""
+        self._part_E = part_E.copy()
+        self.item_EH = self._codes_WFH[0].take(part_E, axis=0)
+
+    def hold(self, episodes_D: IntArray, ranks_D: IntArray) -> None:
+        """Puts the part that is up on one rank of each of these episodes, named in order."""
         num_ranks, num_episodes = self._shape_RE
-        _add_rows(
-            self.codes_ERH.reshape(num_episodes * num_ranks, -1),
-            episodes_D * num_ranks + ranks_D,
-            self._codes_WFH[0].take(part_D, axis=0),
-        )
+        place_D = episodes_D * num_ranks + ranks_D
+        _add_rows(self.codes_ERH.reshape(num_episodes * num_ranks, -1), place_D, _of(self.item_EH, episodes_D))
 
-    def share(self, episodes_D: IntArray, tier_D: IntArray, part_D: IntArray) -> None:
-        """Has all ranks of each of these episodes, none of them named twice, hold a part by a shared tier."""
-        self.codes_ERH[episodes_D] += self._codes_WFH[1 + tier_D, part_D][:, None]
+    def share(self, episodes_D: IntArray, tier_D: IntArray) -> None:
+        """Has all ranks of each of these episodes, named in order, hold the part that is up by a shared tier."""
+        self.codes_ERH[episodes_D] += self._codes_WFH[1 + tier_D, self._part_E[episodes_D]][:, None]
 
-    def price_with(self, part_E: IntArray, way: int = 0) -> FloatArray:
-        """Kernel time in milliseconds of every rank if it held a part more, shape (R, E).
+    def price_with(self, way: int = 0) -> FloatArray:
+        """Kernel time in milliseconds of every rank if it held the part that is up, too; shape (R, E).
 
         Args:
-            part_E: Parts.
             way: 0 for parts as they are on one rank, 1 + k for what shared tier k gives to each rank.
         """
-        codes_ERH = self.codes_ERH + self._codes_WFH[way].take(part_E, axis=0)[:, None]
+        added_EH = self._codes_WFH[way].take(self._part_E, axis=0) if way else self.item_EH
+        codes_ERH = self.codes_ERH + added_EH[:, None]
         return self._model.price(codes_ERH.reshape(-1, codes_ERH.shape[-1])).reshape(self._shape_RE[::-1]).T
 
 
@@ -109,12 +115,13 @@ class _LearnedSets(HeldSets):
     """
 
     def __init__(self, model: LearnedCostModel, codes_WFH: CodeArray, num_episodes: int, num_ranks: int) -> None:
-        super().__init__(model, codes_WFH, num_episodes, num_ranks)
         head = model.set_head
         (first, first_bias), (last, last_bias) = head.fusion
         # What is needed of a part lies side by side, for it comes from far.
         hidden_WFX = codes_WFH[..., :TRAIT_WIDTH] @ first[:TRAIT_WIDTH]
-        self._parts_WFY = np.concatenate([codes_WFH[..., _KNOWN], hidden_WFX], axis=-1)
+        self._parts_WFY = np.concatenate([codes_WFH, hidden_WFX], axis=-1)
+        self._width = codes_WFH.shape[-1]
+        super().__init__(model, self._parts_WFY[..., : self._width], num_episodes, num_ranks)
         of_count, of_own = first[TRAIT_WIDTH], first[TRAIT_WIDTH + 1 :]
         self._of_logs_KX = torch.from_numpy(np.vstack([of_own, of_count, first_bias]))
         self._last_OX, self._last_bias_O11 = torch.from_numpy(last.T.copy()), last_bias[:, None, None]
@@ -161,23 +168,28 @@ class _LearnedSets(HeldSets):
         hidden_REX = self._by_rank()
         hidden_REX[:] = hidden_REX[:, sources_E]
 
-    def hold(self, episodes_D: IntArray, ranks_D: IntArray, part_D: IntArray) -> None:
-        super().hold(episodes_D, ranks_D, part_D)
+    def bring_up(self, part_E: IntArray) -> None:
+        self._part_E = part_E.copy()
+        self._item_EY = self._parts_WFY[0].take(part_E, axis=0)
+        self.item_EH = self._item_EY[:, : self._width]
+
+    def hold(self, episodes_D: IntArray, ranks_D: IntArray) -> None:
+        super().hold(episodes_D, ranks_D)
         place_D = ranks_D * self._shape_RE[1] + episodes_D
-        _add_rows(self._hidden_SX.numpy(), place_D, self._parts_WFY[0].take(part_D, axis=0)[:, _NUM_KNOWN:])
+        _add_rows(self._hidden_SX.numpy(), place_D, _of(self._item_EY, episodes_D)[:, self._width :])
 
-    def share(self, episodes_D: IntArray, tier_D: IntArray, part_D: IntArray) -> None:
-        super().share(episodes_D, tier_D, part_D)
-        self._by_rank()[:, episodes_D] += self._parts_WFY[1 + tier_D, part_D, _NUM_KNOWN:]
+    def share(self, episodes_D: IntArray, tier_D: IntArray) -> None:
+        super().share(episodes_D, tier_D)
+        self._by_rank()[:, episodes_D] += self._parts_WFY[1 + tier_D, self._part_E[episodes_D], self._width :]
 
-    def price_with(self, part_E: IntArray, way: int = 0) -> FloatArray:
-        parts_EY = self._parts_WFY[way].take(part_E, axis=0)
-        known_CRE = np.add(self.codes_ERH[..., _KNOWN].T, parts_EY[:, :_NUM_KNOWN].T[:, None], order="C")
+    def price_with(self, way: int = 0) -> FloatArray:
+        added_EY = self._parts_WFY[way].take(self._part_E, axis=0) if way else self._item_EY
+        known_CRE = np.add(self.codes_ERH[..., _KNOWN].T, added_EY[:, _KNOWN].T[:, None], order="C")
         is_empty_RE = known_CRE[-1] < 0.5
         np.maximum(known_CRE, self._least_C11, out=known_CRE)
         known_CRE += self._overhead_C11
         own_ORE, count_RE = known_CRE[:-1], known_CRE[-1]
-        times_ORE = self._fusion(known_CRE, torch.from_numpy(parts_EY[:, _NUM_KNOWN:]))
+        times_ORE = self._fusion(known_CRE, torch.from_numpy(added_EY[:, self._width :]))
         times_ORE /= count_RE
         times_ORE += self._last_bias_O11
         np.tanh(times_ORE, out=times_ORE)
@@ -201,6 +213,11 @@ class _LearnedSets(HeldSets):
             torch.mm(self._last_OX, block.with_XS, out=block.fusion_OS)
         fusion_ORE: NDArray[np.float32] = self._fusion_OS.numpy().reshape(-1, *self._shape_RE)
         return fusion_ORE
+
+
+def _of(rows_EY: FloatArray, episodes_D: IntArray) -> FloatArray:
+    """Rows of some episodes, named in order; as they are if these are all."""
+    return rows_EY if len(episodes_D) == len(rows_EY) else rows_EY.take(episodes_D, axis=0)
 
 
 def _add_rows(sums: NDArray[np.float32], place_D: IntArray, rows: NDArray[np.float32]) -> None:

@@ -89,9 +89,9 @@ class PlacementBatch:
         self._even_ms_P = np.array([task.even_ms for task in tasks])
         # Products are faster than quotients.
         self._per_even_ms_P = (1 / self._even_ms_P).astype(np.float32)
+        self._per_item_scale_P1 = np.array([[1 / task.item_scale] for task in tasks], dtype=np.float32)
         self._per_rank_scale_P1 = np.array([[1 / task.rank_scale] for task in tasks], dtype=np.float32)
         self._per_byte_PR = 1 / np.maximum(self._stack.capacity_PR, 1)
-        self._items_FH = _scaled_items(self._stack)
         self._remaining_F1 = self._stack.remaining_F[:, None].astype(np.float32)
         self._kinds_EAZ = np.tile(self._stack.kinds_AZ, (num_episodes, 1, 1))
         self._may_be_forbidden = not self._stack.may_FA.all()
@@ -104,6 +104,7 @@ class PlacementBatch:
         self._part_E = np.full(num_episodes, stack.end)
         # Of the tasks that the episodes play.
         self._per_even_ms_E = np.ones(num_episodes, dtype=np.float32)
+        self._per_item_scale_E1 = np.ones((num_episodes, 1), dtype=np.float32)
         self._per_rank_scale_E1 = torch.ones((num_episodes, 1))
         self._per_byte_ER = np.ones((num_episodes, stack.num_ranks))
         # Ranks first: numpy is slow at short rows.
@@ -128,6 +129,7 @@ class PlacementBatch:
         self.task_E[episodes_D] = tasks_D
         self._part_E[episodes_D] = self._stack.first_P[tasks_D]
         self._per_even_ms_E[episodes_D] = self._per_even_ms_P[tasks_D]
+        self._per_item_scale_E1[episodes_D] = self._per_item_scale_P1[tasks_D]
         self._per_rank_scale_E1.numpy()[episodes_D] = self._per_rank_scale_P1[tasks_D]
         self._per_byte_ER[episodes_D] = self._per_byte_PR[tasks_D]
         self._cost_ms_RE[:, episodes_D] = 0
@@ -166,13 +168,14 @@ class PlacementBatch:
             parts.append(part_P)
             part_P = stack.after_F[part_P]
         part_NP = np.array(parts)
-        return self._items_FH[part_NP], self._remaining_F1[part_NP]
+        return stack.codes_WFH[0, part_NP] * self._per_item_scale_P1, self._remaining_F1[part_NP]
 
     def observe(self) -> Observation:
         """What every episode's agent sees; as PlacementEnv, with E in front."""
         part_E = self._part_E
+        self._held.bring_up(part_E)
         return {
-            ITEM_CODE: self._items_FH.take(part_E, axis=0),
+            ITEM_CODE: self._held.item_EH * self._per_item_scale_E1,
             REMAINING: self._remaining_F1.take(part_E, axis=0),
             CHOICE_CODES: self._choice_codes(),
             CHOICE_COSTS: self._choice_costs(),
@@ -193,7 +196,7 @@ class PlacementBatch:
 
     def _choice_costs(self) -> FloatArray:
         stack, num_ranks, per_even_ms_E = self._stack, self._stack.num_ranks, self._per_even_ms_E
-        self._with_item_ms_RE = self._held.price_with(self._part_E)
+        self._with_item_ms_RE = self._held.price_with()
         costs_RCE = np.empty((num_ranks, NUM_COST_COLUMNS, self.num_episodes), dtype=np.float32)
         np.multiply(self._cost_ms_RE, per_even_ms_E, out=costs_RCE[:, CostColumn.AS_IS])
         np.multiply(self._with_item_ms_RE, per_even_ms_E, out=costs_RCE[:, CostColumn.WITH_ITEM])
@@ -216,7 +219,7 @@ class PlacementBatch:
         costs_EAC = np.empty((*room_EA.shape, NUM_COST_COLUMNS), dtype=np.float32)
         costs_EAC[...] = (self._cost_ms_RE.max(axis=0) * self._per_even_ms_E)[:, None, None]
         for tier in range(self._stack.num_tiers):
-            self._with_tier_ms_KRE[tier] = self._held.price_with(self._part_E, 1 + tier)
+            self._with_tier_ms_KRE[tier] = self._held.price_with(1 + tier)
             slowest_E1 = (self._with_tier_ms_KRE[tier].max(axis=0) * self._per_even_ms_E)[:, None]
             costs_EAC[:, tier, CostColumn.WITH_ITEM : CostColumn.ROOM] = slowest_E1
         costs_EAC[..., CostColumn.ROOM] = room_EA
@@ -267,10 +270,10 @@ class PlacementBatch:
         if stack.num_tiers:
             is_shared_D = choice_D >= num_ranks
             shared_D, tier_D = episodes_D[is_shared_D], choice_D[is_shared_D] - num_ranks
-            self._held.share(shared_D, tier_D, part_D[is_shared_D])
+            self._held.share(shared_D, tier_D)
             self._cost_ms_RE[:, shared_D] = self._with_tier_ms_KRE[tier_D, :, shared_D].T
-            episodes_D, part_D, choice_D = episodes_D[~is_shared_D], part_D[~is_shared_D], choice_D[~is_shared_D]
-        self._held.hold(episodes_D, choice_D, part_D)
+            episodes_D, choice_D = episodes_D[~is_shared_D], choice_D[~is_shared_D]
+        self._held.hold(episodes_D, choice_D)
         self._cost_ms_RE[choice_D, episodes_D] = self._with_item_ms_RE[choice_D, episodes_D]
 
     def _finish(self, episodes_D: IntArray) -> FinishedEpisodes:
@@ -282,10 +285,10 @@ class PlacementBatch:
         held_DR = capacity_DR - self._lookahead.free_ER[episodes_D]
         num_forbidden_D = self._num_forbidden_E[episodes_D]
         is_feasible_D = (held_DR <= capacity_DR).all(axis=1) & (num_forbidden_D == 0)
-        placed = []
+        placed, num_parts_P = [], self._stack.num_parts_P.tolist()
         for index, (task_index, choice_M) in enumerate(zip(tasks_D.tolist(), self._choice_EM[episodes_D], strict=True)):
             task = self.tasks[task_index]
-            placed.append(task.parts.placed(task.problem, choice_M[: task.parts.num_parts]))
+            placed.append(task.parts.placed(task.problem, choice_M[: num_parts_P[task_index]]))
             if self.reward_ms is not None and is_feasible_D[index]:
                 cost_ms_DR[index] = self.reward_ms(*placed[-1])
         objective_ms_D = cost_ms_DR.max(axis=1)
@@ -314,13 +317,6 @@ def _none_finished(num_ranks: int) -> FinishedEpisodes:
         is_feasible_D=none_D.astype(np.bool_),
         rewards_D=none_D,
     )
-
-
-def _scaled_items(stack: TaskStack) -> FloatArray:
-    """What is shown of the parts, shape (F, H)."""
-    scale_P = [task.item_scale for task in stack.tasks]
-    scale_F = np.append(np.repeat(scale_P, stack.num_parts_P), 1)
-    return stack.codes_WFH[0] * (1 / scale_F[:, None]).astype(np.float32)
 
 
 def _slowest_others(cost_RE: FloatArray) -> FloatArray:

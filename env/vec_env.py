@@ -143,6 +143,8 @@ class PlacementVecEnv(VecEnv):
 
     def _next_task(self, episode: int) -> int:
         """The task that follows in an episode's group; those that all of the group have begun are forgotten."""
+        if self._num_rollouts == 1:
+            return self._draw()
         group, place = divmod(episode, self._num_rollouts)
         ahead, taken = self._ahead[group], self._num_taken[group]
         if taken[place] == len(ahead):

@@ -26,9 +26,11 @@ def assert_priced(held, model, expected_ERH, codes_WFH, rng):
     np.testing.assert_allclose(held.codes_ERH, expected_ERH, rtol=1e-5, atol=1e-5)
     for way in range(len(codes_WFH)):
         part_E = rng.integers(NUM_PARTS, size=num_episodes)
+        held.bring_up(part_E)
+        np.testing.assert_array_equal(held.item_EH, codes_WFH[0, part_E])
         with_ERH = expected_ERH + codes_WFH[way, part_E][:, None]
         price_RE = model.price(with_ERH.reshape(-1, width)).reshape(num_episodes, num_ranks).T
-        np.testing.assert_allclose(held.price_with(part_E, way), price_RE, rtol=2e-5, atol=1e-7)
+        np.testing.assert_allclose(held.price_with(way), price_RE, rtol=2e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("num_episodes", "num_ranks"), [(1, 1), (5, 3), (700, 7), (2100, 2)])
@@ -41,14 +43,15 @@ def test_sums_and_prices_whatever_is_held(request, kind, codes_WFH, num_episodes
     assert_priced(held, model, expected_ERH, codes_WFH, rng)
     for _ in range(12):
         episodes_D = np.flatnonzero(rng.random(num_episodes) < 0.7)
-        part_D, rank_D = rng.integers(NUM_PARTS, size=len(episodes_D)), rng.integers(num_ranks, size=len(episodes_D))
+        part_E, rank_D = rng.integers(NUM_PARTS, size=num_episodes), rng.integers(num_ranks, size=len(episodes_D))
+        held.bring_up(part_E)
         if rng.random() < 0.3:
             tier_D = rng.integers(2, size=len(episodes_D))
-            held.share(episodes_D, tier_D, part_D)
-            expected_ERH[episodes_D] += codes_WFH[1 + tier_D, part_D][:, None]
+            held.share(episodes_D, tier_D)
+            expected_ERH[episodes_D] += codes_WFH[1 + tier_D, part_E[episodes_D]][:, None]
         else:
-            held.hold(episodes_D, rank_D, part_D)
-            expected_ERH[episodes_D, rank_D] += codes_WFH[0, part_D]
+            held.hold(episodes_D, rank_D)
+            expected_ERH[episodes_D, rank_D] += codes_WFH[0, part_E[episodes_D]]
         assert_priced(held, model, expected_ERH, codes_WFH, rng)
     begun_D = np.arange(num_episodes)[::2]
     held.begin(begun_D)
@@ -58,7 +61,9 @@ def test_sums_and_prices_whatever_is_held(request, kind, codes_WFH, num_episodes
 
 def test_nothing_costs_nothing(learned, codes_WFH):
     held = HeldSets.of(learned, codes_WFH, 4, 2)
-    held.hold(np.array([1]), np.array([0]), np.array([3]))
-    price_RE = held.price_with(np.full(4, NUM_PARTS - 1))
+    held.bring_up(np.full(4, 3))
+    held.hold(np.array([1]), np.array([0]))
+    held.bring_up(np.full(4, NUM_PARTS - 1))
+    price_RE = held.price_with()
     assert price_RE[0, 1] > 0
     assert np.count_nonzero(price_RE) == 1
