@@ -29,7 +29,7 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planning import make_costs
 from bench.programs import run_program
-from bench.search_runs import SCALE, draw_tables
+from bench.search_runs import SCALE
 
 AUTO = "auto"
 METASYN = "metasyn"
@@ -230,8 +230,7 @@ def _tables(name: str, topology: Topology) -> TableSet:
 
 
 def _at_scale(num_tables: int, num_ranks: int, time_limit_s: float, names: Sequence[str]) -> Comparison:
-    pool = metasyn()
-    drawn = draw_tables(pool, [0.0] * len(pool.tables), num_tables, num_ranks, 0, False)
+    drawn = metasyn().redrawn(num_tables, 0)
     topology = widened(load_topology("a100-32"), num_ranks)
     # Planners whose time grows with tables times ranks, or rows, whatever the limit.
     quick = [name for name in names if name not in {"cp-sat", "oper", "replica-groups"}]

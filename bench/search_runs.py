@@ -108,36 +108,6 @@ def _kind(level: bool) -> str:
     return "level" if level else "as drawn"
 
 
-def draw_tables(
-    pool: TableSet, costs_ms: Sequence[float], num_tables: int, num_ranks: int, seed: int, level: bool
-) -> TableSet:
-    """Tables of a task, under new names.
-
-    Args:
-        pool: What to draw from.
-        costs_ms: Price of each table of the pool alone.
-        num_tables: How many; more than the pool has are drawn with replacement.
-        num_ranks: Ranks of the task.
-        seed: Seed of the draw.
-        level: Leaves out tables that alone cost more than half of what a rank then has to do on average.
-    """
-    costs = np.asarray(costs_ms)
-    kept = np.arange(len(costs))
-    while level:
-        # Without the costliest tables, ranks have less to do.
-        fewer = kept[costs[kept] <= 0.5 * num_tables / num_ranks * costs[kept].mean()]
-        if len(fewer) in (0, len(kept)):
-            break
-        kept = fewer
-    chosen = np.random.default_rng(seed).choice(kept, num_tables, replace=num_tables > len(kept))
-    tables = []
-    for number, index in enumerate(chosen):
-        table = pool.tables[index]
-        features = tuple(replace(feature, name=f"{feature.name}_{number}") for feature in table.features)
-        tables.append(replace(table, name=f"{table.name}_{number}", features=features))
-    return replace(pool, tables=tuple(tables))
-
-
 def widened(base: Topology, num_ranks: int) -> Topology:
     """A topology with as many ranks, all in one level."""
     level: Level = replace(base.levels[-1], size=num_ranks)
@@ -166,7 +136,8 @@ class SearchBenchmark:
 
     def run(self, num_tables: int, num_ranks: int, limit_s: float, seed: int, level: bool) -> SearchRun:
         """One task: `auto` first, so that nothing it could use is there already."""
-        tables = draw_tables(self.pool, self.costs_ms, num_tables, num_ranks, seed, level)
+        pool = self.pool.level(self.costs_ms, num_tables, num_ranks) if level else self.pool
+        tables = pool.redrawn(num_tables, seed)
         request = self._request(tables, num_ranks, limit_s)
         auto_ms, auto_s = self._planned("auto", request)
         known = {"auto": auto_ms}

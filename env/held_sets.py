@@ -23,8 +23,8 @@ from costmodel.weights import MAX_LOG_FUSION, NUM_OUTPUTS, SET_HIDDEN, TRAIT_WID
 FloatArray = NDArray[np.floating]
 IntArray = NDArray[np.int64]
 
-#: What is made of so many stays within a core's cache: steps of 256 episodes on 8 ranks take 0.36 and 0.38 ms with 1,024
-#: and 2,048 on a Xeon at a load of 4, and 0.326 and 0.314 ms on a quiet EPYC (November 2026).
+#: What is made of so many stays within a core's cache: steps of 256 episodes on 8 ranks take 0.36 and 0.38 ms with half
+#: as many and with these on a Xeon at a load of 4, and 0.326 and 0.314 ms on a quiet EPYC (November 2026).
 _SETS_AT_ONCE = 2048
 #: Columns of a code: own times, then the number of shards.
 _KNOWN = slice(TRAIT_WIDTH, COUNT + 1)

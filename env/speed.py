@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from autoshard.core import CostModel, Level, Link, MemoryBytes, TableSet, Topology
 from autoshard.core.errors import AutoshardError
 from autoshard.evaluation.analytic import AnalyticCostModel
-from autoshard.formats import load_tables
+from autoshard.formats import load_tables, load_topology
 from autoshard.formats.files import atomic_write
 from autoshard.planners.placement import PlacementProblem
-from costmodel import LearnedCostModel, Registry
+from autoshard.planning import kernel_model
 from costmodel.speed import machine
 from env.observation import ACTION_MASK
 from env.placement_env import PlacementEnv
@@ -33,7 +33,7 @@ from env.task import PlacementTask
 from env.vec_env import PlacementVecEnv
 
 SCHEMA: Final = "autoshard.env_speed/1"
-_POOL, _SCALE, _DEVICE = "metasyn", 64, "cpu"
+_POOL, _SCALE, _TOPOLOGY, _DEVICE = "metasyn", 64, "cpu-8", "cpu"
 # A single environment is slow enough to be timed by few episodes.
 _SINGLE_EPISODES = 5
 
@@ -156,13 +156,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if min(options.tasks, options.tables, options.ranks, options.runs) < 1:
         parser.error("tasks, tables, ranks and runs must be at least 1")
     try:
+        pool = load_tables(_POOL).scaled(_SCALE)
         model = (
-            LearnedCostModel.load(Registry(options.registry), _DEVICE)
+            kernel_model(load_topology(_TOPOLOGY), pool.batch_size, options.registry)
             if options.cost == "learned"
             else AnalyticCostModel.for_device(_DEVICE)
         )
         problems = draw_problems(
-            load_tables(_POOL).scaled(_SCALE),
+            pool,
             model,
             num_tasks=options.tasks,
             num_tables=options.tables,

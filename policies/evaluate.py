@@ -34,7 +34,7 @@ def evaluate(
     step_updates: Annotated[int | None, typer.Option(help="As --updates, of steps.")] = None,
     auto_s: Annotated[float | None, typer.Option(help="Seconds that `auto` may search.")] = None,
     search_s: Annotated[float | None, typer.Option(help="Seconds of the search for best known plans.")] = None,
-    replay: Annotated[int, typer.Option(help="Tasks of fig8 whose plans are measured on this machine.")] = 0,
+    replay: Annotated[int, typer.Option(help="Tasks of each seed of fig8 whose plans are measured here.")] = 0,
     measured_updates: Annotated[
         int, typer.Option(help="Updates of one more curve of fig12-training, whose rewards are measured here.")
     ] = 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -196,6 +197,36 @@ class TableSet:
         drawn = np.random.default_rng(seed).choice(len(self.tables), size=num_tables, replace=False)
         return replace(self, tables=tuple(self.tables[index] for index in np.sort(drawn)))
 
+    def redrawn(self, num_tables: int, seed: int) -> TableSet:
+        """A task of any size, its tables under new names; with replacement if there are fewer tables.
+
+        Args:
+            num_tables: Size of the task, at least 1.
+            seed: Same seed, same task.
+        """
+        is_short = num_tables > len(self.tables)
+        drawn = np.random.default_rng(seed).choice(len(self.tables), size=num_tables, replace=is_short)
+        return replace(self, tables=tuple(_renamed(self.tables[index], n) for n, index in enumerate(drawn.tolist())))
+
+    def level(self, costs_ms: Sequence[float], num_tables: int, num_ranks: int) -> TableSet:
+        """The tables without those that alone cost more than half of an even share, in tasks drawn from what is left.
+
+        Args:
+            costs_ms: Price of each table alone.
+            num_tables: Tables of a task.
+            num_ranks: Ranks of a task.
+
+        Returns:
+            All tables if none would be left.
+        """
+        costs, kept = np.asarray(costs_ms), np.arange(len(self.tables))
+        while True:
+            # Without the costliest tables, ranks have less to do.
+            fewer = kept[costs[kept] <= 0.5 * num_tables / num_ranks * costs[kept].mean()]
+            if len(fewer) in (0, len(kept)):
+                return replace(self, tables=tuple(self.tables[index] for index in kept.tolist()))
+            kept = fewer
+
     def part(self, number: int, num_parts: int) -> TableSet:
         """Every `num_parts`-th table from the `number`-th on, counted from 1; parts share no table.
 
@@ -209,6 +240,11 @@ class TableSet:
             raise InvalidTableError(f"must be at least 1, got {divisor}", field="scale")
         tables = tuple(_with_rows(table, max(1, table.num_embeddings // divisor)) for table in self.tables)
         return replace(self, batch_size=max(1, self.batch_size // divisor), tables=tables)
+
+
+def _renamed(table: EmbeddingTable, number: int) -> EmbeddingTable:
+    features = tuple(replace(feature, name=f"{feature.name}_{number}") for feature in table.features)
+    return replace(table, name=f"{table.name}_{number}", features=features)
 
 
 def _with_rows(table: EmbeddingTable, num_embeddings: int) -> EmbeddingTable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,8 @@ def _plans(lab: Lab, seed: int, index: int) -> dict[str, Scored]:
     return {name: lab.plan(name, request) for name in PLANNERS}
 
 
-def _replay_task(number: int, lab: Lab) -> Numbers:
-    """Replays all plans of one task, in the same rounds as the ceiling."""
-    seed, index = divmod(number, lab.settings.num_test_tasks)
+def _replay_task(seed: int, index: int, lab: Lab) -> Numbers:
+    """Replays all plans of one task of a seed, in the same rounds as the ceiling."""
     scored = _plans(lab, seed, index)
     plans: dict[str, ShardingPlan] = {name: one.plan for name, one in scored.items() if one.plan is not None}
     replay = lab.replay(list(plans.values()))
@@ -79,8 +79,9 @@ def _measured(plan: MeasuredPlan) -> dict[str, Any]:
 
 def _parts(settings: EvaluationSettings) -> Sequence[Part]:
     seeds = [Part(f"seed-{seed}", partial(_plan_seed, seed)) for seed in range(settings.num_seeds)]
-    num_replayed = min(settings.num_replayed, settings.num_seeds * settings.num_test_tasks)
-    return [*seeds, *(Part(f"replay-{number}", partial(_replay_task, number)) for number in range(num_replayed))]
+    tasks = product(range(min(settings.num_replayed, settings.num_test_tasks)), range(settings.num_seeds))
+    replays = [Part(f"replay-{seed}-{index}", partial(_replay_task, seed, index)) for index, seed in tasks]
+    return [*seeds, *replays]
 
 
 def _plan_seed(seed: int, lab: Lab) -> Numbers:
@@ -89,10 +90,12 @@ def _plan_seed(seed: int, lab: Lab) -> Numbers:
 
 def _show(found: Found, settings: EvaluationSettings) -> Section:
     seeds = [numbers for name, numbers in found.items() if name.startswith("seed-")]
-    replays = [numbers for name, numbers in found.items() if name.startswith("replay-")]
+    replays = [
+        _joined([numbers for name, numbers in found.items() if name.startswith(f"replay-{seed}-")])
+        for seed in range(settings.num_seeds if settings.num_replayed else 0)
+    ]
     groups = {"predicted": by_planner(seeds, PLANNERS)}
     if replays:
-        # Tasks are what replays differ in, so each counts as a sample of its own.
         groups = {"measured": by_planner(replays, PLANNERS), **groups}
     balance = {
         name: {label(planner, settings): scores.balance for planner, scores in group.items()}
@@ -112,6 +115,16 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
     return Section(title=FIGURE.title, caption=_caption(settings, replays), figure=figure, tables=tables)
 
 
+def _joined(replays: Sequence[Numbers]) -> Numbers:
+    """All replays of a seed as one."""
+    return {
+        "device_name": replays[0]["device_name"],
+        "ceilings": [replay["ceiling"]["balance"] for replay in replays],
+        "tasks": [task for replay in replays for task in replay["tasks"]],
+        "predicted": [replay["predicted"] for replay in replays],
+    }
+
+
 def _caption(settings: EvaluationSettings, replays: Sequence[Numbers]) -> str:
     text = (
         f"{settings.num_tables} tables on {settings.num_ranks} ranks; policies of {write_seeds(settings.num_seeds)}, "
@@ -121,12 +134,15 @@ def _caption(settings: EvaluationSettings, replays: Sequence[Numbers]) -> str:
     )
     if not replays:
         return text
-    ceiling = Summary.of([numbers["ceiling"]["balance"] for numbers in replays])
     return (
-        f"{text} Replayed on {replays[0]['device_name']}: {len(replays)} of the tasks, all plans of a task in the same "
-        f"interleaved rounds; ranks with identical work balanced at {write_share(ceiling)} there, so no measured "
-        "balance tells more."
+        f"{text} Replayed on {replays[0]['device_name']}: {len(replays[0]['tasks'])} of the tasks of each seed, all "
+        f"plans of a task in the same interleaved rounds; ranks with identical work balanced at "
+        f"{write_share(_ceiling(replays))} there, so no measured balance tells more."
     )
+
+
+def _ceiling(replays: Sequence[Numbers]) -> Summary:
+    return Summary.of([float(np.mean(numbers["ceilings"])) for numbers in replays])
 
 
 def _predicted_table(seeds: Sequence[Numbers], settings: EvaluationSettings) -> NumberTable:
@@ -167,9 +183,10 @@ def _measured_table(replays: Sequence[Numbers], settings: EvaluationSettings) ->
     lines: list[tuple[str, ...]] = []
     for planner, scores in by_planner(replays, PLANNERS).items():
         off = [
-            abs(numbers["predicted"][planner]["max_ms"] / numbers["tasks"][0][planner]["max_ms"] - 1)
+            abs(predicted[planner]["max_ms"] / task[planner]["max_ms"] - 1)
             for numbers in replays
-            if planner in numbers["tasks"][0]
+            for predicted, task in zip(numbers["predicted"], numbers["tasks"], strict=True)
+            if planner in task
         ]
         lines.append(
             (
@@ -180,12 +197,11 @@ def _measured_table(replays: Sequence[Numbers], settings: EvaluationSettings) ->
                 write_percent(float(np.mean(off))),
             )
         )
-    ceiling = Summary.of([numbers["ceiling"]["balance"] for numbers in replays])
-    lines.append(("identical ranks (ceiling)", write_share(ceiling), *[""] * 3))
+    lines.append(("identical ranks (ceiling)", write_share(_ceiling(replays)), *[""] * 3))
     return NumberTable(
         columns=("replayed", "balance", "slowest rank, ms", f"speed-up over {RANDOM}", "prediction off by"),
         lines=tuple(lines),
-        caption="Measured, means and deviations over tasks",
+        caption="Measured, means and deviations over seeds",
     )
 
 

@@ -100,6 +100,14 @@ class Lab:
         costs = make_costs(self.pool, self.topology(self.settings.num_ranks), self.settings.registry)
         return replace(costs, kernel=self.model)
 
+    @cached_property
+    def alone_ms(self) -> Sequence[float]:
+        """Price of each of the pool's tables alone."""
+        alone_ms: list[float] = PlacementProblem.table_wise(
+            self.pool, self.topology(1), self.model
+        ).kernel_ms_N.tolist()
+        return alone_ms
+
     def topology(self, num_ranks: int, hbm_bytes: int | None = None) -> Topology:
         """Ranks of the device, with memory for the whole pool each if not told otherwise."""
         whole = sum(table.hbm_bytes for table in self.pool.tables)

@@ -78,7 +78,7 @@ class EvaluationSettings:
     num_timed: int = 5
     """Runs of each planner of which the median is taken."""
     num_replayed: int = 0
-    """Tasks whose plans are replayed on this machine; 0 for none."""
+    """Tasks of each seed whose plans are replayed on this machine; 0 for none."""
 
     def __post_init__(self) -> None:
         for name in (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from autoshard.core import TableSet
 from autoshard.report.images import NumberTable, Section
 from autoshard.report.wording import write_percent
 from costmodel.evaluation_numbers import Summary
@@ -21,39 +23,63 @@ from policies.evaluation.summaries import planner_scores, write_factor, write_se
 _PLANNERS = (COST_GREEDY, POLICY, SAMPLED, AUTO)
 
 
-def _plan_size(size: Size, seed: int, is_full: bool, lab: Lab) -> Numbers:
-    """Plans of all target tasks, by the policy of a seed; memory is nearly full where asked for."""
-    num_tables, num_ranks = size
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """Tasks of one kind.
+
+    Attributes:
+        size: Tables and ranks.
+        is_full: Whether memory is nearly full.
+        is_level: Whether tables that decide alone were left out of the pool.
+    """
+
+    size: Size
+    is_full: bool = False
+    is_level: bool = False
+
+    @property
+    def name(self) -> str:
+        """What parts call it."""
+        return f"{self.size[0]}-{self.size[1]}" + "-full" * self.is_full + "-level" * self.is_level
+
+    def title(self, settings: EvaluationSettings) -> str:
+        """What tables call it."""
+        title = f"{self.size[0]} tables on {self.size[1]} ranks"
+        title += f", memory {settings.memory_share:.0%} full" if self.is_full else ""
+        return title + (", none of which decides alone" if self.is_level else "")
+
+    def draw(self, lab: Lab, task: int) -> TableSet:
+        """A task's tables."""
+        if not self.is_level:
+            return lab.pool.sample(self.size[0], task)
+        return lab.pool.level(lab.alone_ms, *self.size).redrawn(self.size[0], task)
+
+
+def _plan(case: _Case, seed: int, lab: Lab) -> Numbers:
+    """Plans of all target tasks, by the policy of a seed."""
+    num_ranks = case.size[1]
     policies = lab.policy_registry(seed)
     tasks = []
     for task in lab.target_seeds():
-        tables = lab.pool.sample(num_tables, task)
+        tables = case.draw(lab, task)
         needed = sum(table.hbm_bytes for table in tables.tables)
-        hbm_bytes = int(np.ceil(needed / (lab.settings.memory_share * num_ranks))) if is_full else None
+        hbm_bytes = int(np.ceil(needed / (lab.settings.memory_share * num_ranks))) if case.is_full else None
         request = lab.request(tables, lab.topology(num_ranks, hbm_bytes), policies=policies)
         tasks.append(lab.plan_all(_PLANNERS, request))
     return {"tasks": tasks}
 
 
-def _cases(settings: EvaluationSettings) -> dict[str, tuple[Size, bool]]:
-    """Sizes of tasks and whether memory is nearly full, by name."""
-    small, large = settings.size, settings.large
-    return {
-        _name(small): (small, False),
-        **({_name(large): (large, False)} if large != small else {}),
-        f"{_name(small)}-full": (small, True),
-    }
-
-
-def _name(size: Size) -> str:
-    return f"{size[0]}-{size[1]}"
+def _cases(settings: EvaluationSettings) -> tuple[_Case, ...]:
+    sizes = dict.fromkeys((settings.size, settings.large))
+    level = (_Case(size=size, is_level=True) for size in sizes)
+    return *(_Case(size=size) for size in sizes), *level, _Case(size=settings.size, is_full=True)
 
 
 def _parts(settings: EvaluationSettings) -> Sequence[Part]:
     return [
-        Part(f"{name}-{seed}", partial(_plan_size, size, seed, is_full))
+        Part(f"{case.name}-{seed}", partial(_plan, case, seed))
         for seed in range(settings.num_seeds)
-        for name, (size, is_full) in _cases(settings).items()
+        for case in _cases(settings)
     ]
 
 
@@ -85,11 +111,9 @@ def over_greedy(parts: Sequence[Numbers], planner: str) -> tuple[Summary | None,
 def _show(found: Found, settings: EvaluationSettings) -> Section:
     tables = []
     above: dict[str, dict[str, Summary]] = {label(planner, settings): {} for planner in _PLANNERS[1:]}
-    for name, (size, is_full) in _cases(settings).items():
-        parts = [found[f"{name}-{seed}"] for seed in range(settings.num_seeds)]
-        title = f"{size[0]} tables on {size[1]} ranks"
-        if is_full:
-            title += f", memory {settings.memory_share:.0%} full"
+    for case in _cases(settings):
+        parts = [found[f"{case.name}-{seed}"] for seed in range(settings.num_seeds)]
+        title = case.title(settings)
         tables.append(_table(parts, settings, title))
         for planner in _PLANNERS[1:]:
             ratio = over_greedy(parts, planner)[0]
@@ -99,7 +123,8 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
         title=FIGURE.title,
         caption=f"{settings.num_target_tasks} unseen tasks of each kind, the same for all; policies of "
         f"{write_seeds(settings.num_seeds)}, trained on {settings.num_tables} tables and {settings.num_ranks} ranks "
-        "without memory limits. Below zero, the slowest rank is faster than with greedy planning on the same costs.",
+        "without memory limits. Below zero, the slowest rank is faster than with greedy planning on the same costs. "
+        "Where none decides alone, tables that cost more than half of an even share were left out of the pool.",
         figure=dot_chart(Panel(title=f"slowest rank, against {COST_GREEDY}", bars=above, is_percent=True)),
         tables=tuple(tables),
     )

@@ -5,35 +5,11 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from autoshard.formats import load_topology
-from autoshard.formats.metasyn import metasyn
 from bench.programs import run_program
-from bench.search_runs import SCALE, draw_tables, search_runs, widened
-
-
-def test_tables_are_drawn_under_new_names():
-    pool = metasyn().scaled(SCALE)
-    costs = np.ones(len(pool.tables))
-    few = draw_tables(pool, costs, 80, 8, 0, level=False)
-    many = draw_tables(pool, costs, 2000, 100, 0, level=False)
-    assert len({table.name for table in few.tables}) == 80
-    assert len({table.access for table in few.tables}) > 70
-    assert len({table.name for table in many.tables}) == 2000
-    assert draw_tables(pool, costs, 80, 8, 0, level=False) == few
-    assert draw_tables(pool, costs, 80, 8, 1, level=False) != few
-
-
-def test_level_tasks_have_no_table_that_decides_alone():
-    pool = metasyn().scaled(SCALE)
-    costs = np.arange(len(pool.tables), dtype=float) ** 3
-    drawn = draw_tables(pool, costs, 200, 40, 0, level=True)
-    cost_of = {(table.num_embeddings, table.access): cost for table, cost in zip(pool.tables, costs, strict=True)}
-    drawn_costs = [cost_of[table.num_embeddings, table.access] for table in drawn.tables]
-    assert 0 < max(drawn_costs) < 0.7 * sum(drawn_costs) / 40  # half, and what chance draws
-    assert len(draw_tables(pool, costs, 40, 40, 0, level=True).tables) == 40  # no table is that cheap
+from bench.search_runs import search_runs, widened
 
 
 def test_topologies_of_any_size():

@@ -25,6 +25,26 @@ def pool(num_tables):
     return TableSet(batch_size=4096, tables=tuple(table(f"t{index}") for index in range(num_tables)))
 
 
+def test_redrawn_tables_have_new_names_and_may_come_again():
+    few, many = pool(9).redrawn(5, seed=0), pool(9).redrawn(40, seed=0)
+    drawn = [table.name.rpartition("_")[0] for table in few.tables]
+    assert len(set(drawn)) == 5
+    assert set(drawn) <= {table.name for table in pool(9).tables}
+    assert len({table.name for table in many.tables}) == 40
+    assert len({feature.name for table in many.tables for feature in table.features}) == 40
+    assert pool(9).redrawn(5, seed=0) == few
+    assert pool(9).redrawn(5, seed=1) != few
+
+
+def test_level_pools_have_no_table_that_decides_alone():
+    tables = pool(100)
+    costs_ms = [50.0] * 5 + [4.0] * 5 + [1.0] * 90  # those of 4 ms decide only once those of 50 ms are gone
+    kept = tables.level(costs_ms, num_tables=40, num_ranks=10)
+    assert [table.name for table in kept.tables] == [table.name for table in tables.tables[10:]]
+    assert tables.level(costs_ms, num_tables=400, num_ranks=10) == tables.part(1, 1)
+    assert tables.level([1.0] * 100, num_tables=100, num_ranks=100) == tables  # no table is that cheap
+
+
 @pytest.mark.parametrize(
     ("make", "field"),
     [

@@ -18,6 +18,8 @@ def test_both_environments_are_timed(tmp_path, capsys, memory):
     assert document["batch_tables_per_s"] > 0
 
 
-def test_a_registry_without_a_model_is_told(tmp_path, capsys):
-    assert main(["--registry", str(tmp_path), "--tasks", "1", "--runs", "1"]) == 1
-    assert "no cost model named cpu has been published" in capsys.readouterr().err
+def test_a_registry_without_a_model_leaves_the_one_that_ships(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("AUTOSHARD_SHIPPED_MODELS")
+    sizes = ["--tasks", "2", "--tables", "6", "--ranks", "2", "--runs", "1"]
+    assert main(["--registry", str(tmp_path), *sizes]) == 0
+    assert "learned:cpu@" in capsys.readouterr().out

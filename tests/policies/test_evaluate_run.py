@@ -171,7 +171,7 @@ def test_replayed_plans_are_shown_beside_the_ceiling(lab, settings):
     """With the micro-benchmark on this machine: one task, all of its plans."""
     replaying = Lab(replace(settings, num_replayed=1), lab.parts.folder)
     FIGURES["fig8"].run(replaying)
-    part = replaying.parts.read("fig8/replay-0")
+    part = replaying.parts.read("fig8/replay-0-0")
     assert len(part["ceiling"]["kernel_ms"]) == 2
     assert 0 < part["ceiling"]["balance"] <= 1
     task = part["tasks"][0]
