@@ -19,7 +19,7 @@ from autoshard.planners.registry import get_planner
 from autoshard.planning import make_costs, make_plan
 from costmodel import Registry
 from costmodel.learned import LearnedCostModel
-from policies import POLICY_KIND
+from env import Objective
 from policies.choices import Items
 from policies.evaluation.parts import Numbers, PartStore
 from policies.evaluation.settings import EvaluationSettings, Size
@@ -181,11 +181,34 @@ class Lab:
 
         return self.published(f"{name}-{seed}", train)
 
-    def published(self, name: str, train: Callable[[], PlacementNetwork]) -> Path:
-        """The registry of a policy of the lab's cost model, trained and published if it is not there yet."""
+    def published(
+        self,
+        name: str,
+        train: Callable[[], PlacementNetwork],
+        *,
+        items: Items = Items.TABLES,
+        objective: Objective = Objective.BALANCE,
+        memory_fill: float | None = None,
+    ) -> Path:
+        """The registry of a policy of the lab's cost model, trained and published if it is not there yet.
+
+        Args:
+            name: What tells policies apart.
+            train: Makes its network.
+            items: What it is trained to place.
+            objective: What for.
+            memory_fill: Share of all memory that tables of its training take; None for memory without end.
+        """
         registry = Registry(self._folder / "policies" / name)
-        if registry.production_id(POLICY_KIND, self.settings.device) is None:
-            policy = TrainedPolicy(network=train(), cost=self.cost, training={"name": name})
+        if registry.production_id(items.policy_kind, self.settings.device) is None:
+            policy = TrainedPolicy(
+                network=train(),
+                cost=self.cost,
+                training={"name": name},
+                items=items,
+                objective=objective,
+                memory_fill=memory_fill,
+            )
             policy.publish(registry)
         return registry.root
 
@@ -193,9 +216,9 @@ class Lab:
         """A folder for checkpoints of a training."""
         return self._folder / "checkpoints" / name
 
-    def network(self, policies: Path) -> PlacementNetwork:
-        """The network of a policy's registry."""
-        return TrainedPolicy.load(Registry(policies), self.settings.device).network
+    def network(self, policies: Path, items: Items = Items.TABLES) -> PlacementNetwork:
+        """The network of a policy's registry, which places such items."""
+        return TrainedPolicy.load(Registry(policies), self.settings.device, items=items).network
 
     def request(
         self,

@@ -94,7 +94,10 @@ def _network(case: Case, seed: int, lab: Lab) -> PlacementNetwork:
             advance=lab.advance,
         )
 
-    return lab.network(lab.published(f"step-{case.items}-{seed}", train))
+    registry = lab.published(
+        f"step-{case.items}-{seed}", train, items=case.items, objective=Objective.STEP, memory_fill=fill
+    )
+    return lab.network(registry, case.items)
 
 
 def _plan_task(case: Case, problem: PlacementProblem, network: PlacementNetwork, lab: Lab) -> dict[str, Any]:
