@@ -38,7 +38,7 @@ _OPTION_NAMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Mean and standard deviation over seeds."""
+    """Mean and standard deviation over seeds, which are taken as all there are: squares are divided by their number."""
 
     mean: float
     deviation: float

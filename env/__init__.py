@@ -21,7 +21,7 @@ from env.observation import (
 )
 from env.placement_batch import FinishedEpisodes, PlacementBatch
 from env.placement_env import PlacementEnv
-from env.reward import Objective, kernel_score, placement_reward
+from env.reward import Objective, balances, kernel_score, placement_reward
 from env.splits import SplitBy
 from env.task import PlacementTask, RewardMs
 from env.vec_env import PlacementVecEnv
@@ -51,6 +51,7 @@ __all__ = [
     "PlacementVecEnv",
     "RewardMs",
     "SplitBy",
+    "balances",
     "kernel_score",
     "observation_space",
     "placement_reward",

@@ -128,6 +128,8 @@ def _cut(
     halves_of: dict[int, tuple[int, int]] = {}
     level = [group[0] for group in problem.members if len(group) == 1]
     for depth in range(max_splits):
+        if not level:
+            break
         below: list[int] = []
         for shard in level:
             halves = split(shards[shard], by, depth)

@@ -27,14 +27,19 @@ class Objective(StrEnum):
 def kernel_score(objective: Objective, cost_ms_ER: FloatArray, even_ms_E: FloatArray) -> FloatArray:
     """Scores of kernel times per rank, higher is better and never negative; shape (E,).
 
-    The balance is min / max, from 0 to 1 (1 if nothing costs anything). The maximum kernel time is scored as the
-    price of an even share over it, which is about 1 at best, whatever the device and the tables.
+    The maximum kernel time is scored as the price of an even share over it, which is about 1 at best, whatever the
+    device and the tables.
+    """
+    return balances(cost_ms_ER) if objective is Objective.BALANCE else time_score(even_ms_E, cost_ms_ER.max(axis=1))
+
+
+def balances(cost_ms_ER: FloatArray) -> FloatArray:
+    """Kernel time of the fastest rank over that of the slowest, shape (E,): 0 to 1, 1 where nothing costs anything.
 
     Source:
-        AutoShard Sec. 4.3 for the balance.
+        AutoShard Sec. 4.3.
     """
-    worst_ms_E = cost_ms_ER.max(axis=1)
-    return time_score(cost_ms_ER.min(axis=1) if objective is Objective.BALANCE else even_ms_E, worst_ms_E)
+    return time_score(cost_ms_ER.min(axis=1), cost_ms_ER.max(axis=1))
 
 
 def time_score(best_ms_E: FloatArray, taken_ms_E: FloatArray) -> FloatArray:

@@ -97,6 +97,7 @@ class PlacementVecEnv(VecEnv):
 
     def restore_draws(self, state: Mapping[str, Any]) -> VecEnvObs:
         """Begins the episodes of a `draw_state`, and will draw the tasks that would have followed."""
+        self._reset_seeds()
         self._rng.bit_generator.state = state["rng"]
         self._upcoming = list(state["upcoming"])
         self._ahead = [list(tasks) for tasks in state["ahead"]]

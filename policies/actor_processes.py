@@ -100,7 +100,9 @@ class ActorProcess:
         return ActorDiedError(f"process {self._process.pid} ended with exit code {self._process.exitcode}")
 
     def close(self) -> None:
-        """Ends the process, and waits until it has ended."""
+        """Ends the process, and waits until it has ended; an actor may be closed twice."""
+        if self._connection.closed:
+            return
         self._connection.close()
         self._process.terminate()
         self._process.join(_GRACE_S)

@@ -19,6 +19,7 @@ from autoshard.core.costs import MsArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.placement import PlacementProblem, RankArray
 from env import (
+    ACTION_MASK,
     CHOICE_COSTS,
     CHOICE_KINDS,
     ITEM_CODE,
@@ -140,9 +141,9 @@ def decode_beam(network: PlacementNetwork, tasks: Sequence[PlacementTask], *, wi
 
 
 def _first_of_alike(likely_EA: Tensor, observation: Tensors) -> Tensor:
-    """Minus infinity for choices that cost the same as an earlier one of their kind, and leave as much room."""
+    """Minus infinity for choices that cost the same as an earlier allowed one of their kind, and leave as much room."""
     seen_EAC = torch.cat([observation[CHOICE_COSTS], observation[CHOICE_KINDS].float()], dim=2)
-    alike_EAA = (seen_EAC[:, :, None] == seen_EAC[:, None]).all(dim=3)
+    alike_EAA = (seen_EAC[:, :, None] == seen_EAC[:, None]).all(dim=3) & (observation[ACTION_MASK] > 0)[:, None]
     return likely_EA.masked_fill(torch.tril(alike_EAA, diagonal=-1).any(dim=2), -torch.inf)
 
 

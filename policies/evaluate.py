@@ -46,7 +46,7 @@ def evaluate(
     """Trains and compares policies as AutoShard's paper does, and writes figures and tables.
 
     Parts that are finished are kept in --output: a run that was stopped goes on, and a later one adds figures. Two
-    processes may work on different figures of one folder at the same time.
+    processes may work on different figures of one folder at the same time, once it has fig8.
 
     Example:
         python -m policies.evaluate --registry registry --output evaluation --replay 10 --markdown docs/results.md

@@ -199,7 +199,7 @@ class JointTrainer(PolicyTrainer):
 
     def _identity(self) -> dict[str, Any]:
         # Prices change as the cost model does, so they identify nothing here.
-        return {**super()._identity(), "total_ms": None, "num_samples": len(self.cost.buffer)}
+        return {**super()._identity(), "total_ms": None, "even_objective_ms": None, "num_samples": self.cost.num_stored}
 
 
 def _check(options: TrainingOptions) -> None:

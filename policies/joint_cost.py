@@ -66,6 +66,7 @@ class JointCost:
         self.coverage = dataset.coverage
         self.buffer = CostBuffer(self.scaling, self.scale_ms)
         self.buffer.add_dataset(train_part)
+        self.num_stored = len(self.buffer)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.network = CostNetwork(ENCODER_HIDDEN)

@@ -58,7 +58,7 @@ class MeasuredVecEnv(VecEnvWrapper):
         on_measured: Told every placement that was measured.
 
     Raises:
-        InvalidOptionError: If whole steps are the objective.
+        InvalidOptionError: If whole steps are the objective, or items may be split.
 
     Attributes:
         num_rounds: Rounds of episodes that have ended.
@@ -82,6 +82,8 @@ class MeasuredVecEnv(VecEnvWrapper):
         super().__init__(venv)
         if venv.batch.tasks[0].objective is Objective.STEP:
             raise InvalidOptionError("measures kernels, which are not all that steps are made of", field="reward")
+        if venv.batch.may_split:
+            raise InvalidOptionError("must be model where items may be split, as tiers may", field="reward")
         self._measure, self._share, self._on_measured = measure, share, on_measured
         self._tasks: list[PlacementTask] = []
         self.num_rounds = 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from autoshard import __version__
 from autoshard.core import Provenance, ShardingPlan
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.placement import PlacementProblem, RankArray
 from autoshard.planners.planner import PlanRequest, parse_options
@@ -134,13 +134,17 @@ def _candidates(
         found.append(decode(policy.network, [task], num_samples=options.num_samples - 1, generator=generator))
     if options.beam_width > 1:
         found.append(decode_beam(policy.network, [task], width=options.beam_width))
-    return tuple(
+    candidates = tuple(
         _Candidate(problem=problem, ranks_N=ranks_N, objective_ms=float(objective_ms))
         for placements in found
-        for problem, ranks_N, objective_ms in zip(
-            placements.problems, placements.ranks, placements.objective_ms_E, strict=True
+        for problem, ranks_N, objective_ms, is_feasible in zip(
+            *(placements.problems, placements.ranks, placements.objective_ms_E, placements.is_feasible_E), strict=True
         )
+        if is_feasible
     )
+    if not candidates:
+        raise InfeasiblePlanError("the policy found no placement within the memory limits and constraints")
+    return candidates
 
 
 def _best(candidates: tuple[_Candidate, ...], task: PlacementTask, request: PlanRequest, items: Items) -> ShardingPlan:

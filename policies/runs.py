@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import autoshard
-from autoshard.core import CostModel
+from autoshard.core import CostModel, Costs
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
 from autoshard.formats.samples import read_samples
@@ -168,7 +168,7 @@ class _Run:
                 seed=options.seed,
                 measure=self._measure(),
             )
-        model = PolicyCostModel.load(self._models, device).model()
+        model = self._cost.model()
         return PolicyTrainer(
             *self._training_problems(model),
             options=options.training,
@@ -177,6 +177,18 @@ class _Run:
             measure=self._measure(),
             launcher=self._launcher(),
         )
+
+    @cached_property
+    def _cost(self) -> PolicyCostModel:
+        """The registry's cost model as it was first asked for, whatever is published meanwhile."""
+        return PolicyCostModel.load(self._models, self._options.tasks.device)
+
+    @cached_property
+    def _costs(self) -> Costs:
+        """What prices whole steps, of the same moment; kernels aside."""
+        tasks = self._options.tasks
+        topology = training_topology(tasks.device, tasks.num_ranks, sum(table.hbm_bytes for table in self._pool.tables))
+        return make_costs(self._pool, topology, self._models.root)
 
     def _measure(self) -> MeasurePlans | None:
         if self._options.training.reward is RewardSource.MODEL:
@@ -191,8 +203,7 @@ class _Run:
         tasks = self._options.tasks
         if tasks.objective is not Objective.STEP:
             return partial(items_task, items=tasks.items, objective=tasks.objective)
-        topology = training_topology(tasks.device, tasks.num_ranks, sum(table.hbm_bytes for table in self._pool.tables))
-        costs = replace(make_costs(self._pool, topology, self._models.root), kernel=model)
+        costs = replace(self._costs, kernel=model)
         return partial(items_task, items=tasks.items, objective=tasks.objective, costs=costs)
 
     def _training_problems(self, model: CostModel) -> tuple[tuple[PlacementProblem, ...], tuple[PlacementProblem, ...]]:
@@ -215,10 +226,7 @@ class _Run:
             advance=advance,
             on_evaluated=on_evaluated,
         )
-        if self._joint is not None:
-            cost = self._joint.current()
-        else:
-            cost = PolicyCostModel.load(self._models, options.tasks.device)
+        cost = self._cost if self._joint is None else self._joint.current()
         model = cost.model()
         test = self._problems(model, Split.TEST, NUM_TEST_TASKS)
         tasks = [self._as_task(model)(problem) for problem in test]

@@ -11,7 +11,7 @@ from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.feasibility import repair
 from autoshard.planners.greedy import CostGreedyPlanner, LookupGreedyPlanner, PlacementPlanner
 from autoshard.planners.placement import PlacementProblem, RankArray
-from env import PlacementTask
+from env import PlacementTask, balances
 from policies.decoding import decode
 from policies.network import PlacementNetwork
 
@@ -72,7 +72,7 @@ def score_placements(problems: Sequence[PlacementProblem], placements: Sequence[
     """Scores one placement per problem."""
     costs_ms = [problem.rank_ms(ranks_N) for problem, ranks_N in zip(problems, placements, strict=True)]
     return PlacementScore(
-        balance=float(np.mean([cost_ms_R.min() / max(cost_ms_R.max(), 1e-12) for cost_ms_R in costs_ms])),
+        balance=float(np.mean([balances(cost_ms_R[None])[0] for cost_ms_R in costs_ms])),
         max_ms=float(np.mean([cost_ms_R.max() for cost_ms_R in costs_ms])),
     )
 

@@ -294,6 +294,7 @@ class PolicyTrainer:
             "best_relative_ms": self._best_relative_ms,
             "plateau": asdict(self.plateau),
             "num_rounds": self.measured.num_rounds if self.measured is not None else 0,
+            "num_measured": self.measured.num_measured if self.measured is not None else 0,
             "draws": self.env.draw_state(),
         }
         return Checkpoint(state=state, tensors=tensors)
@@ -319,6 +320,7 @@ class PolicyTrainer:
             self.plateau = Plateau(**state["plateau"])
             if self.measured is not None:
                 self.measured.num_rounds = int(state["num_rounds"])
+                self.measured.num_measured = int(state["num_measured"])
             if self.pool is not None:
                 self.pool.begin(self.num_updates)
             self.algorithm.begin_episodes(self.env.restore_draws(state["draws"]))
@@ -340,6 +342,7 @@ class PolicyTrainer:
             "capacity_bytes": sum(int(task.problem.capacity_R.sum()) for task in self.train_tasks),
             "code_width": first.code_width,
             "total_ms": round(sum(float(task.problem.kernel_ms_N.sum()) for task in self.train_tasks), 6),
+            "even_objective_ms": round(sum(task.even_objective_ms for task in self.train_tasks), 6),
             **asdict(self.options),
         }
 

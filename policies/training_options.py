@@ -49,6 +49,9 @@ class TrainingOptions:
         for label in ("num_groups", "num_rollouts", "evaluate_every"):
             if getattr(self, label) < 1:
                 raise InvalidOptionError(f"must be at least 1, got {getattr(self, label)}", field=label)
+        learner = self.settings if self.algorithm is Algorithm.VTRACE else self.ppo
+        if self.num_rollouts == 1 and learner.compare_within_task:
+            raise InvalidOptionError("must be at least 2 to compare episodes, got 1", field="num_rollouts")
         if self.num_actors < 0:
             raise InvalidOptionError(f"must be at least 0, got {self.num_actors}", field="num_actors")
         if not 0 < self.measured_share <= 1:

@@ -31,6 +31,7 @@ from policies.evaluation.parts import Numbers
 from policies.evaluation.settings import EvaluationSettings
 from policies.evaluation.summaries import PlannerScores, planner_scores, write_factor, write_share, write_time
 from policies.evaluation.trained import NetworkPart, train_network
+from policies.scores import score_placements
 
 WHOLE: Final = "whole"
 _WITHOUT_RL: Final = "without learning: greedy on the cost model"
@@ -129,7 +130,6 @@ def _run_features(removed: str, seed: int, lab: Lab) -> Numbers:
         seed=seed,
         num_updates=lab.settings.num_updates,
         folder=lab.checkpoints(f"{_slug(f'features {removed}')}-{seed}"),
-        advance=lab.advance,
     )
     problems = lab.problems(lab.test_seeds(seed))
     placements = decode(network, [PlacementTask.of(problem) for problem in blind(problems)])
@@ -143,9 +143,7 @@ def _scored(
     tasks: list[Numbers] = []
     known = compare_seed(lab, seed)["tasks"]
     for numbers, problem, ranks_N in zip(known, problems, placements, strict=True):
-        cost_ms_R = problem.rank_ms(ranks_N)
-        max_ms = float(cost_ms_R.max())
-        own = {"max_ms": max_ms, "balance": float(cost_ms_R.min()) / max(max_ms, 1e-12)}
+        own = score_placements([problem], [ranks_N]).to_json()
         tasks.append({RANDOM: numbers[RANDOM], COST_GREEDY: numbers[COST_GREEDY], POLICY: own})
     return tasks
 

@@ -71,21 +71,17 @@ class Lab:
     Args:
         settings: What is evaluated.
         folder: Where finished parts, checkpoints and trained policies are kept.
-        advance: Told the share of a training that has just been done.
 
     Raises:
         InputError: If the pool cannot be read, or the folder is of another evaluation.
         ModelError: If the registry has no cost model of the device, or one that does not cover the pool.
     """
 
-    def __init__(
-        self, settings: EvaluationSettings, folder: Path, advance: Callable[[float], None] = lambda _: None
-    ) -> None:
+    def __init__(self, settings: EvaluationSettings, folder: Path) -> None:
         self.settings = settings
         self.parts = PartStore(folder)
         self.pool = load_tables(settings.tables).scaled(settings.scale)
         self.cost = PolicyCostModel.load(Registry(settings.registry), settings.device)
-        self.advance = advance
         self._folder = folder
         self.parts.check_identity({**settings.identity(), "cost_model": self.cost.id})
 
@@ -176,7 +172,6 @@ class Lab:
                 num_updates=self.settings.num_updates,
                 folder=self.checkpoints(f"{name}-{seed}"),
                 without=without,
-                advance=self.advance,
             )
 
         return self.published(f"{name}-{seed}", train)

@@ -3,7 +3,7 @@
     FOLDER/evaluation.json            what is evaluated
     FOLDER/parts/<figure>/<part>.json a finished part
 
-Two processes may fill one folder with different figures at the same time.
+Two processes may fill one folder with different figures at the same time, once it has `fig8`: others use its policies.
 """
 
 from __future__ import annotations

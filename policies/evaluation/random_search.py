@@ -15,6 +15,7 @@ from autoshard.core.costs import MsArray
 from autoshard.planners.placement import PlacementProblem
 from autoshard.report.images import NumberTable, Section
 from costmodel.evaluation_numbers import Summary
+from env import balances
 from policies.evaluation.charts import Line, Panel, line_chart
 from policies.evaluation.figure import Figure, Found, Part
 from policies.evaluation.heuristics import compare_seed, label, policy_levels
@@ -49,7 +50,7 @@ def _search(problem: PlacementProblem, count: int, seed: int) -> tuple[MsArray, 
     started_s = time.perf_counter()
     costs_PR = np.concatenate(list(random_costs(problem, count, seed)))
     max_ms_P = costs_PR.max(axis=1)
-    balance_P = costs_PR.min(axis=1) / np.maximum(max_ms_P, 1e-12)
+    balance_P = balances(costs_PR)
     seconds = time.perf_counter() - started_s
     return np.maximum.accumulate(balance_P), np.minimum.accumulate(max_ms_P), seconds
 

@@ -36,7 +36,7 @@ def write_results(lab: Lab, folder: Path, markdown: Path, command: str, *, image
         images: Whether images are drawn.
 
     Returns:
-        The files, but for the images in their order of writing last.
+        The files in their order of writing: numbers, page, tables, then the images.
 
     Raises:
         FormatError: If a file cannot be written.

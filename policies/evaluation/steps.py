@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from autoshard.core.errors import ModelError
-from autoshard.evaluation.evaluate import evaluate
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
 from autoshard.report.images import NumberTable, Section
 from autoshard.report.wording import write_percent
 from costmodel.evaluation_numbers import Summary
-from env import Objective, PlacementTask
+from env import Objective
 from policies.choices import Items
-from policies.decoding import decode
 from policies.evaluation.charts import Panel, dot_chart
 from policies.evaluation.figure import Figure, Found, Part
 from policies.evaluation.heuristics import label
@@ -30,7 +26,6 @@ from policies.evaluation.parts import Numbers
 from policies.evaluation.settings import EvaluationSettings
 from policies.evaluation.summaries import NONE, planner_scores, write_factor, write_seconds, write_seeds, write_time
 from policies.evaluation.trained import train_network
-from policies.joined_parts import joined
 from policies.network import PlacementNetwork
 from policies.tasks import items_task
 
@@ -73,14 +68,16 @@ def _run(name: str, seed: int, lab: Lab) -> Numbers:
     """Plans of all target tasks; `skipped` where the cost model cannot price what is placed."""
     case = CASES[name]
     try:
-        network = _network(case, seed, lab)
         problems = lab.problems(lab.target_seeds(), items=case.items, memory_fill=lab.settings.memory_share)
+        items_task(problems[0], case.items, objective=Objective.STEP, costs=lab.costs)
     except ModelError as error:
         return {"skipped": str(error), "tasks": []}
-    return {"tasks": [_plan_task(case, problem, network, lab) for problem in problems]}
+    policies = _policies(case, seed, lab)
+    return {"tasks": [_plan_task(case, problem, policies, lab) for problem in problems]}
 
 
-def _network(case: Case, seed: int, lab: Lab) -> PlacementNetwork:
+def _policies(case: Case, seed: int, lab: Lab) -> Path:
+    """The registry of a policy of such items, which is trained if it is not there yet."""
     fill = lab.settings.memory_share
 
     def train() -> PlacementNetwork:
@@ -91,21 +88,19 @@ def _network(case: Case, seed: int, lab: Lab) -> PlacementNetwork:
             num_updates=lab.settings.step_updates,
             folder=lab.checkpoints(f"step-{case.items}-{seed}"),
             as_task=partial(items_task, items=case.items, objective=Objective.STEP, costs=lab.costs),
-            advance=lab.advance,
         )
 
-    registry = lab.published(
+    return lab.published(
         f"step-{case.items}-{seed}", train, items=case.items, objective=Objective.STEP, memory_fill=fill
     )
-    return lab.network(registry, case.items)
 
 
-def _plan_task(case: Case, problem: PlacementProblem, network: PlacementNetwork, lab: Lab) -> dict[str, Any]:
-    task = items_task(problem, case.items, objective=Objective.STEP, costs=lab.costs)
+def _plan_task(case: Case, problem: PlacementProblem, policies: Path, lab: Lab) -> dict[str, Any]:
     request = lab.request(problem.tables, problem.topology)
     found = {planner: _best(planner, problem, request, lab) for planner in (case.rival, *case.others)}
-    found[POLICY] = _decoded(network, task, None, lab)
-    found[SAMPLED] = _decoded(network, task, lab.settings.num_samples, lab)
+    request = replace(request, registry=policies)
+    for name, num_samples in ((POLICY, 1), (SAMPLED, lab.settings.num_samples)):
+        found[name] = lab.plan(POLICY, request, {"items": case.items.value, "num_samples": num_samples})
     return {planner: scored.to_json() for planner, scored in found.items()}
 
 
@@ -123,29 +118,6 @@ def _options(planner: str, problem: PlacementProblem) -> tuple[Mapping[str, obje
         usual = {"tiers": 3, "count_activations": planner == FLEXSHARD}
         return usual, {**usual, "memory_budget_bytes": max(0, (room - held) // problem.num_ranks)}
     return ({}, {"extra_memory_ratio": max(0.0, room / held - 1)}) if planner == OPER else ({},)
-
-
-def _decoded(network: PlacementNetwork, task: PlacementTask, num_samples: int | None, lab: Lab) -> Scored:
-    """The likeliest plan, or the fastest of that and as many drawn ones; checked and priced as all plans are."""
-    started_s = time.perf_counter()
-    found = [decode(network, [task])]
-    if num_samples is not None:
-        found.append(decode(network, [task], num_samples=num_samples - 1, generator=torch.Generator().manual_seed(0)))
-    candidates = [
-        (float(objective_ms), problem, ranks_N)
-        for placements in found
-        for objective_ms, problem, ranks_N, is_feasible in zip(
-            *(placements.objective_ms_E, placements.problems, placements.ranks, placements.is_feasible_E), strict=True
-        )
-        if is_feasible
-    ]
-    if not candidates:
-        return Scored(plan=None, seconds=time.perf_counter() - started_s, failure="no placement within memory")
-    _, problem, ranks_N = min(candidates, key=lambda candidate: candidate[0])
-    plan = joined(problem.to_plan(ranks_N))
-    validate_plan(plan)
-    plan = replace(plan, predicted=evaluate(plan, lab.costs))
-    return Scored(plan=plan, seconds=time.perf_counter() - started_s)
 
 
 def _parts(settings: EvaluationSettings) -> Sequence[Part]:

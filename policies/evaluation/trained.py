@@ -89,7 +89,6 @@ def train_network(
     folder: Path,
     without: NetworkPart | None = None,
     as_task: Callable[[PlacementProblem], PlacementTask] = PlacementTask.of,
-    advance: Callable[[float], None] = lambda _: None,
 ) -> PlacementNetwork:
     """Trains a network, and takes the weights that did best on the validation problems.
 
@@ -101,12 +100,11 @@ def train_network(
         folder: Where checkpoints are kept; goes on from the one that is there.
         without: A part of the network that stays at zero.
         as_task: Makes tasks of problems.
-        advance: Told the share of the updates that has just been done.
     """
     trainer = PolicyTrainer(train, validation, seed=seed, as_task=as_task)
     if without is not None:
         hold_at_zero(trainer.network, without)
-    trainer.run(Budget(num_updates=num_updates), folder=folder, advance=advance)
+    trainer.run(Budget(num_updates=num_updates), folder=folder)
     return trainer.best_network
 
 
@@ -120,7 +118,6 @@ def training_curve(
     seed: int,
     num_updates: int,
     every: int,
-    advance: Callable[[float], None] = lambda _: None,
 ) -> tuple[CurvePoint, ...]:
     """Trains from random weights, and scores the network on unseen problems, at first and after every few updates.
 
@@ -133,7 +130,6 @@ def training_curve(
         seed: Of weights and of what is tried.
         num_updates: Updates.
         every: Updates between two points.
-        advance: Told the share of the updates that has just been done.
 
     Raises:
         InvalidOptionError: If rewards are to be measured and nothing that measures is installed.
@@ -151,7 +147,6 @@ def training_curve(
                 if number:
                     trainer.update()
                     training_s += time.perf_counter() - started_s
-                    advance(1 / num_updates)
                 if number % every == 0 or number == num_updates:
                     points.append(_point(trainer, training_s, tasks))
     finally:

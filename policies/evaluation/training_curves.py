@@ -38,7 +38,6 @@ def _train_seed(learner: Learner, num_updates: int, seed: int, lab: Lab) -> Numb
         seed=seed,
         num_updates=num_updates,
         every=1 if learner is Learner.MEASURED else settings.curve_every,
-        advance=lab.advance,
     )
     best = [lab.best_known(task, settings.size) for task in lab.target_seeds()]
     baselines = Baselines.of(unseen)

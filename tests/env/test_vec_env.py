@@ -87,6 +87,21 @@ def test_draws_go_on_where_a_saved_state_left_off(tasks):
         assert later.get_attr("task_index") == venv.get_attr("task_index")
 
 
+def test_a_reset_after_that_goes_on_with_the_draws_too(tasks):
+    venv = PlacementVecEnv(tasks, 2, 1)
+    venv.seed(3)
+    drawn = []
+    for _ in range(4):
+        venv.reset()
+        drawn.append((venv.draw_state(), venv.get_attr("task_index")))
+    later = PlacementVecEnv(tasks, 2, 1)
+    later.seed(3)
+    later.restore_draws(drawn[1][0])
+    for _, task_index in drawn[2:]:
+        later.reset()
+        assert later.get_attr("task_index") == task_index
+
+
 def test_it_needs_room_for_an_episode(tasks):
     with pytest.raises(InvalidOptionError, match="at least 1"):
         PlacementVecEnv(tasks, 0, 2)

@@ -194,6 +194,14 @@ class Killing(ActorProcesses):
         return actor
 
 
+def test_an_actor_may_be_closed_twice(setup):
+    actor = ActorProcesses().launch(setup)
+    pid = actor.pid
+    actor.close()
+    actor.close()
+    assert not is_alive(pid)
+
+
 def is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"

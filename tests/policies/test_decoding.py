@@ -93,6 +93,16 @@ def test_beginnings_that_end_early_are_kept_as_they_ended(cut, policy):
     assert wide.objective_ms_E[0] <= decode(policy.network, [small]).objective_ms_E[0] + 1e-6
 
 
+def test_a_beam_keeps_to_where_items_may_go(tasks, policy):
+    """Empty ranks look alike, but an item may be allowed on the last of them only."""
+    problem = tasks[1].problem
+    allowed_NR = np.ones((problem.num_items, 3), dtype=np.bool_)
+    allowed_NR[::2] = [False, False, True]
+    placements = decode_beam(policy.network, [PlacementTask.of(replace(problem, allowed_NR=allowed_NR))], width=4)
+    assert placements.is_feasible_E.all()
+    assert (placements.ranks[0][::2] == 2).all()
+
+
 def test_beams_are_checked(tasks, policy):
     with pytest.raises(InvalidOptionError, match="width"):
         decode_beam(policy.network, tasks, width=0)

@@ -156,6 +156,17 @@ def test_a_resumed_joint_training_goes_on_where_it_was(dataset, make_trainer, tm
     assert torch.allclose(run(4, tmp_path / "parts"), whole, atol=1e-6)
 
 
+def test_a_joint_training_with_measured_rewards_is_resumed(dataset, make_trainer, tmp_path):
+    def measure(plans):
+        return [np.arange(1.0, 1.0 + len(plan.local_shards())) for plan in plans]
+
+    for num_updates in (2, 3):
+        cost = JointCost(dataset, device="cpu", seed=0, updates=CostUpdates(num_updates=1, batch_size=32))
+        trainer = make_trainer(cost, measure, replace(OPTIONS, reward=RewardSource.MEASURED))
+        trainer.run(Budget(num_updates=num_updates), folder=tmp_path)
+    assert trainer.num_updates == 3
+
+
 def test_a_full_buffer_forgets_the_oldest_samples(dataset, joint_cost):
     buffer = CostBuffer(joint_cost.scaling, 1.0, size=50)
     buffer.add_dataset(dataset)

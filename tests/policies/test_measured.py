@@ -53,6 +53,12 @@ def test_a_share_of_the_rounds_is_measured(tasks):
     assert env.num_measured == 4
 
 
+def test_what_is_split_is_not_measured(tasks):
+    cut = [PlacementTask.of(task.problem, max_splits=1) for task in tasks]
+    with pytest.raises(InvalidOptionError, match="reward: must be model where items may be split"):
+        MeasuredVecEnv(PlacementVecEnv(cut, 1, 2), lookup_times)
+
+
 def test_the_same_placement_is_measured_once(tasks):
     env = MeasuredVecEnv(PlacementVecEnv(tasks, 1, 3), lookup_times)
     ((rewards_E, _),) = play(env, 1, [[0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 1]])
@@ -87,6 +93,7 @@ def test_times_of_measuring_are_told_apart_and_rounds_are_resumed(tasks, tmp_pat
     second = trainer()
     second.restore(first.checkpoint(), "here")
     assert second.measured.num_rounds == 3
+    assert second.measured.num_measured == first.measured.num_measured > 0
     assert second.times.to_json() == first.times.to_json()
 
 

@@ -204,6 +204,8 @@ def test_other_objectives_are_trained_for(train, validation, model, objective):
         ({"num_actors": -1}, "num_actors: must be at least 0"),
         ({"num_actors": 1, "algorithm": Algorithm.PPO}, "num_actors: must be 0 with ppo"),
         ({"num_actors": 1, "reward": RewardSource.MIXED}, "num_actors: must be 0 with mixed rewards"),
+        ({"num_rollouts": 1}, "num_rollouts: must be at least 2 to compare episodes"),
+        ({"num_rollouts": 1, "algorithm": Algorithm.PPO}, "num_rollouts: must be at least 2 to compare episodes"),
         ({"measured_share": 0.0}, r"measured_share: must be in \(0, 1\], got 0.0"),
     ],
 )

@@ -57,6 +57,20 @@ if __name__ == "__main__":
         train(RayActors("auto", 2))
     except ExecutionError as error:
         print("REFUSED", error)
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
+
+    @ray.remote(num_cpus=1)
+    class Busy:
+        pass
+
+    busy = Busy.remote()
+    try:
+        train(RayActors("auto", 2, start_s=20.0))
+    except ExecutionError as error:
+        print("FULL", error, ray.is_initialized())
+    ray.shutdown()
     print("LAG", on_ray.algorithm.lag.mean, on_ray.algorithm.lag.most)
 """
 
@@ -70,3 +84,4 @@ def test_actors_of_a_local_cluster_train_like_processes_even_if_one_is_killed(tm
     assert done.returncode == 0, done.stdout + done.stderr
     assert "LAG 1.5 2" in done.stdout
     assert "REFUSED auto: no Ray cluster can be reached" in done.stdout
+    assert "FULL an actor did not start within 20 s: the Ray cluster has no core free for it True" in done.stdout

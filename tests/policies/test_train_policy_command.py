@@ -7,7 +7,9 @@ from autoshard.cli import main
 from costmodel import Registry
 from policies.choices import Algorithm
 from policies.planner import PolicyPlanner
+from policies.runs import RunOptions, TaskOptions, run_training
 from policies.trained import TrainedPolicy
+from policies.training_options import Budget
 
 SMALL = ["--num-tables", "8", "--num-ranks", "2", "--num-tasks", "4", "--updates", "2"]
 
@@ -110,6 +112,19 @@ def test_it_goes_on_from_a_checkpoint(registry, tmp_path, capsys):
     assert again["training"]["num_updates"] == first["training"]["num_updates"]
     assert run(*arguments, "--seed", "1") == 2
     assert "its seed is 0, not 1" in capsys.readouterr().err
+
+
+def test_a_cost_model_that_is_published_meanwhile_waits_for_the_next_training(tmp_path, make_cost):
+    models, before, after = Registry(tmp_path), make_cost(num_bags=1024), make_cost(num_bags=2048)
+    first = models.publish("cost", "cpu", before.weights, before.card.to_json())
+    options = RunOptions(budget=Budget(num_updates=1), tasks=TaskOptions(num_tasks=4, num_tables=8, num_ranks=2))
+    run = run_training(
+        options,
+        tmp_path,
+        on_evaluated=lambda _: models.publish("cost", "cpu", after.weights, after.card.to_json()),
+    )
+    assert models.production_id("cost", "cpu") != first
+    assert run.policy.cost.id == TrainedPolicy.load(models, "cpu").cost.id == first
 
 
 @pytest.mark.parametrize(
