@@ -208,7 +208,8 @@ def _add_line(
     place: dict[str, Any] = {"row": 1, "col": column}
     if any(deviations) and not line.is_level:
         upper = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
-        lower = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
+        # Nothing that is drawn can be below 0.
+        lower = [max(0.0, mean - deviation) for mean, deviation in zip(means, deviations, strict=True)]
         figure.add_scatter(
             x=[*line.x, *reversed(line.x)],
             y=[*upper, *reversed(lower)],

@@ -16,7 +16,7 @@ from policies.evaluation.figure import Figure, Found, Part
 from policies.evaluation.lab import COST_GREEDY, LOOKUP_GREEDY, Lab
 from policies.evaluation.parts import Numbers
 from policies.evaluation.settings import EvaluationSettings
-from policies.evaluation.summaries import NONE, write_seeds
+from policies.evaluation.summaries import NONE, write_seeds, write_share
 from policies.evaluation.trained import Learner, training_curve
 from policies.scores import Baselines
 
@@ -91,11 +91,16 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
         f"{settings.num_tables} tables on {settings.num_ranks} ranks; mean and deviation over "
         f"{write_seeds(len(known))}. Rewards are predicted unless said otherwise: samples for the cost model were "
         "collected before. Scoring is not counted, the start of actors is. The best known plans are those of `auto` "
-        f"after {settings.search_s:g} s; they balance at {write_percent(best)}. AutoShard's paper: 80% balance after "
-        "454 s on four GPUs, measuring included.",
+        f"after {settings.search_s:g} s; they balance at {write_percent(best)}. {_untrained(known)} "
+        "AutoShard's paper: 80% balance after 454 s on four GPUs, measuring included.",
         figure=line_chart([_panel(curves, axis, title) for axis, title in _AXES.items()]),
         tables=(_crossing_table(curves), _time_table(curves)),
     )
+
+
+def _untrained(parts: Sequence[Numbers]) -> str:
+    first = Summary.of([relative_balance(part, part["points"][0]) for part in parts])
+    return f"Networks that have learned nothing are at {write_share(first)} of that."
 
 
 _AXES: Final = {"training_s": "seconds of training", "num_updates": "updates"}
@@ -105,7 +110,8 @@ def _panel(curves: Mapping[Learner, Sequence[Numbers]], axis: str, title: str) -
     lines = {}
     for learner, parts in curves.items():
         columns = zip(*(part["points"] for part in parts), strict=True)
-        points = [(np.mean([one[axis] for one in column]), column) for column in columns]
+        # A logarithmic axis, on which no training has no place.
+        points = [(x, column) for column in columns if (x := np.mean([one[axis] for one in column])) > 0]
         lines[str(learner)] = Line(
             x=[float(x) for x, _ in points],
             y=[
@@ -113,12 +119,13 @@ def _panel(curves: Mapping[Learner, Sequence[Numbers]], axis: str, title: str) -
                 for _, column in points
             ],
         )
-    ends = [line.x[-1] for line in lines.values()]
+    ends = min(line.x[0] for line in lines.values()), max(line.x[-1] for line in lines.values())
     for planner in (LOOKUP_GREEDY, COST_GREEDY):
         known = curves[Learner.VTRACE]
         level = Summary.of([relative_balance(part, part[planner]) for part in known])
-        lines[planner] = Line(x=(0.0, max(ends)), y=(level, level), is_level=True)
-    return Panel(title="balance over that of the best known plan", lines=lines, x_title=title, is_percent=True)
+        lines[planner] = Line(x=ends, y=(level, level), is_level=True)
+    label = "balance over that of the best known plan"
+    return Panel(title=label, lines=lines, x_title=title, x_log=True, is_percent=True)
 
 
 def _crossing_table(curves: Mapping[Learner, Sequence[Numbers]]) -> NumberTable:
