@@ -46,7 +46,7 @@ class _Case:
         """What tables call it."""
         title = f"{self.size[0]} tables on {self.size[1]} ranks"
         title += f", memory {settings.memory_share:.0%} full" if self.is_full else ""
-        return title + (", none of which decides alone" if self.is_level else "")
+        return title + (", no table decides alone" if self.is_level else "")
 
     def draw(self, lab: Lab, task: int) -> TableSet:
         """A task's tables."""
@@ -124,7 +124,7 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
         caption=f"{settings.num_target_tasks} unseen tasks of each kind, the same for all; policies of "
         f"{write_seeds(settings.num_seeds)}, trained on {settings.num_tables} tables and {settings.num_ranks} ranks "
         "without memory limits. Below zero, the slowest rank is faster than with greedy planning on the same costs. "
-        "Where none decides alone, tables that cost more than half of an even share were left out of the pool.",
+        "Where no table decides alone, those that cost more than half of an even share were left out of the pool.",
         figure=dot_chart(Panel(title=f"slowest rank, against {COST_GREEDY}", bars=above, is_percent=True)),
         tables=tuple(tables),
     )
