@@ -10,7 +10,6 @@ import numpy as np
 
 from autoshard.core import TableSet
 from autoshard.report.images import NumberTable, Section
-from autoshard.report.wording import write_percent
 from costmodel.evaluation_numbers import Summary
 from policies.evaluation.charts import Panel, dot_chart
 from policies.evaluation.figure import Figure, Found, Part
@@ -18,7 +17,7 @@ from policies.evaluation.heuristics import label
 from policies.evaluation.lab import AUTO, COST_GREEDY, POLICY, SAMPLED, Lab
 from policies.evaluation.parts import Numbers
 from policies.evaluation.settings import EvaluationSettings, Size
-from policies.evaluation.summaries import planner_scores, write_factor, write_seeds, write_time
+from policies.evaluation.summaries import planner_scores, write_seeds, write_time
 
 _PLANNERS = (COST_GREEDY, POLICY, SAMPLED, AUTO)
 
@@ -143,7 +142,7 @@ def _table(parts: Sequence[Numbers], settings: EvaluationSettings, title: str) -
             (
                 label(planner, settings),
                 write_time(scores.max_ms),
-                f"{write_factor(ratio)} ({write_percent(ratio.mean - 1, signed=True)})" if against and ratio else "",
+                f"{100 * (ratio.mean - 1):+.2f}% ± {100 * ratio.deviation:.2f}" if against and ratio else "",
                 f"{better} / {equal} / {worse}" if against else "",
                 write_time(scores.step_ms),
                 f"{scores.num_tasks - scores.num_failed} of {scores.num_tasks}",
