@@ -52,6 +52,9 @@ class JointCost:
 
     Raises:
         SampleStoreError: If there are too few samples.
+
+    Attributes:
+        num_stored: Samples of the dataset that it learns from; measured ones come on top.
     """
 
     def __init__(self, dataset: CostDataset, *, device: str, seed: int = 0, updates: CostUpdates | None = None) -> None:

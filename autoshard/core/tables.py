@@ -192,9 +192,7 @@ class TableSet:
         """
         if not 1 <= num_tables <= len(self.tables):
             raise InvalidTableError(f"must be in [1, {len(self.tables)}], got {num_tables}", field="num_tables")
-        if seed < 0:
-            raise InvalidTableError(f"must be at least 0, got {seed}", field="seed")
-        drawn = np.random.default_rng(seed).choice(len(self.tables), size=num_tables, replace=False)
+        drawn = _generator(seed).choice(len(self.tables), size=num_tables, replace=False)
         return replace(self, tables=tuple(self.tables[index] for index in np.sort(drawn)))
 
     def redrawn(self, num_tables: int, seed: int) -> TableSet:
@@ -203,16 +201,21 @@ class TableSet:
         Args:
             num_tables: Size of the task, at least 1.
             seed: Same seed, same task.
+
+        Raises:
+            InvalidTableError: If the size or the seed is too small.
         """
+        if num_tables < 1:
+            raise InvalidTableError(f"must be at least 1, got {num_tables}", field="num_tables")
         is_short = num_tables > len(self.tables)
-        drawn = np.random.default_rng(seed).choice(len(self.tables), size=num_tables, replace=is_short)
+        drawn = _generator(seed).choice(len(self.tables), size=num_tables, replace=is_short)
         return replace(self, tables=tuple(_renamed(self.tables[index], n) for n, index in enumerate(drawn.tolist())))
 
     def level(self, costs_ms: Sequence[float], num_tables: int, num_ranks: int) -> TableSet:
         """The tables without those that alone cost more than half of an even share, in tasks drawn from what is left.
 
         Args:
-            costs_ms: Price of each table alone.
+            costs_ms: Price of each table alone, in the order of the tables.
             num_tables: Tables of a task.
             num_ranks: Ranks of a task.
 
@@ -240,6 +243,12 @@ class TableSet:
             raise InvalidTableError(f"must be at least 1, got {divisor}", field="scale")
         tables = tuple(_with_rows(table, max(1, table.num_embeddings // divisor)) for table in self.tables)
         return replace(self, batch_size=max(1, self.batch_size // divisor), tables=tables)
+
+
+def _generator(seed: int) -> np.random.Generator:
+    if seed < 0:
+        raise InvalidTableError(f"must be at least 0, got {seed}", field="seed")
+    return np.random.default_rng(seed)
 
 
 def _renamed(table: EmbeddingTable, number: int) -> EmbeddingTable:

@@ -211,9 +211,9 @@ class Lab:
         """A folder for checkpoints of a training."""
         return self._folder / "checkpoints" / name
 
-    def network(self, policies: Path, items: Items = Items.TABLES) -> PlacementNetwork:
-        """The network of a policy's registry, which places such items."""
-        return TrainedPolicy.load(Registry(policies), self.settings.device, items=items).network
+    def network(self, policies: Path) -> PlacementNetwork:
+        """The network of a registry's policy of whole tables."""
+        return TrainedPolicy.load(Registry(policies), self.settings.device).network
 
     def request(
         self,

@@ -71,6 +71,8 @@ def test_level_pools_have_no_table_that_decides_alone():
         (lambda: pool(2).sample(3, seed=0), "num_tables"),
         (lambda: pool(2).sample(0, seed=0), "num_tables"),
         (lambda: pool(2).sample(1, seed=-1), "seed"),
+        (lambda: pool(2).redrawn(0, seed=0), "num_tables"),
+        (lambda: pool(2).redrawn(1, seed=-1), "seed"),
     ],
 )
 def test_impossible_values_are_refused_by_field(make, field):

@@ -182,6 +182,18 @@ def test_only_what_is_allowed_is_used(draw_task, two_nodes, make_request):
 def test_constraints_hold(mixed_task, make_request):
     found = search_steps(make_request(mixed_task, time_limit_s=SECONDS), STEPS)
     validate_plan(found.plan)
+    _, pinned, first, second, restricted, *_ = (table.name for table in mixed_task[0].tables)
+    held = [placed for placed in found.plan.shards if placed.shard.table.name == pinned]
+    assert held
+    assert {rank for placed in held for ranks in placed.replicas for rank in ranks} <= {2, 5}
+    tiers = {placed.tier for placed in found.plan.shards if placed.shard.table.name == restricted}
+    assert tiers
+    assert not tiers & {Tier.TABLE_WISE, Tier.DATA_PARALLEL}
+    on_ranks = {
+        name: {ranks for placed in found.plan.shards if placed.shard.table.name == name for ranks in placed.replicas}
+        for name in (first, second)
+    }
+    assert on_ranks[first] == on_ranks[second]
 
 
 def test_reserved_memory_stays_free(draw_task, two_nodes, make_request):
