@@ -10,7 +10,7 @@ STAMP := $(VENV)/installed-$(FLAVOUR)
 OTHER_FBGEMM := $(if $(filter cuda,$(FLAVOUR)),fbgemm-gpu-cpu,fbgemm-gpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow format lock clean
+.PHONY: help install demo test test-all coverage format lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -38,8 +38,11 @@ demo: install ## Show what it does, on a small example (writes demo/)
 test: install ## Run every check: ruff, mypy, import-linter, pytest
 	scripts/test
 
-test-slow: install ## Run the tests that take minutes
-	$(VENV)/bin/python -m pytest -m slow
+test-all: install ## Run every check and every test, also those that take minutes
+	scripts/test -m "slow or not slow"
+
+coverage: install ## Measure which branches the tests take, also in the processes that they start
+	scripts/coverage
 
 format: install ## Format the code and apply ruff's safe fixes
 	$(VENV)/bin/python -m ruff check --fix-only .

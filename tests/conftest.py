@@ -1,5 +1,10 @@
 """What all tests share: no trained models but their own; tests marked `gpu` skip themselves without a CUDA device."""
 
+import os
+
+# Before torch is imported, here and in child processes: the tests run in one process per core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import hypothesis
 import pytest
 

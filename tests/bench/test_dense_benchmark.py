@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import pytest
@@ -163,15 +162,6 @@ def test_shapes_are_measured_in_order_and_in_groups(harness):
         assert np.isfinite(one.spread)
         assert (one.num_rounds, one.num_attempts, one.is_noisy) == (3, 1, False)
         assert (one.sm_clock_mhz, one.throttle_reasons) == (0.0, "")  # a CPU tells neither
-
-
-def test_more_work_takes_longer(harness):
-    small = DenseShape(kind=DenseKind.BOTTOM_MLP, batch_size=8, widths=(64, 64))
-    large = DenseShape(kind=DenseKind.BOTTOM_MLP, batch_size=256, widths=(512, 512, 512))  # over 8,000 times the work
-    measured = harness.measure([small, large] * 5)
-    for direction in ("forward_ms", "backward_ms"):
-        small_ms, large_ms = ([getattr(one, direction) for one in measured[start::2]] for start in (0, 1))
-        assert median(large_ms) > median(small_ms)
 
 
 def test_what_spreads_too_much_is_measured_again_and_marked(settings):

@@ -29,7 +29,7 @@ def check(result, times, store):
 
 
 def test_killed_collectors_lose_nothing(tmp_path):
-    check(run("--times", "3", "--store", str(tmp_path / "store")), 3, tmp_path / "store")
+    check(run("--times", "2", "--store", str(tmp_path / "store")), 2, tmp_path / "store")
 
 
 @pytest.mark.slow

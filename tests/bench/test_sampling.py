@@ -12,7 +12,7 @@ from bench.sampling.stream import DEFAULT_WEIGHTS, STRATEGIES, SetSource, choose
 
 @pytest.fixture(scope="module")
 def source():
-    return SetSource(tables=load_tables("metasyn").scaled(1024).sample(120, 5), max_tables=12, memory_bytes=2**24)
+    return SetSource(tables=load_tables("metasyn").scaled(1024).sample(50, 5), max_tables=12, memory_bytes=2**24)
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +61,13 @@ def test_far_positions_are_reached_at_once(source):
 
 
 def test_strategies_get_their_shares(source):
-    counts = Counter(item.source for item in drawn(source, 1280, seed=0))
-    assert counts.pop("repeat") == 1280 // 32
+    counts = Counter(item.source for item in drawn(source, 320, seed=0))
+    assert counts.pop("repeat") == 320 // 32
     total = sum(DEFAULT_WEIGHTS.values())
     assert counts.keys() == {name for name, weight in DEFAULT_WEIGHTS.items() if name != "uncertain"}
     left = sum(DEFAULT_WEIGHTS[name] for name in counts) / total
     for name, number in counts.items():
-        assert number / 1240 == pytest.approx(DEFAULT_WEIGHTS[name] / total / left, abs=0.015)
+        assert number / 310 == pytest.approx(DEFAULT_WEIGHTS[name] / total / left, abs=0.015)
 
 
 def test_repeats_are_sets_of_the_last_ones(stream):
@@ -79,7 +79,7 @@ def test_repeats_are_sets_of_the_last_ones(stream):
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {"uncertain"}))
 def test_every_set_keeps_to_the_limits(name, source):
-    for chosen in drawn(source, 120, seed=4, weights={name: 1.0}):
+    for chosen in drawn(source, 40, seed=4, weights={name: 1.0}):
         assert 1 <= len(chosen.shards) <= source.max_tables
         assert sum(shard.memory_bytes for shard in chosen.shards) <= source.memory_bytes
 

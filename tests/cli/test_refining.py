@@ -56,7 +56,6 @@ def test_compare_has_a_row_of_the_refined_plan(capfd, tables, tmp_path):
     assert "refined" in refined.provenance.models
     assert refined.predicted.max_kernel_ms == rows["auto, refined"]["predicted_max_kernel_ms"]
     assert len(rows["auto, refined"]["measured_kernel_ms"]) == 4
-    assert rows["auto, refined"]["planning_s"] > rows["auto"]["planning_s"]
 
 
 @pytest.mark.parametrize(

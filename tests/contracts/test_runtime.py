@@ -80,8 +80,8 @@ PLANS = {
             table("g", 60, 8, optimizer="adagrad"),
             table("h", 60, 8, optimizer="sgd", pooling="mean"),
         ],
-        [1, 0, 1, 0],
-        2,
+        [1, 0, 3, 2],
+        4,
     ),
 }
 
@@ -100,9 +100,7 @@ PATHS = [
     Path("mixed", 4, "torchrec"),
     Path("eight ranks", 4, "thin"),
     Path("eight ranks", 4, "torchrec"),
-    Path("mixed", 2, "thin"),
-    Path("mixed", 2, "torchrec"),
-    Path("optimizers", 2, "thin"),
+    Path("optimizers", 4, "thin"),
 ]
 
 

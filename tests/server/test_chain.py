@@ -1,10 +1,9 @@
 """The whole chain: samples, cost model, policy, service, plan, four processes, and the unsharded reference."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+from autoshard.cli import main
 from autoshard.formats import load_tables, load_topology, read_plan, tables_to_json, topology_to_json
 from autoshard.runtime import verify_plan
 
@@ -14,16 +13,14 @@ TOLERANCE = 2e-5
 OUTPUT_TOLERANCE = 5e-5
 
 
-def autoshard(*arguments):
-    program = Path(sys.executable).with_name("autoshard")
-    done = subprocess.run([program, *map(str, arguments), "--json"], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def test_plan_of_the_service_trains_like_an_unsharded_model(tmp_path, own_service, capfd):
+    def autoshard(*arguments):
+        capfd.readouterr()
+        assert main([*map(str, arguments), "--json"]) == 0
+        return json.loads(capfd.readouterr().out)
 
-
-def test_plan_of_the_service_trains_like_an_unsharded_model(tmp_path, own_service):
     registry = tmp_path / "registry"
-    cost = autoshard("train", "cost", "--store", SAMPLES, "--registry", registry)
+    cost = autoshard("train", "cost", "--store", SAMPLES, "--registry", registry, "--updates", 400)
     policy = autoshard(
         *("train", "policy", "--registry", registry, "--updates", 3),
         *("--num-tasks", 8, "--num-tables", 24, "--num-ranks", 4),
