@@ -22,7 +22,7 @@ from autoshard.core.errors import ExecutionError, FormatError, InvalidOptionErro
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json
 from autoshard.formats.samples import devices_in, read_samples
-from costmodel.evaluation import Evidence, predictor_of
+from costmodel.dataset import Evidence
 from costmodel.learned import COST_KIND
 from costmodel.metrics import held_out_metrics
 from costmodel.registry import Registry
@@ -260,7 +260,7 @@ class _Loop:
         trained = train_cost_model(
             train, device=progress.device, options=self._options.training, seed=self._options.seed
         )
-        metrics = held_out_metrics(predict(predictor_of(trained), held_out).sum(axis=1), held_out.kernel_ms)
+        metrics = held_out_metrics(predict(trained.predictor(), held_out).sum(axis=1), held_out.kernel_ms)
         self._training_s = time.monotonic() - started
         return trained, Round(
             arm=arm,

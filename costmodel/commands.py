@@ -176,8 +176,8 @@ def _write_report(
     workers: int,
 ) -> list[str]:
     from autoshard.formats.samples import read_samples
-    from costmodel.evaluation import EvaluationOptions, evaluate_methods
-    from costmodel.evaluation_report import write_evaluation
+    from studies.cost_models.evaluation import EvaluationOptions, evaluate_methods
+    from studies.cost_models.evaluation_report import write_evaluation
 
     options = EvaluationOptions.quick(training) if quick else EvaluationOptions(training=training)
     if updates is not None and not quick:

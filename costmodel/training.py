@@ -88,6 +88,13 @@ class TrainedCostModel:
         """The model that prices with it."""
         return LearnedCostModel(self.weights, self.card)
 
+    def predictor(self) -> CostPredictor:
+        """The network's arithmetic alone, which prices kinds of kernels that it has not seen, too."""
+        card = self.card
+        return CostPredictor(
+            self.weights, encoder_hidden=card.encoder_hidden, scaling=card.scaling, scale_ms=card.scale_ms
+        )
+
 
 def train_cost_model(
     dataset: CostDataset,

@@ -6,7 +6,7 @@ import pytest
 from autoshard.core import Tier
 from autoshard.planners.flexshard.break_points import memory_neutral_probability, neutral_memory, pareto_frontier
 from autoshard.planners.flexshard.equations import RowSet, Strategy, dynamic_memory_bytes
-from bench.papers.flexshard.models import (
+from studies.papers.flexshard.models import (
     DIM,
     EACH_NODE_ROWS,
     EACH_ROWS,
@@ -15,7 +15,7 @@ from bench.papers.flexshard.models import (
     NUMBER_BYTES,
     WORLD,
 )
-from bench.papers.flexshard.results import (
+from studies.papers.flexshard.results import (
     ModelResult,
     all_to_all_fit_ms,
     fig5_frontier,

@@ -7,7 +7,7 @@ import pytest
 
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.planners.oper.exact import ExactTask, least_exchange, rank_exchange_ms
-from bench.papers.oper.results import against_exact
+from studies.papers.oper.results import against_exact
 
 
 def task(extra_bytes=0, capacity=100, num_groups=4, num_ranks=3, seed=0):

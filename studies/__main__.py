@@ -1,0 +1,37 @@
+"""The command `python -m studies NAME`: one study each, imported when it is asked for."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Final
+
+from autoshard.cli import run_commands
+
+#: Studies by name; each is a function with typer's annotations, as a command of `autoshard` is.
+STUDIES: Final = {
+    "fig4": "studies.kernels.fig4:main",
+    "repeatability": "studies.kernels.repeatability:main",
+    "eviction": "studies.kernels.eviction:main",
+    "kill-test": "studies.kernels.kill_test:main",
+    "cost-models": "studies.cost_models.compare:main",
+    "cost-speed": "studies.cost_models.speed:main",
+    "env-speed": "studies.environment.speed:main",
+    "policy": "studies.policies.evaluate:main",
+    "search": "studies.planners.search_runs:main",
+    "granularity": "studies.planners.granularity:main",
+    "side-by-side": "studies.planners.side_by_side:main",
+    "steps": "studies.planners.step_runs:main",
+    "flexshard": "studies.papers.flexshard.study:main",
+    "oper": "studies.papers.oper.study:main",
+    "two-d": "studies.papers.two_d.study:main",
+    "nvidia": "studies.papers.nvidia.study:main",
+}
+#: What a user types before the name of a study.
+PROGRAM: Final = "python -m studies"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a study; returns the exit code, as `autoshard.cli.main` does."""
+    points = {name: EntryPoint(name=name, value=value, group=PROGRAM) for name, value in STUDIES.items()}
+    about = "Reproduces the papers, compares planners and models, and makes the figures of docs."
+    return run_commands(points, arguments, program=PROGRAM, about=about)

@@ -1,0 +1,1 @@
+"""The learned cost models beside other methods, and how fast they are."""

@@ -1,0 +1,190 @@
+"""How long training and pricing take: `python -m studies cost-speed --store samples`.
+
+Shape suffixes: S sets of shards, N shards, C candidates, H width of a code.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+import typer
+
+from autoshard import console
+from autoshard.core.errors import InvalidOptionError
+from autoshard.formats.files import atomic_write
+from autoshard.formats.json_document import format_json
+from autoshard.formats.samples import read_samples
+from costmodel.dataset import CostDataset
+from costmodel.learned import LearnedCostModel
+from costmodel.sums import sum_codes
+from costmodel.training import TrainedCostModel, TrainingOptions, one_thread, train_cost_model
+
+SCHEMA: Final = "autoshard.cost_speed/1"
+NUM_SETS, MOST_SHARDS, NUM_CANDIDATES, NUM_TRAINED = 1_000, 100, 10_000, 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Times of one thing, run several times in turn with the others.
+
+    Attributes:
+        name: What ran.
+        unit: Of the times.
+        median: In the middle of all runs.
+        lowest: Of the run that other programs disturbed least.
+        bound: What it should stay below.
+    """
+
+    name: str
+    unit: str
+    median: float
+    lowest: float
+    num_runs: int
+    bound: float
+
+
+def time_pricing(model: LearnedCostModel, dataset: CostDataset, num_runs: int, seed: int = 0) -> tuple[Timing, ...]:
+    """Times of pricing sets of cached codes on one thread, and of adding and removing one shard.
+
+    Args:
+        model: What prices.
+        dataset: Its shards are drawn from.
+        num_runs: Runs of each.
+        seed: Of the draw.
+    """
+    rng = np.random.default_rng(seed)
+    codes_NH = model.encode(dataset.shards_U)
+    num_shards_S = rng.integers(1, MOST_SHARDS + 1, size=NUM_SETS)
+    shard_N = rng.integers(len(codes_NH), size=num_shards_S.sum())
+    starts_S = np.cumsum(num_shards_S) - num_shards_S
+    codes_SH = sum_codes(codes_NH, shard_N, starts_S)
+    set_C = rng.integers(NUM_SETS, size=NUM_CANDIDATES)
+    shard_C = rng.integers(len(codes_NH), size=NUM_CANDIDATES)
+    last_C = shard_N[(starts_S + num_shards_S - 1)[set_C]]
+    runs: dict[str, Callable[[], object]] = {
+        "sum": lambda: model.price(sum_codes(codes_NH, shard_N, starts_S)),
+        "add": lambda: model.price(codes_SH[set_C] + codes_NH[shard_C]),
+        "remove": lambda: model.price(codes_SH[set_C] - codes_NH[last_C]),
+    }
+    with one_thread():
+        took = {name: _seconds(run, num_runs) for name, run in runs.items()}
+    return (
+        _timing(f"{NUM_SETS:,} sets of up to {MOST_SHARDS} shards, from cached codes", "ms", took["sum"], 1e3, 5.0),
+        _timing("one shard more, per candidate", "µs", took["add"], 1e6 / NUM_CANDIDATES, 2.0),
+        _timing("one shard less, per candidate", "µs", took["remove"], 1e6 / NUM_CANDIDATES, 2.0),
+    )
+
+
+def time_training(
+    dataset: CostDataset, device: str, num_runs: int, options: TrainingOptions | None = None
+) -> tuple[TrainedCostModel, Timing]:
+    """Times of training on 10,000 samples; fewer are repeated until they are as many."""
+    if num_runs < 1:
+        raise InvalidOptionError(f"must be at least 1, got {num_runs}", field="train-runs")
+    options = options or TrainingOptions()
+    repeated = dataset.take(np.resize(np.arange(len(dataset)), NUM_TRAINED))
+    took, trained = [], None
+    for seed in range(num_runs):
+        started = time.perf_counter()
+        trained = train_cost_model(repeated, device=device, options=options, seed=seed)
+        took.append(time.perf_counter() - started)
+    assert trained is not None
+    updates = options.schedule.num_updates
+    return trained, _timing(f"training on {NUM_TRAINED:,} samples, {updates:,} updates", "s", took, 1.0, 60.0)
+
+
+def _seconds(run: Callable[[], object], num_runs: int) -> list[float]:
+    run()  # caches and clocks
+    took = []
+    for _ in range(num_runs):
+        started = time.perf_counter()
+        run()
+        took.append(time.perf_counter() - started)
+    return took
+
+
+def _timing(name: str, unit: str, seconds: Sequence[float], factor: float, bound: float) -> Timing:
+    return Timing(
+        name=name,
+        unit=unit,
+        median=float(np.median(seconds)) * factor,
+        lowest=min(seconds) * factor,
+        num_runs=len(seconds),
+        bound=bound,
+    )
+
+
+def machine() -> dict[str, str]:
+    """What the times were taken on."""
+    names = [line.partition(":")[2].strip() for line in _cpu_lines() if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "load": f"{os.getloadavg()[0]:.2f}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+
+
+def _cpu_lines() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def to_document(timings: Sequence[Timing], on: Mapping[str, str], num_samples: int) -> dict[str, Any]:
+    """The times as a JSON object."""
+    return {
+        "schema": SCHEMA,
+        "machine": dict(on),
+        "num_samples": num_samples,
+        "timings": [asdict(timing) for timing in timings],
+    }
+
+
+def as_markdown(timings: Sequence[Timing], on: Mapping[str, str]) -> str:
+    """The times as a table."""
+    lines = [
+        ", ".join(f"{name} {value}" for name, value in on.items()),
+        "",
+        "| what | median | lowest | should be below | runs |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {item.name} | {item.median:.2f} {item.unit} | {item.lowest:.2f} {item.unit} | {item.bound:g} {item.unit} "
+        f"| {item.num_runs} |"
+        for item in timings
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    store: Annotated[Path, typer.Option(help="Folder of samples to train on.")],
+    device: Annotated[str | None, typer.Option(help="Key of the device, if the store has several.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of pricing.")] = 50,
+    train_runs: Annotated[int, typer.Option(min=1, help="Runs of training.")] = 3,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the numbers.")] = None,
+    as_json: console.JsonOption = False,
+) -> None:
+    """Times the training of the cost model and the pricing with it.
+
+    Example:
+        python -m studies cost-speed --store docs/data/samples
+    """
+    table = read_samples(store, device)
+    dataset = CostDataset.from_samples(table)
+    trained, training = time_training(dataset, table.samples[0].device, train_runs)
+    timings = (training, *time_pricing(trained.model(), dataset, runs))
+    on = machine()
+    document = to_document(timings, on, len(dataset))
+    if output is not None:
+        atomic_write(output, format_json(document))
+    console.emit(document, as_markdown(timings, on), as_json=as_json)

@@ -1,0 +1,210 @@
+"""AutoShard's Fig. 4 as a chart, a page and a file of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from autoshard.report.figures import BLUE, GREY, GRID, INK, ORANGE, in_house_style
+from autoshard.report.images import FigureReport, NumberTable, Section
+from autoshard.report.wording import write_ms, write_percent
+from studies.measured_data import CostGrid, Fig4, to_document
+
+FIG4_SCHEMA = "autoshard.figures.fig4/1"
+
+_IMAGE_SIZE = (1440, 500)
+_TITLES = ("(a) Rows and dimension, ms", "(b) Accessed rows and lookups, ms", "(c) Several tables in one kernel")
+#: Light to dark, one hue: the numbers in the cells stay readable.
+_COLOURS = ((0.0, "#eef5fa"), (0.5, "#7fb5d9"), (1.0, "#00507e"))
+
+
+def fig4_report(fig4: Fig4) -> FigureReport:
+    """The report of measured numbers."""
+    captions = (_sizes_caption(fig4), _lookups_caption(fig4), _combinations_caption(fig4))
+    tables = (
+        _grid_table(fig4.sizes, "embedding dim", "rows"),
+        _grid_table(fig4.lookups, "pooling factor", "accessed rows"),
+        _combinations_table(fig4),
+    )
+    return FigureReport(
+        title="What an embedding table costs",
+        subtitle=f"AutoShard's Fig. 4 on {fig4.machine.device_name}, batch {fig4.num_bags:,}, fp32",
+        sections=tuple(
+            Section(title=title, caption=caption, figure=_panels(fig4, [index]), tables=(table,))
+            for index, (title, caption, table) in enumerate(zip(_TITLES, captions, tables, strict=True))
+        ),
+        image=_panels(fig4, [0, 1, 2]),
+        image_size=_IMAGE_SIZE,
+        document=to_document(fig4, FIG4_SCHEMA) | {"captions": list(captions)},
+        provenance=(
+            *fig4.machine.described(),
+            ("Runs of each set", f"{fig4.num_rounds} counted, {fig4.num_passes} times over"),
+            ("Spread of single runs", f"{write_percent(fig4.median_spread)} in the middle of the sets"),
+        ),
+    )
+
+
+def _panels(fig4: Fig4, wanted: Sequence[int]) -> go.Figure:
+    """The panels of these numbers side by side; titles only where there are several."""
+    titles = [f"<b>{_TITLES[index]}</b>" for index in wanted] if len(wanted) > 1 else None
+    figure = make_subplots(1, len(wanted), subplot_titles=titles, horizontal_spacing=0.075)
+    in_house_style(figure, height=_IMAGE_SIZE[1] if titles else 420)
+    for column, index in enumerate(wanted, start=1):
+        if index == 0:
+            names = (f"rows of the table (pooling factor {fig4.fixed_pooling_factor}, all rows alike)", "embedding dim")
+            _add_heat_map(figure, column, fig4.sizes, [_power(value) for value in fig4.sizes.columns], names)
+        elif index == 1:
+            rows = _power(fig4.fixed_num_embeddings)
+            names = (f"accessed share of the rows ({rows} of dim {fig4.fixed_embedding_dim})", "pooling factor")
+            _add_heat_map(figure, column, fig4.lookups, [_power(value) for value in fig4.lookups.columns], names)
+        else:
+            _add_scatter(figure, column, fig4)
+    if titles:  # the legend belongs to the last panel, whose lower right corner is empty
+        legend = {"orientation": "v", "x": 1.0, "xanchor": "right", "y": 0.03, "yanchor": "bottom"}
+        figure.update_layout(margin={"t": 40, "r": 24}, legend=legend)
+    else:
+        figure.update_layout(margin={"t": 48 if wanted[0] == 2 else 12, "r": 24})  # room for the legend
+    return figure
+
+
+def _add_heat_map(
+    figure: go.Figure, column: int, grid: CostGrid, labels: Sequence[str], names: tuple[str, str]
+) -> None:
+    kernel_ms = grid.kernel_ms
+    figure.add_heatmap(
+        z=[[None if value is None else math.log10(value) for value in line] for line in kernel_ms],
+        x=list(labels),
+        y=[f"{value:g}" for value in grid.lines],
+        text=[[_cell(value) for value in line] for line in kernel_ms],
+        texttemplate="%{text}",
+        textfont={"size": 13},
+        colorscale=_COLOURS,
+        showscale=False,
+        xgap=2,
+        ygap=2,
+        hovertemplate="%{x}, %{y}: %{text} ms<extra></extra>",
+        row=1,
+        col=column,
+    )
+    figure.update_xaxes(title_text=names[0], type="category", showgrid=False, row=1, col=column)
+    figure.update_yaxes(title_text=names[1], type="category", showgrid=False, row=1, col=column)
+
+
+def _add_scatter(figure: go.Figure, column: int, fig4: Fig4) -> None:
+    data = fig4.combinations
+    end_ms = 1.08 * max(*data.single_sum_ms, *data.fused_ms)
+    ratio = data.fitted_ratio
+    for name, slope, line in (
+        ("equal", 1.0, {"color": INK, "width": 1.5, "dash": "dot"}),
+        (f"fit: {ratio:.2f} × sum", ratio, {"color": ORANGE, "width": 2}),
+    ):
+        far_ms = end_ms / max(1.0, slope)
+        figure.add_scatter(
+            name=name,
+            x=[0, far_ms],
+            y=[0, slope * far_ms],
+            mode="lines",
+            line=line,
+            hoverinfo="skip",
+            row=1,
+            col=column,
+        )
+    figure.add_scatter(
+        name=f"{fig4.tables_per_combination} tables of MetaSyn",
+        x=data.single_sum_ms,
+        y=data.fused_ms,
+        mode="markers",
+        marker={"color": BLUE, "size": 8, "opacity": 0.75, "line": {"color": "white", "width": 1}},
+        hovertemplate="sum %{x:.3g} ms, fused %{y:.3g} ms<extra></extra>",
+        row=1,
+        col=column,
+    )
+    axis = {"range": [0, end_ms], "row": 1, "col": column, "showline": True, "linecolor": GREY}
+    figure.update_xaxes(title_text="sum of the single tables' kernels, ms", gridcolor=GRID, **axis)
+    figure.update_yaxes(title_text="fused kernel, ms", **axis)
+
+
+def _grid_table(grid: CostGrid, line_name: str, column_name: str) -> NumberTable:
+    headers = tuple(f"{value:,.10g}" for value in grid.columns)
+    lines = (
+        (f"{line_name} {label:g}", *(_cell(value) for value in values))
+        for label, values in zip(grid.lines, grid.kernel_ms, strict=True)
+    )
+    return NumberTable(
+        columns=(f"by {column_name}", *headers),
+        lines=tuple(lines),
+        caption="Kernel milliseconds, forward and backward.",
+    )
+
+
+def _combinations_table(fig4: Fig4) -> NumberTable:
+    data = fig4.combinations
+    lines = (
+        (str(number), write_ms(single), write_ms(fused), f"{fused / single:.3f}")
+        for number, (single, fused) in enumerate(zip(data.single_sum_ms, data.fused_ms, strict=True), start=1)
+    )
+    return NumberTable(
+        columns=("set", "sum of single tables, ms", "fused kernel, ms", "fused over sum"),
+        lines=tuple(lines),
+        caption=f"Sets of {fig4.tables_per_combination} tables; forward and backward.",
+    )
+
+
+def _sizes_caption(fig4: Fig4) -> str:
+    grid = fig4.sizes
+    by_dim = _growth([list(line) for line in zip(*grid.kernel_ms, strict=True)])
+    by_rows = _growth([list(line) for line in grid.kernel_ms])
+    missing = sum(value is None for line in grid.kernel_ms for value in line)
+    text = (
+        f"Kernel milliseconds, forward and backward, of one table. From dimension {grid.lines[0]:g} to "
+        f"{grid.lines[-1]:g} the time grows {by_dim:.1f} times, from the smallest to the largest table "
+        f"{by_rows:.1f} times (medians over the other axis)."
+    )
+    return text + (f" {missing} tables did not fit in memory." if missing else "")
+
+
+def _lookups_caption(fig4: Fig4) -> str:
+    grid = fig4.lookups
+    by_lookups = _growth([list(line) for line in zip(*grid.kernel_ms, strict=True)])
+    last = grid.kernel_ms[-1]
+    ratio = last[-1] / last[0] if last[0] and last[-1] else math.nan
+    return (
+        f"Kernel milliseconds, forward and backward, of one table. From {grid.lines[0]:g} to {grid.lines[-1]:g} "
+        f"lookups per bag the time grows {by_lookups:.1f} times (median over the ratios). At {grid.lines[-1]:g} "
+        f"lookups, a table of which all rows are accessed takes {ratio:.1f} times as long as one of which "
+        f"{grid.columns[0]:g} of the rows are."
+    )
+
+
+def _combinations_caption(fig4: Fig4) -> str:
+    data = fig4.combinations
+    low, high = min(data.ratios), max(data.ratios)
+    return (
+        f"{len(data.fused_ms)} sets of {fig4.tables_per_combination} random MetaSyn tables. The fused kernel takes "
+        f"{data.fitted_ratio:.2f} times the sum of its tables' kernels, {low:.2f} to {high:.2f} times from set to set; "
+        f"the sum, scaled by that ratio, is off by {write_percent(data.mean_error)} on average."
+    )
+
+
+def _growth(lines: Sequence[Sequence[float | None]]) -> float:
+    """Last over first value of the lines, the median over those that have both."""
+    ratios = [line[-1] / line[0] for line in lines if line[0] and line[-1]]
+    if not ratios:  # the largest did not fit: as far as the values go
+        return _growth([[value for value in line if value] for line in lines if any(line)])
+    return float(np.median(ratios))
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None else write_ms(value)
+
+
+def _power(value: float) -> str:
+    """A power of ten as plotly writes it, any other number in full."""
+    exponent = math.log10(value)
+    if not math.isclose(exponent, round(exponent), abs_tol=1e-9):
+        return f"{value:,g}"
+    return f"10<sup>{round(exponent)}</sup>".replace("-", "−")

@@ -1,0 +1,199 @@
+"""FlexShard's results as tables beside the paper's, and as a JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from autoshard.core import Tier
+from autoshard.planners.flexshard.break_points import ParetoFrontier
+from autoshard.planners.flexshard.equations import Machine
+from autoshard.report.images import NumberTable
+from autoshard.report.wording import write_percent
+from studies.papers.flexshard.figures import named_points
+from studies.papers.flexshard.models import Run, TierShare
+from studies.papers.flexshard.results import HistoryCosts, ModelResult, ReplicaCosts, all_to_all_fit_ms, fitted_machine
+
+SCHEMA = "autoshard.papers.flexshard/1"
+
+
+def results_tables(results: Sequence[ModelResult], frontier: ParetoFrontier) -> tuple[NumberTable, ...]:
+    """Tables with the paper's numbers and ours."""
+    return (
+        _three_tier_table(results),
+        _two_tier_table(results),
+        _all_to_all_table(results),
+        _times_table(results),
+        _speedup_table(results),
+        _points_table(frontier),
+    )
+
+
+def results_document(
+    machine: Machine,
+    results: Sequence[ModelResult],
+    frontier: ParetoFrontier,
+    histories: HistoryCosts,
+    replicas: ReplicaCosts,
+) -> dict[str, object]:
+    """The numbers behind the tables and images."""
+    return {
+        "schema": SCHEMA,
+        "bandwidths_bytes_per_s": asdict(machine.bandwidths),
+        "models": [_model_document(result) for result in results],
+        "fig1": {
+            "lookups_per_sample": histories.length_N.tolist(),
+            "sequence_gb": histories.sequence_gb_N.tolist(),
+            "sequence_ms": histories.sequence_ms_N.tolist(),
+            "pooled_gb": {str(tables): value for tables, value in histories.pooled_gb.items()},
+            "pooled_ms": {str(tables): value for tables, value in histories.pooled_ms.items()},
+        },
+        "fig3": {
+            "alpha": replicas.alpha_N.tolist(),
+            "memory": replicas.memory_N.tolist(),
+            "communication": replicas.communication_N.tolist(),
+            "memory_neutral": replicas.memory_neutral,
+            "communication_neutral": replicas.communication_neutral,
+        },
+        "fig5": {
+            "points": {letter: asdict(point) for letter, point in named_points(frontier).items()},
+            "curve": [[point.num_rows, point.memory_bytes, point.communication_s] for point in frontier.curve],
+        },
+    }
+
+
+def _model_document(result: ModelResult) -> dict[str, object]:
+    def tiers(plans: tuple[dict[Tier, TierShare], dict[Tier, TierShare]]) -> list[dict[str, object]]:
+        return [{tier.value: asdict(share) for tier, share in plan.items()} for plan in plans]
+
+    model = result.model
+    return {
+        "name": model.name,
+        "lengths": {
+            "neutral": model.neutral_length,
+            "measured": model.measured_length,
+            "leaving": model.leaving_length,
+        },
+        "tiers": {name: tiers(getattr(result, name)) for name in ("neutral", "measured", "leaving")},
+        "paper": asdict(model),
+        "predicted": [asdict(run) for run in result.predicted],
+    }
+
+
+def _three_tier_table(results: Sequence[ModelResult]) -> NumberTable:
+    lines = []
+    for result in results:
+        _, plan = result.neutral
+        model = result.model
+        lines.append(
+            (
+                model.name,
+                _rows(model.replicated),
+                _rows(plan[Tier.DATA_PARALLEL]),
+                _rows(model.flexed),
+                _rows(plan[Tier.FLEX]),
+                write_percent(plan[Tier.FLEX].num_rows / model.flexed.num_rows - 1, signed=True),
+            )
+        )
+    return NumberTable(
+        columns=("3-tier", "data-parallel, paper", "ours", "Flex, paper", "ours", "Flex rows off by"),
+        lines=tuple(lines),
+        caption="Table 5, rows and coverage, with L from the paper's neutral 2-tier rows.",
+    )
+
+
+def _two_tier_table(results: Sequence[ModelResult]) -> NumberTable:
+    lines = []
+    for result in results:
+        paper = result.model.two_tier
+        cells = [result.model.name, _rows(paper)]
+        lengths = (result.model.measured_length, result.model.leaving_length)
+        for length, (plan, _) in zip(lengths, (result.measured, result.leaving), strict=True):
+            share = plan[Tier.DATA_PARALLEL]
+            off = write_percent(share.num_rows / paper.num_rows - 1, signed=True)
+            cells += [f"{length:.1f}", _rows(share), off]
+        lines.append(tuple(cells))
+    return NumberTable(
+        columns=("2-tier", "paper", "L, volume as it is", "rows", "off by", "L, volume that leaves", "rows", "off by"),
+        lines=tuple(lines),
+        caption="Table 5, 2-tier rows with L from Table 6's measured row-wise volumes.",
+    )
+
+
+def _all_to_all_table(results: Sequence[ModelResult]) -> NumberTable:
+    lines = []
+    machine = fitted_machine()
+    for result in results:
+        fits = all_to_all_fit_ms(result.model, machine)
+        for name, run, fit_ms in zip(("RW", "2-tier", "3-tier"), result.model.runs, fits, strict=True):
+            off = write_percent(fit_ms / run.all_to_all_ms - 1, signed=True)
+            lines.append((f"{result.model.name} {name}", f"{run.all_to_all_ms:.0f}", f"{fit_ms:.0f}", off))
+    return NumberTable(
+        columns=("global all-to-all, ms", "paper", "ours", "off by"),
+        lines=tuple(lines),
+        caption="Table 6, measured volumes at the bandwidth of RM-1's row-wise run.",
+    )
+
+
+def _times_table(results: Sequence[ModelResult]) -> NumberTable:
+    def cells(paper: Run, ours: Run) -> list[str]:
+        names = ("all_to_all_ms", "intra_ms", "all_reduce_ms", "cross_ms")
+        pairs = ((getattr(paper, name), getattr(ours, name)) for name in names)
+        return [f"{of_paper:.0f} / {of_ours:.1f}" if of_ours else "" for of_paper, of_ours in pairs]
+
+    lines = []
+    for result in results:
+        runs = zip(("2-tier", "3-tier"), result.model.runs[1:], result.predicted[1:], strict=True)
+        for name, paper, ours in runs:
+            volumes = f"{paper.volume / 1e6:.0f} / {ours.volume / 1e6:.0f}"
+            lines.append((f"{result.model.name} {name}", volumes, *cells(paper, ours)))
+    return NumberTable(
+        columns=(
+            "paper / ours",
+            "volume, millions",
+            "all-to-all, ms",
+            "within nodes, ms",
+            "all-reduce, ms",
+            "across nodes, ms",
+        ),
+        lines=tuple(lines),
+        caption="Table 6 predicted: our plans from the measured row-wise volume, at bandwidths of RM-1's runs.",
+    )
+
+
+def _speedup_table(results: Sequence[ModelResult]) -> NumberTable:
+    lines = []
+    for result in results:
+        ways = [(is_measured, is_hidden) for is_hidden in (True, False) for is_measured in (True, False)]
+        speedups = [result.speedups(is_measured=measured, is_hidden=hidden) for measured, hidden in ways]
+        for index, name in enumerate(("2-tier", "3-tier")):
+            reductions = result.measured_reductions[index], result.predicted_reductions[index]
+            cells = [write_percent(share) for share in reductions] + [f"{pair[index]:.2f}" for pair in speedups]
+            lines.append((f"{result.model.name} {name}", *cells))
+    return NumberTable(
+        columns=("", "saved, paper", "ours", "speed-up, paper", "ours", "nothing hidden, paper", "ours"),
+        lines=tuple(lines),
+        caption="Fig. 6 and 7: global all-to-all saved, and communication of row-wise steps over that of tiered ones.",
+    )
+
+
+def _points_table(frontier: ParetoFrontier) -> NumberTable:
+    lines = tuple(
+        (
+            letter,
+            f"{point.num_rows:,.0f}",
+            write_percent(point.coverage),
+            f"{point.memory_bytes / 1e9:+.2f}",
+            f"{point.communication_s * 1e3:+.1f}",
+        )
+        for letter, point in named_points(frontier).items()
+    )
+    return NumberTable(
+        columns=("point", "rows replicated", "coverage", "memory, GB per rank", "communication, ms per step"),
+        lines=lines,
+        caption="Fig. 5, on RM-1: over row-wise sharding.",
+    )
+
+
+def _rows(share: TierShare) -> str:
+    return f"{share.num_rows:,} ({write_percent(share.coverage)})"

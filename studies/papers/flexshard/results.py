@@ -1,0 +1,286 @@
+"""FlexShard's tables and figures as numbers, from autoshard's equations and planner.
+
+Shape suffixes: N points of a curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.core import Costs, TableSet, Tier
+from autoshard.core.access import FloatArray
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
+from autoshard.formats.bundled import load_topology
+from autoshard.planners.flexshard.break_points import (
+    ParetoFrontier,
+    memory_neutral_probability,
+    neutral_communication,
+    pareto_frontier,
+)
+from autoshard.planners.flexshard.equations import (
+    PAPER_MEMORY_MULTIPLIER,
+    Bandwidths,
+    Machine,
+    RowSet,
+    Strategy,
+    communication_s,
+    dynamic_communication_s,
+    dynamic_memory_bytes,
+    memory_bytes,
+    static_communication_s,
+)
+from autoshard.planners.flexshard.planner import FlexShardPlanner
+from autoshard.planners.planner import PlanRequest
+from studies.papers.flexshard.models import (
+    DIM,
+    LOCAL_BATCH,
+    MODELS,
+    NUM_NODES,
+    NUMBER_BYTES,
+    RANKS_PER_NODE,
+    WORLD,
+    PaperModel,
+    Run,
+    TierShare,
+)
+
+#: Four nodes of eight A100, as in Sec. 5.
+TOPOLOGY = "a100-32"
+#: Of the table whose rows Fig. 5 replicates: the paper does not say which it is.
+FIG5_MODEL = MODELS[0]
+#: Fig. 1 has up to so many tables, and histories of up to so many lookups in all.
+FIG1_TABLES, FIG1_LENGTH = (1, 2, 4, 8), 2000
+
+
+def fitted_machine() -> Machine:
+    """The paper's cluster, with bandwidths from RM-1's runs alone.
+
+    The global all-to-all is as fast as in the row-wise run of Table 6, and the global all-reduce three times as fast
+    (Fig. 3's caption). The collectives of Flex are as fast as in RM-1's 3-tier run.
+    """
+    model = MODELS[0]
+    three = model.three_tier_run
+    row_bytes = DIM * NUMBER_BYTES
+    all_to_all = 2 * model.row_wise_run.volume * NUMBER_BYTES / (model.row_wise_run.all_to_all_ms / 1e3)
+    flex_bytes = 2 * model.flexed.coverage * model.row_wise_run.volume * NUMBER_BYTES
+    return Machine(
+        ranks_per_node=RANKS_PER_NODE,
+        num_nodes=NUM_NODES,
+        local_batch_size=LOCAL_BATCH,
+        bandwidths=Bandwidths(
+            all_to_all_global=all_to_all,
+            all_to_all_intra=flex_bytes / (three.intra_ms / 1e3),
+            all_reduce_global=3 * all_to_all,
+            all_reduce_cross=model.flexed.num_rows / RANKS_PER_NODE * row_bytes / (three.cross_ms / 1e3),
+        ),
+    )
+
+
+def planned_tiers(model: PaperModel, length: float, num_tiers: int) -> dict[Tier, TierShare]:
+    """Tiers of the planner's plan by the paper's rule and memory multiplier, memory-neutral.
+
+    Args:
+        model: Whose table.
+        length: Lookups per sample.
+        num_tiers: 2 or 3.
+    """
+    request = PlanRequest(
+        tables=TableSet(batch_size=WORLD * LOCAL_BATCH, tables=(model.table(length),)),
+        topology=load_topology(TOPOLOGY),
+        costs=Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm()),
+        options={"tiers": num_tiers, "rule": "paper", "memory_multiplier": PAPER_MEMORY_MULTIPLIER},
+    )
+    return {
+        placed.tier: TierShare(num_rows=placed.shard.num_embeddings, coverage=placed.shard.access()[1])
+        for placed in FlexShardPlanner().plan(request).shards
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelResult:
+    """Plans and predicted runs of one model.
+
+    Attributes:
+        model: What the paper prints.
+        neutral: Tiers with two and three tiers, with L from the paper's neutral 2-tier rows.
+        measured: The same with L from Table 6's volume.
+        leaving: The same with that volume as what leaves a rank.
+        predicted: Runs of row-wise, 2-tier and 3-tier plans of `measured`, by Table 3's equations.
+    """
+
+    model: PaperModel
+    neutral: tuple[dict[Tier, TierShare], dict[Tier, TierShare]]
+    measured: tuple[dict[Tier, TierShare], dict[Tier, TierShare]]
+    leaving: tuple[dict[Tier, TierShare], dict[Tier, TierShare]]
+    predicted: tuple[Run, Run, Run]
+
+    @classmethod
+    def of(cls, model: PaperModel, machine: Machine) -> ModelResult:
+        """Plans the model's table."""
+
+        def plans(length: float) -> tuple[dict[Tier, TierShare], dict[Tier, TierShare]]:
+            return planned_tiers(model, length, 2), planned_tiers(model, length, 3)
+
+        length = model.measured_length
+        measured = plans(length)
+        row_wise = {Tier.ROW_WISE: TierShare(num_rows=model.num_rows, coverage=1.0)}
+        return cls(
+            model=model,
+            neutral=plans(model.neutral_length),
+            measured=measured,
+            leaving=plans(model.leaving_length),
+            predicted=(
+                predicted_run(row_wise, length, machine),
+                predicted_run(measured[0], length, machine),
+                predicted_run(measured[1], length, machine),
+            ),
+        )
+
+    @property
+    def measured_reductions(self) -> tuple[float, float]:
+        """Share of the row-wise volume that two and three tiers save, in Table 6."""
+        whole, two, three = (run.volume for run in self.model.runs)
+        return 1 - two / whole, 1 - three / whole
+
+    @property
+    def predicted_reductions(self) -> tuple[float, float]:
+        """The same by the plans of `measured`."""
+        two, three = self.measured
+        return 1 - two[Tier.ROW_WISE].coverage, 1 - three[Tier.ROW_WISE].coverage
+
+    def speedups(self, *, is_measured: bool, is_hidden: bool) -> tuple[float, float]:
+        """Communication of a row-wise step over that of a 2-tier and a 3-tier one (Fig. 7).
+
+        Args:
+            is_measured: Table 6, else the predictions.
+            is_hidden: Whether collectives that may overlap take no time, as the paper counts.
+        """
+        row_wise, two, three = (
+            run.exposed_ms if is_hidden else run.total_ms
+            for run in (self.model.runs if is_measured else self.predicted)
+        )
+        return row_wise / two, row_wise / three
+
+
+def predicted_run(tiers: dict[Tier, TierShare], length: float, machine: Machine) -> Run:
+    """Communication of a step by the equations of Table 3."""
+    rows = {
+        tier: RowSet(num_rows=share.num_rows, lookups_per_sample=share.coverage * length, embedding_dim=DIM)
+        for tier, share in tiers.items()
+    }
+    times_ms = dict.fromkeys(("all_to_all_ms", "intra_ms", "all_reduce_ms", "cross_ms"), 0.0)
+    times_ms["all_to_all_ms"] = 2e3 * dynamic_communication_s(Strategy.ROW_WISE, rows[Tier.ROW_WISE], machine)
+    if Tier.DATA_PARALLEL in rows:
+        times_ms["all_reduce_ms"] = 1e3 * static_communication_s(
+            Strategy.DATA_PARALLEL, rows[Tier.DATA_PARALLEL], machine
+        )
+    if Tier.FLEX in rows:
+        times_ms["intra_ms"] = 2e3 * dynamic_communication_s(Strategy.FLEX, rows[Tier.FLEX], machine)
+        times_ms["cross_ms"] = 1e3 * static_communication_s(Strategy.FLEX, rows[Tier.FLEX], machine)
+    volume = LOCAL_BATCH * rows[Tier.ROW_WISE].lookups_per_sample * DIM
+    return Run(volume=round(volume), **times_ms)
+
+
+def model_results() -> list[ModelResult]:
+    """All four models."""
+    machine = fitted_machine()
+    return [ModelResult.of(model, machine) for model in MODELS]
+
+
+def all_to_all_fit_ms(model: PaperModel, machine: Machine) -> tuple[float, float, float]:
+    """Times of Table 6's three measured volumes at the fitted bandwidth."""
+    row_wise, two, three = (
+        2e3 * run.volume * NUMBER_BYTES / machine.bandwidths.all_to_all_global for run in model.runs
+    )
+    return row_wise, two, three
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HistoryCosts:
+    """Fig. 1: memory and communication of histories row-wise, kept as sequences or summed.
+
+    Attributes:
+        length_N: Lookups per sample, of all tables.
+        sequence_gb_N: Dynamic memory per rank; alike for any number of tables.
+        sequence_ms_N: Communication per step.
+        pooled_gb: Dynamic memory per rank by number of tables; alike for any length.
+        pooled_ms: Communication per step.
+    """
+
+    length_N: FloatArray
+    sequence_gb_N: FloatArray
+    sequence_ms_N: FloatArray
+    pooled_gb: dict[int, float]
+    pooled_ms: dict[int, float]
+
+
+def fig1_costs(machine: Machine) -> HistoryCosts:
+    """Costs by Tables 2 and 3; summed histories send a vector from each rank for each sample and table."""
+
+    def costs(vectors_per_sample: float) -> tuple[float, float]:
+        rows = RowSet(num_rows=0, lookups_per_sample=vectors_per_sample, embedding_dim=DIM)
+        return (
+            dynamic_memory_bytes(Strategy.ROW_WISE, rows, machine) / 1e9,
+            communication_s(Strategy.ROW_WISE, rows, machine) * 1e3,
+        )
+
+    length_N = np.unique(np.r_[np.geomspace(1, FIG1_LENGTH, 30).round(), np.linspace(0, FIG1_LENGTH, 41)[1:]])
+    sequences = [costs(length) for length in length_N.tolist()]
+    pooled = {tables: costs(tables * machine.world_size) for tables in FIG1_TABLES}
+    return HistoryCosts(
+        length_N=length_N,
+        sequence_gb_N=np.array([memory for memory, _ in sequences]),
+        sequence_ms_N=np.array([time for _, time in sequences]),
+        pooled_gb={tables: memory for tables, (memory, _) in pooled.items()},
+        pooled_ms={tables: time for tables, (_, time) in pooled.items()},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReplicaCosts:
+    """Fig. 3: costs of replicating a table over those of splitting it, by L = alpha x E.
+
+    Attributes:
+        alpha_N: Lookups per sample and row.
+        memory_N: Ratio.
+        communication_N: Ratio.
+        memory_neutral: Alpha where memory is alike.
+        communication_neutral: Alpha where communication is.
+    """
+
+    alpha_N: FloatArray
+    memory_N: FloatArray
+    communication_N: FloatArray
+    memory_neutral: float
+    communication_neutral: float
+
+
+def fig3_costs(machine: Machine) -> ReplicaCosts:
+    """Ratios for 10 million rows; how many they are cancels."""
+    num_rows = 10_000_000
+    alpha_N = np.geomspace(1e-6, 1e-1, 101)
+    row_sets = [
+        RowSet(num_rows=num_rows, lookups_per_sample=alpha * num_rows, embedding_dim=DIM) for alpha in alpha_N.tolist()
+    ]
+
+    def ratio(cost: Callable[[Strategy, RowSet, Machine], float]) -> FloatArray:
+        return np.array(
+            [cost(Strategy.DATA_PARALLEL, one, machine) / cost(Strategy.ROW_WISE, one, machine) for one in row_sets]
+        )
+
+    return ReplicaCosts(
+        alpha_N=alpha_N,
+        memory_N=ratio(memory_bytes),
+        communication_N=ratio(communication_s),
+        memory_neutral=memory_neutral_probability(machine.world_size, LOCAL_BATCH, PAPER_MEMORY_MULTIPLIER),
+        communication_neutral=neutral_communication(Strategy.DATA_PARALLEL, row_sets[0], machine),
+    )
+
+
+def fig5_frontier(machine: Machine) -> ParetoFrontier:
+    """The frontier of `FIG5_MODEL`, with L from its neutral 2-tier rows."""
+    rows = RowSet(num_rows=FIG5_MODEL.num_rows, lookups_per_sample=FIG5_MODEL.neutral_length, embedding_dim=DIM)
+    return pareto_frontier(FIG5_MODEL.access, rows, machine)

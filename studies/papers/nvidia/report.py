@@ -1,0 +1,109 @@
+"""Predicted beside published step times: numbers, table, figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import plotly.graph_objects as go
+from scipy.stats import kendalltau
+
+from autoshard.report.figures import BLUE, GREY, INK, ORANGE, in_house_style
+from autoshard.report.images import FigureReport, NumberTable, Section
+from studies.papers.nvidia.hardware import A100, HOROVOD_CYCLE_S
+from studies.papers.nvidia.program import MACHINE, Prediction
+
+SCHEMA = "autoshard.nvidia-steps/1"
+_SIZE = (1000, 560)
+_COLUMNS = ("point", "published ms", "predicted ms", "error", "kernels", "exchanges", "dense", "fused kernels ms")
+
+
+def rank_correlation(predictions: Sequence[Prediction]) -> float:
+    """Kendall's tau of predicted and published steps."""
+    published = [one.published_ms for one in predictions]
+    return float(kendalltau(published, [one.predicted_ms for one in predictions]).statistic)
+
+
+def steps_report(predictions: Sequence[Prediction], listed: Sequence[Prediction]) -> FigureReport:
+    """The report.
+
+    Args:
+        predictions: All points.
+        listed: Those that the check is made on.
+    """
+    figure = steps_figure(predictions)
+    tau, worst = rank_correlation(listed), max(abs(one.error) for one in listed)
+    caption = (
+        f"{MACHINE}, global batch 65,536, Adagrad. Kendall's tau {tau:.3f} and errors up to {worst:.1%} over the "
+        f"{len(listed)} points of tiny, small and medium."
+    )
+    return FigureReport(
+        title="NVIDIA's synthetic models: steps as published and as predicted",
+        subtitle="from published hardware figures and the kernels of the published program; nothing is fitted",
+        sections=(Section(title="Steps", caption=caption, figure=figure, tables=(steps_table(predictions),)),),
+        image=figure,
+        image_size=_SIZE,
+        document=steps_document(predictions, listed),
+        facts=(("Kendall's tau", f"{tau:.3f}", ""), ("largest error", f"{worst:.1%}", f"of {len(listed)} points")),
+    )
+
+
+def steps_document(predictions: Sequence[Prediction], listed: Sequence[Prediction]) -> dict[str, object]:
+    """The numbers, as JSON."""
+    return {
+        "schema": SCHEMA,
+        "machine": MACHINE,
+        "gpu": asdict(A100),
+        "horovod_cycle_s": HOROVOD_CYCLE_S,
+        "kendall_tau": rank_correlation(listed),
+        "kendall_tau_of_all": rank_correlation(predictions),
+        "points": [
+            {
+                "model": one.model,
+                "num_ranks": one.num_ranks,
+                "published_ms": one.published_ms,
+                "predicted_ms": one.predicted_ms,
+                "error": one.error,
+                "fused_ms": one.fused_ms,
+                "parts_ms": asdict(one.times),
+            }
+            for one in predictions
+        ],
+    }
+
+
+def steps_table(predictions: Sequence[Prediction]) -> NumberTable:
+    """A line for each point."""
+    lines = []
+    for one in predictions:
+        times = one.times
+        lines.append(
+            (
+                f"{one.model}, {one.num_ranks}",
+                f"{one.published_ms:.2f}",
+                f"{one.predicted_ms:.2f}",
+                f"{one.error:+.1%}",
+                f"{times.forward_kernel + times.backward_kernel:.2f}",
+                f"{times.forward_exchange + times.backward_exchange:.2f}",
+                f"{times.dense_layers + times.overhead:.2f}",
+                f"{one.fused_ms:.2f}",
+            )
+        )
+    caption = "Milliseconds per step by model and number of GPUs; what the same placement takes with fused kernels"
+    return NumberTable(columns=_COLUMNS, lines=tuple(lines), caption=caption)
+
+
+def steps_figure(predictions: Sequence[Prediction]) -> go.Figure:
+    """Published and predicted steps side by side, with the tolerance."""
+    names = [[one.model for one in predictions], [str(one.num_ranks) for one in predictions]]
+    figure = go.Figure()
+    published = [one.published_ms for one in predictions]
+    tolerance = {"type": "percent", "value": 35, "color": INK, "thickness": 1.2, "width": 4}
+    figure.add_bar(name="published, ±35%", x=names, y=published, marker_color=GREY, error_y=tolerance)
+    figure.add_bar(name="predicted", x=names, y=[one.predicted_ms for one in predictions], marker_color=BLUE)
+    figure.add_bar(name="with fused kernels", x=names, y=[one.fused_ms for one in predictions], marker_color=ORANGE)
+    in_house_style(figure, height=_SIZE[1])
+    figure.update_layout(barmode="group", bargap=0.2)
+    figure.update_yaxes(title_text="ms per step", type="log", dtick="D2")
+    figure.update_xaxes(title_text="GPUs")
+    return figure

@@ -1,0 +1,92 @@
+"""Tables 1 and 2 beside the paper's, and the numbers behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autoshard.core.plan import Provenance
+from autoshard.report.images import NumberTable
+from studies.papers.two_d.results import Outcome, Run
+
+SCHEMA = "autoshard.papers.two-d/1"
+
+
+def table1(outcomes: Sequence[Outcome]) -> NumberTable:
+    """Efficiency by number of groups, for one model."""
+    run = outcomes[0].run
+    return NumberTable(
+        caption=f"Table 1, {run.model.name}: {run.world_size:,} GPUs, {run.local_batch:,} samples each",
+        columns=("groups", "QPS", "paper", "imbalance", "paper", "sync, ms", "peak / mean memory, GB"),
+        lines=tuple(
+            (
+                str(one.run.num_groups),
+                _qps(one.qps),
+                _qps(one.run.paper_qps),
+                f"{one.imbalance:.2f}",
+                f"{one.run.paper_imbalance:.2f}",
+                f"{one.group_sync_ms:.0f}",
+                f"{one.peak_bytes / 1e9:.1f} / {one.mean_bytes / 1e9:.1f}",
+            )
+            for one in outcomes
+        ),
+    )
+
+
+def table2(full: Sequence[Outcome], grouped: Sequence[Outcome]) -> NumberTable:
+    """Scaling of ExFM: full model parallelism, and groups of 256 GPUs."""
+    base = full[0]
+    lines = []
+    for one, other in zip(full, grouped, strict=True):
+        lines.append((f"{one.run.world_size:,}", *_scaling(one, base), *_scaling(other, base)))
+    return NumberTable(
+        caption="Table 2, ExFM: 1,152 samples per GPU; full model parallelism, then groups of 256 GPUs",
+        columns=("GPUs", "QPS", "scaling", "paper", "QPS in groups", "scaling", "paper"),
+        lines=tuple(lines),
+    )
+
+
+def choice_table(name: str, provenance: Provenance) -> NumberTable:
+    """What the planner says of every number of groups that it looked at."""
+    told = {label: text for label, text in provenance.models.items() if label.endswith("group") or " groups " in label}
+    return NumberTable(
+        caption=f"What `replica-groups` says of {name} (stages one after the other)",
+        columns=("groups", "predicted, or why not"),
+        lines=tuple((label, text) for label, text in told.items()),
+    )
+
+
+def document(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, object]:
+    """The numbers behind the tables and images."""
+    return {"schema": SCHEMA, **{name: [_outcome(one) for one in found] for name, found in outcomes.items()}}
+
+
+def _scaling(one: Outcome, base: Outcome) -> tuple[str, str, str]:
+    told = "-" if one.run.paper_factor is None else f"{100 * one.run.paper_factor:.1f}%"
+    if one.out_of_memory:
+        return "out of memory", "-", "out of memory" if one.run.paper_qps is None else told
+    return _qps(one.qps), f"{100 * one.factor(base):.1f}%", told
+
+
+def _qps(value: float | None) -> str:
+    return "out of memory" if not value else f"{value:.3g}"
+
+
+def _outcome(one: Outcome) -> dict[str, object]:
+    run: Run = one.run
+    return {
+        "model": run.model.name,
+        "world_size": run.world_size,
+        "num_groups": run.num_groups,
+        "layout": run.layout.value,
+        "local_batch": run.local_batch,
+        "paper": {"qps": run.paper_qps, "imbalance": run.paper_imbalance, "scaling_factor": run.paper_factor},
+        "out_of_memory": one.out_of_memory,
+        "step_ms": one.step_ms,
+        "qps": one.qps,
+        "parts_ms": {part.value: value for part, value in one.parts_ms.items()},
+        "group_sync_ms": one.group_sync_ms,
+        "imbalance": one.imbalance,
+        "peak_bytes": one.peak_bytes,
+        "mean_bytes": one.mean_bytes,
+        "pricing_s": one.pricing_s,
+    }

@@ -1,0 +1,194 @@
+"""The paper's runs, planned and priced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from autoshard.core import Costs, GroupLayout, ShardingPlan
+from autoshard.core.errors import InfeasiblePlanError
+from autoshard.core.step import Overlap, StepPart
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.planners.planner import PlanRequest
+from autoshard.planners.replica_groups import ReplicaGroupsPlanner
+from studies.papers.two_d.models import CTR, EXFM, MACHINE, PaperMachine, PaperModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A line of the paper's tables.
+
+    Attributes:
+        model: The model.
+        world_size: GPUs.
+        num_groups: 1 for full model parallelism.
+        local_batch: Samples per GPU and step.
+        paper_qps: Samples per second; None where it ran out of memory.
+        paper_imbalance: Largest over mean lookup time; None where it is not told.
+        paper_factor: Scaling factor in Table 2: QPS per GPU over that of 256 GPUs.
+        layout: Of the groups. The paper's: copies in one host, where there are no more groups than GPUs (Sec. 5).
+    """
+
+    model: PaperModel
+    world_size: int
+    num_groups: int
+    local_batch: int
+    paper_qps: float | None = None
+    paper_imbalance: float | None = None
+    paper_factor: float | None = None
+    layout: GroupLayout = GroupLayout.ACROSS_NODES
+
+
+def _table1(
+    model: PaperModel, world_size: int, local_batch: int, lines: Mapping[int, tuple[float, float]]
+) -> list[Run]:
+    return [
+        Run(
+            model=model,
+            world_size=world_size,
+            num_groups=num_groups,
+            local_batch=local_batch,
+            paper_qps=qps,
+            paper_imbalance=imbalance,
+        )
+        for num_groups, (qps, imbalance) in lines.items()
+    ]
+
+
+#: Table 1: QPS and imbalance ratio by number of groups.
+CTR_RUNS: Final = tuple(
+    _table1(CTR, 256, 4096, {1: (1.53e6, 5.70), 2: (2.34e6, 2.01), 4: (2.66e6, 1.57), 8: (2.26e6, 1.53)})
+)
+EXFM_RUNS: Final = tuple(
+    _table1(EXFM, 1024, 896, {1: (5.51e5, 5.18), 2: (6.31e5, 2.23), 4: (6.54e5, 1.65), 8: (6.32e5, 1.63)})
+)
+
+_TABLE2_BATCH: Final = 1152
+#: GPUs of a group in Table 2.
+_TABLE2_GROUP: Final = 256
+
+
+def _table2(lines: Mapping[int, tuple[float | None, float | None]], *, grouped: bool) -> tuple[Run, ...]:
+    return tuple(
+        Run(
+            model=EXFM,
+            world_size=world_size,
+            num_groups=world_size // _TABLE2_GROUP if grouped else 1,
+            local_batch=_TABLE2_BATCH,
+            paper_qps=qps,
+            paper_factor=factor,
+        )
+        for world_size, (qps, factor) in lines.items()
+    )
+
+
+#: Table 2: QPS and scaling factor by GPUs, full model parallelism.
+FULL_RUNS: Final = _table2(
+    {256: (1.76e5, 1.0), 512: (3.37e5, 0.95), 1024: (5.61e5, 0.797), 2048: (None, None), 4096: (None, None)},
+    grouped=False,
+)
+#: Table 2: groups of 256 GPUs.
+GROUPED_RUNS: Final = _table2(
+    {256: (1.76e5, 1.0), 512: (3.56e5, 1.0), 1024: (6.76e5, 0.96), 2048: (1.34e6, 0.95), 4096: (2.53e6, 0.90)},
+    grouped=True,
+)
+#: Table 2's last line with the groups laid the other way, which the paper does not have.
+WITHIN_RUN: Final = Run(
+    model=EXFM, world_size=4096, num_groups=16, local_batch=_TABLE2_BATCH, layout=GroupLayout.WITHIN_NODES
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run comes to.
+
+    Attributes:
+        run: The run.
+        out_of_memory: What is missing, if it does not fit; all else is 0 then.
+        step_ms: Predicted step.
+        parts_ms: Its parts at their slowest ranks; `dense` holds the dense layers and both synchronisations.
+        group_sync_ms: Synchronisation of the groups.
+        imbalance: Largest over mean kernel time.
+        peak_bytes: Tables and lookups of the fullest rank.
+        mean_bytes: Of all ranks.
+        pricing_s: Time that pricing the plan took.
+    """
+
+    run: Run
+    out_of_memory: str = ""
+    step_ms: float = 0.0
+    parts_ms: Mapping[StepPart, float]
+    group_sync_ms: float = 0.0
+    imbalance: float = 0.0
+    peak_bytes: float = 0.0
+    mean_bytes: float = 0.0
+    pricing_s: float = 0.0
+
+    @property
+    def qps(self) -> float:
+        """Samples per second; 0 where it does not fit."""
+        return self.run.local_batch * self.run.world_size / self.step_ms * 1e3 if self.step_ms else 0.0
+
+    @property
+    def kernels_ms(self) -> float:
+        """Embedding computation of the slowest ranks, forward and backward."""
+        return self.parts_ms[StepPart.FORWARD_KERNEL] + self.parts_ms[StepPart.BACKWARD_KERNEL]
+
+    @property
+    def exchange_ms(self) -> float:
+        """Embedding all-to-alls, forward and backward."""
+        return self.parts_ms[StepPart.FORWARD_EXCHANGE] + self.parts_ms[StepPart.BACKWARD_EXCHANGE]
+
+    @property
+    def sparse_ms(self) -> float:
+        """Everything about tables: ids, lookups, exchanges, and synchronisation of the groups (Fig. 6)."""
+        return self.parts_ms[StepPart.INPUT] + self.kernels_ms + self.exchange_ms + self.group_sync_ms
+
+    def factor(self, base: Outcome) -> float:
+        """Scaling factor: samples per second and GPU over those of another run."""
+        return (self.qps / self.run.world_size) / (base.qps / base.run.world_size)
+
+
+def paper_costs(machine: PaperMachine = MACHINE) -> Costs:
+    """The models that price the runs: published bandwidths, nothing measured."""
+    return Costs(kernel=AnalyticCostModel.for_device(machine.device), comm=AlphaBetaComm())
+
+
+def request_of(run: Run, machine: PaperMachine = MACHINE, **options: object) -> PlanRequest:
+    """A run's planning task for `replica-groups`."""
+    return PlanRequest(
+        tables=run.model.tables(run.local_batch * run.world_size),
+        topology=machine.topology(run.world_size, run.model.hbm_bytes),
+        costs=paper_costs(machine),
+        options=options,
+    )
+
+
+def outcome(run: Run, machine: PaperMachine = MACHINE) -> Outcome:
+    """Plans and prices a run: tables on single ranks by `cost-greedy`, stages overlapping as in Neo's Eq. 1."""
+    request = request_of(run, machine, num_groups=run.num_groups, layout=run.layout.value)
+    try:
+        plan = ReplicaGroupsPlanner().plan(request)
+    except InfeasiblePlanError as error:
+        return Outcome(run=run, out_of_memory=error.message, parts_ms={})
+    return priced(run, plan, request.costs)
+
+
+def priced(run: Run, plan: ShardingPlan, costs: Costs) -> Outcome:
+    """What a run's plan comes to."""
+    started_s = time.perf_counter()
+    found = evaluate(plan, costs, overlap=Overlap.NEO)
+    pricing_s = time.perf_counter() - started_s
+    held = [rank.hbm_bytes + rank.activation_bytes for rank in found.ranks]
+    return Outcome(
+        run=run,
+        step_ms=found.step_ms.value,
+        parts_ms={part: estimate.value for part, estimate in found.parts.items()},
+        group_sync_ms=found.group_sync_ms or 0.0,
+        imbalance=found.imbalance,
+        peak_bytes=max(held),
+        mean_bytes=sum(held) / len(held),
+        pricing_s=pricing_s,
+    )

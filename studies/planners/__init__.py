@@ -1,0 +1,1 @@
+"""Planners beside each other: predicted, replayed and executed."""

@@ -1,0 +1,273 @@
+"""Planners side by side on many tasks, predicted and replayed: `python -m studies side-by-side`.
+
+Tasks are random tables of a pool, drawn with seeds that policy training never uses. `auto` may cut tables and hold them
+on several ranks; all others, and the row `auto+whole`, place whole tables. All plans of a task, the refined one too,
+are replayed in the same interleaved rounds at its end, with the ceiling.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from autoshard.console import JsonOption, emit, log, progress
+from autoshard.core import ShardingPlan
+from autoshard.core.errors import InvalidOptionError
+from autoshard.formats import load_tables, load_topology
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import compare, make_costs, refine_plan
+from autoshard.report import ComparedPlan
+from bench.devices import find_device
+from bench.location import MsArray
+from bench.replay import Replay, replay_plans
+
+#: `auto` as it searches whole tables by the kernels of the slowest rank, which is what all others but `auto` do.
+WHOLE = "auto+whole"
+_WHOLE_OPTIONS = {"auto": {"objective": "kernel"}}
+PLANNERS = f"random,size-greedy,dim-greedy,lookup-greedy,torchrec,karmarkar-karp,cost-greedy,policy,{WHOLE},auto"
+_BASELINE = "random"
+_FIRST_SEED = 1000
+#: The row of what comes out where the plan of `WHOLE` is refined.
+REFINED = "auto+refine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedTask:
+    """One task: all planners' plans, as predicted and as replayed, and the ceiling of the same rounds.
+
+    Attributes:
+        rows: One per planner, in their order, each with its plan; after them the refined plan's, if asked for.
+        replay: What the machine measured.
+        searched_ms: Predicted kernel time of the slowest rank after a long search by `auto`; None if not asked for.
+    """
+
+    rows: tuple[ComparedPlan, ...]
+    replay: Replay
+    searched_ms: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerMeans:
+    """One planner's means over tasks. Speed-ups are means of the ratios of the tasks."""
+
+    planner: str
+    predicted_max_ms: float
+    predicted_balance: float
+    predicted_step_ms: float
+    measured_max_ms: float
+    measured_balance: float
+    below_ceiling: float
+    """By how much the measured balance is below the ceiling of the same rounds; 0.02 are two points."""
+    measured_speedup: float
+    prediction_error: float
+    """Mean over tasks of |predicted / measured - 1| of the slowest rank."""
+    planning_s: float
+
+
+def compare_task(
+    request: PlanRequest,
+    planners: Sequence[str],
+    search_s: float = 0.0,
+    num_refinements: int = 0,
+    device: str = "auto",
+) -> ComparedTask:
+    """Plans a task with all planners, and replays all plans in the same rounds.
+
+    Args:
+        request: The task.
+        planners: Their names, `WHOLE` among them or not.
+        search_s: Seconds of the long search of whole tables; 0 for none.
+        num_refinements: Measurements that refine the plan of `WHOLE`, in a row of its own; 0 for no such row.
+        device: Where to measure: `auto`, `cpu` or `cuda`.
+
+    Raises:
+        AutoshardError: The first planner's that found no plan.
+        InvalidOptionError: If there is no plan of `WHOLE` to refine.
+    """
+    if num_refinements and WHOLE not in planners:
+        raise InvalidOptionError(f"refines the plan of {WHOLE}, which --planners lacks", field="--refine")
+    rows = [_planned(name, request) for name in planners]
+    if num_refinements:
+        base = next(row for row in rows if row.planner == WHOLE)
+        rows.append(_refined(base, request, num_refinements, device))
+    replay = replay_plans([row.plan for row in rows if row.plan is not None], device=device)
+    searched_ms = None
+    if search_s:
+        searched_ms = _planned(WHOLE, replace(request, time_limit_s=search_s)).predicted_max_ms
+    measured = tuple(replace(row, measured=plan) for row, plan in zip(rows, replay.plans, strict=True))
+    return ComparedTask(rows=measured, replay=replay, searched_ms=searched_ms)
+
+
+def _planned(name: str, request: PlanRequest) -> ComparedPlan:
+    whole = name == WHOLE
+    row = compare(["auto" if whole else name], request, options=_WHOLE_OPTIONS if whole else None)[0]
+    if row.failure is not None:
+        raise row.failure
+    return replace(row, planner=name)
+
+
+def _refined(base: ComparedPlan, request: PlanRequest, num_measurements: int, device: str) -> ComparedPlan:
+    assert base.plan is not None, "planners without a plan have ended the comparison"
+    started_s = time.perf_counter()
+
+    def measure(plans: Sequence[ShardingPlan]) -> list[MsArray]:
+        return [np.array(plan.kernel_ms_per_rank) for plan in replay_plans(plans, device=device).plans]
+
+    plan, said = refine_plan(base.plan, request.costs, measure, num_measurements=num_measurements)
+    log(f"{REFINED}: {said}")
+    return replace(base, planner=REFINED, plan=plan, planning_s=base.planning_s + time.perf_counter() - started_s)
+
+
+def planner_means(tasks: Sequence[ComparedTask]) -> tuple[PlannerMeans, ...]:
+    """Means over tasks, for each planner; speed-ups are over `random`, which has to be among them."""
+    names = [row.planner for row in tasks[0].rows]
+    if _BASELINE not in names:
+        raise InvalidOptionError(f"must name {_BASELINE}, which speed-ups are relative to", field="--planners")
+    return tuple(_means(name, [task.rows[index] for task in tasks], tasks) for index, name in enumerate(names))
+
+
+def _means(name: str, rows: Sequence[ComparedPlan], tasks: Sequence[ComparedTask]) -> PlannerMeans:
+    measured = [row.measured for row in rows if row.measured is not None]
+    predicted = [row.plan.predicted for row in rows if row.plan is not None and row.plan.predicted is not None]
+    return PlannerMeans(
+        planner=name,
+        predicted_max_ms=mean(cost.max_kernel_ms for cost in predicted),
+        predicted_balance=mean(cost.balance for cost in predicted),
+        predicted_step_ms=mean(cost.step_ms.value for cost in predicted),
+        measured_max_ms=mean(plan.max_kernel_ms for plan in measured),
+        measured_balance=mean(plan.balance for plan in measured),
+        below_ceiling=mean(
+            task.replay.ceiling.balance - plan.balance for task, plan in zip(tasks, measured, strict=True)
+        ),
+        measured_speedup=mean(
+            _measured(task, _BASELINE) / plan.max_kernel_ms for task, plan in zip(tasks, measured, strict=True)
+        ),
+        prediction_error=mean(abs(row.prediction_error or 0.0) for row in rows),
+        planning_s=mean(row.planning_s for row in rows),
+    )
+
+
+def _measured(task: ComparedTask, planner: str) -> float:
+    return next(row.measured.max_kernel_ms for row in task.rows if row.planner == planner and row.measured)
+
+
+def main(
+    registry: Annotated[Path | None, typer.Option(help="Folder of trained models.")] = None,
+    planners: Annotated[str, typer.Option(help="Names of planners, with commas between them.")] = PLANNERS,
+    tables: Annotated[str, typer.Option(help="Pool that tasks are drawn from.")] = "metasyn",
+    scale: Annotated[int, typer.Option(help="Divides rows and batch of the pool.")] = 64,
+    topology: Annotated[str, typer.Option(help="Ranks to plan for.")] = "cpu-8",
+    num_tables: Annotated[int, typer.Option(help="Tables per task.")] = 80,
+    num_tasks: Annotated[int, typer.Option(min=1, help="Tasks, with seeds 1000, 1001, ...")] = 8,
+    time_limit: Annotated[float, typer.Option(help="Seconds for planners that search.")] = 0.9,
+    search_seconds: Annotated[float, typer.Option(help="Also search whole tables this long; 0 for not.")] = 0.0,
+    refine: Annotated[
+        int, typer.Option(min=0, help=f"Measurements that refine `{WHOLE}`, as row `{REFINED}`; 0 for none.")
+    ] = 0,
+    device: Annotated[str, typer.Option(help="Where to measure: `auto` (a GPU if any), `cpu` or `cuda`.")] = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Compares planners on several tasks, by prediction and by measuring.
+
+    Example:
+        python -m studies side-by-side --registry demo/registry --num-tasks 8 --search-seconds 60 --refine 3
+    """
+    pool, machine = load_tables(tables).scaled(scale), load_topology(topology)
+    names = [name.strip() for name in planners.split(",")]
+    if _BASELINE not in names:
+        raise InvalidOptionError(f"must name {_BASELINE}, which speed-ups are relative to", field="--planners")
+    costs = make_costs(pool, machine, registry)
+    tasks = []
+    with progress("Tasks", num_tasks) as advance:
+        for seed in range(_FIRST_SEED, _FIRST_SEED + num_tasks):
+            request = PlanRequest(
+                tables=pool.sample(num_tables, seed),
+                topology=machine,
+                costs=costs,
+                time_limit_s=time_limit,
+                registry=registry,
+            )
+            tasks.append(compare_task(request, names, search_seconds, refine, device))
+            log(_told(len(tasks), num_tasks, tasks[-1]))
+            advance(1)
+    means = planner_means(tasks)
+    emit(_document(tasks, means), _rendered(tasks, means), as_json=as_json)
+
+
+def _told(number: int, num_tasks: int, task: ComparedTask) -> str:
+    slowest = ", ".join(f"{row.planner} {row.measured.max_kernel_ms:.2f}" for row in task.rows if row.measured)
+    return f"task {number} of {num_tasks}: ceiling {task.replay.ceiling.balance:.3f}; measured ms: {slowest}"
+
+
+def _summary(tasks: Sequence[ComparedTask]) -> dict[str, float | None]:
+    auto = [next((row for row in task.rows if row.planner == WHOLE), None) for task in tasks]
+    gaps = [
+        row.predicted_max_ms / task.searched_ms - 1
+        for task, row in zip(tasks, auto, strict=True)
+        if row is not None and row.predicted_max_ms and task.searched_ms
+    ]
+    return {
+        "ceiling_balance": mean(task.replay.ceiling.balance for task in tasks),
+        "auto_over_long_search_mean": mean(gaps) if gaps else None,
+        "auto_over_long_search_max": max(gaps) if gaps else None,
+    }
+
+
+def _document(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> dict[str, object]:
+    return {
+        "device_name": find_device().name,
+        "num_tasks": len(tasks),
+        **_summary(tasks),
+        "planners": [{name: getattr(row, name) for name in PlannerMeans.__slots__} for row in means],
+        "tasks": [
+            {
+                "seed": _FIRST_SEED + number,
+                "ceiling_balance": task.replay.ceiling.balance,
+                "searched_ms": task.searched_ms,
+                "planners": {
+                    row.planner: {
+                        "predicted_max_ms": row.predicted_max_ms,
+                        "measured_max_ms": row.measured.max_kernel_ms,
+                        "measured_balance": row.measured.balance,
+                        "measured_ms": row.measured.kernel_ms_per_rank,
+                    }
+                    for row in task.rows
+                    if row.measured is not None
+                },
+            }
+            for number, task in enumerate(tasks)
+        ],
+    }
+
+
+def _rendered(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> Table:
+    written: dict[str, Callable[[PlannerMeans], str]] = {
+        "planner": lambda row: row.planner,
+        "predicted max ms": lambda row: f"{row.predicted_max_ms:.2f}",
+        "predicted balance": lambda row: f"{row.predicted_balance:.3f}",
+        "predicted step ms": lambda row: f"{row.predicted_step_ms:.2f}",
+        "measured max ms": lambda row: f"{row.measured_max_ms:.2f}",
+        "measured balance": lambda row: f"{row.measured_balance:.3f}",
+        "below ceiling": lambda row: f"{row.below_ceiling:.3f}",
+        "speed-up over random": lambda row: f"{row.measured_speedup:.3f}",
+        "prediction error": lambda row: f"{row.prediction_error:.1%}",
+        "planning s": lambda row: f"{row.planning_s:.2f}",
+    }
+    summary = {name: value for name, value in _summary(tasks).items() if value is not None}
+    table = Table(
+        title=f"Means of {len(tasks)} tasks on {find_device().name}",
+        caption=", ".join(f"{name} {value:.4f}" for name, value in summary.items()),
+    )
+    for name in written:
+        table.add_column(name, justify="left" if name == "planner" else "right")
+    for row in means:
+        table.add_row(*(write(row) for write in written.values()))
+    return table

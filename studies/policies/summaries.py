@@ -1,0 +1,108 @@
+"""Scores of planners over tasks and seeds, and how tables write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.report.wording import write_ms, write_percent
+from studies.cost_models.evaluation_numbers import Summary
+from studies.policies.lab import RANDOM
+from studies.policies.parts import Numbers
+
+NONE = "n/a"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerScores:
+    """A planner's scores: means over the tasks of a seed, of which mean and deviation over seeds.
+
+    Attributes:
+        balance: min / max over ranks of kernel time.
+        max_ms: Kernel time of the slowest rank.
+        step_ms: A whole step; None where it is not known.
+        planning_s: Seconds per plan; None where it is not known.
+        speedup: Slowest rank of random sharding over that of the planner; None without random sharding.
+        num_failed: Tasks without a plan, of all seeds; they count nowhere else.
+        num_tasks: Tasks, of all seeds.
+    """
+
+    balance: Summary
+    max_ms: Summary
+    step_ms: Summary | None
+    planning_s: Summary | None
+    speedup: Summary | None
+    num_failed: int
+    num_tasks: int
+
+
+def planner_scores(parts: Sequence[Numbers], planner: str) -> PlannerScores | None:
+    """Scores of a planner; None if it has no plan at all.
+
+    Args:
+        parts: One per seed, each with `tasks`, and in each of these numbers by planner.
+        planner: Which.
+    """
+    seeds = [[task for task in part["tasks"] if "max_ms" in task.get(planner, {})] for part in parts]
+    num_tasks = sum(len(part["tasks"]) for part in parts)
+    planned = [tasks for tasks in seeds if tasks]
+    if not planned:
+        return None
+
+    def over_seeds(name: str) -> Summary:
+        return Summary.of([float(np.mean([task[planner][name] for task in tasks])) for tasks in planned])
+
+    def where_known(name: str) -> Summary | None:
+        return over_seeds(name) if all(name in task[planner] for tasks in planned for task in tasks) else None
+
+    has_random = all("max_ms" in task.get(RANDOM, {}) for tasks in planned for task in tasks)
+    speedups = [float(np.mean([speedup(task, planner) for task in tasks])) for tasks in planned] if has_random else []
+    return PlannerScores(
+        balance=over_seeds("balance"),
+        max_ms=over_seeds("max_ms"),
+        step_ms=where_known("step_ms"),
+        planning_s=where_known("planning_s"),
+        speedup=Summary.of(speedups) if speedups else None,
+        num_failed=num_tasks - sum(map(len, planned)),
+        num_tasks=num_tasks,
+    )
+
+
+def speedup(task: Numbers, planner: str) -> float:
+    """Slowest rank of random sharding over that of a planner (AutoShard Sec. 5.1)."""
+    return float(task[RANDOM]["max_ms"] / task[planner]["max_ms"])
+
+
+def by_planner(parts: Sequence[Numbers], planners: Iterable[str]) -> dict[str, PlannerScores]:
+    """Scores of those planners that have plans."""
+    found = {planner: planner_scores(parts, planner) for planner in planners}
+    return {planner: scores for planner, scores in found.items() if scores is not None}
+
+
+def write_share(summary: Summary | None) -> str:
+    """Mean and deviation in percent: `97.9% ± 0.3`."""
+    return NONE if summary is None else f"{write_percent(summary.mean)} ± {100 * summary.deviation:.1f}"
+
+
+def write_factor(summary: Summary | None) -> str:
+    """Mean and deviation: `1.712 ± 0.027`."""
+    return NONE if summary is None else f"{summary.mean:.3f} ± {summary.deviation:.3f}"
+
+
+def write_time(summary: Summary | None) -> str:
+    """Mean and deviation in milliseconds."""
+    return NONE if summary is None else f"{write_ms(summary.mean)} ± {write_ms(summary.deviation)}"
+
+
+def write_seeds(num_seeds: int) -> str:
+    """`1 seed`, `5 seeds`."""
+    return f"{num_seeds} seed" + ("" if num_seeds == 1 else "s")
+
+
+def write_seconds(seconds: float | None) -> str:
+    """Seconds, with a unit that suits them: `3.1 ms`, `0.52 s`."""
+    if seconds is None:
+        return NONE
+    return f"{write_ms(1000 * seconds)} ms" if seconds < 0.1 else f"{seconds:.2f} s"

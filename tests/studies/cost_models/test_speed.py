@@ -1,0 +1,22 @@
+import json
+
+from autoshard.formats.samples import read_samples
+from costmodel.dataset import CostDataset
+from costmodel.schedules import Shuffled
+from costmodel.training import TrainingOptions
+from studies.cost_models.speed import as_markdown, machine, time_pricing, time_training, to_document
+
+
+def test_every_figure_is_timed(store, dataset):
+    options = TrainingOptions(schedule=Shuffled(num_updates=5), batch_size=16)
+    trained, training = time_training(dataset, "cpu", 1, options)
+    assert trained.card.training["num_samples"] + trained.card.metrics.num_samples == 10_000
+    small = CostDataset.from_samples(read_samples(store, "cpu"))
+    timings = (training, *time_pricing(trained.model(), small, 3))
+    assert [timing.bound for timing in timings] == [60, 5, 2, 2]
+    assert all(0 < timing.lowest <= timing.median for timing in timings)
+    document = to_document(timings, machine(), len(dataset))
+    assert json.loads(json.dumps(document)) == document
+    text = as_markdown(timings, machine())
+    assert text.count("\n| ") == 6
+    assert machine()["processor"] in text

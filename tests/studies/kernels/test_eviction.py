@@ -1,0 +1,33 @@
+"""The measurement of the flush runs on each device; what it finds is the machine's and asserted nowhere."""
+
+import pytest
+import torch
+
+from bench.caches import device_cache_bytes
+from studies.kernels.eviction import main, measure_eviction
+
+
+@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_flush_is_measured_beside_a_small_write(name):
+    device = torch.device(name)
+    found = measure_eviction(device, repetitions=1)
+    assert found.cache_bytes == device_cache_bytes(device)
+    assert 0 < found.buffer_bytes < found.cache_bytes
+    assert found.after_flush > 0
+    assert found.after_small_write > 0
+
+
+def test_the_command_prints_both_ratios(capsys):
+    assert main(["--device", "cpu", "--repetitions", "1"]) == 0
+    assert "times as long after a flush" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--repetitions", "0"], "--repetitions must be at least 1"), (["--device", "tpu"], "must be auto, cpu or cuda")],
+)
+def test_bad_options_are_named(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,83 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from autoshard.core.errors import InvalidOptionError
+from autoshard.formats.samples import read_samples
+from bench.collecting.collector import collect_samples
+from bench.sampling.stream import choose_sets
+from studies.kernels.kill_test import StoreWatch, main
+
+
+def run(*arguments):
+    command = [sys.executable, "-W", "ignore", "-m", "studies", "kill-test", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def check(result, times, store):
+    assert len(result["kills"]) == times
+    assert result["faults"] == []
+    assert result["num_samples"] > 0
+    assert result["moments"]["writing"] >= times // 3
+    table = read_samples(store)
+    assert len(table) >= result["num_samples"]
+    assert not table.damaged()
+
+
+def test_killed_collectors_lose_nothing(tmp_path):
+    check(run("--times", "2", "--store", str(tmp_path / "store")), 2, tmp_path / "store")
+
+
+@pytest.mark.slow
+def test_fifty_kills_lose_nothing(tmp_path):
+    result = run("--times", "50", "--store", str(tmp_path / "store"), "--seed", "1")
+    check(result, 50, tmp_path / "store")
+    assert set(result["moments"]) == {"starting", "running", "writing"}
+
+
+@pytest.fixture
+def watched(harness, make_shard, tmp_path):
+    pool = [make_shard(f"t{index}", 20 + index) for index in range(8)]
+    done = collect_samples(harness, choose_sets(pool, max_tables=3, seed=0), tmp_path, num_samples=2)
+    watch = StoreWatch(tmp_path)
+    assert watch.check() == ((), 0)
+    assert watch.check_as_read() == ()
+    return watch, done.files[0]
+
+
+def test_a_lost_file_is_noticed(watched):
+    watch, file = watched
+    watch.promise("part-never-written.parquet")
+    file.rename(file.with_name(".0123456789abcdef.tmp"))
+    assert watch.check() == ((f"{file.name} was lost", "part-never-written.parquet was lost"), 1)
+
+
+def test_a_truncated_file_is_noticed(watched):
+    watch, file = watched
+    copy = file.with_name("part-20260102T120000123456-0123456789ab.parquet")
+    copy.write_bytes(file.read_bytes()[:-20])
+    (fault,), _ = watch.check()
+    assert "is no Parquet file, or is damaged" in fault
+
+
+def test_a_foreign_file_is_noticed(watched):
+    watch, file = watched
+    file.with_name("part-half.parquet.tmp").write_bytes(b"")
+    assert watch.check() == (("part-half.parquet.tmp is no file of a store",), 0)
+
+
+def test_samples_that_are_gone_are_noticed(watched):
+    watch, file = watched
+    copy = file.with_name("part-20260102T120000123456-0123456789ab.parquet")
+    file.rename(copy)
+    assert watch.check()[0] == (f"{file.name} was lost",)
+
+
+def test_a_store_in_use_is_refused(tmp_path):
+    (tmp_path / "something").write_text("")
+    with pytest.raises(InvalidOptionError, match="must be missing or an empty folder"):
+        main(store=tmp_path)

@@ -1,0 +1,70 @@
+"""OPER's Table 2 and Fig. 8 and 10 from the planner, and the command that makes them."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from autoshard.report.images import ImageError, find_browser
+from studies.papers.oper.document import PAPER_LINES, PAPER_MEANS
+from studies.papers.oper.figures import fig8_figure, fig10_figure
+from studies.papers.oper.results import LinkCosts, MethodLoads, fetched_mib, links, make_plan
+from studies.papers.oper.study import main
+from studies.papers.oper.tasks import LARGE_ROWS, TERABYTE_ROWS, dgx_a100, kaggle, syn_large, terabyte, two_nodes
+from studies.programs import run_program
+
+
+@pytest.mark.parametrize(("name", "tables"), [("Criteo Kaggle", kaggle), ("Criteo Terabyte", terabyte)])
+def test_first_line_of_table_2_comes_out_to_its_last_digit(name, tables):
+    plan = make_plan(tables(), dgx_a100(), mode="inference", threshold=0.01, balance=0.0, extra_memory_ratio=0.0)
+    assert round(float(links(fetched_mib(plan)).mean()), 2) == PAPER_MEANS[name][0]
+
+
+def test_papers_balance_is_least_over_most():
+    shares = [least / most for _, most, least in PAPER_LINES]
+    np.testing.assert_allclose(shares, [0.716, 0.801, 0.883, 0.991, 0.991], atol=5e-4)
+
+
+def test_data_sets_have_the_papers_rows():
+    for tables, rows in ((terabyte(), TERABYTE_ROWS), (syn_large(), LARGE_ROWS)):
+        assert sum(table.num_embeddings for table in tables.tables) == pytest.approx(rows, rel=1e-6)
+
+
+def test_links_of_two_nodes_differ_as_in_fig_8():
+    each = links(np.array(two_nodes().fetch_ms))
+    assert each.max() / each.min() == pytest.approx(4.21)
+    assert np.count_nonzero(each == each.min()) == 24
+
+
+def test_figures_show_the_numbers():
+    matrix = np.array([[9.0, 2.0], [5.0, 9.0]])
+    figure = fig8_figure(LinkCosts(fetch_ms_RR=matrix, alone_ms_RR=2 * matrix, copied_ms_RR=matrix.T))
+    assert [trace.z[1][0] for trace in figure.data] == [2.5, 2.5, 1.0]
+    assert np.isnan(figure.data[0].z[0][0])
+    loads = MethodLoads(memory_R=np.array([1024.0, 3072.0]), lookups_R=np.array([1.0, 2.0]), links=np.array([4.0, 4.0]))
+    bars = fig10_figure({"data": {"MG": loads, "OPER": loads}}).data
+    assert [list(bar.y) for bar in bars] == [[2.0, 2.0], [1.5, 1.5], [4.0, 4.0]]
+    assert (list(bars[0].error_y.array), list(bars[0].error_y.arrayminus)) == ([1.0, 1.0], [1.0, 1.0])
+
+
+@pytest.mark.slow
+def test_the_command_writes_numbers_tables_and_images(tmp_path, monkeypatch, capsys):
+    try:
+        find_browser()
+    except ImageError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(sys, "argv", ["python -m studies oper", "-o", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        run_program(main)
+    assert end.value.code == 0
+    document = json.loads((tmp_path / "oper.json").read_text())
+    assert "Table 2, Criteo Kaggle" in capsys.readouterr().out
+    for name in PAPER_MEANS:
+        means = [line["mean"] for line in document["table2_mib"][name]]
+        assert means[1] < means[0] / 6
+        assert means == sorted(means, reverse=True)
+    assert all(search["exchange_balance"] > 0.98 for search in document["searches"])
+    assert all(line["oper"] <= 1.1 * line["exact"] for line in document["cp_sat_mib"])
+    for name in ("fig8", "fig10"):
+        assert (tmp_path / f"oper-{name}.png").read_bytes().startswith(b"\x89PNG")

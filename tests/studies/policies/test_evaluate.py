@@ -1,0 +1,310 @@
+"""Parts of the evaluation one by one."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from autoshard.core import Costs
+from autoshard.core.errors import FormatError, InvalidOptionError, UnknownNameError
+from autoshard.evaluation.analytic import AnalyticCostModel
+from autoshard.evaluation.communication import AlphaBetaComm
+from autoshard.planners.planner import PlanRequest
+from autoshard.planners.registry import get_planner
+from autoshard.report.images import NumberTable
+from env import NUM_CHOICE_KINDS, NUM_COST_COLUMNS
+from policies.network import PlacementNetwork
+from studies.cost_models.ablation import REMOVALS
+from studies.policies import FIGURES, EvaluationSettings, PartStore, choose
+from studies.policies.ablations import _PAPER_FEATURES
+from studies.policies.lab import COST_GREEDY, POLICY, RANDOM
+from studies.policies.random_search import marks, random_costs
+from studies.policies.steps import FLEXSHARD, FLEXSHARD_CUT, OPER, _options, over_rival
+from studies.policies.summaries import planner_scores, write_factor, write_seconds, write_share
+from studies.policies.targets import over_greedy
+from studies.policies.trained import Learner, NetworkPart, hold_at_zero, train_network, training_curve
+from studies.policies.training_curves import first_crossing
+from studies.policies.unseen_tables import halves, mixed_task
+
+
+class TestSettings:
+    def test_the_defaults_are_the_papers(self):
+        """AutoShard Sec. 5.2: 90 training and 10 test tasks of 80 tables on 8 devices, five seeds."""
+        settings = EvaluationSettings()
+        assert (settings.num_train_tasks, settings.num_test_tasks, settings.num_seeds) == (90, 10, 5)
+        assert settings.size == (80, 8)
+        assert settings.large == (800, 80)
+
+    def test_quick_is_smaller_in_everything_that_takes_time(self):
+        settings = EvaluationSettings()
+        quick = settings.quick()
+        for name in ("num_seeds", "num_train_tasks", "num_updates", "search_s", "num_random", "cost_updates"):
+            assert getattr(quick, name) < getattr(settings, name), name
+        assert quick.size in quick.transfer
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("num_seeds", 0), ("num_samples", 1), ("num_replayed", -1), ("auto_s", 0.0), ("memory_share", 1.0)],
+    )
+    def test_what_makes_no_sense_is_refused_by_name(self, field, value):
+        with pytest.raises(InvalidOptionError, match=field):
+            EvaluationSettings(**{field: value})
+
+    def test_identity_lets_seeds_and_replays_be_added(self):
+        settings = EvaluationSettings()
+        more = replace(settings, num_seeds=7, num_replayed=3)
+        assert more.identity() == settings.identity()
+        assert replace(settings, num_tables=40).identity() != settings.identity()
+
+
+class TestPartStore:
+    def test_a_part_is_made_once(self, tmp_path):
+        store, made = PartStore(tmp_path), []
+
+        def make():
+            made.append(1)
+            return {"value": 0.1, "pair": (1, 2)}
+
+        assert not store.has("figure/part")
+        assert store.find("figure/part", make) == {"value": 0.1, "pair": [1, 2]}
+        assert PartStore(tmp_path).find("figure/part", make) == {"value": 0.1, "pair": [1, 2]}
+        assert len(made) == 1
+
+    def test_a_part_that_fails_leaves_nothing(self, tmp_path):
+        store = PartStore(tmp_path)
+
+        def fail():
+            raise UnknownNameError("nothing")
+
+        with pytest.raises(UnknownNameError):
+            store.find("figure/part", fail)
+        assert not store.has("figure/part")
+
+    def test_another_evaluation_is_refused(self, tmp_path):
+        PartStore(tmp_path).check_identity({"num_tables": 80, "transfer": ((80, 8),)})
+        PartStore(tmp_path).check_identity({"num_tables": 80, "transfer": ((80, 8),)})
+        with pytest.raises(InvalidOptionError, match="num_tables is 80, not 40"):
+            PartStore(tmp_path).check_identity({"num_tables": 40, "transfer": ((80, 8),)})
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"elapsed_s": 1}'])
+    def test_a_damaged_part_is_named(self, tmp_path, text):
+        store = PartStore(tmp_path)
+        store.find("figure/part", dict)
+        (tmp_path / "parts/figure/part.json").write_text(text)
+        with pytest.raises(FormatError, match=r"part\.json"):
+            store.read("figure/part")
+
+
+class TestCatalogue:
+    def test_all_figures_of_the_paper_are_there(self):
+        names = {"fig8", "fig9", "table2", "fig10", "fig11", "fig12-training", "fig12-inference"}
+        assert names < set(FIGURES)
+        assert list(choose(None)) == list(FIGURES.values())
+        assert [figure.name for figure in choose("fig9, fig8")] == ["fig8", "fig9"]
+
+    @pytest.mark.parametrize("names", ["fig8,fig80", "", ","])
+    def test_unknown_names_are_told_with_what_there_is(self, names):
+        with pytest.raises(UnknownNameError, match="fig12-training"):
+            choose(names)
+
+    def test_the_papers_features_can_be_removed(self):
+        assert set(_PAPER_FEATURES) <= set(REMOVALS)
+
+    def test_the_program_says_what_is_wrong_in_one_line(self, tmp_path):
+        command = [sys.executable, "-m", "studies", "policy", "--output", str(tmp_path), "--figures", "fig80"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: --figures: no figure is named 'fig80'; there are: fig8, ")
+        assert done.stderr.count("\n") == 1
+
+
+class TestRandomSearch:
+    def test_costs_are_those_of_the_placements(self, make_problem):
+        problem = make_problem([3.0, 1.0, 2.0, 5.0, 4.0], num_ranks=3)
+        costs_PR = np.concatenate(list(random_costs(problem, 300, seed=7)))
+        rng, num_ranks, num_items = np.random.default_rng(7), problem.num_ranks, problem.num_items
+        ranks_PN = np.concatenate([rng.integers(num_ranks, size=(size, num_items)) for size in (256, 44)])
+        assert costs_PR.shape == (300, num_ranks)
+        for ranks_N, cost_ms_R in zip(ranks_PN[::13], costs_PR[::13], strict=True):
+            assert cost_ms_R == pytest.approx(problem.rank_ms(ranks_N), rel=1e-4, abs=1e-9)
+
+    def test_marks_end_with_the_last(self):
+        assert marks(30) == [1, 2, 5, 10, 20, 30]
+        assert marks(10) == [1, 2, 5, 10]
+        assert marks(1) == [1]
+
+
+class TestHalves:
+    def test_they_part_the_pool(self, make_tables):
+        pool = make_tables(list(range(1, 12)))
+        seen, unseen = halves(pool, 3)
+        names = [{table.name for table in half.tables} for half in (seen, unseen)]
+        assert names[0] | names[1] == {table.name for table in pool.tables}
+        assert not names[0] & names[1]
+        assert abs(len(names[0]) - len(names[1])) <= 1
+        assert halves(pool, 3) == (seen, unseen)
+        assert halves(pool, 4) != (seen, unseen)
+
+    @pytest.mark.parametrize(("ratio", "num_unseen"), [(0.0, 0), (0.3, 1), (0.5, 2), (1.0, 4)])
+    def test_tasks_have_as_many_unseen_tables_as_asked_for(self, make_tables, ratio, num_unseen):
+        seen, unseen = halves(make_tables(list(range(1, 12))), 0)
+        task = mixed_task(seen, unseen, 4, ratio, seed=5)
+        assert len(task.tables) == 4
+        assert len(set(task.tables) & set(unseen.tables)) == num_unseen
+
+
+def score(max_ms, balance=0.5, **more):
+    return {"max_ms": max_ms, "balance": balance, **more}
+
+
+PARTS = (
+    {"tasks": [{RANDOM: score(4.0), POLICY: score(2.0, 0.8)}, {RANDOM: score(3.0), POLICY: score(3.0, 0.6)}]},
+    {"tasks": [{RANDOM: score(4.0), POLICY: score(1.0, 0.9)}, {RANDOM: score(4.0), POLICY: {"failure": "no"}}]},
+)
+
+
+class TestSummaries:
+    def test_means_are_over_tasks_and_deviations_over_seeds(self):
+        found = planner_scores(PARTS, POLICY)
+        # Seeds: (0.8 + 0.6) / 2 and 0.9; speed-ups (2 + 1) / 2 and 4.
+        assert (found.balance.mean, found.balance.deviation) == pytest.approx((0.8, 0.1))
+        assert (found.speedup.mean, found.speedup.deviation) == pytest.approx((2.75, 1.25))
+        assert (found.num_tasks, found.num_failed) == (4, 1)
+        assert found.step_ms is None
+        assert planner_scores(PARTS, "nobody") is None
+
+    def test_without_random_sharding_there_is_no_speedup(self):
+        parts = [{"tasks": [{POLICY: score(2.0, step_ms=3.0)}]}]
+        assert planner_scores(parts, POLICY).speedup is None
+        assert planner_scores(parts, POLICY).step_ms.mean == 3.0
+
+    def test_against_greedy(self):
+        tasks = [
+            {COST_GREEDY: score(2.0), POLICY: score(1.0)},
+            {COST_GREEDY: score(2.0), POLICY: score(2.0)},
+            {COST_GREEDY: score(2.0), POLICY: score(3.5)},
+            {COST_GREEDY: score(2.0), POLICY: {"failure": "no"}},
+        ]
+        ratio, better, equal, worse = over_greedy([{"tasks": tasks}], POLICY)
+        assert ratio.mean == pytest.approx(6.5 / 6)
+        assert (better, equal, worse) == (1, 1, 1)
+        assert over_greedy([{"tasks": tasks[3:]}], POLICY)[0] is None
+
+    def test_against_a_rival(self):
+        tasks = [
+            {"oper": {"step_ms": 4.0}, POLICY: {"step_ms": 3.0}},
+            {"oper": {"failure": ""}, POLICY: {"step_ms": 9.0}},
+        ]
+        assert over_rival([{"tasks": tasks}], POLICY, "oper").mean == 0.75
+        assert over_rival([{"tasks": tasks[1:]}], POLICY, "oper") is None
+
+    def test_words(self):
+        found = planner_scores(PARTS, POLICY)
+        assert write_share(found.balance) == "80.0% ± 10.0"
+        assert write_factor(found.speedup) == "2.750 ± 1.250"
+        assert (write_seconds(0.0123), write_seconds(1.234), write_seconds(None)) == ("12.3 ms", "1.23 s", "n/a")
+
+    def test_first_crossing(self):
+        points = [{"num_updates": number, "balance": balance} for number, balance in enumerate((0.1, 0.5, 0.4, 0.6))]
+        part = {"points": points, "best_known": {"balance": 0.8}}
+        assert first_crossing(part, 0.5)["num_updates"] == 1
+        assert first_crossing(part, 0.7)["num_updates"] == 3
+        assert first_crossing(part, 0.9) is None
+
+    def test_markdown(self):
+        table = NumberTable(columns=("a", "b"), lines=(("x", "1"), ("y", "2")), caption="c")
+        assert table.to_markdown().splitlines() == ["| a | b |", "| --- | ---: |", "| x | 1 |", "| y | 2 |"]
+
+
+class TestEqualMemory:
+    def test_rivals_may_use_what_is_left(self, make_problem):
+        """Five tables, ranks with room for twice as much: as much again for copies."""
+        loose = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2)
+        held = sum(table.hbm_bytes for table in loose.tables.tables)
+        problem = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2, hbm_bytes=held)
+        assert _options(OPER, problem) == ({}, {"extra_memory_ratio": pytest.approx(1.0)})
+        for planner in (FLEXSHARD, FLEXSHARD_CUT):
+            usual, all_of_it = _options(planner, problem)
+            assert usual == {"tiers": 3, "count_activations": planner == FLEXSHARD}
+            assert all_of_it == {**usual, "memory_budget_bytes": held // 2}
+        assert _options(COST_GREEDY, problem) == ({},)
+
+    def test_planners_take_these_options(self, make_problem, costs_of):
+        problem = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2, hbm_bytes=1 << 21)
+        for planner in (OPER, FLEXSHARD):
+            for options in _options(planner, problem):
+                request = PlanRequest(
+                    tables=problem.tables, topology=problem.topology, costs=costs_of(problem), options=options
+                )
+                assert get_planner(planner).plan(request).shards
+
+
+@pytest.fixture
+def costs_of():
+    return lambda problem: Costs(kernel=AnalyticCostModel.for_device(problem.topology.device), comm=AlphaBetaComm())
+
+
+@pytest.fixture
+def problems(make_problem):
+    rng = np.random.default_rng(0)
+    return [make_problem(rng.uniform(1, 10, 6).tolist(), num_ranks=2) for _ in range(4)]
+
+
+class TestTraining:
+    @pytest.mark.parametrize("part", NetworkPart)
+    def test_a_part_at_zero_changes_nothing_and_stays_there(self, part, problems, tmp_path):
+        network = train_network(problems, problems[:1], seed=0, num_updates=2, folder=tmp_path, without=part)
+        whole = train_network(problems, problems[:1], seed=0, num_updates=2, folder=tmp_path / "whole")
+        assert torch.any(network.policy_first.weight != whole.policy_first.weight)
+        for one, is_blind in ((network, True), (whole, False)):
+            logits, changed = (scores_of(one, part, value) for value in (0.0, 1.5))
+            # What all choices have in common is no reason to take one.
+            centred = [values - values.mean(dim=1, keepdim=True) for values in (logits, changed)]
+            assert torch.allclose(*centred, atol=1e-6) is is_blind
+
+    def test_gradients_of_other_weights_flow(self):
+        network = PlacementNetwork(8)
+        hold_at_zero(network, NetworkPart.RANK_CODES)
+        network.policy_first.weight.square().sum().backward()
+        assert torch.any(network.policy_first.weight.grad != 0)
+        held = network.policy_first.weight.grad[:, network.state_width : network.state_width + 8]
+        assert not torch.any(held)
+
+    @pytest.mark.parametrize("learner", [Learner.VTRACE, Learner.PPO])
+    def test_a_curve_starts_with_random_weights(self, learner, problems):
+        points = training_curve(
+            problems, problems[:1], problems[2:], learner=learner, device="cpu", seed=0, num_updates=5, every=2
+        )
+        assert [point.num_updates for point in points] == [0, 2, 4, 5]
+        assert points[0].training_s == 0
+        assert all(before.training_s < after.training_s for before, after in pairwise(points))
+        assert all(0 <= point.score.balance <= 1 for point in points)
+        last = points[-1].to_json()
+        assert last["learn_s"] > 0
+        assert last["collect_s"] + last["learn_s"] <= last["training_s"]
+        assert last["measure_s"] == 0
+        assert json.dumps(last)
+
+
+def scores_of(network, part, value):
+    """Scores of three choices, with what a part shows set to a value for the second choice, or the second state."""
+    generator = torch.Generator().manual_seed(0)
+    width = network.code_width
+    states = torch.rand(2, network.state_width, generator=generator)
+    codes = torch.rand(2, 3, width, generator=generator)
+    costs = torch.rand(2, 3, NUM_COST_COLUMNS, generator=generator)
+    kinds = torch.zeros(2, 3, NUM_CHOICE_KINDS)
+    kinds[..., 0] = 1
+    if part is NetworkPart.STATES:
+        states[1] += value
+    elif part is NetworkPart.RANK_CODES:
+        codes[:, 1] += value
+    else:
+        costs[:, 1] += value
+    with torch.no_grad():
+        return network.logits(states, codes, costs, kinds, torch.ones(2, 3, dtype=torch.bool))
