@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import re
 import sys
@@ -17,6 +19,7 @@ from typer.main import get_command
 
 from autoshard import __version__
 from autoshard.core.errors import AutoshardError
+from autoshard.core.quoting import printable, shortened
 
 ENTRY_POINT_GROUP = "autoshard.commands"
 
@@ -43,6 +46,8 @@ _ORDER = (
 
 _INTERRUPTED = 130
 _BAD_INPUT = 2
+#: Characters of the option parser's messages, which repeat what was typed.
+_USAGE_ROOM = 255
 
 
 class LazyCommands(Mapping[str, Any]):
@@ -101,13 +106,14 @@ def main(args: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     arguments = list(sys.argv[1:] if args is None else args)
     try:
-        code = _root().main(arguments or ["--help"], prog_name="autoshard", standalone_mode=False)
+        with _logged_warnings():
+            code = _root().main(arguments or ["--help"], prog_name="autoshard", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except typer.Abort:
         return _fail("aborted", 1)
     except typer.TyperException as error:
-        return _fail(error.format_message() + _usage_hint(error), error.exit_code)
+        return _fail(shortened(error.format_message(), _USAGE_ROOM) + _usage_hint(error), error.exit_code)
     except AutoshardError as error:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:
@@ -189,6 +195,22 @@ def _usage_hint(error: typer.TyperException) -> str:
     return f" (see {context.command_path} --help)" if context is not None else ""
 
 
+@contextlib.contextmanager
+def _logged_warnings() -> Iterator[None]:
+    """Prints logged warnings as lines of standard error; `autoshard serve` replaces this by logs of its own."""
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            _write_line(f"warning: {record.getMessage()}")
+
+    handler = Lines(logging.WARNING)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
 def _own_location_first() -> None:
     """Puts this installation first on `sys.path`: others may have an `env` or a `server` too."""
     location = str(Path(__file__).resolve().parent.parent)
@@ -198,15 +220,21 @@ def _own_location_first() -> None:
 def _os_error_text(error: OSError) -> str:
     name = error.filename.decode(errors="replace") if isinstance(error.filename, bytes) else error.filename
     text = error.strerror or str(error)
-    return f"{name}: {text}" if name is not None else text
+    if name is None:
+        return text
+    return f"{shortened(str(name)) if error.errno == errno.ENAMETOOLONG else name}: {text}"
 
 
 def _os_error_code(error: OSError) -> int:
     bad_path = FileNotFoundError | IsADirectoryError | NotADirectoryError | PermissionError
-    return _BAD_INPUT if isinstance(error, bad_path) else 1
+    return _BAD_INPUT if isinstance(error, bad_path) or error.errno == errno.ENAMETOOLONG else 1
 
 
 def _fail(message: str, code: int) -> int:
-    with contextlib.suppress(OSError):  # when nobody listens any more, the exit code still says it
-        sys.stderr.write(f"error: {' '.join(message.replace('Value error, ', '').split())}\n")
+    _write_line(f"error: {message.replace('Value error, ', '')}")
     return code
+
+
+def _write_line(message: str) -> None:
+    with contextlib.suppress(OSError):  # when nobody listens any more, the exit code still says it
+        sys.stderr.write(printable(" ".join(message.split())) + "\n")

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from autoshard.core.errors import ExecutionError, FormatError, InvalidOptionError, SampleStoreError
+from autoshard.core.quoting import shown
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json
 from autoshard.formats.samples import devices_in, read_samples
@@ -133,7 +134,7 @@ class Progress:
         try:
             data = json.loads(file.read_bytes())
             if data["schema"] != SCHEMA:
-                raise FormatError(f"must be {SCHEMA}, got {data['schema']!r}", field="schema", source=str(file))
+                raise FormatError(f"must be {SCHEMA}, got {shown(data['schema'])}", field="schema", source=str(file))
             return cls(
                 device=str(data["device"]),
                 held_out=tuple(map(str, data["held_out"])),

@@ -17,7 +17,7 @@ import numpy as np
 from autoshard.core import NUM_REUSE_BINS, REUSE_BIN_EDGES, AccessProfile, EmbeddingTable, Feature, TableSet
 from autoshard.core.access import IntArray
 from autoshard.core.errors import FormatError
-from autoshard.formats.fields import shortened
+from autoshard.core.quoting import shortened
 from autoshard.formats.torch_archive import read_tensors
 
 #: Dimensions that tables get when none is asked for: the files have none, and AutoShard draws them from these.

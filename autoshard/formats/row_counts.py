@@ -10,7 +10,7 @@ import numpy as np
 
 from autoshard.core.count_histogram import CountHistogram, Counts
 from autoshard.core.errors import FormatError, InvalidTableError
-from autoshard.formats.fields import shortened
+from autoshard.core.quoting import shortened
 
 if TYPE_CHECKING:
     import pyarrow as pa

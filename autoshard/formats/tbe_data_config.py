@@ -17,8 +17,9 @@ import numpy as np
 from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
 from autoshard.core.access import FloatArray, mixture
 from autoshard.core.errors import FormatError, InvalidTableError
+from autoshard.core.quoting import shown
 from autoshard.formats.dlrm_datasets import Advance
-from autoshard.formats.fields import Fields, from_source, items, number, shown, whole
+from autoshard.formats.fields import Fields, from_source, items, number, whole
 from autoshard.formats.json_document import read_json
 from autoshard.formats.tables_json import MAX_BATCH_SIZE, MAX_EMBEDDING_DIM, MAX_POOLING_FACTOR, MAX_ROWS, MAX_TABLES
 

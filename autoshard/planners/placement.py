@@ -30,6 +30,7 @@ from autoshard.core import (
 )
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
+from autoshard.core.quoting import shown
 
 RankArray = NDArray[np.int64]
 
@@ -266,7 +267,7 @@ def colocated(tables: TableSet) -> tuple[tuple[int, ...], ...]:
         for name in table.constraints.colocate_with:
             if name not in index_of:
                 raise InvalidPlanError(
-                    f"names {name!r}, which is no table", field=f"tables[{index}].constraints.colocate_with"
+                    f"names {shown(name)}, which is no table", field=f"tables[{index}].constraints.colocate_with"
                 )
             low, high = sorted((find(index), find(index_of[name])))
             root[high] = low

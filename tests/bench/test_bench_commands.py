@@ -253,7 +253,7 @@ def test_replay_refuses_what_it_cannot_measure(plan, tables, tmp_path, capsys):
         (["collect", "--store", "s", "--num-samples", "0"], 2, "num_samples: must be above 0, got 0"),
         (["collect", "--store", "s", "--seed", "-1"], 2, "seed: must be at least 0, got -1"),
         (["collect", "--store", "s", "--max-tables", "0"], 2, "max_tables: must be at least 1, got 0"),
-        (["collect", "--store", "s", "--device", "tpu"], 2, "device: must be auto, cpu or cuda, got 'tpu'"),
+        (["collect", "--store", "s", "--device", "tpu"], 2, 'device: must be auto, cpu or cuda, got "tpu"'),
         (["collect", "--store", "s", "--tables", "nonesuch"], 2, "nonesuch"),
         (["collect", "--store", "s", "--what", "kernels,heat"], 2, "what: must be some of kernels, dense, collectives"),
         (["collect", "--store", "s", "--where", "random=0"], 2, "where: must be names of strategies"),

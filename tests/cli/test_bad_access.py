@@ -243,8 +243,8 @@ def test_memory_that_nothing_fits(fails, tmp_path, planner, rows):
     ("planner", "setting", "message"),
     [
         ("flexshard", "memory_multiplier=-2", "options.memory_multiplier: must be at least 0, got -2"),
-        ("flexshard", "memory_budget_bytes=x", "options.memory_budget_bytes: must be a whole number, got 'x'"),
-        ("flexshard", "memory_multiplier=nan", "options.memory_multiplier: must be a number, got 'nan'"),
+        ("flexshard", "memory_budget_bytes=x", 'options.memory_budget_bytes: must be a whole number, got "x"'),
+        ("flexshard", "memory_multiplier=nan", 'options.memory_multiplier: must be a number, got "nan"'),
         ("oper", "extra_memory_ratio=-1", "options.extra_memory_ratio: must be"),
         ("replica-groups", "num_groups=3", "options.num_groups: must divide the 4 ranks, got 3"),
         ("replica-groups", "num_groups=8", "options.num_groups: must divide the 4 ranks, got 8"),

@@ -58,7 +58,7 @@ BAD_TABLES = {
     "infinite": (changed(TABLES, "tables", 0, "access", value={"kind": "zipf", "alpha": float("inf")}), "alpha"),
     "negative": (changed(TABLES, "tables", 0, "num_embeddings", value=-1), "tables[0].num_embeddings"),
     "no tables": (changed(TABLES, "tables", value=[]), "tables"),
-    "duplicate name": (changed(TABLES, "tables", 1, "name", value="a"), "'a' is used twice"),
+    "duplicate name": (changed(TABLES, "tables", 1, "name", value="a"), '"a" is used twice'),
     "a key twice": ('{"schema": "autoshard.tables/1", "schema": "x"}', "is there twice"),
 }
 

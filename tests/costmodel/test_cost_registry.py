@@ -231,7 +231,7 @@ class TestAliases:
         assert len(registry.history("cost", "cpu")) == 3
 
     def test_there_are_no_other_aliases(self, registry, versions):
-        with pytest.raises(ModelError, match="alias: must be one of production, candidate, got 'latest'"):
+        with pytest.raises(ModelError, match='alias: must be one of production, candidate, got "latest"'):
             registry.promote("cost", "cpu", versions[0], "latest")
         with pytest.raises(ModelError, match="alias"):
             registry.publish("cost", "new", TENSORS, CARD, alias="latest")

@@ -148,7 +148,7 @@ def test_cards_survive_json(card, trained):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema": "autoshard.cost-model/9"}, "schema: must be autoshard.cost-model/2, got 'autoshard.cost-model/9'"),
+        ({"schema": "autoshard.cost-model/9"}, 'schema: must be autoshard.cost-model/2, got "autoshard.cost-model/9"'),
         ({"features": ["embedding_dim"]}, "features: was trained on other features"),
         ({"scaling": {"mean": [0.0], "std": [1.0]}}, "scaling: needs [0-9]+ numbers"),
         ({"scale_ms": "many"}, "wrong kind"),

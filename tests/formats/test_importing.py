@@ -100,7 +100,7 @@ def test_tables_that_no_tables_json_can_hold_are_refused(factor, num_embeddings,
     ("source", "format", "options", "error", "line"),
     [
         ("tables.txt", None, {}, UnknownNameError, "tables.txt: is neither a bundled table set (metasyn, "),
-        ("tables.txt", "csv", {}, UnknownNameError, "format: no import format is named 'csv'; there are bundled, "),
+        ("tables.txt", "csv", {}, UnknownNameError, 'format: no import format is named "csv"; there are bundled, '),
         ("param-b", None, {"seed": 1}, InvalidOptionError, "options.seed: format bundled takes these options: none"),
         (
             "x.pt",

@@ -237,7 +237,7 @@ def test_a_name_that_makes_no_sense_in_a_group_is_refused(document):
             "provenance.options: must be made of whole characters, got ",
         ),
         (lambda it: it["provenance"].update(models={"a": 1}), "provenance.models.a: must be a text"),
-        (lambda it: it["provenance"].update(models=[]), "provenance.models: must be an object, got a list of 0"),
+        (lambda it: it["provenance"].update(models=[]), "provenance.models: must be an object, got an empty list"),
     ],
 )
 def test_a_fault_is_one_line_with_its_field(change, line, document):

@@ -22,7 +22,7 @@ def test_names_are_those_of_the_entry_points():
 
 
 def test_unknown_names_are_answered_with_those_that_are():
-    with pytest.raises(UnknownNameError, match=r"planner: no planner is named 'magic'; there are: auto, .*torchrec"):
+    with pytest.raises(UnknownNameError, match=r'planner: no planner is named "magic"; there are: auto, .*torchrec'):
         get_planner("magic")
 
 
@@ -93,13 +93,13 @@ def test_options_are_read_from_texts_and_values(given, expected):
     ("given", "message"),
     [
         ({"cuont": 1}, r"options\.cuont: unknown option; this planner takes: count, share, eager, label"),
-        ({"count": "many"}, r"options\.count: must be a whole number, got 'many'"),
+        ({"count": "many"}, r'options\.count: must be a whole number, got "many"'),
         ({"count": 2.5}, r"options\.count: must be a whole number, got 2\.5"),
         ({"count": True}, r"options\.count: must be a whole number, got True"),
         ({"count": float("inf")}, r"options\.count: must be a whole number, got inf"),
-        ({"share": "nan"}, r"options\.share: must be a number, got 'nan'"),
+        ({"share": "nan"}, r'options\.share: must be a number, got "nan"'),
         ({"share": None}, r"options\.share: must be a number, got None"),
-        ({"eager": "yes"}, r"options\.eager: must be true or false, got 'yes'"),
+        ({"eager": "yes"}, r'options\.eager: must be true or false, got "yes"'),
         ({"label": 3}, r"options\.label: must be a text, got 3"),
     ],
 )

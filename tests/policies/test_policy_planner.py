@@ -181,7 +181,7 @@ def test_a_policy_comes_back_from_the_registry_as_it_was(registry, cost):
         ({"schema": "autoshard.policy/1"}, "`autoshard train policy` makes one"),
         ({"code_width": 32}, "cost_layer|lstm|policy_first"),
         ({"cost_model": {"id": None}}, "card: is missing"),
-        ({"items": "rows"}, "items: must be any of tables, row_groups, tiers, got 'rows'"),
+        ({"items": "rows"}, 'items: must be any of tables, row_groups, tiers, got "rows"'),
         ({"items": "tiers"}, "items: must be tables, got tiers"),
         ({"objective": ["step"]}, "objective: must be any of balance, max_kernel, step"),
         ({"memory_fill": "much"}, "wrong kind"),

@@ -13,6 +13,7 @@ import numpy as np
 from autoshard.core import EmbeddingTable, Exchange, PlacedShard, Pooling, TableSet, Tier, Topology
 from autoshard.core.access import FloatArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
+from autoshard.core.quoting import shown
 from autoshard.planners.feasibility import repair
 from autoshard.planners.flexshard.equations import Machine
 from autoshard.planners.flexshard.memory import pair_bytes
@@ -33,7 +34,7 @@ def check_constraints(tables: TableSet, topology: Topology) -> None:
         field = f"tables[{index}].constraints"
         for name in table.constraints.colocate_with:
             if name not in names:
-                raise InvalidPlanError(f"names {name!r}, which is no table", field=f"{field}.colocate_with")
+                raise InvalidPlanError(f"names {shown(name)}, which is no table", field=f"{field}.colocate_with")
         for rank in table.constraints.pinned_ranks:
             if not 0 <= rank < topology.world_size:
                 raise InvalidPlanError(

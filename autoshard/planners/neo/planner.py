@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from autoshard.core import MemoryLevel, PlacedShard, ShardingPlan, Topology
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.core.quoting import shown
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.cached_rows import LFU, LRU
 from autoshard.planners.flexshard.whole_tables import check_constraints
@@ -74,7 +75,7 @@ class NeoOptions:
         ):
             if getattr(self, name) not in accepted:
                 raise InvalidOptionError(
-                    f"must be any of {', '.join(accepted)}, got {getattr(self, name)!r}", field=f"options.{name}"
+                    f"must be any of {', '.join(accepted)}, got {shown(getattr(self, name))}", field=f"options.{name}"
                 )
         for name in ("communication_weight", "access_weight"):
             if getattr(self, name) < 0:
@@ -85,7 +86,7 @@ class NeoOptions:
         for name in names:
             if name not in NEO_SCHEMES:
                 raise InvalidOptionError(
-                    f"must be any of {', '.join(NEO_SCHEMES)}, got {name!r}", field="options.schemes"
+                    f"must be any of {', '.join(NEO_SCHEMES)}, got {shown(name)}", field="options.schemes"
                 )
 
     @property
