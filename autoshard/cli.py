@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
+from typing_extensions import override
 
 from autoshard import __version__
 from autoshard.core.errors import AutoshardError
@@ -85,6 +86,7 @@ class LazyCommands(Mapping[str, Any]):
 class _LazyGroup(TyperGroup):
     """A group that knows its commands' names without importing them."""
 
+    @override
     def list_commands(self, ctx: Any) -> list[str]:
         """The commands' names, in the order of the help."""
         return list(self.commands)

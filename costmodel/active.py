@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -322,7 +321,7 @@ def _is_here(key: str) -> bool:
 def _terminated_as_exit() -> Iterator[None]:
     """Makes SIGTERM raise SystemExit, so that the collector does not outlive the loop."""
 
-    def leave(number: int, frame: FrameType | None) -> None:
+    def leave(*_: object) -> None:
         raise SystemExit(_TERMINATED)
 
     before = signal.signal(signal.SIGTERM, leave)

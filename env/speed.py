@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         pool = load_tables(_POOL).scaled(_SCALE)
         model = (
-            kernel_model(load_topology(_TOPOLOGY), pool.batch_size, options.registry)
+            kernel_model(load_topology(_TOPOLOGY), options.registry)
             if options.cost == "learned"
             else AnalyticCostModel.for_device(_DEVICE)
         )

@@ -32,7 +32,7 @@ Advance = Callable[[float], None]
 
 
 def read_dlrm_datasets(
-    path: str | Path, *, embedding_dim: int | None = None, seed: int = 0, advance: Advance = lambda share: None
+    path: str | Path, *, embedding_dim: int | None = None, seed: int = 0, advance: Advance = lambda _: None
 ) -> TableSet:
     """Tables from a `.pt` or `.pt.gz` that holds `indices`, `offsets` and `lengths` of one batch.
 

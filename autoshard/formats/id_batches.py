@@ -46,7 +46,7 @@ def read_id_batches(
     embedding_dim: int = DEFAULT_EMBEDDING_DIM,
     batch_size: int | None = None,
     num_embeddings: int | None = None,
-    advance: Advance = lambda share: None,
+    advance: Advance = lambda _: None,
 ) -> TableSet:
     """Tables from raw batches of ids: a file, or all files of a folder that end in `.parquet` or `.pt`.
 

@@ -46,7 +46,7 @@ class ImportFormat:
 
 
 def import_tables(
-    source: str | Path, format: str | None = None, *, advance: Advance = lambda share: None, **options: object
+    source: str | Path, format: str | None = None, *, advance: Advance = lambda _: None, **options: object
 ) -> TableSet:
     """Tables from a file, a folder or a name, in one of `FORMATS`.
 

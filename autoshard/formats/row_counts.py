@@ -24,7 +24,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 def read_row_counts(
-    path: Path, *, num_rows: int | None = None, advance: Callable[[float], None] = lambda share: None
+    path: Path, *, num_rows: int | None = None, advance: Callable[[float], None] = lambda _: None
 ) -> CountHistogram:
     """Counts of one table, from a Parquet file or a folder of them in the order of their names.
 

@@ -42,7 +42,7 @@ _NORMAL_P99 = 2.3263478740408408
 
 
 def read_tbe_data_config(
-    path: str | Path, *, batch_size: int | None = None, seed: int = 0, advance: Advance = lambda share: None
+    path: str | Path, *, batch_size: int | None = None, seed: int = 0, advance: Advance = lambda _: None
 ) -> TableSet:
     """Tables from a `TBEDataConfig` JSON, or from all such files of a folder.
 

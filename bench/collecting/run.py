@@ -249,7 +249,7 @@ def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float
     )
 
 
-def _collect_collectives(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
+def _collect_collectives(options: CollectOptions, _device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
     from bench.collectives.collector import collect_collectives
 
     done = collect_collectives(

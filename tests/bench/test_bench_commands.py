@@ -89,7 +89,7 @@ def test_collect_goes_where_the_model_is_in_doubt_once_there_are_samples(store, 
     assert set_source(replace(seeded, where={"uncertain": 1.0}), device).samples is not None
 
 
-def test_collect_goes_on_where_it_ended(store, tables, tmp_path, capsys):
+def test_collect_goes_on_where_it_ended(tables, tmp_path, capsys):
     write_tables(tables, tmp_path / "tables.json")
     arguments = [
         "--tables",
@@ -213,7 +213,7 @@ def test_samples_shows_a_store(store, capsys):
 
 def test_samples_finds_what_was_tampered_with(store, tmp_path, capsys, monkeypatch):
     honest = read_samples(store).samples[0]
-    monkeypatch.setattr("autoshard.formats.measured.content_hash", lambda sample: honest.sample_id)
+    monkeypatch.setattr("autoshard.formats.measured.content_hash", lambda _: honest.sample_id)
     write_samples(tmp_path, [replace(honest, forward_ms=0.125)])
     monkeypatch.undo()
     assert main(["samples", str(tmp_path)]) == 1

@@ -102,7 +102,7 @@ def test_the_fit_is_by_least_squares_through_the_origin():
 
 
 def test_the_command_writes_all_files_and_draws_them_again(tmp_path, quick_settings, monkeypatch, capsys):
-    monkeypatch.setattr(Settings, "for_device", classmethod(lambda cls, device: quick_settings))
+    monkeypatch.setattr(Settings, "for_device", classmethod(lambda *_: quick_settings))
     if not has_browser():
         pytest.skip("no Chrome or Chromium draws the image")
     options = ("--device", "cpu", "--batch-size", 8, "--max-rows", 1000, "--combinations", 2)

@@ -214,7 +214,7 @@ def test_ranks_that_levels_do_not_divide(fails, tmp_path):
         (0, "replica_groups.num_groups: must be a whole number in [1, "),
     ],
 )
-def test_groups_that_do_not_divide_the_ranks(fails, tmp_path, capfd, command, num_groups, message):
+def test_groups_that_do_not_divide_the_ranks(fails, tmp_path, command, num_groups, message):
     plan = tmp_path / "plan.json"
     tables = written(tmp_path / "tables.json", tables_document())
     ranks = written(tmp_path / "topology.json", topology_document())

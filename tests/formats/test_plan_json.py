@@ -326,7 +326,7 @@ def test_an_invalid_plan_is_not_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ranks_in_named_replicas_cost_no_text(tmp_path):
+def test_ranks_in_named_replicas_cost_no_text():
     document = plan_to_json(small_plan())
     document["shards"] = [{**shard, "tier": "row_wise", "replicas": [[0, 1, 2, 3]]} for shard in document["shards"]]
     assert {shard["replicas"] for shard in plan_to_json(plan_from_json(document))["shards"]} == {"all"}

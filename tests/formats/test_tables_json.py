@@ -293,7 +293,7 @@ def test_uniform_access_is_written_as_such():
     assert written["tables"][0]["access"] == {"kind": "uniform"}
 
 
-def test_thousands_of_tables_with_one_wrong_number_name_it(tmp_path):
+def test_thousands_of_tables_with_one_wrong_number_name_it():
     many = document()
     many["tables"] = [
         {**many["tables"][0], "name": f"t{index}", "features": [{"name": f"f{index}", "pooling_factor": 1}]}

@@ -51,7 +51,8 @@ def broken(request, tmp_path, monkeypatch):
     sys.modules.pop("broken_plugin_module", None)
 
 
-def test_a_plugin_that_cannot_be_loaded_is_told_in_a_line(broken, capsys):
+@pytest.mark.usefixtures("broken")
+def test_a_plugin_that_cannot_be_loaded_is_told_in_a_line(capsys):
     with pytest.raises(AutoshardError) as caught:
         get_planner("broken")
     assert str(caught.value).startswith("planner broken: broken_plugin_module:Planner cannot be loaded: ")
@@ -61,7 +62,8 @@ def test_a_plugin_that_cannot_be_loaded_is_told_in_a_line(broken, capsys):
     assert capsys.readouterr().err == f"error: {caught.value}\n"
 
 
-def test_a_plugin_that_cannot_be_loaded_leaves_the_others_alone(broken):
+@pytest.mark.usefixtures("broken")
+def test_a_plugin_that_cannot_be_loaded_leaves_the_others_alone():
     described = {planner.name: planner for planner in describe_planners()}
     assert described["broken"].summary.startswith("Unavailable: broken_plugin_module:Planner cannot be loaded")
     assert described["auto"].options

@@ -113,7 +113,7 @@ def test_constraints_hold(make_request, make_tables):
         assert rank_of["t1"] == rank_of["t5"]
 
 
-def test_a_dead_end_is_repaired(make_request, make_tables, model):
+def test_a_dead_end_is_repaired(make_request, make_tables):
     # Items of 5, 5, 3, 3, 3 units on ranks of 10: only 5+5 | 3+3+3 fits. Prices say 5 | 5 first.
     tables = make_tables([9, 9, 1, 1, 1], rows=[5000, 5000, 3000, 3000, 3000])
     tables = replace(tables, tables=tuple(replace(table, embedding_dim=16) for table in tables.tables))

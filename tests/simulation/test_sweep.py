@@ -185,7 +185,7 @@ class TestCommand:
         error = run(task, "--ranks", "8", *self.SMALL, "--seed", 1, "-o", file, code=2).err
         assert "settings.seed: must be 1 as in this run, got 0" in error
 
-    def test_files_of_other_kinds_are_refused(self, tmp_path, task):
+    def test_files_of_other_kinds_are_refused(self, tmp_path):
         for content, message in (("{}", "schema"), ('{"schema": "autoshard.simulation/1", "points": 3}', "points")):
             (tmp_path / "x.json").write_text(content)
             with pytest.raises(FormatError, match=message):

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, Exchange, PlacedShard, Pooling, TableSet, Tier, Topology
+from autoshard.core import EmbeddingTable, PlacedShard, Shard, TableSet, Tier, Topology
 from autoshard.core.access import FloatArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
 from autoshard.core.quoting import shown
+from autoshard.evaluation.traffic import cheaper_exchange
 from autoshard.planners.feasibility import repair
 from autoshard.planners.flexshard.equations import Machine
 from autoshard.planners.flexshard.memory import pair_bytes
@@ -115,7 +116,7 @@ class WholeTables:
         """Bytes of a whole table's inputs and outputs on its rank, and of what every rank gets back."""
         if not self.count_activations:
             return 0.0, 0.0
-        exchange = Exchange.ROWS if table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS
+        exchange = cheaper_exchange(Shard.whole(table), 1)
         machine = self.pricing.machine
         asked, answered = pair_bytes(table, 1.0, 1, exchange, machine.local_batch_size, self.pricing.payload)
         return machine.world_size * (asked + answered), answered
