@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import re
 import sys
@@ -14,9 +16,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
+from typing_extensions import override
 
 from autoshard import __version__
 from autoshard.core.errors import AutoshardError
+from autoshard.core.quoting import printable, shortened
 
 ENTRY_POINT_GROUP = "autoshard.commands"
 
@@ -43,6 +47,8 @@ _ORDER = (
 
 _INTERRUPTED = 130
 _BAD_INPUT = 2
+#: Characters of the option parser's messages, which repeat what was typed.
+_USAGE_ROOM = 255
 
 
 class LazyCommands(Mapping[str, Any]):
@@ -51,9 +57,7 @@ class LazyCommands(Mapping[str, Any]):
     def __init__(self, points: Mapping[str, EntryPoint]) -> None:
         self._points = points
         self._loaded: dict[str, Any] = {}
-        first = {name: index for index, name in enumerate(_ORDER)}
-        tops = {_split(name)[0] for name in points}
-        self._names = sorted(tops, key=lambda name: (first.get(name, len(first)), name))
+        self._names = list(dict.fromkeys(_split(name)[0] for name in points))
 
     def __len__(self) -> int:
         return len(self._names)
@@ -80,16 +84,26 @@ class LazyCommands(Mapping[str, Any]):
 class _LazyGroup(TyperGroup):
     """A group that knows its commands' names without importing them."""
 
+    @override
     def list_commands(self, ctx: Any) -> list[str]:
         """The commands' names, in the order of the help."""
         return list(self.commands)
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+    """Runs the command line of autoshard, see `run_commands`."""
+    about = "Plans how the embedding tables of recommendation models are sharded, and executes the plan."
+    return run_commands(_points(), args, program="autoshard", about=about)
+
+
+def run_commands(points: Mapping[str, EntryPoint], args: Sequence[str] | None, *, program: str, about: str) -> int:
+    """Runs one of several commands.
 
     Args:
+        points: What can be run, by name, in the order of the help; loaded when it is asked for.
         args: Arguments without the program's name; those of the process when left out.
+        program: What users type before the name of a command.
+        about: What the program does, for its help.
 
     Returns:
         The exit code: 0 done, 2 bad input, 3 no feasible plan, 130 interrupted, 1 anything else.
@@ -101,13 +115,14 @@ def main(args: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     arguments = list(sys.argv[1:] if args is None else args)
     try:
-        code = _root().main(arguments or ["--help"], prog_name="autoshard", standalone_mode=False)
+        with _logged_warnings():
+            code = _root(points, about).main(arguments or ["--help"], prog_name=program, standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except typer.Abort:
         return _fail("aborted", 1)
     except typer.TyperException as error:
-        return _fail(error.format_message() + _usage_hint(error), error.exit_code)
+        return _fail(shortened(error.format_message(), _USAGE_ROOM) + _usage_hint(error), error.exit_code)
     except AutoshardError as error:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:
@@ -122,19 +137,19 @@ def main(args: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
 
 
-def _root() -> TyperGroup:
+def _root(points: Mapping[str, EntryPoint], about: str) -> TyperGroup:
     def root(
         version: Annotated[
             bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
         ] = False,
     ) -> None:
-        """Plans how the embedding tables of recommendation models are sharded, and executes the plan."""
+        pass
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None, cls=_LazyGroup)
-    app.callback()(root)
+    app.callback(help=about)(root)
     group = get_command(app)
     assert isinstance(group, TyperGroup)
-    group.commands = LazyCommands(_points())  # type: ignore[assignment]
+    group.commands = LazyCommands(points)  # type: ignore[assignment]
     return group
 
 
@@ -146,7 +161,9 @@ def _print_version(wanted: bool) -> None:
 
 def _points() -> dict[str, EntryPoint]:
     own = {name: EntryPoint(name=name, value=value, group=ENTRY_POINT_GROUP) for name, value in OWN_COMMANDS.items()}
-    return {**{point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}, **own}
+    found = {**{point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}, **own}
+    first = {name: index for index, name in enumerate(_ORDER)}
+    return dict(sorted(found.items(), key=lambda item: (first.get(_split(item[0])[0], len(first)), item[0])))
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -189,6 +206,22 @@ def _usage_hint(error: typer.TyperException) -> str:
     return f" (see {context.command_path} --help)" if context is not None else ""
 
 
+@contextlib.contextmanager
+def _logged_warnings() -> Iterator[None]:
+    """Prints logged warnings as lines of standard error; `autoshard serve` replaces this by logs of its own."""
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            _write_line(f"warning: {record.getMessage()}")
+
+    handler = Lines(logging.WARNING)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
 def _own_location_first() -> None:
     """Puts this installation first on `sys.path`: others may have an `env` or a `server` too."""
     location = str(Path(__file__).resolve().parent.parent)
@@ -198,15 +231,21 @@ def _own_location_first() -> None:
 def _os_error_text(error: OSError) -> str:
     name = error.filename.decode(errors="replace") if isinstance(error.filename, bytes) else error.filename
     text = error.strerror or str(error)
-    return f"{name}: {text}" if name is not None else text
+    if name is None:
+        return text
+    return f"{shortened(str(name)) if error.errno == errno.ENAMETOOLONG else name}: {text}"
 
 
 def _os_error_code(error: OSError) -> int:
     bad_path = FileNotFoundError | IsADirectoryError | NotADirectoryError | PermissionError
-    return _BAD_INPUT if isinstance(error, bad_path) else 1
+    return _BAD_INPUT if isinstance(error, bad_path) or error.errno == errno.ENAMETOOLONG else 1
 
 
 def _fail(message: str, code: int) -> int:
-    with contextlib.suppress(OSError):  # when nobody listens any more, the exit code still says it
-        sys.stderr.write(f"error: {' '.join(message.replace('Value error, ', '').split())}\n")
+    _write_line(f"error: {message.replace('Value error, ', '')}")
     return code
+
+
+def _write_line(message: str) -> None:
+    with contextlib.suppress(OSError):  # when nobody listens any more, the exit code still says it
+        sys.stderr.write(printable(" ".join(message.split())) + "\n")

@@ -1,18 +1,19 @@
 """What every command does alike: one JSON object on standard output, progress and logs on standard error.
 
-Texts are printed as they are: names of tables may hold brackets, which rich would take for its markup.
+Names of tables, files and devices come from anybody. Brackets in them are printed as they are, though rich would take
+them for its markup; characters that a terminal obeys are printed as escapes (`printable`).
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -22,6 +23,10 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
+from rich.text import Text
+
+from autoshard.core.quoting import printable
 
 #: The `--json` option, to be used as a parameter's annotation by every command.
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
@@ -40,7 +45,8 @@ def log(message: RenderableType) -> None:
 def emit(result: Mapping[str, object], rendered: RenderableType, *, as_json: bool) -> None:
     """Prints a command's result on standard output: the object as JSON, or its rendering for people."""
     if as_json:
-        sys.stdout.write(json.dumps(result, indent=2, allow_nan=False) + "\n")
+        # json escapes all that is not ASCII and the control characters below the space, but not DEL.
+        sys.stdout.write(json.dumps(result, indent=2, allow_nan=False).replace("\x7f", "\\u007f") + "\n")
     else:
         _print(sys.stdout, rendered)
 
@@ -55,7 +61,7 @@ def progress(description: str, total: float) -> Iterator[Advance]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
+    console = _PrintableConsole(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(description, total=total)
         yield lambda amount: bar.advance(task, amount)
@@ -65,13 +71,24 @@ def progress(description: str, total: float) -> Iterator[Advance]:
 def working(description: str) -> Iterator[None]:
     """Shows on standard error that work of unknown length goes on, and for how long. Silent without a terminal."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    console = Console(stderr=True)
+    console = _PrintableConsole(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         bar.add_task(description, total=None)
         yield
 
 
+class _PrintableConsole(Console):
+    """Escapes texts before they are laid out, and whatever else comes out of a renderable (`Text` for one)."""
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        return super().render_str(printable(text), **settings)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
 def _print(stream: TextIO, message: RenderableType) -> None:
     width = None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL
-    console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    console = _PrintableConsole(file=stream, width=width, highlight=False, markup=False, emoji=False)
     console.print(message, soft_wrap=isinstance(message, str))

@@ -56,9 +56,9 @@ __all__ = [
 
 COST_MODEL_GROUP = "autoshard.cost_models"
 
-#: What an entry point of `COST_MODEL_GROUP` is: registry folder (None for the default), device and number of bags in,
-#: a model out, or None if it has none for them.
-LoadCostModel: TypeAlias = Callable[[Path | None, str, int], CostModel | None]
+#: What an entry point of `COST_MODEL_GROUP` is: registry folder (None for the default) and device in, a model out, or
+#: None if it has none for the device. What the model does not cover, it refuses or notes when it prices.
+LoadCostModel: TypeAlias = Callable[[Path | None, str], CostModel | None]
 
 STEP_MODEL_GROUP = "autoshard.step_models"
 
@@ -73,12 +73,11 @@ _MAX_CHARACTERS = 512
 _log = logging.getLogger(__name__)
 
 
-def kernel_model(topology: Topology, num_bags: int, registry: Path | None = None) -> CostModel:
+def kernel_model(topology: Topology, registry: Path | None = None) -> CostModel:
     """The model that prices kernels: the first that a plugin has for the device, else the analytic one.
 
     Args:
         topology: Names the device, and may state how fast its memory is, which the analytic model goes by.
-        num_bags: Bags per step and feature that the model has to be good for.
         registry: Folder of trained models; None for the default.
 
     Raises:
@@ -86,7 +85,7 @@ def kernel_model(topology: Topology, num_bags: int, registry: Path | None = None
     """
     for point in sorted(entry_points(group=COST_MODEL_GROUP), key=lambda point: point.name):
         load: LoadCostModel = point.load()
-        model = load(registry, topology.device, num_bags)
+        model = load(registry, topology.device)
         if model is not None:
             return model
     return _analytic_model(topology)
@@ -124,7 +123,7 @@ def make_costs(tables: TableSet, topology: Topology, registry: Path | None = Non
     """
     whole = (PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables)
     shards = [local_shard(placed, group_batch_size=tables.batch_size) for placed in whole]
-    return _costs_of(shards, topology, tables.batch_size, registry, risk)
+    return _costs_of(shards, topology, registry, risk)
 
 
 def plan_costs(plan: ShardingPlan, registry: Path | None = None, *, risk: Risk = Risk.MEAN) -> Costs:
@@ -134,13 +133,11 @@ def plan_costs(plan: ShardingPlan, registry: Path | None = None, *, risk: Risk =
         ModelError: As `kernel_model`.
     """
     shards = [shard for held in plan.local_shards() for shard in held]
-    return _costs_of(shards, plan.topology, plan.group_batch_size, registry, risk)
+    return _costs_of(shards, plan.topology, registry, risk)
 
 
-def _costs_of(
-    shards: Sequence[LocalShard], topology: Topology, num_bags: int, registry: Path | None, risk: Risk
-) -> Costs:
-    model = kernel_model(topology, num_bags, registry)
+def _costs_of(shards: Sequence[LocalShard], topology: Topology, registry: Path | None, risk: Risk) -> Costs:
+    model = kernel_model(topology, registry)
     try:
         model.encode(shards)
     except ModelError as error:

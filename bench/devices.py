@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from autoshard.core.errors import DeviceError, InvalidOptionError
+from autoshard.core.quoting import shown
 
 _VENDOR_WORDS = re.compile(r"\b(nvidia|tesla|geforce|quadro)\b", re.IGNORECASE)
 
@@ -45,7 +46,7 @@ def find_device(wanted: str = "auto") -> BenchDevice:
         DeviceError: If a GPU is asked for and there is none.
     """
     if wanted not in ("auto", "cpu", "cuda"):
-        raise InvalidOptionError(f"must be auto, cpu or cuda, got {wanted!r}", field="device")
+        raise InvalidOptionError(f"must be auto, cpu or cuda, got {shown(wanted)}", field="device")
     if wanted == "cuda" and not torch.cuda.is_available():
         raise DeviceError("torch finds no GPU here; `--device cpu` measures on the processor")
     if wanted == "cpu" or not torch.cuda.is_available():

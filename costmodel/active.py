@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 import numpy as np
 import torch
 
 from autoshard.core.errors import ExecutionError, FormatError, InvalidOptionError, SampleStoreError
+from autoshard.core.quoting import shown
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json
 from autoshard.formats.samples import devices_in, read_samples
@@ -133,7 +133,7 @@ class Progress:
         try:
             data = json.loads(file.read_bytes())
             if data["schema"] != SCHEMA:
-                raise FormatError(f"must be {SCHEMA}, got {data['schema']!r}", field="schema", source=str(file))
+                raise FormatError(f"must be {SCHEMA}, got {shown(data['schema'])}", field="schema", source=str(file))
             return cls(
                 device=str(data["device"]),
                 held_out=tuple(map(str, data["held_out"])),
@@ -321,7 +321,7 @@ def _is_here(key: str) -> bool:
 def _terminated_as_exit() -> Iterator[None]:
     """Makes SIGTERM raise SystemExit, so that the collector does not outlive the loop."""
 
-    def leave(number: int, frame: FrameType | None) -> None:
+    def leave(*_: object) -> None:
         raise SystemExit(_TERMINATED)
 
     before = signal.signal(signal.SIGTERM, leave)

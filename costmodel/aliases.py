@@ -20,6 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from autoshard.core.errors import FormatError, ModelError
+from autoshard.core.quoting import shown
 from autoshard.formats.files import atomic_write, remove_leftovers
 
 PRODUCTION = "production"
@@ -72,7 +73,7 @@ class AliasLog:
 
     def __post_init__(self) -> None:
         if self.alias not in ALIASES:
-            raise ModelError(f"must be one of {', '.join(ALIASES)}, got {self.alias!r}", field="alias")
+            raise ModelError(f"must be one of {', '.join(ALIASES)}, got {shown(self.alias)}", field="alias")
 
     def entries(self) -> tuple[AliasEntry, ...]:
         """All changes, the latest last; empty if the alias was never given.

@@ -11,6 +11,7 @@ import numpy as np
 
 from autoshard.core import LocalShard
 from autoshard.core.errors import ModelError
+from autoshard.core.quoting import shown
 from costmodel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling
 
 CARD_SCHEMA = "autoshard.cost-model/2"
@@ -50,7 +51,7 @@ class Coverage:
         """Raises ModelError if no kernel of the shard's kind was measured; the text says which were."""
         if shard.kernel_kind not in self.kinds:
             raise ModelError(
-                f"the learned cost model has seen {', '.join(self.kinds)}; table {shard.table!r} needs "
+                f"the learned cost model has seen {', '.join(self.kinds)}; table {shown(shard.table)} needs "
                 f"{shard.kernel_kind}",
                 field="kernel_kind",
             )
@@ -160,7 +161,7 @@ class CostModelCard:
         """
         if data.get("schema") != CARD_SCHEMA:
             raise ModelError(
-                f"must be {CARD_SCHEMA}, got {data.get('schema')!r}; train it anew", field="schema", source=source
+                f"must be {CARD_SCHEMA}, got {shown(data.get('schema'))}; train it anew", field="schema", source=source
             )
         if tuple(data.get("features", ())) != FEATURE_NAMES:
             raise ModelError("was trained on other features; train it anew", field="features", source=source)

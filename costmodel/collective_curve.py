@@ -99,7 +99,7 @@ class CollectiveCurve:
         """The curve of some samples, at least one."""
         bends_K = _bends(points.num_bytes_S)
         features_SF = _features(collective, bends_K, points.num_bytes_S, points.group_S, points.world_S)
-        features_SF = features_SF * _identifiable(collective, points, len(bends_K))
+        features_SF = features_SF * _identifiable(points, len(bends_K))
         strength_F = np.full(features_SF.shape[1], 1e-3)
         strength_F[4:] = 3e-3
         coefficients = fit_nonnegative(features_SF, points.measured_ms_S, strength_F=strength_F)
@@ -180,7 +180,7 @@ def _features(
     return np.stack(columns, axis=1)
 
 
-def _identifiable(collective: CollectiveName, points: CurvePoints, num_bends: int) -> FloatArray:
+def _identifiable(points: CurvePoints, num_bends: int) -> FloatArray:
     """1 for features that samples can tell apart, 0 for the others."""
     mask = np.ones(5 + num_bends)
     if len(np.unique(points.group_S)) < 2:

@@ -14,6 +14,7 @@ import numpy as np
 from autoshard.core import Link, Topology
 from autoshard.core.costs import CollectiveName, LinkBytes, MsArray
 from autoshard.core.errors import ModelError
+from autoshard.core.quoting import shown
 from autoshard.evaluation.communication import link_bytes
 from costmodel.collective_curve import CollectiveCurve
 from costmodel.registry import PRODUCTION, Registry, StoredModel
@@ -70,7 +71,9 @@ class CollectiveCard:
             ModelError: If it is of another schema or lacks a field.
         """
         if data.get("schema") != COLLECTIVE_SCHEMA:
-            raise ModelError(f"must be {COLLECTIVE_SCHEMA}, got {data.get('schema')!r}", field="schema", source=source)
+            raise ModelError(
+                f"must be {COLLECTIVE_SCHEMA}, got {shown(data.get('schema'))}", field="schema", source=source
+            )
         try:
             return cls(
                 device=str(data["device"]),

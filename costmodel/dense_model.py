@@ -14,6 +14,7 @@ import numpy as np
 from autoshard.core.costs import DenseCosts
 from autoshard.core.dense import DenseShape
 from autoshard.core.errors import ModelError
+from autoshard.core.quoting import shown
 from autoshard.evaluation.dense_time import AnalyticDenseModel
 from costmodel.dense_features import RESIDUAL_NAMES, TERM_NAMES, residual_features, term_features
 from costmodel.registry import PRODUCTION, Registry, StoredModel
@@ -111,7 +112,7 @@ class DenseCard:
             ModelError: If it is of another schema, has other features, or lacks a field.
         """
         if data.get("schema") != DENSE_SCHEMA:
-            raise ModelError(f"must be {DENSE_SCHEMA}, got {data.get('schema')!r}", field="schema", source=source)
+            raise ModelError(f"must be {DENSE_SCHEMA}, got {shown(data.get('schema'))}", field="schema", source=source)
         for label, names in (("terms", TERM_NAMES), ("residual", RESIDUAL_NAMES)):
             if tuple(data.get(label, ())) != names:
                 raise ModelError("was fitted to other features; train it anew", field=label, source=source)

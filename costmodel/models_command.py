@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard import console
+from autoshard.core.quoting import shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -106,7 +107,7 @@ def models(
     if version is None and action in (Action.SHOW, Action.PROMOTE):
         raise InvalidOptionError("needs an id, `production` or `candidate`", field="version", source=str(action))
     if version is not None and action in (Action.LIST, Action.ROLL_BACK):
-        raise InvalidOptionError(f"takes none, got {version!r}", field="version", source=str(action))
+        raise InvalidOptionError(f"takes none, got {shown(version)}", field="version", source=str(action))
     store = Registry(registry)
     chosen = [
         item for item in _listed(store) if kind in (None, item.version.kind) and device in (None, item.version.name)
@@ -163,10 +164,12 @@ def _find(listed: Sequence[_Listed], wanted: str) -> _Listed:
         own_ids = {item.label for item in found if not item.is_shipped}
         found = [item for item in found if not (item.is_shipped and item.label in own_ids)]
     if not found:
-        raise UnknownNameError(f"no model is {wanted!r}; `autoshard models` lists them", field="version")
+        raise UnknownNameError(f"no model is {shown(wanted)}; `autoshard models` lists them", field="version")
     if len(found) > 1:
         labels = ", ".join(item.label for item in found)
-        raise UnknownNameError(f"{wanted!r} is several models, --kind and --device choose: {labels}", field="version")
+        raise UnknownNameError(
+            f"{shown(wanted)} is several models, --kind and --device choose: {labels}", field="version"
+        )
     return found[0]
 
 

@@ -9,13 +9,12 @@ from costmodel.learned import COST_KIND, LearnedCostModel
 from costmodel.registry import find_registry
 
 
-def load_learned_model(registry: Path | None, device: str, num_bags: int) -> CostModel | None:
+def load_learned_model(registry: Path | None, device: str) -> CostModel | None:
     """The production model of a device: the registry's, or the one that comes with this package if it has none.
 
     Args:
         registry: Folder of the registry; the default one if None.
         device: Key of the device kind, such as `cpu`.
-        num_bags: Bags per step that are to be priced; not looked at, for a model says itself what it covers.
 
     Returns:
         The model, or None if there is none for the device.

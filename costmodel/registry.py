@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from autoshard.core.errors import ModelError
+from autoshard.core.quoting import shown
 from costmodel.aliases import ALIASES, CANDIDATE, LEFTOVER_SECONDS, PRODUCTION, VERSION_ID, Action, AliasEntry, AliasLog
 
 __all__ = [
@@ -203,7 +204,7 @@ class Registry:
             raise ModelError(f"no {kind} model named {name} {missing}", source=str(folder))
         if not VERSION_ID.fullmatch(identity):
             raise ModelError(
-                f"a version is {', '.join(ALIASES)} or 16 hexadecimal digits, got {identity!r}", source=str(folder)
+                f"a version is {', '.join(ALIASES)} or 16 hexadecimal digits, got {shown(identity)}", source=str(folder)
             )
         card = self._card(folder / identity / _CARD)
         _check_device(card, name, str(folder / identity / _CARD))
@@ -288,7 +289,7 @@ class Registry:
     def _folder(self, kind: str, name: str) -> Path:
         for label, value in (("kind", kind), ("name", name)):
             if not _NAME.fullmatch(value):
-                raise ModelError(f"must be letters, digits, '.', '_' or '-', got {value!r}", field=label)
+                raise ModelError(f"must be letters, digits, '.', '_' or '-', got {shown(value)}", field=label)
         return self.root / kind / name
 
     def _card(self, path: Path) -> dict[str, Any]:
@@ -336,7 +337,9 @@ def _remove_leftovers(folder: Path) -> None:
 
 def _check_device(card: Mapping[str, Any], name: str, source: str) -> None:
     if card.get("device", name) != name:
-        raise ModelError(f"was trained for {card['device']!r}, not for {name!r}", field="device", source=source)
+        raise ModelError(
+            f"was trained for {shown(card['device'])}, not for {shown(name)}", field="device", source=source
+        )
 
 
 def _canonical(card: Mapping[str, Any]) -> bytes:

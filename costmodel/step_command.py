@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard import console
+from autoshard.core.quoting import shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -102,7 +103,7 @@ def _train(store: Path, device: str | None, models: Registry) -> list[dict[str, 
         found.append(_publish(models, DENSE_KIND, dense.card.device, dense.tensors(), dense.card.to_json()))
     if not found:
         held = ", ".join(sorted({*has_collectives, *has_dense}))
-        raise SampleStoreError(f"holds no samples of device {device!r}; it holds: {held}", source=str(store))
+        raise SampleStoreError(f"holds no samples of device {shown(device)}; it holds: {held}", source=str(store))
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from autoshard.core.errors import ModelError
+from autoshard.core.quoting import shown
 from autoshard.core.step import PART_FEATURES, Coefficients, Overlap, StepPart
 from costmodel.registry import PRODUCTION, Registry, StoredModel
 from costmodel.step_regression import FloatArray
@@ -61,7 +62,7 @@ class StepCard:
             ModelError: If it is of another schema, has other features, or lacks a field.
         """
         if data.get("schema") != STEP_SCHEMA:
-            raise ModelError(f"must be {STEP_SCHEMA}, got {data.get('schema')!r}", field="schema", source=source)
+            raise ModelError(f"must be {STEP_SCHEMA}, got {shown(data.get('schema'))}", field="schema", source=source)
         if data.get("features") != {part.value: list(names) for part, names in PART_FEATURES.items()}:
             raise ModelError("was calibrated with other features; train it anew", field="features", source=source)
         try:

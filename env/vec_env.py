@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+from typing_extensions import override
 
 from autoshard.core.errors import InvalidOptionError
 from env.observation import observation_space
@@ -175,16 +176,19 @@ class PlacementVecEnv(VecEnv):
             return [None] * len(chosen)
         return [getattr(self, attr_name)] * len(chosen)
 
+    @override
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Episodes of a batch have no attributes of their own."""
         raise AttributeError(f"{attr_name} cannot be set: the episodes are rows of one batch")
 
+    @override
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
         """Episodes of a batch have no methods of their own."""
         raise AttributeError(f"{method_name} cannot be called: the episodes are rows of one batch")
 
+    @override
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """Never wrapped one by one."""
         return [False for _ in self._get_indices(indices)]

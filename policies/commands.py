@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard import console
+from autoshard.core.quoting import shown
 from policies.choices import Algorithm, Items, RewardSource
 
 if TYPE_CHECKING:
@@ -198,7 +199,9 @@ def _objective(name: str) -> Objective:
     try:
         return Objective(name)
     except ValueError as error:
-        raise InvalidOptionError(f"must be any of {', '.join(Objective)}, got {name!r}", field="--objective") from error
+        raise InvalidOptionError(
+            f"must be any of {', '.join(Objective)}, got {shown(name)}", field="--objective"
+        ) from error
 
 
 def _budget(updates: int | None, seconds: float | None, patience: int | None, *, joint: bool) -> Budget:

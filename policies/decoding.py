@@ -190,7 +190,7 @@ class _StatesOfTasks:
         )
         self._steps, self._owner_E = iter(states_NPS), torch.from_numpy(owner_E)
 
-    def next(self, observation: Tensors) -> Tensor:
+    def next(self, _observation: Tensors) -> Tensor:
         return next(self._steps)[self._owner_E]
 
     def branch(self, sources_E: Tensor) -> None:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InvalidOptionError
@@ -176,6 +177,7 @@ class JointTrainer(PolicyTrainer):
             if (rank_M == rank).any():
                 self.cost.buffer.add_measured(tables.features_MF[rank_M == rank], float(cost_ms))
 
+    @override
     def _is_best(self, evaluation: Evaluation) -> bool:
         return True
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
+from typing_extensions import override
 
 from policies.actor_critic import PlacementPolicy
 from policies.actors import ActorPool
@@ -61,6 +62,7 @@ class LaggedVTrace(VTrace):
         self.pool = pool
         self.lag = LagCount()
 
+    @override
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:

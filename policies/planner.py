@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from autoshard import __version__
 from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.core.quoting import shown
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.placement import PlacementProblem, RankArray
 from autoshard.planners.planner import PlanRequest, parse_options
@@ -65,7 +66,9 @@ class PolicyOptions:
             if not 1 <= value <= _MAX_SAMPLES:
                 raise InvalidOptionError(f"must be in [1, {_MAX_SAMPLES}], got {value}", field=f"options.{name}")
         if self.items not in list(Items):
-            raise InvalidOptionError(f"must be any of {', '.join(Items)}, got {self.items!r}", field="options.items")
+            raise InvalidOptionError(
+                f"must be any of {', '.join(Items)}, got {shown(self.items)}", field="options.items"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

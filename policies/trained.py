@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from autoshard.core.errors import ModelError
+from autoshard.core.quoting import shown
 from costmodel import COST_KIND, CostModelCard, LearnedCostModel, Registry, StoredModel
 from costmodel.registry import PRODUCTION, find_registry
 from costmodel.weights import Weights
@@ -116,8 +117,8 @@ class TrainedPolicy:
             raise ModelError(f"must be {items}, got {policy.items}", field="items", source=source)
         if (found := stored.card.get("max_splits", 0)) != num_splits(items):
             raise ModelError(
-                f"must be {num_splits(items)} for {items}, got {found!r}; `autoshard train policy --items {items}` "
-                "makes one that can be used",
+                f"must be {num_splits(items)} for {items}, got {shown(found)}; "
+                f"`autoshard train policy --items {items}` makes one that can be used",
                 field="max_splits",
                 source=source,
             )
@@ -131,7 +132,8 @@ def _read(stored: StoredModel, source: str) -> TrainedPolicy:
     card = stored.card
     if card.get("schema") != CARD_SCHEMA:
         raise ModelError(
-            f"must be {CARD_SCHEMA}, got {card.get('schema')!r}; `autoshard train policy` makes one that can be read",
+            f"must be {CARD_SCHEMA}, got {shown(card.get('schema'))}; "
+            "`autoshard train policy` makes one that can be read",
             field="schema",
             source=source,
         )
@@ -168,5 +170,5 @@ def _choice(choices: type[_Choice], card: Mapping[str, Any], field: str, source:
         return choices(card[field])
     except ValueError as error:
         raise ModelError(
-            f"must be any of {', '.join(choices)}, got {card[field]!r}", field=field, source=source
+            f"must be any of {', '.join(choices)}, got {shown(card[field])}", field=field, source=source
         ) from error

@@ -10,6 +10,7 @@ import structlog
 
 from autoshard.core import TableSet, Topology
 from autoshard.core.errors import AutoshardError, UnknownNameError
+from autoshard.core.quoting import shown
 from autoshard.formats import (
     bundled_table_sets,
     bundled_topologies,
@@ -126,4 +127,4 @@ def _topology(body: PlanBody) -> Topology:
 
 # Other names are paths to the loaders; a client must not read the service's files.
 def _not_bundled(name: str, known: Iterable[str], field: str) -> UnknownNameError:
-    return UnknownNameError(f"{name!r} is not bundled; there are: {', '.join(known)}", field=field)
+    return UnknownNameError(f"{shown(name)} is not bundled; there are: {', '.join(known)}", field=field)

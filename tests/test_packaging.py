@@ -131,6 +131,7 @@ def shipped(tree):
 
 @pytest.fixture(scope="module")
 def wheel(tree, shipped, tmp_path_factory):
+    assert shipped, "the tree has its models before the wheel is built"
     folder = tmp_path_factory.mktemp("wheel")
     build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
     command = [sys.executable, "-W", "ignore", "-c", build, folder]

@@ -66,20 +66,20 @@ def request_of(tables, topology, registry):
 class TestModels:
     def test_learned_where_the_registry_has_one(self, topology, registry):
         version = Registry(registry).production_id(COST_KIND, "cpu")
-        assert kernel_model(topology, 1024, registry).name == f"learned:cpu@{version}"
+        assert kernel_model(topology, registry).name == f"learned:cpu@{version}"
 
     def test_analytic_else(self, topology, registry, tmp_path):
-        assert kernel_model(topology, 1024, tmp_path).name == "analytic:cpu"
-        assert kernel_model(replace(topology, device="a100"), 1024, registry).name == "analytic:a100"
+        assert kernel_model(topology, tmp_path).name == "analytic:cpu"
+        assert kernel_model(replace(topology, device="a100"), registry).name == "analytic:a100"
 
     def test_neither(self, topology, registry):
-        name = kernel_model(replace(topology, device="abacus"), 1024, registry).name
+        name = kernel_model(replace(topology, device="abacus"), registry).name
         assert name == "analytic:abacus (unknown device, priced as t4)"
 
     def test_topologies_state_how_fast_their_memory_is(self, tables, tmp_path):
         card = load_machine("dgx-a100", 8)
         usual = replace(card, memory_bandwidth=MemoryBandwidth())
-        models = [kernel_model(one, 1024, tmp_path) for one in (card, usual)]
+        models = [kernel_model(one, tmp_path) for one in (card, usual)]
         assert [model.name for model in models] == ["analytic:a100 (rows at 1,705 GB/s)", "analytic:a100"]
         shards = [
             local_shard(PlacedShard.table_wise(Shard.whole(table), 0), group_batch_size=1024) for table in tables.tables
@@ -206,7 +206,7 @@ class TestCompare:
 
     def test_names_are_checked_first(self, request_of):
         with pytest.raises(UnknownNameError, match="'magic'"):
-            compare(["random", "magic"], request_of(), on_planned=lambda row: pytest.fail("it had started"))
+            compare(["random", "magic"], request_of(), on_planned=lambda _: pytest.fail("it had started"))
 
 
 class TestNotes:

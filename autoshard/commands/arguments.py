@@ -10,6 +10,7 @@ import typer
 
 from autoshard.core.costs import Risk
 from autoshard.core.errors import InvalidOptionError
+from autoshard.core.quoting import shown
 
 TablesArgument = Annotated[
     str,
@@ -48,8 +49,8 @@ def parse_settings(settings: Sequence[str]) -> dict[str, object]:
     for setting in settings:
         key, separator, value = setting.partition("=")
         if not separator or not key:
-            raise InvalidOptionError(f"must be KEY=VALUE, got {setting!r}", field="--set")
+            raise InvalidOptionError(f"must be KEY=VALUE, got {shown(setting)}", field="--set")
         if key in parsed:
-            raise InvalidOptionError(f"{key} is given twice", field="--set")
+            raise InvalidOptionError(f"{shown(key)} is given twice", field="--set")
         parsed[key] = value
     return parsed

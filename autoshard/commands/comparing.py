@@ -24,6 +24,7 @@ from autoshard.commands.replaying import replay as replay_all
 from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.costs import Risk
 from autoshard.core.errors import AutoshardError, InvalidOptionError
+from autoshard.core.quoting import shown
 
 if TYPE_CHECKING:
     from autoshard.core import Costs
@@ -109,7 +110,7 @@ def _names(planners: str) -> list[str]:
         raise InvalidOptionError("needs at least one name", field="--planners")
     for name in names:
         if names.count(name) > 1:
-            raise InvalidOptionError(f"{name} is given twice", field="--planners")
+            raise InvalidOptionError(f"{shown(name)} is given twice", field="--planners")
     return names
 
 
@@ -120,7 +121,8 @@ def _options(settings: Sequence[str], names: Sequence[str]) -> dict[str, dict[st
         planner, dot, key = setting.partition(".")
         if not dot or not key or planner not in names:
             raise InvalidOptionError(
-                f"must be PLANNER.KEY=VALUE for a planner of --planners, got {setting}={value}", field="--set"
+                f"must be PLANNER.KEY=VALUE for a planner of --planners, got {shown(f'{setting}={value}')}",
+                field="--set",
             )
         options.setdefault(planner, {})[key] = value
     return options

@@ -10,6 +10,7 @@ import typer
 from autoshard.commands.arguments import parse_settings
 from autoshard.console import JsonOption, emit, progress
 from autoshard.core.errors import InvalidOptionError
+from autoshard.core.quoting import shown
 
 if TYPE_CHECKING:
     from autoshard.core import TableSet
@@ -78,7 +79,7 @@ def _whole(key: str, value: object) -> int:
     try:
         return int(str(value))
     except ValueError:
-        raise InvalidOptionError(f"{key} must be a whole number, got {value!r}", field="--set") from None
+        raise InvalidOptionError(f"{shown(key)} must be a whole number, got {shown(value)}", field="--set") from None
 
 
 def _part(text: str, num_tables: int) -> tuple[int, int]:
@@ -86,7 +87,9 @@ def _part(text: str, num_tables: int) -> tuple[int, int]:
     first, slash, last = text.partition("/")
     if slash and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last) <= num_tables:
         return int(first), int(last)
-    raise InvalidOptionError(f"must be K/N with 1 <= K <= N <= {num_tables} (the tables), got {text!r}", field="--part")
+    raise InvalidOptionError(
+        f"must be K/N with 1 <= K <= N <= {num_tables} (the tables), got {shown(text)}", field="--part"
+    )
 
 
 def _lines(found: TableSet, made: TableSet, result: dict[str, object]) -> list[str]:

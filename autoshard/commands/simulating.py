@@ -20,6 +20,7 @@ from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.costs import Risk
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.plan import GroupLayout
+from autoshard.core.quoting import shown
 from autoshard.core.step import Overlap
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def simulate(
 
     task = load_tables(tables)
     if lengths not in list(Lengths):
-        raise InvalidOptionError(f"must be one of {', '.join(Lengths)}; got {lengths!r}", field="--lengths")
+        raise InvalidOptionError(f"must be one of {', '.join(Lengths)}; got {shown(lengths)}", field="--lengths")
     _check_alone("--groups", groups, "--group-size", group_size)
     _check_alone("--batch-size", batch_size, "--batch-per-rank", batch_per_rank)
     points = sweep_points(
@@ -188,7 +189,7 @@ def _check_alone(one: str, its: str | None, other: str, others: str | None) -> N
 def _texts(values: str, option: str) -> list[str]:
     found = [value.strip() for value in values.split(",") if value.strip()]
     if not found or len(set(found)) != len(found):
-        raise InvalidOptionError(f"must be different names with commas between them, got {values!r}", field=option)
+        raise InvalidOptionError(f"must be different names with commas between them, got {shown(values)}", field=option)
     return found
 
 
@@ -196,6 +197,6 @@ def _numbers(values: str, option: str) -> list[int]:
     texts = [value.strip().replace("_", "") for value in values.split(",")]
     if not all(text.isdecimal() and int(text) > 0 for text in texts) or len(set(texts)) != len(texts):
         raise InvalidOptionError(
-            f"must be different whole numbers above 0 with commas between them, got {values!r}", field=option
+            f"must be different whole numbers above 0 with commas between them, got {shown(values)}", field=option
         )
     return [int(text) for text in texts]

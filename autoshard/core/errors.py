@@ -17,6 +17,11 @@ AutoshardError
 
 from __future__ import annotations
 
+from autoshard.core.quoting import shortened
+
+#: Characters of a file's or a field's name that a message has room for.
+_NAME_ROOM = 255
+
 
 class AutoshardError(Exception):
     """Base of all errors of this package; its text is one line made for the user.
@@ -37,7 +42,8 @@ class AutoshardError(Exception):
         super().__init__(message)
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.source, self.field, self.message) if part)
+        names = [shortened(name, _NAME_ROOM) for name in (self.source, self.field) if name]
+        return ": ".join([*names, self.message] if self.message else names)
 
     def in_source(self, source: str) -> AutoshardError:
         """The same error, naming the file or request part that it came from."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from autoshard.core.access import AccessProfile
 from autoshard.core.errors import InvalidTableError
+from autoshard.core.quoting import shown
 
 
 class DType(StrEnum):
@@ -168,14 +169,14 @@ class TableSet:
             seen: set[str] = set()
             for name in names:
                 if name in seen:
-                    raise InvalidTableError(f"{name!r} is used twice; names must differ", field=f"tables.{label}")
+                    raise InvalidTableError(f"{shown(name)} is used twice; names must differ", field=f"tables.{label}")
                 seen.add(name)
 
     def __getitem__(self, name: str) -> EmbeddingTable:
         for table in self.tables:
             if table.name == name:
                 return table
-        raise InvalidTableError(f"no table is named {name!r}", field="tables")
+        raise InvalidTableError(f"no table is named {shown(name)}", field="tables")
 
     def sample(self, num_tables: int, seed: int) -> TableSet:
         """A task: `num_tables` of the tables, drawn without replacement, in the order that they have here.
@@ -262,4 +263,4 @@ def _with_rows(table: EmbeddingTable, num_embeddings: int) -> EmbeddingTable:
 
 def _check_name(name: str, label: str) -> None:
     if not isinstance(name, str) or not name or len(name) > 512:
-        raise InvalidTableError(f"must be a text of 1 to 512 characters, got {name!r}", field=label)
+        raise InvalidTableError(f"must be a text of 1 to 512 characters, got {shown(name)}", field=label)

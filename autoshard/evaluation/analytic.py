@@ -18,6 +18,7 @@ from autoshard.evaluation.device_memory import (
     UNKNOWN_HIGH_FACTOR,
     UNKNOWN_LOW_FACTOR,
     DeviceMemory,
+    device_memory,
 )
 from autoshard.evaluation.kernel_time import kernel_seconds
 
@@ -59,11 +60,9 @@ class AnalyticCostModel:
             gather_bytes_per_s: What gathers of whole rows reach, where this card's memory is not that of its kind.
         """
         stand_in = None if device in DEVICE_MEMORY else UNKNOWN_DEVICE
-        memory = DEVICE_MEMORY[stand_in or device]
+        memory = device_memory(device, gather_bytes_per_s)
         if stand_in:
             memory = replace(memory, low_factor=UNKNOWN_LOW_FACTOR, high_factor=UNKNOWN_HIGH_FACTOR)
-        if gather_bytes_per_s is not None:
-            memory = replace(memory, bytes_per_s=gather_bytes_per_s / memory.gather_share)
         return cls(device=device, memory=memory, stand_in=stand_in, is_stated=gather_bytes_per_s is not None)
 
     @property

@@ -17,7 +17,7 @@ from autoshard.core import AccessProfile, CostModel, KernelCosts, LocalShard, Me
 from autoshard.core.access import FloatArray
 from autoshard.core.costs import CodeArray, MeasuredRange, MsArray
 from autoshard.core.topology import MemoryBandwidth
-from autoshard.evaluation.device_memory import DEVICE_MEMORY, SSD, UNKNOWN_DEVICE, DeviceMemory, SolidStateDisk
+from autoshard.evaluation.device_memory import SSD, DeviceMemory, SolidStateDisk, device_memory
 from autoshard.evaluation.upper_end import UpperEndKernels
 
 #: Cache policies by the names that plans use.
@@ -130,7 +130,7 @@ class TransferSpeeds:
     def of(cls, topology: Topology) -> TransferSpeeds:
         """The topology's own bandwidths; the published ones of its device kind where it has none."""
         known: MemoryBandwidth = topology.memory_bandwidth
-        usual = cls.of_device(DEVICE_MEMORY.get(topology.device, DEVICE_MEMORY[UNKNOWN_DEVICE]))
+        usual = cls.of_device(device_memory(topology.device))
         return cls(
             host_bytes_per_s=usual.host_bytes_per_s if known.ddr is None else known.ddr,
             access_bytes=usual.access_bytes,

@@ -69,7 +69,7 @@ class AlphaBetaComm:
         """Time of an all-gather into outputs of `num_bytes`: half the bytes of an all-reduce, behind its latency."""
         return self.all_reduce_ms(num_bytes / 2, topology)
 
-    def bounds_ms(self, collective: CollectiveName, value_ms: MsArray, topology: Topology) -> tuple[MsArray, MsArray]:
+    def bounds_ms(self, _collective: CollectiveName, value_ms: MsArray, _topology: Topology) -> tuple[MsArray, MsArray]:
         """Fixed factors below and above, since nothing was measured."""
         return value_ms * _LOW_FACTOR, value_ms * _HIGH_FACTOR
 

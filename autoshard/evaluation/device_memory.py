@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 MIB: Final = 1 << 20
@@ -200,3 +200,17 @@ DEVICE_MEMORY: Final[dict[str, DeviceMemory]] = {
 UNKNOWN_DEVICE: Final = "t4"
 #: Interval of their prices, as factors: from a GPU with eight times the bandwidth of the fastest above to one core.
 UNKNOWN_LOW_FACTOR, UNKNOWN_HIGH_FACTOR = 0.01, 50.0
+
+
+def device_memory(device: str, gather_bytes_per_s: float | None = None) -> DeviceMemory:
+    """The memory that ranks are priced with.
+
+    Args:
+        device: Key of the device kind; one that is not in `DEVICE_MEMORY` has the memory of `UNKNOWN_DEVICE`.
+        gather_bytes_per_s: What gathers of whole rows reach, where this card's memory is not that of its kind: what a
+            topology states as `memory_bandwidth.hbm`.
+    """
+    usual = DEVICE_MEMORY.get(device, DEVICE_MEMORY[UNKNOWN_DEVICE])
+    if gather_bytes_per_s is None:
+        return usual
+    return replace(usual, bytes_per_s=gather_bytes_per_s / usual.gather_share)

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import EmbeddingTable, Exchange, GradSync, PlacedShard, ShardingPlan, Topology
+from autoshard.core import EmbeddingTable, Exchange, GradSync, PlacedShard, Pooling, Shard, ShardingPlan, Topology
 from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.plan import Payload
 from autoshard.core.shard import Replicas
@@ -98,6 +98,26 @@ class PairTraffic:
     def by_stream(self) -> MsArray:
         """The same numbers, shape (E,)."""
         return np.array([self.lengths, self.ids, self.forward, self.backward])
+
+
+def cheaper_exchange(shard: Shard, num_owners: int) -> Exchange:
+    """What owners send back with fewer bytes, by `PairTraffic`: a vector per bag, or a row per lookup.
+
+    Each owner of a part of the rows sends a vector for every bag, also for bags without any of its rows: bags x owners
+    in all, against the lookups. Sequence tables send rows. A pooled table whose rows one rank holds whole sends sums,
+    as every runtime does.
+
+    Args:
+        shard: Rows and columns of a table.
+        num_owners: Ranks over which one replica of its rows is split.
+    """
+    table = shard.table
+    if table.pooling is Pooling.SEQUENCE:
+        return Exchange.ROWS
+    if num_owners == 1 and shard.num_embeddings == table.num_embeddings:
+        return Exchange.PARTIAL_SUMS
+    num_lookups, num_bags = table.pooling_factor * shard.access()[1], len(table.features)
+    return Exchange.ROWS if num_lookups < num_bags * num_owners else Exchange.PARTIAL_SUMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ import numpy as np
 
 from autoshard.core import NUM_REUSE_BINS, AccessProfile
 from autoshard.core.errors import FormatError
-from autoshard.formats.fields import Fields, items, number, shown
+from autoshard.core.quoting import shown
+from autoshard.formats.fields import Fields, items, number
 from autoshard.formats.json_document import join
 from autoshard.formats.row_counts import read_row_counts
 

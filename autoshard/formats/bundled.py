@@ -48,7 +48,7 @@ def load_topology(name_or_path: str | Path) -> Topology:
         InputError: If the file holds no topology; the text names file and field.
     """
     known = bundled_topologies()
-    if str(name_or_path) in known or not Path(name_or_path).exists():
+    if str(name_or_path) in known or not _is_there(name_or_path):
         found = bundled_topology(str(name_or_path))
         if found is not None:
             return found
@@ -166,7 +166,15 @@ def _published(folder: str, name: str) -> dict[str, Any]:
 
 
 def _check_file(name_or_path: str | Path, known: Mapping[str, str], kind: str) -> None:
-    if not Path(name_or_path).exists():
+    if not _is_there(name_or_path):
         raise UnknownNameError(
             f"is neither a file nor bundled {kind}; bundled are {', '.join(known)}", source=str(name_or_path)
         )
+
+
+def _is_there(path: str | Path) -> bool:
+    """Whether there is such a file; a name that no file can have is none."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # too long; a null character
+        return False

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from autoshard.core import DType
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
+from autoshard.core.quoting import shown
 from autoshard.formats.digest import digest
 from autoshard.formats.sample_parts import write_part
 
@@ -232,7 +233,7 @@ def read_collective_samples(store: str | Path, device: str | None = None) -> tup
     if device not in held:
         if device is None and held:
             raise SampleStoreError(f"holds several devices; name one of: {', '.join(held)}", source=str(store))
-        kind = "" if device is None else f" of device {device!r}"
+        kind = "" if device is None else f" of device {shown(device)}"
         others = f"; it holds: {', '.join(held)}" if held else "; `autoshard collect --what collectives` adds some"
         raise SampleStoreError(f"holds no samples of collectives{kind}{others}", source=str(store))
     read = (sample for file in _files(store, device) for sample in read_collective_sample_file(file))
@@ -301,7 +302,7 @@ def _check_values(table: pa.Table) -> None:
 def _sample(row: dict[str, Any]) -> CollectiveSample:
     for name, kind in _KINDS.items():
         if row[name] not in set(kind):
-            raise FormatError(f"must be one of {', '.join(kind)}; got {row[name]!r}", field=name)
+            raise FormatError(f"must be one of {', '.join(kind)}; got {shown(row[name])}", field=name)
         row[name] = kind(row[name])
     what = {item.name: row.pop(item.name) for item in fields(Collective)}
     return CollectiveSample(**row, collective=Collective(**what))

@@ -20,7 +20,7 @@ def read_count_tables(
     num_samples: int | None = None,
     embedding_dim: int = DEFAULT_EMBEDDING_DIM,
     batch_size: int = DEFAULT_BATCH_SIZE,
-    advance: Advance = lambda share: None,
+    advance: Advance = lambda _: None,
 ) -> TableSet:
     """Tables from per-row counts: a file is a table, and so is a folder of files within the folder `path`.
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from autoshard.core import DType
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import FormatError, InputError, SampleStoreError
+from autoshard.core.quoting import shown
 from autoshard.formats.digest import digest
 from autoshard.formats.sample_parts import write_part
 from autoshard.formats.samples import devices_in
@@ -171,7 +172,7 @@ def read_dense_samples(store: str | Path, device: str | None = None) -> tuple[De
         raise SampleStoreError(f"holds several devices; name one of: {held}", source=str(store))
     chosen = device or found[0]
     if chosen not in found:
-        raise SampleStoreError(f"holds no dense layers of device {chosen!r}; it holds: {held}", source=str(store))
+        raise SampleStoreError(f"holds no dense layers of device {shown(chosen)}; it holds: {held}", source=str(store))
     files = sorted(Path(store, _FOLDER, f"device={chosen}").glob("part-*.parquet"))
     samples = [sample for file in files for sample in read_dense_sample_file(file)]
     return tuple({sample.sample_id: sample for sample in samples}.values())
@@ -252,4 +253,4 @@ def _choice(row: Mapping[str, Any], name: str, kind: type[_Choice]) -> _Choice:
     try:
         return kind(row[name])
     except ValueError as error:
-        raise FormatError(f"must be one of {', '.join(kind)}; got {row[name]!r}", field=name) from error
+        raise FormatError(f"must be one of {', '.join(kind)}; got {shown(row[name])}", field=name) from error

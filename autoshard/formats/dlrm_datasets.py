@@ -17,7 +17,7 @@ import numpy as np
 from autoshard.core import NUM_REUSE_BINS, REUSE_BIN_EDGES, AccessProfile, EmbeddingTable, Feature, TableSet
 from autoshard.core.access import IntArray
 from autoshard.core.errors import FormatError
-from autoshard.formats.fields import shortened
+from autoshard.core.quoting import shortened
 from autoshard.formats.torch_archive import read_tensors
 
 #: Dimensions that tables get when none is asked for: the files have none, and AutoShard draws them from these.
@@ -32,7 +32,7 @@ Advance = Callable[[float], None]
 
 
 def read_dlrm_datasets(
-    path: str | Path, *, embedding_dim: int | None = None, seed: int = 0, advance: Advance = lambda share: None
+    path: str | Path, *, embedding_dim: int | None = None, seed: int = 0, advance: Advance = lambda _: None
 ) -> TableSet:
     """Tables from a `.pt` or `.pt.gz` that holds `indices`, `offsets` and `lengths` of one batch.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import TypeVar
 
 from autoshard.core.errors import AutoshardError, FormatError, InputError
+from autoshard.core.quoting import shortened, shown
 from autoshard.formats.json_document import join
 
 #: Upper limit of whole numbers that have no limit of their own: beyond it doubles are no longer exact.
@@ -241,23 +241,6 @@ def items(value: object, path: str, *, minimum: int = 1, maximum: int = 1_000_00
         accepted = str(minimum) if minimum == maximum else f"{minimum} to {maximum}"
         raise FormatError(f"must hold {accepted} values, got {len(value)}", field=path)
     return value
-
-
-def shown(value: object) -> str:
-    """A value as an error shows it: as JSON, shortened, on one line."""
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return f"a list of {len(value)}"
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
-        return f"a number of {value.bit_length()} bits"
-    return shortened(json.dumps(value, ensure_ascii=False, default=str))
-
-
-def shortened(value: str) -> str:
-    """A text cut to a length that fits an error line, without line breaks."""
-    line = "".join(letter if letter.isprintable() else "?" for letter in value[:61])
-    return line if len(line) <= 60 else line[:59] + "…"
 
 
 def _unknown(name: str, accepted: list[str]) -> str:

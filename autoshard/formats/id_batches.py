@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
 from autoshard.core.access import FloatArray, IntArray, log_spaced_ranks
 from autoshard.core.errors import FormatError
+from autoshard.core.quoting import shortened
 from autoshard.formats.dlrm_datasets import Advance
-from autoshard.formats.fields import from_source, shortened
+from autoshard.formats.fields import from_source
 from autoshard.formats.tables_json import MAX_ROWS, MAX_TABLES
 from autoshard.formats.torch_archive import read_tensors
 
@@ -45,7 +46,7 @@ def read_id_batches(
     embedding_dim: int = DEFAULT_EMBEDDING_DIM,
     batch_size: int | None = None,
     num_embeddings: int | None = None,
-    advance: Advance = lambda share: None,
+    advance: Advance = lambda _: None,
 ) -> TableSet:
     """Tables from raw batches of ids: a file, or all files of a folder that end in `.parquet` or `.pt`.
 

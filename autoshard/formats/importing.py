@@ -9,10 +9,11 @@ from pathlib import Path
 
 from autoshard.core import TableSet
 from autoshard.core.errors import FormatError, InvalidOptionError, UnknownNameError
+from autoshard.core.quoting import shortened, shown
 from autoshard.formats.bundled import bundled_table_sets, load_tables
 from autoshard.formats.count_tables import read_count_tables
 from autoshard.formats.dlrm_datasets import Advance, read_dlrm_datasets
-from autoshard.formats.fields import from_source, shortened, shown
+from autoshard.formats.fields import from_source
 from autoshard.formats.id_batches import DEFAULT_BATCH_SIZE, DEFAULT_EMBEDDING_DIM, read_id_batches
 from autoshard.formats.json_document import read_json
 from autoshard.formats.tables_json import (
@@ -45,7 +46,7 @@ class ImportFormat:
 
 
 def import_tables(
-    source: str | Path, format: str | None = None, *, advance: Advance = lambda share: None, **options: object
+    source: str | Path, format: str | None = None, *, advance: Advance = lambda _: None, **options: object
 ) -> TableSet:
     """Tables from a file, a folder or a name, in one of `FORMATS`.
 
@@ -62,7 +63,9 @@ def import_tables(
     """
     chosen = FORMATS.get(format or _told_from(str(source)))
     if chosen is None:
-        raise UnknownNameError(f"no import format is named {format!r}; there are {', '.join(FORMATS)}", field="format")
+        raise UnknownNameError(
+            f"no import format is named {shown(format)}; there are {', '.join(FORMATS)}", field="format"
+        )
     for name, value in options.items():
         if name not in chosen.options:
             accepted = ", ".join(chosen.options) or "none"

@@ -17,8 +17,9 @@ from autoshard.core import (
     ShardingPlan,
 )
 from autoshard.core.errors import FormatError
+from autoshard.core.quoting import shortened, shown
 from autoshard.evaluation.validator import validate_plan
-from autoshard.formats.fields import Fields, check_characters, from_source, number, shortened, shown, text
+from autoshard.formats.fields import Fields, check_characters, from_source, number, text
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json, join, read_json
 from autoshard.formats.prediction_json import prediction_from_json, prediction_to_json

@@ -7,8 +7,9 @@ from typing import Any
 
 from autoshard.core import CostBreakdown, Estimate, RankCost
 from autoshard.core.errors import FormatError
+from autoshard.core.quoting import shortened
 from autoshard.core.step import Overlap, StepPart
-from autoshard.formats.fields import Fields, shortened, text
+from autoshard.formats.fields import Fields, text
 from autoshard.formats.json_document import join
 
 _ESTIMATE_FIELDS = tuple(item.name for item in fields_of(Estimate))

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from autoshard.core import ReplicaGroups, Tier, Topology
 from autoshard.core.errors import FormatError, InvalidPlanError
+from autoshard.core.quoting import shown
 from autoshard.core.shard import Replicas
-from autoshard.formats.fields import items, shown, whole
+from autoshard.formats.fields import items, whole
 
 #: The name that a tier's replicas are written under, where they match.
 _NAME_OF_TIER = {Tier.ROW_WISE: "all", Tier.DATA_PARALLEL: "each", Tier.FLEX: "each_node"}

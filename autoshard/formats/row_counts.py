@@ -10,7 +10,7 @@ import numpy as np
 
 from autoshard.core.count_histogram import CountHistogram, Counts
 from autoshard.core.errors import FormatError, InvalidTableError
-from autoshard.formats.fields import shortened
+from autoshard.core.quoting import shortened
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +24,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 def read_row_counts(
-    path: Path, *, num_rows: int | None = None, advance: Callable[[float], None] = lambda share: None
+    path: Path, *, num_rows: int | None = None, advance: Callable[[float], None] = lambda _: None
 ) -> CountHistogram:
     """Counts of one table, from a Parquet file or a folder of them in the order of their names.
 

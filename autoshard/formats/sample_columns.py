@@ -28,6 +28,7 @@ from autoshard.core import (
     Update,
 )
 from autoshard.core.errors import FormatError, InputError, SampleStoreError
+from autoshard.core.quoting import shown
 from autoshard.formats.measured import MeasuredShard, Sample, sample_row
 
 SCHEMA_VERSION = "autoshard.samples/2"
@@ -226,7 +227,7 @@ def _local_shard(row: dict[str, Any]) -> LocalShard:
             row[name] = kind(row[name])
         except ValueError as error:
             accepted = ", ".join(kind)
-            raise FormatError(f"must be one of {accepted}; got {row[name]!r}", field=f"shards.{name}") from error
+            raise FormatError(f"must be one of {accepted}; got {shown(row[name])}", field=f"shards.{name}") from error
     ranks, cumulative = np.frombuffer(row.pop("access_ranks")), np.frombuffer(row.pop("access_cumulative"))
     access = AccessProfile(ranks, cumulative)
     if access.num_rows != row["num_embeddings"]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autoshard.core.errors import SampleStoreError
+from autoshard.core.quoting import shown
 from autoshard.formats.files import remove_leftovers
 from autoshard.formats.measured import MeasuredShard, Sample, SampleTable, set_id_of
 from autoshard.formats.sample_columns import SCHEMA_VERSION, ShardCache, parquet_bytes, read_columns, read_sample_file
@@ -97,7 +98,7 @@ def read_samples(store: str | Path, device: str | None = None) -> SampleTable:
         device = found[0] if found else "*"
     if device not in found:
         held = f"; it holds: {', '.join(found)}" if found else ""
-        raise SampleStoreError(f"holds no samples of device {device!r}{held}", source=str(store))
+        raise SampleStoreError(f"holds no samples of device {shown(device)}{held}", source=str(store))
     rebuilt: ShardCache = {}
     once: dict[str, Sample] = {}
     kept: list[Sample] = []

@@ -20,8 +20,9 @@ from autoshard.core import (
     Tier,
 )
 from autoshard.core.errors import FormatError
+from autoshard.core.quoting import shown
 from autoshard.core.shard import Replicas
-from autoshard.formats.fields import Fields, shown, whole
+from autoshard.formats.fields import Fields, whole
 from autoshard.formats.rank_layouts import RankLayouts
 from autoshard.formats.tables_json import MAX_EMBEDDING_DIM, MAX_ROWS
 from autoshard.formats.topology_json import MAX_MEMORY_BYTES

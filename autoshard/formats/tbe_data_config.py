@@ -17,8 +17,9 @@ import numpy as np
 from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
 from autoshard.core.access import FloatArray, mixture
 from autoshard.core.errors import FormatError, InvalidTableError
+from autoshard.core.quoting import shown
 from autoshard.formats.dlrm_datasets import Advance
-from autoshard.formats.fields import Fields, from_source, items, number, shown, whole
+from autoshard.formats.fields import Fields, from_source, items, number, whole
 from autoshard.formats.json_document import read_json
 from autoshard.formats.tables_json import MAX_BATCH_SIZE, MAX_EMBEDDING_DIM, MAX_POOLING_FACTOR, MAX_ROWS, MAX_TABLES
 
@@ -41,7 +42,7 @@ _NORMAL_P99 = 2.3263478740408408
 
 
 def read_tbe_data_config(
-    path: str | Path, *, batch_size: int | None = None, seed: int = 0, advance: Advance = lambda share: None
+    path: str | Path, *, batch_size: int | None = None, seed: int = 0, advance: Advance = lambda _: None
 ) -> TableSet:
     """Tables from a `TBEDataConfig` JSON, or from all such files of a folder.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from autoshard.core import Level, Link, MemoryBandwidth, MemoryBytes, MemoryLevel, Topology
 from autoshard.core.errors import FormatError
+from autoshard.core.quoting import shown
 from autoshard.formats.fields import Fields, from_source, items, number
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json, read_json
@@ -112,7 +113,7 @@ def _levels_from_json(document: Fields) -> tuple[Level, ...]:
         fields = Fields(value, f"{path}[{index}]", required=("name", "size", "all_to_all", "all_reduce"))
         name = fields.text("name")
         if any(level.name == name for level in levels):
-            raise FormatError(f"{name!r} is used twice; names must differ", field=fields.at("name"))
+            raise FormatError(f"{shown(name)} is used twice; names must differ", field=fields.at("name"))
         levels.append(
             Level(
                 name=name,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.errors import FormatError
-from autoshard.formats.fields import shortened, shown
+from autoshard.core.quoting import shortened, shown
 
 #: numpy's names of the storages that files of ids hold.
 _DTYPES = {

@@ -10,6 +10,7 @@ from typing import ClassVar
 from autoshard import __version__
 from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.errors import InvalidOptionError
+from autoshard.core.quoting import shown
 from autoshard.planners.granular.step_search import StepSearch, search_steps
 from autoshard.planners.kernel_search import plan_by_kernel
 from autoshard.planners.planner import PlanRequest, parse_options
@@ -73,7 +74,7 @@ class AutoOptions:
     def __post_init__(self) -> None:
         if self.objective not in list(AutoObjective):
             raise InvalidOptionError(
-                f"must be any of {', '.join(AutoObjective)}, got {self.objective!r}", field="options.objective"
+                f"must be any of {', '.join(AutoObjective)}, got {shown(self.objective)}", field="options.objective"
             )
         for name in ("reserved_bytes", "steps"):
             if getattr(self, name) < 0:
@@ -81,14 +82,14 @@ class AutoOptions:
         for name in self._listed:
             if name not in _NAMES:
                 accepted = ", ".join((ALL, EXECUTABLE, *_NAMES))
-                raise InvalidOptionError(f"must be any of {accepted}; got {name!r}", field="options.tiers")
+                raise InvalidOptionError(f"must be any of {accepted}; got {shown(name)}", field="options.tiers")
         if self.objective == AutoObjective.KERNEL:
             self._check_kernel()
 
     def _check_kernel(self) -> None:
         if self.tiers != ALL and set(self._listed) != {SchemeName.TABLE_WISE}:
             raise InvalidOptionError(
-                f"must be table_wise where objective is kernel, got {self.tiers!r}", field="options.tiers"
+                f"must be table_wise where objective is kernel, got {shown(self.tiers)}", field="options.tiers"
             )
         if self.reserved_bytes:
             raise InvalidOptionError(

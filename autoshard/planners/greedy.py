@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from autoshard.core import Shard, ShardingPlan
 from autoshard.planners.feasibility import Filling, repair
@@ -42,6 +43,7 @@ class RandomPlanner(PlacementPlanner):
     name: ClassVar[str] = "random"
     summary: ClassVar[str] = "Each table on a random rank that has room for it."
 
+    @override
     def place(self, problem: PlacementProblem, seed: int) -> RankArray:
         """Ranks drawn in the order of the tables."""
         rng = np.random.default_rng(seed)
@@ -58,6 +60,7 @@ class _SumGreedyPlanner(PlacementPlanner):
         AutoShard Sec. 5.1. Differs: memory limits hold, and co-located tables count as one.
     """
 
+    @override
     def place(self, problem: PlacementProblem, seed: int) -> RankArray:
         """Ranks in falling order of the cost function; ties keep the order of the tables and go to the first rank."""
         costs = [self.cost(shard) for shard in problem.shards]
@@ -116,6 +119,7 @@ class CostGreedyPlanner(PlacementPlanner):
     name: ClassVar[str] = "cost-greedy"
     summary: ClassVar[str] = "Greedy on the cost model: each table on the rank that is fastest with it."
 
+    @override
     def place(self, problem: PlacementProblem, seed: int) -> RankArray:
         """Ranks in falling order of the items' single costs."""
         return place_by_cost(problem, np.argsort(-problem.kernel_ms_N, kind="stable"))

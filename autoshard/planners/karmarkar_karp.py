@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from autoshard.planners.greedy import PlacementPlanner
 from autoshard.planners.placement import PlacementProblem, RankArray
@@ -97,6 +98,7 @@ class KarmarkarKarpPlanner(PlacementPlanner):
     name: ClassVar[str] = "karmarkar-karp"
     summary: ClassVar[str] = "Largest differencing on the tables' predicted costs."
 
+    @override
     def place(self, problem: PlacementProblem, seed: int) -> RankArray:
         """Ranks by largest differencing; ties are broken by the order of the tables, whatever the seed."""
         costs_N = problem.kernel_ms_N

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from autoshard.core import (
     CostModel,
     EmbeddingTable,
-    Exchange,
     GradSync,
     LocalShard,
     PlacedShard,
-    Pooling,
     Shard,
     ShardingPlan,
     Split,
@@ -30,6 +28,8 @@ from autoshard.core import (
 )
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
+from autoshard.core.quoting import shown
+from autoshard.evaluation.traffic import cheaper_exchange
 
 RankArray = NDArray[np.int64]
 
@@ -266,7 +266,7 @@ def colocated(tables: TableSet) -> tuple[tuple[int, ...], ...]:
         for name in table.constraints.colocate_with:
             if name not in index_of:
                 raise InvalidPlanError(
-                    f"names {name!r}, which is no table", field=f"tables[{index}].constraints.colocate_with"
+                    f"names {shown(name)}, which is no table", field=f"tables[{index}].constraints.colocate_with"
                 )
             low, high = sorted((find(index), find(index_of[name])))
             root[high] = low
@@ -277,21 +277,8 @@ def colocated(tables: TableSet) -> tuple[tuple[int, ...], ...]:
 
 
 def alone(shard: Shard, rank: int = 0) -> PlacedShard:
-    """The shard on a single rank.
-
-    A part of a pooled table's rows that a bag hits less than once on average sends the rows that were asked for, since
-    a vector for every bag would be mostly zeros.
-    """
-    return replace(PlacedShard.table_wise(shard, rank), exchange=_exchange(shard))
-
-
-def _exchange(shard: Shard) -> Exchange:
-    table = shard.table
-    if table.pooling is Pooling.SEQUENCE:
-        return Exchange.ROWS
-    share = 1.0 if shard.num_embeddings == table.num_embeddings else shard.access()[1]
-    is_thin = share < 1.0 and table.pooling_factor / len(table.features) * share < 1.0
-    return Exchange.ROWS if is_thin else Exchange.PARTIAL_SUMS
+    """The shard on a single rank, with the exchange that moves fewer bytes."""
+    return replace(PlacedShard.table_wise(shard, rank), exchange=cheaper_exchange(shard, 1))
 
 
 def shared(shard: Shard, tier: Tier, topology: Topology) -> PlacedShard:
@@ -306,7 +293,7 @@ def shared(shard: Shard, tier: Tier, topology: Topology) -> PlacedShard:
         tier=tier,
         replicas=replicas,
         split=Split.CYCLIC if len(replicas[0]) > 1 else Split.BLOCK,
-        exchange=_exchange(shard),
+        exchange=cheaper_exchange(shard, len(replicas[0])),
         grad_sync=GradSync.SPARSE if len(replicas) > 1 else GradSync.NONE,
     )
 

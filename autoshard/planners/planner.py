@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from autoshard.core import Costs, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import InvalidOptionError
+from autoshard.core.quoting import shown
 
 OptionsT = TypeVar("OptionsT")
 
@@ -104,4 +105,4 @@ def _convert(value: object, wanted: type, label: str) -> object:
             number = math.nan
         if math.isfinite(number) and wanted(number) == number:
             return wanted(number)
-    raise InvalidOptionError(f"must be {_ACCEPTED[wanted]}, got {value!r}", field=label)
+    raise InvalidOptionError(f"must be {_ACCEPTED[wanted]}, got {shown(value)}", field=label)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint, entry_points
 
 from autoshard.core.errors import AutoshardError, UnknownNameError
+from autoshard.core.quoting import shown
 from autoshard.planners.planner import Planner
 
 GROUP = "autoshard.planners"
@@ -43,7 +44,9 @@ def get_planner(name: str) -> Planner:
     """
     found = _registered()
     if name not in found:
-        raise UnknownNameError(f"no planner is named {name!r}; there are: {', '.join(sorted(found))}", field="planner")
+        raise UnknownNameError(
+            f"no planner is named {shown(name)}; there are: {', '.join(sorted(found))}", field="planner"
+        )
     point = found[name]
     try:
         planner: Planner = point.load()()

@@ -26,6 +26,7 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
+from autoshard.core.quoting import shown
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.registry import get_planner
@@ -78,13 +79,13 @@ class ReplicaGroupsOptions:
                 )
         if self.layout not in (_ANY, *GroupLayout):
             accepted = ", ".join((_ANY, *GroupLayout))
-            raise InvalidOptionError(f"must be one of {accepted}; got {self.layout!r}", field="options.layout")
+            raise InvalidOptionError(f"must be one of {accepted}; got {shown(self.layout)}", field="options.layout")
 
     def of_base(self) -> dict[str, object]:
         """The base planner's options by name."""
         pairs = [pair.partition("=") for pair in self.base_options.split(",") if pair]
         if bad := [key for key, equals, _ in pairs if not equals]:
-            raise InvalidOptionError(f"must be KEY=VALUE, got {bad[0]!r}", field="options.base_options")
+            raise InvalidOptionError(f"must be KEY=VALUE, got {shown(bad[0])}", field="options.base_options")
         return {key.strip(): value.strip() for key, _, value in pairs}
 
 

@@ -14,7 +14,6 @@ from autoshard.core import (
     LocalShard,
     MemoryPlacement,
     PlacedShard,
-    Pooling,
     RowRange,
     RowsBy,
     Shard,
@@ -24,6 +23,7 @@ from autoshard.core import (
     Topology,
     local_shard,
 )
+from autoshard.evaluation.traffic import cheaper_exchange
 
 #: Kernels move four floats at a time.
 COLUMN_STEP = 4
@@ -200,23 +200,6 @@ class Scheme:
     def in_memory(self, memory: MemoryPlacement) -> Scheme:
         """The same parts with their rows in another memory."""
         return replace(self, parts=tuple(replace(part, memory=memory) for part in self.parts))
-
-
-def cheaper_exchange(shard: Shard, num_owners: int) -> Exchange:
-    """What owners send back with fewer bytes: a vector per bag, or the rows that were asked for.
-
-    Owners of a part of the rows send a vector for every bag, also where they have none of its rows. Tables that one
-    rank holds whole send sums, as every runtime does.
-    """
-    table = shard.table
-    if table.pooling is Pooling.SEQUENCE:
-        return Exchange.ROWS
-    is_whole = shard.num_embeddings == table.num_embeddings
-    if is_whole and num_owners == 1:
-        return Exchange.PARTIAL_SUMS
-    share = 1.0 if is_whole else shard.access()[1]
-    is_thin = table.pooling_factor / len(table.features) * share < num_owners
-    return Exchange.ROWS if is_thin else Exchange.PARTIAL_SUMS
 
 
 def column_cuts(shard: Shard, num_parts: int) -> tuple[Shard, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from autoshard.core import DType, EmbeddingTable, Optimizer, Pooling, ShardingPlan, Topology
 from autoshard.core.errors import InfeasiblePlanError, InvalidTableError, ModelError
-from autoshard.evaluation.analytic import DEVICE_MEMORY
+from autoshard.evaluation.device_memory import DEVICE_MEMORY, device_memory
 from autoshard.planners.placement import PlacementProblem, RankArray
 from autoshard.planners.planner import NoOptions, PlanRequest, parse_options
 
@@ -119,7 +119,7 @@ class _StaticStorage:
         self._bytes_of = {table.name: table.hbm_bytes for table in problem.tables.tables}
         self._on_host = problem.topology.device in _HOST_DEVICES
 
-    def estimate(self, sharding_options: list[Any], sharder_data_map: Any = None) -> None:
+    def estimate(self, sharding_options: list[Any], **_: Any) -> None:
         from torchrec.distributed.planner.types import Storage
 
         for option in sharding_options:
@@ -139,8 +139,9 @@ def _topology(topology: Topology) -> Any:
 
     on_host = topology.device in _HOST_DEVICES
     capacities = [topology.memory_of(rank).hbm for rank in range(topology.world_size)]
-    memory = DEVICE_MEMORY.get(topology.device)
-    memory_bytes_per_ms = memory.bytes_per_s / 1e3 if memory else None
+    stated = topology.memory_bandwidth.hbm
+    is_known = topology.device in DEVICE_MEMORY or stated is not None
+    memory_bytes_per_ms = device_memory(topology.device, stated).bytes_per_s / 1e3 if is_known else None
     return TopologyFactory.create_topology(
         TrainerConfig(
             world_size=topology.world_size,

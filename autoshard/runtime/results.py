@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from autoshard.core.errors import InvalidOptionError
+from autoshard.core.quoting import shown
 
 
 class Engine(StrEnum):
@@ -208,4 +209,4 @@ def _member(choices: type[Engine] | type[Device], value: str, field: str) -> Eng
         return choices(value)
     except ValueError:
         accepted = ", ".join(choices)
-        raise InvalidOptionError(f"must be one of {accepted}; got {value!r}", field=field) from None
+        raise InvalidOptionError(f"must be one of {accepted}; got {shown(value)}", field=field) from None

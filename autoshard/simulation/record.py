@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.core.errors import FormatError, InputError
+from autoshard.core.quoting import shown
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json, read_json
 from autoshard.simulation.points import Point, PointMemory, PointStatus, SimulatedPoint, scaling_factors
@@ -74,7 +75,7 @@ def read_record(path: Path, settings: Mapping[str, object]) -> SweepRecord:
         known = found.get(name) if isinstance(found, dict) else None
         if known != value:
             raise FormatError(
-                f"must be {value!r} as in this run, got {known!r}; name another file for other settings",
+                f"must be {shown(value)} as in this run, got {shown(known)}; name another file for other settings",
                 source=source,
                 field=f"settings.{name}",
             )

@@ -11,6 +11,7 @@ import typer
 
 from autoshard import console
 from autoshard.core.errors import InvalidOptionError
+from autoshard.core.quoting import shown
 from bench.collecting.options import GIB, CollectOptions, IfBusy, What, parse_what, parse_where
 from bench.collecting.store_lock import CollectorBusyError
 from bench.collecting.termination import TERMINATED_EXIT_CODE, Terminated, termination_raised
@@ -106,7 +107,7 @@ def collect(
         workers=workers,
     )
     if ray and options.what != (What.KERNELS,):
-        raise InvalidOptionError(f"must be kernels with --ray, got {what!r}", field="what")
+        raise InvalidOptionError(f"must be kernels with --ray, got {shown(what)}", field="what")
     _run(options, if_busy, ray_address if ray else None, as_json=as_json)
 
 

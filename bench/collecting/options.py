@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
+from autoshard.core.quoting import shown
 
 GIB = 2**30
 
@@ -115,7 +116,7 @@ def parse_what(text: str) -> tuple[What, ...]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in list(What) or names.count(name) > 1:
-            raise InvalidOptionError(f"must be some of {', '.join(What)}, each once; got {text!r}", field="what")
+            raise InvalidOptionError(f"must be some of {', '.join(What)}, each once; got {shown(text)}", field="what")
     return tuple(map(What, names))
 
 
@@ -136,7 +137,7 @@ def parse_where(text: str | None) -> Mapping[str, float] | None:
             value = math.nan
         if not (math.isfinite(value) and value > 0) or name.strip() in shares:
             raise InvalidOptionError(
-                f"must be names of strategies, each once, with a share above 0 (random=3,slices=1), got {text!r}",
+                f"must be names of strategies, each once, with a share above 0 (random=3,slices=1), got {shown(text)}",
                 field="where",
             )
         shares[name.strip()] = value

@@ -12,6 +12,7 @@ import torch
 
 from autoshard.core import LocalShard
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
+from autoshard.core.quoting import shown
 from autoshard.formats import canonical_json, digest, load_tables, tables_to_json
 from autoshard.formats.samples import devices_in, measured_sets, read_samples, remove_leftovers_in
 from bench.collecting.collector import Collection, collect_samples
@@ -117,7 +118,7 @@ def check_names(options: CollectOptions) -> None:
     load_tables(options.tables)
     for name in options.where or ():
         if name not in STRATEGIES:
-            raise InvalidOptionError(f"must be of {', '.join(STRATEGIES)}; got {name!r}", field="where")
+            raise InvalidOptionError(f"must be of {', '.join(STRATEGIES)}; got {shown(name)}", field="where")
 
 
 def check_store(store: Path) -> None:
@@ -248,7 +249,7 @@ def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float
     )
 
 
-def _collect_collectives(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
+def _collect_collectives(options: CollectOptions, _device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
     from bench.collectives.collector import collect_collectives
 
     done = collect_collectives(

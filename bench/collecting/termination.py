@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 #: Exit code of a run that SIGTERM ended, as shells count it.
 TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
@@ -19,7 +18,7 @@ class Terminated(BaseException):
 def termination_raised() -> Iterator[None]:
     """Turns the first SIGTERM into `Terminated` in the main thread, and ignores those that follow it."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
 

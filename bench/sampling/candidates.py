@@ -97,7 +97,7 @@ def spread_out(features_CF: NDArray[np.float64], order: Sequence[int] | NDArray[
 def _model(source: SetSource) -> CostModel | None:
     if source.registry is not None:
         try:
-            return kernel_model(single_level(source.device, 1, 1), source.tables.batch_size, source.registry)
+            return kernel_model(single_level(source.device, 1, 1), source.registry)
         except ModelError:
             if source.device in DEVICE_MEMORY:
                 raise

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from autoshard.core import LocalShard, TableSet
 from autoshard.core.errors import InvalidOptionError
+from autoshard.core.quoting import shown
 from bench.sampling.candidates import MostUncertain
 from bench.sampling.kinds import OtherKinds
 from bench.sampling.slices import Slices
@@ -142,7 +143,7 @@ def _strategies(source: SetSource, seed: int, weights: Mapping[str, float] | Non
     found: dict[str, tuple[Strategy, float]] = {}
     for name, weight in (DEFAULT_WEIGHTS if weights is None else weights).items():
         if name not in STRATEGIES:
-            raise InvalidOptionError(f"must be of {', '.join(STRATEGIES)}; got {name!r}", field="strategies")
+            raise InvalidOptionError(f"must be of {', '.join(STRATEGIES)}; got {shown(name)}", field="strategies")
         if not (math.isfinite(weight) and weight >= 0):
             raise InvalidOptionError(f"must be a number of at least 0, got {weight}", field=f"strategies.{name}")
         if weight == 0:

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 
 from autoshard import console
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
+from autoshard.core.quoting import shown
 from autoshard.formats.sample_parts import damaged_samples
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def samples(
     }
     chosen = {kind: [key for key in keys if device in (None, key)] for kind, keys in found.items()}
     if not any(chosen.values()):
-        of_device = "" if device is None else f" of device {device!r}"
+        of_device = "" if device is None else f" of device {shown(device)}"
         held = ", ".join(sorted({key for keys in found.values() for key in keys}))
         hint = f"it holds: {held}" if held else "`autoshard collect` adds some"
         raise SampleStoreError(f"holds no samples{of_device}; {hint}", source=str(store))
@@ -65,12 +66,12 @@ def samples(
     summaries = [summarise(table) for table in kernels.values()]
     dense = {key: _intact(store, key, read_dense_samples(store, key)) for key in chosen["dense"]}
     collectives = {key: _intact(store, key, read_collective_samples(store, key)) for key in chosen["collectives"]}
-    shown: list[RenderableType] = [summary_table(summaries)] if summaries else []
+    parts: list[RenderableType] = [summary_table(summaries)] if summaries else []
     for key, layers in dense.items():
-        shown += [f"dense layers on {key}: {len(layers):,} samples", dense_table(layers)]
-    shown += [f"collectives on {key}: {len(measured):,} samples" for key, measured in collectives.items()]
+        parts += [f"dense layers on {key}: {len(layers):,} samples", dense_table(layers)]
+    parts += [f"collectives on {key}: {len(measured):,} samples" for key, measured in collectives.items()]
     if html is not None:
-        shown.append(f"Wrote {_write_coverage(html, store, kernels, tables, scale)}.")
+        parts.append(f"Wrote {_write_coverage(html, store, kernels, tables, scale)}.")
     result = {
         "store": str(store),
         "devices": [asdict(summary) for summary in summaries],
@@ -78,7 +79,7 @@ def samples(
         "collectives": {key: len(measured) for key, measured in collectives.items()},
         "html": None if html is None else str(html),
     }
-    console.emit(result, Group(*shown), as_json=as_json)
+    console.emit(result, Group(*parts), as_json=as_json)
 
 
 def _checked(store: Path, device: str) -> SampleTable:

@@ -166,7 +166,7 @@ def main(
     """
     pool = load_tables(_POOL).scaled(_SCALE)
     model = (
-        kernel_model(load_topology(_TOPOLOGY), pool.batch_size, registry)
+        kernel_model(load_topology(_TOPOLOGY), registry)
         if cost is Pricing.LEARNED
         else AnalyticCostModel.for_device(_DEVICE)
     )

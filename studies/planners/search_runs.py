@@ -125,7 +125,7 @@ class SearchBenchmark:
     def __init__(self, device: str, registry: Path | None, best_s: float) -> None:
         self.topology = replace(load_topology("cpu-8"), device=device)
         self.pool = metasyn().scaled(SCALE)
-        self.model = kernel_model(self.topology, self.pool.batch_size, registry)
+        self.model = kernel_model(self.topology, registry)
         self.registry = registry
         self.best_s = best_s
         alone = PlacementProblem.table_wise(self.pool, self.topology, self.model)

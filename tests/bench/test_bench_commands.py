@@ -89,7 +89,7 @@ def test_collect_goes_where_the_model_is_in_doubt_once_there_are_samples(store, 
     assert set_source(replace(seeded, where={"uncertain": 1.0}), device).samples is not None
 
 
-def test_collect_goes_on_where_it_ended(store, tables, tmp_path, capsys):
+def test_collect_goes_on_where_it_ended(tables, tmp_path, capsys):
     write_tables(tables, tmp_path / "tables.json")
     arguments = [
         "--tables",
@@ -213,7 +213,7 @@ def test_samples_shows_a_store(store, capsys):
 
 def test_samples_finds_what_was_tampered_with(store, tmp_path, capsys, monkeypatch):
     honest = read_samples(store).samples[0]
-    monkeypatch.setattr("autoshard.formats.measured.content_hash", lambda sample: honest.sample_id)
+    monkeypatch.setattr("autoshard.formats.measured.content_hash", lambda _: honest.sample_id)
     write_samples(tmp_path, [replace(honest, forward_ms=0.125)])
     monkeypatch.undo()
     assert main(["samples", str(tmp_path)]) == 1
@@ -253,7 +253,7 @@ def test_replay_refuses_what_it_cannot_measure(plan, tables, tmp_path, capsys):
         (["collect", "--store", "s", "--num-samples", "0"], 2, "num_samples: must be above 0, got 0"),
         (["collect", "--store", "s", "--seed", "-1"], 2, "seed: must be at least 0, got -1"),
         (["collect", "--store", "s", "--max-tables", "0"], 2, "max_tables: must be at least 1, got 0"),
-        (["collect", "--store", "s", "--device", "tpu"], 2, "device: must be auto, cpu or cuda, got 'tpu'"),
+        (["collect", "--store", "s", "--device", "tpu"], 2, 'device: must be auto, cpu or cuda, got "tpu"'),
         (["collect", "--store", "s", "--tables", "nonesuch"], 2, "nonesuch"),
         (["collect", "--store", "s", "--what", "kernels,heat"], 2, "what: must be some of kernels, dense, collectives"),
         (["collect", "--store", "s", "--where", "random=0"], 2, "where: must be names of strategies"),

@@ -220,7 +220,8 @@ def reports_of(capsys, seconds, *chunks):
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_what_there_is_no_time_for_is_skipped_and_counted(capsys, one_process):
+@pytest.mark.usefixtures("one_process")
+def test_what_there_is_no_time_for_is_skipped_and_counted(capsys):
     chunks = [[collective_of()], [unequal_of(), collective_of(Operator.ALL_GATHER)]]
     reports = reports_of(capsys, 1e-9, *chunks)
     skipped = [report for report in reports if report["event"] == "skipped"]
@@ -229,7 +230,8 @@ def test_what_there_is_no_time_for_is_skipped_and_counted(capsys, one_process):
     assert not [report for report in reports if report["event"] == "measured"]
 
 
-def test_all_is_measured_anew_with_other_splits_while_there_is_time(capsys, one_process):
+@pytest.mark.usefixtures("one_process")
+def test_all_is_measured_anew_with_other_splits_while_there_is_time(capsys):
     reports = reports_of(capsys, 0.5, [unequal_of(split_seed=7), collective_of()])
     measured = [report["measured"] for report in reports if report["event"] == "measured"]
     seeds = [[row["collective"]["split_seed"] for row in rows] for rows in measured]

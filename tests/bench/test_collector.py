@@ -64,7 +64,7 @@ def test_samples_are_appended(harness, pool, tmp_path):
     expected = [ChosenSet(shards=pair, source=f"{pair[0].table}") for pair in islice(combinations(pool, 2), 12)]
     for half in (expected[:6], expected[6:]):
         done = collect_samples(
-            harness, iter(half), tmp_path, num_samples=6, advance=lambda count, seconds: advanced.append(count)
+            harness, iter(half), tmp_path, num_samples=6, advance=lambda count, _: advanced.append(count)
         )
         assert done.num_samples == 6
         assert done.added == Counter(chosen.source for chosen in half)
@@ -233,7 +233,7 @@ def test_what_was_measured_before_an_error_is_kept(harness, pool, tmp_path):
 
 
 def test_sigterm_ends_a_run_and_what_was_measured_is_written(harness, pool, tmp_path):
-    def terminate(count, seconds):
+    def terminate(*_):
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)

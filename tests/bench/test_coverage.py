@@ -55,7 +55,7 @@ def test_a_sample_counts_once_per_region(samples, coverage):
     assert sum(coverage.sources.values()) == len(samples)
 
 
-def test_regions_of_a_pool_without_samples_are_missing(samples, coverage):
+def test_regions_of_a_pool_without_samples_are_missing(coverage):
     space = coverage.shards
     assert 0 < space.covered_share < 1
     assert space.missing

@@ -90,7 +90,7 @@ def check_outputs(outputs, expected):
 
 
 @pytest.mark.parametrize("takes_memory", [bench.kernels._TAKES_MEMORY, False])
-@pytest.mark.parametrize("case", cases(lambda *args, **kinds: None))
+@pytest.mark.parametrize("case", cases(lambda *_, **__: None))
 def test_a_set_does_what_plain_tables_do(case, takes_memory, make_shard, monkeypatch):
     monkeypatch.setattr(bench.kernels, "_TAKES_MEMORY", takes_memory)
     draws = in_kernel_order(cases(make_shard)[case])

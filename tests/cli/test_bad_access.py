@@ -214,7 +214,7 @@ def test_ranks_that_levels_do_not_divide(fails, tmp_path):
         (0, "replica_groups.num_groups: must be a whole number in [1, "),
     ],
 )
-def test_groups_that_do_not_divide_the_ranks(fails, tmp_path, capfd, command, num_groups, message):
+def test_groups_that_do_not_divide_the_ranks(fails, tmp_path, command, num_groups, message):
     plan = tmp_path / "plan.json"
     tables = written(tmp_path / "tables.json", tables_document())
     ranks = written(tmp_path / "topology.json", topology_document())
@@ -243,8 +243,8 @@ def test_memory_that_nothing_fits(fails, tmp_path, planner, rows):
     ("planner", "setting", "message"),
     [
         ("flexshard", "memory_multiplier=-2", "options.memory_multiplier: must be at least 0, got -2"),
-        ("flexshard", "memory_budget_bytes=x", "options.memory_budget_bytes: must be a whole number, got 'x'"),
-        ("flexshard", "memory_multiplier=nan", "options.memory_multiplier: must be a number, got 'nan'"),
+        ("flexshard", "memory_budget_bytes=x", 'options.memory_budget_bytes: must be a whole number, got "x"'),
+        ("flexshard", "memory_multiplier=nan", 'options.memory_multiplier: must be a number, got "nan"'),
         ("oper", "extra_memory_ratio=-1", "options.extra_memory_ratio: must be"),
         ("replica-groups", "num_groups=3", "options.num_groups: must divide the 4 ranks, got 3"),
         ("replica-groups", "num_groups=8", "options.num_groups: must divide the 4 ranks, got 8"),

@@ -6,6 +6,8 @@ import json
 import pytest
 
 from autoshard.cli import main
+from autoshard.formats.bundled import load_topology
+from autoshard.formats.topology_json import topology_to_json
 
 
 def tables_document():
@@ -58,7 +60,7 @@ BAD_TABLES = {
     "infinite": (changed(TABLES, "tables", 0, "access", value={"kind": "zipf", "alpha": float("inf")}), "alpha"),
     "negative": (changed(TABLES, "tables", 0, "num_embeddings", value=-1), "tables[0].num_embeddings"),
     "no tables": (changed(TABLES, "tables", value=[]), "tables"),
-    "duplicate name": (changed(TABLES, "tables", 1, "name", value="a"), "'a' is used twice"),
+    "duplicate name": (changed(TABLES, "tables", 1, "name", value="a"), '"a" is used twice'),
     "a key twice": ('{"schema": "autoshard.tables/1", "schema": "x"}', "is there twice"),
 }
 
@@ -162,14 +164,15 @@ def test_plans_that_cannot_be_used(fails, tmp_path, plan_document, command, faul
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plan", "criteo-kaggle", "--topology", "TOPOLOGY"], "world_size"),
-        (["compare", "criteo-kaggle", "--topology", "TOPOLOGY", "--planners", "random"], "world_size"),
+        (["plan", "criteo-kaggle", "--topology", "TOPOLOGY"], "world_size: "),
+        (["compare", "criteo-kaggle", "--topology", "TOPOLOGY", "--planners", "random"], "world_size: "),
     ],
 )
 def test_topologies_that_cannot_be_used(fails, tmp_path, arguments, message):
-    file = write(tmp_path / "topology.json", {"schema": "autoshard.topology/1", "world_size": -4})
+    file = write(tmp_path / "topology.json", changed(topology_to_json(load_topology("cpu-4")), "world_size", value=-4))
     error = fails([file if part == "TOPOLOGY" else part for part in arguments], 2)
     assert str(file) in error
+    assert message in error
 
 
 @pytest.mark.parametrize(

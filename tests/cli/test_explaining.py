@@ -42,4 +42,4 @@ def test_one_table_has_all_its_alternatives(plan_file, capfd):
 
 def test_a_table_that_is_not_there_is_bad_input(plan_file, capfd):
     assert main(["explain", str(plan_file), "--table", "t9"]) == 2
-    assert capfd.readouterr().err == "error: table: no table of the plan is named 't9'\n"
+    assert capfd.readouterr().err == 'error: table: no table of the plan is named "t9"\n'

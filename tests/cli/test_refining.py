@@ -70,7 +70,7 @@ def test_compare_has_a_row_of_the_refined_plan(capfd, tables, tmp_path):
         (("plan", "TABLES", "--planner", "random", "--replay-refine", "1", "--device", "tpu"), "tpu"),
     ],
 )
-def test_bad_input_exits_with_2(capfd, tables, tmp_path, arguments, message):
+def test_bad_input_exits_with_2(capfd, tables, arguments, message):
     arguments = [{"TABLES": tables}.get(part, part) for part in arguments]
     code, _, said = run(capfd, *arguments, "--topology", "cpu-4")
     assert code == 2

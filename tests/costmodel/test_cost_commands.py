@@ -102,7 +102,8 @@ class TestModels:
             "tiers": models.publish("policy-tiers", "cpu", {}, {"device": "cpu", "training": {"test": steps}}),
         }
 
-    def test_scores_of_all_kinds_are_listed(self, ids, registry, capsys):
+    @pytest.mark.usefixtures("ids")
+    def test_scores_of_all_kinds_are_listed(self, registry, capsys):
         assert main(["models", "--registry", str(registry)]) == 0
         shown = capsys.readouterr().out
         for text in (

@@ -79,9 +79,9 @@ def test_only_whole_versions_are_left_behind(registry):
     [
         ("weights.safetensors", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
         ("weights.safetensors", lambda content: content[: len(content) // 2]),
-        ("weights.safetensors", lambda content: b""),
+        ("weights.safetensors", lambda _: b""),
         ("card.json", lambda content: content.replace(b"0.1", b"0.2")),
-        ("card.json", lambda content: b"{"),
+        ("card.json", lambda _: b"{"),
     ],
 )
 def test_damage_is_found(registry, file, damage):
@@ -231,7 +231,7 @@ class TestAliases:
         assert len(registry.history("cost", "cpu")) == 3
 
     def test_there_are_no_other_aliases(self, registry, versions):
-        with pytest.raises(ModelError, match="alias: must be one of production, candidate, got 'latest'"):
+        with pytest.raises(ModelError, match='alias: must be one of production, candidate, got "latest"'):
             registry.promote("cost", "cpu", versions[0], "latest")
         with pytest.raises(ModelError, match="alias"):
             registry.publish("cost", "new", TENSORS, CARD, alias="latest")

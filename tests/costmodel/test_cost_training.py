@@ -169,7 +169,7 @@ def test_kendall_tau_of_known_orders():
 # -- training --------------------------------------------------------------------------------------------------------
 
 
-def test_same_seed_same_weights(dataset, short_options, trained):
+def test_same_seed_same_weights(dataset, short_options):
     options = replace(short_options, schedule=Shuffled(num_updates=30))
     first, again, other = (train_cost_model(dataset, device="cpu", options=options, seed=seed) for seed in (1, 1, 2))
     assert all((first.weights[name] == again.weights[name]).all() for name in first.weights)

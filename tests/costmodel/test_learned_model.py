@@ -148,7 +148,7 @@ def test_cards_survive_json(card, trained):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema": "autoshard.cost-model/9"}, "schema: must be autoshard.cost-model/2, got 'autoshard.cost-model/9'"),
+        ({"schema": "autoshard.cost-model/9"}, 'schema: must be autoshard.cost-model/2, got "autoshard.cost-model/9"'),
         ({"features": ["embedding_dim"]}, "features: was trained on other features"),
         ({"scaling": {"mean": [0.0], "std": [1.0]}}, "scaling: needs [0-9]+ numbers"),
         ({"scale_ms": "many"}, "wrong kind"),
@@ -186,31 +186,30 @@ def test_a_loaded_model_prices_alike(registry, trained, samples):
     assert set_costs(loaded, sets).kernel_ms_S.tolist() == set_costs(trained.model(), sets).kernel_ms_S.tolist()
 
 
-def test_the_plugin_has_what_covers_the_task(registry):
-    model = load_learned_model(registry.root, "cpu", 1024)
+def test_the_plugin_has_the_model_of_the_device(registry):
+    model = load_learned_model(registry.root, "cpu")
     assert model is not None
     assert model.name.startswith("learned:cpu")
-    assert load_learned_model(registry.root, "cpu", 512) is not None
-    assert load_learned_model(registry.root, "a100", 1024) is None
-    assert load_learned_model(registry.root / "nothing", "cpu", 1024) is None
+    assert load_learned_model(registry.root, "a100") is None
+    assert load_learned_model(registry.root / "nothing", "cpu") is None
 
 
 def test_the_plugin_takes_the_default_registry(registry, monkeypatch):
     monkeypatch.setenv("AUTOSHARD_REGISTRY", str(registry.root))
-    assert load_learned_model(None, "cpu", 1024) is not None
+    assert load_learned_model(None, "cpu") is not None
 
 
 def test_the_plugin_does_not_hide_damage(registry):
     (weights,) = registry.root.rglob("weights.safetensors")
     weights.write_bytes(b"damaged")
     with pytest.raises(ModelError, match=r"weights\.safetensors"):
-        load_learned_model(registry.root, "cpu", 1024)
+        load_learned_model(registry.root, "cpu")
 
 
 def test_prices_need_no_torch(registry):
     program = (
         "import sys; from pathlib import Path; from costmodel.plugin import load_learned_model; "
-        "assert load_learned_model(Path(sys.argv[1]), 'cpu', 1024) is not None; assert 'torch' not in sys.modules"
+        "assert load_learned_model(Path(sys.argv[1]), 'cpu') is not None; assert 'torch' not in sys.modules"
     )
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}

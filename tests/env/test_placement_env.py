@@ -127,7 +127,7 @@ def test_a_measured_reward_replaces_the_prediction(make_problem):
 def test_nothing_is_measured_beyond_the_memory_limit(make_problem):
     hbm_bytes = int(make_problem().bytes_N.sum() * 0.6)
 
-    def measure(problem, ranks_N):
+    def measure(*_):
         raise AssertionError("this placement cannot run")
 
     env = PlacementEnv([make_problem(hbm_bytes=hbm_bytes)], reward_ms=measure)
@@ -286,7 +286,7 @@ def test_a_forbidden_rank_is_punished(make_problem):
     assert play(env, actions)[1][-1] == -1.0
 
 
-def test_misuse_is_told_in_plain_words(env, make_problem, model):
+def test_misuse_is_told_in_plain_words(env, make_problem):
     env.reset(seed=0)
     with pytest.raises(InvalidOptionError, match=r"must be in \[0, 3\), got 3"):
         env.step(3)

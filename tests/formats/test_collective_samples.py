@@ -96,7 +96,7 @@ def test_a_store_has_one_folder_per_device_and_no_half_written_file(tmp_path):
     assert [sample.backend for sample in read_collective_samples(tmp_path, "h200")] == ["nccl"]
     with pytest.raises(SampleStoreError, match="holds several devices; name one of: cpu, h200"):
         read_collective_samples(tmp_path)
-    with pytest.raises(SampleStoreError, match="no samples of collectives of device 'a100'; it holds: cpu, h200"):
+    with pytest.raises(SampleStoreError, match='no samples of collectives of device "a100"; it holds: cpu, h200'):
         read_collective_samples(tmp_path, "a100")
 
 
@@ -179,9 +179,9 @@ def with_column(name, value):
         (with_column("skew", 1.0), "skew: must be above 0 and finite for unequal splits"),
         (
             with_column("operator", "broadcast"),
-            "operator: must be one of all_to_all, reduce_scatter, all_gather, all_reduce; got 'broadcast'",
+            'operator: must be one of all_to_all, reduce_scatter, all_gather, all_reduce; got "broadcast"',
         ),
-        (with_column("dtype", "fp64"), "dtype: must be one of fp32, fp16, bf16, int8; got 'fp64'"),
+        (with_column("dtype", "fp64"), 'dtype: must be one of fp32, fp16, bf16, int8; got "fp64"'),
     ],
 )
 def test_files_of_another_kind_are_refused(change, message, tmp_path):

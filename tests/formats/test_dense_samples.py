@@ -126,7 +126,7 @@ def test_devices_are_kept_apart(tmp_path):
     assert {sample.device for sample in read_dense_samples(tmp_path, "h200")} == {"h200"}
     with pytest.raises(SampleStoreError, match="several devices; name one of: cpu, h200"):
         read_dense_samples(tmp_path)
-    with pytest.raises(SampleStoreError, match="no dense layers of device 'a100'; it holds: cpu, h200"):
+    with pytest.raises(SampleStoreError, match='no dense layers of device "a100"; it holds: cpu, h200'):
         read_dense_samples(tmp_path, "a100")
 
 
@@ -166,7 +166,7 @@ def with_column(name, value):
         (with_column("widths", [479]), "widths: must be two or more numbers above 0, got [479]"),
         (with_column("widths", [479, 2]), "widths: of a top perceptron must end in 1"),
         (with_column("batch_size", 0), "batch_size: must be at least 1, got 0"),
-        (with_column("kind", "cross"), "kind: must be one of bottom_mlp, top_mlp, dot, concat; got 'cross'"),
+        (with_column("kind", "cross"), 'kind: must be one of bottom_mlp, top_mlp, dot, concat; got "cross"'),
         (with_column("dtype", "int8"), "dtype: must be one of fp32, fp16, bf16; got int8"),
         (with_column("dtype", "fp64"), "dtype: must be one of"),
     ],

@@ -87,9 +87,7 @@ def test_tables_that_no_tables_json_can_hold_are_refused(factor, num_embeddings,
         features=(Feature(name="f0", pooling_factor=factor),),
         access=AccessProfile.uniform(num_embeddings),
     )
-    made = ImportFormat(
-        name="made", description="Made", read=lambda source, advance: TableSet(batch_size=1, tables=(table,))
-    )
+    made = ImportFormat(name="made", description="Made", read=lambda *_, **__: TableSet(batch_size=1, tables=(table,)))
     monkeypatch.setitem(FORMATS, "made", made)
     with pytest.raises(InputError) as caught:
         import_tables("x", "made")
@@ -100,7 +98,7 @@ def test_tables_that_no_tables_json_can_hold_are_refused(factor, num_embeddings,
     ("source", "format", "options", "error", "line"),
     [
         ("tables.txt", None, {}, UnknownNameError, "tables.txt: is neither a bundled table set (metasyn, "),
-        ("tables.txt", "csv", {}, UnknownNameError, "format: no import format is named 'csv'; there are bundled, "),
+        ("tables.txt", "csv", {}, UnknownNameError, 'format: no import format is named "csv"; there are bundled, '),
         ("param-b", None, {"seed": 1}, InvalidOptionError, "options.seed: format bundled takes these options: none"),
         (
             "x.pt",

@@ -132,7 +132,7 @@ def test_devices_are_kept_apart(tmp_path):
     assert len(read_samples(tmp_path, "h200")) == 2
     with pytest.raises(SampleStoreError, match="several devices; name one of: cpu, h200"):
         read_samples(tmp_path)
-    with pytest.raises(SampleStoreError, match="no samples of device 'a100'; it holds: cpu, h200"):
+    with pytest.raises(SampleStoreError, match='no samples of device "a100"; it holds: cpu, h200'):
         read_samples(tmp_path, "a100")
 
 
@@ -206,7 +206,7 @@ def as_text(name, table):
         (with_column("num_attempts", [0]), "num_attempts: must be above 0"),
         (with_column("sm_clock_mhz", [float("inf")]), "sm_clock_mhz: must be finite and at least 0"),
         (with_column("device", [None]), "device: must not be null"),
-        (with_shard(pooling="max"), "shards.pooling: must be one of sum, mean, sequence; got 'max'"),
+        (with_shard(pooling="max"), 'shards.pooling: must be one of sum, mean, sequence; got "max"'),
         (with_shard(num_embeddings=0), "shards.num_embeddings: must be at least 1, got 0"),
         (with_shard(pooling_factor=-1.0), "shards.pooling_factor: must be at least 0"),
         (with_shard(cache_bytes=-1), "shards.cache_bytes: must be at least 0, got -1"),

@@ -131,7 +131,7 @@ def test_whole_documents_are_read_field_by_field(documents):
         ({"pooling": None}, "pooling: must be one of sum, mean, sequence, got null"),
         ({"name": ""}, 'name: must be a text of 1 to 512 characters, got ""'),
         ({"name": "a" * 10_000}, 'name: must be a text of 1 to 512 characters, got "' + "a" * 58 + "…"),
-        ({"name": "\udfff"}, 'name: must be made of whole characters, got "?"'),
+        ({"name": "\udfff"}, 'name: must be made of whole characters, got "\\ud800"'),
         ({"features": []}, "features: must hold 1 to 1000000 values, got 0"),
         ({"features": {}}, "features: must be a list, got an object"),
         (
@@ -148,9 +148,9 @@ def test_whole_documents_are_read_field_by_field(documents):
             "embeding_dim: is not known (did you mean embedding_dim?); accepted: name, num_embeddings, embedding_dim, "
             "dtype, pooling, features, access, optimizer, constraints",
         ),
-        ({"bad\nname": 1}, "bad?name: is not known"),
+        ({"bad\nname": 1}, "bad\\nname: is not known"),
         ({"constraints": {"pinned_ranks": [0, 0.5]}}, "constraints.pinned_ranks[1]: must be a whole number"),
-        ({"access": []}, "access: must be an object, got a list of 0"),
+        ({"access": []}, "access: must be an object, got an empty list"),
         ({"access": {}}, "access.kind: is missing"),
         (
             {"access": {"kind": "zip"}},
@@ -208,11 +208,11 @@ def test_a_fault_is_one_line_with_file_field_and_what_is_accepted(changes, line,
         (lambda it: it.update(schema="autoshard.plan/1"), FormatError, 'schema: must be "autoshard.tables/1"'),
         (lambda it: it.pop("batch_size"), FormatError, "batch_size: is missing"),
         (lambda it: it.update(tables=[]), FormatError, "tables: must hold 1 to 100000 values, got 0"),
-        (lambda it: it["tables"].append(it["tables"][0]), InvalidTableError, "tables.name: 't0' is used twice"),
+        (lambda it: it["tables"].append(it["tables"][0]), InvalidTableError, 'tables.name: "t0" is used twice'),
         (
             lambda it: it["tables"].append({**it["tables"][0], "name": "t1"}),
             InvalidTableError,
-            "tables.features: 'f0' is used twice",
+            'tables.features: "f0" is used twice',
         ),
         (
             lambda it: it.update(
@@ -293,7 +293,7 @@ def test_uniform_access_is_written_as_such():
     assert written["tables"][0]["access"] == {"kind": "uniform"}
 
 
-def test_thousands_of_tables_with_one_wrong_number_name_it(tmp_path):
+def test_thousands_of_tables_with_one_wrong_number_name_it():
     many = document()
     many["tables"] = [
         {**many["tables"][0], "name": f"t{index}", "features": [{"name": f"f{index}", "pooling_factor": 1}]}

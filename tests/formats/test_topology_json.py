@@ -75,7 +75,7 @@ def test_bandwidths_of_memory_may_be_left_out(documents):
             lambda it: it["levels"][1].update(size=3),
             "levels[1].size: must be a whole multiple of the level inside it (2)",
         ),
-        (lambda it: it["levels"][1].update(name="node"), "levels[1].name: 'node' is used twice"),
+        (lambda it: it["levels"][1].update(name="node"), 'levels[1].name: "node" is used twice'),
         (lambda it: it["levels"][0].pop("all_reduce"), "levels[0].all_reduce: is missing"),
         (
             lambda it: it["levels"][0]["all_to_all"].update(bytes_per_s=0),

@@ -99,7 +99,7 @@ def test_says_what_a_table_binds(plan, costs):
 
 
 def test_names_must_be_there(plan, costs):
-    with pytest.raises(InvalidTableError, match="no table of the plan is named 'nobody'"):
+    with pytest.raises(InvalidTableError, match='no table of the plan is named "nobody"'):
         explain(plan, costs, ["nobody"])
 
 

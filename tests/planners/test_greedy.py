@@ -45,7 +45,7 @@ def test_lookup_greedy_balances_dimension_times_pooling_factor(ranks_of, make_ta
     assert ranks_of(LookupGreedyPlanner(), tables, make_topology(2)) == RANKS
 
 
-def test_cost_greedy_follows_the_cost_model(ranks_of, make_table, make_topology, costs):
+def test_cost_greedy_follows_the_cost_model(ranks_of, make_table, make_topology):
     # Same dimension x pooling factor; rows that are written back whole make the sequence-free wide table costlier.
     tables = [make_table(f"t{i}", embedding_dim=16, pooling_factor=3.0 * c) for i, c in enumerate(COSTS)]
     assert ranks_of(CostGreedyPlanner(), tables, make_topology(2)) == RANKS

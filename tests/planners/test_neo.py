@@ -30,6 +30,7 @@ from autoshard.evaluation.cached_rows import cache_traffic
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.neo import CostFunction, NeoOptions, NeoPlanner
 from autoshard.planners.neo.choice import NEO_SCHEMES
+from autoshard.planners.neo.planner import _Planning
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.schemes import SchemeName, scheme_of_plan, schemes_of
 
@@ -287,6 +288,21 @@ class TestMemoryLevels:
                 for one, size in zip(plan.shards, caches, strict=True)
             ]
             assert evaluate(replace(plan, shards=tuple(shards)), COSTS).max_kernel_ms > by_hand
+
+    def test_device_memory_alone_is_tried_once(self, monkeypatch):
+        # Together the ranks have room for three tables, but none of them for two.
+        tables, tried, best = [table(f"t{index}") for index in range(3)], [], _Planning._best
+
+        def watched(planning, levels, *rest):
+            tried.append(set(levels))
+            return best(planning, levels, *rest)
+
+        monkeypatch.setattr(_Planning, "_best", watched)
+        topology = machine(1, 2, hbm=3 * tables[0].hbm_bytes // 2, ddr=TERA)
+        plan = plan_of(tables, topology, schemes="table_wise")
+        assert MemoryLevel.DDR in {placed.memory.level for placed in plan.shards}
+        assert tried[0] == {MemoryLevel.HBM}
+        assert {MemoryLevel.HBM} not in tried[1:]
 
     def test_disks_come_after_host_memory(self):
         tables = [table(f"t{index}", pooling_factor=float(index + 1)) for index in range(6)]

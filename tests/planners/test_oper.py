@@ -322,9 +322,9 @@ def test_groups_become_finer_until_they_balance():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"mode": "serving"}, "options.mode: must be one of training, inference, got 'serving'"),
-        ({"method": "tw"}, "options.method: must be one of oper, mg, ag, got 'tw'"),
-        ({"exchange": "none"}, "options.exchange: must be one of rows, partial_sums, auto, got 'none'"),
+        ({"mode": "serving"}, 'options.mode: must be one of training, inference, got "serving"'),
+        ({"method": "tw"}, 'options.method: must be one of oper, mg, ag, got "tw"'),
+        ({"exchange": "none"}, 'options.exchange: must be one of rows, partial_sums, auto, got "none"'),
         ({"threshold": 0.0}, r"options.threshold: must be in \[1e-05, 1\], got 0"),
         ({"threshold": 2.0}, r"options.threshold: must be in \[1e-05, 1\], got 2"),
         ({"balance": 1.1}, r"options.balance: must be in \[0, 1\], got 1.1"),

@@ -3,7 +3,18 @@
 import numpy as np
 import pytest
 
-from autoshard.core import AccessProfile, DType, EmbeddingTable, Feature, Level, Link, MemoryBytes, TableSet, Topology
+from autoshard.core import (
+    AccessProfile,
+    DType,
+    EmbeddingTable,
+    Feature,
+    Level,
+    Link,
+    MemoryBandwidth,
+    MemoryBytes,
+    TableSet,
+    Topology,
+)
 from autoshard.core.errors import InvalidOptionError
 from autoshard.evaluation import DEVICE_MEMORY
 from autoshard.planners.oper import duplication_frequency, exchange_ms, fetch_matrix_ms, held_bytes, lookup_ms
@@ -55,6 +66,13 @@ def test_matrix_is_derived_from_the_levels():
     expected = [[own, near, far, far], [near, own, far, far], [far, far, own, near], [far, far, near, own]]
     np.testing.assert_allclose(matrix, expected)
     assert np.isfinite(fetch_matrix_ms(topology("nobody-knows"), 256.0)).all()
+
+
+def test_ranks_read_their_own_rows_at_the_bandwidth_that_the_topology_states():
+    stated = fetch_matrix_ms(topology(memory_bandwidth=MemoryBandwidth(hbm=1.7e12)), 256.0)
+    np.testing.assert_allclose(stated.diagonal(), 256 / 1.7e12 * 1e3)
+    others = ~np.eye(4, dtype=bool)
+    np.testing.assert_array_equal(stated[others], fetch_matrix_ms(topology(), 256.0)[others])
 
 
 def test_measured_matrix_is_taken_as_it_is():

@@ -22,7 +22,7 @@ def test_names_are_those_of_the_entry_points():
 
 
 def test_unknown_names_are_answered_with_those_that_are():
-    with pytest.raises(UnknownNameError, match=r"planner: no planner is named 'magic'; there are: auto, .*torchrec"):
+    with pytest.raises(UnknownNameError, match=r'planner: no planner is named "magic"; there are: auto, .*torchrec'):
         get_planner("magic")
 
 
@@ -51,7 +51,8 @@ def broken(request, tmp_path, monkeypatch):
     sys.modules.pop("broken_plugin_module", None)
 
 
-def test_a_plugin_that_cannot_be_loaded_is_told_in_a_line(broken, capsys):
+@pytest.mark.usefixtures("broken")
+def test_a_plugin_that_cannot_be_loaded_is_told_in_a_line(capsys):
     with pytest.raises(AutoshardError) as caught:
         get_planner("broken")
     assert str(caught.value).startswith("planner broken: broken_plugin_module:Planner cannot be loaded: ")
@@ -61,7 +62,8 @@ def test_a_plugin_that_cannot_be_loaded_is_told_in_a_line(broken, capsys):
     assert capsys.readouterr().err == f"error: {caught.value}\n"
 
 
-def test_a_plugin_that_cannot_be_loaded_leaves_the_others_alone(broken):
+@pytest.mark.usefixtures("broken")
+def test_a_plugin_that_cannot_be_loaded_leaves_the_others_alone():
     described = {planner.name: planner for planner in describe_planners()}
     assert described["broken"].summary.startswith("Unavailable: broken_plugin_module:Planner cannot be loaded")
     assert described["auto"].options
@@ -93,13 +95,13 @@ def test_options_are_read_from_texts_and_values(given, expected):
     ("given", "message"),
     [
         ({"cuont": 1}, r"options\.cuont: unknown option; this planner takes: count, share, eager, label"),
-        ({"count": "many"}, r"options\.count: must be a whole number, got 'many'"),
+        ({"count": "many"}, r'options\.count: must be a whole number, got "many"'),
         ({"count": 2.5}, r"options\.count: must be a whole number, got 2\.5"),
         ({"count": True}, r"options\.count: must be a whole number, got True"),
         ({"count": float("inf")}, r"options\.count: must be a whole number, got inf"),
-        ({"share": "nan"}, r"options\.share: must be a number, got 'nan'"),
+        ({"share": "nan"}, r'options\.share: must be a number, got "nan"'),
         ({"share": None}, r"options\.share: must be a number, got None"),
-        ({"eager": "yes"}, r"options\.eager: must be true or false, got 'yes'"),
+        ({"eager": "yes"}, r'options\.eager: must be true or false, got "yes"'),
         ({"label": 3}, r"options\.label: must be a text, got 3"),
     ],
 )

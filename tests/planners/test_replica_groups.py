@@ -204,11 +204,11 @@ def test_plans_are_written_and_read_back(tmp_path):
     [
         ({"num_groups": 3}, "num_groups", "must divide the 16 ranks, got 3"),
         ({"num_groups": -1}, "num_groups", "must be at least 0, got -1"),
-        ({"layout": "sideways"}, "layout", "must be one of auto, across_nodes, within_nodes; got 'sideways'"),
+        ({"layout": "sideways"}, "layout", 'must be one of auto, across_nodes, within_nodes; got "sideways"'),
         ({"sync_every": 0}, "sync_every", "must be at least 1, got 0"),
         ({"moment_scale": -0.5}, "moment_scale", "must be at least 0, got -0.5"),
         ({"base": "replica-groups"}, "base", "must be another planner"),
-        ({"base_options": "tiers"}, "base_options", "must be KEY=VALUE, got 'tiers'"),
+        ({"base_options": "tiers"}, "base_options", 'must be KEY=VALUE, got "tiers"'),
     ],
 )
 def test_bad_options_are_named(options, field, text):
@@ -225,7 +225,7 @@ def test_groups_without_an_equal_share_of_the_nodes():
 
 
 def test_an_unknown_planner_for_the_groups():
-    with pytest.raises(UnknownNameError, match="no planner is named 'nobody'"):
+    with pytest.raises(UnknownNameError, match='no planner is named "nobody"'):
         planned(base="nobody")
 
 

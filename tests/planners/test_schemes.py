@@ -3,26 +3,37 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
     Constraints,
+    EmbeddingTable,
     Exchange,
+    Feature,
     Level,
     Link,
+    MemoryBytes,
     Pooling,
+    RowRange,
+    RowsBy,
     Shard,
     ShardingPlan,
     TableSet,
     Tier,
+    Topology,
 )
+from autoshard.core.plan import Payload
+from autoshard.evaluation.traffic import PairTraffic, cheaper_exchange
 from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.placement import alone, shared
 from autoshard.planners.schemes import (
     COLUMN_STEP,
     Hold,
+    Part,
     SchemeName,
     allowed_sites,
-    cheaper_exchange,
     column_cuts,
     scheme_of_plan,
     schemes_of,
@@ -32,10 +43,14 @@ from autoshard.planners.schemes import (
 LINK = Link(bytes_per_s=1e9)
 
 
+def nodes_of_four(world_size):
+    levels = tuple(Level(name=f"level{size}", size=size, all_to_all=LINK, all_reduce=LINK) for size in (4, world_size))
+    return Topology(world_size=world_size, device="cpu", memory_bytes=MemoryBytes(hbm=1 << 40), levels=levels)
+
+
 @pytest.fixture
-def two_nodes(make_topology):
-    levels = tuple(Level(name=f"level{size}", size=size, all_to_all=LINK, all_reduce=LINK) for size in (4, 8))
-    return replace(make_topology(8), levels=levels)
+def two_nodes():
+    return nodes_of_four(8)
 
 
 @pytest.fixture
@@ -91,14 +106,50 @@ def test_column_shards_tile_the_table_in_steps_of_four(make_table, dim, count):
     assert max(widths) - min(widths) <= COLUMN_STEP
 
 
-def test_owners_send_what_is_less(make_table):
-    # 4 lookups a bag: over 2 owners two rows each are more than one sum, over 8 owners half a row is less.
-    shard = Shard.whole(make_table("t", pooling_factor=4.0))
-    assert [cheaper_exchange(shard, owners) for owners in (1, 2, 8)] == [
-        Exchange.PARTIAL_SUMS,
-        Exchange.PARTIAL_SUMS,
-        Exchange.ROWS,
-    ]
+@given(
+    tier=st.sampled_from([Tier.ROW_WISE, Tier.FLEX, Tier.DATA_PARALLEL]),
+    pooling=st.sampled_from([Pooling.SUM, Pooling.MEAN, Pooling.SEQUENCE]),
+    lookups=st.lists(st.floats(0.01, 40), min_size=1, max_size=3),
+    bounds=st.tuples(st.integers(0, 99), st.integers(1, 100)).filter(lambda pair: pair[0] < pair[1]),
+    columns=st.sampled_from([(0, 16), (4, 12)]),
+    alpha=st.floats(0, 2),
+)
+def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha):
+    table = EmbeddingTable(
+        name="t",
+        num_embeddings=100,
+        embedding_dim=16,
+        pooling=pooling,
+        features=tuple(Feature(name=f"f{index}", pooling_factor=one) for index, one in enumerate(lookups)),
+        access=AccessProfile.zipf(100, alpha),
+    )
+    rows = RowRange(start=bounds[0], stop=bounds[1], by=RowsBy.ACCESS_RANK)
+    shard = Shard(table=table, rows=rows, columns=columns)
+    topology = nodes_of_four(8)
+    hold = {Tier.ROW_WISE: Hold.ALL, Tier.FLEX: Hold.EACH_NODE, Tier.DATA_PARALLEL: Hold.EACH}[tier]
+    held = Part.of(shard, hold, topology).placed(0, topology)
+    assert held == shared(shard, tier, topology)
+
+    def forward_bytes(exchange):
+        return PairTraffic.of(replace(held, exchange=exchange), 64, Payload()).forward
+
+    is_whole = shard.num_embeddings == table.num_embeddings
+    if pooling is Pooling.SEQUENCE:
+        assert held.exchange is Exchange.ROWS
+    elif tier is Tier.DATA_PARALLEL and is_whole:
+        assert held.exchange is Exchange.PARTIAL_SUMS  # on one rank, as every runtime does
+    else:
+        # Roundings of the two sides' products may differ in the last bit.
+        assert forward_bytes(held.exchange) <= min(map(forward_bytes, Exchange)) * (1 + 1e-12)
+    assert Part.of(shard, Hold.RANK, topology).placed(3, topology) == alone(shard, 3)
+
+
+def test_rows_over_eight_ranks_are_sent_by_lookup(make_table):
+    # 3 lookups a bag: over 2 owners a row and a half each is more than one sum, over 8 owners 3/8 of a row is less.
+    shard = Shard.whole(make_table("t", pooling_factor=3.0))
+    wanted = [Exchange.PARTIAL_SUMS, Exchange.PARTIAL_SUMS, Exchange.ROWS]
+    assert [cheaper_exchange(shard, owners) for owners in (1, 2, 8)] == wanted
+    assert shared(shard, Tier.ROW_WISE, nodes_of_four(8)).exchange is Exchange.ROWS
 
 
 def test_constraints_say_what_they_rule_out(table, two_nodes):

@@ -24,10 +24,10 @@ class Calibrated:
     def __init__(self, overlap):
         self.overlap = overlap
 
-    def coefficients(self, part, basis):
+    def coefficients(self, part, _basis):
         return tuple(0.3 + 0.1 * index for index in range(len(PART_FEATURES[part])))
 
-    def interval_ms(self, value_ms, below_ms, above_ms):
+    def interval_ms(self, value_ms, *_):
         return value_ms, value_ms
 
 

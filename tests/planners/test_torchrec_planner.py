@@ -11,7 +11,7 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import ParameterConstraints, Topology
 from torchrec.optim import RowWiseAdagrad
 
-from autoshard.core import Constraints, DType, Feature, Optimizer, Pooling, TableSet
+from autoshard.core import Constraints, DType, Feature, MemoryBandwidth, Optimizer, Pooling, TableSet
 from autoshard.core.errors import InfeasiblePlanError, InvalidTableError
 from autoshard.evaluation import DEVICE_MEMORY
 from autoshard.planners.torchrec_planner import TorchRecPlanner, _topology
@@ -68,6 +68,14 @@ def test_topology_is_told_in_torchrecs_units(make_topology):
     assert [device.storage.hbm for device in told.devices] == [1000] * 4
     # Bytes per ms: 1 GB/s between ranks, 3.35 TB/s of memory.
     assert (told.intra_host_bw, told.inter_host_bw, told.hbm_mem_bw) == (1e6, 1e6, 3.35e9)
+
+
+def test_topology_is_told_how_fast_its_memory_is(make_topology):
+    # 2.1 TB/s of gathered rows, which reach 84% of the memory's bandwidth.
+    stated = MemoryBandwidth(hbm=2.1e12)
+    for device in ("h100", "nobody-knows"):
+        told = _topology(replace(make_topology(4), device=device, memory_bandwidth=stated))
+        assert told.hbm_mem_bw == pytest.approx(2.5e9)
 
 
 def test_takes_every_kind_of_table(draw_task, make_request):

@@ -134,7 +134,7 @@ def test_actors_that_keep_dying_are_given_up(setup, weights):
     assert pool.num_deaths == 2 * MOST_DEATHS + 1
 
 
-def test_learning_is_corrected_for_the_lag(setup, make_tasks):
+def test_learning_is_corrected_for_the_lag(setup):
     """The ratio of an action's probability now and then is 1 without lag, and is not with it."""
     ratios = []
 
@@ -221,7 +221,7 @@ def test_processes_train_like_players_here_even_if_one_is_killed(make_tasks):
         assert to_arrays(trainer.network)[name] == pytest.approx(value, abs=1e-6), name
 
 
-def test_a_failure_of_an_actor_is_told(setup, weights):
+def test_a_failure_of_an_actor_is_told(setup):
     with ActorPool(ActorProcesses(), setup, 1) as pool:
         with pytest.raises(ExecutionError, match="an actor failed: ModelError: order 0"):
             pool.take({"nothing": np.zeros(1)})

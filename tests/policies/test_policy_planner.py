@@ -113,7 +113,7 @@ def test_constraints_hold(make_request, make_tables):
         assert rank_of["t1"] == rank_of["t5"]
 
 
-def test_a_dead_end_is_repaired(make_request, make_tables, model):
+def test_a_dead_end_is_repaired(make_request, make_tables):
     # Items of 5, 5, 3, 3, 3 units on ranks of 10: only 5+5 | 3+3+3 fits. Prices say 5 | 5 first.
     tables = make_tables([9, 9, 1, 1, 1], rows=[5000, 5000, 3000, 3000, 3000])
     tables = replace(tables, tables=tuple(replace(table, embedding_dim=16) for table in tables.tables))
@@ -181,7 +181,7 @@ def test_a_policy_comes_back_from_the_registry_as_it_was(registry, cost):
         ({"schema": "autoshard.policy/1"}, "`autoshard train policy` makes one"),
         ({"code_width": 32}, "cost_layer|lstm|policy_first"),
         ({"cost_model": {"id": None}}, "card: is missing"),
-        ({"items": "rows"}, "items: must be any of tables, row_groups, tiers, got 'rows'"),
+        ({"items": "rows"}, 'items: must be any of tables, row_groups, tiers, got "rows"'),
         ({"items": "tiers"}, "items: must be tables, got tiers"),
         ({"objective": ["step"]}, "objective: must be any of balance, max_kernel, step"),
         ({"memory_fill": "much"}, "wrong kind"),

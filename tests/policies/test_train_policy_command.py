@@ -135,7 +135,7 @@ def test_a_cost_model_that_is_published_meanwhile_waits_for_the_next_training(tm
         (["--updates", "0"], 2, "num_updates: must be above 0, got 0"),
         (["--items", "row_groups"], 1, "kernel_kind: the learned cost model has seen fused/hbm/fp32"),
         (["--patience", "-1"], 2, "patience: must be above 0, got -1"),
-        (["--objective", "speed"], 2, "--objective: must be any of balance, max_kernel, step, got 'speed'"),
+        (["--objective", "speed"], 2, '--objective: must be any of balance, max_kernel, step, got "speed"'),
         (["--memory-fill", "2"], 2, "memory_fill: must be in (0, 1], got 2.0"),
         (["--ray"], 2, "ray_address: needs actors"),
         (["--algorithm", "ppo", "--actors", "1"], 2, "num_actors: must be 0 with ppo"),

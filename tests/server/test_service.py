@@ -156,7 +156,7 @@ class Links(HTMLParser):
         self.found = []
         self.feed(text)
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, _tag, attrs):
         self.found += [value for name, value in attrs if name in ("src", "href")]
 
 

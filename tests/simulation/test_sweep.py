@@ -185,7 +185,7 @@ class TestCommand:
         error = run(task, "--ranks", "8", *self.SMALL, "--seed", 1, "-o", file, code=2).err
         assert "settings.seed: must be 1 as in this run, got 0" in error
 
-    def test_files_of_other_kinds_are_refused(self, tmp_path, task):
+    def test_files_of_other_kinds_are_refused(self, tmp_path):
         for content, message in (("{}", "schema"), ('{"schema": "autoshard.simulation/1", "points": 3}', "points")):
             (tmp_path / "x.json").write_text(content)
             with pytest.raises(FormatError, match=message):
@@ -216,7 +216,7 @@ class TestCommand:
         [
             (
                 ["--ranks", "8,x"],
-                "--ranks: must be different whole numbers above 0 with commas between them, got '8,x'",
+                '--ranks: must be different whole numbers above 0 with commas between them, got "8,x"',
             ),
             (["--ranks", "8,8"], "must be different whole numbers"),
             (["--ranks", "0"], "must be different whole numbers above 0"),
@@ -225,8 +225,8 @@ class TestCommand:
             (["--topology", "a100-8", "--ranks", "16"], "a100-8: world_size: must be at most 8"),
             (["--groups", "1", "--group-size", "8"], "--groups: cannot be given with --group-size"),
             (["--batch-size", "1", "--batch-per-rank", "8"], "cannot be given with --batch-per-rank"),
-            (["--planner", "nonsense"], "no planner is named 'nonsense'"),
-            (["--lengths", "long"], "--lengths: must be one of declared, poisson; got 'long'"),
+            (["--planner", "nonsense"], 'no planner is named "nonsense"'),
+            (["--lengths", "long"], '--lengths: must be one of declared, poisson; got "long"'),
         ],
     )
     def test_bad_input_is_one_line(self, run, task, options, message):

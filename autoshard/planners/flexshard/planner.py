@@ -17,6 +17,7 @@ from autoshard.core import (
     Tier,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.core.quoting import shown
 from autoshard.planners.flexshard.equations import Machine, Strategy
 from autoshard.planners.flexshard.frontier import Frontier, TierBounds, TierChoice
 from autoshard.planners.flexshard.memory import gradient_sum, held_bytes, segments
@@ -83,7 +84,7 @@ class FlexShardOptions:
         for name, accepted in (("rule", _RULES), ("exchange", tuple(_EXCHANGES))):
             if getattr(self, name) not in accepted:
                 raise InvalidOptionError(
-                    f"must be any of {', '.join(accepted)}, got {getattr(self, name)!r}", field=f"options.{name}"
+                    f"must be any of {', '.join(accepted)}, got {shown(getattr(self, name))}", field=f"options.{name}"
                 )
         for name in ("memory_multiplier", "table_wise_below_rows"):
             if getattr(self, name) < 0:

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, Exchange, PlacedShard, Pooling, TableSet, Tier, Topology
+from autoshard.core import EmbeddingTable, PlacedShard, Shard, TableSet, Tier, Topology
 from autoshard.core.access import FloatArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
+from autoshard.core.quoting import shown
+from autoshard.evaluation.traffic import cheaper_exchange
 from autoshard.planners.feasibility import repair
 from autoshard.planners.flexshard.equations import Machine
 from autoshard.planners.flexshard.memory import pair_bytes
@@ -33,7 +35,7 @@ def check_constraints(tables: TableSet, topology: Topology) -> None:
         field = f"tables[{index}].constraints"
         for name in table.constraints.colocate_with:
             if name not in names:
-                raise InvalidPlanError(f"names {name!r}, which is no table", field=f"{field}.colocate_with")
+                raise InvalidPlanError(f"names {shown(name)}, which is no table", field=f"{field}.colocate_with")
         for rank in table.constraints.pinned_ranks:
             if not 0 <= rank < topology.world_size:
                 raise InvalidPlanError(
@@ -114,7 +116,7 @@ class WholeTables:
         """Bytes of a whole table's inputs and outputs on its rank, and of what every rank gets back."""
         if not self.count_activations:
             return 0.0, 0.0
-        exchange = Exchange.ROWS if table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS
+        exchange = cheaper_exchange(Shard.whole(table), 1)
         machine = self.pricing.machine
         asked, answered = pair_bytes(table, 1.0, 1, exchange, machine.local_batch_size, self.pricing.payload)
         return machine.world_size * (asked + answered), answered

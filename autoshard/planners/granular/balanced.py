@@ -96,17 +96,17 @@ def placed_options(
         None if some unit finds no room at all.
     """
     chosen = [int(number) for number in options]
-    by_time = _order(catalog, rates, chosen, rates.served_VP.sum(axis=1))
+    by_time = _order(catalog, chosen, rates.served_VP.sum(axis=1))
     found = _placed(catalog, rates, limits, chosen, by_time)
     if found is None:
-        found = _placed(catalog, rates, limits, chosen, _order(catalog, rates, chosen, catalog.bytes_VM.sum(axis=1)))
+        found = _placed(catalog, rates, limits, chosen, _order(catalog, chosen, catalog.bytes_VM.sum(axis=1)))
     if found is None:
         return None
     layout = Layout(catalog, limits, found)
     return layout if layout.fits() else None
 
 
-def _order(catalog: Catalog, rates: Rates, chosen: Sequence[int], size_V: FloatArray) -> list[int]:
+def _order(catalog: Catalog, chosen: Sequence[int], size_V: FloatArray) -> list[int]:
     """Units whose pieces have no choice of sites come first, then those with the largest pieces."""
 
     def key(unit: int) -> tuple[int, float]:

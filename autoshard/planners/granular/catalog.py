@@ -210,7 +210,7 @@ class Catalog:
         self._kinds |= {key: len(self.codes_VH) + index for index, (key, _, _) in enumerate(kept)}
         # Sums of such numbers are exact, so that what has left a rank leaves nothing behind.
         moved = [np.rint(self.prices.moved(placed, local) * _GRID) / _GRID for _, placed, local in kept]
-        held = [_bytes(placed, local) for _, placed, local in kept]
+        held = [_bytes(local) for _, _, local in kept]
         self.codes_VH = np.concatenate([self.codes_VH, codes])
         self.moved_VC = np.concatenate([self.moved_VC, np.array(moved).reshape(-1, self.prices.num_columns)])
         self.bytes_VM = np.concatenate([self.bytes_VM, np.array(held).reshape(-1, len(LEVELS))])
@@ -283,7 +283,7 @@ def _encoded(costs: Costs, locals_: Sequence[LocalShard]) -> tuple[NDArray[np.fl
     return np.array(priced).reshape(len(priced), width), [index in codes for index in range(len(locals_))]
 
 
-def _bytes(placed: PlacedShard, local: LocalShard) -> list[int]:
+def _bytes(local: LocalShard) -> list[int]:
     held = dict.fromkeys(LEVELS, 0)
     held[local.level] += local.memory_bytes
     held[MemoryLevel.HBM] += local.cache_bytes

@@ -12,6 +12,7 @@ import numpy as np
 
 from autoshard.core import Costs, ShardingPlan
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
+from autoshard.core.quoting import shown
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.granular.catalog import Option
 from autoshard.planners.granular.layout import NOTHING, Change, Layout, Limits
@@ -107,7 +108,7 @@ def explain(plan: ShardingPlan, costs: Costs, names: Collection[str] = ()) -> Ex
     known = {table.name for table in plan.tables.tables}
     for name in names:
         if name not in known:
-            raise InvalidTableError(f"no table of the plan is named {name!r}", field="table")
+            raise InvalidTableError(f"no table of the plan is named {shown(name)}", field="table")
     group = plan.of_one_group()
     request = PlanRequest(tables=group.tables, topology=group.topology, costs=costs)
     catalog = catalog_of(request)

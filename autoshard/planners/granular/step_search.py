@@ -142,7 +142,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
             f"stopped by {improved.stopped} after {improved.num_steps} steps: {start_ms:.6g} ms ({start}) -> "
             f"{improved.step_ms:.6g} ms"
         )
-        plan = _with_caches(improved.layout, search.reserved_bytes)
+        plan = _with_caches(improved.layout)
         others.append((evaluate(plan, request.costs).step_ms.value, said, plan))
     step_ms, said, plan = min(others, key=lambda one: one[0])
     models = plans["policy"].provenance.models if "policy" in plans and plans["policy"].provenance else {}
@@ -233,7 +233,7 @@ def _behind_cache(scheme: Scheme, level: MemoryLevel, share: float, topology: To
     return scheme.in_memory(MemoryPlacement(level=level, cache_bytes=min(num_rows, local.num_embeddings) * row_bytes))
 
 
-def _with_caches(layout: Layout, reserved_bytes: int) -> ShardingPlan:
+def _with_caches(layout: Layout) -> ShardingPlan:
     """The layout's plan, its caches grown into the memory that is left."""
     plan = layout.plan()
     if all(placed.memory.level is MemoryLevel.HBM for placed in plan.shards):

@@ -19,7 +19,7 @@ from autoshard.core import (
 )
 from autoshard.core.plan import Payload
 from autoshard.evaluation.cached_rows import TransferSpeeds, transfer_seconds
-from autoshard.evaluation.device_memory import DEVICE_MEMORY, UNKNOWN_DEVICE, DeviceMemory
+from autoshard.evaluation.device_memory import DeviceMemory, device_memory
 from autoshard.evaluation.traffic import REDUCED_BYTES, PairTraffic, synced_bytes
 from autoshard.planners.schemes import Hold, Part
 
@@ -97,7 +97,7 @@ class CostFunction:
         reduce_s = 0.0
         if len(placed.replicas) > 1:
             reduce_s = synced_bytes(placed, self.batch_size) / topology.levels[-1].all_reduce.bytes_per_s
-        access_s = self._access_bytes(local) / self._gather_bytes_per_s
+        access_s = self._access_bytes(local) / self._device.gather_bytes_per_s
         transfer_s = sum(transfer_seconds(local, TransferSpeeds.of(topology)))
         weighted_s = self.communication_weight * (exchange_s + reduce_s) + self.access_weight * (access_s + transfer_s)
         return PartCost(
@@ -149,13 +149,8 @@ class CostFunction:
         return moved
 
     @property
-    def _gather_bytes_per_s(self) -> float:
-        known = self.topology.memory_bandwidth.hbm
-        return self._device.gather_bytes_per_s if known is None else known
-
-    @property
     def _device(self) -> DeviceMemory:
-        return DEVICE_MEMORY.get(self.topology.device, DEVICE_MEMORY[UNKNOWN_DEVICE])
+        return device_memory(self.topology.device, self.topology.memory_bandwidth.hbm)
 
 
 def held_bytes(local: LocalShard) -> dict[MemoryLevel, int]:

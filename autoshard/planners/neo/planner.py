@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from autoshard.core import MemoryLevel, PlacedShard, ShardingPlan, Topology
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.core.quoting import shown
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.cached_rows import LFU, LRU
 from autoshard.planners.flexshard.whole_tables import check_constraints
@@ -74,7 +75,7 @@ class NeoOptions:
         ):
             if getattr(self, name) not in accepted:
                 raise InvalidOptionError(
-                    f"must be any of {', '.join(accepted)}, got {getattr(self, name)!r}", field=f"options.{name}"
+                    f"must be any of {', '.join(accepted)}, got {shown(getattr(self, name))}", field=f"options.{name}"
                 )
         for name in ("communication_weight", "access_weight"):
             if getattr(self, name) < 0:
@@ -85,7 +86,7 @@ class NeoOptions:
         for name in names:
             if name not in NEO_SCHEMES:
                 raise InvalidOptionError(
-                    f"must be any of {', '.join(NEO_SCHEMES)}, got {name!r}", field="options.schemes"
+                    f"must be any of {', '.join(NEO_SCHEMES)}, got {shown(name)}", field="options.schemes"
                 )
 
     @property
@@ -179,9 +180,10 @@ class _Planning:
         """
 
         def fits(num_cached: int) -> bool:
-            return self._cached(num_cached, least_cache, fill, replicas=(False,)) is not None
+            return self._cached(num_cached, least_cache, fill) is not None
 
-        low, more = fewest_cached(self.units, sum(self.capacity[MemoryLevel.HBM])), 0
+        # No plan without caches was found before.
+        low, more = max(1, fewest_cached(self.units, sum(self.capacity[MemoryLevel.HBM]))), 0
         while not fits(high := min(len(self.units), low + more)):
             if high == len(self.units):
                 return None
@@ -211,22 +213,15 @@ class _Planning:
         least_cache: float,
         fill: float,
         limits: Sequence[float] = (1.0,),
-        replicas: Sequence[bool] = (True, False),
     ) -> Arrangement | None:
         """The best arrangement with that many units behind caches, if one was found."""
         levels = levels_of(self.units, num_cached, self.capacity, fill)
         try:
-            return self._best(levels, least_cache, limits, replicas)
+            return self._best(levels, least_cache, limits)
         except InfeasiblePlanError:
             return None
 
-    def _best(
-        self,
-        levels: Sequence[MemoryLevel],
-        least_cache: float,
-        limits: Sequence[float],
-        replicas: Sequence[bool] = (True, False),
-    ) -> Arrangement:
+    def _best(self, levels: Sequence[MemoryLevel], least_cache: float, limits: Sequence[float]) -> Arrangement:
         """The best arrangement, by `_step_s`.
 
         Raises:
@@ -238,9 +233,8 @@ class _Planning:
         failure: InfeasiblePlanError | None = None
         # Where device memory is short of tables, there is none for replicas.
         is_short = any(level is not MemoryLevel.HBM for level in levels)
-        for picked in self._picks(
-            listed, [limit * even_s for limit in limits], (False,) if is_short else (True, False)
-        ):
+        replicas = (False,) if is_short else (True, False)
+        for picked in self._picks(listed, [limit * even_s for limit in limits], replicas):
             try:
                 found = self.arranger.arrange(picked, self.request.seed)
             except InfeasiblePlanError as error:

@@ -146,11 +146,11 @@ class _Ranks:
         self.owners: list[tuple[RowGroup, int]] = []
         self.left_out: Collection[RowGroup] = ()
 
-    def fewest_bytes(self, group: RowGroup, fits_R: NDArray[np.bool_]) -> FloatArray:
+    def fewest_bytes(self, _group: RowGroup, _fits_R: NDArray[np.bool_]) -> FloatArray:
         """Scores by bytes held."""
         return self.held_R.astype(np.float64)
 
-    def least_time(self, group: RowGroup, fits_R: NDArray[np.bool_]) -> FloatArray:
+    def least_time(self, group: RowGroup, _fits_R: NDArray[np.bool_]) -> FloatArray:
         """Scores by time of lookups, the group's among them."""
         return self.work_R + group.lookup_bytes * self.cost_R
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from autoshard.core import TableSet, Topology
 from autoshard.core.costs import MsArray
 from autoshard.evaluation.communication import link_levels
-from autoshard.evaluation.device_memory import DEVICE_MEMORY, UNKNOWN_DEVICE
+from autoshard.evaluation.device_memory import device_memory
 
 PathArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -41,7 +41,7 @@ def fetch_matrix_ms(topology: Topology, row_bytes: float) -> MsArray:
     """
     if topology.fetch_ms is not None:
         return np.array(topology.fetch_ms, dtype=np.float64)
-    local = DEVICE_MEMORY.get(topology.device, DEVICE_MEMORY[UNKNOWN_DEVICE]).gather_bytes_per_s
+    local = device_memory(topology.device, topology.memory_bandwidth.hbm).gather_bytes_per_s
     # link_levels has -1 on the diagonal, which is the last entry here.
     bytes_per_s = np.array([*(level.all_to_all.bytes_per_s for level in topology.levels), local])
     return np.asarray(row_bytes / bytes_per_s[link_levels(topology)] * 1e3)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from autoshard.core import Exchange, GradSync, PlacedShard, Pooling, RowRange, RowsBy, Shard, TableSet, Tier, Topology
+from autoshard.evaluation.traffic import cheaper_exchange
 from autoshard.planners.oper.row_group import RowGroup
 from autoshard.planners.placement import alone, shared
 
@@ -38,7 +39,7 @@ def with_exchange(placed: Iterable[PlacedShard], exchange: Exchange | None) -> t
     changed = []
     for one in placed:
         is_sequence = one.shard.table.pooling is Pooling.SEQUENCE
-        wanted = alone(one.shard).exchange if exchange is None or is_sequence else exchange
+        wanted = cheaper_exchange(one.shard, len(one.replicas[0])) if exchange is None or is_sequence else exchange
         changed.append(replace(one, exchange=wanted))
     return tuple(changed)
 

@@ -15,6 +15,7 @@ import numpy as np
 from autoshard.core import Exchange, MemoryBytes, PlacedShard, Shard, ShardingPlan
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.core.quoting import shown
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.greedy import SizeGreedyPlanner
 from autoshard.planners.oper.balance import MAX_CAPACITY, ByteArray, Method, Placement, pack, place
@@ -279,7 +280,7 @@ _EnumT = TypeVar("_EnumT", bound=StrEnum)
 
 def _member(accepted: type[_EnumT], value: str, label: str) -> _EnumT:
     if value not in list(accepted):
-        raise InvalidOptionError(f"must be one of {', '.join(accepted)}, got {value!r}", field=f"options.{label}")
+        raise InvalidOptionError(f"must be one of {', '.join(accepted)}, got {shown(value)}", field=f"options.{label}")
     return accepted(value)
 
 

@@ -102,7 +102,7 @@ def test_the_fit_is_by_least_squares_through_the_origin():
 
 
 def test_the_command_writes_all_files_and_draws_them_again(tmp_path, quick_settings, monkeypatch, capsys):
-    monkeypatch.setattr(Settings, "for_device", classmethod(lambda cls, device: quick_settings))
+    monkeypatch.setattr(Settings, "for_device", classmethod(lambda *_: quick_settings))
     if not has_browser():
         pytest.skip("no Chrome or Chromium draws the image")
     options = ("--device", "cpu", "--batch-size", 8, "--max-rows", 1000, "--combinations", 2)
@@ -124,7 +124,7 @@ def test_the_command_writes_all_files_and_draws_them_again(tmp_path, quick_setti
     ("options", "text"),
     [
         (("--seconds", "0"), "seconds: must be above 0, got 0.0"),
-        (("--device", "tpu"), "device: must be auto, cpu or cuda, got 'tpu'"),
+        (("--device", "tpu"), 'device: must be auto, cpu or cuda, got "tpu"'),
         (("--combinations", "0"), "num_combinations: must be at least 1, got 0"),
         (("--max-rows", "10"), "max_rows: must leave at least one size of table"),
         (("--batch-size", "0"), "num_bags: must be at least 1, got 0"),

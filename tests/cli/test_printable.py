@@ -1,0 +1,178 @@
+"""Names from anybody's files: what a terminal obeys is printed as escapes, markup as it is."""
+
+import json
+import unicodedata
+
+import pytest
+
+from autoshard import console
+from autoshard.cli import main
+from autoshard.core.quoting import printable, shortened, shown
+from autoshard.formats import read_plan
+from costmodel.registry import REGISTRY_VARIABLE, Registry
+
+#: Clears the screen, sets the window's title, rings, goes back, turns the line around, hides; and rich's markup.
+HOSTILE = "\x1b[2J\x1b]0;x\x07\x08\r\x7f\x9b31m\u202e\u2066\u200b\ufeff\u2028[red]:smile:"
+ESCAPED = printable(HOSTILE)
+
+
+def is_harmless(text):
+    return all(c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in text)
+
+
+@pytest.fixture
+def prints(capfd):
+    """Runs a command; returns both streams, which must be harmless."""
+
+    def run(*arguments, code=0):
+        capfd.readouterr()
+        assert main([str(argument) for argument in arguments]) == code
+        out, err = capfd.readouterr()
+        assert is_harmless(out), ascii(out)
+        assert is_harmless(err), ascii(err)
+        return out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """Tables and a topology whose every name is hostile, in files whose names are."""
+    folder = tmp_path_factory.mktemp("hostile")
+    features = [{"name": f"f{HOSTILE}", "pooling_factor": 2.0}]
+    table = {"num_embeddings": 1000, "embedding_dim": 8, "dtype": "fp32", "pooling": "sum", "features": features}
+    tables = [
+        table | {"name": f"{name}{HOSTILE}", "features": [{"name": name + HOSTILE, "pooling_factor": 2.0}]}
+        for name in ("a", "b", "c")
+    ]
+    tables = [one | {"access": {"kind": "zipf", "alpha": 1.0}} for one in tables]
+    link = {"bytes_per_s": 1e9, "latency_s": 1e-6}
+    topology = {
+        "schema": "autoshard.topology/1",
+        "world_size": 2,
+        "device": "cpu",
+        "memory_bytes": {"hbm": 10**9},
+        "levels": [{"name": f"node{HOSTILE}", "size": 2, "all_to_all": link, "all_reduce": link}],
+    }
+    files = folder / f"tables{HOSTILE}.json", folder / f"topology{HOSTILE}.json"
+    documents = {"schema": "autoshard.tables/1", "batch_size": 64, "tables": tables}, topology
+    for file, document in zip(files, documents, strict=True):
+        file.write_text(json.dumps(document), encoding="utf-8")
+    return files
+
+
+@pytest.fixture(scope="module")
+def plan_file(task):
+    file = task[0].parent / f"plan{HOSTILE}.json"
+    assert main(["plan", str(task[0]), "--topology", str(task[1]), "--planner", "cost-greedy", "-o", str(file)]) == 0
+    return file
+
+
+def test_plan_and_compare(prints, task, tmp_path):
+    tables, topology = task
+    output = tmp_path / f"{HOSTILE}.json"
+    for as_json in ([], ["--json"]):
+        command = ("plan", tables, "--topology", topology, "--planner", "random", "-o", output)
+        out, err = prints(*command, *as_json)
+        assert ESCAPED in err
+        assert as_json or ESCAPED in out
+        prints("compare", tables, "--topology", topology, "--planners", "random,oper", *as_json)
+    assert json.loads(out)["tables"]["tables"][0]["name"] == "a" + HOSTILE
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize("command", ["show", "evaluate", "explain"])
+def test_a_plan_that_is_looked_at(prints, plan_file, command, as_json):
+    out, _ = prints(command, plan_file, *as_json)
+    if not as_json:
+        assert ESCAPED in "".join(out.split()) or command == "explain"  # its columns fold names over lines
+
+
+def test_one_table_that_is_explained(prints, plan_file):
+    out, _ = prints("explain", plan_file, "--table", read_plan(plan_file).tables.tables[0].name)
+    assert "[red]:smile:" in "".join(out.split())
+
+
+def test_models(prints, tmp_path, monkeypatch):
+    monkeypatch.setenv(REGISTRY_VARIABLE, str(tmp_path / HOSTILE))
+    Registry(None).publish("cost", "cpu", {}, {"device": "cpu", "training": {HOSTILE: HOSTILE, "note": HOSTILE}})
+    for arguments in (["models"], ["models", "show", "production"], ["models", "show", "production", "--json"]):
+        prints(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", HOSTILE],
+        ["plan", HOSTILE, "--topology", "cpu-4"],
+        ["plan", "criteo-kaggle", "--topology", HOSTILE],
+        ["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", HOSTILE],
+        ["plan", "criteo-kaggle", "--topology", "cpu-4", "--set", HOSTILE],
+        ["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "auto", "--set", f"{HOSTILE}=1"],
+        ["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "auto", "--set", f"tiers={HOSTILE}"],
+        ["plan", "criteo-kaggle", "--topology", "cpu-4", "--risk", HOSTILE],
+        ["plan", "criteo-kaggle", "--topology", "cpu-4", "--seed", HOSTILE],
+        ["models", "show", HOSTILE],
+        [HOSTILE],
+        ["plan", f"--{HOSTILE}"],
+    ],
+    ids=str,
+)
+def test_errors_that_repeat_what_was_typed(prints, arguments):
+    out, err = prints(*arguments, code=2)
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "NAME", "--topology", "cpu-4"],
+        ["plan", "criteo-kaggle", "--topology", "NAME"],
+        ["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "NAME"],
+        ["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "random", "--set", "NAME=1"],
+        ["plan", "criteo-kaggle", "--topology", "cpu-4", "--set", "NAME"],
+        ["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "flexshard", "--set", "rule=NAME"],
+        ["plan", "criteo-kaggle", "--topology", "cpu-4", "--registry", "NAME"],
+        ["compare", "criteo-kaggle", "--topology", "cpu-4", "--planners", "NAME"],
+        ["compare", "criteo-kaggle", "--topology", "cpu-4", "--planners", "auto", "--set", "NAME=1"],
+        ["simulate", "criteo-kaggle", "--topology", "NAME"],
+        ["simulate", "criteo-kaggle", "--ranks", "NAME"],
+        ["import", "NAME", "-o", "never.json"],
+        ["import", "metasyn", "--part", "NAME", "-o", "never.json"],
+        ["show", "NAME"],
+        ["explain", "NAME"],
+        ["run", "NAME"],
+        ["models", "show", "NAME"],
+        ["models", "NAME"],
+        ["NAME"],
+        ["plan", "--NAME"],
+    ],
+    ids=str,
+)
+def test_a_name_of_5000_characters_is_shortened_and_bad_input(prints, arguments):
+    out, err = prints(*(argument.replace("NAME", "n" * 5000) for argument in arguments), code=2)
+    assert out == ""
+    assert err.count("\n") == 1
+    assert len(err) < 1000
+    assert "n" * 256 not in err
+
+
+def test_values_in_messages():
+    assert shown("x" * 100) == '"' + "x" * 58 + "…"
+    assert shown([]) == "an empty list"
+    assert shown([1]) == "a list of 1"
+    assert shown("\x1b\u202e\x9b") == '"\\u001b\\u202e\\x9b"'
+    assert shortened("a\nb\t\x07") == "a\\nb\\t\\x07"
+    assert printable("na\u00efve ☃\n\t") == "na\u00efve ☃\n\t"
+
+
+def test_a_task_of_a_progress_bar_is_harmless_on_a_terminal(monkeypatch, capfd):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with console.working(f"Planning with {HOSTILE}"), console.progress(HOSTILE, 1.0):
+        pass
+    shown_ = capfd.readouterr().err
+    assert "\x1b[2J" not in shown_
+    assert not set(HOSTILE) & set(shown_) & set("\x07\x08\x7f\x9b\u202e\u2066\u200b\ufeff\u2028")
