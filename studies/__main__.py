@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint
 from typing import Final
 
@@ -35,3 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     points = {name: EntryPoint(name=name, value=value, group=PROGRAM) for name, value in STUDIES.items()}
     about = "Reproduces the papers, compares planners and models, and makes the figures of docs."
     return run_commands(points, arguments, program=PROGRAM, about=about)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,14 +2,12 @@ import json
 
 import pytest
 
-from studies.environment.speed import main
-
 
 @pytest.mark.parametrize("memory", ["1.1", "1000"])
-def test_both_environments_are_timed(tmp_path, capsys, memory):
+def test_both_environments_are_timed(tmp_path, run_study, capsys, memory):
     target = tmp_path / "speed.json"
     sizes = ["--tasks", "3", "--tables", "6", "--ranks", "2", "--runs", "2"]
-    assert main(["--cost", "analytic", *sizes, "--memory", memory, "--json", str(target)]) == 0
+    assert run_study("env-speed", "--cost", "analytic", *sizes, "--memory", memory, "-o", target) == 0
     assert "tables/s with 3 tasks at once" in capsys.readouterr().out
     document = json.loads(target.read_text())
     assert document["schema"] == "autoshard.env_speed/1"
@@ -18,8 +16,8 @@ def test_both_environments_are_timed(tmp_path, capsys, memory):
     assert document["batch_tables_per_s"] > 0
 
 
-def test_a_registry_without_a_model_leaves_the_one_that_ships(tmp_path, capsys, monkeypatch):
+def test_a_registry_without_a_model_leaves_the_one_that_ships(tmp_path, run_study, capsys, monkeypatch):
     monkeypatch.delenv("AUTOSHARD_SHIPPED_MODELS")
     sizes = ["--tasks", "2", "--tables", "6", "--ranks", "2", "--runs", "1"]
-    assert main(["--registry", str(tmp_path), *sizes]) == 0
+    assert run_study("env-speed", "--registry", tmp_path, *sizes) == 0
     assert "learned:cpu@" in capsys.readouterr().out

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bench.caches import device_cache_bytes
-from studies.kernels.eviction import main, measure_eviction
+from studies.kernels.eviction import measure_eviction
 
 
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -17,17 +17,18 @@ def test_the_flush_is_measured_beside_a_small_write(name):
     assert found.after_small_write > 0
 
 
-def test_the_command_prints_both_ratios(capsys):
-    assert main(["--device", "cpu", "--repetitions", "1"]) == 0
+def test_the_command_prints_both_ratios(run_study, capsys):
+    assert run_study("eviction", "--device", "cpu", "--repetitions", "1") == 0
     assert "times as long after a flush" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--repetitions", "0"], "--repetitions must be at least 1"), (["--device", "tpu"], "must be auto, cpu or cuda")],
+    [
+        (["--repetitions", "0"], "'--repetitions': Input should be greater than or equal to 1"),
+        (["--device", "tpu"], "must be auto, cpu or cuda"),
+    ],
 )
-def test_bad_options_are_named(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
+def test_bad_options_are_named(arguments, message, run_study, capsys):
+    assert run_study("eviction", *arguments) == 2
     assert message in capsys.readouterr().err

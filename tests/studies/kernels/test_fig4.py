@@ -1,7 +1,6 @@
 """AutoShard's Fig. 4: measured by the command, drawn again from its numbers."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
@@ -10,20 +9,11 @@ from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.report.images import ImageError, find_browser
 from bench.devices import find_device
 from bench.harness import Settings
-from studies.kernels.fig4 import TableGrid, main, measure_fig4, num_sets
+from studies.kernels.fig4 import TableGrid, measure_fig4, num_sets
 from studies.kernels.fig4_report import FIG4_SCHEMA, fig4_report
 from studies.measured_data import CostGrid, Fig4, SumOfSingles, read_document, to_document
-from studies.programs import run_program
 
 TINY = TableGrid(num_bags=8, num_combinations=2, tables_per_combination=3).up_to(1000)
-
-
-def run(monkeypatch, *options):
-    """Exit code of the program with these options."""
-    monkeypatch.setattr(sys, "argv", ["python -m studies fig4", *map(str, options)])
-    with pytest.raises(SystemExit) as end:
-        run_program(main)
-    return end.value.code
 
 
 def has_browser():
@@ -101,12 +91,12 @@ def test_the_fit_is_by_least_squares_through_the_origin():
     assert sums.mean_error == pytest.approx((0.4 + 0.2) / 2)
 
 
-def test_the_command_writes_all_files_and_draws_them_again(tmp_path, quick_settings, monkeypatch, capsys):
+def test_the_command_writes_all_files_and_draws_them_again(tmp_path, quick_settings, monkeypatch, capsys, run_study):
     monkeypatch.setattr(Settings, "for_device", classmethod(lambda *_: quick_settings))
     if not has_browser():
         pytest.skip("no Chrome or Chromium draws the image")
     options = ("--device", "cpu", "--batch-size", 8, "--max-rows", 1000, "--combinations", 2)
-    assert run(monkeypatch, "--output-dir", tmp_path / "a", *options) == 0
+    assert run_study("fig4", "--output-dir", tmp_path / "a", *options) == 0
     numbers = tmp_path / "a" / "fig4.json"
     found = read_document(numbers, Fig4, FIG4_SCHEMA)
     assert found.machine.command.startswith("python -m studies fig4 --output-dir ")
@@ -114,7 +104,7 @@ def test_the_command_writes_all_files_and_draws_them_again(tmp_path, quick_setti
     page = (tmp_path / "a" / "fig4.html").read_text()
     assert page.count("Plotly.newPlot") >= 3
     monkeypatch.setenv("BROWSER_PATH", "/nowhere")
-    assert run(monkeypatch, "--output-dir", tmp_path / "b", "--from", numbers) == 1
+    assert run_study("fig4", "--output-dir", tmp_path / "b", "--from", numbers) == 1
     assert "error: " in capsys.readouterr().err
     assert (tmp_path / "b" / "fig4.json").read_text() == numbers.read_text()
     assert {file.name for file in (tmp_path / "b").iterdir()} == {"fig4.json", "fig4.html"}
@@ -130,8 +120,8 @@ def test_the_command_writes_all_files_and_draws_them_again(tmp_path, quick_setti
         (("--batch-size", "0"), "num_bags: must be at least 1, got 0"),
     ],
 )
-def test_options_out_of_range_are_refused(options, text, tmp_path, monkeypatch, capsys):
-    assert run(monkeypatch, "--device", "cpu", "--output-dir", tmp_path, *options) == 2
+def test_options_out_of_range_are_refused(options, text, tmp_path, capsys, run_study):
+    assert run_study("fig4", "--device", "cpu", "--output-dir", tmp_path, *options) == 2
     assert text in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

@@ -1,7 +1,6 @@
 """The same sets over and over: how far apart, before and after the machine's drift is divided out."""
 
 import json
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
@@ -17,14 +16,12 @@ from studies.kernels.repeatability import (
     Repeatability,
     Run,
     Series,
-    main,
     measure_repeatability,
     settings_of,
     verdicts,
 )
 from studies.kernels.repeatability_report import SCHEMA, repeatability_report, repeatability_table
 from studies.measured_data import Machine, read_document
-from studies.programs import run_program
 
 TIMES_S = tuple(np.linspace(5, 600, 200).tolist())
 DRIFT_N = 1 + 0.1 * np.sin(np.array(TIMES_S) / 60)  # slowness of a machine
@@ -125,18 +122,11 @@ def test_the_settings_are_those_that_samples_are_measured_with():
     }
 
 
-def run(monkeypatch, *options):
-    monkeypatch.setattr(sys, "argv", ["python -m studies repeatability", *map(str, options)])
-    with pytest.raises(SystemExit) as end:
-        run_program(main)
-    return end.value.code
-
-
-def test_the_command_reports_and_reads_its_numbers_again(tmp_path, quick_settings, monkeypatch, capsys):
+def test_the_command_reports_and_reads_its_numbers_again(tmp_path, quick_settings, monkeypatch, capsys, run_study):
     monkeypatch.setattr("studies.kernels.repeatability.settings_of", lambda _: {"collecting": quick_settings})
     monkeypatch.setenv("BROWSER_PATH", "/nowhere")  # images are drawn in another test
     options = ("--seconds", 0.01, "--tables", 4, "--scale", 16384, "--device", "cpu")
-    assert run(monkeypatch, "--output-dir", tmp_path / "a", *options) == 1
+    assert run_study("repeatability", "--output-dir", tmp_path / "a", *options) == 1
     captured = capsys.readouterr()
     assert "corrected CoV" in captured.out
     assert "BROWSER_PATH must name" in captured.err
@@ -144,7 +134,7 @@ def test_the_command_reports_and_reads_its_numbers_again(tmp_path, quick_setting
     found = read_document(numbers, Repeatability, SCHEMA)
     assert [series.num_tables for series in found.runs[0].sets] == [4, 1, 15]
     assert "--tables 4" in found.machine.command
-    assert run(monkeypatch, "--output-dir", tmp_path / "b", "--from", numbers, "--json") == 1
+    assert run_study("repeatability", "--output-dir", tmp_path / "b", "--from", numbers, "--json") == 1
     assert json.loads(capsys.readouterr().out) == json.loads(numbers.read_text())
     assert {file.name for file in (tmp_path / "b").iterdir()} == {"repeatability.json", "repeatability.html"}
 

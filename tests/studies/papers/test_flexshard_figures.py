@@ -1,7 +1,6 @@
 """FlexShard's Fig. 1 and 3 from the equations, and the command that draws all of its figures."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -16,8 +15,6 @@ from studies.papers.flexshard.figures import (
     fig7_figure,
 )
 from studies.papers.flexshard.results import fig1_costs, fig3_costs, fig5_frontier, fitted_machine, model_results
-from studies.papers.flexshard.study import main
-from studies.programs import run_program
 
 MACHINE = fitted_machine()
 
@@ -78,15 +75,12 @@ def test_figures_show_the_numbers():
 
 
 @pytest.mark.slow
-def test_the_command_writes_numbers_tables_and_images(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_numbers_tables_and_images(tmp_path, capsys, run_study):
     try:
         find_browser()
     except ImageError as error:
         pytest.skip(str(error))
-    monkeypatch.setattr(sys, "argv", ["python -m studies flexshard", "-o", str(tmp_path)])
-    with pytest.raises(SystemExit) as end:
-        run_program(main)
-    assert end.value.code == 0
+    assert run_study("flexshard", "-o", tmp_path) == 0
     assert "| RM-2 | 128,736 (63.9%) |" in capsys.readouterr().out
     document = json.loads((tmp_path / "flexshard.json").read_text())
     assert [model["name"] for model in document["models"]] == ["RM-1", "RM-2", "RM-3", "RM-4"]

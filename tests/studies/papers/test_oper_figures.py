@@ -1,7 +1,6 @@
 """OPER's Table 2 and Fig. 8 and 10 from the planner, and the command that makes them."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -10,9 +9,7 @@ from autoshard.report.images import ImageError, find_browser
 from studies.papers.oper.document import PAPER_LINES, PAPER_MEANS
 from studies.papers.oper.figures import fig8_figure, fig10_figure
 from studies.papers.oper.results import LinkCosts, MethodLoads, fetched_mib, links, make_plan
-from studies.papers.oper.study import main
 from studies.papers.oper.tasks import LARGE_ROWS, TERABYTE_ROWS, dgx_a100, kaggle, syn_large, terabyte, two_nodes
-from studies.programs import run_program
 
 
 @pytest.mark.parametrize(("name", "tables"), [("Criteo Kaggle", kaggle), ("Criteo Terabyte", terabyte)])
@@ -49,15 +46,12 @@ def test_figures_show_the_numbers():
 
 
 @pytest.mark.slow
-def test_the_command_writes_numbers_tables_and_images(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_numbers_tables_and_images(tmp_path, capsys, run_study):
     try:
         find_browser()
     except ImageError as error:
         pytest.skip(str(error))
-    monkeypatch.setattr(sys, "argv", ["python -m studies oper", "-o", str(tmp_path)])
-    with pytest.raises(SystemExit) as end:
-        run_program(main)
-    assert end.value.code == 0
+    assert run_study("oper", "-o", tmp_path) == 0
     document = json.loads((tmp_path / "oper.json").read_text())
     assert "Table 2, Criteo Kaggle" in capsys.readouterr().out
     for name in PAPER_MEANS:

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from autoshard.formats import load_topology
-from studies.planners.search_runs import search_runs, widened
-from studies.programs import run_program
+from studies.planners.search_runs import widened
 
 
 def test_topologies_of_any_size():
@@ -51,12 +50,9 @@ def test_program_reports_gaps_and_goes_on_where_it_was(tmp_path):
         (("--output", "nothing"), "runs: must be a list"),
     ],
 )
-def test_bad_input_exits_with_2(capsys, monkeypatch, tmp_path, arguments, message):
+def test_bad_input_exits_with_2(capsys, monkeypatch, tmp_path, arguments, message, run_study):
     (tmp_path / "other").write_text('{"runs": [], "model": "analytic:cpu", "best_s": 1}', encoding="utf-8")
     (tmp_path / "nothing").write_text("[]", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["search_runs", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        run_program(search_runs)
-    assert ended.value.code == 2
+    assert run_study("search", *arguments) == 2
     assert message in capsys.readouterr().err
