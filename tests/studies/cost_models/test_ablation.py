@@ -55,6 +55,7 @@ def test_columns_of_the_others(dataset, removed):
     assert not changed & (set(INPUT_NAMES) - expected)
 
 
+@pytest.mark.smoke
 def test_measurements_stay_and_nothing_is_edited(dataset):
     before = dataset.features_UF.copy()
     for removed in REMOVALS:

@@ -115,6 +115,7 @@ class TestLinear:
         assert np.allclose(pooled_features(dataset)[0, :-1], dataset.features_UF[first].sum(axis=0))
 
 
+@pytest.mark.smoke
 def test_boosted_trees_beat_a_constant(parts):
     train, held_out = parts
     pricing = fit_boosted_trees(train, 0, 15)

@@ -116,6 +116,7 @@ def used_shards(dataset):
 
 
 class TestEvaluation:
+    @pytest.mark.smoke
     def test_every_method_is_tried(self, evaluation):
         split = next(split for split in evaluation.splits if split.kind is SplitKind.RANDOM)
         assert set(split.held_out) | set(split.missing) == set(METHODS)

@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from autoshard.formats.samples import read_samples
 from costmodel.dataset import CostDataset
 from costmodel.schedules import Shuffled
@@ -7,6 +9,7 @@ from costmodel.training import TrainingOptions
 from studies.cost_models.speed import as_markdown, machine, time_pricing, time_training, to_document
 
 
+@pytest.mark.smoke
 def test_every_figure_is_timed(store, dataset):
     options = TrainingOptions(schedule=Shuffled(num_updates=5), batch_size=16)
     trained, training = time_training(dataset, "cpu", 1, options)

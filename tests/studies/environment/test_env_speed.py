@@ -3,6 +3,7 @@ import json
 import pytest
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("memory", ["1.1", "1000"])
 def test_both_environments_are_timed(tmp_path, run_study, capsys, memory):
     target = tmp_path / "speed.json"

@@ -17,6 +17,7 @@ def test_the_flush_is_measured_beside_a_small_write(name):
     assert found.after_small_write > 0
 
 
+@pytest.mark.smoke
 def test_the_command_prints_both_ratios(run_study, capsys):
     assert run_study("eviction", "--device", "cpu", "--repetitions", "1") == 0
     assert "times as long after a flush" in capsys.readouterr().out

@@ -41,6 +41,7 @@ def test_the_grid_is_the_papers():
     assert {shard.num_bags for shards in combinations for shard in shards} == {1024}
 
 
+@pytest.mark.smoke
 def test_all_panels_are_measured(harness, fig4):
     advanced = []
     again = measure_fig4(harness, replace(TINY, seed=1), seconds=0.001, advance=advanced.append)

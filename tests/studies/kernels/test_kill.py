@@ -56,6 +56,7 @@ def test_a_lost_file_is_noticed(watched):
     assert watch.check() == ((f"{file.name} was lost", "part-never-written.parquet was lost"), 1)
 
 
+@pytest.mark.smoke
 def test_a_truncated_file_is_noticed(watched):
     watch, file = watched
     copy = file.with_name("part-20260102T120000123456-0123456789ab.parquet")

@@ -35,6 +35,7 @@ class TestFig1:
 
 
 class TestFig3:
+    @pytest.mark.smoke
     def test_ratios_are_those_of_tables_2_and_3(self):
         costs = fig3_costs(MACHINE)
         lookups_N = 4096 * costs.alpha_N

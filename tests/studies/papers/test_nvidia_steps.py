@@ -20,6 +20,7 @@ def predictions():
     return predict_all()
 
 
+@pytest.mark.smoke
 def test_published_points_are_predicted_in_order_and_within_a_third(predictions):
     """README of NVIDIA-Merlin/distributed-embeddings, examples/benchmarks/synthetic_models."""
     checked = [one for one in predictions if one.model in CHECKED]

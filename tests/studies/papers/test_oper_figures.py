@@ -12,6 +12,7 @@ from studies.papers.oper.results import LinkCosts, MethodLoads, fetched_mib, lin
 from studies.papers.oper.tasks import LARGE_ROWS, TERABYTE_ROWS, dgx_a100, kaggle, syn_large, terabyte, two_nodes
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("name", "tables"), [("Criteo Kaggle", kaggle), ("Criteo Terabyte", terabyte)])
 def test_first_line_of_table_2_comes_out_to_its_last_digit(name, tables):
     plan = make_plan(tables(), dgx_a100(), mode="inference", threshold=0.01, balance=0.0, extra_memory_ratio=0.0)

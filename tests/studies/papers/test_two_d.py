@@ -45,6 +45,7 @@ class TestModels:
 
 
 class TestTable1:
+    @pytest.mark.smoke
     def test_ctr_s_order(self):
         assert by_speed(CTR_RUNS) == paper_order(CTR_RUNS) == [4, 2, 8, 1]
 

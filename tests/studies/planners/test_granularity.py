@@ -11,6 +11,7 @@ from autoshard.formats import load_tables, load_topology
 from studies.planners.granularity import AUTO, compare_planners, widened
 
 
+@pytest.mark.smoke
 def test_compares_planners_by_their_steps():
     tables = load_tables("param-a")
     found = compare_planners(

@@ -40,6 +40,7 @@ def test_program_reports_gaps_and_goes_on_where_it_was(tmp_path):
     assert kept == runs
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

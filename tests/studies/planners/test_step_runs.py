@@ -49,6 +49,7 @@ def test_the_quickest_run_counts():
     assert MeasuredStep.quickest(runs) == replace(runs[1], spread=0.5)
 
 
+@pytest.mark.smoke
 def test_keeps_what_is_done(tmp_path):
     file, settings = tmp_path / "runs.json", {"seed": 0, "batch_sizes": (64,)}
     RunLog(file, settings).append([run(11.0, 10.0)])

@@ -63,6 +63,7 @@ class TestSettings:
 
 
 class TestPartStore:
+    @pytest.mark.smoke
     def test_a_part_is_made_once(self, tmp_path):
         store, made = PartStore(tmp_path), []
 

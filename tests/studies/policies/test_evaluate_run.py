@@ -75,6 +75,7 @@ def test_seeds_and_purposes_have_tasks_of_their_own(lab):
     assert len(every) == len(set(every))
 
 
+@pytest.mark.smoke
 def test_numbers_are_those_of_the_planners(lab):
     for seed in range(2):
         task = lab.parts.read(f"fig8/seed-{seed}")["tasks"][1]
