@@ -132,9 +132,16 @@ def curves_figure(points: Sequence[SimulatedPoint]) -> go.Figure:
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks], tickangle=0)
     figure.update_xaxes(title_text="ranks", row=2)
     figure.update_yaxes(rangemode="tozero")
-    figure.update_yaxes(tickformat="~s", row=1, col=2)
+    figure.update_yaxes(_throughput_axis(points), row=1, col=2)
     figure.update_layout(legend={"y": 1.06}, margin={"t": 90})
     return figure
+
+
+def _throughput_axis(points: Sequence[SimulatedPoint]) -> dict[str, object]:
+    """Logarithmic from a decade on, which has three ticks; over a smaller range zero is on the axis."""
+    found = [one.samples_per_s for one in points if one.samples_per_s]
+    is_log = bool(found) and max(found) >= 10 * min(found)
+    return {"tickformat": "~s", **({"type": "log", "rangemode": "normal", "dtick": "D2"} if is_log else {})}
 
 
 def parts_figure(points: Sequence[SimulatedPoint]) -> go.Figure:

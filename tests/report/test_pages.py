@@ -171,11 +171,16 @@ def test_long_names_are_cut_and_letters_that_turn_the_text_are_written_out():
     assert shortened(f"a{BACKWARDS}b\n") == "a\\u202eten\\u202db\\n"
 
 
-def test_throughput_starts_at_zero_however_few_points_there_are():
-    layout = curves_figure(a_sweep().points[:2]).to_dict()["layout"]
+def test_throughput_starts_at_zero_unless_it_spans_a_decade():
+    points = a_sweep().points
+    narrow, wide = (
+        curves_figure(shown).to_dict()["layout"]
+        for shown in (points[:2], [points[0], replace(points[1], step_ms=(0.1, 0.09, 0.12))])
+    )
     for axis in ("yaxis", "yaxis2", "yaxis3", "yaxis4"):
-        assert layout[axis]["rangemode"] == "tozero"
-        assert layout[axis].get("type", "linear") == "linear"
+        assert narrow[axis]["rangemode"] == "tozero"
+        assert "type" not in narrow[axis]
+    assert wide["yaxis2"]["type"] == "log"
 
 
 #: What leaves its card or the page, and what a card or a chart shows; what scrolls is there by scrolling.
