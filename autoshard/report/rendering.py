@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from autoshard import __version__
+from autoshard.core.quoting import printable, shortened
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _STATIC = Path(__file__).parent / "static"
@@ -47,7 +48,7 @@ def render_page(template: str, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["short"] = shortened
+    environment.filters["short"] = short_markup
     script = (_STATIC / "page.js").read_text(encoding="utf-8")
     return environment.get_template(template).render(
         **values,
@@ -58,15 +59,13 @@ def render_page(template: str, **values: object) -> str:
     )
 
 
-def shortened(text: object, limit: int = 60) -> Markup:
-    """A text from outside as it fits its place: at most `limit` characters, the whole of it in its title.
+def short_markup(text: object, limit: int = 60) -> Markup:
+    """A text from outside as it fits its place: what is cut is whole in its title.
 
     Characters that do not print, such as those that turn the direction of what follows, are written as escapes.
     """
-    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
-    if len(shown) <= limit:
-        return Markup.escape(shown)
-    return Markup('<span title="{}">{}…</span>').format(shown, shown[: limit - 1])
+    whole, shown = printable(str(text)), shortened(str(text), limit)
+    return Markup.escape(shown) if shown == whole else Markup('<span title="{}">{}</span>').format(whole, shown)
 
 
 def _least_width_rem(figure: Any) -> int:

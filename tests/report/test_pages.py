@@ -22,7 +22,7 @@ from autoshard.planning import make_plan
 from autoshard.report import ComparedPlan, MeasuredPlan, comparison_page, plan_page
 from autoshard.report.coverage_page import MOST_POINTS, Listing, PairAxis, RegionMap, coverage_page
 from autoshard.report.images import figure_page
-from autoshard.report.rendering import PLOTLY_JS, shortened
+from autoshard.report.rendering import PLOTLY_JS, short_markup
 from autoshard.report.simulation import curves_figure, simulation_report
 from autoshard.simulation.points import Point, PointMemory, PointStatus, SimulatedPoint
 from autoshard.simulation.record import SweepRecord
@@ -121,16 +121,16 @@ def pages():
 
 
 class Attributes(HTMLParser):
-    """Names of all attributes of a page."""
+    """Tags and names of all attributes of a page."""
 
     def __init__(self, page):
         super().__init__()
-        self.names = set()
+        self.found = set()
         self.feed(page)
         self.close()
 
     def handle_starttag(self, tag, attrs):
-        self.names |= {name for name, _ in attrs}
+        self.found |= {(tag, name) for name, _ in attrs}
 
 
 def content_hash(script):
@@ -152,7 +152,7 @@ def test_a_page_is_small_and_lets_only_its_own_scripts_run_and_no_host_be_asked(
     plotly = gzip.decompress(base64.b64decode(re.search(r'id="plotly">([^<]*)<', page)[1]))
     hashes = f"{content_hash(script.encode())} {content_hash(plotly)}"
     assert policy == f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
-    assert not {"src", "href"} & Attributes(page).names
+    assert not {"src", "href"} & {name for _, name in Attributes(page).found}
     assert page.count('<script type="application/json">') == page.count('class="chart"') > 0
 
 
@@ -166,9 +166,9 @@ def test_names_are_escaped_short_and_whole_in_titles(pages, kind):
 
 
 def test_long_names_are_cut_and_letters_that_turn_the_text_are_written_out():
-    assert shortened("t" * 60) == "t" * 60
-    assert shortened("<b>" + "t" * 100, 10) == f'<span title="&lt;b&gt;{"t" * 100}">&lt;b&gt;tttttt…</span>'
-    assert shortened(f"a{BACKWARDS}b\n") == "a\\u202eten\\u202db\\n"
+    assert short_markup("t" * 60) == "t" * 60
+    assert short_markup("<b>" + "t" * 100, 10) == f'<span title="&lt;b&gt;{"t" * 100}">&lt;b&gt;tttttt…</span>'
+    assert short_markup(f"a{BACKWARDS}b") == "a\\u202eten\\u202db"
 
 
 def test_throughput_starts_at_zero_unless_it_spans_a_decade():
