@@ -223,7 +223,11 @@ async def measured_in_a_browser(files, widths):
     found = {}
     async with choreographer.Browser(path=CHROMIUM, headless=True, enable_sandbox=False) as browser:
         for file in files:
-            tab = await browser.create_tab(file.as_uri())
+            tab = await browser.create_tab()
+            await tab.send_command("Page.enable")
+            loaded = tab.subscribe_once("Page.loadEventFired")
+            await tab.send_command("Page.navigate", params={"url": file.as_uri()})
+            await loaded
             for width in widths:
                 size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
                 await tab.send_command("Emulation.setDeviceMetricsOverride", params=size)
