@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from bench.location import SIGMA_PER_DEVIATION, MsArray
-
-if TYPE_CHECKING:
-    from bench.harness import Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +60,6 @@ def variation(latency_ms_N: ArrayLike) -> Variation:
     middle_ms = np.median(latency_ms)
     robust = SIGMA_PER_DEVIATION * np.median(np.abs(latency_ms - middle_ms)) / middle_ms
     return Variation(plain=float(latency_ms.std(ddof=1) / latency_ms.mean()), robust=float(robust))
-
-
-def kernel_spread(measurement: Measurement) -> float:
-    """Spread of single runs of a set, forward and backward weighed by their time; 0 for an empty set."""
-    forward, backward = measurement.forward_ms, measurement.backward_ms
-    if forward + backward == 0:
-        return 0.0
-    spread_ms = forward * measurement.forward_spread + backward * measurement.backward_spread
-    return spread_ms / (forward + backward)
 
 
 def drift_of(reference_ms_N: ArrayLike, elapsed_s_N: Sequence[float]) -> Drift:

@@ -19,20 +19,18 @@ from autoshard.core import AccessProfile, LocalShard
 from autoshard.core.errors import AutoshardError, DeviceError, InputError
 from autoshard.formats.samples import MeasuredShard
 from bench.arena import Arenas, free_bytes
+from bench.attempts import Timing, mean_of
 from bench.caches import CacheFlush
 from bench.clocks import DeviceClocks, read_clocks
 from bench.devices import BenchDevice, find_device
 from bench.inputs import BatchCache
 from bench.kernels import ShardSet
-from bench.location import MsArray, locate
+from bench.location import locate
 from bench.measurable import check_measurable, num_draws, set_bytes
 from bench.timing import RoundSettings, intra_op_threads, time_rounds
 
 #: Copies of the reference set that each group holds, in memory of their own; their mean is the reference.
 _REFERENCE_COPIES = 3
-
-#: Runs do not agree better than that, whatever a few of them say.
-_LEAST_SPREAD = 0.01
 
 OnSkip = Callable[[int, AutoshardError], None]
 
@@ -52,7 +50,7 @@ class Settings:
     """Batch of the reference set."""
     max_spread: float = 0.075
     """Spread of single runs, relative to their mean, above which a set is measured again. Measurements of a set are
-    averaged, by the inverse squares of their spreads, so that twice the spread takes four of them."""
+    averaged (`mean_of`), so that twice the spread takes four of them."""
     max_attempts: int = 4
     """Measurements of a set, after which their mean is marked as noisy if its spread is above the bound still."""
 
@@ -83,35 +81,17 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """Kernel latency of one set. An empty set takes no time.
+class Measurement(Timing):
+    """Kernel latency of one set, the backward kernel with its fused optimizer. An empty set takes no time.
 
     Attributes:
         shards: The set, with what the measured batches held.
-        forward_ms: Forward kernel.
-        backward_ms: Backward kernel with the fused optimizer.
-        forward_spread: How far apart the runs were, relative to their mean, see `Location`.
-        backward_spread: As `forward_spread`.
-        reference_forward_ms: The reference set in the same rounds.
-        reference_backward_ms: As `reference_forward_ms`.
-        num_rounds: Runs measured.
         group: Sets with the same number were measured in the same rounds.
-        num_attempts: Measurements that this is the mean of.
-        is_noisy: Whether its runs were too far apart for as many.
         clocks: The GPU's clocks after the rounds; None on a CPU.
     """
 
     shards: tuple[MeasuredShard, ...]
-    forward_ms: float
-    backward_ms: float
-    forward_spread: float
-    backward_spread: float
-    reference_forward_ms: float
-    reference_backward_ms: float
-    num_rounds: int
     group: int
-    num_attempts: int = 1
-    is_noisy: bool = False
     clocks: DeviceClocks | None = None
 
     @property
@@ -124,18 +104,6 @@ class Measurement:
         """Forward plus backward of the reference set."""
         return self.reference_forward_ms + self.reference_backward_ms
 
-    @property
-    def spread(self) -> float:
-        """Spread of forward plus backward, as if the two were slow in the same runs."""
-        if not self.kernel_ms:
-            return 0.0
-        return (self.forward_ms * self.forward_spread + self.backward_ms * self.backward_spread) / self.kernel_ms
-
-    @property
-    def spread_weight(self) -> float:
-        """Inverse square of the spread."""
-        return max(self.spread, _LEAST_SPREAD) ** -2
-
 
 @dataclass(slots=True)
 class _Waiting:
@@ -144,11 +112,6 @@ class _Waiting:
     index: int
     shards: Sequence[LocalShard]
     attempts: list[Measurement] = field(default_factory=list)
-
-    @property
-    def spread(self) -> float:
-        """Spread that a single measurement as good as the mean of all would have."""
-        return sum(one.spread_weight for one in self.attempts) ** -0.5
 
 
 class Harness:
@@ -229,16 +192,14 @@ class Harness:
             share = sum(not item.attempts for item in group) / self.settings.rounds.num_rounds
             for item, result in self._measured(group, partial(advance, share), on_skip):
                 item.attempts.append(result)
-                if item.spread > self.settings.max_spread and len(item.attempts) < self.settings.max_attempts:
+                mean = mean_of(item.attempts, self.settings.max_spread)
+                if mean.is_noisy and len(item.attempts) < self.settings.max_attempts:
                     waiting.append(item)
                 else:
-                    yield item.index, self._finished(item)
+                    yield item.index, mean
         for item in waiting:
             if item.attempts:
-                yield item.index, self._finished(item)
-
-    def _finished(self, item: _Waiting) -> Measurement:
-        return replace(_mean_of(item.attempts), is_noisy=item.spread > self.settings.max_spread)
+                yield item.index, mean_of(item.attempts, self.settings.max_spread)
 
     def _next_group(
         self, waiting: deque[_Waiting], coming: Iterator[_Waiting], on_skip: OnSkip | None
@@ -332,36 +293,6 @@ class Harness:
     def _build(self, shards: Sequence[LocalShard]) -> ShardSet:
         draws = [self._batches_of(shard, num_draws(shard)) for shard in shards]
         return ShardSet(draws, self._arenas, self.device.device)
-
-
-def _mean_of(attempts: Sequence[Measurement]) -> Measurement:
-    """Mean of measurements of one set, by the inverse squares of their spreads.
-
-    What is averaged are times relative to the reference set's, which differ between measurements as the machine does.
-    """
-    if len(attempts) == 1:
-        return attempts[0]
-    weights = np.array([one.spread_weight for one in attempts])
-
-    def mean(name: str) -> float:
-        return float(np.average([getattr(one, name) for one in attempts], weights=weights))
-
-    reference_forward_ms, reference_backward_ms = mean("reference_forward_ms"), mean("reference_backward_ms")
-    return replace(
-        attempts[-1],
-        reference_forward_ms=reference_forward_ms,
-        reference_backward_ms=reference_backward_ms,
-        forward_ms=_relative_mean(attempts, "forward_ms", weights) * reference_forward_ms,
-        backward_ms=_relative_mean(attempts, "backward_ms", weights) * reference_backward_ms,
-        forward_spread=mean("forward_spread"),
-        backward_spread=mean("backward_spread"),
-        num_attempts=len(attempts),
-    )
-
-
-def _relative_mean(attempts: Sequence[Measurement], name: str, weights: MsArray) -> float:
-    relative = [getattr(one, name) / getattr(one, f"reference_{name}") for one in attempts]
-    return float(np.average(relative, weights=weights))
 
 
 @contextmanager

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from autoshard.core import LocalShard, ShardingPlan
 from autoshard.report.measured import MeasuredPlan
 from bench.devices import find_device
-from bench.harness import Harness, Measurement, Settings
-from bench.location import MsArray
+from bench.drift import divide_out_drift
+from bench.harness import Harness, Settings
 
 #: Largest number of sets that share their rounds, so that all ranks of all plans do where memory allows.
 _MAX_GROUP_SETS = 4096
@@ -73,7 +71,13 @@ def replay_plans(
     num_ceiling = max(len(ranks) for ranks in ranks_of)
     sets = [shards for ranks in ranks_of for shards in ranks]
     measured = harness.measure([*sets, *[_typical(sets)] * num_ceiling], advance)
-    forward_ms, backward_ms = _steady(measured)
+    # As if all groups had met the machine at the same speed.
+    forward_ms, backward_ms = (
+        divide_out_drift(
+            [getattr(one, name) for one in measured], [getattr(one, f"reference_{name}") for one in measured]
+        )
+        for name in ("forward_ms", "backward_ms")
+    )
     results, start = [], 0
     for num_ranks in [*map(len, ranks_of), num_ceiling]:
         stop = start + num_ranks
@@ -103,12 +107,3 @@ def num_replayed(plans: Sequence[ShardingPlan]) -> int:
 def _typical(sets: Sequence[Sequence[LocalShard]]) -> Sequence[LocalShard]:
     """The set with the median number of lookups."""
     return sorted(sets, key=lambda shards: sum(shard.num_lookups for shard in shards))[len(sets) // 2]
-
-
-def _steady(measured: Sequence[Measurement]) -> tuple[MsArray, MsArray]:
-    """Forward and backward latencies as if all groups had met the machine at the same speed."""
-    forward_reference_ms = np.array([result.reference_forward_ms for result in measured])
-    backward_reference_ms = np.array([result.reference_backward_ms for result in measured])
-    forward_ms = np.array([result.forward_ms for result in measured]) / forward_reference_ms
-    backward_ms = np.array([result.backward_ms for result in measured]) / backward_reference_ms
-    return forward_ms * np.median(forward_reference_ms), backward_ms * np.median(backward_reference_ms)

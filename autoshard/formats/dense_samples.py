@@ -55,7 +55,7 @@ class DenseSample:
         reference_forward_ms: The device's reference perceptron in the same rounds.
         reference_backward_ms: As `reference_forward_ms`.
         num_rounds: Rounds measured, warm-ups left out.
-        num_attempts: 1 if the first measurement was kept, more if it was repeated for its spread.
+        num_attempts: Measurements that this is the mean of: more than one if their spread asked for it.
         is_noisy: Whether the spread stayed above the harness's bound.
         sm_clock_mhz: Clock of the GPU right after it was measured; 0 where it is not read.
         throttle_reasons: Why the device held its clock back, separated by commas; empty for no reason.

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
-from autoshard.report.figures import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, YELLOW
-from autoshard.report.pages import chart_markup, render_page
+from autoshard.report.figures import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, YELLOW, in_house_style
+from autoshard.report.rendering import chart_markup, render_page
 
 #: Points that the pair plots show at most; more make the page slow and tell no more.
-MOST_POINTS = 5000
+MOST_POINTS = 1500
 _COLOURS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY, INK)
-_FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12, "color": INK}
-_SCALE = ((0.0, "#f3f7fa"), (0.001, "#d3e5f1"), (1.0, BLUE))
+#: Light enough for dark numbers on all of it.
+_SCALE = ((0.0, "#f3f7fa"), (0.001, "#dcecf7"), (1.0, SKY))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,37 +108,45 @@ def coverage_page(
 
 def pair_figure(axes: Sequence[PairAxis], points: Mapping[str, Sequence[Sequence[float]]]) -> go.Figure:
     """Every feature against every other one, one colour per group."""
-    figure = go.Figure()
+    last = len(axes) - 1
+    figure = make_subplots(last, last, shared_xaxes="columns", shared_yaxes="rows", specs=_lower_triangle(last))
     for index, (group, rows) in enumerate(points.items()):
         columns = np.array(rows, dtype=float).reshape(-1, len(axes)).T
-        dimensions = [
-            {
-                "label": html.escape(axis.name),
-                "values": _rounded(column),
-                "axis": {"type": "log" if axis.is_log else "linear"},
-            }
-            for axis, column in zip(axes, columns, strict=True)
-        ]
-        figure.add_splom(
-            name=html.escape(group),
-            dimensions=dimensions,
-            marker={"size": 4, "opacity": 0.55, "color": _COLOURS[index % len(_COLOURS)]},
-            diagonal={"visible": False},
-            showupperhalf=False,
-        )
-    figure.update_layout(
-        height=820,
-        font=_FONT,
-        paper_bgcolor="white",
-        plot_bgcolor="white",
-        margin={"l": 72, "r": 16, "t": 16, "b": 64},
-        showlegend=True,
-        legend={"x": 0.62, "y": 0.98, "title": {"text": "chosen by"}, "itemsizing": "constant"},
-        hovermode="closest",
-    )
-    figure.update_xaxes(gridcolor=GRID, zeroline=False, exponentformat="power", nticks=5)
-    figure.update_yaxes(gridcolor=GRID, zeroline=False, exponentformat="power", nticks=5)
+        for y, x in _pairs(last):
+            figure.add_scatter(
+                name=html.escape(group),
+                legendgroup=group,
+                showlegend=(y, x) == (0, 0),
+                x=_rounded(columns[x]),
+                y=_rounded(columns[y + 1]),
+                mode="markers",
+                marker={"size": 4, "opacity": 0.55, "color": _COLOURS[index % len(_COLOURS)]},
+                row=y + 1,
+                col=x + 1,
+            )
+    in_house_style(figure, height=820)
+    for y, x in _pairs(last):
+        place = {"row": y + 1, "col": x + 1}
+        figure.update_xaxes(_scale(axes[x]), title_text=html.escape(axes[x].name) if y == last - 1 else None, **place)
+        figure.update_yaxes(_scale(axes[y + 1]), title_text=html.escape(axes[y + 1].name) if x == 0 else None, **place)
+    figure.update_xaxes(gridcolor=GRID, zeroline=False, exponentformat="B", nticks=4)
+    figure.update_yaxes(zeroline=False, exponentformat="B", nticks=4)
+    figure.update_layout(legend={"orientation": "v", "x": 0.62, "y": 0.98, "yanchor": "top", "itemsizing": "constant"})
+    figure.update_layout(legend_title_text="chosen by", hovermode="closest")
     return figure
+
+
+def _pairs(last: int) -> list[tuple[int, int]]:
+    """Rows and columns of the pair plots: each pair of features once."""
+    return [(y, x) for y in range(last) for x in range(y + 1)]
+
+
+def _lower_triangle(last: int) -> list[list[dict[str, object] | None]]:
+    return [[{} if x <= y else None for x in range(last)] for y in range(last)]
+
+
+def _scale(axis: PairAxis) -> dict[str, str]:
+    return {"type": "log" if axis.is_log else "linear"}
 
 
 def region_figure(item: RegionMap) -> go.Figure:
@@ -155,6 +164,7 @@ def region_figure(item: RegionMap) -> go.Figure:
         y=list(item.y_labels),
         text=texts.tolist(),
         texttemplate="%{text}",
+        textfont={"color": INK},
         colorscale=_SCALE,
         showscale=False,
         xgap=2,
@@ -169,20 +179,14 @@ def region_figure(item: RegionMap) -> go.Figure:
             marker={"symbol": "x", "size": 10, "color": ORANGE},
             hovertemplate="%{x}, %{y}: in the pool, not measured<extra></extra>",
         )
-    figure.update_layout(
-        height=330,
-        font=_FONT,
-        paper_bgcolor="white",
-        plot_bgcolor="white",
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
-        showlegend=False,
-    )
-    figure.update_xaxes(
-        title={"text": item.x_name}, type="category", automargin=True, categoryarray=list(item.x_labels), showgrid=False
-    )
-    figure.update_yaxes(
-        title={"text": item.y_name}, type="category", automargin=True, categoryarray=list(item.y_labels), showgrid=False
-    )
+    in_house_style(figure, height=330)
+    figure.update_layout(font_size=12, margin={"l": 8, "r": 8, "t": 8, "b": 8}, showlegend=False)
+    for axes, name, labels in (
+        (figure.update_xaxes, item.x_name, item.x_labels),
+        (figure.update_yaxes, item.y_name, item.y_labels),
+    ):
+        axes(title_text=name, type="category", categoryarray=list(labels), showgrid=False)
+    figure.update_xaxes(tickangle=-40)
     return figure
 
 

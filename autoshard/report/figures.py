@@ -129,7 +129,7 @@ def planner_ranks_figure(row: ComparedPlan, highest_ms: float) -> go.Figure:
         figure.add_bar(name=label, x=ranks, y=values, marker_color=colour, hovertemplate=_hover("rank %{x}"))
     _styled(figure, "rank", "ms", barmode="stack")
     figure.update_layout(height=210, showlegend=False, margin={"l": 48, "r": 8, "t": 8, "b": 40})
-    figure.update_yaxes(range=[0, highest_ms * 1.05])
+    figure.update_yaxes(range=[0, highest_ms * 1.05 or 1])
     return figure
 
 

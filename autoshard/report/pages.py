@@ -1,18 +1,14 @@
-"""HTML reports: single files that open without a network, with plotly.js inside."""
+"""HTML reports of plans and comparisons: single files that open without a network."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
-from autoshard import __version__
 from autoshard.core import CostBreakdown, ShardingPlan
 from autoshard.report.comparison import comparison_columns, comparison_lines
 from autoshard.report.measured import ComparedPlan, MeasuredPlan
+from autoshard.report.rendering import chart_markup, render_page
 from autoshard.report.wording import (
     write_bytes,
     write_columns,
@@ -24,8 +20,6 @@ from autoshard.report.wording import (
     write_ranks,
     write_rows,
 )
-
-_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def plan_page(plan: ShardingPlan, measured: MeasuredPlan | None = None, *, title: str = "Sharding plan") -> str:
@@ -148,10 +142,20 @@ def _facts(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan 
     facts += [
         ("Floor", f"{write_ms(predicted.floor_kernel_ms)} ms", "the costliest shard alone"),
         ("Fullest rank", write_percent(shares[fullest]), f"of the memory of rank {fullest}"),
-        ("Kernel times from", predicted.cost_model, ""),
-        *((f"{kind.capitalize()} times from", name, "") for kind, name in predicted.models.items() if kind != "kernel"),
+        ("Kernel times from", *_model_texts(predicted.cost_model)),
+        *(
+            (f"{kind.capitalize()} times from", *_model_texts(name))
+            for kind, name in predicted.models.items()
+            if kind != "kernel"
+        ),
     ]
     return [{"label": label, "value": value, "note": note} for label, value, note in facts]
+
+
+def _model_texts(name: str) -> tuple[str, str]:
+    """A model's name, and its id or remark, which is too long to be written as large: `learned:cpu@id (shipped)`."""
+    kind, *remark = re.split(r"@| (?=\()", name, maxsplit=1)
+    return kind, "".join(remark)
 
 
 def _part_lines(predicted: CostBreakdown) -> list[dict[str, str]]:
@@ -227,25 +231,3 @@ def _provenance(plan: ShardingPlan) -> list[tuple[str, str]]:
         ("Version", source.version),
     ]
     return lines
-
-
-def chart_markup(figure: Any, element: str) -> Markup:
-    """The figure as markup: plotly's own, in which `<` within texts is escaped."""
-    import plotly.io
-
-    settings = {"responsive": True, "displayModeBar": False}
-    return Markup(plotly.io.to_html(figure, config=settings, include_plotlyjs=False, full_html=False, div_id=element))
-
-
-def render_page(template: str, **values: object) -> str:
-    """A page made of a template of this folder; plotly's script is part of it, once."""
-    from plotly.offline import get_plotlyjs
-
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(template).render(**values, version=__version__, plotly_js=Markup(get_plotlyjs()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -68,12 +69,12 @@ def simulation_report(record: SweepRecord, title: str) -> FigureReport:
     )
     figure = curves_figure(priced)
     sections = [
-        Section(title="Curves", caption=caption, figure=figure),
+        Section(title="Curves", caption=caption, figure=figure, tables=(_figure_table(points),)),
         Section(
             title="Parts of the step",
             caption="At their slowest ranks; what overlaps counts once in the step, so that bars may be higher.",
             figure=parts_figure(priced),
-            tables=(_number_table(points),),
+            tables=(_part_table(points),),
         ),
     ]
     models = sorted({f"{kind}: {name}" for one in priced for kind, name in one.models.items()})
@@ -117,7 +118,7 @@ def curves_figure(points: Sequence[SimulatedPoint]) -> go.Figure:
             curve = go.Scatter(
                 x=ranks,
                 y=[value(one) for one in mine],
-                name=mine[0].point.label,
+                name=html.escape(mine[0].point.label),
                 legendgroup=str(number),
                 showlegend=place == 0,
                 mode="lines+markers",
@@ -131,9 +132,16 @@ def curves_figure(points: Sequence[SimulatedPoint]) -> go.Figure:
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks], tickangle=0)
     figure.update_xaxes(title_text="ranks", row=2)
     figure.update_yaxes(rangemode="tozero")
-    figure.update_yaxes(type="log", rangemode="normal", dtick="D2", tickformat="~s", row=1, col=2)
+    figure.update_yaxes(_throughput_axis(points), row=1, col=2)
     figure.update_layout(legend={"y": 1.06}, margin={"t": 90})
     return figure
+
+
+def _throughput_axis(points: Sequence[SimulatedPoint]) -> dict[str, object]:
+    """Logarithmic from a decade on, which has three ticks; over a smaller range zero is on the axis."""
+    found = [one.samples_per_s for one in points if one.samples_per_s]
+    is_log = bool(found) and max(found) >= 10 * min(found)
+    return {"tickformat": "~s", **({"type": "log", "rangemode": "normal", "dtick": "D2"} if is_log else {})}
 
 
 def parts_figure(points: Sequence[SimulatedPoint]) -> go.Figure:
@@ -144,7 +152,7 @@ def parts_figure(points: Sequence[SimulatedPoint]) -> go.Figure:
 
     colours = (GREY, BLUE, ORANGE, GREEN, YELLOW, SKY, PINK, INK)
     figure = go.Figure()
-    names = [[one.point.label for one in points], [f"{one.point.num_ranks:,}" for one in points]]
+    names = [[html.escape(one.point.label) for one in points], [f"{one.point.num_ranks:,}" for one in points]]
     for (part, label), colour in zip(_PARTS, colours, strict=True):
         values = [one.parts_ms.get(part, 0.0) for one in points]
         if any(values):
@@ -193,17 +201,27 @@ def _figures(simulated: SimulatedPoint, factor: float | None) -> tuple[str, ...]
     )
 
 
-def _number_table(points: Sequence[SimulatedPoint]) -> NumberTable:
-    columns = ("point", *_FIGURES, *(f"{name} ms" for _, name in _PARTS))
+def _figure_table(points: Sequence[SimulatedPoint]) -> NumberTable:
     lines = []
     for simulated, factor in zip(points, scaling_factors(points), strict=True):
-        name = f"{_series(simulated)}, {simulated.point.num_ranks:,} ranks"
         if simulated.status is PointStatus.PRICED:
-            parts = tuple(write_ms(simulated.parts_ms.get(part, 0.0)) for part, _ in _PARTS)
-            lines.append((name, *_figures(simulated, factor), *parts))
+            lines.append((_point_name(simulated), *_figures(simulated, factor)))
         else:
-            lines.append((f"{name}: {write_status(simulated)}", *("" for _ in columns[1:])))
-    return NumberTable(columns=columns, lines=tuple(lines), caption="All points")
+            lines.append((f"{_point_name(simulated)}: {write_status(simulated)}", *("" for _ in _FIGURES)))
+    return NumberTable(columns=("point", *_FIGURES), lines=tuple(lines), caption="All points.")
+
+
+def _part_table(points: Sequence[SimulatedPoint]) -> NumberTable:
+    lines = tuple(
+        (_point_name(one), *(write_ms(one.parts_ms.get(name, 0.0)) for name, _ in _PARTS))
+        for one in points
+        if one.status is PointStatus.PRICED
+    )
+    return NumberTable(columns=("point", *(name for _, name in _PARTS)), lines=lines, caption="Milliseconds.")
+
+
+def _point_name(simulated: SimulatedPoint) -> str:
+    return f"{_series(simulated)}, {simulated.point.num_ranks:,} ranks"
 
 
 def _series(simulated: SimulatedPoint) -> str:

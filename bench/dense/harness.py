@@ -21,6 +21,7 @@ from autoshard.core import DType
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import DeviceError
 from bench.arena import free_bytes
+from bench.attempts import Timing, mean_of
 from bench.caches import CacheFlush
 from bench.clocks import DeviceClocks, read_clocks
 from bench.dense.kernels import DenseKernel, kernel_bytes, runnable_dtypes
@@ -48,7 +49,8 @@ class DenseSettings:
     max_run_seconds: float = 0.25
     """Estimated time of one forward and backward pass; larger shapes are not measured."""
     max_spread: float = 0.1
-    """Spread of a sample, forward or backward, from which it is measured once more and then marked."""
+    """Spread of a sample, forward or backward, above which it is measured once more. Both measurements are averaged
+    (`mean_of`), and their mean is marked as noisy if its spread is above the bound still."""
     max_bytes: int | None = None
     """Memory for a group; None for a share of what is free."""
     cache_bytes: int | None = None
@@ -70,25 +72,16 @@ class DenseSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseMeasurement:
+class DenseMeasurement(Timing):
     """Latency of one shape; the fields are those of `DenseSample`."""
 
     shape: DenseShape
-    forward_ms: float
-    backward_ms: float
-    forward_spread: float
-    backward_spread: float
-    reference_forward_ms: float
-    reference_backward_ms: float
-    num_rounds: int
-    num_attempts: int = 1
-    is_noisy: bool = False
     sm_clock_mhz: float = 0.0
     throttle_reasons: str = ""
 
     @property
     def spread(self) -> float:
-        """The larger of both spreads."""
+        """The larger of both spreads: forward and backward are learned apart."""
         return max(self.forward_spread, self.backward_spread)
 
 
@@ -194,15 +187,11 @@ class DenseHarness:
         return _REFERENCE_COPIES * kernel_bytes(self.settings.reference)
 
     def _measure_group(self, shapes: Sequence[DenseShape]) -> list[DenseMeasurement]:
-        first = self._time(shapes)
-        unsteady = [index for index, one in enumerate(first) if one.spread > self.settings.max_spread]
-        if not unsteady:
-            return first
-        result = list(first)
-        for index, again in zip(unsteady, self._time([shapes[index] for index in unsteady]), strict=True):
-            steadier = min(first[index], again, key=lambda one: one.spread)
-            is_noisy = steadier.spread > self.settings.max_spread
-            result[index] = replace(steadier, num_attempts=2, is_noisy=is_noisy)
+        result = self._time(shapes)
+        unsteady = [index for index, one in enumerate(result) if one.spread > self.settings.max_spread]
+        if unsteady:
+            for index, again in zip(unsteady, self._time([shapes[index] for index in unsteady]), strict=True):
+                result[index] = mean_of([result[index], again], self.settings.max_spread)
         return result
 
     def _time(self, shapes: Sequence[DenseShape]) -> list[DenseMeasurement]:

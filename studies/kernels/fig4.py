@@ -21,7 +21,7 @@ from autoshard.formats import load_tables
 from autoshard.report.images import write_report
 from bench.arena import free_bytes
 from bench.devices import BenchDevice, find_device
-from bench.drift import divide_out_drift, kernel_spread
+from bench.drift import divide_out_drift
 from bench.harness import Harness, Measurement, Settings
 from bench.location import MsArray
 from bench.sampling.stream import table_wise_pool
@@ -158,7 +158,7 @@ def measure_fig4(
         num_bags=grid.num_bags,
         num_rounds=harness.settings.rounds.num_measured,
         num_passes=len(measured) // len(sets),
-        median_spread=float(np.median([kernel_spread(result) for result in measured])),
+        median_spread=float(np.median([result.spread for result in measured])),
         fixed_pooling_factor=grid.fixed_pooling_factor,
         fixed_num_embeddings=grid.fixed_num_embeddings,
         fixed_embedding_dim=grid.fixed_embedding_dim,

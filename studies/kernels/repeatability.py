@@ -21,7 +21,7 @@ from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.formats import load_tables
 from autoshard.report.images import write_report
 from bench.devices import BenchDevice, find_device
-from bench.drift import Drift, Variation, divide_out_drift, drift_of, kernel_spread, variation
+from bench.drift import Drift, Variation, divide_out_drift, drift_of, variation
 from bench.harness import Harness, Measurement, Settings
 from bench.location import MsArray
 from bench.sampling.stream import table_wise_pool
@@ -266,7 +266,7 @@ def _run(
                 backward_ms=tuple(result.backward_ms for result in results),
                 reference_forward_ms=tuple(result.reference_forward_ms for result in results),
                 reference_backward_ms=tuple(result.reference_backward_ms for result in results),
-                spread=tuple(kernel_spread(result) for result in results),
+                spread=tuple(result.spread for result in results),
             )
             for size, results in zip(sizes, by_set, strict=True)
         ),

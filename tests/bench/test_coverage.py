@@ -86,7 +86,7 @@ def test_reports_say_what_is_missing(coverage):
     page = coverage_html(coverage)
     for text in (shown.getvalue(), page):
         assert coverage.shards.labels(place)[0].replace("<", "&lt;" if text is page else "<") in text
-    assert page.count('class="plotly-graph-div"') == 1 + 6 + 3
+    assert page.count('class="chart"') == 1 + 6 + 3
     assert "Missing regions of sets" in page
     assert "orange cross" in page
 

@@ -20,6 +20,7 @@ from autoshard.core.errors import DeviceError, FormatError, InvalidOptionError
 from autoshard.formats.dense_samples import read_dense_samples
 from autoshard.formats.sample_parts import damaged_samples
 from autoshard.runtime.dense import DenseModel
+from bench.attempts import mean_of
 from bench.dense.collector import collect_dense_samples
 from bench.dense.harness import DenseHarness, DenseSettings
 from bench.dense.kernels import TORCH_DTYPES, DenseKernel, kernel_bytes, runnable_dtypes
@@ -164,11 +165,19 @@ def test_shapes_are_measured_in_order_and_in_groups(harness):
         assert (one.sm_clock_mhz, one.throttle_reasons) == (0.0, "")  # a CPU tells neither
 
 
-def test_what_spreads_too_much_is_measured_again_and_marked(settings):
+def test_what_spreads_too_much_is_measured_again_averaged_and_marked(settings, monkeypatch):
     strict = DenseHarness(find_device("cpu"), replace(settings, max_spread=0.0))
+    attempts, time = [], strict._time
+
+    def watched(shapes):
+        found = time(shapes)
+        attempts.extend(found)
+        return found
+
+    monkeypatch.setattr(strict, "_time", watched)
     (measured,) = strict.measure([TOP])
-    assert measured.num_attempts == 2
-    assert measured.is_noisy == (measured.spread > 0)
+    assert measured == mean_of(attempts, 0.0)
+    assert (measured.num_attempts, measured.is_noisy) == (len(attempts), True) == (2, True)
 
 
 @pytest.mark.parametrize(

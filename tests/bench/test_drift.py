@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.drift import divide_out_drift, drift_of, kernel_spread, variation
+from bench.drift import divide_out_drift, drift_of, variation
 
 RNG = np.random.default_rng(7)
 TIMES_S = np.linspace(0, 600, 400)
@@ -37,10 +37,3 @@ def test_drift_has_a_range_and_a_slope():
     found = drift_of([10.0, 11.0, 12.0], [0.0, 60.0, 120.0])
     assert found.range == pytest.approx(0.2)
     assert found.per_minute == pytest.approx(1 / 11)
-
-
-def test_the_spread_of_a_set_is_weighed_by_time(harness, make_shard):
-    empty, full = harness.measure([[], [make_shard()]])
-    assert kernel_spread(empty) == 0.0
-    parts = sorted([full.forward_spread, full.backward_spread])
-    assert parts[0] <= kernel_spread(full) <= parts[1]

@@ -6,7 +6,7 @@ import pytest
 
 from autoshard.core.errors import DeviceError, InvalidOptionError, InvalidTableError
 from bench.devices import find_device, gpu_key
-from bench.harness import Harness, Settings, _mean_of, measure, reference_set
+from bench.harness import Harness, Settings, measure, reference_set
 
 
 def test_measurements_come_in_order(harness, make_shard):
@@ -67,26 +67,6 @@ def test_a_set_whose_runs_disagree_is_measured_again_with_the_next_ones(quick_se
     assert harness._num_groups - before == 6  # four sets three times, then two
     always = Harness(find_device("cpu"), replace(never, max_spread=math.inf))
     assert {(r.num_attempts, r.is_noisy) for r in always.measure(sets)} == {(1, False)}
-
-
-def test_measurements_of_a_set_are_averaged_by_how_steady_they_were(harness, make_shard):
-    (one,) = harness.measure([[make_shard()]])
-    steady = replace(
-        one, forward_ms=1.0, forward_spread=0.1, backward_ms=2.0, backward_spread=0.1, reference_forward_ms=10.0,
-        reference_backward_ms=20.0,
-    )  # fmt: skip
-    # The machine was half as fast, and twice as unsteady; relative to the reference the set took 1.5 times as long.
-    slow = replace(
-        steady, forward_ms=3.0, forward_spread=0.2, backward_ms=6.0, backward_spread=0.2, reference_forward_ms=20.0,
-        reference_backward_ms=40.0,
-    )  # fmt: skip
-    mean = _mean_of([steady, slow])
-    assert mean.reference_forward_ms == pytest.approx(12.0)  # four times the weight for half the spread
-    assert mean.forward_ms / mean.reference_forward_ms == pytest.approx(0.1 * (4 + 1.5) / 5)
-    assert mean.backward_ms / mean.reference_backward_ms == pytest.approx(0.1 * (4 + 1.5) / 5)
-    assert mean.forward_spread == pytest.approx((4 * 0.1 + 0.2) / 5)
-    assert mean.num_attempts == 2
-    assert _mean_of([steady]) == steady
 
 
 def test_what_waits_when_time_is_up_is_given_as_it_is(quick_settings, make_shard):

@@ -1,8 +1,6 @@
-"""Reports say what the plan says, in the terminal, in the page's markup and in a real browser."""
+"""Reports say what the plan says, in the terminal and in the page's markup."""
 
 import io
-import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -43,7 +41,6 @@ from autoshard.report.figures import memory_figure, rank_time_figure
 from autoshard.report.wording import write_bytes, write_columns, write_ms, write_percent, write_ranks, write_rows
 
 EVIL = "<img src=x onerror=\"document.title='taken'\"></script><script>document.title='taken'</script>[bold]"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID = {"meta", "img", "br", "hr", "input", "link"}
 
 
@@ -134,7 +131,8 @@ def test_a_plan_page_is_whole_accessible_and_escapes_names(plan, measured):
     assert not page.attributes("src")
     assert not page.attributes("href")
     assert "img" not in [tag for tag, _, _ in page.elements]
-    assert EVIL in page.texts("th")
+    assert EVIL in page.attributes("title")
+    assert f"{EVIL[:59]}…" in page.texts("th")
     charts = [attributes for _, attributes, _ in page.elements if attributes.get("role") == "img"]
     assert len(charts) == 2
     assert all(chart["aria-label"] for chart in charts)
@@ -270,31 +268,6 @@ def test_a_comparison_page_and_table_show_every_planner(plan, measured):
     text = rendered(comparison_table(rows, ["a note [x]"]))
     assert "a note [x]" in text
     assert f"broken: {EVIL} needs 5 bytes more" in text
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium: the page's markup is checked, its charts are not drawn")
-def test_a_browser_draws_the_charts_offline_and_runs_no_name(plan, measured, tmp_path):
-    for name, text, num_charts in (
-        ("plan", plan_page(plan, measured), 2),
-        ("comparison", comparison_page(compared(plan, measured), []), 3),
-    ):
-        file = tmp_path / f"{name}.html"
-        file.write_text(text, encoding="utf-8")
-        result = subprocess.run(
-            [
-                *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-                *("--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path / 'profile'}"),
-                *("--virtual-time-budget=10000", "--window-size=400,800", "--dump-dom", file.as_uri()),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-        drawn = result.stdout
-        assert "<title>taken" not in drawn
-        assert drawn.count('class="gl-container"') == num_charts  # plotly makes one for each chart it has drawn
-        assert drawn.count('class="point"') >= num_charts * plan.topology.world_size
 
 
 @pytest.mark.parametrize(
