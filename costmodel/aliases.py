@@ -102,13 +102,25 @@ class AliasLog:
         entries = self.entries()
         return entries[-1].id if entries else None
 
-    def point(self, version: str, action: Action, author: str | None = None) -> None:
+    def point(
+        self,
+        version: str,
+        action: Action,
+        author: str | None = None,
+        *,
+        seen: tuple[AliasEntry, ...] | None = None,
+    ) -> bool:
         """Has the alias name a version from now on; nothing changes if it does already.
 
         Args:
             version: Id of a version that is there.
             action: Why.
             author: Who; this process's user and host if None.
+            seen: The entries that the caller decided by, none if they are damaged: if others are there by now, nothing
+                changes. None to take no notice of them.
+
+        Returns:
+            Whether the alias names the version now.
 
         Raises:
             ModelError: If the file cannot be written.
@@ -118,11 +130,18 @@ class AliasLog:
                 entries = self.entries()
             except ModelError:
                 entries = ()  # damaged: this is how it is mended
+            if seen is not None and entries != seen:
+                return False
             if not entries or entries[-1].id != version:
                 self._write(entries, version, action, author)
+            return True
 
-    def roll_back(self, author: str | None = None) -> str:
+    def roll_back(self, author: str | None = None, *, first: str | None = None) -> str:
         """Has the alias name the version that it named before; going back twice goes two versions back.
+
+        Args:
+            author: Who; this process's user and host if None.
+            first: Id of the version that was used before the alias was ever given; None if there was none.
 
         Returns:
             The version's id.
@@ -132,7 +151,7 @@ class AliasLog:
         """
         with self._locked():
             entries = self.entries()
-            named: list[str] = []
+            named = [first] if first is not None and entries and entries[0].id != first else []
             for entry in entries:
                 if entry.action is Action.ROLL_BACK:
                     del named[-1:]

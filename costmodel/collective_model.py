@@ -118,13 +118,12 @@ class LearnedCollectives:
         Raises:
             ModelError: If it is missing, damaged, of another schema or of another device.
         """
-        stored = registry.load(COLLECTIVE_KIND, device, version)
-        return cls.from_stored(stored, str(registry.root / COLLECTIVE_KIND / device / stored.id))
+        return cls.from_stored(registry.load(COLLECTIVE_KIND, device, version))
 
     @classmethod
-    def from_stored(cls, stored: StoredModel, source: str) -> LearnedCollectives:
+    def from_stored(cls, stored: StoredModel) -> LearnedCollectives:
         """The model of a registry's version."""
-        card = CollectiveCard.from_json(stored.card, source)
+        card = CollectiveCard.from_json(stored.card, stored.source)
         curves: dict[tuple[str, CollectiveName], CollectiveCurve] = {}
         for link in LINKS:
             for name in COLLECTIVES:
@@ -133,7 +132,7 @@ class LearnedCollectives:
                     try:
                         curves[link, name] = CollectiveCurve.from_tensors(name, stored.tensors, prefix)
                     except ModelError as error:
-                        raise error.in_source(source) from error
+                        raise error.in_source(stored.source) from error
         return cls(curves, card, stored.label)
 
     def tensors(self) -> dict[str, FloatArray]:
@@ -148,6 +147,16 @@ class LearnedCollectives:
     def name(self) -> str:
         """`learned:<device>`, and which version of a registry it is, if it is one."""
         return f"learned:{self.card.device}" + (f"@{self.version}" if self.version else "")
+
+    def curve(self, link: str, collective: CollectiveName) -> CollectiveCurve:
+        """What prices a collective within a node or across nodes.
+
+        Raises:
+            ModelError: If it was not measured.
+        """
+        if (link, collective) not in self._curves:
+            raise ModelError(f"was not fitted to any {collective} of link {link}", field="collective")
+        return self._curves[link, collective]
 
     def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
         """Time per rank of an all-to-all in which rank i sends `sent_bytes_RR[i, j]` to rank j; shape (R,).

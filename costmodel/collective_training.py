@@ -78,6 +78,17 @@ def train_collective_model(samples: Sequence[CollectiveSample]) -> LearnedCollec
     return LearnedCollectives(curves, card)
 
 
+def collective_errors(model: LearnedCollectives, samples: Sequence[CollectiveSample]) -> FloatArray:
+    """Relative errors of a model's prices of all samples that curves are fitted to.
+
+    Raises:
+        ModelError: If the model has no curve of a link and collective that was measured often enough for one.
+    """
+    known = {key: points for key, points in _points(samples).items() if len(points) >= MIN_SAMPLES}
+    priced = [np.abs(model.curve(*key).predict(points) / points.measured_ms_S - 1) for key, points in known.items()]
+    return np.concatenate(priced)
+
+
 def _check(samples: Sequence[CollectiveSample]) -> None:
     for label, values in (
         ("device", {sample.device for sample in samples}),

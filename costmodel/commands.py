@@ -3,46 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autoshard import console
+from costmodel.publishing import (
+    Alias,
+    AliasOption,
+    ForceOption,
+    PublishOption,
+    RegistryOption,
+    publish_options,
+    report_published,
+    status_of,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
     from costmodel.card import CostModelCard
+    from costmodel.promotion import Published, PublishOptions
     from costmodel.training import TrainedCostModel, TrainingOptions
-
-_Registry = Annotated[
-    Path | None,
-    typer.Option(help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]"),
-]
-
-
-class Alias(StrEnum):
-    """What a trained model is published as."""
-
-    PRODUCTION = "production"
-    CANDIDATE = "candidate"
 
 
 def train_cost(
     store: Annotated[Path, typer.Option(help="Folder with samples, made by `autoshard collect`.")],
-    registry: _Registry = None,
+    registry: RegistryOption = None,
     device: Annotated[
         str | None, typer.Option(help="Key of the device to train for; may be left out if the store has one only.")
     ] = None,
     updates: Annotated[int | None, typer.Option(min=1, help="Number of updates; more take longer.")] = None,
     seed: Annotated[int, typer.Option(help="Of the weights and of which samples are held out.")] = 0,
-    alias: Annotated[
-        Alias, typer.Option(help="`production` is what plans are priced with; `candidate` is to be tried out.")
-    ] = Alias.PRODUCTION,
-    publish: Annotated[bool, typer.Option(help="Whether the model goes to the registry.")] = True,
+    alias: AliasOption = Alias.PRODUCTION,
+    publish: PublishOption = True,
+    force: ForceOption = False,
     report: Annotated[
         Path | None,
         typer.Option(help="Folder for a comparison with other methods, as tables, charts and numbers; takes minutes."),
@@ -61,9 +58,12 @@ def train_cost(
     scale: Annotated[int | None, typer.Option(help="With --active: divide rows and batch, as `collect` does.")] = None,
     as_json: console.JsonOption = False,
 ) -> None:
-    """Trains the cost model of a device from samples and makes it the one that plans are priced with.
+    """Trains the cost model of a device from samples, and makes it the production version unless it is worse.
 
-    A fifth of the samples is kept from training; the model's accuracy and its intervals come from them.
+    A fifth of the samples is kept from training; the model's accuracy and its intervals come from them. There it is
+    compared with the production version, or with the shipped one where the registry has none: if its mean relative
+    error is higher by more than the standard error of the difference, and by more than 0.1 points, it goes to the
+    registry without an alias, and the exit code is 0. --force promotes it anyway, as `autoshard models promote` does.
 
     With --report, every device of the store has its model compared with AutoShard's network, sums of single tables,
     linear models, boosted trees and analytic models, on seen and on unseen tables; add --no-publish for that alone.
@@ -73,6 +73,8 @@ def train_cost(
 
     Example:
         autoshard train cost --store samples
+        autoshard train cost --store samples --alias candidate
+        autoshard train cost --store samples --force
         autoshard train cost --store samples --report cost-report --no-publish
         autoshard train cost --store samples --active --seconds 3600
     """
@@ -88,6 +90,7 @@ def train_cost(
     )
     if quick and report is None:
         raise InvalidOptionError("needs --report", field="quick")
+    publishing = publish_options(publish=publish, alias=alias, force=force)
     options = TrainingOptions()
     if updates is not None:
         options = replace(options, schedule=Shuffled(num_updates=updates))
@@ -97,15 +100,17 @@ def train_cost(
         collecting = (("--tables", tables), ("--scale", scale))
         arguments = tuple(text for name, value in collecting if value is not None for text in (name, str(value)))
         trained, found = _run_active(store, device, seconds or 0.0, rounds, arguments, compare_random, options, seed)
-        results.append({**_published(trained, registry, alias, publish=publish), **found[0]})
-        shown += [found[1], _metrics_table(trained.card, results[-1]["id"])]
+        published = _publish(trained, registry, publishing)
+        results.append({**_result(trained.card, published), **found[0]})
+        shown += [found[1], _metrics_table(trained.card, published)]
         devices: tuple[str | None, ...] = (trained.card.device,)
     else:
         devices = _devices(store, device, is_report=report is not None)
         for key in devices:
             trained = _train(store, key, options, seed)
-            results.append(_published(trained, registry, alias, publish=publish))
-            shown.append(_metrics_table(trained.card, results[-1]["id"]))
+            published = _publish(trained, registry, publishing)
+            results.append(_result(trained.card, published))
+            shown.append(_metrics_table(trained.card, published))
     if report is not None:
         for key, result in zip(devices, results, strict=True):
             result["report"] = _write_report(store, key, report, options, updates, quick=quick, workers=workers)
@@ -143,21 +148,24 @@ def _train(store: Path, device: str | None, options: TrainingOptions, seed: int)
         return train_cost_model(dataset, device=table.samples[0].device, options=options, seed=seed, advance=advance)
 
 
-def _published(trained: TrainedCostModel, registry: Path | None, alias: Alias, *, publish: bool) -> dict[str, Any]:
-    """Publishes a model, if it is to be; what is said of it."""
-    from costmodel.learned import COST_KIND
+def _publish(trained: TrainedCostModel, registry: Path | None, options: PublishOptions) -> Published:
+    from costmodel.comparisons import kernel_version
+    from costmodel.promotion import publish_version
     from costmodel.registry import Registry
 
-    card, models_ = trained.card, Registry(registry)
-    version = None
-    if publish:
-        version = models_.publish(COST_KIND, card.device, trained.weights, card.to_json(), alias=alias.value)
+    version = kernel_version(trained)
+    published = publish_version(Registry(registry), version, options)
+    report_published(published, version.kind, version.name)
+    return published
+
+
+def _result(card: CostModelCard, published: Published) -> dict[str, Any]:
+    from costmodel.learned import COST_KIND
+
     return {
         "kind": COST_KIND,
         "name": card.device,
-        "id": version,
-        "alias": alias.value if publish else None,
-        "registry": str(models_.root) if publish else None,
+        **published.to_json(),
         "metrics": asdict(card.metrics),
         "interval": asdict(card.interval),
         "coverage": card.coverage.to_json(),
@@ -221,12 +229,11 @@ def _run_active(
     return trained, (active_result(progress), active_table(progress))
 
 
-def _metrics_table(card: CostModelCard, version: str | None) -> Table:
+def _metrics_table(card: CostModelCard, published: Published) -> Table:
     from rich.table import Table
 
     metrics = card.metrics
-    named = f"version {version}" if version else "not published"
-    table = Table(title=f"Cost model of {card.device}, {named}", title_justify="left")
+    table = Table(title=f"Cost model of {card.device}, {status_of(published)}", title_justify="left")
     table.add_column(f"on {metrics.num_samples} held-out samples")
     table.add_column("", justify="right")
     table.add_row("mean relative error", f"{metrics.relative_error:.2%}")

@@ -6,6 +6,7 @@ Shape suffixes: S samples, B samples of a batch, U distinct shards, N shards of 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -30,7 +31,7 @@ class CostDataset:
         features_UF: Their features, not scaled.
         shard_N: Which shards the samples hold, sample after sample.
         num_shards_S: Shards of each sample, so that they can be told apart.
-        set_S: Which set each sample measured; alike for samples of the same set.
+        set_S: Which set each sample measured; alike for samples of the same set, in any store.
         latency_ms_SO: Forward and backward latency, the machine's drift divided out.
     """
 
@@ -55,13 +56,12 @@ class CostDataset:
         sets = [sample.local_shards for sample in kept]
         index_of: dict[LocalShard, int] = {}
         shard_N = np.array([index_of.setdefault(shard, len(index_of)) for members in sets for shard in members])
-        set_of: dict[str, int] = {}
         return cls(
             shards_U=tuple(index_of),
             features_UF=shard_features(list(index_of)),
             shard_N=shard_N,
             num_shards_S=np.array([len(members) for members in sets]),
-            set_S=np.array([set_of.setdefault(sample.set_id, len(set_of)) for sample in kept]),
+            set_S=np.array([_number_of(sample.set_id) for sample in kept]),
             latency_ms_SO=np.stack(table.corrected_ms(), axis=1),
         )
 
@@ -98,11 +98,14 @@ class CostDataset:
             latency_ms_SO=self.latency_ms_SO[samples_B],
         )
 
-    def split(self, held_out_share: float, rng: np.random.Generator) -> tuple[CostDataset, CostDataset]:
-        """A random part for training and one held out; all samples of a set are in the same part."""
-        sets = rng.permutation(np.unique(self.set_S))
-        held_out = sets[: max(1, round(len(sets) * held_out_share))]
-        is_held_out_S = np.isin(self.set_S, held_out)
+    def split(self, held_out_share: float, seed: int) -> tuple[CostDataset, CostDataset]:
+        """A random part for training and one held out; all samples of a set are in the same part.
+
+        A set's part depends on the set, the share and the seed alone. So what a model was not trained on stays known
+        when its store grows, and later models can be compared with it there.
+        """
+        draw_S = _draws(self.set_S, seed)
+        is_held_out_S = draw_S < max(held_out_share, np.nextafter(draw_S.min(), 1))
         return self.take(np.flatnonzero(~is_held_out_S)), self.take(np.flatnonzero(is_held_out_S))
 
     def with_features_of(self, shards: Iterable[LocalShard]) -> CostDataset:
@@ -128,3 +131,16 @@ class Evidence:
         kept = tuple(sample for sample in table.samples if sample.shards and not sample.is_noisy)
         assert len(kept) == len(dataset)
         return cls(dataset=dataset, samples=kept, num_left_out=len(table) - len(kept))
+
+
+def _number_of(set_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(set_id.encode(), digest_size=8).digest()) >> 1
+
+
+def _draws(set_S: IndexArray, seed: int) -> NDArray[np.float64]:
+    """A number in [0, 1) for every sample, drawn by its set and the seed (SplitMix64's mixing)."""
+    mixed_S = set_S.astype(np.uint64) + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed_S = (mixed_S ^ (mixed_S >> np.uint64(shift))) * np.uint64(factor)
+    mixed_S ^= mixed_S >> np.uint64(31)
+    return (mixed_S >> np.uint64(11)) / 2.0**53

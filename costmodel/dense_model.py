@@ -153,13 +153,12 @@ class LearnedDense:
         Raises:
             ModelError: If it is missing, damaged, of another schema or of another device.
         """
-        stored = registry.load(DENSE_KIND, device, version)
-        return cls.from_stored(stored, str(registry.root / DENSE_KIND / device / stored.id))
+        return cls.from_stored(registry.load(DENSE_KIND, device, version))
 
     @classmethod
-    def from_stored(cls, stored: StoredModel, source: str) -> LearnedDense:
+    def from_stored(cls, stored: StoredModel) -> LearnedDense:
         """The model of a registry's version."""
-        card = DenseCard.from_json(stored.card, source)
+        card = DenseCard.from_json(stored.card, stored.source)
         fits = {}
         for key in card.bounds:
             for name in PASSES:
@@ -167,12 +166,12 @@ class LearnedDense:
                 for item in DenseFit.__slots__:
                     tensor = stored.tensors.get(f"{key}.{name}.{item}")
                     if tensor is None:
-                        raise ModelError("needs a tensor", field=f"{key}.{name}.{item}", source=source)
+                        raise ModelError("needs a tensor", field=f"{key}.{name}.{item}", source=stored.source)
                     numbers[item] = np.asarray(tensor, dtype=np.float64)
                 try:
                     fits[f"{key}.{name}"] = DenseFit(**numbers)
                 except ModelError as error:
-                    raise error.in_source(source) from error
+                    raise error.in_source(stored.source) from error
         return cls(fits, card, stored.label)
 
     def tensors(self) -> dict[str, FloatArray]:

@@ -5,7 +5,7 @@ Shape suffixes: S samples, Q numbers that the residual sees.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -72,6 +72,21 @@ def train_dense_model(samples: Sequence[DenseSample]) -> LearnedDense:
         },
     )
     return LearnedDense(fits, card)
+
+
+def dense_errors(model: LearnedDense, samples: Sequence[DenseSample]) -> FloatArray:
+    """Relative errors of a model's prices of all samples, forward plus backward.
+
+    Raises:
+        ModelError: If the model was fitted to none of a kind that was measured often enough for a fit.
+    """
+    counts = Counter(fit_key(sample.shape) for sample in samples)
+    if missing := sorted(key for key, count in counts.items() if count >= MIN_SAMPLES and key not in model.card.bounds):
+        raise ModelError(f"was not fitted to any {', '.join(missing)}", field="kind")
+    costs = model.price([sample.shape for sample in samples])
+    measured_S = sum(corrected_dense_ms(samples))
+    errors_S: FloatArray = np.abs((costs.forward_ms_N + costs.backward_ms_N) / measured_S - 1)
+    return errors_S
 
 
 def _check(samples: Sequence[DenseSample]) -> None:

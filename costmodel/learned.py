@@ -14,7 +14,7 @@ from autoshard.core.costs import CodeArray, MsArray
 from costmodel.card import CostModelCard
 from costmodel.features import shard_features
 from costmodel.predictor import NUM_OUTSIDE, CostPredictor, SetHead
-from costmodel.registry import PRODUCTION, Registry
+from costmodel.registry import PRODUCTION, Registry, StoredModel
 from costmodel.weights import Weights
 
 COST_KIND = "cost"
@@ -57,9 +57,17 @@ class LearnedCostModel:
         Raises:
             ModelError: If it is missing, damaged, or of another schema or device; the text names the file.
         """
-        stored = registry.load(COST_KIND, device, version)
-        source = str(registry.root / COST_KIND / device / stored.id)
-        return cls(stored.tensors, CostModelCard.from_json(stored.card, source), source, stored.label)
+        return cls.from_stored(registry.load(COST_KIND, device, version))
+
+    @classmethod
+    def from_stored(cls, stored: StoredModel) -> LearnedCostModel:
+        """The model of a registry's version.
+
+        Raises:
+            ModelError: If it is damaged, or of another schema.
+        """
+        card = CostModelCard.from_json(stored.card, stored.source)
+        return cls(stored.tensors, card, stored.source, stored.label)
 
     @property
     def name(self) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autoshard import console
 from autoshard.core.quoting import shown
+from costmodel.publishing import Alias, RegistryOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,22 +30,29 @@ class Action(StrEnum):
     ROLL_BACK = "roll-back"
 
 
-class Alias(StrEnum):
-    """Names of versions, as `costmodel.registry.ALIASES`."""
-
-    PRODUCTION = "production"
-    CANDIDATE = "candidate"
+#: What names the production version of the models that come with this package.
+_SHIPPED = "shipped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Listed:
-    """A version and where it is."""
+    """A version, where it is, and what names it.
+
+    Attributes:
+        models: The registry that it is in.
+        aliases: Its aliases: the registry's; for a shipped version, also those of shipped models that the registry has
+            not given.
+    """
 
     models: Registry
     version: Version
     is_shipped: bool
-    is_used: bool
-    """Whether plans are priced with it, unless another version is asked for."""
+    aliases: tuple[str, ...]
+
+    @property
+    def is_used(self) -> bool:
+        """Whether plans are priced with it, unless another version is asked for."""
+        return Alias.PRODUCTION in self.aliases
 
     @property
     def label(self) -> str:
@@ -59,8 +66,8 @@ class _Listed:
             "kind": version.kind,
             "name": version.name,
             "id": version.id,
-            "production": version.is_production,
-            "aliases": list(version.aliases),
+            "production": self.is_used,
+            "aliases": list(self.aliases),
             "shipped": self.is_shipped,
             "used": self.is_used,
             "published_at": _published(version),
@@ -72,7 +79,7 @@ def models(
     action: Annotated[Action, typer.Argument(help="What to do.", show_default=True)] = Action.LIST,
     version: Annotated[
         str | None,
-        typer.Argument(help="`production`, `candidate`, or the first digits of an id.", show_default=False),
+        typer.Argument(help="`production`, `candidate`, `shipped`, or the first digits of an id.", show_default=False),
     ] = None,
     alias: Annotated[Alias, typer.Option(help="Which alias `promote` and `roll-back` change.")] = Alias.PRODUCTION,
     kind: Annotated[
@@ -82,30 +89,29 @@ def models(
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="Only models of this device.")] = None,
-    registry: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]"
-        ),
-    ] = None,
+    registry: RegistryOption = None,
     as_json: console.JsonOption = False,
 ) -> None:
     """Lists the trained models of a registry; a star marks the version in use.
 
-    `show VERSION` tells all about one, `promote VERSION` puts it to use, `roll-back` puts the version to use that was
-    used before. Models that come with autoshard are listed as shipped; a device's own model goes before them.
+    `show VERSION` tells all about one, `promote VERSION` puts it to use without comparing it, `roll-back` puts the
+    version to use that was used before. Models that come with autoshard are listed as shipped; they are used until a
+    device has a model of its own, and can be promoted again.
 
     Example:
         autoshard models
         autoshard models show production --kind cost --device cpu
         autoshard models promote 3f2a
+        autoshard models promote shipped --kind policy --device cpu
         autoshard models roll-back --kind cost --device cpu
     """
     from autoshard.core.errors import InvalidOptionError
     from costmodel.registry import Registry
 
     if version is None and action in (Action.SHOW, Action.PROMOTE):
-        raise InvalidOptionError("needs an id, `production` or `candidate`", field="version", source=str(action))
+        raise InvalidOptionError(
+            "needs an id, `production`, `candidate` or `shipped`", field="version", source=str(action)
+        )
     if version is not None and action in (Action.LIST, Action.ROLL_BACK):
         raise InvalidOptionError(f"takes none, got {shown(version)}", field="version", source=str(action))
     store = Registry(registry)
@@ -118,9 +124,9 @@ def models(
         rendered: RenderableType = _list_table(chosen) if chosen else empty
     elif action is Action.SHOW:
         assert version is not None
-        result, rendered = _show(_find(chosen, version))
+        result, rendered = _show(store, _find(chosen, version))
     else:
-        result, rendered = _move(store, action, [item for item in chosen if not item.is_shipped], version, alias)
+        result, rendered = _move(store, action, chosen, version, alias)
     console.emit(result, rendered, as_json=as_json)
 
 
@@ -130,39 +136,45 @@ def _listed(store: Registry) -> list[_Listed]:
 
     own = store.list()
     shipped = shipped_models()
-    served = {(item.kind, item.name) for item in own if item.is_production}
-    found = [_Listed(models=store, version=item, is_shipped=False, is_used=item.is_production) for item in own]
+    found = [_Listed(models=store, version=item, is_shipped=False, aliases=item.aliases) for item in own]
     if store.is_shipped:
         return found
+    own_ids = {(item.kind, item.name, item.id) for item in own}
     return found + [
-        _Listed(
-            models=shipped,
-            version=item,
-            is_shipped=True,
-            is_used=item.is_production and (item.kind, item.name) not in served,
-        )
+        _Listed(models=shipped, version=item, is_shipped=True, aliases=_aliases_of(store, item))
         for item in shipped.list()
+        if (item.kind, item.name, item.id) not in own_ids
     ]
 
 
+def _aliases_of(store: Registry, shipped: Version) -> tuple[str, ...]:
+    """A shipped version's names: those that the registry gives it, and its own where the registry gives none."""
+    found = []
+    for alias in Alias:
+        history = store.history(shipped.kind, shipped.name, alias)
+        if history[-1].id == shipped.id if history else alias in shipped.aliases:
+            found.append(alias.value)
+    return tuple(found)
+
+
 def _find(listed: Sequence[_Listed], wanted: str) -> _Listed:
-    """The one version that an alias or the first digits of an id name.
+    """The one version that an alias, `shipped` or the first digits of an id name.
 
     Raises:
         UnknownNameError: If there is none, or several.
     """
     from autoshard.core.errors import UnknownNameError
-    from costmodel.registry import ALIASES
+    from costmodel.registry import ALIASES, shipped_models
 
     if wanted in ALIASES:
-        found = [item for item in listed if wanted in item.version.aliases]
-        # What the package ships is hidden by the user's own, as it is when plans are priced.
-        own = {(item.version.kind, item.version.name) for item in found if not item.is_shipped}
-        found = [item for item in found if not (item.is_shipped and (item.version.kind, item.version.name) in own)]
+        found = [item for item in listed if wanted in item.aliases]
+    elif wanted == _SHIPPED:
+        shipped = shipped_models()
+        found = [
+            item for item in listed if shipped.production_id(item.version.kind, item.version.name) == item.version.id
+        ]
     else:
         found = [item for item in listed if wanted and item.version.id.startswith(wanted)]
-        own_ids = {item.label for item in found if not item.is_shipped}
-        found = [item for item in found if not (item.is_shipped and item.label in own_ids)]
     if not found:
         raise UnknownNameError(f"no model is {shown(wanted)}; `autoshard models` lists them", field="version")
     if len(found) > 1:
@@ -174,10 +186,12 @@ def _find(listed: Sequence[_Listed], wanted: str) -> _Listed:
 
 
 def _move(
-    store: Registry, action: Action, own: Sequence[_Listed], wanted: str | None, alias: Alias
+    store: Registry, action: Action, listed: Sequence[_Listed], wanted: str | None, alias: Alias
 ) -> tuple[dict[str, Any], str]:
     """Has an alias name another version."""
-    item = _find(own, alias if wanted is None else wanted).version
+    if action is Action.ROLL_BACK:  # of what the registry has named; shipped aliases are not ours to change
+        listed = [item for item in listed if store.history(item.version.kind, item.version.name, alias)]
+    item = _find(listed, alias if wanted is None else wanted).version
     if action is Action.PROMOTE:
         identity = store.promote(item.kind, item.name, item.id, alias)
     else:
@@ -193,21 +207,24 @@ def _move(
     return result, f"The {alias} version of {item.kind} {item.name} is {identity}."
 
 
-def _show(item: _Listed) -> tuple[dict[str, Any], RenderableType]:
+def _show(store: Registry, item: _Listed) -> tuple[dict[str, Any], RenderableType]:
     from rich.console import Group
     from rich.table import Table
 
     from costmodel.registry import ALIASES
 
     version = item.version
-    history = {
-        alias: [asdict(entry) for entry in item.models.history(version.kind, version.name, alias)] for alias in ALIASES
+    histories = {
+        alias: store.history(version.kind, version.name, alias)
+        or item.models.history(version.kind, version.name, alias)
+        for alias in ALIASES
     }
+    history = {alias: [asdict(entry) for entry in entries] for alias, entries in histories.items()}
     facts = Table(title=f"Model {item.label}", title_justify="left", show_header=False)
     facts.add_column("")
     facts.add_column("", overflow="fold")
     facts.add_row("published", _published(version))
-    facts.add_row("aliases", ", ".join(version.aliases) or "none")
+    facts.add_row("aliases", ", ".join(item.aliases) or "none")
     facts.add_row("from", "shipped with autoshard" if item.is_shipped else str(item.models.root))
     for label, value in _facts(version.card):
         facts.add_row(label, value)
@@ -242,7 +259,7 @@ def _list_table(listed: Sequence[_Listed]) -> Table:
         table.add_column(heading)
     for item in listed:
         version = item.version
-        aliases = [*version.aliases, *(["shipped"] if item.is_shipped else [])]
+        aliases = [*item.aliases, *([_SHIPPED] if item.is_shipped else [])]
         star = "*" if item.is_used else ""
         about = _about(version.card)
         table.add_row(star, version.kind, version.name, version.id, ", ".join(aliases), _published(version), about)

@@ -10,7 +10,7 @@ and damage shows when it is loaded. Nothing is unpickled.
 
 Models that come with this package are a registry, too, in its folder `shipped`: models of kernels, collectives, dense
 layers and steps, and policies beside the cost models that they were trained on. `find_registry` turns to it where the
-user's own has nothing.
+user's own has nothing, and an alias of the user's own may name a shipped version.
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ class StoredModel:
     id: str
     tensors: dict[str, NDArray[Any]]
     card: dict[str, Any]
+    source: str
+    """Its folder, for error messages."""
     is_shipped: bool = False
 
     @property
@@ -206,9 +208,11 @@ class Registry:
             raise ModelError(
                 f"a version is {', '.join(ALIASES)} or 16 hexadecimal digits, got {shown(identity)}", source=str(folder)
             )
-        card = self._card(folder / identity / _CARD)
-        _check_device(card, name, str(folder / identity / _CARD))
-        path = folder / identity / _WEIGHTS
+        home = self._home(kind, name, identity)
+        folder = home.root / kind / name / identity
+        card = home._card(folder / _CARD)
+        _check_device(card, name, str(folder / _CARD))
+        path = folder / _WEIGHTS
         weights = _read(path)
         if hashlib.sha256(weights).hexdigest() != card[_WEIGHTS_DIGEST]:
             raise ModelError("damaged: its digest is not the one in the card", source=str(path))
@@ -216,7 +220,13 @@ class Registry:
             tensors = load(weights)
         except safetensors.SafetensorError as error:
             raise ModelError(f"not a safetensors file: {error}", source=str(path)) from error
-        return StoredModel(id=identity, tensors=tensors, card=card, is_shipped=self.is_shipped)
+        return StoredModel(id=identity, tensors=tensors, card=card, source=str(folder), is_shipped=home.is_shipped)
+
+    def _home(self, kind: str, name: str, version: str) -> Registry:
+        """The registry that holds a version: this one, or that of shipped models."""
+        shipped = shipped_models()
+        is_here, is_shipped = ((root / kind / name / version).exists() for root in (self.root, shipped.root))
+        return shipped if is_shipped and not is_here else self
 
     def production_id(self, kind: str, name: str) -> str | None:
         """Id of the production version; None if there is none under the name.
@@ -240,7 +250,7 @@ class Registry:
         Args:
             kind: What the model is for.
             name: Which one of its kind.
-            version: Its id, or another alias of it.
+            version: Its id, which may be that of a shipped version, or another alias of it.
             alias: What names it from now on.
 
         Returns:
@@ -249,18 +259,45 @@ class Registry:
         Raises:
             ModelError: If it is missing or damaged, or the registry cannot be written; the alias stays as it was.
         """
-        log = AliasLog(folder=self._folder(kind, name), alias=alias)
+        folder = self._folder(kind, name)
+        log = AliasLog(folder=folder, alias=alias)
         identity = self.load(kind, name, version).id
+        try:
+            folder.mkdir(parents=True, exist_ok=True)  # of a shipped version, there may be nothing here yet
+        except OSError as error:
+            raise ModelError(f"cannot be written: {error.strerror}", source=str(folder)) from error
         log.point(identity, Action.PROMOTE, self._author)
         return identity
+
+    def replace_production(self, kind: str, name: str, version: str, seen: tuple[AliasEntry, ...]) -> bool:
+        """Makes a version that was published here the production one, if that is still the one it was compared with.
+
+        Args:
+            kind: What the model is for.
+            name: Which one of its kind.
+            version: Its id.
+            seen: As for `AliasLog.point`.
+
+        Returns:
+            False if the production version was changed since.
+
+        Raises:
+            ModelError: If the registry cannot be written.
+        """
+        log = AliasLog(folder=self._folder(kind, name), alias=PRODUCTION)
+        return log.point(version, Action.PUBLISH, self._author, seen=seen)
 
     def roll_back(self, kind: str, name: str, alias: str = PRODUCTION) -> str:
         """Gives an alias back to the version that had it before, and returns its id.
 
+        Before the first production version, the shipped one was in use, if there is one.
+
         Raises:
             ModelError: If there is none, or the registry cannot be written.
         """
-        return AliasLog(folder=self._folder(kind, name), alias=alias).roll_back(self._author)
+        shipped = shipped_models()
+        first = shipped.production_id(kind, name) if alias == PRODUCTION and not self.is_shipped else None
+        return AliasLog(folder=self._folder(kind, name), alias=alias).roll_back(self._author, first=first)
 
     def list(self) -> tuple[Version, ...]:
         """All versions by kind, name and time; empty if the folder is not there.

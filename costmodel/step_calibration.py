@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autoshard.core import Costs, ShardingPlan, TableSet, Topology
+from autoshard.core import Costs, Estimate, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import ModelError
 from autoshard.core.step import PART_FEATURES, Coefficients, Overlap, StepPart, plain_coefficients
 from autoshard.evaluation.evaluate import price_step
@@ -57,16 +57,12 @@ def calibrate_step(runs: Sequence[CalibrationRun], device: str) -> CalibratedSte
     plain = [replace(run, costs=replace(run.costs, step=None)) for run in runs]
     prices = [price_step(run.plan, run.costs) for run in plain]
     whole = _fit_all(plain, prices, device)
-    held, offsets = [], []
-    for out in range(len(plain)):
-        kept = [index for index in range(len(plain)) if index != out]
-        model = _fit_all([plain[index] for index in kept], [prices[index] for index in kept], device)
-        step = price_step(plain[out].plan, replace(plain[out].costs, step=model)).step_ms
-        error_ms = plain[out].measured.step_ms - step.value
+    steps, offsets = _held_out(plain, prices, device), []
+    for run, step in zip(runs, steps, strict=True):
+        error_ms = run.measured.step_ms - step.value
         width = step.high - step.value if error_ms > 0 else step.value - step.low
-        held.append(step.value / plain[out].measured.step_ms - 1.0)
         offsets.append(abs(error_ms) / max(width, _SMALLEST_HALF_WIDTH))
-    error_S = np.abs(held)
+    error_S = _errors(runs, steps)
     card = replace(
         whole.card,
         interval_scale=_interval_scale(np.array(offsets)),
@@ -78,6 +74,29 @@ def calibrate_step(runs: Sequence[CalibrationRun], device: str) -> CalibratedSte
         },
     )
     return CalibratedStep(whole.fitted, card)
+
+
+def step_errors(runs: Sequence[CalibrationRun], device: str, model: CalibratedStep | None = None) -> FloatArray:
+    """Relative errors of steps of runs, shape (S,): priced by a model, else each by a calibration on the other runs."""
+    if model is not None:
+        return _errors(runs, [price_step(run.plan, replace(run.costs, step=model)).step_ms for run in runs])
+    plain = [replace(run, costs=replace(run.costs, step=None)) for run in runs]
+    return _errors(runs, _held_out(plain, [price_step(run.plan, run.costs) for run in plain], device))
+
+
+def _held_out(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice], device: str) -> list[Estimate]:
+    """The step of each run, calibrated on the others."""
+    steps = []
+    for out, run in enumerate(runs):
+        kept = [index for index in range(len(runs)) if index != out]
+        model = _fit_all([runs[index] for index in kept], [prices[index] for index in kept], device)
+        steps.append(price_step(run.plan, replace(run.costs, step=model)).step_ms)
+    return steps
+
+
+def _errors(runs: Sequence[CalibrationRun], steps: Sequence[Estimate]) -> FloatArray:
+    ratios = [step.value / run.measured.step_ms for run, step in zip(runs, steps, strict=True)]
+    return np.abs(np.array(ratios) - 1.0)
 
 
 def run_calibration(

@@ -10,12 +10,22 @@ import typer
 
 from autoshard import console
 from autoshard.core.quoting import shown
+from costmodel.publishing import (
+    Alias,
+    AliasOption,
+    ForceOption,
+    PublishOption,
+    RegistryOption,
+    publish_options,
+    report_published,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from autoshard.core import TableSet, Topology
     from autoshard.trials import Trial
+    from costmodel.promotion import PublishOptions, TrainedVersion
     from costmodel.registry import Registry
 
 #: Runs that a calibration needs.
@@ -28,12 +38,7 @@ def train_step(
     store: Annotated[
         Path | None, typer.Option(help="Folder with samples of collectives and dense layers; none to calibrate only.")
     ] = None,
-    registry: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]"
-        ),
-    ] = None,
+    registry: RegistryOption = None,
     device: Annotated[
         str | None, typer.Option(help="Key of the device to train for; may be left out if the store has one only.")
     ] = None,
@@ -46,16 +51,23 @@ def train_step(
     tables: Annotated[str, typer.Option(help="Pool that tasks of those runs are drawn from.")] = "metasyn",
     scale: Annotated[int, typer.Option(min=1, help="Divides the rows of the pool.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Of those runs.")] = 0,
+    alias: AliasOption = Alias.PRODUCTION,
+    publish: PublishOption = True,
+    force: ForceOption = False,
     as_json: console.JsonOption = False,
 ) -> None:
     """Trains the models of collectives and of dense layers from samples, and calibrates steps on runs of plans.
 
     Trains what the store holds samples of (`autoshard collect --what dense,collectives`). Calibration comes last and
-    uses the models in the registry, those of kernels included, so train these first. A published model is the one that
-    plans are priced with.
+    uses the production models, those of kernels included, so train these first.
+
+    A model becomes the production version unless it is worse than that: its mean relative error is higher by more than
+    the standard error of the difference, and by more than 0.1 points. Fits are compared on all samples, a calibration
+    on its runs. What is worse goes to the registry without an alias, and the exit code is 0.
 
     Example:
         autoshard train step --store samples --calibrate 20
+        autoshard train step --calibrate 20 --force
     """
     from autoshard.core.errors import InvalidOptionError
     from autoshard.formats import load_tables
@@ -66,26 +78,27 @@ def train_step(
         raise InvalidOptionError(f"must be 0, or at least {_FEWEST_RUNS}, got {calibrate}", field="calibrate")
     if store is None and not calibrate:
         raise InvalidOptionError("needs a store to train from, or runs to calibrate on", field="store")
+    publishing = publish_options(publish=publish, alias=alias, force=force)
     models = Registry(registry)
     trained: list[dict[str, Any]] = []
     if store is not None:
-        trained += _train(store, device, models)
+        trained += _train(store, device, models, publishing)
     if calibrate:
         if device is None:
             device = str(trained[0]["name"]) if trained else "cpu"
         pool = load_tables(tables).scaled(scale)
         trials = draw_trials(calibrate, seed=seed)
-        trained.append(_calibrate(models, trials, pool, local_topology(device, nproc, _RUN_BYTES), steps, repeats))
+        topology = local_topology(device, nproc, _RUN_BYTES)
+        trained.append(_calibrate(models, trials, pool, topology, steps, repeats, publishing))
     console.emit({"registry": str(models.root), "models": trained}, _table(trained), as_json=as_json)
 
 
-def _train(store: Path, device: str | None, models: Registry) -> list[dict[str, Any]]:
+def _train(store: Path, device: str | None, models: Registry, publishing: PublishOptions) -> list[dict[str, Any]]:
     from autoshard.core.errors import SampleStoreError
     from autoshard.formats.collective_samples import collective_devices_in, read_collective_samples
     from autoshard.formats.dense_samples import dense_devices_in, read_dense_samples
-    from costmodel.collective_model import COLLECTIVE_KIND
     from costmodel.collective_training import train_collective_model
-    from costmodel.dense_model import DENSE_KIND
+    from costmodel.comparisons import collective_version, dense_version
     from costmodel.dense_training import train_dense_model
 
     found: list[dict[str, Any]] = []
@@ -96,11 +109,11 @@ def _train(store: Path, device: str | None, models: Registry) -> list[dict[str, 
             source=str(store),
         )
     if has_collectives and (device is None or device in has_collectives):
-        comm = train_collective_model(read_collective_samples(store, device))
-        found.append(_publish(models, COLLECTIVE_KIND, comm.card.device, comm.tensors(), comm.card.to_json()))
+        moved = read_collective_samples(store, device)
+        found.append(_publish(models, collective_version(train_collective_model(moved), moved), publishing))
     if has_dense and (device is None or device in has_dense):
-        dense = train_dense_model(read_dense_samples(store, device))
-        found.append(_publish(models, DENSE_KIND, dense.card.device, dense.tensors(), dense.card.to_json()))
+        layers = read_dense_samples(store, device)
+        found.append(_publish(models, dense_version(train_dense_model(layers), layers), publishing))
     if not found:
         held = ", ".join(sorted({*has_collectives, *has_dense}))
         raise SampleStoreError(f"holds no samples of device {shown(device)}; it holds: {held}", source=str(store))
@@ -108,34 +121,49 @@ def _train(store: Path, device: str | None, models: Registry) -> list[dict[str, 
 
 
 def _calibrate(
-    models: Registry, trials: Sequence[Trial], pool: TableSet, topology: Topology, steps: int, repeats: int
+    models: Registry,
+    trials: Sequence[Trial],
+    pool: TableSet,
+    topology: Topology,
+    steps: int,
+    repeats: int,
+    publishing: PublishOptions,
 ) -> dict[str, Any]:
+    from costmodel.comparisons import step_version
     from costmodel.step_calibration import calibrate_step, run_calibration
-    from costmodel.step_model import STEP_KIND
 
     with console.progress("Running plans", len(trials)) as advance:
         runs = run_calibration(
             trials, pool, topology, registry=models.root, steps=steps, repeats=repeats, advance=advance
         )
-    model = calibrate_step(runs, topology.device)
-    return _publish(models, STEP_KIND, topology.device, model.tensors(), model.card.to_json())
+    return _publish(models, step_version(calibrate_step(runs, topology.device), runs), publishing)
 
 
-def _publish(models: Registry, kind: str, device: str, tensors: dict[str, Any], card: dict[str, Any]) -> dict[str, Any]:
-    version = models.publish(kind, device, tensors, card)
-    return {"kind": kind, "name": device, "id": version, "metrics": card["metrics"], "training": card["training"]}
+def _publish(models: Registry, version: TrainedVersion, options: PublishOptions) -> dict[str, Any]:
+    from costmodel.promotion import publish_version
+
+    published = publish_version(models, version, options)
+    report_published(published, version.kind, version.name)
+    card = version.card
+    return {
+        "kind": version.kind,
+        "name": version.name,
+        **published.to_json(),
+        "metrics": card["metrics"],
+        "training": card["training"],
+    }
 
 
 def _table(trained: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
-    table = Table(title="Published", title_justify="left")
-    for heading in ("kind", "device", "version", "held-out"):
+    table = Table(title="Trained", title_justify="left")
+    for heading in ("kind", "device", "version", "alias", "held-out"):
         table.add_column(heading)
     for one in trained:
         metrics = one["metrics"]
         error = f"median error {metrics['median_error']:.1%}"
         if "share_within_15_percent" in metrics:
             error += f", {metrics['share_within_15_percent']:.0%} within 15%"
-        table.add_row(one["kind"], one["name"], one["id"], error)
+        table.add_row(one["kind"], one["name"], one["id"] or "not published", one["alias"] or "none", error)
     return table

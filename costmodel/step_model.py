@@ -110,23 +110,22 @@ class CalibratedStep:
         Raises:
             ModelError: If it is missing, damaged, of another schema or of another device.
         """
-        stored = registry.load(STEP_KIND, device, version)
-        return cls.from_stored(stored, str(registry.root / STEP_KIND / device / stored.id))
+        return cls.from_stored(registry.load(STEP_KIND, device, version))
 
     @classmethod
-    def from_stored(cls, stored: StoredModel, source: str) -> CalibratedStep:
+    def from_stored(cls, stored: StoredModel) -> CalibratedStep:
         """The model of a registry's version."""
-        card = StepCard.from_json(stored.card, source)
+        card = StepCard.from_json(stored.card, stored.source)
         fitted: dict[tuple[StepPart, str], Coefficients] = {}
         for key, tensor in stored.tensors.items():
             part, _, basis = key.partition("/")
             if part not in {str(one) for one in StepPart} or not basis:
-                raise ModelError("is no part of a step", field=key, source=source)
+                raise ModelError("is no part of a step", field=key, source=stored.source)
             fitted[StepPart(part), basis] = tuple(float(value) for value in np.ravel(tensor))
         try:
             return cls(fitted, card, stored.label)
         except ModelError as error:
-            raise error.in_source(source) from error
+            raise error.in_source(stored.source) from error
 
     def tensors(self) -> dict[str, FloatArray]:
         """What is stored of the weights."""

@@ -38,7 +38,7 @@ _FORWARD_WEIGHT = 0.1
 _LEAST_WORK = 1e-2
 
 #: Options that the card tells of, beside the schedule.
-_CARD_OPTIONS = ("batch_size", "learning_rate", "beta2", "weight_decay", "least_share")
+_CARD_OPTIONS = ("batch_size", "learning_rate", "beta2", "weight_decay", "least_share", "held_out_share")
 
 Advance = Callable[[float], None]
 
@@ -79,10 +79,15 @@ class TrainingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedCostModel:
-    """A trained network, ready to be published or used."""
+    """A trained network, ready to be published or used.
+
+    Attributes:
+        held_out: The samples that were kept from training.
+    """
 
     weights: Weights
     card: CostModelCard
+    held_out: CostDataset
 
     def model(self) -> LearnedCostModel:
         """The model that prices with it."""
@@ -123,7 +128,7 @@ def train_cost_model(
             "collect more with `autoshard collect`"
         )
     rng = np.random.default_rng(seed)
-    train_part, held_out = dataset.split(options.held_out_share, rng)
+    train_part, held_out = dataset.split(options.held_out_share, seed)
     scaling = FeatureScaling.fit(train_part.features_UF[train_part.shard_N])
     scale_ms = float(train_part.kernel_ms.mean())
     with one_thread():
@@ -146,7 +151,7 @@ def train_cost_model(
             "version": autoshard.__version__,
         },
     )
-    return TrainedCostModel(weights=weights, card=card)
+    return TrainedCostModel(weights=weights, card=card, held_out=held_out)
 
 
 def assess(predictor: CostPredictor, held_out: CostDataset) -> tuple[HeldOutMetrics, Interval]:

@@ -9,11 +9,22 @@ import typer
 
 from autoshard import console
 from autoshard.core.quoting import shown
+from costmodel.publishing import (
+    Alias,
+    AliasOption,
+    ForceOption,
+    PublishOption,
+    RegistryOption,
+    publish_options,
+    report_published,
+    status_of,
+)
 from policies.choices import Algorithm, Items, RewardSource
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from costmodel.promotion import PublishOptions
     from env import Objective
     from policies.runs import FinishedRun, RunOptions
     from policies.training import Evaluation
@@ -27,13 +38,10 @@ _TASKS, _LEARNING, _ENDING, _FILES = "Tasks", "Learning", "When to end", "Files"
 
 
 def train_policy(
-    registry: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]",
-            rich_help_panel=_FILES,
-        ),
-    ] = None,
+    registry: RegistryOption = None,
+    alias: AliasOption = Alias.PRODUCTION,
+    publish: PublishOption = True,
+    force: ForceOption = False,
     tables: Annotated[
         str,
         typer.Option(
@@ -143,7 +151,13 @@ def train_policy(
     ] = None,
     as_json: console.JsonOption = False,
 ) -> None:
-    """Trains the sharding policy of a device, and makes it the one that the planner `policy` uses for such items.
+    """Trains the sharding policy of a device, and makes it the production version unless it is worse.
+
+    The planner `policy` uses the production version for such items. On 20 held-out tasks, the trained policy is
+    compared with `cost-greedy` and with the production version, or with the shipped one where the registry has none:
+    if its slowest rank (its step, if that is the objective) takes longer in the mean by more than the standard error
+    of the difference, and by more than 0.1%, it goes to the registry without an alias, and the exit code is 0. --force
+    promotes it anyway, as `autoshard models promote` does. The cost model of this training predicts all these times.
 
     It learns on the device's cost model, so nothing is measured unless asked for; `autoshard train cost` makes that
     model first. Seeds of tasks are out of reach of `--seed` of other commands, so any task that you draw is new to the
@@ -151,6 +165,8 @@ def train_policy(
 
     Examples:
         autoshard train policy --registry registry --seconds 75
+
+        autoshard train policy --updates 20 --alias candidate
 
         autoshard train policy --seconds 600 --actors 1 --checkpoint run --tensorboard logs
 
@@ -181,14 +197,15 @@ def train_policy(
         tensorboard=tensorboard,
         ray_address=ray_address if ray else None,
     )
-    _train(options, registry, as_json=as_json)
+    _train(options, registry, publish_options(publish=publish, alias=alias, force=force), as_json=as_json)
 
 
-def _train(options: RunOptions, registry: Path | None, *, as_json: bool) -> None:
+def _train(options: RunOptions, registry: Path | None, publishing: PublishOptions, *, as_json: bool) -> None:
     from policies.runs import run_training
 
     with console.progress("Training", 1.0) as advance:
-        finished = run_training(options, registry, advance=advance, on_evaluated=_report)
+        finished = run_training(options, registry, publishing=publishing, advance=advance, on_evaluated=_report)
+    report_published(finished.published, finished.policy.items.policy_kind, finished.policy.cost.card.device)
     console.emit(_result(finished), _table(finished), as_json=as_json)
 
 
@@ -240,8 +257,7 @@ def _result(finished: FinishedRun) -> dict[str, Any]:
     return {
         "kind": finished.policy.items.policy_kind,
         "name": finished.policy.cost.card.device,
-        "id": finished.id,
-        "registry": str(finished.registry),
+        **finished.published.to_json(),
         "cost_model": finished.policy.cost.id,
         "training": dict(finished.policy.training),
     }
@@ -253,7 +269,7 @@ def _table(finished: FinishedRun) -> Table:
     training = finished.policy.training
     times = training["times"]
     table = Table(
-        title=f"Policy of {finished.policy.cost.card.device}, version {finished.id}",
+        title=f"Policy of {finished.policy.cost.card.device}, {status_of(finished.published)}",
         title_justify="left",
         caption=f"{training['num_updates']} updates, {training['elapsed_s']:.0f} s: "
         + ", ".join(f"{name.removesuffix('_s')} {seconds:.0f} s" for name, seconds in times.items() if seconds),

@@ -63,7 +63,7 @@ class JointCost:
         self._device = device
         self._updates = updates or CostUpdates()
         self._rng = np.random.default_rng(seed)
-        train_part, self._held_out = dataset.split(_HELD_OUT_SHARE, self._rng)
+        train_part, self._held_out = dataset.split(_HELD_OUT_SHARE, seed)
         self.scaling = FeatureScaling.fit(train_part.features_UF[train_part.shard_N])
         self.scale_ms = float(train_part.kernel_ms.mean())
         self.coverage = dataset.coverage

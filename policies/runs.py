@@ -1,4 +1,4 @@
-"""A whole training, from the pool of tables to the published policy."""
+"""A whole training, from the pool of tables to the policy in the registry."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from autoshard.planners.refine import MeasurePlans
 from autoshard.planning import make_costs
 from costmodel import Registry
 from costmodel.dataset import CostDataset
+from costmodel.promotion import Published, PublishOptions, TrainedVersion, publish_version
 from env import Objective, PlacementTask
 from policies.actors import ActorLauncher
 from policies.choices import Items, RewardSource
+from policies.comparison import policy_version
 from policies.joint import JointTrainer
 from policies.joint_cost import JointCost
 from policies.lagged import LaggedVTrace
@@ -114,27 +116,28 @@ class FinishedRun:
     """What a training made.
 
     Attributes:
-        id: The policy's version in the registry.
-        registry: The registry's folder.
+        policy: The policy.
+        published: What became of it in the registry.
     """
 
     policy: TrainedPolicy
-    id: str
-    registry: Path
+    published: Published
 
 
 def run_training(
     options: RunOptions,
     registry: Path | None,
     *,
+    publishing: PublishOptions | None = None,
     advance: Callable[[float], None] = lambda _: None,
     on_evaluated: Callable[[Evaluation], None] = lambda _: None,
 ) -> FinishedRun:
-    """Trains, measures on test tasks, and publishes.
+    """Trains, measures on test tasks, and makes the policy the production one if it is not worse there.
 
     Args:
         options: What, on what, for how long.
         registry: Folder of the registry; the default one if None.
+        publishing: What to do with the policy; as `train policy` does it without options if None.
         advance: Told the share of the budget that has just been used up.
         on_evaluated: Told every evaluation.
 
@@ -144,7 +147,9 @@ def run_training(
         SampleStoreError: If the store of a joint training cannot be read, or holds too few samples.
         ExecutionError: If actors fail.
     """
-    return _Run(options, Registry(registry)).finish(advance, on_evaluated)
+    models = Registry(registry)
+    policy, version = _Run(options, models).finish(advance, on_evaluated)
+    return FinishedRun(policy=policy, published=publish_version(models, version, publishing or PublishOptions()))
 
 
 class _Run:
@@ -173,7 +178,7 @@ class _Run:
             *self._training_problems(model),
             options=options.training,
             seed=options.seed,
-            as_task=self._as_task(model),
+            as_task=self._as_task(model, options.tasks.objective),
             measure=self._measure(),
             launcher=self._launcher(),
         )
@@ -199,12 +204,11 @@ class _Run:
         address = self._options.ray_address
         return None if address is None else RayActors(address, self._options.training.num_actors)
 
-    def _as_task(self, model: CostModel) -> Callable[[PlacementProblem], PlacementTask]:
-        tasks = self._options.tasks
-        if tasks.objective is not Objective.STEP:
-            return partial(items_task, items=tasks.items, objective=tasks.objective)
-        costs = replace(self._costs, kernel=model)
-        return partial(items_task, items=tasks.items, objective=tasks.objective, costs=costs)
+    def _as_task(self, model: CostModel, objective: Objective) -> Callable[[PlacementProblem], PlacementTask]:
+        items = self._options.tasks.items
+        if objective is not Objective.STEP:
+            return partial(items_task, items=items, objective=objective)
+        return partial(items_task, items=items, objective=objective, costs=replace(self._costs, kernel=model))
 
     def _training_problems(self, model: CostModel) -> tuple[tuple[PlacementProblem, ...], tuple[PlacementProblem, ...]]:
         return (
@@ -216,8 +220,14 @@ class _Run:
         seeds = task_seeds(split, num_tasks, self._options.seed)
         return sample_problems(self._pool, model, self._options.tasks.kind, seeds)
 
-    def finish(self, advance: Callable[[float], None], on_evaluated: Callable[[Evaluation], None]) -> FinishedRun:
-        """Trains, measures on test tasks, and publishes."""
+    def _test_tasks(self, model: CostModel, objective: Objective) -> list[PlacementTask]:
+        as_task = self._as_task(model, objective)
+        return [as_task(problem) for problem in self._problems(model, Split.TEST, NUM_TEST_TASKS)]
+
+    def finish(
+        self, advance: Callable[[float], None], on_evaluated: Callable[[Evaluation], None]
+    ) -> tuple[TrainedPolicy, TrainedVersion]:
+        """Trains, and measures on test tasks."""
         options, trainer = self._options, self._trainer
         trainer.run(
             options.budget,
@@ -227,9 +237,7 @@ class _Run:
             on_evaluated=on_evaluated,
         )
         cost = self._cost if self._joint is None else self._joint.current()
-        model = cost.model()
-        test = self._problems(model, Split.TEST, NUM_TEST_TASKS)
-        tasks = [self._as_task(model)(problem) for problem in test]
+        tasks = self._test_tasks(cost.model(), options.tasks.objective)
         baselines, network = Baselines.of_tasks(tasks), trainer.best_network
         scores = {
             "policy": score_policy(network, tasks),
@@ -250,7 +258,8 @@ class _Run:
             objective=options.tasks.objective,
             memory_fill=options.tasks.memory_fill,
         )
-        return FinishedRun(policy=policy, id=policy.publish(self._models), registry=self._models.root)
+        costs = self._costs if options.tasks.objective is Objective.STEP else None
+        return policy, policy_version(policy, tasks, self._test_tasks, costs)
 
     def _record(self) -> dict[str, Any]:
         """Options, counts and times of the training."""

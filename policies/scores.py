@@ -1,4 +1,7 @@
-"""How good placements of several tasks are, and how good simple planners' are."""
+"""How good placements of several tasks are, and how good simple planners' are.
+
+Shape suffixes: P tasks, N items.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.feasibility import repair
 from autoshard.planners.greedy import CostGreedyPlanner, LookupGreedyPlanner, PlacementPlanner
@@ -55,9 +59,23 @@ class Baselines:
         """Plans all tasks with both planners, whatever their objective: they know kernels only."""
 
         def score(planner: PlacementPlanner) -> PlacementScore:
-            return score_tasks(tasks, [_repaired(task, planner.place(task.problem, 0)) for task in tasks])
+            return score_tasks(tasks, _placed(planner, tasks))
 
         return cls(cost_greedy=score(CostGreedyPlanner()), lookup_greedy=score(LookupGreedyPlanner()))
+
+
+def cost_greedy_ms(tasks: Sequence[PlacementTask]) -> MsArray:
+    """Objectives of cost-greedy's placements, shape (P,): steps, or kernel times of the slowest ranks."""
+    return np.array(
+        [
+            task.step_ms(ranks_N) if task.step_cost is not None else float(task.problem.rank_ms(ranks_N).max())
+            for task, ranks_N in zip(tasks, _placed(CostGreedyPlanner(), tasks), strict=True)
+        ]
+    )
+
+
+def _placed(planner: PlacementPlanner, tasks: Sequence[PlacementTask]) -> list[RankArray]:
+    return [_repaired(task, planner.place(task.problem, 0)) for task in tasks]
 
 
 def _repaired(task: PlacementTask, ranks_N: RankArray) -> RankArray:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from numpy.typing import NDArray
+
 from autoshard.core.errors import ModelError
 from autoshard.core.quoting import shown
 from costmodel import COST_KIND, CostModelCard, LearnedCostModel, Registry, StoredModel
@@ -44,8 +46,7 @@ class PolicyCostModel:
         """
         models = find_registry(COST_KIND, device, registry.root) or registry
         stored = models.load(COST_KIND, device)
-        source = str(models.root / COST_KIND / device / stored.id)
-        return cls(weights=stored.tensors, card=CostModelCard.from_json(stored.card, source), id=stored.id)
+        return cls(weights=stored.tensors, card=CostModelCard.from_json(stored.card, stored.source), id=stored.id)
 
     def model(self) -> LearnedCostModel:
         """The model that prices with it."""
@@ -80,15 +81,18 @@ class TrainedPolicy:
         return f"{self.items.policy_kind}:{self.cost.card.device}" + (f"@{self.version}" if self.version else "")
 
     def publish(self, registry: Registry) -> str:
-        """Makes it the production policy of its device for such items, and returns its id.
+        """Makes it the production policy of its device for such items, compared with nothing, and returns its id.
 
         Raises:
             ModelError: If the registry cannot be written.
         """
-        device = self.cost.card.device
+        return registry.publish(self.items.policy_kind, self.cost.card.device, *self.content())
+
+    def content(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """What a registry holds of it: tensors by name, and the card."""
         card = {
             "schema": CARD_SCHEMA,
-            "device": device,
+            "device": self.cost.card.device,
             "items": self.items,
             "objective": self.objective,
             "memory_fill": self.memory_fill,
@@ -99,7 +103,7 @@ class TrainedPolicy:
         }
         tensors = {f"{_POLICY_PREFIX}{name}": value for name, value in to_arrays(self.network).items()}
         tensors |= {f"{_COST_PREFIX}{name}": value for name, value in self.cost.weights.items()}
-        return registry.publish(self.items.policy_kind, device, tensors, card)
+        return tensors, card
 
     @classmethod
     def load(
@@ -110,17 +114,24 @@ class TrainedPolicy:
         Raises:
             ModelError: If it is missing, damaged, of other items or of another schema; the text names the file.
         """
-        stored = registry.load(items.policy_kind, device, version)
-        source = str(registry.root / items.policy_kind / device / stored.id)
-        policy = _read(stored, source)
+        return cls.from_stored(registry.load(items.policy_kind, device, version), items=items)
+
+    @classmethod
+    def from_stored(cls, stored: StoredModel, *, items: Items = Items.TABLES) -> TrainedPolicy:
+        """The policy of a registry's version.
+
+        Raises:
+            ModelError: If it is damaged, of other items or of another schema.
+        """
+        policy = _read(stored, stored.source)
         if policy.items is not items:
-            raise ModelError(f"must be {items}, got {policy.items}", field="items", source=source)
+            raise ModelError(f"must be {items}, got {policy.items}", field="items", source=stored.source)
         if (found := stored.card.get("max_splits", 0)) != num_splits(items):
             raise ModelError(
                 f"must be {num_splits(items)} for {items}, got {shown(found)}; "
                 f"`autoshard train policy --items {items}` makes one that can be used",
                 field="max_splits",
-                source=source,
+                source=stored.source,
             )
         return policy
 

@@ -254,7 +254,7 @@ def run_split(dataset: CostDataset, split: Split, device: str, options: Evaluati
     """Trains every method on the split's training part and prices its tests."""
     pool, seed = dataset.take(split.pool), split.seed
     # `train_cost_model` parts the pool like this, too, so that all methods learn from the same samples.
-    train, held_out = pool.split(options.training.held_out_share, np.random.default_rng(seed))
+    train, held_out = pool.split(options.training.held_out_share, seed)
     trained = train_cost_model(pool, device=device, options=options.training, seed=seed)
     predictor = trained.predictor()
     parts = {"held_out": split.pool[np.isin(pool.set_S, held_out.set_S)], "unseen": split.unseen}

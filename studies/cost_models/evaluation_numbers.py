@@ -165,9 +165,10 @@ def relative_errors(evaluation: Evaluation) -> tuple[NDArray[np.int64], MsArray]
 def noise_floor(evaluation: Evaluation) -> NoiseFloor:
     """Noise of the samples, and the kernel model's error on those of them that were measured more than once."""
     evidence, dataset = evaluation.evidence, evaluation.evidence.dataset
-    counts_S = np.bincount(dataset.set_S)[dataset.set_S]
+    _, set_S = np.unique(dataset.set_S, return_inverse=True)
+    counts_S = np.bincount(set_S)[set_S]
     is_repeated_S = counts_S > 1
-    mean_S = np.bincount(dataset.set_S, dataset.kernel_ms)[dataset.set_S] / counts_S
+    mean_S = np.bincount(set_S, dataset.kernel_ms)[set_S] / counts_S
     # Means of n measurements follow each of them; n / (n - 1) undoes that for variances.
     off_S = np.abs(dataset.kernel_ms / mean_S - 1) * np.sqrt(counts_S / np.maximum(counts_S - 1, 1))
     samples_T, error_T = relative_errors(evaluation)

@@ -35,7 +35,8 @@ def test_train_cost_publishes_a_model(store, registry, capsys):
     result = json.loads(capsys.readouterr().out)
     model = LearnedCostModel.load(Registry(registry), "cpu")
     assert model.card.metrics.relative_error == result["metrics"]["relative_error"]
-    assert (result["metrics"]["num_samples"], result["training"]["num_samples"]) == (80, 320)
+    assert result["metrics"]["num_samples"] + result["training"]["num_samples"] == 400
+    assert (result["alias"], result["promoted"], result["comparisons"], result["notes"]) == ("production", True, [], [])
     assert (result["kind"], result["name"]) == ("cost", "cpu")
     assert result["coverage"]["ranges"]["num_bags"] == [1024, 1024]
     assert result["training"]["seed"] == 3
@@ -48,7 +49,7 @@ def test_train_cost_publishes_a_model(store, registry, capsys):
 def test_train_cost_shows_metrics(store, registry, capsys):
     assert train(store, registry) == 0
     shown = capsys.readouterr().out
-    for text in ("80 held-out samples", "mean relative error", "Kendall's tau", "90% interval", "1024"):
+    for text in ("86 held-out samples", "mean relative error", "Kendall's tau", "90% interval", "1024"):
         assert text in shown
 
 
@@ -57,7 +58,7 @@ def test_models_lists_what_was_trained(store, registry, capsys):
     assert "No models" in capsys.readouterr().out
     ids = []
     for seed in ("1", "2"):
-        assert train(store, registry, "--seed", seed, "--json") == 0
+        assert train(store, registry, "--seed", seed, "--json", "--force") == 0
         ids.append(json.loads(capsys.readouterr().out)["id"])
     assert main(["models", "--registry", str(registry), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -158,11 +159,39 @@ class TestModels:
         (item,) = run()["models"]
         assert (item["id"], item["shipped"], item["used"]) == (came, True, True)
         assert run("show", "production")["shipped"]
-        # What is shipped is not ours to change.
-        assert "no model is" in run("promote", came, code=2)
+        # The alias of what is shipped is not ours to change.
+        assert "no model is" in run("roll-back", code=2)
         own = Registry(registry).publish("cost", "cpu", {}, {"device": "cpu", "own": True})
         assert [(item["id"], item["used"]) for item in run()["models"]] == [(own, True), (came, False)]
         assert run("show", "production")["id"] == own
+
+    @pytest.mark.parametrize("wanted", ["shipped", "id", "roll-back"])
+    def test_what_is_shipped_can_be_used_again(self, run, shipped, registry, wanted):
+        came = shipped.publish("cost", "cpu", {}, {"device": "cpu"})
+        own = Registry(registry).publish("cost", "cpu", {}, {"device": "cpu", "own": True})
+        moved = run("roll-back") if wanted == "roll-back" else run("promote", came if wanted == "id" else wanted)
+        assert moved["id"] == came
+        assert [(item["id"], item["used"]) for item in run()["models"]] == [(own, False), (came, True)]
+        shown = run("show", "production")
+        assert (shown["id"], shown["shipped"], shown["aliases"]) == (came, True, ["production"])
+        assert [entry["id"] for entry in shown["history"]["production"]] == [own, came]
+        if wanted == "roll-back":
+            assert "named no other version before" in run("roll-back", code=1)
+        else:
+            assert run("roll-back")["id"] == own
+
+    def test_what_is_shipped_can_be_promoted_where_nothing_else_is(self, run, shipped, registry):
+        came = shipped.publish("cost", "cpu", {}, {"device": "cpu"})
+        assert run("promote", "shipped")["id"] == came
+        assert Registry(registry).production_id("cost", "cpu") == came
+        own = Registry(registry).publish("cost", "cpu", {}, {"device": "cpu", "own": True})
+        assert run("roll-back", "--kind", "cost")["id"] == came != own
+
+    def test_what_is_both_shipped_and_our_own_is_one_version(self, run, shipped, registry):
+        came = shipped.publish("cost", "cpu", {}, {"device": "cpu"})
+        assert Registry(registry).publish("cost", "cpu", {}, {"device": "cpu"}) == came
+        assert [item["id"] for item in run()["models"]] == [came]
+        assert run("promote", "shipped")["id"] == run("promote", came)["id"] == came
 
 
 class TestShippedModel:
@@ -211,6 +240,13 @@ class TestShippedModel:
         assert planned_by("a100-8") == "analytic:a100"
         own = Registry(registry).publish("cost", "cpu", trained.weights, trained.card.to_json())
         assert planned_by() == f"learned:cpu@{own}"
+
+    def test_a_shipped_version_that_is_promoted_again_prices_plans(self, trained, planned_by, shipped, registry):
+        came = shipped.publish("cost", "cpu", trained.weights, {**trained.card.to_json(), "training": {}})
+        models = Registry(registry)
+        models.publish("cost", "cpu", trained.weights, trained.card.to_json())
+        models.promote("cost", "cpu", came)
+        assert planned_by() == f"learned:cpu@{came} (shipped)"
 
     def test_a_damaged_one_is_named(self, trained, tables, shipped, registry, capsys):
         came = shipped.publish("cost", "cpu", trained.weights, trained.card.to_json())
@@ -261,6 +297,8 @@ def test_stores_and_devices_that_are_not_there(store, tmp_path, registry, capsys
     ("arguments", "said"),
     [
         (["--seed", "-1"], "seed"),
+        (["--force", "--no-publish"], "--force: goes with --alias production only"),
+        (["--force", "--alias", "candidate"], "--force: goes with --alias production only"),
         (["--updates", "0"], "--updates"),
     ],
 )
@@ -285,7 +323,7 @@ class TestAlias:
         assert train(store, registry, "--json", "--alias", "candidate") == 0
         result = json.loads(capsys.readouterr().out)
         models = Registry(registry)
-        assert result["alias"] == "candidate"
+        assert (result["alias"], result["promoted"]) == ("candidate", False)
         assert models.production_id("cost", "cpu") is None
         assert models.load("cost", "cpu", "candidate").id == result["id"]
 
@@ -293,7 +331,8 @@ class TestAlias:
         assert train(store, registry, "--no-publish", "--json") == 0
         result = json.loads(capsys.readouterr().out)
         assert (result["id"], result["registry"]) == (None, None)
-        assert result["metrics"]["num_samples"] == 80
+        assert result["metrics"]["num_samples"] == 86
+        assert not result["promoted"]
         assert not registry.exists()
 
     def test_another_alias(self, store, registry, capsys):

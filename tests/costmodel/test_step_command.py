@@ -1,6 +1,7 @@
 """`autoshard train step`: what the store holds is trained, and planning finds it."""
 
 import json
+import shutil
 from datetime import UTC, datetime
 
 import pytest
@@ -16,13 +17,19 @@ from autoshard.formats.collective_samples import (
     CollectiveSample,
     GroupLevel,
     Operator,
+    read_collective_samples,
     write_collective_samples,
 )
-from autoshard.formats.dense_samples import DenseSample, write_dense_samples
+from autoshard.formats.dense_samples import DenseSample, read_dense_samples, write_dense_samples
 from autoshard.formats.metasyn import metasyn
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import Risk, make_costs, make_plan
 from autoshard.trials import draw_trials, local_topology, plan_trial
+from costmodel.collective_model import LearnedCollectives
+from costmodel.comparisons import collective_version, dense_version
+from costmodel.dense_model import LearnedDense
+from costmodel.promotion import PublishOptions, publish_version
+from costmodel.registry import Registry
 from costmodel.step_command import train_step
 
 WHERE = {
@@ -101,6 +108,66 @@ def task():
     tables = metasyn().scaled(4096)
     (trial,) = draw_trials(1, seed=0, planners=["cost-greedy"], num_tables=(8, 8), batch_sizes=[64])
     return tables, local_topology("cpu", 2, 1 << 30), trial
+
+
+def copied(registry, tmp_path):
+    return Registry(shutil.copytree(registry, tmp_path / "copy"))
+
+
+#: Tensors that times are proportional to.
+SCALES = {"collective": "coefficients", "dense": "terms_F"}
+
+
+def spoil(models, kind):
+    """Has production name a model that predicts twice as long times as it did."""
+    stored = models.load(kind, "cpu")
+    tensors = {key: value * 2 if key.endswith(SCALES[kind]) else value for key, value in stored.tensors.items()}
+    return models.publish(kind, "cpu", tensors, {**stored.card, "spoilt": True})
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_a_better_model_replaces_the_production_one(registry, store, tmp_path, kind):
+    models = copied(registry, tmp_path)
+    good, bad = models.production_id(kind, "cpu"), spoil(models, kind)
+    outcome = train("--store", store, "--registry", models.root)
+    (found,) = [one for one in json.loads(outcome.stdout)["models"] if one["kind"] == kind]
+    assert (found["id"], found["promoted"]) == (good, True)
+    (comparison,) = found["comparisons"]
+    assert comparison["against"] == f"version {bad}"
+    assert comparison["difference"] < -0.1
+    assert models.production_id(kind, "cpu") == good
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_a_worse_model_is_not_promoted(registry, store, tmp_path, kind):
+    models = copied(registry, tmp_path)
+    good = models.production_id(kind, "cpu")
+    bad = models.load(kind, "cpu", spoil(models, kind))
+    models.roll_back(kind, "cpu")
+    if kind == "dense":
+        version = dense_version(LearnedDense.from_stored(bad), read_dense_samples(store, "cpu"))
+    else:
+        version = collective_version(LearnedCollectives.from_stored(bad), read_collective_samples(store, "cpu"))
+    published = publish_version(models, version, PublishOptions())
+    assert [one.against for one in published.refused] == [f"version {good}"]
+    assert models.production_id(kind, "cpu") == good
+
+
+def test_a_model_that_lacks_what_was_measured_is_replaced(registry, store, tmp_path):
+    models = copied(registry, tmp_path)
+    stored = models.load("dense", "cpu")
+    models.publish("dense", "cpu", {}, {**stored.card, "bounds": {}})
+    outcome = train("--store", store, "--registry", models.root)
+    found = json.loads(outcome.stdout)["models"][1]
+    assert (found["id"], found["promoted"], found["comparisons"]) == (stored.id, True, [])
+    assert "was not fitted to any bottom_mlp" in found["notes"][0]
+    assert "was not fitted to any bottom_mlp" in outcome.stderr
+
+
+def test_nothing_is_published_if_so_asked(store, tmp_path):
+    outcome = train("--store", store, "--registry", tmp_path / "none", "--no-publish")
+    assert [one["id"] for one in json.loads(outcome.stdout)["models"]] == [None, None]
+    assert not (tmp_path / "none").exists()
 
 
 def test_planning_finds_them_and_says_so(registry, task):

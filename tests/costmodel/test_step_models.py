@@ -13,6 +13,8 @@ from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, price_step
 from autoshard.formats.metasyn import metasyn
 from autoshard.planning import plan_costs
 from autoshard.trials import LOPSIDED, MeasuredStep, draw_trials, local_topology, plan_trial
+from costmodel.comparisons import step_version
+from costmodel.promotion import PublishOptions, publish_version
 from costmodel.registry import Registry
 from costmodel.step_calibration import MIN_RUNS, CalibrationRun, calibrate_step, run_calibration
 from costmodel.step_model import STEP_KIND, CalibratedStep, StepCard
@@ -118,6 +120,32 @@ class TestCalibration:
         broken = replace(runs[0], measured=replace(runs[0].measured, step_ms=float("nan")))
         with pytest.raises(ModelError, match="step_ms: must be finite"):
             calibrate_step([broken, *runs[1:]], "cpu")
+
+
+class TestPromotion:
+    def compare(self, old, new, runs, tmp_path):
+        registry = Registry(tmp_path)
+        registry.publish(STEP_KIND, "cpu", old.tensors(), old.card.to_json())
+        return publish_version(registry, step_version(new, runs), PublishOptions())
+
+    def test_runs_are_those_that_neither_side_was_fitted_to(self, model, plans, tmp_path):
+        rng = np.random.default_rng(7)
+        fresh = [synthetic(plan, float(np.exp(rng.normal(0, 0.02)))) for plan in plans[:8]]
+        published = self.compare(model, calibrate_step(fresh, "cpu"), fresh, tmp_path)
+        (comparison,) = published.comparisons
+        assert (comparison.num_pairs, comparison.of, published.alias) == (8, "runs", "production")
+        errors = [
+            abs(price_step(run.plan, replace(COSTS, step=model)).step_ms.value / run.measured.step_ms - 1)
+            for run in fresh
+        ]
+        expected = calibrate_step(fresh, "cpu").card.metrics["mean_error"] - np.mean(errors)
+        assert comparison.difference == pytest.approx(expected)
+
+    def test_a_calibration_on_few_disturbed_runs_is_refused(self, model, plans, tmp_path):
+        few = [synthetic(plan, noise) for plan, noise in zip(plans[:6], (1.0, 1.0, 1.0, 1.0, 1.0, 1.5), strict=True)]
+        published = self.compare(model, calibrate_step(few, "cpu"), few, tmp_path)
+        assert published.refused
+        assert Registry(tmp_path).production_id(STEP_KIND, "cpu") != published.id
 
 
 class TestRegistry:

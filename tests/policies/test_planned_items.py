@@ -19,6 +19,8 @@ from costmodel.predictor import FULL_CODE_WIDTH
 from env import NUM_CHOICE_KINDS, ChoiceKind, CostColumn, Objective, SplitBy
 from env.splits import split
 from policies.choices import Items
+from policies.comparison import placed_ms
+from policies.decoding import decode
 from policies.joined_parts import joined
 from policies.network import PlacementNetwork
 from policies.planner import PolicyPlanner
@@ -223,3 +225,15 @@ def test_the_prediction_is_of_what_was_joined(make_request, tables):
     whole = items_problem(tables, request.topology, request.costs.kernel, Items.TABLES)
     whole_plan = whole.to_plan(np.zeros(whole.num_items, dtype=np.int64))
     assert evaluate(plan, request.costs).step_ms == evaluate(whole_plan, request.costs).step_ms
+
+
+@pytest.mark.parametrize("items", Items)
+@pytest.mark.parametrize("objective", [Objective.BALANCE, Objective.STEP])
+def test_placements_are_priced_anew_with_all_that_was_cut(tables, make_topology, cut_cost, items, objective):
+    model = cut_cost.model()
+    costs = Costs(kernel=model, comm=AlphaBetaComm()) if objective is Objective.STEP else None
+    problem = items_problem(tables, make_topology(2), model, items)
+    task = items_task(problem, items, objective=objective, costs=costs)
+    placements = decode(greedy(cuts=4.0), [task])
+    assert (len(placements.problems[0].shards) > len(problem.shards)) == (items is Items.TIERS)
+    assert placed_ms(placements, model, costs) == pytest.approx(placements.objective_ms_E)

@@ -5,6 +5,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from autoshard.cli import main
 from costmodel import Registry
+from costmodel.promotion import PublishOptions
 from policies.choices import Algorithm
 from policies.planner import PolicyPlanner
 from policies.runs import RunOptions, TaskOptions, run_training
@@ -28,7 +29,7 @@ def run(*arguments):
 
 
 def test_it_trains_and_publishes_a_policy_that_says_what_it_was_trained_on(registry, capsys):
-    assert run("--registry", registry, *SMALL, "--json") == 0
+    assert run("--registry", registry, *SMALL, "--json", "--force") == 0
     output = capsys.readouterr()
     result = json.loads(output.out)
     policy = TrainedPolicy.load(Registry(registry), "cpu")
@@ -46,7 +47,7 @@ def test_its_policy_plans(registry, make_tables, make_topology, make_cost, capsy
     from autoshard.evaluation.communication import AlphaBetaComm
     from autoshard.planners.planner import PlanRequest
 
-    assert run("--registry", registry, *SMALL) == 0
+    assert run("--registry", registry, *SMALL, "--force") == 0
     assert "on 20 unseen tasks" in capsys.readouterr().out
     request = PlanRequest(
         tables=replace(make_tables([1, 2, 3, 4, 5]), batch_size=1024),
@@ -55,6 +56,56 @@ def test_its_policy_plans(registry, make_tables, make_topology, make_cost, capsy
         registry=registry,
     )
     assert len(PolicyPlanner().plan(request).shards) == 5
+
+
+class TestPromotion:
+    """Two updates make a policy that is far worse than `cost-greedy`."""
+
+    @pytest.fixture
+    def models(self, tmp_path, make_cost):
+        models, cost = Registry(tmp_path / "models"), make_cost(num_bags=1024)
+        models.publish("cost", "cpu", cost.weights, cost.card.to_json())
+        return models
+
+    @pytest.fixture
+    def train(self, models, capsys):
+        def train(*arguments):
+            assert run("--registry", models.root, *SMALL, "--json", *arguments) == 0
+            printed = capsys.readouterr()
+            return json.loads(printed.out), [line for line in printed.err.splitlines() if "update" not in line]
+
+        return train
+
+    def test_a_worse_policy_is_kept_and_not_promoted(self, models, train):
+        result, (said,) = train()
+        assert (result["alias"], result["promoted"]) == (None, False)
+        assert models.production_id("policy", "cpu") is None
+        assert f"policy cpu: {result['id']} is not promoted: slowest rank " in said
+        assert "above that of cost-greedy on 20 held-out tasks" in said
+        assert f"autoshard models promote {result['id']} --registry {models.root}" in said
+        (comparison,) = result["comparisons"]
+        scores = result["training"]["test"]
+        assert comparison["difference"] > comparison["tolerance"] >= 0.001
+        ratio = scores["policy"]["max_ms"] / scores["cost-greedy"]["max_ms"]
+        assert comparison["difference"] == pytest.approx(ratio - 1, abs=0.05)  # a mean of ratios, not a ratio of means
+        assert main(["models", "promote", result["id"], "--registry", str(models.root)]) == 0
+        assert models.production_id("policy", "cpu") == result["id"]
+
+    def test_force_promotes_it(self, models, train):
+        result, said = train("--force")
+        assert (result["promoted"], result["comparisons"], said) == (True, [], [])
+        assert models.production_id("policy", "cpu") == result["id"]
+
+    def test_a_candidate_is_compared_with_nothing(self, models, train):
+        result, said = train("--alias", "candidate")
+        assert (result["alias"], result["promoted"], said) == ("candidate", False, [])
+        assert models.production_id("policy", "cpu") is None
+        assert models.load("policy", "cpu", "candidate").id == result["id"]
+
+    def test_nothing_is_published_if_so_asked(self, models, train):
+        result, said = train("--no-publish")
+        assert (result["id"], result["registry"], said) == (None, None, [])
+        assert not (models.root / "policy").exists()
 
 
 @pytest.mark.parametrize(
@@ -121,6 +172,7 @@ def test_a_cost_model_that_is_published_meanwhile_waits_for_the_next_training(tm
     run = run_training(
         options,
         tmp_path,
+        publishing=PublishOptions(force=True),
         on_evaluated=lambda _: models.publish("cost", "cpu", after.weights, after.card.to_json()),
     )
     assert models.production_id("cost", "cpu") != first
@@ -142,6 +194,7 @@ def test_a_cost_model_that_is_published_meanwhile_waits_for_the_next_training(tm
         (["--reward", "measured", "--objective", "step"], 2, "reward: measures kernels"),
         (["--joint", "--store", "x", "--items", "tiers"], 2, "joint_store: trains on whole tables"),
         (["--num-tables", "900"], 2, "num_tables: must be in [1, 856], got 900"),
+        (["--force", "--no-publish"], 2, "--force: goes with --alias production only"),
         (["--num-ranks", "0"], 2, "num_ranks: must be at least 1, got 0"),
         (["--tables", "nothing"], 2, "nothing: is neither a file nor bundled"),
         (["--device", "a100"], 1, "no cost model named a100 has been published"),

@@ -22,7 +22,7 @@ def test_plan_of_the_service_trains_like_an_unsharded_model(tmp_path, own_servic
     registry = tmp_path / "registry"
     cost = autoshard("train", "cost", "--store", SAMPLES, "--registry", registry, "--updates", 400)
     policy = autoshard(
-        *("train", "policy", "--registry", registry, "--updates", 3),
+        *("train", "policy", "--registry", registry, "--updates", 3, "--force"),
         *("--num-tasks", 8, "--num-tables", 24, "--num-ranks", 4),
     )
     assert policy["cost_model"] == cost["id"]

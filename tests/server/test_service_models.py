@@ -18,7 +18,7 @@ def registry(tmp_path_factory):
     trained = ("--registry", str(folder), "--seed", "0")
     assert main(["train", "cost", "--store", str(SAMPLES), "--updates", "20", *trained]) == 0
     small = ("--num-tasks", "2", "--num-tables", "8", "--num-ranks", "4")
-    assert main(["train", "policy", "--updates", "1", *small, *trained]) == 0
+    assert main(["train", "policy", "--updates", "1", "--force", *small, *trained]) == 0
     return folder
 
 
