@@ -6,9 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TypeAlias
 
 from autoshard import __version__
 from autoshard.core import (
@@ -28,17 +26,16 @@ from autoshard.core.errors import AutoshardError, InvalidPlanError, ModelError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.evaluate import evaluate
+from autoshard.evaluation.measured import ComparedPlan
 from autoshard.evaluation.step_price import model_names
 from autoshard.evaluation.upper_end import at_upper_end
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.refine import MeasurePlans, refine
 from autoshard.planners.registry import OptionHelp, PlannerHelp, describe_planners, get_planner, planner_names
-from autoshard.report.measured import ComparedPlan
+from autoshard.plugins import kernel_model_loaders, step_model_loaders
 
 __all__ = [
-    "COST_MODEL_GROUP",
-    "STEP_MODEL_GROUP",
     "OptionHelp",
     "PlannerHelp",
     "Risk",
@@ -53,18 +50,6 @@ __all__ = [
     "refine_plan",
     "step_models",
 ]
-
-COST_MODEL_GROUP = "autoshard.cost_models"
-
-#: What an entry point of `COST_MODEL_GROUP` is: registry folder (None for the default) and device in, a model out, or
-#: None if it has none for the device. What the model does not cover, it refuses or notes when it prices.
-LoadCostModel: TypeAlias = Callable[[Path | None, str], CostModel | None]
-
-STEP_MODEL_GROUP = "autoshard.step_models"
-
-#: What an entry point of `STEP_MODEL_GROUP` is: registry folder (None for the default) and device in, models of
-#: collectives, dense layers and steps out, as far as it has them.
-LoadStepModels: TypeAlias = Callable[[Path | None, str], StepModels]
 
 #: Notes that a line of the log has room for, and characters that a text of `plan.json` has.
 _NOTES_SHOWN = 3
@@ -83,8 +68,7 @@ def kernel_model(topology: Topology, registry: Path | None = None) -> CostModel:
     Raises:
         ModelError: If a model is there but damaged.
     """
-    for point in sorted(entry_points(group=COST_MODEL_GROUP), key=lambda point: point.name):
-        load: LoadCostModel = point.load()
+    for load in kernel_model_loaders():
         model = load(registry, topology.device)
         if model is not None:
             return model
@@ -102,8 +86,7 @@ def step_models(device: str, registry: Path | None = None) -> StepModels:
         ModelError: If a model is there but damaged.
     """
     found = StepModels()
-    for point in sorted(entry_points(group=STEP_MODEL_GROUP), key=lambda point: point.name):
-        load: LoadStepModels = point.load()
+    for load in step_model_loaders():
         more = load(registry, device)
         found = StepModels(comm=found.comm or more.comm, dense=found.dense or more.dense, step=found.step or more.step)
     return found

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard.core import LocalShard, ShardingPlan
-from autoshard.report.measured import MeasuredPlan
+from autoshard.evaluation.measured import MeasuredPlan
 from bench.devices import find_device
 from bench.drift import divide_out_drift
 from bench.harness import Harness, Settings

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from autoshard.core import ShardingPlan
-from autoshard.report.measured import MeasuredPlan
+from autoshard.evaluation.measured import MeasuredPlan
 from autoshard.report.wording import write_ms, write_percent
 from bench.replay import Replay
 

@@ -13,12 +13,12 @@ import torch
 from stable_baselines3.common.vec_env import VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from autoshard.commands.replaying import find_replay
 from autoshard.core import ShardingPlan
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.placement import PlacementProblem, RankArray
 from autoshard.planners.refine import MeasurePlans
+from autoshard.plugins import find_replay
 from env import Objective, PlacementTask, PlacementVecEnv, kernel_score
 
 #: Told what was measured: a problem, the rank of each of its items, and each rank's milliseconds.

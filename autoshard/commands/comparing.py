@@ -19,12 +19,13 @@ from autoshard.commands.arguments import (
     TopologyOption,
     parse_settings,
 )
-from autoshard.commands.replaying import DeviceOption, RefineOption, Replay, find_replay, refined
+from autoshard.commands.replaying import DeviceOption, RefineOption, refined
 from autoshard.commands.replaying import replay as replay_all
 from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.costs import Risk
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.core.quoting import shown
+from autoshard.plugins import Replay, find_replay
 
 if TYPE_CHECKING:
     from autoshard.core import Costs

@@ -1,21 +1,18 @@
-"""What commands share that measure plans on this machine: how the benchmark is found, and their options."""
+"""What commands share that measure plans on this machine: their options, and replays with a progress bar."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autoshard.console import log, progress
-from autoshard.core.errors import InvalidOptionError
+from autoshard.plugins import Replay, ReplayPlans, find_replay
 
 if TYPE_CHECKING:
     from autoshard.core import Costs, ShardingPlan
     from autoshard.core.costs import MsArray
-    from autoshard.report import MeasuredPlan
-
-REPLAY_GROUP = "autoshard.replay"
 
 DeviceOption = Annotated[
     str, typer.Option(help="Where ranks are measured: `auto` (a GPU if there is one), `cpu` or `cuda`.")
@@ -28,58 +25,6 @@ RefineOption = Annotated[
         help="Correct the slowest ranks by up to N measurements of all ranks on this machine; 1 only measures.",
     ),
 ]
-
-
-class Replay(Protocol):
-    """Plans as one machine ran them; `ceiling` are ranks that all ran the same."""
-
-    @property
-    def device(self) -> str:
-        """Key of the device, as topologies name it."""
-        ...
-
-    @property
-    def device_name(self) -> str:
-        """Full name of the processor."""
-        ...
-
-    @property
-    def plans(self) -> tuple[MeasuredPlan, ...]:
-        """Measured times, in the order of the plans."""
-        ...
-
-    @property
-    def ceiling(self) -> MeasuredPlan:
-        """What identical ranks measured: their balance is the best that the machine can tell from perfect."""
-        ...
-
-
-class ReplayPlans(Protocol):
-    """What an entry point of `REPLAY_GROUP` is."""
-
-    def __call__(
-        self, plans: Sequence[ShardingPlan], *, device: str = "auto", advance: Callable[[float], None]
-    ) -> Replay:
-        """Measures the kernels of every rank; `advance` is told how many ranks are done, the ceiling's included."""
-        ...
-
-
-def find_replay(field: str) -> ReplayPlans:
-    """The benchmark that replays plans: the first that a plugin has.
-
-    Args:
-        field: The option that asks for it, for the error's text.
-
-    Raises:
-        InvalidOptionError: If none is installed.
-    """
-    from importlib.metadata import entry_points
-
-    found = sorted(entry_points(group=REPLAY_GROUP), key=lambda point: point.name)
-    if not found:
-        raise InvalidOptionError("nothing that can replay plans is installed", field=field)
-    replay_plans: ReplayPlans = found[0].load()
-    return replay_plans
 
 
 def replay(replay_plans: ReplayPlans, plans: Sequence[ShardingPlan], device: str, title: str) -> Replay:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoshard.report.measured import ComparedPlan, speedups_over
+from autoshard.evaluation.measured import ComparedPlan, speedups_over
 from autoshard.report.wording import write_ms, write_percent
 
 #: The planner that speed-ups are counted from (AutoShard Sec. 4.1).

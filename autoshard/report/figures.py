@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from autoshard.core import CostBreakdown, Topology
-from autoshard.report.measured import ComparedPlan, MeasuredPlan
+from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
 
 #: Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"

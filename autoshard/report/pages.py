@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from autoshard.core import CostBreakdown, ShardingPlan
+from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
 from autoshard.report.comparison import comparison_columns, comparison_lines
-from autoshard.report.measured import ComparedPlan, MeasuredPlan
 from autoshard.report.rendering import chart_markup, render_page
 from autoshard.report.wording import (
     write_bytes,

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autoshard.core import CostBreakdown, ShardingPlan
+from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
 from autoshard.report.comparison import comparison_columns, comparison_lines
-from autoshard.report.measured import ComparedPlan, MeasuredPlan
 from autoshard.report.pages import task_line
 from autoshard.report.wording import (
     write_bytes,

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from autoshard.core import ShardingPlan
+from autoshard.evaluation.measured import MeasuredPlan
 from autoshard.report.images import NumberTable, Section
-from autoshard.report.measured import MeasuredPlan
 from autoshard.report.wording import write_percent
 from studies.cost_models.evaluation_numbers import Summary
 from studies.policies.charts import Panel, bar_chart

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from autoshard.commands.replaying import Replay, find_replay
 from autoshard.core import Costs, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import load_tables
@@ -17,6 +16,7 @@ from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from autoshard.planning import make_costs, make_plan
+from autoshard.plugins import Replay, find_replay
 from costmodel import Registry
 from costmodel.learned import LearnedCostModel
 from env import Objective

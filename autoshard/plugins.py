@@ -1,0 +1,131 @@
+"""What other packages add to autoshard, by entry points: cost models, models of steps, replays, trainers.
+
+Planners and commands are entry points, too; see `planners.registry` and `cli`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from autoshard.core import CostModel, ShardingPlan
+from autoshard.core.costs import StepModels
+from autoshard.core.errors import InvalidOptionError
+from autoshard.evaluation.measured import MeasuredPlan
+
+COST_MODEL_GROUP = "autoshard.cost_models"
+
+#: What an entry point of `COST_MODEL_GROUP` is: registry folder (None for the default) and device in, a model out, or
+#: None if it has none for the device. What the model does not cover, it refuses or notes when it prices.
+LoadCostModel: TypeAlias = Callable[[Path | None, str], CostModel | None]
+
+STEP_MODEL_GROUP = "autoshard.step_models"
+
+#: What an entry point of `STEP_MODEL_GROUP` is: registry folder (None for the default) and device in, models of
+#: collectives, dense layers and steps out, as far as it has them.
+LoadStepModels: TypeAlias = Callable[[Path | None, str], StepModels]
+
+REPLAY_GROUP = "autoshard.replay"
+
+TRAINER_GROUP = "autoshard.trainers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRound:
+    """A cost model that was trained while samples were collected.
+
+    Attributes:
+        num_samples: Samples that it was trained on.
+        relative_error: Mean relative error on samples that were kept from training.
+    """
+
+    num_samples: int
+    relative_error: float
+
+
+#: What an entry point of `TRAINER_GROUP` is: store of samples, device and registry folder in; it trains a kernel model
+#: of the device and makes it the production version of that registry.
+TrainKernelModel: TypeAlias = Callable[[Path, str, Path], TrainingRound]
+
+
+class Replay(Protocol):
+    """Plans as one machine ran them; `ceiling` are ranks that all ran the same."""
+
+    @property
+    def device(self) -> str:
+        """Key of the device, as topologies name it."""
+        ...
+
+    @property
+    def device_name(self) -> str:
+        """Full name of the processor."""
+        ...
+
+    @property
+    def plans(self) -> tuple[MeasuredPlan, ...]:
+        """Measured times, in the order of the plans."""
+        ...
+
+    @property
+    def ceiling(self) -> MeasuredPlan:
+        """What identical ranks measured: their balance is the best that the machine can tell from perfect."""
+        ...
+
+
+class ReplayPlans(Protocol):
+    """What an entry point of `REPLAY_GROUP` is."""
+
+    def __call__(
+        self, plans: Sequence[ShardingPlan], *, device: str = "auto", advance: Callable[[float], None]
+    ) -> Replay:
+        """Measures the kernels of every rank; `advance` is told how many ranks are done, the ceiling's included."""
+        ...
+
+
+def find_replay(field: str) -> ReplayPlans:
+    """The benchmark that replays plans: the first that a plugin has.
+
+    Args:
+        field: The option that asks for it, for the error's text.
+
+    Raises:
+        InvalidOptionError: If none is installed.
+    """
+    found = _points(REPLAY_GROUP)
+    if not found:
+        raise InvalidOptionError("nothing that can replay plans is installed", field=field)
+    replay_plans: ReplayPlans = found[0].load()
+    return replay_plans
+
+
+def find_trainer(field: str) -> TrainKernelModel:
+    """What trains kernel models: the first that a plugin has.
+
+    Args:
+        field: The option that asks for it, for the error's text.
+
+    Raises:
+        InvalidOptionError: If none is installed.
+    """
+    found = _points(TRAINER_GROUP)
+    if not found:
+        raise InvalidOptionError("nothing that can train cost models is installed", field=field)
+    train: TrainKernelModel = found[0].load()
+    return train
+
+
+def kernel_model_loaders() -> tuple[LoadCostModel, ...]:
+    """What loads cost models of kernels, by name of the plugin."""
+    return tuple(point.load() for point in _points(COST_MODEL_GROUP))
+
+
+def step_model_loaders() -> tuple[LoadStepModels, ...]:
+    """What loads models of collectives, dense layers and steps, by name of the plugin."""
+    return tuple(point.load() for point in _points(STEP_MODEL_GROUP))
+
+
+def _points(group: str) -> list[EntryPoint]:
+    return sorted(entry_points(group=group), key=lambda point: point.name)
