@@ -21,7 +21,6 @@ from costmodel.publishing import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.table import Table
 
     from costmodel.card import CostModelCard
@@ -40,22 +39,6 @@ def train_cost(
     alias: AliasOption = Alias.PRODUCTION,
     publish: PublishOption = True,
     force: ForceOption = False,
-    report: Annotated[
-        Path | None,
-        typer.Option(help="Folder for a comparison with other methods, as tables, charts and numbers; takes minutes."),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="With --report: one seed, a tenth of the updates.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="With --report: processes that train.")] = 2,
-    active: Annotated[
-        bool, typer.Option("--active", help="Collect where the model is least certain and train, in turn.")
-    ] = False,
-    seconds: Annotated[float | None, typer.Option(help="With --active: time for all.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="With --active: rounds of collecting and training.")] = 5,
-    compare_random: Annotated[
-        bool, typer.Option("--compare-random", help="With --active: collect at random as well, into another store.")
-    ] = False,
-    tables: Annotated[str | None, typer.Option(help="With --active: tables to measure, as `collect` has it.")] = None,
-    scale: Annotated[int | None, typer.Option(help="With --active: divide rows and batch, as `collect` does.")] = None,
     as_json: console.JsonOption = False,
 ) -> None:
     """Trains the cost model of a device from samples, and makes it the production version unless it is worse.
@@ -65,18 +48,10 @@ def train_cost(
     error is higher by more than the standard error of the difference, and by more than 0.1 points, it goes to the
     registry without an alias, and the exit code is 0. --force promotes it anyway, as `autoshard models promote` does.
 
-    With --report, every device of the store has its model compared with AutoShard's network, sums of single tables,
-    linear models, boosted trees and analytic models, on seen and on unseen tables; add --no-publish for that alone.
-
-    With --active, samples are added to the store where the model is least certain, and models are trained in turn
-    until --seconds are over. The rounds are kept in the store, in `active-<device>`, and a later run goes on.
-
     Example:
         autoshard train cost --store samples
         autoshard train cost --store samples --alias candidate
         autoshard train cost --store samples --force
-        autoshard train cost --store samples --report cost-report --no-publish
-        autoshard train cost --store samples --active --seconds 3600
     """
     from autoshard.core.errors import InvalidOptionError
     from costmodel.schedules import Shuffled
@@ -84,57 +59,13 @@ def train_cost(
 
     if seed < 0:
         raise InvalidOptionError(f"must be at least 0, got {seed}", field="seed")
-    _check_together(
-        active=active,
-        needs_active={"seconds": seconds, "tables": tables, "scale": scale, "compare-random": compare_random},
-    )
-    if quick and report is None:
-        raise InvalidOptionError("needs --report", field="quick")
     publishing = publish_options(publish=publish, alias=alias, force=force)
     options = TrainingOptions()
     if updates is not None:
         options = replace(options, schedule=Shuffled(num_updates=updates))
-    results: list[dict[str, Any]] = []
-    shown: list[RenderableType] = []
-    if active:
-        collecting = (("--tables", tables), ("--scale", scale))
-        arguments = tuple(text for name, value in collecting if value is not None for text in (name, str(value)))
-        trained, found = _run_active(store, device, seconds or 0.0, rounds, arguments, compare_random, options, seed)
-        published = _publish(trained, registry, publishing)
-        results.append({**_result(trained.card, published), **found[0]})
-        shown += [found[1], _metrics_table(trained.card, published)]
-        devices: tuple[str | None, ...] = (trained.card.device,)
-    else:
-        devices = _devices(store, device, is_report=report is not None)
-        for key in devices:
-            trained = _train(store, key, options, seed)
-            published = _publish(trained, registry, publishing)
-            results.append(_result(trained.card, published))
-            shown.append(_metrics_table(trained.card, published))
-    if report is not None:
-        for key, result in zip(devices, results, strict=True):
-            result["report"] = _write_report(store, key, report, options, updates, quick=quick, workers=workers)
-            shown.append("\n".join(result["report"]))
-    from rich.console import Group
-
-    console.emit(results[0] if len(results) == 1 else {"models": results}, Group(*shown), as_json=as_json)
-
-
-def _check_together(*, active: bool, needs_active: dict[str, object]) -> None:
-    from autoshard.core.errors import InvalidOptionError
-
-    for name, value in needs_active.items():
-        if value and not active:
-            raise InvalidOptionError("needs --active", field=name)
-    if active and needs_active["seconds"] is None:
-        raise InvalidOptionError("must be given with --active", field="seconds")
-
-
-def _devices(store: Path, device: str | None, *, is_report: bool) -> tuple[str | None, ...]:
-    """Devices to train for: the one that is named, or all if there is to be a report."""
-    from autoshard.formats.samples import devices_in
-
-    return devices_in(store) or (None,) if is_report and device is None else (device,)
+    trained = _train(store, device, options, seed)
+    published = _publish(trained, registry, publishing)
+    console.emit(_result(trained.card, published), _metrics_table(trained.card, published), as_json=as_json)
 
 
 def _train(store: Path, device: str | None, options: TrainingOptions, seed: int) -> TrainedCostModel:
@@ -171,62 +102,6 @@ def _result(card: CostModelCard, published: Published) -> dict[str, Any]:
         "coverage": card.coverage.to_json(),
         "training": card.training,
     }
-
-
-def _write_report(
-    store: Path,
-    device: str | None,
-    folder: Path,
-    training: TrainingOptions,
-    updates: int | None,
-    *,
-    quick: bool,
-    workers: int,
-) -> list[str]:
-    from autoshard.formats.samples import read_samples
-    from studies.cost_models.evaluation import EvaluationOptions, evaluate_methods
-    from studies.cost_models.evaluation_report import write_evaluation
-
-    options = EvaluationOptions.quick(training) if quick else EvaluationOptions(training=training)
-    if updates is not None and not quick:
-        options = replace(options, paper_updates=updates, ablation_updates=updates)
-    with console.progress("Comparing", 1.0) as advance:
-        evaluation = evaluate_methods(read_samples(store, device), replace(options, num_workers=workers), advance)
-    with console.working("Drawing"):
-        return [str(file) for file in write_evaluation(evaluation, folder)]
-
-
-def _run_active(
-    store: Path,
-    device: str | None,
-    seconds: float,
-    rounds: int,
-    arguments: tuple[str, ...],
-    compare_random: bool,
-    training: TrainingOptions,
-    seed: int,
-) -> tuple[TrainedCostModel, tuple[dict[str, Any], Table]]:
-    from autoshard.report.images import ImageError, write_report
-    from costmodel.active import ActiveOptions, active_folder, run_active_loop
-    from costmodel.active_report import active_report, active_result, active_table
-
-    options = ActiveOptions(
-        store=store,
-        seconds=seconds,
-        device=device,
-        num_rounds=rounds,
-        compare_random=compare_random,
-        collect_arguments=arguments,
-        training=training,
-        seed=seed,
-    )
-    with console.working("Collecting and training"):
-        progress, trained = run_active_loop(options, console.log)
-    try:
-        write_report(active_report(progress), active_folder(store, progress.device), "curve")
-    except ImageError as error:  # the model is what this is for
-        console.log(str(error))
-    return trained, (active_result(progress), active_table(progress))
 
 
 def _metrics_table(card: CostModelCard, published: Published) -> Table:

@@ -1,12 +1,13 @@
-"""The learned model as a plugin of the entry-point group `autoshard.cost_models`."""
+"""The learned model as a plugin: how it is loaded (`autoshard.cost_models`), and trained (`autoshard.trainers`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from autoshard.core import CostModel
+from autoshard.plugins import TrainingRound
 from costmodel.learned import COST_KIND, LearnedCostModel
-from costmodel.registry import find_registry
+from costmodel.registry import Registry, find_registry
 
 
 def load_learned_model(registry: Path | None, device: str) -> CostModel | None:
@@ -24,3 +25,24 @@ def load_learned_model(registry: Path | None, device: str) -> CostModel | None:
     """
     models = find_registry(COST_KIND, device, registry)
     return None if models is None else LearnedCostModel.load(models, device)
+
+
+def train_learned_model(store: Path, device: str, registry: Path) -> TrainingRound:
+    """Trains a model from the samples of a device, and makes it the production version of a registry.
+
+    Args:
+        store: Folder of samples.
+        device: Key of the device kind, such as `cpu`.
+        registry: Folder of the registry; made when missing.
+
+    Raises:
+        SampleStoreError: If there are too few samples.
+    """
+    from autoshard.formats.samples import read_samples
+    from costmodel.dataset import CostDataset
+    from costmodel.training import train_cost_model
+
+    trained = train_cost_model(CostDataset.from_samples(read_samples(store, device)), device=device)
+    card = trained.card
+    Registry(registry).publish(COST_KIND, device, trained.weights, card.to_json())
+    return TrainingRound(num_samples=int(card.training["num_samples"]), relative_error=card.metrics.relative_error)

@@ -15,6 +15,7 @@ STUDIES: Final = {
     "eviction": "studies.kernels.eviction:main",
     "kill-test": "studies.kernels.kill_test:main",
     "cost-models": "studies.cost_models.compare:main",
+    "active": "studies.cost_models.active:main",
     "cost-speed": "studies.cost_models.speed:main",
     "env-speed": "studies.environment.speed:main",
     "policy": "studies.policies.evaluate:main",

@@ -17,7 +17,7 @@ from bench.collecting.store_lock import CollectorBusyError
 from bench.collecting.termination import TERMINATED_EXIT_CODE, Terminated, termination_raised
 
 if TYPE_CHECKING:
-    from bench.collecting.run import Outcome
+    from bench.collecting.outcome import Outcome
 
 DeviceOption = Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu` or `cuda`.")]
 
@@ -53,6 +53,12 @@ def collect(
     seed: Annotated[
         int | None, typer.Option(help="Of the choice of sets; left out: another one every time, sets as well.")
     ] = None,
+    retrain: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Train a cost model N times in between, and measure where it is least certain."
+        ),
+    ] = 0,
     if_busy: Annotated[
         IfBusy, typer.Option(help="When another collector is measuring on the device: `fail` (code 1) or `skip` (0).")
     ] = IfBusy.FAIL,
@@ -79,6 +85,7 @@ def collect(
 
     Example:
         autoshard collect --store samples --seconds 300
+        autoshard collect --store samples --seconds 3600 --retrain 5
     """
     if seconds is None and num_samples is None:
         seconds = 60.0
@@ -105,7 +112,10 @@ def collect(
         nproc=nproc,
         node_size=node_size,
         workers=workers,
+        retrain=retrain,
     )
+    if ray and retrain:
+        raise InvalidOptionError("cannot be used with --ray", field="retrain")
     if ray and options.what != (What.KERNELS,):
         raise InvalidOptionError(f"must be kernels with --ray, got {shown(what)}", field="what")
     _run(options, if_busy, ray_address if ray else None, as_json=as_json)

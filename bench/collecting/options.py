@@ -52,6 +52,7 @@ class CollectOptions:
         nproc: Processes of collectives.
         node_size: Processes that count as one node.
         workers: Workers on a Ray cluster; None for one per GPU, or per core without GPUs.
+        retrain: How often a cost model is trained while kernels are collected, which needs `seconds`.
         started: When the run began, by the monotonic clock.
 
     Raises:
@@ -76,6 +77,7 @@ class CollectOptions:
     nproc: int = 4
     node_size: int = 2
     workers: int | None = None
+    retrain: int = 0
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -88,6 +90,10 @@ class CollectOptions:
                 raise InvalidOptionError(f"must be at least 1, got {getattr(self, name)}", field=name)
         if self.seed < 0:
             raise InvalidOptionError(f"must be at least 0, got {self.seed}", field="seed")
+        if self.retrain < 0:
+            raise InvalidOptionError(f"must be at least 0, got {self.retrain}", field="retrain")
+        if self.retrain and (self.seconds is None or What.KERNELS not in self.what):
+            raise InvalidOptionError("needs --seconds, and kernels among what is collected", field="retrain")
         if self.store.exists() and not self.store.is_dir():
             raise SampleStoreError("is no folder", source=str(self.store))
 

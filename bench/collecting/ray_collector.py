@@ -21,7 +21,8 @@ from autoshard.formats.samples import Sample
 from autoshard.ray_library import import_ray
 from bench.collecting.collector import SampleWriter, known_sets, num_threads_of, to_sample
 from bench.collecting.options import CollectOptions, What
-from bench.collecting.run import Outcome, check_names, check_store, set_source
+from bench.collecting.outcome import Outcome
+from bench.collecting.run import check_names, check_store, set_source
 from bench.collecting.set_queue import QueuedSet, SetQueue, StreamPosition
 from bench.collecting.store_lock import CollectorLock
 from bench.collecting.termination import Terminated

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +14,11 @@ from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreEr
 from autoshard.core.quoting import shown
 from autoshard.formats import canonical_json, digest, load_tables, tables_to_json
 from autoshard.formats.samples import devices_in, measured_sets, read_samples, remove_leftovers_in
-from bench.collecting.collector import Collection, collect_samples
+from autoshard.plugins import find_trainer
+from bench.collecting.collector import collect_samples
 from bench.collecting.options import GIB, CollectOptions, What, seconds_until
+from bench.collecting.outcome import Outcome
+from bench.collecting.retraining import collect_and_train
 from bench.collecting.set_queue import StreamPosition
 from bench.collecting.store_lock import CollectorLock, device_lock_name
 from bench.collecting.termination import Terminated
@@ -27,59 +29,6 @@ from bench.provenance import installed_software
 from bench.sampling.stream import STRATEGIES, SetSource, stream_sets
 
 Advance = Callable[[int, float], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What was added of one kind.
-
-    Attributes:
-        what: The kind.
-        device: Key of the device.
-        files: Files written.
-        added: Samples written, by source.
-        skipped: Left out because the store held them, by source.
-        failed: What could not be measured, by source or by reason.
-        reasons: Why it could not.
-        num_noisy: Samples whose runs disagreed.
-        num_measured_again: Samples that took more than one attempt.
-        timed_share: Share of the time that went to counted runs; None where it is not known.
-        is_terminated: Whether SIGTERM ended it.
-    """
-
-    what: What
-    device: str
-    files: tuple[Path, ...] = ()
-    added: Mapping[str, int] = field(default_factory=dict)
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    failed: Mapping[str, int] = field(default_factory=dict)
-    reasons: tuple[str, ...] = ()
-    num_noisy: int = 0
-    num_measured_again: int = 0
-    timed_share: float | None = None
-    is_terminated: bool = False
-
-    @property
-    def num_samples(self) -> int:
-        """Samples written."""
-        return sum(self.added.values())
-
-    @classmethod
-    def of_kernels(cls, done: Collection, device: str) -> Outcome:
-        """What a run of the collector of kernels added."""
-        return cls(
-            what=What.KERNELS,
-            device=device,
-            files=done.files,
-            added=done.added,
-            skipped=done.skipped,
-            failed=done.failed,
-            reasons=done.reasons,
-            num_noisy=done.num_noisy,
-            num_measured_again=done.num_measured_again,
-            timed_share=done.timed_share,
-            is_terminated=done.is_terminated,
-        )
 
 
 def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) -> tuple[Outcome, ...]:
@@ -209,6 +158,15 @@ def _until_terminated(
 
 
 def _collect_kernels(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
+    def collect(asked: CollectOptions, until: float) -> Outcome:
+        return _collect_kernels_until(asked, device, until, advance)
+
+    if not options.retrain:
+        return collect(options, deadline)
+    return collect_and_train(options, device.key, deadline, collect, find_trainer("--retrain"))
+
+
+def _collect_kernels_until(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
     source = set_source(options, device)
     position = stream_position(options, source, device)
     sets = stream_sets(source, seed=options.seed, start=position.start, weights=options.where)

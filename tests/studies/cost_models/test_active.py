@@ -1,19 +1,14 @@
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
-from autoshard.core.errors import ExecutionError, FormatError, InvalidOptionError, SampleStoreError
+from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError, UnknownNameError
 from autoshard.formats.samples import read_samples, write_samples
-from costmodel.active import ActiveOptions, Progress, Round, active_folder, collect, run_active_loop
-from costmodel.active_report import active_report, active_result, curve_figure
 from costmodel.schedules import Shuffled
 from costmodel.training import TrainingOptions
+from studies.cost_models.active import ActiveOptions, Progress, Round, active_folder, collect, run_active_loop
+from studies.cost_models.active_report import active_report, active_result, curve_figure
 
 
 @pytest.fixture
@@ -97,10 +92,9 @@ def fields_of(sample):
     return {name: getattr(sample, name) for name in sample.__dataclass_fields__}
 
 
-def test_what_the_collector_says_is_passed_on(make_options, own_store):
-    options = make_options(collect_arguments=("--tables", "no-such-tables"))
-    with pytest.raises(ExecutionError, match="no-such-tables"):
-        collect(own_store, "random", 5.0, options, None)
+def test_what_the_collector_refuses_is_passed_on(make_options, own_store):
+    with pytest.raises(UnknownNameError, match="no-such-tables"):
+        collect(own_store, "random", 5.0, make_options(tables="no-such-tables"), None)
 
 
 class TestReport:
@@ -129,7 +123,8 @@ class TestWithCollector:
             seconds=240.0,
             device="cpu",
             num_rounds=1,
-            collect_arguments=("--scale", "1024", "--max-tables", "4"),
+            scale=1024,
+            max_tables=4,
             training=training,
         )
         progress, _ = run_active_loop(options, str)
@@ -141,43 +136,5 @@ class TestWithCollector:
 
     def test_too_little_time(self, tmp_path):
         options = ActiveOptions(store=tmp_path / "store", seconds=15.0, device="cpu", num_rounds=10)
-        with pytest.raises((SampleStoreError, ExecutionError)):
+        with pytest.raises(SampleStoreError):
             run_active_loop(options, str)
-
-    def test_killed_with_its_collector(self, own_store, tmp_path):
-        command = "import sys; from autoshard.cli import main; sys.exit(main(sys.argv[1:]))"
-        arguments = ["train", "cost", "--store", str(own_store), "--registry", str(tmp_path / "registry"), "--active"]
-        process = subprocess.Popen(
-            [sys.executable, "-c", command, *arguments, "--seconds", "600", "--updates", "30"],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            children = _wait_for_children(process.pid)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(120) == 143
-        finally:
-            process.kill()
-            process.communicate()
-        assert not any(_is_alive(child) for child in children)
-        assert Progress.read(active_folder(own_store, "cpu") / "rounds.json") is not None
-        assert read_samples(own_store, "cpu").damaged() == ()
-
-
-def _wait_for_children(pid):
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-            children = [int(text) for text in file.read().split()]
-        if children:
-            return children
-        time.sleep(0.2)
-    raise AssertionError("no collector was started")
-
-
-def _is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -1,31 +1,35 @@
-"""The active loop: collect where the cost model is least certain, train, and see how much that helped."""
+"""The study `active`: sets chosen where the cost model is least certain, beside sets chosen at random."""
 
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import torch
+import typer
 
-from autoshard.core.errors import ExecutionError, FormatError, InvalidOptionError, SampleStoreError
+from autoshard import console
+from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json
 from autoshard.formats.samples import devices_in, read_samples
+from autoshard.report.images import ImageError, write_report
+from bench.collecting.options import CollectOptions, parse_where
+from bench.collecting.run import run_collection
+from bench.collecting.termination import TERMINATED_EXIT_CODE, termination_raised
 from costmodel.dataset import Evidence
 from costmodel.learned import COST_KIND
 from costmodel.metrics import held_out_metrics
 from costmodel.registry import Registry
+from costmodel.schedules import Shuffled
 from costmodel.training import MIN_SAMPLES, TrainedCostModel, TrainingOptions, predict, train_cost_model
 
 SCHEMA: Final = "autoshard.active/1"
@@ -37,10 +41,7 @@ _FIRST_WHERE = "random,placements"
 _HELD_OUT_SHARE, _FEWEST_HELD_OUT, _MOST_HELD_OUT = 0.2, 20, 500
 #: A collector needs this long to start, and to measure anything.
 _SHORTEST_ROUND_S = 20.0
-_TERMINATED = 143
 
-#: Runs the command line in another process of this Python.
-_COMMAND_LINE = "import sys; from autoshard.cli import main; sys.exit(main(sys.argv[1:]))"
 _HOST = "cpu"
 
 Log = Callable[[str], None]
@@ -64,8 +65,12 @@ class ActiveOptions:
     """Rounds of collecting and training in that time."""
     compare_random: bool = False
     """Whether a second store, in which samples are chosen at random, is filled and trained on as well."""
-    collect_arguments: tuple[str, ...] = ()
-    """Further arguments of `autoshard collect`, such as its tables."""
+    tables: str = "metasyn"
+    """A file with the tables to measure, or the name of bundled ones."""
+    scale: int = 64
+    """Divides rows and batch."""
+    max_tables: int = 15
+    """Largest number of tables in a set."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
     """Of every model."""
     seed: int = 0
@@ -158,7 +163,7 @@ def run_active_loop(options: ActiveOptions, log: Log) -> tuple[Progress, Trained
     """Collects and trains in turn until time is up.
 
     Rounds are written down as they end, so that a loop that was killed loses one at most; samples of the killed one
-    stay. SIGTERM ends the collector, too, and raises SystemExit.
+    stay.
 
     Args:
         options: What to do.
@@ -169,9 +174,9 @@ def run_active_loop(options: ActiveOptions, log: Log) -> tuple[Progress, Trained
 
     Raises:
         SampleStoreError: If there are too few samples even after the first collection.
-        ExecutionError: If a collector failed; the text has its last line.
+        SystemExit: If SIGTERM ended it.
     """
-    with _terminated_as_exit():
+    with termination_raised():
         return _Loop(options, log).run()
 
 
@@ -282,28 +287,27 @@ class _Loop:
 
 
 def collect(store: Path, where: str, seconds: float, options: ActiveOptions, registry: Path | None) -> None:
-    """Runs `autoshard collect` as a process of its own, which is ended with this one.
+    """Adds samples to a store.
 
     Raises:
-        ExecutionError: If it fails.
+        AutoshardError: If nothing can be measured.
+        SystemExit: If SIGTERM ended it; what was measured stays.
     """
-    command = [
-        *(sys.executable, "-c", _COMMAND_LINE, "collect", "--store", str(store), "--json"),
-        *("--where", where, "--seconds", f"{seconds:.1f}", "--device", _kind_of(options.device)),
-        *(("--registry", str(registry)) if registry is not None else ()),
-        *options.collect_arguments,
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        _, said = process.communicate()
-    except BaseException:
-        # It keeps what it measured, and is gone within a round of its own.
-        process.send_signal(signal.SIGTERM)
-        process.communicate()
-        raise
-    if process.returncode:
-        lines = said.strip().splitlines() or [f"exit code {process.returncode}"]
-        raise ExecutionError(f"collecting failed: {lines[-1]}", source=str(store))
+    outcomes = run_collection(
+        CollectOptions(
+            store=store,
+            device=_kind_of(options.device),
+            seconds=seconds,
+            where=parse_where(where),
+            registry=registry,
+            tables=options.tables,
+            scale=options.scale,
+            max_tables=options.max_tables,
+            seed=secrets.randbits(32),
+        )
+    )
+    if any(outcome.is_terminated for outcome in outcomes):
+        raise SystemExit(TERMINATED_EXIT_CODE)
 
 
 def _kind_of(device: str | None) -> str:
@@ -317,20 +321,6 @@ def _is_here(key: str) -> bool:
     return (key == _HOST) == (_kind_of(None) == _HOST)
 
 
-@contextmanager
-def _terminated_as_exit() -> Iterator[None]:
-    """Makes SIGTERM raise SystemExit, so that the collector does not outlive the loop."""
-
-    def leave(*_: object) -> None:
-        raise SystemExit(_TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _store_to_compare(store: Path, copy: Path) -> Path:
     """A store with the samples of another; a copy that is there already stays as it is."""
     if not copy.is_dir():
@@ -341,3 +331,45 @@ def _store_to_compare(store: Path, copy: Path) -> Path:
             shutil.copytree(folder, staging / folder.name)
         staging.rename(copy)
     return copy
+
+
+def main(
+    store: Annotated[Path, typer.Option(help="Folder of samples; made when missing.")],
+    seconds: Annotated[float, typer.Option(help="Time for all, training included.")] = 3600.0,
+    device: Annotated[str | None, typer.Option(help="Key of the device. [default: that of this machine]")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of collecting and training.")] = 5,
+    tables: Annotated[str, typer.Option(help="Tables to measure: a file, or the name of bundled ones.")] = "metasyn",
+    scale: Annotated[int, typer.Option(min=1, help="Divides rows and batch.")] = 64,
+    updates: Annotated[int | None, typer.Option(min=1, help="Updates of each training.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of held-out sets and of training.")] = 0,
+    as_json: console.JsonOption = False,
+) -> None:
+    """Compares sets chosen where the cost model is least certain with sets chosen at random.
+
+    Each way of choosing has a store of its own, and is measured and trained on in turn until time is up. The rounds
+    are kept beside the samples, and a later run goes on.
+
+    Example:
+        python -m studies active --store samples --seconds 3600
+    """
+    from studies.cost_models.active_report import active_report, active_result, active_table
+
+    training = TrainingOptions() if updates is None else TrainingOptions(schedule=Shuffled(num_updates=updates))
+    options = ActiveOptions(
+        store=store,
+        seconds=seconds,
+        device=device,
+        num_rounds=rounds,
+        compare_random=True,
+        tables=tables,
+        scale=scale,
+        training=training,
+        seed=seed,
+    )
+    with console.working("Collecting and training"):
+        progress, _ = run_active_loop(options, console.log)
+    try:
+        write_report(active_report(progress), active_folder(store, progress.device), "curve")
+    except ImageError as error:  # the numbers are there
+        console.log(str(error))
+    console.emit(active_result(progress), active_table(progress), as_json=as_json)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from autoshard.report.figures import BLUE, GREY, GRID, ORANGE, in_house_style
 from autoshard.report.images import FigureReport, NumberTable, Section
-from costmodel.active import Progress
+from studies.cost_models.active import Progress
 
 _COLOURS: Final = {"uncertain": BLUE, "random": ORANGE}
 _NAMES: Final = {"uncertain": "where the model is least certain", "random": "random sets"}

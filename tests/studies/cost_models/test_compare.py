@@ -1,0 +1,29 @@
+"""The study of cost models, from samples to report."""
+
+import json
+
+import pytest
+
+from autoshard.report.images import ImageError, find_browser
+
+
+def test_report_of_the_committed_samples(store, tmp_path, run_study, capsys):
+    try:
+        find_browser()
+    except ImageError as error:
+        pytest.skip(str(error))
+    folder = tmp_path / "report"
+    assert run_study("cost-models", "--store", store, "-o", folder, "--quick", "--updates", 1000) == 0
+    said = capsys.readouterr().err
+    for ending in ("-ablation.png", "-coverage.png", "-groups.png", "-tables.png", ".html", ".json", ".md", ".png"):
+        assert str(folder / f"cost-cpu{ending}") in said
+    numbers = json.loads((folder / "cost-cpu.json").read_text())
+    assert numbers["accuracy"]["random.held_out"]["kernel_model"]["relative_error"]["mean"] < 0.1
+    assert "| kernel model |" in (folder / "cost-cpu.md").read_text(encoding="utf-8")
+    assert (folder / "cost-cpu.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.smoke
+def test_a_store_that_is_missing_is_named(tmp_path, run_study, capsys):
+    assert run_study("cost-models", "--store", tmp_path / "none", "-o", tmp_path) != 0
+    assert str(tmp_path / "none") in capsys.readouterr().err
