@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard import console
+from autoshard.commands.arguments import check_needed, positive_option, seed_option
 from costmodel.publishing import (
     Alias,
     AliasOption,
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
 
 
 def train_cost(
+    context: typer.Context,
     store: Annotated[Path, typer.Option(help="Folder with samples, made by `autoshard collect`.")],
     registry: RegistryOption = None,
     device: Annotated[
         str | None, typer.Option(help="Key of the device to train for; may be left out if the store has one only.")
     ] = None,
     updates: Annotated[int | None, typer.Option(min=1, help="Number of updates; more take longer.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the weights and of which samples are held out.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the weights and of the choice of held-out samples.")] = 0,
     alias: AliasOption = Alias.PRODUCTION,
     publish: PublishOption = True,
     force: ForceOption = False,
@@ -49,13 +51,15 @@ def train_cost(
     active: Annotated[
         bool, typer.Option("--active", help="Collect where the model is least certain and train, in turn.")
     ] = False,
-    seconds: Annotated[float | None, typer.Option(help="With --active: time for all.")] = None,
+    seconds: Annotated[float | None, positive_option("With --active: time for collecting and training.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="With --active: rounds of collecting and training.")] = 5,
     compare_random: Annotated[
         bool, typer.Option("--compare-random", help="With --active: collect at random as well, into another store.")
     ] = False,
     tables: Annotated[str | None, typer.Option(help="With --active: tables to measure, as `collect` has it.")] = None,
-    scale: Annotated[int | None, typer.Option(help="With --active: divide rows and batch, as `collect` does.")] = None,
+    scale: Annotated[
+        int | None, typer.Option(min=1, help="With --active: divide rows and batch, as `collect` does.")
+    ] = None,
     as_json: console.JsonOption = False,
 ) -> None:
     """Trains the cost model of a device from samples, and makes it the production version unless it is worse.
@@ -82,15 +86,12 @@ def train_cost(
     from costmodel.schedules import Shuffled
     from costmodel.training import TrainingOptions
 
-    if seed < 0:
-        raise InvalidOptionError(f"must be at least 0, got {seed}", field="seed")
-    _check_together(
-        active=active,
-        needs_active={"seconds": seconds, "tables": tables, "scale": scale, "compare-random": compare_random},
-    )
-    if quick and report is None:
-        raise InvalidOptionError("needs --report", field="quick")
+    check_needed(context, "--active", active, "--seconds", "--rounds", "--compare-random", "--tables", "--scale")
+    check_needed(context, "--report", report is not None, "--quick", "--workers")
+    check_needed(context, "--publish", publish, "--alias")
     publishing = publish_options(publish=publish, alias=alias, force=force)
+    if active and seconds is None:
+        raise InvalidOptionError("must be given with --active", field="--seconds")
     options = TrainingOptions()
     if updates is not None:
         options = replace(options, schedule=Shuffled(num_updates=updates))
@@ -118,16 +119,6 @@ def train_cost(
     from rich.console import Group
 
     console.emit(results[0] if len(results) == 1 else {"models": results}, Group(*shown), as_json=as_json)
-
-
-def _check_together(*, active: bool, needs_active: dict[str, object]) -> None:
-    from autoshard.core.errors import InvalidOptionError
-
-    for name, value in needs_active.items():
-        if value and not active:
-            raise InvalidOptionError("needs --active", field=name)
-    if active and needs_active["seconds"] is None:
-        raise InvalidOptionError("must be given with --active", field="seconds")
 
 
 def _devices(store: Path, device: str | None, *, is_report: bool) -> tuple[str | None, ...]:

@@ -15,7 +15,7 @@ def serve(
     registry: RegistryOption = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Plans that are made at the same time.")] = 2,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that running requests may take to end after SIGTERM.")
+        float, typer.Option(min=0, max=86400, help="Seconds that running requests may take to end after SIGTERM.")
     ] = 10.0,
 ) -> None:
     """Serves plans over REST until it is told to stop; logs go to standard error.

@@ -9,6 +9,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from autoshard.commands.arguments import seed_option
 from autoshard.console import JsonOption, emit, progress
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def run(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples per step over all processes. Left out: the plan's.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.")] = 0,
+    seed: Annotated[int, seed_option("Seed of weights and batches.")] = 0,
     device: Annotated[str, typer.Option(help="`auto` (GPUs if there are enough), `cpu` or `cuda`.")] = "auto",
     as_json: JsonOption = False,
 ) -> None:

@@ -14,6 +14,7 @@ from autoshard.commands.arguments import (
     SeedOption,
     TablesArgument,
     TimeLimitOption,
+    check_needed,
     parse_settings,
 )
 from autoshard.console import JsonOption, emit, log, progress
@@ -31,6 +32,7 @@ _RANKS = "8,16,32,64,128,256,512,1024,2048,4096"
 
 
 def simulate(
+    context: typer.Context,
     tables: TablesArgument,
     topology: Annotated[
         str,
@@ -97,6 +99,10 @@ def simulate(
     from autoshard.report.simulation import simulation_report, simulation_table
     from autoshard.simulation import Lengths, Simulator, sweep_points
 
+    check_needed(
+        context, "--groups or --group-size", groups is not None or group_size is not None, "--layout", "--sync-every"
+    )
+    check_needed(context, "--batches above 0", batches > 0, "--lengths")
     task = load_tables(tables)
     if lengths not in list(Lengths):
         raise InvalidOptionError(f"must be one of {', '.join(Lengths)}; got {shown(lengths)}", field="--lengths")

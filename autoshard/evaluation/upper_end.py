@@ -19,6 +19,7 @@ from autoshard.core.costs import (
     LinkBytes,
     MeasuredRange,
     MsArray,
+    OutsideRange,
 )
 from autoshard.core.dense import DenseShape
 from autoshard.core.step import UPPER_END
@@ -51,7 +52,7 @@ class UpperEndKernels:
         """What answers say."""
         return self.model.name + UPPER_END
 
-    def notes(self, shards: Sequence[LocalShard]) -> tuple[str, ...]:
+    def notes(self, shards: Sequence[LocalShard]) -> tuple[OutsideRange, ...]:
         """Those of the model, if it has any."""
         return self.model.notes(shards) if isinstance(self.model, MeasuredRange) else ()
 
