@@ -40,6 +40,7 @@ __all__ = [
     "COST_MODEL_GROUP",
     "STEP_MODEL_GROUP",
     "OptionHelp",
+    "PlanRequest",
     "PlannerHelp",
     "Risk",
     "compare",

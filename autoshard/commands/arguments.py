@@ -55,15 +55,15 @@ RegistryOption = Annotated[
         exists=True,
         file_okay=False,
         show_default="$AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry",
-        help="Folder of trained models. Without one for the device there, the one that comes with autoshard is used, "
-        "and if there is none, an analytic model.",
+        help="Folder of trained models. Devices without a model there are priced by the one that comes with "
+        "autoshard, or else analytically.",
     ),
 ]
 RiskOption = Annotated[
     Risk,
     typer.Option(help="Plan for the mean or the 95th percentile of predicted times."),
 ]
-SeedOption = Annotated[int, seed_option("Same seed, same plan, time limits aside.")]
+SeedOption = Annotated[int, seed_option("Seed of random choices. Same seed, same plan, unless time runs out.")]
 TimeLimitOption = Annotated[float, positive_option("Seconds for planners that improve their plan until time is up.")]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def import_tables(
     context: typer.Context,
     source: Annotated[str, typer.Argument(help="A file, a folder, or the name of bundled tables.", metavar="SRC")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the tables.json goes.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write the tables to.")],
     format: Annotated[
         str | None,
         typer.Option(
@@ -33,12 +33,12 @@ def import_tables(
     ] = None,
     part: Annotated[
         str | None,
-        typer.Option(metavar="K/N", help="Keep the K-th of N parts of the tables; parts share none."),
+        typer.Option(metavar="K/N", help="Keep the K-th of N parts of the tables; no table is in two parts."),
     ] = None,
     num_tables: Annotated[int | None, typer.Option(min=1, help="Draw this many of the tables.")] = None,
     seed: Annotated[int, seed_option("Seed of the draw, with --num-tables.")] = 0,
     scale: Annotated[
-        int, typer.Option(min=1, help="Divide rows and batch alike, so that a smaller machine can hold the task.")
+        int, typer.Option(min=1, help="Divide rows and batch by this, so that a smaller machine can hold the task.")
     ] = 1,
     as_json: JsonOption = False,
 ) -> None:

@@ -39,10 +39,10 @@ def plan(
     risk: RiskOption = Risk.MEAN,
     replay_refine: RefineOption = None,
     device: DeviceOption = "auto",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the plan goes.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Plans which rank holds which table.
+    """Plans how tables are sharded over ranks: which rank holds which rows and columns.
 
     Example:
         autoshard import metasyn --num-tables 80 --seed 1 --scale 64 -o tables.json
@@ -74,13 +74,13 @@ def plan(
 
 
 def evaluate(
-    plan: Annotated[Path, typer.Argument(help="Plan to price, whoever made it.", metavar="PLAN")],
+    plan: Annotated[Path, typer.Argument(help="Plan to price.", metavar="PLAN")],
     registry: RegistryOption = None,
     risk: RiskOption = Risk.MEAN,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the priced plan goes.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write the priced plan to.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Prices a plan anew: kernels, exchange and memory of every rank.
+    """Prices a plan: kernels, exchange and memory of every rank.
 
     Example:
         autoshard evaluate plan.json --registry registry -o priced.json

@@ -72,14 +72,16 @@ def simulate(
     batches: Annotated[int, typer.Option(min=0, help="Batches to draw per point, for the spread; 0 for none.")] = 100,
     lengths: Annotated[
         str,
-        typer.Option(help="Ids per sample: declared (the features' variance; none is a fixed length) or poisson."),
+        typer.Option(help="Ids per sample: declared (the features' variance; without one, a fixed length) or poisson."),
     ] = "declared",
     seed: SeedOption = 0,
     registry: RegistryOption = None,
     risk: RiskOption = Risk.MEAN,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="JSON file of the points; those that are in it are not computed again."),
+        typer.Option(
+            "--output", "-o", help="JSON file of the points; points that it already has are not computed again."
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write a page with the curves.")] = None,
     png: Annotated[Path | None, typer.Option(help="Also draw the curves as an image.")] = None,
@@ -87,8 +89,8 @@ def simulate(
 ) -> None:
     """Simulates training steps on clusters of any size: plans and prices every combination.
 
-    Points that do not fit the memory are rows that say so. Kernels, collectives and dense layers are priced by the
-    models that plans are made with; a device without a trained model is priced from published bandwidths.
+    Points that do not fit the memory are listed with the reason. The models that price plans price kernels, collectives
+    and dense layers; devices without a trained model are priced from published bandwidths.
 
     Examples:
         autoshard simulate criteo-1tb --ranks 8,64,512 --batch-per-rank 2048

@@ -113,12 +113,12 @@ class MeasuredRange(Protocol):
 
 
 class Risk(StrEnum):
-    """Which end of predictions' intervals plans are made for."""
+    """The predicted time that plans are made for: the mean, or the 95th percentile."""
 
     MEAN = "mean"
     """The predicted values."""
     HIGH = "high"
-    """The upper ends: what is exceeded once in twenty."""
+    """The upper ends of the 90% intervals: the 95th percentiles."""
 
 
 #: Collectives by torch.distributed's names.

@@ -1,4 +1,4 @@
-"""Models that price at the upper end of another model's intervals, for planners that rather err on the safe side.
+"""Models that price at the upper end of another model's intervals.
 
 Shape suffixes: N shards or parts of dense layers, S sets of shards, H width of a code, R ranks.
 """
@@ -43,7 +43,7 @@ def at_upper_end(costs: Costs, device: str) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class UpperEndKernels:
-    """Kernel times that are exceeded once in twenty, if the model's intervals hold."""
+    """95th percentiles of kernel times, if the model's intervals hold."""
 
     model: CostModel
 
@@ -79,7 +79,7 @@ class UpperEndKernels:
 
 @dataclass(frozen=True, slots=True)
 class UpperEndComm:
-    """Times of collectives that are exceeded once in twenty, if the model's intervals hold."""
+    """95th percentiles of the times of collectives, if the model's intervals hold."""
 
     model: CommModel
 
@@ -120,7 +120,7 @@ class UpperEndComm:
 
 @dataclass(frozen=True, slots=True)
 class UpperEndDense:
-    """Times of dense layers that are exceeded once in twenty, if the model's intervals hold."""
+    """95th percentiles of the times of dense layers, if the model's intervals hold."""
 
     model: DenseCostModel
 

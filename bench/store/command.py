@@ -28,17 +28,17 @@ def samples(
     context: typer.Context,
     store: Annotated[Path, typer.Argument(help="Folder with samples.")],
     device: Annotated[str | None, typer.Option(help="Look at this device only, such as `cpu` or `h200`.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write what the samples of kernels cover to this page.")] = None,
-    tables: Annotated[
-        str | None, typer.Option(help="With --html: tables whose regions should be covered, a file or a bundled name.")
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page of the regions that the samples of kernels cover.")
     ] = None,
+    tables: Annotated[str | None, typer.Option(help="With --html: tables to cover, a file or a bundled name.")] = None,
     scale: Annotated[int, typer.Option(min=1, help="With --tables: divide their rows and batch by this.")] = 64,
     as_json: console.JsonOption = False,
 ) -> None:
-    """Shows what a store of samples holds, and checks that nothing in it is damaged.
+    """Shows what a store of samples holds, and checks its files for damage.
 
-    Samples of kernels are shown by device, with how many are noisy (their runs disagreed: models are not trained on
-    them), were measured again, or were measured while the device held its clock back; copies count once.
+    Counts the samples of kernels by device, and how many of them are noisy (their runs differ too much; models are not
+    trained on them), were measured again, or were measured at a throttled clock. Copies count once.
 
     Example:
         autoshard samples samples --html coverage.html --tables metasyn
