@@ -21,7 +21,7 @@ from autoshard.core import (
     Topology,
     local_shard,
 )
-from autoshard.core.costs import MeasuredRange, Risk, StepModels
+from autoshard.core.costs import MeasuredRange, OutsideRange, Risk, StepModels
 from autoshard.core.errors import AutoshardError, InvalidPlanError, ModelError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
@@ -37,6 +37,7 @@ from autoshard.plugins import kernel_model_loaders, step_model_loaders
 
 __all__ = [
     "OptionHelp",
+    "PlanRequest",
     "PlannerHelp",
     "Risk",
     "compare",
@@ -51,8 +52,7 @@ __all__ = [
     "step_models",
 ]
 
-#: Notes that a line of the log has room for, and characters that a text of `plan.json` has.
-_NOTES_SHOWN = 3
+#: Characters that a text of `plan.json` has.
 _MAX_CHARACTERS = 512
 
 _log = logging.getLogger(__name__)
@@ -130,11 +130,18 @@ def _costs_of(shards: Sequence[LocalShard], topology: Topology, registry: Path |
         _log.warning("%s cannot price this, so %s does: %s", model.name, analytic.name, error)
         model = analytic
     if isinstance(model, MeasuredRange) and (notes := model.notes(shards)):
-        shown = "; ".join(notes[:_NOTES_SHOWN]) + ("; ..." if len(notes) > _NOTES_SHOWN else "")
-        _log.warning("%s was trained on nothing like %d of these shards: %s", model.name, len(notes), shown)
+        _log.warning("%s: %s", model.name, _range_warning(notes))
     others = step_models(topology.device, registry)
     costs = Costs(kernel=model, comm=others.comm or AlphaBetaComm(), dense=others.dense, step=others.step)
     return at_upper_end(costs, topology.device) if risk is Risk.HIGH else costs
+
+
+def _range_warning(notes: Sequence[OutsideRange]) -> str:
+    """How many shards lie outside the trained range, with the worst value of each field that puts them there."""
+    worst = {note.field: note for note in sorted(notes, key=lambda note: note.excess)}
+    faults = "; ".join(note.fault for note in sorted(worst.values(), key=lambda note: -note.excess))
+    count = "1 shard lies" if len(notes) == 1 else f"{len(notes):,} shards lie"
+    return f"{count} outside the range this model was trained on ({faults}): expect wider errors"
 
 
 def make_plan(planner_name: str, request: PlanRequest) -> ShardingPlan:
@@ -204,15 +211,16 @@ def _finished(plan: ShardingPlan, costs: Costs, provenance: Provenance) -> Shard
     return replace(plan, predicted=evaluate(plan, costs), provenance=replace(provenance, models=models))
 
 
-def _notes_text(notes: Sequence[str]) -> str:
-    """As many notes as a text of `plan.json` holds, and how many more there are."""
-    for count in range(min(len(notes), _MAX_CHARACTERS), 0, -1):
-        left = len(notes) - count
-        told = [*notes[:count], *([f"and {left} more"] if left else [])]
-        text = "outside of what was measured, so with wider intervals: " + "; ".join(told)
+def _notes_text(notes: Sequence[OutsideRange]) -> str:
+    """The warning, and after it the names of as many tables as a text of `plan.json` holds."""
+    summary = _range_warning(notes)
+    names = list(dict.fromkeys(note.table for note in notes))
+    for count in range(min(len(names), _MAX_CHARACTERS), 0, -1):
+        left = len(names) - count
+        text = f"{summary}; tables: {', '.join(names[:count])}" + (f" and {left} more" if left else "")
         if len(text) <= _MAX_CHARACTERS:
             return text
-    return f"{len(notes)} shards are outside of what was measured, so with wider intervals"
+    return summary
 
 
 def compare(

@@ -21,7 +21,7 @@ def replay(
 ) -> None:
     """Measures the embedding kernels of every rank of a plan on this machine.
 
-    The ceiling is what the machine itself allows: the balance of as many ranks that all run the same shards.
+    Measures the ceiling, too: the balance of as many ranks with identical work. Differences above it are noise.
 
     Example:
         autoshard replay plan.json

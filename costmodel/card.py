@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from autoshard.core import LocalShard
+from autoshard.core.costs import OutsideRange
 from autoshard.core.errors import ModelError
 from autoshard.core.quoting import shown
 from costmodel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling
@@ -56,14 +57,15 @@ class Coverage:
                 field="kernel_kind",
             )
 
-    def outside(self, shard: LocalShard) -> str | None:
-        """In which way the shard lies outside of what was measured; None if it does not."""
+    def outside(self, shard: LocalShard) -> OutsideRange | None:
+        """The field by which the shard lies furthest outside the trained range; None if it is inside."""
+        found = []
         for name in _RANGED:
             low, high = self.ranges[name]
-            value = getattr(shard, name)
+            value = float(getattr(shard, name))
             if value > high or (value < low and name not in _UPPER_ONLY):
-                return f"{shard.table}.{name} is {value:g}, measured were {low:g} to {high:g}"
-        return None
+                found.append(OutsideRange(table=shard.table, field=name, value=value, low=low, high=high))
+        return max(found, key=lambda one: one.excess, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard import console
+from autoshard.commands.arguments import check_needed, seed_option
 from costmodel.publishing import (
     Alias,
     AliasOption,
@@ -29,13 +30,14 @@ if TYPE_CHECKING:
 
 
 def train_cost(
+    context: typer.Context,
     store: Annotated[Path, typer.Option(help="Folder with samples, made by `autoshard collect`.")],
     registry: RegistryOption = None,
     device: Annotated[
         str | None, typer.Option(help="Key of the device to train for; may be left out if the store has one only.")
     ] = None,
     updates: Annotated[int | None, typer.Option(min=1, help="Number of updates; more take longer.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the weights and of which samples are held out.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the weights and of the choice of held-out samples.")] = 0,
     alias: AliasOption = Alias.PRODUCTION,
     publish: PublishOption = True,
     force: ForceOption = False,
@@ -53,12 +55,10 @@ def train_cost(
         autoshard train cost --store samples --alias candidate
         autoshard train cost --store samples --force
     """
-    from autoshard.core.errors import InvalidOptionError
     from costmodel.schedules import Shuffled
     from costmodel.training import TrainingOptions
 
-    if seed < 0:
-        raise InvalidOptionError(f"must be at least 0, got {seed}", field="seed")
+    check_needed(context, "--publish", publish, "--alias")
     publishing = publish_options(publish=publish, alias=alias, force=force)
     options = TrainingOptions()
     if updates is not None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.core import KernelCosts, LocalShard
-from autoshard.core.costs import CodeArray, MsArray
+from autoshard.core.costs import CodeArray, MsArray, OutsideRange
 from costmodel.card import CostModelCard
 from costmodel.features import shard_features
 from costmodel.predictor import NUM_OUTSIDE, CostPredictor, SetHead
@@ -91,8 +91,8 @@ class LearnedCostModel:
         """What `price` works with."""
         return self._predictor.set_head
 
-    def notes(self, shards: Sequence[LocalShard]) -> tuple[str, ...]:
-        """What to know about prices of these shards: which lie outside of what was measured, and how."""
+    def notes(self, shards: Sequence[LocalShard]) -> tuple[OutsideRange, ...]:
+        """Which of the shards lie outside the range that the model was trained on, and how; each once."""
         found = (self.card.coverage.outside(shard) for shard in shards)
         return tuple(dict.fromkeys(note for note in found if note is not None))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard import console
+from autoshard.commands.arguments import check_needed
 from autoshard.core.quoting import shown
 from costmodel.publishing import Alias, RegistryOption
 
@@ -76,6 +77,7 @@ class _Listed:
 
 
 def models(
+    context: typer.Context,
     action: Annotated[Action, typer.Argument(help="What to do.", show_default=True)] = Action.LIST,
     version: Annotated[
         str | None,
@@ -108,6 +110,7 @@ def models(
     from autoshard.core.errors import InvalidOptionError
     from costmodel.registry import Registry
 
+    check_needed(context, "promote or roll-back", action in (Action.PROMOTE, Action.ROLL_BACK), "--alias")
     if version is None and action in (Action.SHOW, Action.PROMOTE):
         raise InvalidOptionError(
             "needs an id, `production`, `candidate` or `shipped`", field="version", source=str(action)
@@ -180,7 +183,7 @@ def _find(listed: Sequence[_Listed], wanted: str) -> _Listed:
     if len(found) > 1:
         labels = ", ".join(item.label for item in found)
         raise UnknownNameError(
-            f"{shown(wanted)} is several models, --kind and --device choose: {labels}", field="version"
+            f"{shown(wanted)} names several models; choose one by --kind and --device: {labels}", field="version"
         )
     return found[0]
 
@@ -191,7 +194,7 @@ def _move(
     """Has an alias name another version."""
     if action is Action.ROLL_BACK:  # of what the registry has named; shipped aliases are not ours to change
         listed = [item for item in listed if store.history(item.version.kind, item.version.name, alias)]
-    item = _find(listed, alias if wanted is None else wanted).version
+    item = _find(listed, str(alias) if wanted is None else wanted).version
     if action is Action.PROMOTE:
         identity = store.promote(item.kind, item.name, item.id, alias)
     else:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -34,6 +33,7 @@ from safetensors.numpy import load, save
 
 from autoshard.core.errors import ModelError
 from autoshard.core.quoting import shown
+from autoshard.core.topology import DEVICE_KEY
 from costmodel.aliases import ALIASES, CANDIDATE, LEFTOVER_SECONDS, PRODUCTION, VERSION_ID, Action, AliasEntry, AliasLog
 
 __all__ = [
@@ -55,7 +55,6 @@ REGISTRY_VARIABLE = "AUTOSHARD_REGISTRY"
 SHIPPED_VARIABLE = "AUTOSHARD_SHIPPED_MODELS"
 _WEIGHTS, _CARD = "weights.safetensors", "card.json"
 _WEIGHTS_DIGEST = "weights_sha256"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _STAGING = ".publish-"
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -325,7 +324,7 @@ class Registry:
 
     def _folder(self, kind: str, name: str) -> Path:
         for label, value in (("kind", kind), ("name", name)):
-            if not _NAME.fullmatch(value):
+            if not DEVICE_KEY.fullmatch(value):
                 raise ModelError(f"must be letters, digits, '.', '_' or '-', got {shown(value)}", field=label)
         return self.root / kind / name
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard import console
+from autoshard.commands.arguments import check_needed, seed_option
 from autoshard.core.quoting import shown
 from costmodel.publishing import (
     Alias,
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
 
 #: Runs that a calibration needs.
 _FEWEST_RUNS = 4
+_OF_CALIBRATION = ("--nproc", "--steps", "--repeats", "--tables", "--scale", "--seed")
 #: Memory of a process for the tables of a calibration run.
 _RUN_BYTES = 8 << 30
 
 
 def train_step(
+    context: typer.Context,
     store: Annotated[
         Path | None, typer.Option(help="Folder with samples of collectives and dense layers; none to calibrate only.")
     ] = None,
@@ -43,14 +46,19 @@ def train_step(
         str | None, typer.Option(help="Key of the device to train for; may be left out if the store has one only.")
     ] = None,
     calibrate: Annotated[
-        int, typer.Option(min=0, help="Runs of small plans on this machine that steps are calibrated on; 0 for none.")
+        int,
+        typer.Option(
+            min=0, help=f"Runs of small plans on this machine to calibrate steps on: 0, or at least {_FEWEST_RUNS}."
+        ),
     ] = 0,
-    nproc: Annotated[int, typer.Option(min=2, help="Processes of those runs.")] = 2,
-    steps: Annotated[int, typer.Option(min=1, help="Measured steps of those runs.")] = 20,
-    repeats: Annotated[int, typer.Option(min=1, help="Times that each plan runs; the quickest counts.")] = 2,
-    tables: Annotated[str, typer.Option(help="Pool that tasks of those runs are drawn from.")] = "metasyn",
-    scale: Annotated[int, typer.Option(min=1, help="Divides the rows of the pool.")] = 64,
-    seed: Annotated[int, typer.Option(min=0, help="Of those runs.")] = 0,
+    nproc: Annotated[int, typer.Option(min=2, help="With --calibrate: processes of a run.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="With --calibrate: measured steps of a run.")] = 20,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="With --calibrate: times that each plan runs; the quickest counts.")
+    ] = 2,
+    tables: Annotated[str, typer.Option(help="With --calibrate: pool that tasks are drawn from.")] = "metasyn",
+    scale: Annotated[int, typer.Option(min=1, help="With --calibrate: divide the rows of the pool.")] = 64,
+    seed: Annotated[int, seed_option("With --calibrate: seed of the runs.")] = 0,
     alias: AliasOption = Alias.PRODUCTION,
     publish: PublishOption = True,
     force: ForceOption = False,
@@ -75,7 +83,9 @@ def train_step(
     from costmodel.registry import Registry
 
     if 0 < calibrate < _FEWEST_RUNS:
-        raise InvalidOptionError(f"must be 0, or at least {_FEWEST_RUNS}, got {calibrate}", field="calibrate")
+        raise InvalidOptionError(f"must be 0, or at least {_FEWEST_RUNS}, got {calibrate}", field="--calibrate")
+    check_needed(context, "--calibrate", calibrate > 0, *_OF_CALIBRATION)
+    check_needed(context, "--publish", publish, "--alias")
     if store is None and not calibrate:
         raise InvalidOptionError("needs a store to train from, or runs to calibrate on", field="store")
     publishing = publish_options(publish=publish, alias=alias, force=force)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard import console
+from autoshard.commands.arguments import check_needed, positive_option, seed_option, share_option
 from autoshard.core.quoting import shown
 from costmodel.publishing import (
     Alias,
@@ -38,6 +39,7 @@ _TASKS, _LEARNING, _ENDING, _FILES = "Tasks", "Learning", "When to end", "Files"
 
 
 def train_policy(
+    context: typer.Context,
     registry: RegistryOption = None,
     alias: AliasOption = Alias.PRODUCTION,
     publish: PublishOption = True,
@@ -51,12 +53,14 @@ def train_policy(
     scale: Annotated[
         int,
         typer.Option(
-            help="Divides rows and batch of the pool; the cost model must cover that batch.", rich_help_panel=_TASKS
+            min=1,
+            help="Divides rows and batch of the pool; the cost model must cover that batch.",
+            rich_help_panel=_TASKS,
         ),
     ] = 64,
-    num_tasks: Annotated[int, typer.Option(help="Tasks to train on.", rich_help_panel=_TASKS)] = 90,
-    num_tables: Annotated[int, typer.Option(help="Tables per task.", rich_help_panel=_TASKS)] = 80,
-    num_ranks: Annotated[int, typer.Option(help="Ranks per task.", rich_help_panel=_TASKS)] = 8,
+    num_tasks: Annotated[int, typer.Option(min=1, max=1 << 20, help="Tasks to train on.", rich_help_panel=_TASKS)] = 90,
+    num_tables: Annotated[int, typer.Option(min=1, help="Tables per task.", rich_help_panel=_TASKS)] = 80,
+    num_ranks: Annotated[int, typer.Option(min=1, help="Ranks per task.", rich_help_panel=_TASKS)] = 8,
     items: Annotated[
         Items,
         typer.Option(
@@ -68,25 +72,23 @@ def train_policy(
     objective: Annotated[
         str,
         typer.Option(
-            help="What for: `balance` or `max_kernel` of kernel times, or `step`, with exchanges.",
+            help="What is optimised: `balance` or `max_kernel` of kernel times, or `step`, with exchanges.",
             rich_help_panel=_TASKS,
         ),
     ] = "balance",
     memory_fill: Annotated[
         float | None,
-        typer.Option(
-            help="Share of all memory that a task's tables take, such as 0.9. [default: memory without end]",
-            rich_help_panel=_TASKS,
-        ),
+        share_option("Share of all memory that a task's tables take. [default: unlimited memory]", panel=_TASKS),
     ] = None,
     device: Annotated[str, typer.Option(help="Key of the device that plans are for.", rich_help_panel=_TASKS)] = "cpu",
     algorithm: Annotated[
-        Algorithm, typer.Option(help="What learns; both train the same network.", rich_help_panel=_LEARNING)
+        Algorithm, typer.Option(help="Training algorithm; both train the same network.", rich_help_panel=_LEARNING)
     ] = Algorithm.VTRACE,
     actors: Annotated[
         int,
         typer.Option(
-            help="Processes that play while this one learns, with V-trace; 0 to do both in turns.",
+            min=0,
+            help="Processes that play episodes while this one learns, with V-trace; 0: this one does both in turns.",
             rich_help_panel=_LEARNING,
         ),
     ] = 0,
@@ -96,7 +98,7 @@ def train_policy(
     ray_address: Annotated[
         str,
         typer.Option(
-            help="Of the cluster: `auto`, HOST:PORT, or `local` to start one here.", rich_help_panel=_LEARNING
+            help="Address of the cluster: `auto`, HOST:PORT, or `local` to start one here.", rich_help_panel=_LEARNING
         ),
     ] = "auto",
     reward: Annotated[
@@ -107,7 +109,7 @@ def train_policy(
         ),
     ] = RewardSource.MODEL,
     measured_share: Annotated[
-        float, typer.Option(help="That share, for --reward mixed.", rich_help_panel=_LEARNING)
+        float, share_option("With --reward mixed: share of the updates with measured rewards.", panel=_LEARNING)
     ] = 0.1,
     joint: Annotated[
         bool,
@@ -120,20 +122,20 @@ def train_policy(
     store: Annotated[
         Path | None, typer.Option(help="Folder with samples, for --joint.", rich_help_panel=_LEARNING)
     ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Of the weights, the tasks and what is tried.", rich_help_panel=_LEARNING)
-    ] = 0,
-    updates: Annotated[int | None, typer.Option(help="Ends after so many updates.", rich_help_panel=_ENDING)] = None,
+    seed: Annotated[int, seed_option("Seed of the weights, the tasks and the actions.", rich_help_panel=_LEARNING)] = 0,
+    updates: Annotated[
+        int | None, typer.Option(min=1, help="Ends after so many updates.", rich_help_panel=_ENDING)
+    ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(
-            help=f"Ends after so many seconds. [default: {_DEFAULT_SECONDS:g}, without --updates]",
-            rich_help_panel=_ENDING,
+        positive_option(
+            f"Ends after so many seconds. [default: {_DEFAULT_SECONDS:g}, without --updates]", rich_help_panel=_ENDING
         ),
     ] = None,
     patience: Annotated[
         int | None,
         typer.Option(
+            min=0,
             help="Ends after so many evaluations in a row, one every 10 updates, that are not at least 0.05% better; "
             f"0 for never. [default: {_DEFAULT_PATIENCE} with --seconds above {_DEFAULT_SECONDS:g}, else never]",
             rich_help_panel=_ENDING,
@@ -159,9 +161,8 @@ def train_policy(
     of the difference, and by more than 0.1%, it goes to the registry without an alias, and the exit code is 0. --force
     promotes it anyway, as `autoshard models promote` does. The cost model of this training predicts all these times.
 
-    It learns on the device's cost model, so nothing is measured unless asked for; `autoshard train cost` makes that
-    model first. Seeds of tasks are out of reach of `--seed` of other commands, so any task that you draw is new to the
-    policy.
+    Rewards come from the device's cost model (`autoshard train cost`), so nothing is measured unless --reward says so.
+    Seeds of training tasks lie above those that `--seed` takes, so the policy has not seen any task that you draw.
 
     Examples:
         autoshard train policy --registry registry --seconds 75
@@ -177,6 +178,9 @@ def train_policy(
     from policies.runs import RunOptions, TaskOptions
     from policies.training_options import TrainingOptions
 
+    check_needed(context, "--ray", ray, "--ray-address")
+    check_needed(context, "--reward mixed", reward is RewardSource.MIXED, "--measured-share")
+    check_needed(context, "--publish", publish, "--alias")
     options = RunOptions(
         tasks=TaskOptions(
             tables=tables,

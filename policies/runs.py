@@ -52,7 +52,7 @@ class TaskOptions:
         device: Key of the device kind.
         items: What is placed.
         objective: What for.
-        memory_fill: Share of all memory that a task's tables take; None for memory without end.
+        memory_fill: Share of all memory that a task's tables take; None for unlimited memory.
     """
 
     tables: str = "metasyn"

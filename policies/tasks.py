@@ -72,7 +72,7 @@ class TaskKind:
         num_tables: Tables per task.
         num_ranks: Ranks per task.
         items: What is placed.
-        memory_fill: Share of all memory that a task's tables take if each is held once; None for memory without end.
+        memory_fill: Share of all memory that a task's tables take if each is held once; None for unlimited memory.
             Where not even a single placement is found, there is as little more memory as it takes.
     """
 

@@ -63,7 +63,7 @@ class TrainedPolicy:
         training: Options, counts and scores of the training, for information.
         items: What it was trained to place.
         objective: What for.
-        memory_fill: Share of all memory that tables of its training took; None for memory without end.
+        memory_fill: Share of all memory that tables of its training took; None for unlimited memory.
         version: In the registry that it comes from, if it does, and whether that came with this package.
     """
 

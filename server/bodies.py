@@ -7,10 +7,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autoshard.core.errors import FormatError
+from autoshard.core.seeds import MAX_SEED
 
 MAX_TIME_LIMIT_S = 60.0
-#: Seeds go through numpy, JavaScript and JSON unchanged.
-MAX_SEED = 2**53 - 1
 
 _Name = Annotated[str, Field(min_length=1, max_length=512)]
 _Option = bool | int | float | Annotated[str, Field(max_length=512)]

@@ -13,14 +13,16 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     registry: RegistryOption = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Plans that are made at the same time.")] = 2,
+    workers: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes that make plans, one plan at a time each.")
+    ] = 2,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that running requests may take to end after SIGTERM.")
+        float, typer.Option(min=0, max=86400, help="Seconds that running requests may take to end after SIGTERM.")
     ] = 10.0,
 ) -> None:
-    """Serves plans over REST until it is told to stop; logs go to standard error.
+    """Serves plans over REST until SIGTERM or SIGINT; logs go to standard error.
 
-    POST /v1/plans makes a plan, /docs describes the service, /livez and /readyz say how it is.
+    POST /v1/plans makes a plan, /docs describes the service, /livez and /readyz report its state.
 
     Example:
         autoshard serve --registry registry

@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from autoshard.core.costs import Risk
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
+from autoshard.core.seeds import MAX_SEED
+
+
+def seed_option(help: str, **settings: Any) -> Any:
+    """The option `--seed`, of every command that draws."""
+    return typer.Option(min=0, max=MAX_SEED, help=help, **settings)
+
+
+def positive_option(help: str, **settings: Any) -> Any:
+    """An option that takes finite numbers above 0."""
+    return typer.Option(callback=_positive, metavar="<float above 0>", help=help, **settings)
+
+
+def share_option(help: str, *, panel: str) -> Any:
+    """An option that takes a share above 0 and up to 1."""
+    return typer.Option(callback=_share, metavar="<float above 0 to 1>", help=help, rich_help_panel=panel)
+
+
+def _positive(value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise typer.BadParameter(f"must be a number above 0, got {value:g}")
+    return value
+
+
+def _share(value: float | None) -> float | None:
+    if value is not None and not 0 < value <= 1:
+        raise typer.BadParameter(f"must be a number above 0 and up to 1, got {value:g}")
+    return value
+
 
 TablesArgument = Annotated[
     str,
@@ -25,18 +55,34 @@ RegistryOption = Annotated[
         exists=True,
         file_okay=False,
         show_default="$AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry",
-        help="Folder of trained models. Without one for the device there, the one that comes with autoshard is used, "
-        "and if there is none, an analytic model.",
+        help="Folder of trained models. Devices without a model there are priced by the one that comes with "
+        "autoshard, or else analytically.",
     ),
 ]
 RiskOption = Annotated[
     Risk,
-    typer.Option(help="Which end of the predictions' intervals counts: the value, or what is exceeded once in twenty."),
+    typer.Option(help="Plan for the mean or the 95th percentile of predicted times."),
 ]
-SeedOption = Annotated[int, typer.Option(min=0, help="Same seed, same plan, time limits aside.")]
-TimeLimitOption = Annotated[
-    float, typer.Option(min=0, help="Seconds that a planner may use which improves its plan as long as it may.")
-]
+SeedOption = Annotated[int, seed_option("Seed of random choices. Same seed, same plan, unless time runs out.")]
+TimeLimitOption = Annotated[float, positive_option("Seconds for planners that improve their plan until time is up.")]
+
+
+def check_needed(context: typer.Context, needed: str, is_given: bool, *options: str) -> None:
+    """Refuses options that do nothing without another one.
+
+    Args:
+        context: Of the command.
+        needed: The other option, as the user gives it.
+        is_given: Whether it is there.
+        options: Options that need it.
+
+    Raises:
+        InvalidOptionError: If one of them was given on the command line without the other.
+    """
+    for option in options:
+        source = context.get_parameter_source(option.removeprefix("--").replace("-", "_"))
+        if not is_given and source is not None and source.name == "COMMANDLINE":
+            raise InvalidOptionError(f"needs {needed}", field=option)
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, object]:

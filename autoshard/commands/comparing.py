@@ -17,6 +17,7 @@ from autoshard.commands.arguments import (
     TablesArgument,
     TimeLimitOption,
     TopologyOption,
+    check_needed,
     parse_settings,
 )
 from autoshard.commands.replaying import DeviceOption, RefineOption, refined
@@ -36,6 +37,7 @@ _REFINABLE, _REFINED = "auto", "auto, refined"
 
 
 def compare(
+    context: typer.Context,
     tables: TablesArgument,
     topology: TopologyOption,
     planners: Annotated[str, typer.Option(help="Names of planners, with commas between them.")],
@@ -70,6 +72,7 @@ def compare(
     from autoshard.planning import make_costs
     from autoshard.report import comparison_page, comparison_table
 
+    check_needed(context, "--replay or --replay-refine", replay or replay_refine is not None, "--device")
     names = _names(planners)
     if replay_refine is not None and _REFINABLE not in names:
         raise InvalidOptionError(f"refines the plan of {_REFINABLE}, which --planners lacks", field="--replay-refine")
@@ -95,7 +98,8 @@ def compare(
     measured = _replay(rows, device) if replay else None
     if measured is not None:
         results = iter(measured.plans)
-        rows = [row if row.plan is None else replace(row, measured=next(results)) for row in rows]
+        noise = 1 - measured.ceiling.balance
+        rows = [row if row.plan is None else replace(row, measured=next(results), measured_noise=noise) for row in rows]
     notes = _notes(rows, measured)
     if html is not None:
         atomic_write(html, comparison_page(rows, notes))
@@ -163,10 +167,13 @@ def _replay(rows: Sequence[ComparedPlan], device: str) -> Replay:
 
 
 def _notes(rows: Sequence[ComparedPlan], measured: Replay | None) -> list[str]:
-    from autoshard.report import floor_ms
+    from autoshard.report import floor_ms, within_noise
     from autoshard.report.wording import write_ms, write_percent
 
     notes = []
+    level = within_noise(rows)
+    if len(level) > 1:
+        notes.append(f"Within noise: {', '.join(level)}.")
     floor = floor_ms(rows)
     models = sorted({row.plan.predicted.cost_model for row in rows if row.plan and row.plan.predicted})
     if floor is not None:
@@ -177,17 +184,18 @@ def _notes(rows: Sequence[ComparedPlan], measured: Replay | None) -> list[str]:
     if measured is not None:
         notes.append(
             f"Ceiling: ranks with identical work balance at {write_percent(measured.ceiling.balance)} on this machine "
-            f"({measured.device_name}); no measured balance tells more."
+            f"({measured.device_name}); differences above this are noise."
         )
     return notes
 
 
 def _document(rows: Sequence[ComparedPlan], measured: Replay | None) -> dict[str, object]:
-    from autoshard.report import BASELINE, floor_ms, speedups_over
+    from autoshard.report import BASELINE, floor_ms, speedups_over, within_noise
 
     speedups = speedups_over(BASELINE, rows)
     return {
         "floor_kernel_ms": floor_ms(rows),
+        "within_noise": list(within_noise(rows)),
         "ceiling_balance": measured.ceiling.balance if measured else None,
         "device_name": measured.device_name if measured else None,
         "planners": [

@@ -21,7 +21,7 @@ _RANKS_SHOWN = 6
 
 
 def explain(
-    plan: Annotated[Path, typer.Argument(help="Plan to explain, whoever made it.", metavar="PLAN")],
+    plan: Annotated[Path, typer.Argument(help="Plan to explain.", metavar="PLAN")],
     table: Annotated[
         list[str] | None, typer.Option("--table", help="Only this table, with all its alternatives; may be repeated.")
     ] = None,
@@ -29,9 +29,9 @@ def explain(
     risk: RiskOption = Risk.MEAN,
     as_json: JsonOption = False,
 ) -> None:
-    """Says why each table is held as it is: what every other way would make of the predicted step.
+    """Compares each table's sharding with every alternative, by the predicted step.
 
-    One table is changed at a time, at the best place for it, and all others stay as they are.
+    Changes one table at a time, placed where it is fastest, and leaves all others as they are.
 
     Example:
         autoshard explain plan.json --table t3
@@ -49,7 +49,7 @@ def _overview(found: Explanation) -> RenderableType:
     from rich.table import Table
 
     shown = Table(title=_title(found))
-    for name in ("table", "held", "ranks", "bytes per rank", "binds", "why"):
+    for name in ("table", "sharding", "ranks", "bytes per rank", "on the slowest rank of", "reason"):
         shown.add_column(name, justify="right" if name == "bytes per rank" else "left", overflow="fold")
     for one in found.tables:
         held = f"{one.hbm_bytes:,}"
@@ -68,7 +68,7 @@ def _details(found: Explanation) -> RenderableType:
             caption=f"{one.reason}. {_title(found)}, {one.without_ms:.6g} ms without it. At the slowest rank of: "
             f"{_binds(one) or 'no part'}.",
         )
-        for name in ("held otherwise", "step ms", "change", "bytes per rank", "ruled out"):
+        for name in ("alternative", "step ms", "change", "bytes per rank", "ruled out"):
             right = name in ("step ms", "change", "bytes per rank")
             shown.add_column(name, justify="right" if right else "left", overflow="fold")
         for other in one.alternatives:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autoshard.commands.arguments import parse_settings
+from autoshard.commands.arguments import check_needed, parse_settings, seed_option
 from autoshard.console import JsonOption, emit, progress
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 
 def import_tables(
+    context: typer.Context,
     source: Annotated[str, typer.Argument(help="A file, a folder, or the name of bundled tables.", metavar="SRC")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the tables.json goes.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write the tables to.")],
     format: Annotated[
         str | None,
         typer.Option(
             help="`bundled`, `tables-json`, `dlrm-datasets`, `tbe-data-config`, `id-batches` or `row-counts`. "
-            "Left out: told from the source (row-counts never is)."
+            "Left out: recognised from the source, except row-counts."
         ),
     ] = None,
     settings: Annotated[
@@ -32,12 +33,12 @@ def import_tables(
     ] = None,
     part: Annotated[
         str | None,
-        typer.Option(metavar="K/N", help="Keep the K-th of N parts of the tables; parts share none."),
+        typer.Option(metavar="K/N", help="Keep the K-th of N parts of the tables; no table is in two parts."),
     ] = None,
     num_tables: Annotated[int | None, typer.Option(min=1, help="Draw this many of the tables.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the draw, with --num-tables.")] = 0,
     scale: Annotated[
-        int, typer.Option(min=1, help="Divide rows and batch alike, so that a smaller machine can hold the task.")
+        int, typer.Option(min=1, help="Divide rows and batch by this, so that a smaller machine can hold the task.")
     ] = 1,
     as_json: JsonOption = False,
 ) -> None:
@@ -54,6 +55,7 @@ def import_tables(
     from autoshard.formats import import_tables as read_source
     from autoshard.formats import write_tables
 
+    check_needed(context, "--num-tables", num_tables is not None, "--seed")
     with progress("Importing", 1.0) as advance:
         options = {key: _whole(key, value) for key, value in parse_settings(settings or []).items()}
         found = read_source(source, format, advance=advance, **options)

@@ -14,6 +14,7 @@ from autoshard.commands.arguments import (
     TablesArgument,
     TimeLimitOption,
     TopologyOption,
+    check_needed,
     parse_settings,
 )
 from autoshard.commands.replaying import DeviceOption, RefineOption, refined
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 
 def plan(
+    context: typer.Context,
     tables: TablesArgument,
     topology: TopologyOption,
     planner: Annotated[str, typer.Option(help="Name of the planner (`autoshard list planners`).")] = "auto",
@@ -37,21 +39,23 @@ def plan(
     risk: RiskOption = Risk.MEAN,
     replay_refine: RefineOption = None,
     device: DeviceOption = "auto",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the plan goes.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Plans which rank holds which table.
+    """Plans how tables are sharded over ranks: which rank holds which rows and columns.
 
     Example:
-        autoshard plan criteo-kaggle --topology cpu-8 -o plan.json
+        autoshard import metasyn --num-tables 80 --seed 1 --scale 64 -o tables.json
+        autoshard plan tables.json --topology cpu-8 -o plan.json
 
     Example of a plan that `autoshard run` executes:
-        autoshard plan criteo-kaggle --topology cpu-8 --set tiers=table_wise -o plan.json
+        autoshard plan tables.json --topology cpu-8 --set tiers=table_wise -o plan.json
     """
     from autoshard.formats import load_tables, load_topology
     from autoshard.planners.planner import PlanRequest
     from autoshard.planning import make_costs, make_plan
 
+    check_needed(context, "--replay-refine", replay_refine is not None, "--device")
     task, machine = load_tables(tables), load_topology(topology)
     with working(f"Planning with {planner}"):
         request = PlanRequest(
@@ -70,13 +74,13 @@ def plan(
 
 
 def evaluate(
-    plan: Annotated[Path, typer.Argument(help="Plan to price, whoever made it.", metavar="PLAN")],
+    plan: Annotated[Path, typer.Argument(help="Plan to price.", metavar="PLAN")],
     registry: RegistryOption = None,
     risk: RiskOption = Risk.MEAN,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the priced plan goes.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write the priced plan to.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Prices a plan anew: kernels, exchange and memory of every rank.
+    """Prices a plan: kernels, exchange and memory of every rank.
 
     Example:
         autoshard evaluate plan.json --registry registry -o priced.json

@@ -22,7 +22,7 @@ RefineOption = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Correct the slowest ranks by up to N measurements of all ranks on this machine; 1 only measures.",
+        help="Measure all ranks on this machine up to N times, and relieve the slowest in between; 1 only measures.",
     ),
 ]
 

@@ -9,6 +9,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from autoshard.commands.arguments import seed_option
 from autoshard.console import JsonOption, emit, progress
 
 if TYPE_CHECKING:
@@ -19,17 +20,19 @@ def run(
     plan: Annotated[Path, typer.Argument(help="Plan to execute.", metavar="PLAN")],
     nproc: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes; with fewer than ranks, each runs several. Left out: one per core."),
+        typer.Option(
+            min=1, help="Processes; where there are fewer than ranks, each runs several ranks. Left out: one per core."
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Measured training steps.")] = 20,
-    engine: Annotated[str, typer.Option(help="`thin` for autoshard's own, or `torchrec`.")] = "thin",
+    engine: Annotated[str, typer.Option(help="`thin` (autoshard's own) or `torchrec`.")] = "thin",
     verify_steps: Annotated[
-        int, typer.Option(min=0, help="Steps, before the measured ones, to compare with an unsharded model.")
+        int, typer.Option(min=0, help="Steps to compare with an unsharded model, before the measured ones.")
     ] = 0,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples per step over all processes. Left out: the plan's.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.")] = 0,
+    seed: Annotated[int, seed_option("Seed of weights and batches.")] = 0,
     device: Annotated[str, typer.Option(help="`auto` (GPUs if there are enough), `cpu` or `cuda`.")] = "auto",
     as_json: JsonOption = False,
 ) -> None:

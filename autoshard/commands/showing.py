@@ -18,7 +18,7 @@ def show(
     plan: Annotated[Path, typer.Argument(help="Plan to look at.", metavar="PLAN")],
     html: Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")] = None,
     replayed: Annotated[
-        Path | None, typer.Option(help="What `autoshard replay --json` printed, to be shown beside the prediction.")
+        Path | None, typer.Option(help="Output of `autoshard replay --json`, to show measured beside predicted times.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

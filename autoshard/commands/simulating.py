@@ -14,6 +14,7 @@ from autoshard.commands.arguments import (
     SeedOption,
     TablesArgument,
     TimeLimitOption,
+    check_needed,
     parse_settings,
 )
 from autoshard.console import JsonOption, emit, log, progress
@@ -31,6 +32,7 @@ _RANKS = "8,16,32,64,128,256,512,1024,2048,4096"
 
 
 def simulate(
+    context: typer.Context,
     tables: TablesArgument,
     topology: Annotated[
         str,
@@ -70,14 +72,16 @@ def simulate(
     batches: Annotated[int, typer.Option(min=0, help="Batches to draw per point, for the spread; 0 for none.")] = 100,
     lengths: Annotated[
         str,
-        typer.Option(help="Ids per sample: declared (the features' variance; none is a fixed length) or poisson."),
+        typer.Option(help="Ids per sample: declared (the features' variance; without one, a fixed length) or poisson."),
     ] = "declared",
     seed: SeedOption = 0,
     registry: RegistryOption = None,
     risk: RiskOption = Risk.MEAN,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="JSON file of the points; those that are in it are not computed again."),
+        typer.Option(
+            "--output", "-o", help="JSON file of the points; points that it already has are not computed again."
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write a page with the curves.")] = None,
     png: Annotated[Path | None, typer.Option(help="Also draw the curves as an image.")] = None,
@@ -85,8 +89,8 @@ def simulate(
 ) -> None:
     """Simulates training steps on clusters of any size: plans and prices every combination.
 
-    Points that do not fit the memory are rows that say so. Kernels, collectives and dense layers are priced by the
-    models that plans are made with; a device without a trained model is priced from published bandwidths.
+    Points that do not fit the memory are listed with the reason. The models that price plans price kernels, collectives
+    and dense layers; devices without a trained model are priced from published bandwidths.
 
     Examples:
         autoshard simulate criteo-1tb --ranks 8,64,512 --batch-per-rank 2048
@@ -97,6 +101,10 @@ def simulate(
     from autoshard.report.simulation import simulation_report, simulation_table
     from autoshard.simulation import Lengths, Simulator, sweep_points
 
+    check_needed(
+        context, "--groups or --group-size", groups is not None or group_size is not None, "--layout", "--sync-every"
+    )
+    check_needed(context, "--batches above 0", batches > 0, "--lengths")
     task = load_tables(tables)
     if lengths not in list(Lengths):
         raise InvalidOptionError(f"must be one of {', '.join(Lengths)}; got {shown(lengths)}", field="--lengths")

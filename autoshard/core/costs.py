@@ -69,22 +69,56 @@ class CostModel(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideRange:
+    """A shard outside the range that a cost model was trained on.
+
+    Attributes:
+        table: The shard's table.
+        field: Field of the shard that lies furthest outside.
+        value: Its value.
+        low: Least value of the training's shards.
+        high: Their largest.
+    """
+
+    table: str
+    field: str
+    value: float
+    low: float
+    high: float
+
+    @property
+    def fault(self) -> str:
+        """The value and the range: `num_bags 65,536, trained on 8 to 1,024`."""
+        return f"{self.field} {_written(self.value)}, trained on {_written(self.low)} to {_written(self.high)}"
+
+    @property
+    def excess(self) -> float:
+        """How many times the value is above the range, or the range above the value; above 1."""
+        ends = (self.value, self.high) if self.value > self.high else (self.low, self.value)
+        return ends[0] / ends[1] if ends[1] else float("inf")
+
+
+def _written(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
+
+
 @runtime_checkable
 class MeasuredRange(Protocol):
     """A cost model that knows what it was trained on."""
 
-    def notes(self, shards: Sequence[LocalShard]) -> tuple[str, ...]:
-        """Which of the shards lie outside of what was measured, and how; a line for each."""
+    def notes(self, shards: Sequence[LocalShard]) -> tuple[OutsideRange, ...]:
+        """Which of the shards lie outside the range that the model was trained on, and how; one note for each."""
         ...
 
 
 class Risk(StrEnum):
-    """Which end of predictions' intervals plans are made for."""
+    """The predicted time that plans are made for: the mean, or the 95th percentile."""
 
     MEAN = "mean"
     """The predicted values."""
     HIGH = "high"
-    """The upper ends: what is exceeded once in twenty."""
+    """The upper ends of the 90% intervals: the 95th percentiles."""
 
 
 #: Collectives by torch.distributed's names.

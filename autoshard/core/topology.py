@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from autoshard.core.errors import InvalidTopologyError
+from autoshard.core.quoting import shown
+
+#: Keys of kinds of devices; folders of trained models are named by them.
+DEVICE_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class MemoryLevel(StrEnum):
@@ -117,8 +122,12 @@ class Topology:
             raise InvalidTopologyError(
                 f"must be a whole number of at least 1, got {self.world_size}", field="world_size"
             )
-        if not self.device:
-            raise InvalidTopologyError("must name a device kind, such as cpu or a100", field="device")
+        if not DEVICE_KEY.fullmatch(self.device):
+            raise InvalidTopologyError(
+                "must name a kind of device, such as cpu or a100, in up to 100 letters, digits, '.', '_' and '-', "
+                f"starting with a letter or digit; got {shown(self.device)}",
+                field="device",
+            )
         self._check_levels()
         memory = [self.memory_bytes] * self.world_size
         for rank, override in self.overrides:

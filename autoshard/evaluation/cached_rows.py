@@ -15,7 +15,7 @@ import numpy as np
 
 from autoshard.core import AccessProfile, CostModel, KernelCosts, LocalShard, MemoryLevel, Topology
 from autoshard.core.access import FloatArray
-from autoshard.core.costs import CodeArray, MeasuredRange, MsArray
+from autoshard.core.costs import CodeArray, MeasuredRange, MsArray, OutsideRange
 from autoshard.core.topology import MemoryBandwidth
 from autoshard.evaluation.device_memory import SSD, DeviceMemory, SolidStateDisk, device_memory
 from autoshard.evaluation.upper_end import UpperEndKernels
@@ -242,7 +242,7 @@ class CachedRowsModel:
         """The kernel model's: it is what steps were calibrated with."""
         return self.model.name
 
-    def notes(self, shards: Sequence[LocalShard]) -> tuple[str, ...]:
+    def notes(self, shards: Sequence[LocalShard]) -> tuple[OutsideRange, ...]:
         """Those of the model, if it has any."""
         near = [_in_device_memory(shard) for shard in shards]
         return self.model.notes(near) if isinstance(self.model, MeasuredRange) else ()

@@ -44,6 +44,7 @@ class ComparedPlan:
         plan: The plan with its prediction; None when the planner found none.
         failure: Why there is no plan.
         measured: Kernel times measured by replaying the plan, if it was replayed.
+        measured_noise: Share of a measured time by which ranks with identical work differed in the same rounds.
     """
 
     planner: str
@@ -51,6 +52,7 @@ class ComparedPlan:
     plan: ShardingPlan | None = None
     failure: AutoshardError | None = None
     measured: MeasuredPlan | None = None
+    measured_noise: float = 0.0
 
     @property
     def predicted_max_ms(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Models that price at the upper end of another model's intervals, for planners that rather err on the safe side.
+"""Models that price at the upper end of another model's intervals.
 
 Shape suffixes: N shards or parts of dense layers, S sets of shards, H width of a code, R ranks.
 """
@@ -19,6 +19,7 @@ from autoshard.core.costs import (
     LinkBytes,
     MeasuredRange,
     MsArray,
+    OutsideRange,
 )
 from autoshard.core.dense import DenseShape
 from autoshard.core.step import UPPER_END
@@ -42,7 +43,7 @@ def at_upper_end(costs: Costs, device: str) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class UpperEndKernels:
-    """Kernel times that are exceeded once in twenty, if the model's intervals hold."""
+    """95th percentiles of kernel times, if the model's intervals hold."""
 
     model: CostModel
 
@@ -51,7 +52,7 @@ class UpperEndKernels:
         """What answers say."""
         return self.model.name + UPPER_END
 
-    def notes(self, shards: Sequence[LocalShard]) -> tuple[str, ...]:
+    def notes(self, shards: Sequence[LocalShard]) -> tuple[OutsideRange, ...]:
         """Those of the model, if it has any."""
         return self.model.notes(shards) if isinstance(self.model, MeasuredRange) else ()
 
@@ -78,7 +79,7 @@ class UpperEndKernels:
 
 @dataclass(frozen=True, slots=True)
 class UpperEndComm:
-    """Times of collectives that are exceeded once in twenty, if the model's intervals hold."""
+    """95th percentiles of the times of collectives, if the model's intervals hold."""
 
     model: CommModel
 
@@ -119,7 +120,7 @@ class UpperEndComm:
 
 @dataclass(frozen=True, slots=True)
 class UpperEndDense:
-    """Times of dense layers that are exceeded once in twenty, if the model's intervals hold."""
+    """95th percentiles of the times of dense layers, if the model's intervals hold."""
 
     model: DenseCostModel
 

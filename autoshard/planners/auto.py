@@ -42,14 +42,14 @@ class AutoOptions:
     objective: str = field(
         default="step",
         metadata={
-            "help": "What is made short: step (the predicted step, over every way to hold tables) or kernel (the "
+            "help": "What is minimised: step (the predicted step, over all sharding types) or kernel (the "
             "slowest rank's kernels, whole tables on single ranks)."
         },
     )
     tiers: str = field(
         default=ALL,
         metadata={
-            "help": "Ways that tables may be held, with commas: all, executable (what `autoshard run` executes, "
+            "help": "Sharding types to choose from, with commas: all, executable (what `autoshard run` executes, "
             f"table_wise), or any of {', '.join(_NAMES)}."
         },
     )
@@ -122,7 +122,9 @@ class AutoPlanner:
     """
 
     name: ClassVar[str] = "auto"
-    summary: ClassVar[str] = "One search over every way to hold each table, from the best of all other planners' plans."
+    summary: ClassVar[str] = (
+        "Searches all sharding types for every table, starting from the best of the other planners' plans."
+    )
     options_type: ClassVar[type] = AutoOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from autoshard.core import Costs, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
+from autoshard.core.seeds import check_seed
 
 OptionsT = TypeVar("OptionsT")
 
@@ -42,8 +43,7 @@ class PlanRequest:
             raise InvalidOptionError(
                 f"must be a positive number of seconds, got {self.time_limit_s}", field="time_limit_s"
             )
-        if self.seed < 0:
-            raise InvalidOptionError(f"must be at least 0, got {self.seed}", field="seed")
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

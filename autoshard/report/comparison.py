@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoshard.core.step import StepPart
 from autoshard.evaluation.measured import ComparedPlan, speedups_over
 from autoshard.report.wording import write_ms, write_percent
 
@@ -31,19 +33,40 @@ def comparison_columns(rows: Sequence[ComparedPlan]) -> tuple[str, ...]:
 
 
 def comparison_lines(rows: Sequence[ComparedPlan]) -> tuple[ComparisonLine, ...]:
-    """The table's lines, in the order of the rows; the plan with the fastest slowest rank is marked as best."""
+    """The table's lines, in the order of the rows.
+
+    The plan with the fastest slowest rank is marked as best, unless others are within noise of it.
+    """
     speedups = speedups_over(BASELINE, rows)
     measured = _any_measured(rows)
-    best_ms = min((_rank_by(row, measured) for row in rows), default=0.0)
+    best = within_noise(rows)
     return tuple(
         ComparisonLine(
             planner=row.planner,
             cells=_cells(row, measured, speedups.get(row.planner) if speedups else None),
             failure=None if row.failure is None else str(row.failure),
-            is_best=row.plan is not None and _rank_by(row, measured) == best_ms,
+            is_best=best == (row.planner,),
         )
         for row in rows
     )
+
+
+def within_noise(rows: Sequence[ComparedPlan]) -> tuple[str, ...]:
+    """Planners whose slowest rank may be the fastest: the best one, and those that noise hides behind it.
+
+    Noise of measured times is what ranks with identical work differ by, that of predicted ones the upper half of the
+    best one's 90% interval.
+
+    Returns:
+        Names in the order of the rows; a single one has clearly won, and none means that there is no plan.
+    """
+    measured = _any_measured(rows)
+    times_ms = {row.planner: _rank_by(row, measured) for row in rows if row.plan is not None}
+    best = min((row for row in rows if row.planner in times_ms), key=lambda row: times_ms[row.planner], default=None)
+    if best is None or math.isinf(times_ms[best.planner]):
+        return ()
+    limit_ms = times_ms[best.planner] * _noise_factor(best)
+    return tuple(planner for planner, time_ms in times_ms.items() if time_ms <= limit_ms)
 
 
 def floor_ms(rows: Sequence[ComparedPlan]) -> float | None:
@@ -59,6 +82,17 @@ def _any_measured(rows: Sequence[ComparedPlan]) -> bool:
 def _rank_by(row: ComparedPlan, measured: bool) -> float:
     value = row.measured.max_kernel_ms if measured and row.measured else row.predicted_max_ms
     return float("inf") if value is None else value
+
+
+def _noise_factor(row: ComparedPlan) -> float:
+    """How many times as long as this row's slowest rank another one may take for noise to explain it."""
+    if row.measured is not None:
+        return 1 / (1 - row.measured_noise) if row.measured_noise < 1 else math.inf
+    assert row.plan is not None
+    assert row.plan.predicted is not None
+    predicted = row.plan.predicted
+    estimate = predicted.parts.get(StepPart.BACKWARD_KERNEL, predicted.step_ms)
+    return estimate.high / estimate.value if estimate.value else 1.0
 
 
 def _cells(row: ComparedPlan, measured: bool, speedup: float | None) -> tuple[str, ...]:

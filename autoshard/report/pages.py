@@ -82,7 +82,7 @@ def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title
         planners_chart=chart_markup(planners_figure(rows), "chart-planners"),
         columns=comparison_columns(rows),
         lines=comparison_lines(rows),
-        table_caption="The plan whose slowest rank is fastest is marked.",
+        table_caption="The plan whose slowest rank is fastest is marked, unless others are within noise of it.",
         notes=list(notes),
         rank_charts=small,
         measured=any(row.measured for row in rows),
@@ -112,7 +112,7 @@ def _groups_text(plan: ShardingPlan) -> str:
     every = "every step" if groups.sync_every == 1 else f"every {groups.sync_every:,} steps"
     return (
         f", in {groups.num_groups:,} groups of {plan.group_size:,} rank{'' if plan.group_size == 1 else 's'} "
-        f"{groups.layout.replace('_', ' ')} that meet {every} (one group's ranks stand for all)"
+        f"{groups.layout.replace('_', ' ')} that meet {every} (shown per rank of one group)"
     )
 
 

@@ -78,7 +78,8 @@ def _part_table(predicted: CostBreakdown) -> Table:
 
 def _rank_table(plan: ShardingPlan, measured: MeasuredPlan | None) -> Table:
     assert plan.predicted is not None
-    columns = ["rank", "shards", "kernel ms", *(["measured ms"] if measured else []), "exchange ms", "memory", "used"]
+    rank = "rank" if plan.replica_groups.num_groups == 1 else "rank of one group"
+    columns = [rank, "shards", "kernel ms", *(["measured ms"] if measured else []), "exchange ms", "memory", "used"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right")

@@ -64,7 +64,7 @@ class Simulator:
         time_limit_s: Time that it may use per point.
         seed: Of the planner and of the batches.
         registry: Folder of trained models; None for the default.
-        risk: Which end of the models' intervals plans are made and priced for.
+        risk: The predicted time that plans are made and priced for: the mean or the 95th percentile.
         overlap: Which parts of the step are taken to run at the same time; None as in `evaluate`.
         layout: How groups lie in the nodes.
         sync_every: Steps from one synchronisation of groups to the next.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autoshard import console
+from autoshard.commands.arguments import check_needed, positive_option, seed_option
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from bench.collecting.options import GIB, CollectOptions, IfBusy, What, parse_what, parse_where
@@ -22,13 +23,16 @@ if TYPE_CHECKING:
 DeviceOption = Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu` or `cuda`.")]
 
 _MOST_REASONS = 3
+#: Options that other kinds of samples do not use.
+_OF_KERNELS = ("--where", "--max-tables", "--rounds", "--memory-gib", "--registry")
 
 
 def collect(
+    context: typer.Context,
     store: Annotated[Path, typer.Option(help="Folder that samples are appended to; made when missing.")],
     device: DeviceOption = "auto",
-    seconds: Annotated[float | None, typer.Option(help="Stop after this time, start-up included.")] = None,
-    num_samples: Annotated[int | None, typer.Option(help="Stop after this many samples of each kind.")] = None,
+    seconds: Annotated[float | None, positive_option("Stop after this time, start-up included.")] = None,
+    num_samples: Annotated[int | None, typer.Option(min=1, help="Stop after this many samples of each kind.")] = None,
     what: Annotated[str, typer.Option(help="Any of kernels, dense, collectives, separated by commas.")] = "kernels",
     where: Annotated[
         str | None,
@@ -37,21 +41,24 @@ def collect(
         ),
     ] = None,
     tables: Annotated[str, typer.Option(help="Tables to measure: a file, or the name of bundled ones.")] = "metasyn",
-    scale: Annotated[int, typer.Option(help="Divide rows and batch by this, so that a machine can hold them.")] = 64,
-    max_tables: Annotated[int, typer.Option(help="Largest number of tables in a set.")] = 15,
+    scale: Annotated[
+        int, typer.Option(min=1, help="Divide rows and batch by this, so that a machine can hold them.")
+    ] = 64,
+    max_tables: Annotated[int, typer.Option(min=1, help="Largest number of tables in a set.")] = 15,
     rounds: Annotated[
         int | None,
         typer.Option(min=1, help="Runs of each set that count; fewer leave time for more sets. Left out: 9 on a CPU."),
     ] = None,
     memory_gib: Annotated[
         float | None,
-        typer.Option(help="What sets near the memory limit fill. Left out: a quarter of a GPU, at most 1 on a CPU."),
+        positive_option("Memory of the largest sets. Left out: a quarter of a GPU's, at most 1 GiB on a CPU."),
     ] = None,
     registry: Annotated[
-        Path | None, typer.Option(help="Trained models whose placements and doubts say where to measure.")
+        Path | None,
+        typer.Option(help="Folder of trained models: measures sets that they place or are least certain about."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of the choice of sets; left out: another one every time, sets as well.")
+        int | None, seed_option("Seed of the choice of sets. Left out: a new one, so other sets, every time.")
     ] = None,
     retrain: Annotated[
         int,
@@ -62,42 +69,45 @@ def collect(
     if_busy: Annotated[
         IfBusy, typer.Option(help="When another collector is measuring on the device: `fail` (code 1) or `skip` (0).")
     ] = IfBusy.FAIL,
-    nproc: Annotated[int, typer.Option(help="Processes that run collectives.")] = 4,
-    node_size: Annotated[int, typer.Option(help="Processes of collectives that count as one node.")] = 2,
+    nproc: Annotated[int, typer.Option(min=1, help="Processes that run collectives.")] = 4,
+    node_size: Annotated[int, typer.Option(min=1, help="Processes of collectives that count as one node.")] = 2,
     ray: Annotated[bool, typer.Option("--ray", help="Measure on all GPUs of a Ray cluster.")] = False,
     ray_address: Annotated[
-        str, typer.Option(help="Of the cluster: `auto`, HOST:PORT, or `local` to start one here.")
+        str, typer.Option(help="Address of the cluster: `auto`, HOST:PORT, or `local` to start one here.")
     ] = "auto",
     workers: Annotated[
-        int | None, typer.Option(help="Workers on the cluster. Left out: one per GPU, or per core with --device cpu.")
+        int | None,
+        typer.Option(min=1, help="Workers on the cluster. Left out: one per GPU, or per core with --device cpu."),
     ] = None,
     as_json: console.JsonOption = False,
 ) -> None:
     """Measures kernels of this machine and appends the samples to a store.
 
-    Sets of tables are run as one fused kernel, forward and backward, until time is up (a minute, unless told
-    otherwise). Sets that the store holds already of this device, torch and FBGEMM are left out, and counted. With the
-    same --seed and options a run goes on where the last one ended, however that was. Any number of collectors may
-    write to a store; on one device of one host only one measures at a time.
+    Runs each set of tables as one fused kernel, forward and backward, for --seconds (60 if neither --seconds nor
+    --num-samples is given). Sets that the store already has of this device, torch and FBGEMM are skipped and counted.
+    With the same --seed and options, a run continues where the last one ended. Several collectors may write to one
+    store; on one device of a host, one measures at a time.
 
-    Ending it early, by SIGINT or SIGTERM, keeps what was measured. Exit codes: 0 done (also: skipped, as --if-busy
-    says), 1 device busy or missing, store that cannot be written, 2 bad input, 130 interrupted, 143 terminated.
+    SIGINT and SIGTERM end a run early and keep its samples. Exit codes: 0 done, or skipped (--if-busy skip), 1 device
+    busy or missing, or store not writable, 2 bad input, 130 interrupted, 143 terminated.
 
     Example:
         autoshard collect --store samples --seconds 300
         autoshard collect --store samples --seconds 3600 --retrain 5
     """
+    kinds = parse_what(what)
+    check_needed(context, "--ray", ray, "--ray-address", "--workers")
+    check_needed(context, "--what collectives", What.COLLECTIVES in kinds, "--nproc", "--node-size")
+    check_needed(context, "--what kernels", What.KERNELS in kinds, *_OF_KERNELS)
     if seconds is None and num_samples is None:
         seconds = 60.0
-    if memory_gib is not None and not memory_gib > 0:
-        raise InvalidOptionError(f"must be above 0, got {memory_gib}", field="memory_gib")
 
     import secrets
 
     options = CollectOptions(
         store=store,
         device=device,
-        what=parse_what(what),
+        what=kinds,
         seconds=seconds,
         num_samples=num_samples,
         tables=tables,

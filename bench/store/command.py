@@ -11,6 +11,7 @@ import typer
 from rich.console import Group, RenderableType
 
 from autoshard import console
+from autoshard.commands.arguments import check_needed
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
 from autoshard.formats.sample_parts import damaged_samples
@@ -24,19 +25,20 @@ _Sample = TypeVar("_Sample", "Sample", "DenseSample", "CollectiveSample")
 
 
 def samples(
+    context: typer.Context,
     store: Annotated[Path, typer.Argument(help="Folder with samples.")],
     device: Annotated[str | None, typer.Option(help="Look at this device only, such as `cpu` or `h200`.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write what the samples of kernels cover to this page.")] = None,
-    tables: Annotated[
-        str | None, typer.Option(help="With --html: tables whose regions should be covered, a file or a bundled name.")
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page of the regions that the samples of kernels cover.")
     ] = None,
-    scale: Annotated[int, typer.Option(help="Divide rows and batch of --tables by this.")] = 64,
+    tables: Annotated[str | None, typer.Option(help="With --html: tables to cover, a file or a bundled name.")] = None,
+    scale: Annotated[int, typer.Option(min=1, help="With --tables: divide their rows and batch by this.")] = 64,
     as_json: console.JsonOption = False,
 ) -> None:
-    """Shows what a store of samples holds, and checks that nothing in it is damaged.
+    """Shows what a store of samples holds, and checks its files for damage.
 
-    Samples of kernels are shown by device, with how many are noisy (their runs disagreed: models are not trained on
-    them), were measured again, or were measured while the device held its clock back; copies count once.
+    Counts the samples of kernels by device, and how many of them are noisy (their runs differ too much; models are not
+    trained on them), were measured again, or were measured at a throttled clock. Copies count once.
 
     Example:
         autoshard samples samples --html coverage.html --tables metasyn
@@ -47,10 +49,8 @@ def samples(
     from bench.dense.report import dense_table
     from bench.store.summary import summarise, summary_table
 
-    if tables is not None and html is None:
-        raise InvalidOptionError("is for --html", field="tables")
-    if scale < 1:
-        raise InvalidOptionError(f"must be at least 1, got {scale}", field="scale")
+    check_needed(context, "--html", html is not None, "--tables")
+    check_needed(context, "--tables", tables is not None, "--scale")
     found = {
         "kernels": devices_in(store),
         "dense": dense_devices_in(store),

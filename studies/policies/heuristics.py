@@ -137,7 +137,7 @@ def _caption(settings: EvaluationSettings, replays: Sequence[Numbers]) -> str:
     return (
         f"{text} Replayed on {replays[0]['device_name']}: {len(replays[0]['tasks'])} of the tasks of each seed, all "
         f"plans of a task in the same interleaved rounds; ranks with identical work balanced at "
-        f"{write_share(_ceiling(replays))} there, so no measured balance tells more."
+        f"{write_share(_ceiling(replays))} there; differences above this are noise."
     )
 
 

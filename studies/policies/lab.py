@@ -140,7 +140,7 @@ class Lab:
             seeds: One per problem.
             pool: Where tables are drawn from; the whole pool when left out.
             items: What is placed.
-            memory_fill: Share of all memory that a problem's tables take; None for memory without end.
+            memory_fill: Share of all memory that a problem's tables take; None for unlimited memory.
         """
         num_tables, num_ranks = self.settings.size
         kind = TaskKind(
@@ -192,7 +192,7 @@ class Lab:
             train: Makes its network.
             items: What it is trained to place.
             objective: What for.
-            memory_fill: Share of all memory that tables of its training take; None for memory without end.
+            memory_fill: Share of all memory that tables of its training take; None for unlimited memory.
         """
         registry = Registry(self._folder / "policies" / name)
         if registry.production_id(items.policy_kind, self.settings.device) is None:

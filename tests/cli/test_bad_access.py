@@ -263,3 +263,10 @@ def test_a_budget_that_no_cut_is_within(fails, tmp_path, rule):
     error = planned(fails, tmp_path, file, *options, planner="flexshard", code=3)
     assert "options.memory_budget_bytes: " in error
     assert " bytes over row-wise sharding, got -1,000,000" in error
+
+
+@pytest.mark.parametrize("device", ["a/b", "..", "", "-", "a b", "gpu\n", "x" * 101, 3])
+def test_a_device_that_is_no_key(fails, tmp_path, device):
+    file = written(tmp_path / "tables.json", tables_document())
+    error = planned(fails, tmp_path, file, topology=topology_document(device=device))
+    assert f"{tmp_path / 'topology.json'}: device: must " in error

@@ -178,6 +178,7 @@ def test_compare_plans_replays_and_writes(succeeds, tmp_path):
     first = document["planners"][0]
     assert first["speedup_over_random"] == 1.0
     assert 0 < document["ceiling_balance"] <= 1
+    assert set(document["within_noise"]) <= {"random", "cost-greedy"}
     assert document["floor_kernel_ms"] > 0
     assert "Ceiling" in page.read_text(encoding="utf-8")
 

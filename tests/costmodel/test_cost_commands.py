@@ -147,9 +147,10 @@ class TestModels:
     def test_what_cannot_be_meant(self, ids, run):
         several = run("roll-back", code=2)
         assert f"cost cpu {ids['new']}" in several
+        assert 'version: "production" names several models' in several
         assert "--kind and --device" in several
-        assert "no model is 'zzz'" in run("promote", "zzz", code=2)
-        assert "no model is 'candidate'" in run("show", "candidate", code=2)
+        assert 'no model is "zzz"' in run("promote", "zzz", code=2)
+        assert 'no model is "candidate"' in run("show", "candidate", code=2)
         assert "needs an id" in run("show", code=2)
         assert "takes none" in run("roll-back", ids["old"], code=2)
         assert "named no other version before" in run("roll-back", "--device", "a100", code=1)

@@ -245,9 +245,9 @@ def test_models_of_another_device_are_refused(registry):
     folder = registry.root / "cost"
     (folder / "a100").rename(folder / "cpu")
     for wanted in ("production", version):
-        with pytest.raises(ModelError, match=r"card\.json: device: was trained for 'a100', not for 'cpu'"):
+        with pytest.raises(ModelError, match=r'card\.json: device: was trained for "a100", not for "cpu"'):
             registry.load("cost", "cpu", wanted)
-    with pytest.raises(ModelError, match="was trained for 'a100', not for 'h100'"):
+    with pytest.raises(ModelError, match='was trained for "a100", not for "h100"'):
         registry.publish("cost", "h100", TENSORS, {**CARD, "device": "a100"})
 
 

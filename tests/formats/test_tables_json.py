@@ -131,7 +131,7 @@ def test_whole_documents_are_read_field_by_field(documents):
         ({"pooling": None}, "pooling: must be one of sum, mean, sequence, got null"),
         ({"name": ""}, 'name: must be a text of 1 to 512 characters, got ""'),
         ({"name": "a" * 10_000}, 'name: must be a text of 1 to 512 characters, got "' + "a" * 58 + "…"),
-        ({"name": "\udfff"}, 'name: must be made of whole characters, got "\\ud800"'),
+        ({"name": "\udfff"}, 'name: must be made of whole characters, got "\\udfff"'),
         ({"features": []}, "features: must hold 1 to 1000000 values, got 0"),
         ({"features": {}}, "features: must be a list, got an object"),
         (

@@ -235,7 +235,7 @@ class TestWholeTables:
             plan(nowhere)
         with pytest.raises(InvalidPlanError, match=r"tables\[0\]\.constraints\.pinned_ranks: must be in \[0, 32\)"):
             plan(table(constraints=Constraints(pinned_ranks=(32,))))
-        with pytest.raises(InvalidPlanError, match="names 'nobody', which is no table"):
+        with pytest.raises(InvalidPlanError, match='names "nobody", which is no table'):
             plan(table(constraints=Constraints(colocate_with=("nobody",))))
 
     def test_what_comes_back_from_whole_tables_must_fit_everywhere(self):

@@ -289,7 +289,7 @@ def test_constraints_hold():
         assert (("some", Tier.REPLICATED) in tiers) == (mode == "inference")
     with pytest.raises(InfeasiblePlanError, match="constraints leave no rank"):
         make_plan(task(table(constraints=Constraints(forbidden_tiers=(Tier.TABLE_WISE,)))), topology())
-    with pytest.raises(InvalidPlanError, match="names 'nobody', which is no table"):
+    with pytest.raises(InvalidPlanError, match='names "nobody", which is no table'):
         make_plan(task(table(constraints=Constraints(colocate_with=("nobody",)))), topology())
 
 

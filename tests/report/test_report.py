@@ -11,6 +11,7 @@ from autoshard.core import (
     AccessProfile,
     Costs,
     EmbeddingTable,
+    Estimate,
     Feature,
     Level,
     Link,
@@ -26,6 +27,7 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.errors import InfeasiblePlanError
+from autoshard.core.step import StepPart
 from autoshard.evaluation import DEVICE_MEMORY, AlphaBetaComm, AnalyticCostModel, evaluate
 from autoshard.report import (
     ComparedPlan,
@@ -35,6 +37,7 @@ from autoshard.report import (
     plan_page,
     plan_summary,
     speedups_over,
+    within_noise,
 )
 from autoshard.report.comparison import comparison_columns, comparison_lines
 from autoshard.report.figures import memory_figure, rank_time_figure
@@ -185,7 +188,8 @@ def test_a_plan_over_replica_groups_says_how_they_lie_and_what_they_cost():
     model = AnalyticCostModel(device="cpu", memory=DEVICE_MEMORY["cpu"])
     grouped = grouped.with_predicted(evaluate(grouped, Costs(kernel=model, comm=AlphaBetaComm())))
     predicted, shown, page = grouped.predicted, rendered(plan_summary(grouped)), Page(plan_page(grouped))
-    line = f"in 2 groups of {num_ranks} ranks across nodes that meet every 3 steps"
+    line = f"in 2 groups of {num_ranks} ranks across nodes that meet every 3 steps (shown per rank of one group)"
+    assert "rank of one group  shards" in shown
     assert line in " ".join(shown.split())
     assert line in plan_page(grouped)
     assert f"of which groups {write_ms(predicted.group_sync_ms)}" in " ".join(shown.split())
@@ -257,6 +261,31 @@ def test_a_comparison_without_replay_ranks_by_prediction(plan):
     assert not any("measured" in column for column in comparison_columns(rows))
     assert speedups_over("policy", rows) == {}
     assert speedups_over("broken", rows) == {}
+
+
+def test_within_noise_nobody_is_best(plan, measured):
+    random, auto, broken = compared(plan, measured)  # the slowest ranks take 8 and 4 ms
+    assert within_noise((random, auto, broken)) == ("auto",)
+    for noise, level in ((0.49, ("auto",)), (0.5, ("random", "auto")), (1.0, ("random", "auto"))):
+        rows = (replace(random, measured_noise=noise), replace(auto, measured_noise=noise), broken)
+        assert within_noise(rows) == level
+        assert [line.is_best for line in comparison_lines(rows)] == [False, len(level) == 1, False]
+    assert within_noise((broken,)) == ()
+    bare = replace(random, plan=replace(random.plan, predicted=None), measured=None)
+    assert within_noise((bare, broken)) == ()
+
+
+def test_predictions_are_as_good_as_the_best_one_within_its_interval(plan):
+    def row(name, kernel_ms, high):
+        part = Estimate(value=2.0, low=1.0, high=high)
+        parts = {**plan.predicted.parts, StepPart.BACKWARD_KERNEL: part}
+        predicted = replace(plan.predicted, max_kernel_ms=kernel_ms, parts=parts)
+        return ComparedPlan(planner=name, planning_s=0.1, plan=replace(plan, predicted=predicted))
+
+    rows = (row("a", 10.0, 2.2), row("b", 10.9, 9.0), row("c", 11.1, 9.0))
+    assert within_noise(rows) == ("a", "b")
+    assert not any(line.is_best for line in comparison_lines(rows))
+    assert within_noise((row("a", 10.0, 2.0), *rows[1:])) == ("a",)
 
 
 def test_a_comparison_page_and_table_show_every_planner(plan, measured):

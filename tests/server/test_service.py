@@ -95,6 +95,7 @@ def changed_table(**changes):
         ('{"tables": "param-a"}', 400, "invalid-format", "topology"),
         (json.dumps({**TASK, "colour": 1}), 400, "invalid-format", "colour"),
         (json.dumps({**TASK, "seed": -1}), 400, "invalid-format", "seed"),
+        (json.dumps({**TASK, "seed": 2**32}), 400, "invalid-format", "seed"),
         (json.dumps({**TASK, "seed": "1"}), 400, "invalid-format", "seed"),
         (json.dumps({**TASK, "seed": True}), 400, "invalid-format", "seed"),
         (json.dumps({**TASK, "time_limit_s": 61}), 400, "invalid-format", "time_limit_s"),

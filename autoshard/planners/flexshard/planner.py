@@ -61,10 +61,7 @@ class FlexShardOptions:
     )
     memory_budget_bytes: int = field(
         default=0,
-        metadata={
-            "help": "Bytes per rank that may be taken over row-wise sharding; 0 for as much memory as it, below 0 for "
-            "less."
-        },
+        metadata={"help": "Bytes per rank to use more than row-wise sharding does; 0 for as many, below 0 for fewer."},
     )
     exchange: str = field(
         default="auto",

@@ -28,7 +28,7 @@ _NUM_TRIALS = 3
 _GROUPS_SHARE, _LEAST_SECONDS = 0.6, 0.01
 #: Share of the time limit that is left for the search if starts take longer than it.
 _LEAST_SHARE = 0.3
-#: Share that planners may be thought to take whose plans are often the best start, and those whose never were.
+#: Largest shares of the time limit for planners whose plans often win, and for those whose plans never did.
 _MOST, _LEAST = 0.6, 0.01
 _HEURISTICS = (
     Asked(name="cost-greedy"),

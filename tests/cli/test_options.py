@@ -1,0 +1,112 @@
+"""Options: numbers are refused by the option that took them, and what would be ignored is refused by its name."""
+
+import re
+
+import pytest
+
+from autoshard.cli import main
+
+#: What each command cannot be without; none of it is looked at before the options are.
+NEEDED = {
+    "import": ["nothing", "-o", "nothing.json"],
+    "collect": ["--store", "nothing"],
+    "samples": ["nothing"],
+    "train cost": ["--store", "nothing"],
+    "train step": [],
+    "train policy": [],
+    "plan": ["nothing", "--topology", "nothing"],
+    "compare": ["nothing", "--topology", "nothing", "--planners", "random"],
+    "simulate": ["nothing"],
+    "run": ["nothing"],
+    "serve": ["--host", "256.256.256.256"],
+}
+
+
+@pytest.fixture
+def refused(capfd, tmp_path, monkeypatch):
+    """Runs a command that must be refused; returns its only line."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        capfd.readouterr()
+        assert main([str(argument) for argument in arguments]) == 2
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1, err
+        return err
+
+    return run
+
+
+@pytest.mark.parametrize("command", NEEDED)
+def test_every_number_is_checked_by_its_option_as_the_help_says(command, refused, capfd):
+    assert main([*command.split(), "--help"]) == 0
+    text = capfd.readouterr().out
+    options = re.findall(
+        r"^  (?:-\w, )?(--[\w-]+) (<(?:float|int).*?>|N  )(.*?)(?=^  -)", text, re.MULTILINE | re.DOTALL
+    )
+    assert options
+    for name, kind, rest in options:
+        least = re.search(r"x>=(\d+)|(\d+)<=x<=", " ".join(rest.split()))
+        values = [int(least[1] or least[2]) - 1] if least else ["0", "inf", "-inf"]
+        assert least or "above 0" in kind
+        for value in ("x", "nan", *values):
+            assert f"'{name}'" in refused(*command.split(), *NEEDED[command], name, value), (name, value)
+
+
+SEEDED = ("import", "collect", "train cost", "train step", "train policy", "plan", "compare", "simulate", "run")
+
+
+@pytest.mark.parametrize("command", SEEDED)
+@pytest.mark.parametrize("seed", ["1" * 25, 2**32, -1, "1.5"])
+def test_seeds_have_one_range(command, seed, refused):
+    assert "'--seed': " in refused(*command.split(), *NEEDED[command], "--seed", seed)
+
+
+def test_seeds_of_import_formats_have_it_too(refused):
+    line = refused("import", "nothing.json", "--format", "tbe-data-config", "-o", "x.json", "--set", f"seed={2**32}")
+    assert "options.seed: must be a whole number in [0, 4294967295], got 4294967296" in line
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "needed"),
+    [
+        ("import", ["--seed", "1"], "--num-tables"),
+        ("collect", ["--ray-address", "local"], "--ray"),
+        ("collect", ["--workers", "2"], "--ray"),
+        ("collect", ["--nproc", "4"], "--what collectives"),
+        ("collect", ["--node-size", "4"], "--what collectives"),
+        ("collect", ["--where", "random", "--what", "dense"], "--what kernels"),
+        ("collect", ["--max-tables", "3", "--what", "dense"], "--what kernels"),
+        ("collect", ["--memory-gib", "3", "--what", "dense"], "--what kernels"),
+        ("samples", ["--tables", "metasyn"], "--html"),
+        ("samples", ["--scale", "2", "--html", "x.html"], "--tables"),
+        ("train cost", ["--rounds", "3"], "--active"),
+        ("train cost", ["--rounds", "5"], "--active"),  # the default
+        ("train cost", ["--seconds", "3"], "--active"),
+        ("train cost", ["--tables", "metasyn"], "--active"),
+        ("train cost", ["--scale", "2"], "--active"),
+        ("train cost", ["--compare-random"], "--active"),
+        ("train cost", ["--workers", "3"], "--report"),
+        ("train cost", ["--quick"], "--report"),
+        ("train step", ["--nproc", "3", "--store", "nothing"], "--calibrate"),
+        ("train step", ["--seed", "3", "--store", "nothing"], "--calibrate"),
+        ("train policy", ["--ray-address", "auto"], "--ray"),
+        ("train policy", ["--measured-share", "0.5"], "--reward mixed"),
+        ("plan", ["--device", "cpu"], "--replay-refine"),
+        ("compare", ["--device", "cpu"], "--replay or --replay-refine"),
+        ("simulate", ["--sync-every", "2"], "--groups or --group-size"),
+        ("simulate", ["--layout", "within_nodes"], "--groups or --group-size"),
+        ("simulate", ["--lengths", "poisson", "--batches", "0"], "--batches above 0"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(command, options, needed, refused):
+    assert refused(*command.split(), *NEEDED[command], *options) == f"error: {options[0]}: needs {needed}\n"
+
+
+def test_an_alias_is_for_what_changes_it(refused):
+    assert refused("models", "list", "--alias", "candidate") == "error: --alias: needs promote or roll-back\n"
+
+
+def test_a_calibration_has_a_fewest_number_of_runs(refused):
+    assert "--calibrate: must be 0, or at least 4, got 3" in refused("train", "step", "--calibrate", "3")

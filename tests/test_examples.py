@@ -1,0 +1,74 @@
+"""The examples run as they stand: code blocks of README.md and docs/quick-start.md, and the first one of each help."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from autoshard.cli import main
+from autoshard.formats import read_plan, read_tables, read_topology
+from costmodel.registry import SHIPPED_VARIABLE
+
+ROOT = Path(__file__).parent.parent
+#: Each file, and the part of it whose blocks run by themselves.
+PAGES = {"README.md": r"## Your own tables\n(.*?)\n## ", "docs/quick-start.md": r"(.*)"}
+
+
+def blocks(language):
+    """Code blocks of all pages; those that start processes are slow, those over REST are tried by tests/server."""
+    for page, part in PAGES.items():
+        text = re.search(part, (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)[1]
+        for number, block in enumerate(re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)):
+            if "curl" in block or "autoshard serve" in block:
+                continue
+            marks = [pytest.mark.slow] if "autoshard run" in block else []
+            yield pytest.param(block, id=f"{page} {number}", marks=marks)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A copy of the examples to run in, and the models that come with this package, as a user has them."""
+    monkeypatch.delenv(SHIPPED_VARIABLE)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+
+
+def run_lines(lines, capfd):
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == "autoshard"
+        capfd.readouterr()
+        code = main(arguments)
+        err = capfd.readouterr().err
+        assert code == 0, f"{line}: {err}"
+        assert "warning" not in err
+
+
+@pytest.mark.parametrize("block", list(blocks("sh")))
+def test_commands(block, capfd):
+    run_lines(block.splitlines(), capfd)
+
+
+@pytest.mark.parametrize("block", list(blocks("python")))
+def test_python(block, capsys):
+    exec(compile(block, "example", "exec"), {})
+    assert capsys.readouterr().out.startswith("step ")
+    assert read_plan("plan.json").predicted.cost_model.startswith("learned:cpu")
+
+
+def test_the_first_example_of_plan_is_inside_the_range_of_the_model_that_comes_with_autoshard(capfd):
+    assert main(["plan", "--help"]) == 0
+    lines = [line.strip() for line in capfd.readouterr().out.split("Example:\n")[1].split("\n\n")[0].splitlines()]
+    assert lines[-1].startswith("autoshard plan ")
+    run_lines(lines, capfd)
+    assert read_plan("plan.json").predicted.cost_model.startswith("learned:cpu")
+
+
+def test_the_files_are_a_task_of_varied_tables():
+    tables, topology = read_tables("examples/tables.json"), read_topology("examples/topology.json")
+    assert 6 <= len(tables.tables) <= 10
+    assert topology.world_size == 4
+    kinds = set(re.findall(r'"kind": "(\w+)"', Path("examples/tables.json").read_text(encoding="utf-8")))
+    assert kinds == {"uniform", "zipf", "curve", "reuse_bins"}
