@@ -96,9 +96,9 @@ def models(
 ) -> None:
     """Lists the trained models of a registry; a star marks the version in use.
 
-    `show VERSION` tells all about one, `promote VERSION` puts it to use without comparing it, `roll-back` puts the
-    version to use that was used before. Models that come with autoshard are listed as shipped; they are used until a
-    device has a model of its own, and can be promoted again.
+    `show VERSION` prints one version's card and history, `promote VERSION` gives it the alias without comparing it, and
+    `roll-back` gives the alias back to the version before. Models that come with autoshard are listed as shipped; they
+    are used until a device has a model of its own, and can be promoted again.
 
     Example:
         autoshard models

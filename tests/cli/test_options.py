@@ -89,6 +89,8 @@ def test_seeds_of_import_formats_have_it_too(refused):
         ("train cost", ["--compare-random"], "--active"),
         ("train cost", ["--workers", "3"], "--report"),
         ("train cost", ["--quick"], "--report"),
+        ("train cost", ["--alias", "candidate", "--no-publish"], "--publish"),
+        ("train policy", ["--alias", "candidate", "--no-publish"], "--publish"),
         ("train step", ["--nproc", "3", "--store", "nothing"], "--calibrate"),
         ("train step", ["--seed", "3", "--store", "nothing"], "--calibrate"),
         ("train policy", ["--ray-address", "auto"], "--ray"),
