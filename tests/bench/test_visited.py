@@ -19,7 +19,7 @@ def test_sets_are_ranks_of_feasible_plans(memory_bytes, source):
     placements = Placements(replace(source, memory_bytes=memory_bytes), 0)
     assert placements.planners == PLANNERS
     finished = []
-    for number in range(0, 96, 3):
+    for number in range(0, 96, 8):
         visit = placements.visit(number)
         validate_plan(visit.plan)
         held = visit.plan.local_shards()[visit.rank]
@@ -34,7 +34,7 @@ def test_sets_are_ranks_of_feasible_plans(memory_bytes, source):
 def test_half_filled_ranks_are_states_of_a_placement_by_falling_cost(source):
     placements = Placements(source, 1, planners=("cost-greedy",))
     model = placements._costs.kernel
-    for number in range(40):
+    for number in range(10):
         visit = placements.visit(number)
         ms = model.price(model.encode(visit.shards))
         left = [shard for shard in visit.plan.local_shards()[visit.rank] if shard not in visit.shards]

@@ -101,6 +101,7 @@ def evenness(values):
 # -- the paper's figures and tables, in shape ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_links_that_differ_fourfold_cost_alike():
     """Fig. 8: on 2 nodes of 4 ranks, whose links differ 4.21 times, exchange costs differ by about 1%."""
     ranks = np.arange(8)
@@ -121,6 +122,7 @@ def test_links_that_differ_fourfold_cost_alike():
     assert copied.sum() < alone.sum() / 15
 
 
+@pytest.mark.slow
 def test_one_percent_of_extra_memory_saves_most_of_the_exchange():
     """Table 2: mean exchange by extra memory; for Kaggle 3.25, 0.46 (1%), 0.30, 0.24 (5%), 0.20, 0.19, 0.18 (20%)."""
     means = [
@@ -155,6 +157,7 @@ def criteo_terabyte():
     return task(*tables, batch_size=131_072)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["training", "inference"])
 def test_criteo_terabytes_exchange_is_balanced_at_the_papers_threshold(mode):
     """Table 3 has 99.1% at 0.1%, for Kaggle; finer groups are made where these do not balance."""
