@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from autoshard.core.errors import FormatError
 from autoshard.formats.files import read_bytes
 
 _LINE_LENGTH = 140
+# Made once: `json.dumps` makes one for each value.
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class _RepeatedKey(dict[str, object]):
@@ -85,6 +88,8 @@ def join(path: str, name: str) -> str:
 
 
 def _lay_out(value: object, line_break: str) -> str:
+    if type(value) is int or (type(value) is float and math.isfinite(value)):
+        return repr(value)  # as below, and quicker: plans for many ranks are millions of numbers
     deeper = line_break + " "
     if isinstance(value, dict):
         parts = [f"{json.dumps(name)}: {_lay_out(inner, deeper)}" for name, inner in value.items()]
@@ -93,7 +98,7 @@ def _lay_out(value: object, line_break: str) -> str:
         parts = [_lay_out(inner, deeper) for inner in value]
         opening, closing = "[]"
     else:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return _encode(value)
     if sum(map(len, parts)) <= _LINE_LENGTH and not any("\n" in part for part in parts):
         return opening + ", ".join(parts) + closing
     return opening + deeper + ("," + deeper).join(parts) + line_break + closing
