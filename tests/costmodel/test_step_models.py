@@ -162,9 +162,11 @@ class TestRegistry:
         ("change", "message"),
         [
             ({"schema": "autoshard.step-model/9"}, "schema: must be autoshard"),
-            ({"features": {}}, "features: was calibrated with other features"),
-            ({"overlap": "all"}, "lacks or misstates"),
+            ({"features": {}}, "features: was trained on other features"),
+            ({"overlap": "all"}, "overlap: must be one of none, neo"),
             ({"interval_scale": -1.0}, "interval_scale"),
+            ({"metrics": {"mae": "small"}}, "metrics.mae: must be a finite number"),
+            ({"engine": None}, "engine: must be a text"),
         ],
     )
     def test_refuses_foreign_cards(self, model, tmp_path, change, message):
