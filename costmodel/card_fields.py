@@ -30,6 +30,7 @@ def read_card(
     optional: Collection[str] = (),
     read: Callable[[Fields], CardT],
     fixed: Mapping[str, object],
+    remedy: str = "train it anew",
 ) -> CardT:
     """Reads a card, of which every field is checked.
 
@@ -41,17 +42,16 @@ def read_card(
         optional: Names of fields that may be there.
         read: Makes the card of its fields.
         fixed: Fields with the one value that they may have, such as the names of a network's inputs.
+        remedy: What to do about a card of another schema or with other fixed values.
 
     Raises:
         ModelError: If it is of another schema, or a field cannot be used; the text names source and field.
     """
     if data.get("schema") != schema:
-        raise ModelError(
-            f"must be {schema}, got {shown(data.get('schema'))}; train it anew", field="schema", source=source
-        )
+        raise ModelError(f"must be {schema}, got {shown(data.get('schema'))}; {remedy}", field="schema", source=source)
     for name, value in fixed.items():
         if data.get(name) != value:
-            raise ModelError("was trained on other features; train it anew", field=name, source=source)
+            raise ModelError(f"was trained on other features; {remedy}", field=name, source=source)
     try:
         names = ("schema", *fixed, *required)
         return read(Fields(dict(data), "", required=names, optional=("weights_sha256", *optional)))

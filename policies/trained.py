@@ -144,6 +144,7 @@ def _read(stored: StoredModel, source: str) -> TrainedPolicy:
         source,
         schema=CARD_SCHEMA,
         fixed={},
+        remedy="`autoshard train policy` makes one that can be read",
         required=("device", "items", "objective", "memory_fill", "code_width", "cost_model", "training"),
         optional=("max_splits",),
         read=lambda fields: _policy_of(fields, stored, source),

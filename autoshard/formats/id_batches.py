@@ -301,6 +301,12 @@ def _column_groups(parquet: pa.parquet.ParquetFile, columns: list[str]) -> Itera
                     f"{index} has {leaf.num_values:,} and {leaf.total_uncompressed_size:,}; write smaller row groups",
                     field=shortened(name),
                 )
+            if leaf.num_values > _MAX_BAG_IDS * row_group.num_rows:
+                raise FormatError(
+                    f"bags must have at most {_MAX_BAG_IDS:,} ids; row group {index} has {leaf.num_values:,} in "
+                    f"{row_group.num_rows:,} bags",
+                    field=shortened(name),
+                )
             if name in num_ids:
                 num_ids[name] = max(num_ids[name], leaf.num_values)
     group_rows = max((metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)), default=0)

@@ -176,7 +176,14 @@ class TestRegistry:
 
     @pytest.mark.parametrize(
         ("key", "weights"),
-        [("input/learned:cpu", [1.0]), ("input/learned:cpu", [np.nan] * 4), ("nothing/x", [1.0]), ("input", [1.0] * 4)],
+        [
+            ("input/learned:cpu", [1.0]),
+            ("input/learned:cpu", [1e300] * 4),
+            ("input/learned:cpu", [1] * 4),
+            ("input/learned:cpu", [np.nan] * 4),
+            ("nothing/x", [1.0]),
+            ("input", [1.0] * 4),
+        ],
     )
     def test_refuses_impossible_weights(self, model, tmp_path, key, weights):
         Registry(tmp_path).publish(STEP_KIND, "cpu", {key: np.array(weights)}, model.card.to_json())
