@@ -134,23 +134,22 @@ class Progress:
         Raises:
             FormatError: If it is not what a loop writes.
         """
+        if not file.exists():
+            return None
         try:
-            if not file.exists():
-                return None
             data: Any = read_json(file)
-            if data["schema"] != SCHEMA:
-                raise FormatError(f"must be {SCHEMA}, got {shown(data['schema'])}", field="schema", source=str(file))
-            return cls(
-                device=str(data["device"]),
-                held_out=tuple(map(str, data["held_out"])),
-                rounds=tuple(Round(**item) for item in data["rounds"]),
-            )
-        except FormatError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if data["schema"] == SCHEMA:
+                return cls(
+                    device=str(data["device"]),
+                    held_out=tuple(map(str, data["held_out"])),
+                    rounds=tuple(Round(**item) for item in data["rounds"]),
+                )
+        except (ValueError, KeyError, TypeError) as error:
+            reason = error.message if isinstance(error, FormatError) else error
             raise FormatError(
-                f"cannot be read ({error}); delete it to start the loop anew", source=str(file)
+                f"cannot be read ({reason}); delete it to start the loop anew", source=str(file)
             ) from error
+        raise FormatError(f"must be {SCHEMA}, got {shown(data['schema'])}", field="schema", source=str(file))
 
 
 def active_folder(store: Path, device: str) -> Path:
