@@ -21,7 +21,8 @@ from pathlib import Path
 
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.core.quoting import shown
-from autoshard.formats.files import atomic_write, remove_leftovers
+from autoshard.formats.files import atomic_write, read_bytes, remove_leftovers
+from autoshard.formats.json_document import parse_json
 
 PRODUCTION = "production"
 CANDIDATE = "candidate"
@@ -83,10 +84,12 @@ class AliasLog:
         """
         path = self.folder / self.alias
         try:
-            text = path.read_text(encoding="utf-8")
-        except (FileNotFoundError, NotADirectoryError):
-            return ()
-        except (OSError, UnicodeDecodeError) as error:
+            if not os.path.lexists(path):
+                return ()
+            text = read_bytes(path).decode()
+        except FormatError as error:
+            raise ModelError(error.message, source=str(path)) from error
+        except UnicodeDecodeError as error:
             raise ModelError(f"cannot be read: {error}", source=str(path)) from error
         entries = tuple(_entry(line, path) for line in text.splitlines())
         if not entries:
@@ -190,7 +193,9 @@ class AliasLog:
 
 def _entry(line: str, path: Path) -> AliasEntry:
     try:
-        data = json.loads(line)
+        data = parse_json(line)
+        if not isinstance(data, dict):
+            raise ValueError("a line is no object")
         entry = AliasEntry(action=Action(data["action"]), id=data["id"], at=str(data["at"]), by=str(data["by"]))
         if not VERSION_ID.fullmatch(entry.id):
             raise ValueError(f"a version is 16 hexadecimal digits, got {entry.id!r}")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-import numpy as np
-
 from autoshard.core import LocalShard
 from autoshard.core.costs import OutsideRange
-from autoshard.core.errors import ModelError
+from autoshard.core.errors import FormatError, ModelError
 from autoshard.core.quoting import shown
+from autoshard.formats.fields import Fields, text
+from costmodel.card_fields import MAX_METRIC, not_within, numbers, optional_number, read_card
 from costmodel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling
 
 CARD_SCHEMA = "autoshard.cost-model/2"
@@ -21,6 +20,10 @@ CARD_SCHEMA = "autoshard.cost-model/2"
 _RANGED = ("num_bags", "embedding_dim", "num_embeddings", "pooling_factor")
 #: Where little of something costs next to nothing, whatever is predicted, only the upper end counts.
 _UPPER_ONLY = ("num_embeddings", "pooling_factor")
+#: Of a network; each layer must be small enough that its weights can be held.
+_MAX_LAYERS, _MAX_WIDTH = 8, 4096
+#: Of intervals, in spreads: trained ones have about 2. The exponential of this times the largest spread is finite.
+_MAX_QUANTILE = 50.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +79,28 @@ class Coverage:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Coverage:
-        """Reads what `to_json` wrote."""
-        fewest, most = data["num_tables"]
+    def from_fields(cls, fields: Fields) -> Coverage:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            FormatError: If a field cannot be used.
+        """
+        kinds = fields.at("kinds")
+        fewest, most = fields.whole_numbers("num_tables")[:2] if len(fields.items("num_tables")) == 2 else (1, 0)
+        if fewest > most:
+            raise FormatError("must be the fewest and the most tables", field=fields.at("num_tables"))
+        found = fields.fields("ranges", required=_RANGED)
         ranges = {}
         for name in _RANGED:
-            low, high = data["ranges"][name]
-            ranges[name] = (float(low), float(high))
-        return cls(kinds=tuple(str(item) for item in data["kinds"]), num_tables=(int(fewest), int(most)), ranges=ranges)
+            low, high = numbers(found, name, length=2, minimum=0.0, maximum=1e30)
+            if low > high:
+                raise not_within(low, high, found.at(name))
+            ranges[name] = (low, high)
+        return cls(
+            kinds=tuple(text(value, f"{kinds}[{index}]") for index, value in enumerate(fields.items("kinds"))),
+            num_tables=(fewest, most),
+            ranges=ranges,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,52 +176,55 @@ class CostModelCard:
         """Reads what `to_json` wrote.
 
         Raises:
-            ModelError: If it is of another schema, has other features, or lacks a field.
+            ModelError: If it is of another schema, has other features, or a field cannot be used; the text names it.
         """
-        if data.get("schema") != CARD_SCHEMA:
-            raise ModelError(
-                f"must be {CARD_SCHEMA}, got {shown(data.get('schema'))}; train it anew", field="schema", source=source
-            )
-        if tuple(data.get("features", ())) != FEATURE_NAMES:
-            raise ModelError("was trained on other features; train it anew", field="features", source=source)
-        try:
-            scaling = FeatureScaling(
-                mean_F=tuple(float(item) for item in data["scaling"]["mean"]),
-                std_F=tuple(float(item) for item in data["scaling"]["std"]),
-            )
-            interval = data["interval"]
-            card = cls(
-                device=str(data["device"]),
-                coverage=Coverage.from_json(data["coverage"]),
-                encoder_hidden=tuple(int(item) for item in data["encoder_hidden"]),
-                scaling=scaling,
-                scale_ms=float(data["scale_ms"]),
-                metrics=HeldOutMetrics(
-                    **{name: kind(data["metrics"][name]) for name, kind in get_type_hints(HeldOutMetrics).items()}
-                ),
-                interval=Interval(
-                    low=float(interval["low"]),
-                    high=float(interval["high"]),
-                    coverage=None if interval["coverage"] is None else float(interval["coverage"]),
-                    half_width=None if interval["half_width"] is None else float(interval["half_width"]),
-                ),
-                training=dict(data["training"]),
-            )
-        except KeyError as error:
-            raise ModelError("is missing", field=str(error.args[0]), source=source) from error
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ModelError(f"has a field of a wrong kind: {error}", source=source) from error
-        _check_numbers(card, source)
-        return card
+        return read_card(
+            data,
+            source,
+            schema=CARD_SCHEMA,
+            fixed={"features": list(FEATURE_NAMES)},
+            required=("device", "coverage", "encoder_hidden", "scaling", "scale_ms", "metrics", "interval", "training"),
+            read=_card_of,
+        )
 
 
-def _check_numbers(card: CostModelCard, source: str) -> None:
-    mean_F, std_F = card.scaling.mean_F, card.scaling.std_F
-    if not len(mean_F) == len(std_F) == NUM_FEATURES:
-        raise ModelError(f"needs {NUM_FEATURES} numbers each", field="scaling", source=source)
-    if not (np.isfinite(mean_F).all() and np.isfinite(std_F).all() and min(std_F) > 0):
-        raise ModelError("must be finite, and deviations above 0", field="scaling", source=source)
-    if not 0 < card.scale_ms < math.inf:
-        raise ModelError(f"must be finite and above 0, got {card.scale_ms}", field="scale_ms", source=source)
-    if not -math.inf < card.interval.low <= 0 <= card.interval.high < math.inf:
-        raise ModelError("must be finite, low at most 0 and high at least 0", field="interval", source=source)
+def _card_of(fields: Fields) -> CostModelCard:
+    hidden = fields.whole_numbers("encoder_hidden", minimum=1, maximum=_MAX_WIDTH)
+    if len(hidden) > _MAX_LAYERS:
+        raise FormatError(f"must hold 1 to {_MAX_LAYERS} widths, got {len(hidden)}", field="encoder_hidden")
+    return CostModelCard(
+        device=fields.text("device"),
+        coverage=Coverage.from_fields(fields.fields("coverage", required=("kinds", "num_tables", "ranges"))),
+        encoder_hidden=hidden,
+        scaling=_scaling_of(fields.fields("scaling", required=("mean", "std"))),
+        scale_ms=fields.number("scale_ms", minimum=1e-9, maximum=1e9),
+        metrics=_metrics_of(fields.fields("metrics", required=tuple(get_type_hints(HeldOutMetrics)))),
+        interval=_interval_of(fields.fields("interval", required=tuple(get_type_hints(Interval)))),
+        training=fields.mapping("training"),
+    )
+
+
+def _scaling_of(fields: Fields) -> FeatureScaling:
+    return FeatureScaling(
+        mean_F=numbers(fields, "mean", length=NUM_FEATURES),
+        std_F=numbers(fields, "std", length=NUM_FEATURES, minimum=1e-12),
+    )
+
+
+def _metrics_of(fields: Fields) -> HeldOutMetrics:
+    return HeldOutMetrics(
+        num_samples=fields.whole("num_samples"),
+        mae_ms=fields.number("mae_ms", maximum=MAX_METRIC),
+        mse_ms2=fields.number("mse_ms2", maximum=MAX_METRIC),
+        relative_error=fields.number("relative_error", maximum=MAX_METRIC),
+        kendall_tau=fields.number("kendall_tau", minimum=-1.0, maximum=1.0),
+    )
+
+
+def _interval_of(fields: Fields) -> Interval:
+    return Interval(
+        low=fields.number("low", minimum=-_MAX_QUANTILE, maximum=0.0),
+        high=fields.number("high", maximum=_MAX_QUANTILE),
+        coverage=optional_number(fields, "coverage", maximum=1.0),
+        half_width=optional_number(fields, "half_width", maximum=MAX_METRIC),
+    )

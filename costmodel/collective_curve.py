@@ -14,6 +14,7 @@ import numpy as np
 
 from autoshard.core.costs import CollectiveName
 from autoshard.core.errors import ModelError
+from costmodel.card_fields import check_tensor
 from costmodel.step_regression import FloatArray, fit_nonnegative
 
 #: The byte term bends at every so many times more bytes between the smallest and the largest measured.
@@ -22,6 +23,8 @@ _BEND_RATIO = 8.0
 FADE_OCTAVES = 1.0
 #: Samples that a number of ranks needs for its own factor to count half.
 _HALF_TRUST = 8.0
+#: Names of a curve's tensors, and the largest number of each.
+_LIMITS = {"bends_K": 1e18, "coefficients": 1e6, "log_world_W": 30.0, "log_factor_W": 20.0}
 
 
 def num_latencies(collective: CollectiveName, num_ranks: float) -> float:
@@ -88,7 +91,7 @@ class CollectiveCurve:
     def __post_init__(self) -> None:
         if len(self.coefficients) != 5 + len(self.bends_K) or len(self.log_world_W) != len(self.log_factor_W):
             raise ModelError("coefficients do not fit the bends", field=self.collective)
-        for name in ("bends_K", "coefficients", "log_world_W", "log_factor_W"):
+        for name in _LIMITS:
             if not np.isfinite(getattr(self, name)).all():
                 raise ModelError(f"{name} holds numbers that are not finite", field=self.collective)
         if (self.coefficients < 0).any() or (np.diff(self.bends_K) <= 0).any() or not len(self.log_world_W):
@@ -143,8 +146,7 @@ class CollectiveCurve:
 
     def tensors(self) -> dict[str, FloatArray]:
         """Its numbers by name."""
-        names = ("bends_K", "coefficients", "log_world_W", "log_factor_W")
-        return {name: np.asarray(getattr(self, name), dtype=np.float64) for name in names}
+        return {name: np.asarray(getattr(self, name), dtype=np.float64) for name in _LIMITS}
 
     @classmethod
     def from_tensors(cls, collective: CollectiveName, tensors: Mapping[str, Any], prefix: str) -> CollectiveCurve:
@@ -154,10 +156,11 @@ class CollectiveCurve:
             ModelError: If one is missing or impossible.
         """
         values = {}
-        for name in ("bends_K", "coefficients", "log_world_W", "log_factor_W"):
+        for name in _LIMITS:
             tensor = tensors.get(f"{prefix}{name}")
             if tensor is None or tensor.ndim != 1:
                 raise ModelError("needs a tensor of one dimension", field=f"{prefix}{name}")
+            check_tensor(tensor, f"{prefix}{name}", None, dtype="float64", limit=_LIMITS[name])
             values[name] = np.asarray(tensor, dtype=np.float64)
         return cls(collective=collective, **values)
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, get_args
 
 import numpy as np
 
 from autoshard.core import Link, Topology
 from autoshard.core.costs import CollectiveName, LinkBytes, MsArray
-from autoshard.core.errors import ModelError
-from autoshard.core.quoting import shown
+from autoshard.core.errors import FormatError, ModelError
 from autoshard.evaluation.communication import link_bytes
+from autoshard.formats.fields import Fields, items, number
+from costmodel.card_fields import MAX_BOUND, MAX_METRIC, metrics, read_card
 from costmodel.collective_curve import CollectiveCurve
 from costmodel.registry import PRODUCTION, Registry, StoredModel
 from costmodel.step_regression import FloatArray
@@ -24,6 +26,8 @@ COLLECTIVE_KIND: Final = "collective"
 COLLECTIVE_SCHEMA: Final = "autoshard.collective-model/1"
 COLLECTIVES: Final[tuple[CollectiveName, ...]] = get_args(CollectiveName)
 #: Inside a node, and between nodes.
+#: Rows of an interval's bounds.
+_MAX_BOUNDS = 1000
 LINKS: Final = ("node", "across_nodes")
 
 Curves = Mapping[tuple[str, CollectiveName], CollectiveCurve]
@@ -70,28 +74,45 @@ class CollectiveCard:
         Raises:
             ModelError: If it is of another schema or lacks a field.
         """
-        if data.get("schema") != COLLECTIVE_SCHEMA:
-            raise ModelError(
-                f"must be {COLLECTIVE_SCHEMA}, got {shown(data.get('schema'))}", field="schema", source=source
-            )
-        try:
-            return cls(
-                device=str(data["device"]),
-                backend=str(data["backend"]),
-                alongside={name: float(data["alongside"][name]) for name in COLLECTIVES},
-                bounds={name: _bounds_rows(data["bounds"][name]) for name in COLLECTIVES},
-                metrics=dict(data["metrics"]),
-                training=dict(data["training"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ModelError(f"the card lacks or misstates {error}", source=source) from error
+        return read_card(
+            data,
+            source,
+            schema=COLLECTIVE_SCHEMA,
+            fixed={},
+            required=("device", "backend", "alongside", "bounds", "metrics", "training"),
+            read=_card_of,
+        )
 
 
-def _bounds_rows(rows: Any) -> tuple[tuple[float, float, float], ...]:
-    read = tuple((float(upto), float(low), float(high)) for upto, low, high in rows)
-    if not read or not all(0 <= low <= 1 <= high < float("inf") for _, low, high in read):
-        raise ValueError(f"bounds {rows!r}")
-    return read
+def _card_of(fields: Fields) -> CollectiveCard:
+    alongside = fields.fields("alongside", required=COLLECTIVES)
+    bounds = fields.fields("bounds", required=COLLECTIVES)
+    return CollectiveCard(
+        device=fields.text("device"),
+        backend=fields.text("backend"),
+        alongside={name: alongside.number(name, maximum=1.0) for name in COLLECTIVES},
+        bounds={name: _bounds_rows(bounds, name) for name in COLLECTIVES},
+        metrics=metrics(fields),
+        training=fields.mapping("training"),
+    )
+
+
+def _bounds_rows(fields: Fields, name: CollectiveName) -> tuple[tuple[float, float, float], ...]:
+    path = fields.at(name)
+    rows = []
+    for index, row in enumerate(fields.items(name, maximum=_MAX_BOUNDS)):
+        where = f"{path}[{index}]"
+        upto, low, high = items(row, where, minimum=3, maximum=3)
+        rows.append(
+            (
+                number(upto, f"{where}[0]", maximum=MAX_METRIC),
+                number(low, f"{where}[1]", maximum=1.0),
+                number(high, f"{where}[2]", minimum=1.0, maximum=MAX_BOUND),
+            )
+        )
+    if any(left[0] > right[0] for left, right in pairwise(rows)):
+        raise FormatError("must be of rising milliseconds", field=path)
+    return tuple(rows)
 
 
 class LearnedCollectives:

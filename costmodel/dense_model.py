@@ -12,10 +12,11 @@ from typing import Any, Final
 import numpy as np
 
 from autoshard.core.costs import DenseCosts
-from autoshard.core.dense import DenseShape
-from autoshard.core.errors import ModelError
-from autoshard.core.quoting import shown
+from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape
+from autoshard.core.errors import FormatError, ModelError
 from autoshard.evaluation.dense_time import AnalyticDenseModel
+from autoshard.formats.fields import Fields
+from costmodel.card_fields import MAX_BOUND, check_tensor, metrics, numbers, read_card
 from costmodel.dense_features import RESIDUAL_NAMES, TERM_NAMES, residual_features, term_features
 from costmodel.registry import PRODUCTION, Registry, StoredModel
 from costmodel.step_regression import FloatArray
@@ -25,6 +26,10 @@ DENSE_SCHEMA: Final = "autoshard.dense-model/1"
 PASSES: Final = ("forward", "backward")
 #: The residual is a factor, at most this either way.
 MAX_LOG_RESIDUAL = 0.7
+#: Of a fit: milliseconds for one unit of a term, and what residuals are made of.
+_MAX_NUMBER = 1e6
+#: What may have a fit of its own, as `fit_key` names it.
+_FIT_KEYS = tuple(f"{kind.value}.{dtype.value}" for kind in DenseKind for dtype in DENSE_DTYPES)
 _NUM_COLUMNS = 1 + 2 * len(RESIDUAL_NAMES)
 
 
@@ -54,7 +59,7 @@ class DenseFit:
             tensor, width = getattr(self, name), widths.get(name, len(RESIDUAL_NAMES))
             if tensor.shape != (width,) or not np.isfinite(tensor).all():
                 raise ModelError(f"must be {width} finite numbers, got shape {tensor.shape}", field=name)
-        if (self.terms_F < 0).any() or not self.terms_F.any() or (self.spread_Q <= 0).any():
+        if (self.terms_F < 0).any() or not self.terms_F.any() or (self.spread_Q < 1e-9).any():
             raise ModelError("must be at least 0, and not all 0", field="terms_F")
 
     def ms(self, shapes: Sequence[DenseShape], *, backward: bool) -> FloatArray:
@@ -111,24 +116,29 @@ class DenseCard:
         Raises:
             ModelError: If it is of another schema, has other features, or lacks a field.
         """
-        if data.get("schema") != DENSE_SCHEMA:
-            raise ModelError(f"must be {DENSE_SCHEMA}, got {shown(data.get('schema'))}", field="schema", source=source)
-        for label, names in (("terms", TERM_NAMES), ("residual", RESIDUAL_NAMES)):
-            if tuple(data.get(label, ())) != names:
-                raise ModelError("was fitted to other features; train it anew", field=label, source=source)
-        try:
-            bounds = {str(name): (float(low), float(high)) for name, (low, high) in data["bounds"].items()}
-            card = cls(
-                device=str(data["device"]),
-                bounds=bounds,
-                metrics=dict(data["metrics"]),
-                training=dict(data["training"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ModelError(f"the card lacks or misstates {error}", source=source) from error
-        if not all(0 <= low <= 1 <= high < float("inf") for low, high in bounds.values()):
-            raise ModelError("must lie around 1", field="bounds", source=source)
-        return card
+        return read_card(
+            data,
+            source,
+            schema=DENSE_SCHEMA,
+            fixed={"terms": list(TERM_NAMES), "residual": list(RESIDUAL_NAMES)},
+            required=("device", "bounds", "metrics", "training"),
+            read=lambda fields: cls(
+                device=fields.text("device"),
+                bounds=_bounds(fields.fields("bounds", required=(), optional=_FIT_KEYS)),
+                metrics=metrics(fields),
+                training=fields.mapping("training"),
+            ),
+        )
+
+
+def _bounds(fields: Fields) -> dict[str, tuple[float, float]]:
+    bounds = {}
+    for name in (key for key in _FIT_KEYS if key in fields):
+        low, high = numbers(fields, name, length=2, minimum=0.0, maximum=MAX_BOUND)
+        if not low <= 1 <= high:
+            raise FormatError(f"must lie around 1, got {low:g} to {high:g}", field=fields.at(name))
+        bounds[name] = (low, high)
+    return bounds
 
 
 class LearnedDense:
@@ -162,14 +172,15 @@ class LearnedDense:
         fits = {}
         for key in card.bounds:
             for name in PASSES:
-                numbers = {}
+                parts = {}
                 for item in DenseFit.__slots__:
                     tensor = stored.tensors.get(f"{key}.{name}.{item}")
                     if tensor is None:
                         raise ModelError("needs a tensor", field=f"{key}.{name}.{item}", source=stored.source)
-                    numbers[item] = np.asarray(tensor, dtype=np.float64)
+                    check_tensor(tensor, f"{key}.{name}.{item}", stored.source, dtype="float64", limit=_MAX_NUMBER)
+                    parts[item] = np.asarray(tensor, dtype=np.float64)
                 try:
-                    fits[f"{key}.{name}"] = DenseFit(**numbers)
+                    fits[f"{key}.{name}"] = DenseFit(**parts)
                 except ModelError as error:
                     raise error.in_source(stored.source) from error
         return cls(fits, card, stored.label)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.core import KernelCosts, LocalShard
 from autoshard.core.costs import CodeArray, MsArray, OutsideRange
+from autoshard.core.errors import ModelError
 from costmodel.card import CostModelCard
 from costmodel.features import shard_features
 from costmodel.predictor import NUM_OUTSIDE, CostPredictor, SetHead
@@ -83,6 +85,7 @@ class LearnedCostModel:
         for shard in shards:
             self.card.coverage.check(shard)
         codes_NH = self._predictor.encode(shard_features(shards))
+        self._check_finite(codes_NH)
         codes_NH[:, NUM_OUTSIDE] = [self.card.coverage.outside(shard) is not None for shard in shards]
         return codes_NH
 
@@ -99,12 +102,14 @@ class LearnedCostModel:
     def price(self, codes_SH: CodeArray) -> MsArray:
         """Kernel time in milliseconds, forward plus backward, of sets given by the sums of their codes."""
         kernel_ms_S: MsArray = self._predictor.predict(codes_SH).sum(axis=1)
+        self._check_finite(kernel_ms_S)
         return kernel_ms_S
 
     def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
         """As `price`, with forward and backward apart, and the 90% interval."""
         parts_SO = self._predictor.predict(codes_SH)
         kernel_ms_S = parts_SO.sum(axis=1)
+        self._check_finite(kernel_ms_S)
         spread_S = self._predictor.spread(codes_SH)
         spread_S *= np.where(codes_SH[:, NUM_OUTSIDE] > 0.5, _OUTSIDE_FACTOR, 1.0)
         return KernelCosts(
@@ -113,3 +118,8 @@ class LearnedCostModel:
             low_ms_S=kernel_ms_S * np.exp(self.card.interval.low * spread_S),
             high_ms_S=kernel_ms_S * np.exp(self.card.interval.high * spread_S),
         )
+
+    def _check_finite(self, values: NDArray[np.floating]) -> None:
+        # The limits of cards and weights leave room for this only with tables far beyond any that were measured.
+        if not np.isfinite(values).all():
+            raise ModelError(f"{self.name} gives no finite time for these tables; train it anew", field="weights")

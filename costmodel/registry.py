@@ -31,9 +31,11 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from autoshard.core.errors import ModelError
+from autoshard.core.errors import FormatError, ModelError
 from autoshard.core.quoting import shown
 from autoshard.core.topology import DEVICE_KEY
+from autoshard.formats.files import read_bytes
+from autoshard.formats.json_document import parse_json
 from costmodel.aliases import ALIASES, CANDIDATE, LEFTOVER_SECONDS, PRODUCTION, VERSION_ID, Action, AliasEntry, AliasLog
 
 __all__ = [
@@ -55,6 +57,8 @@ REGISTRY_VARIABLE = "AUTOSHARD_REGISTRY"
 SHIPPED_VARIABLE = "AUTOSHARD_SHIPPED_MODELS"
 _WEIGHTS, _CARD = "weights.safetensors", "card.json"
 _WEIGHTS_DIGEST = "weights_sha256"
+#: A card and weights are no larger; those that come with this package have 0.6 MB at most.
+_MAX_CARD_BYTES, _MAX_WEIGHTS_BYTES = 1 << 22, 1 << 27
 _STAGING = ".publish-"
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -182,6 +186,9 @@ class Registry:
         _check_device(card, name, str(folder))
         weights = save({key: np.ascontiguousarray(value) for key, value in tensors.items()})
         text = _canonical({**card, _WEIGHTS_DIGEST: hashlib.sha256(weights).hexdigest()})
+        for content, limit in ((text, _MAX_CARD_BYTES), (weights, _MAX_WEIGHTS_BYTES)):
+            if len(content) > limit:
+                raise ModelError(f"must be at most {limit:,} bytes, got {len(content):,}", source=str(folder))
         version = _id_of(text)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -212,12 +219,12 @@ class Registry:
         card = home._card(folder / _CARD)
         _check_device(card, name, str(folder / _CARD))
         path = folder / _WEIGHTS
-        weights = _read(path)
+        weights = _read(path, _MAX_WEIGHTS_BYTES)
         if hashlib.sha256(weights).hexdigest() != card[_WEIGHTS_DIGEST]:
             raise ModelError("damaged: its digest is not the one in the card", source=str(path))
         try:
             tensors = load(weights)
-        except safetensors.SafetensorError as error:
+        except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:  # the others: of its dtypes
             raise ModelError(f"not a safetensors file: {error}", source=str(path)) from error
         return StoredModel(id=identity, tensors=tensors, card=card, source=str(folder), is_shipped=home.is_shipped)
 
@@ -329,13 +336,13 @@ class Registry:
         return self.root / kind / name
 
     def _card(self, path: Path) -> dict[str, Any]:
-        text = _read(path)
+        text = _read(path, _MAX_CARD_BYTES)
         if _id_of(text) != path.parent.name:
             raise ModelError("damaged: its digest is not the name of its folder", source=str(path))
         try:
-            card = json.loads(text)
-        except ValueError as error:
-            raise ModelError(f"not JSON: {error}", source=str(path)) from error
+            card = parse_json(text)
+        except FormatError as error:
+            raise ModelError(str(error), source=str(path)) from error
         if not isinstance(card, dict) or _WEIGHTS_DIGEST not in card:
             raise ModelError(f"needs a field {_WEIGHTS_DIGEST}", source=str(path))
         return card
@@ -390,8 +397,8 @@ def _id_of(card_text: bytes) -> str:
     return hashlib.sha256(card_text).hexdigest()[:16]
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, max_bytes: int) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", source=str(path)) from error
+        return read_bytes(path, max_bytes=max_bytes)
+    except FormatError as error:
+        raise ModelError(error.message, source=error.source) from error

@@ -9,13 +9,15 @@ from typing import Any, Final
 import numpy as np
 
 from autoshard.core.errors import ModelError
-from autoshard.core.quoting import shown
 from autoshard.core.step import PART_FEATURES, Coefficients, Overlap, StepPart
+from costmodel.card_fields import check_tensor, metrics, read_card
 from costmodel.registry import PRODUCTION, Registry, StoredModel
 from costmodel.step_regression import FloatArray
 
 STEP_KIND: Final = "step"
 STEP_SCHEMA: Final = "autoshard.step-model/1"
+#: Milliseconds for one unit of a feature.
+_MAX_COEFFICIENT = 1e6
 
 #: By part, and by the model whose milliseconds its first feature is (`learned:cpu`).
 Fitted = Mapping[tuple[StepPart, str], Coefficients]
@@ -61,24 +63,21 @@ class StepCard:
         Raises:
             ModelError: If it is of another schema, has other features, or lacks a field.
         """
-        if data.get("schema") != STEP_SCHEMA:
-            raise ModelError(f"must be {STEP_SCHEMA}, got {shown(data.get('schema'))}", field="schema", source=source)
-        if data.get("features") != {part.value: list(names) for part, names in PART_FEATURES.items()}:
-            raise ModelError("was calibrated with other features; train it anew", field="features", source=source)
-        try:
-            card = cls(
-                device=str(data["device"]),
-                engine=str(data["engine"]),
-                overlap=Overlap(data["overlap"]),
-                interval_scale=float(data["interval_scale"]),
-                metrics=dict(data["metrics"]),
-                training=dict(data["training"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ModelError(f"the card lacks or misstates {error}", source=source) from error
-        if not 0 <= card.interval_scale < float("inf"):
-            raise ModelError("must be a number of at least 0", field="interval_scale", source=source)
-        return card
+        return read_card(
+            data,
+            source,
+            schema=STEP_SCHEMA,
+            fixed={"features": {part.value: list(names) for part, names in PART_FEATURES.items()}},
+            required=("device", "engine", "overlap", "interval_scale", "metrics", "training"),
+            read=lambda fields: cls(
+                device=fields.text("device"),
+                engine=fields.text("engine"),
+                overlap=fields.choice("overlap", Overlap, Overlap.NONE),
+                interval_scale=fields.number("interval_scale", maximum=1e6),
+                metrics=metrics(fields),
+                training=fields.mapping("training"),
+            ),
+        )
 
 
 class CalibratedStep:
@@ -121,6 +120,7 @@ class CalibratedStep:
             part, _, basis = key.partition("/")
             if part not in {str(one) for one in StepPart} or not basis:
                 raise ModelError("is no part of a step", field=key, source=stored.source)
+            check_tensor(tensor, key, stored.source, dtype="float64", limit=_MAX_COEFFICIENT)
             fitted[StepPart(part), basis] = tuple(float(value) for value in np.ravel(tensor))
         try:
             return cls(fitted, card, stored.label)

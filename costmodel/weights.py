@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.errors import ModelError
+from costmodel.card_fields import MAX_WEIGHT, check_tensor
 from costmodel.features import NUM_INPUTS, NUM_WORK
 
 #: Tensors by name.
@@ -34,6 +34,7 @@ LOG_SPREAD_RANGE = (-5.3, 1.0)
 
 #: Names of single tensors: logarithm of the time that a set takes however few shards it has, relative to scale_ms.
 OVERHEAD = "log_overhead"
+MAX_LOG_OVERHEAD = 40.0
 
 
 def layer_widths(encoder_hidden: Sequence[int]) -> dict[str, tuple[int, ...]]:
@@ -64,11 +65,10 @@ def layer_name(part: str, layer: int, tensor: str) -> str:
 
 
 def check_weights(weights: Weights, encoder_hidden: Sequence[int], source: str) -> None:
-    """Raises ModelError if a tensor is missing, of another shape, or not finite; the text names it."""
+    """Raises ModelError if a tensor is missing, of another shape or dtype, or has odd numbers; the text names it."""
     for name, shape in weight_shapes(encoder_hidden).items():
         tensor = weights.get(name)
         if tensor is None or tensor.shape != shape:
             got = "nothing" if tensor is None else f"shape {tensor.shape}"
             raise ModelError(f"needs a tensor of shape {shape}, got {got}", field=name, source=source)
-        if not np.isfinite(tensor).all():
-            raise ModelError("holds numbers that are not finite", field=name, source=source)
+        check_tensor(tensor, name, source, limit=MAX_LOG_OVERHEAD if name == OVERHEAD else MAX_WEIGHT)

@@ -21,9 +21,11 @@ from safetensors.numpy import load, save
 
 from autoshard.core.errors import FormatError
 from autoshard.formats.files import atomic_write, read_bytes
+from autoshard.formats.json_document import read_json
 
 CHECKPOINT_SCHEMA = "autoshard.policy-training/1"
 _DESCRIPTION = "checkpoint.json"
+_MAX_TENSOR_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,16 +66,13 @@ class Checkpoint:
         path = folder / _DESCRIPTION
         if not path.exists():
             return None
-        try:
-            document = json.loads(read_bytes(path))
-        except ValueError as error:
-            raise FormatError(f"is no JSON: {error}", source=str(path)) from error
+        document = read_json(path)
         if not isinstance(document, dict) or document.get("schema") != CHECKPOINT_SCHEMA:
             raise FormatError(f"must be {CHECKPOINT_SCHEMA}", field="schema", source=str(path))
         if not isinstance(document.get("state"), dict):
             raise FormatError("must be an object", field="state", source=str(path))
         tensors = folder / Path(str(document.get("tensors"))).name
-        data = read_bytes(tensors)
+        data = read_bytes(tensors, max_bytes=_MAX_TENSOR_BYTES)
         if hashlib.sha256(data).hexdigest() != document.get("sha256"):
             raise FormatError(f"damaged: its digest is not the one in {_DESCRIPTION}", source=str(tensors))
         try:

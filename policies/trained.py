@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from numpy.typing import NDArray
 
 from autoshard.core.errors import ModelError
 from autoshard.core.quoting import shown
+from autoshard.formats.fields import Fields
 from costmodel import COST_KIND, CostModelCard, LearnedCostModel, Registry, StoredModel
+from costmodel.card_fields import optional_number, read_card
+from costmodel.predictor import FULL_CODE_WIDTH
 from costmodel.registry import PRODUCTION, find_registry
-from costmodel.weights import Weights
+from costmodel.weights import Weights, check_weights
 from env import Objective
 from policies.choices import Items
 from policies.network import PlacementNetwork
@@ -136,50 +138,36 @@ class TrainedPolicy:
         return policy
 
 
-_Choice = TypeVar("_Choice", bound=StrEnum)
-
-
 def _read(stored: StoredModel, source: str) -> TrainedPolicy:
-    card = stored.card
-    if card.get("schema") != CARD_SCHEMA:
-        raise ModelError(
-            f"must be {CARD_SCHEMA}, got {shown(card.get('schema'))}; "
-            "`autoshard train policy` makes one that can be read",
-            field="schema",
-            source=source,
-        )
-    try:
-        described, width = card["cost_model"], int(card["code_width"])
-        cost_id, cost_card = described["id"], described["card"]
-        training = dict(card["training"])
-        items, objective = _choice(Items, card, "items", source), _choice(Objective, card, "objective", source)
-        memory_fill = None if card["memory_fill"] is None else float(card["memory_fill"])
-    except KeyError as error:
-        raise ModelError("is missing", field=str(error.args[0]), source=source) from error
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"has a field of a wrong kind: {error}", source=source) from error
+    return read_card(
+        stored.card,
+        source,
+        schema=CARD_SCHEMA,
+        fixed={},
+        remedy="`autoshard train policy` makes one that can be read",
+        required=("device", "items", "objective", "memory_fill", "code_width", "cost_model", "training"),
+        optional=("max_splits",),
+        read=lambda fields: _policy_of(fields, stored, source),
+    )
+
+
+def _policy_of(fields: Fields, stored: StoredModel, source: str) -> TrainedPolicy:
+    described = fields.fields("cost_model", required=("id", "card"))
+    # Its weights are checked here: they come with the policy, and nothing else may have looked at them.
     cost = PolicyCostModel(
         weights=with_prefix(stored.tensors, _COST_PREFIX),
-        card=CostModelCard.from_json(cost_card, f"{source}, cost_model"),
-        id=cost_id,
+        card=CostModelCard.from_json(described.mapping("card"), f"{source}, cost_model"),
+        id=None if described["id"] is None else described.text("id"),
     )
-    network = PlacementNetwork(width)
+    check_weights(cost.weights, cost.card.encoder_hidden, f"{source}, cost_model")
+    network = PlacementNetwork(fields.whole("code_width", minimum=FULL_CODE_WIDTH, maximum=FULL_CODE_WIDTH))
     load_arrays(network, with_prefix(stored.tensors, _POLICY_PREFIX), source)
     return TrainedPolicy(
         network=network,
         cost=cost,
-        training=training,
-        items=items,
-        objective=objective,
-        memory_fill=memory_fill,
+        training=fields.mapping("training"),
+        items=fields.choice("items", Items, Items.TABLES),
+        objective=fields.choice("objective", Objective, Objective.BALANCE),
+        memory_fill=optional_number(fields, "memory_fill", maximum=1e6),
         version=stored.label,
     )
-
-
-def _choice(choices: type[_Choice], card: Mapping[str, Any], field: str, source: str) -> _Choice:
-    try:
-        return choices(card[field])
-    except ValueError as error:
-        raise ModelError(
-            f"must be any of {', '.join(choices)}, got {shown(card[field])}", field=field, source=source
-        ) from error

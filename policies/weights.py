@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from autoshard.core.errors import ModelError
+from costmodel.card_fields import check_tensor
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -23,7 +24,7 @@ def load_arrays(module: torch.nn.Module, arrays: Mapping[str, NDArray[Any]], sou
     """Sets a module's weights.
 
     Raises:
-        ModelError: If one is missing, unknown, of another shape, or not finite; the text names it.
+        ModelError: If one is missing, unknown, or of another shape, dtype or range; the text names it.
     """
     wanted = module.state_dict()
     for name in sorted(wanted.keys() | arrays.keys()):
@@ -31,8 +32,7 @@ def load_arrays(module: torch.nn.Module, arrays: Mapping[str, NDArray[Any]], sou
         got = arrays[name].shape if name in arrays else None
         if shape != got:
             raise ModelError(f"must be of shape {shape}, got {got}", field=name, source=source)
-        if not np.isfinite(arrays[name]).all():
-            raise ModelError("holds numbers that are not finite", field=name, source=source)
+        check_tensor(arrays[name], name, source)
     module.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})
 
 

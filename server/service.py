@@ -16,6 +16,8 @@ from server.app import create_app
 from server.logs import set_up_logs
 from server.settings import ServerSettings
 
+MAX_GRACE_S = 3600.0
+
 _log = structlog.get_logger()
 
 
@@ -26,12 +28,14 @@ def run_service(settings: ServerSettings, *, host: str, port: int, grace_s: floa
         settings: Limits and models.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one, which the log names.
-        grace_s: Seconds that running requests may take to end.
+        grace_s: Seconds that running requests may take to end, at most an hour.
 
     Raises:
-        InvalidOptionError: If the address cannot be listened on.
+        InvalidOptionError: If the address cannot be listened on, or the grace period is out of range.
         AutoshardError: If the models cannot be loaded.
     """
+    if not 0 <= grace_s <= MAX_GRACE_S:
+        raise InvalidOptionError(f"must be seconds in [0, {MAX_GRACE_S:g}], got {grace_s:g}", field="--grace")
     listener = _listen(host, port)
     set_up_logs()
     # The planning processes share the machine's cores.

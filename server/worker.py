@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 import structlog
 
 from autoshard.core import TableSet, Topology
-from autoshard.core.errors import AutoshardError, UnknownNameError
+from autoshard.core.errors import AutoshardError, InputError, UnknownNameError
 from autoshard.core.quoting import shown
 from autoshard.formats import (
     bundled_table_sets,
@@ -81,10 +81,18 @@ def _answer(body: bytes, settings: ServerSettings) -> bytes:
     try:
         return b"200" + _plan(parse_plan_body(parse_json(body)), settings).model_dump_json().encode()
     except AutoshardError as error:
-        problem = problem_of(error)
-        return b"%d" % problem.status + problem.model_dump_json(exclude_none=True).encode()
+        return _problem(error)
+    except (ArithmeticError, MemoryError, RecursionError):
+        # Limits of single fields cannot rule out every combination of them, and this process is needed for others.
+        _log.exception("a task whose numbers cannot be planned with")
+        return _problem(InputError("its numbers are too large or too small to plan with", field="body"))
     finally:
         _end_in(0)
+
+
+def _problem(error: AutoshardError) -> bytes:
+    problem = problem_of(error)
+    return b"%d" % problem.status + problem.model_dump_json(exclude_none=True).encode()
 
 
 def _end_in(seconds: float) -> None:

@@ -28,6 +28,8 @@ REUSE_BIN_MIDDLES: tuple[float, ...] = (1.0, 2.0, *(1.5 * 2.0**i for i in range(
 KNOTS_PER_OCTAVE = 4
 _CONCAVITY_TOLERANCE = 1e-9
 _EXACT_POISSON_MAX = 64
+#: Rows between two knots, far below what rounding leaves of one: probabilities per row stay finite.
+_LEAST_ROWS = 1e-30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -311,7 +313,7 @@ def _check_knots(ranks_K: FloatArray, cumulative_K: FloatArray) -> None:
     refuse(((ranks_K != 0) | (cumulative_K != 0))[:1], "must start at [0, 0]")
     if abs(cumulative_K[-1] - 1.0) > 1e-6:
         raise InvalidTableError(f"must end at cumulative probability 1, got {cumulative_K[-1]:.12g}", field="knots")
-    refuse(np.diff(ranks_K, prepend=-1.0) <= 0, "access ranks must rise")
+    refuse(np.diff(ranks_K, prepend=-1.0) < _LEAST_ROWS, "access ranks must rise")
     refuse(np.diff(cumulative_K, prepend=0.0) < 0, "cumulative probabilities must not fall")
     rows = np.diff(ranks_K)
     slopes = np.diff(cumulative_K) / rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,6 +11,12 @@ from autoshard.core.quoting import shown
 
 #: Keys of kinds of devices; folders of trained models are named by them.
 DEVICE_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+#: Bytes per second of a link or a memory, and seconds of latency: beyond any hardware, and no sum of them overflows.
+MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e18
+MAX_LATENCY_S = 3600.0
+#: Milliseconds in which a rank fetches one row.
+MAX_FETCH_MS = 1e9
 
 
 class MemoryLevel(StrEnum):
@@ -61,10 +66,8 @@ class MemoryBandwidth:
     def __post_init__(self) -> None:
         for level in MemoryLevel:
             value = self[level]
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise InvalidTopologyError(
-                    f"must be a positive number, got {value}", field=f"memory_bandwidth_bytes_per_s.{level}"
-                )
+            if value is not None:
+                _check_bandwidth(value, f"memory_bandwidth_bytes_per_s.{level}")
 
     def __getitem__(self, level: MemoryLevel) -> float | None:
         return {MemoryLevel.HBM: self.hbm, MemoryLevel.DDR: self.ddr, MemoryLevel.SSD: self.ssd}[level]
@@ -78,10 +81,11 @@ class Link:
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.bytes_per_s) and self.bytes_per_s > 0):
-            raise InvalidTopologyError(f"must be a positive number, got {self.bytes_per_s}", field="bytes_per_s")
-        if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
-            raise InvalidTopologyError(f"must be a number of at least 0, got {self.latency_s}", field="latency_s")
+        _check_bandwidth(self.bytes_per_s, "bytes_per_s")
+        if not 0 <= self.latency_s <= MAX_LATENCY_S:
+            raise InvalidTopologyError(
+                f"must be a number in [0, {MAX_LATENCY_S:g}], got {self.latency_s}", field="latency_s"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +143,8 @@ class Topology:
             rows = self.fetch_ms
             if len(rows) != self.world_size or any(len(row) != self.world_size for row in rows):
                 raise InvalidTopologyError(f"must be {self.world_size} rows of as many numbers", field="fetch_ms")
-            if any(not (math.isfinite(value) and value >= 0) for row in rows for value in row):
-                raise InvalidTopologyError("must hold finite numbers of at least 0", field="fetch_ms")
+            if any(not 0 <= value <= MAX_FETCH_MS for row in rows for value in row):
+                raise InvalidTopologyError(f"must hold numbers in [0, {MAX_FETCH_MS:g}]", field="fetch_ms")
 
     def _check_levels(self) -> None:
         if not self.levels:
@@ -175,3 +179,10 @@ class Topology:
     def node_of(self, rank: int) -> int:
         """Index of the node of a rank."""
         return rank // self.local_world_size
+
+
+def _check_bandwidth(bytes_per_s: float, path: str) -> None:
+    if not MIN_BANDWIDTH <= bytes_per_s <= MAX_BANDWIDTH:
+        raise InvalidTopologyError(
+            f"must be a number in [{MIN_BANDWIDTH:g}, {MAX_BANDWIDTH:g}], got {bytes_per_s}", field=path
+        )

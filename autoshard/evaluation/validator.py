@@ -248,15 +248,16 @@ def _check_memory(plan: ShardingPlan, group: _Group) -> None:
     """Weights, optimizer state and caches of every rank fit its memory, level by level."""
     # Doubles, since sums of absurd sizes would wrap around in 64-bit integers; exact to 9 PB.
     held_R = {level: np.zeros(group.size) for level in MemoryLevel}
+    world_ranks = np.array(group.world_ranks)
     for placed in plan.shards:
         holders = group.holders(placed.replicas).ranks
         held_R[placed.memory.level][holders] += _bytes_per_rank(placed)
         held_R[MemoryLevel.HBM][holders] += placed.memory.cache_bytes
     for level, held in held_R.items():
-        limits_R = np.array(
-            [min(plan.topology.memory_of(rank)[level] for rank in members) for members in group.world_ranks],
-            dtype=np.float64,
-        )
+        limit_of_world = np.full(plan.topology.world_size, plan.topology.memory_bytes[level], dtype=np.float64)
+        for rank, memory in plan.topology.overrides:
+            limit_of_world[rank] = memory[level]
+        limits_R = limit_of_world[world_ranks].min(axis=1)
         for rank in np.flatnonzero(held > limits_R).tolist():
             largest = max(
                 (index for index, placed in enumerate(plan.shards) if _holds(placed, rank, level)),

@@ -18,6 +18,7 @@ from autoshard.core import NUM_REUSE_BINS, REUSE_BIN_EDGES, AccessProfile, Embed
 from autoshard.core.access import IntArray
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shortened
+from autoshard.formats.files import open_file
 from autoshard.formats.torch_archive import read_tensors
 
 #: Dimensions that tables get when none is asked for: the files have none, and AutoShard draws them from these.
@@ -55,7 +56,7 @@ def read_dlrm_datasets(
         AutoShard A.1 (format), B.2 (bins), 5.1 (dimensions).
     """
     try:
-        with Path(path).open("rb") as file:
+        with open_file(path) as file:
             if file.read(len(_GZIP_START)) != _GZIP_START:
                 file.seek(0)
                 return _tables_of(file, embedding_dim, seed, advance, 1.0)

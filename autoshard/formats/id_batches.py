@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,8 @@ from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shortened
 from autoshard.formats.dlrm_datasets import Advance
 from autoshard.formats.fields import from_source
-from autoshard.formats.tables_json import MAX_ROWS, MAX_TABLES
+from autoshard.formats.files import open_file
+from autoshard.formats.tables_json import MAX_POOLING_FACTOR, MAX_ROWS, MAX_TABLES
 from autoshard.formats.torch_archive import read_tensors
 
 if TYPE_CHECKING:
@@ -36,8 +37,16 @@ _TORCH_START = b"PK\x03\x04"
 _SUFFIXES = (".parquet", ".pt")
 #: Samples that are held at once.
 _CHUNK_SAMPLES = 4096
-#: Ids of one feature that are held before they are counted, unless it has more distinct rows.
-_MIN_PENDING = 2**16
+#: Ids of one feature that are held before they are counted: as many as it has distinct rows, within these.
+_MIN_PENDING, _MAX_PENDING = 2**16, 2**22
+#: Most ids of one bag: as many as a tables.json takes for the mean.
+_MAX_BAG_IDS = int(MAX_POOLING_FACTOR)
+#: Most distinct ids of all features together: they take 16 bytes each, and twice that while more are added.
+_MAX_DISTINCT_IDS = 2**24
+#: Parquet: ids that are read at once, and most that a column of one row group may have, since all may be in one bag.
+_CHUNK_IDS, _MAX_GROUP_IDS = 2**20, 2**25
+#: Parquet: most bytes of a column of one row group when unpacked.
+_MAX_GROUP_BYTES = 2**29
 
 
 def read_id_batches(
@@ -69,7 +78,8 @@ def read_id_batches(
     - Global batch: `batch_size`; else the samples of the largest `.pt` file, or of Parquet 65,536, at most all samples.
     - Weights are fp32, pooling is a sum, the optimizer row-wise AdaGrad.
 
-    Files are streamed: memory grows with the distinct ids, 16 bytes each, and not with the samples.
+    Files are streamed: memory grows with the distinct ids, 16 bytes each, and not with the samples. There may be 2**24
+    distinct ids (16.8 million), 10**6 ids in a bag, and in Parquet 2**25 ids of a column in a row group.
 
     Args:
         path: The file or folder.
@@ -86,8 +96,13 @@ def read_id_batches(
     features: dict[str, _Counts] = {}
     read = _add_parquet if is_parquet else _add_tensors
     num_samples = []
+
+    def advance_and_check(share: float) -> None:
+        _check_distinct(features)
+        advance(share / len(files))
+
     for file in files:
-        add = functools.partial(read, file, features, files[0], limit, lambda share: advance(share / len(files)))
+        add = functools.partial(read, file, features, files[0], limit, advance_and_check)
         num_samples.append(from_source(str(file), add))
     if sum(num_samples) == 0:
         raise FormatError("must hold at least one sample")
@@ -116,8 +131,15 @@ class _Counts:
         self._pending.append(ids_L)
         self._num_pending += len(ids_L)
         # As many as are counted already: each id is then merged a logarithmic number of times.
-        if self._num_pending >= max(_MIN_PENDING, len(self._rows_R)):
+        if self._num_pending >= min(max(_MIN_PENDING, len(self._rows_R)), _MAX_PENDING):
             self._merge()
+            if len(self._rows_R) > _MAX_DISTINCT_IDS:
+                raise _too_many_distinct()
+
+    @property
+    def num_distinct(self) -> int:
+        """Distinct ids that were counted; those that wait for it left out."""
+        return len(self._rows_R)
 
     def table(self, name: str, embedding_dim: int, num_embeddings: int | None) -> EmbeddingTable:
         """The table of what was counted."""
@@ -144,13 +166,33 @@ class _Counts:
             return
         rows_R, counts_R = np.unique(np.concatenate(self._pending), return_counts=True)
         self._pending, self._num_pending = [], 0
-        if len(self._rows_R):
-            rows = np.concatenate([self._rows_R, rows_R])
-            order = np.argsort(rows, kind="stable")
-            rows, counts = rows[order], np.concatenate([self._counts_R, counts_R])[order]
-            starts = np.flatnonzero(np.diff(rows, prepend=-1))
-            rows_R, counts_R = rows[starts], np.add.reduceat(counts, starts)
-        self._rows_R, self._counts_R = rows_R, counts_R
+        places_R = np.searchsorted(self._rows_R, rows_R)
+        is_known_R = self._rows_R[np.minimum(places_R, len(self._rows_R) - 1)] == rows_R if len(self._rows_R) else False
+        is_new_R = np.logical_not(is_known_R) & np.ones(len(rows_R), dtype=np.bool_)
+        self._counts_R[places_R[~is_new_R]] += counts_R[~is_new_R]
+        # One after the other: large tables would not fit twice.
+        self._rows_R = np.insert(self._rows_R, places_R[is_new_R], rows_R[is_new_R])
+        self._counts_R = np.insert(self._counts_R, places_R[is_new_R], counts_R[is_new_R])
+
+
+def _check_distinct(features: Mapping[str, _Counts]) -> None:
+    if sum(counts.num_distinct for counts in features.values()) > _MAX_DISTINCT_IDS:
+        raise _too_many_distinct()
+
+
+def _too_many_distinct() -> FormatError:
+    return FormatError(
+        f"must have at most {_MAX_DISTINCT_IDS:,} distinct ids, all features together; take fewer batches or features"
+    )
+
+
+def _check_bags(lengths_B: IntArray, column: str, first_row: int) -> None:
+    if lengths_B.size and lengths_B.max() > _MAX_BAG_IDS:
+        row = int(np.argmax(lengths_B > _MAX_BAG_IDS))
+        raise FormatError(
+            f"bags must have at most {_MAX_BAG_IDS:,} ids; row {first_row + row} has {lengths_B[row]:,}",
+            field=shortened(column),
+        )
 
 
 def _access(counts_R: IntArray, num_rows: int) -> AccessProfile:
@@ -188,7 +230,7 @@ def _files(path: Path) -> tuple[list[Path], bool]:
 
 
 def _is_parquet(file: Path) -> bool:
-    with file.open("rb") as opened:
+    with open_file(file) as opened:
         start = opened.read(4)
     if start not in (_PARQUET_START, _TORCH_START):
         raise FormatError("is neither a Parquet file nor one that torch.save wrote", source=str(file))
@@ -223,20 +265,64 @@ def _add_parquet(file: Path, features: dict[str, _Counts], first: Path, limit: i
             for name in columns:
                 features.setdefault(name, _Counts())
             num_samples: int = parquet.metadata.num_rows
-            row = 0
-            for batch in parquet.iter_batches(_CHUNK_SAMPLES, columns=columns):
-                for name in columns:
-                    ids_L, lengths_B = _bags(batch.column(name), name, row)
-                    features[name].add(_checked(ids_L, lengths_B, limit, name, row), lengths_B)
-                row += batch.num_rows
-                advance(batch.num_rows / max(num_samples, 1))
-            if row != num_samples:
-                raise FormatError(f"is a damaged Parquet file: it says {num_samples} rows and has {row}")
+            for group, chunk in _column_groups(parquet, columns):
+                row = 0
+                for batch in parquet.iter_batches(chunk, columns=group):
+                    for name in group:
+                        ids_L, lengths_B = _bags(batch.column(name), name, row)
+                        features[name].add(_checked(ids_L, lengths_B, limit, name, row), lengths_B)
+                    row += batch.num_rows
+                    advance(batch.num_rows / max(num_samples, 1) * len(group) / len(columns))
+                if row != num_samples:
+                    raise FormatError(f"is a damaged Parquet file: it says {num_samples} rows and has {row}")
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: of a column's name
         raise FormatError(f"is a damaged Parquet file: {shortened(str(error))}") from None
     if num_samples == 0:
         advance(1.0)
     return num_samples
+
+
+def _column_groups(parquet: pa.parquet.ParquetFile, columns: list[str]) -> Iterator[tuple[list[str], int]]:
+    """Columns that are read together, few enough that their ids fit the memory, and samples to read at once.
+
+    Raises:
+        FormatError: If a column of one row group has too many ids or bytes; found before ids are read.
+    """
+    metadata = parquet.metadata
+    num_ids = dict.fromkeys(columns, 0)
+    for index in range(metadata.num_row_groups):
+        row_group = metadata.row_group(index)
+        for leaf in map(row_group.column, range(row_group.num_columns)):
+            path = leaf.path_in_schema
+            name = path if path in num_ids else path.rsplit(".", 2)[0]
+            if leaf.num_values > _MAX_GROUP_IDS or leaf.total_uncompressed_size > _MAX_GROUP_BYTES:
+                raise FormatError(
+                    f"must have at most {_MAX_GROUP_IDS:,} ids and {_MAX_GROUP_BYTES:,} bytes in a row group, number "
+                    f"{index} has {leaf.num_values:,} and {leaf.total_uncompressed_size:,}; write smaller row groups",
+                    field=shortened(name),
+                )
+            if leaf.num_values > _MAX_BAG_IDS * row_group.num_rows:
+                raise FormatError(
+                    f"bags must have at most {_MAX_BAG_IDS:,} ids; row group {index} has {leaf.num_values:,} in "
+                    f"{row_group.num_rows:,} bags",
+                    field=shortened(name),
+                )
+            if name in num_ids:
+                num_ids[name] = max(num_ids[name], leaf.num_values)
+    group_rows = max((metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)), default=0)
+    group: list[str] = []
+    for name in columns:
+        held = sum(num_ids[other] for other in group)
+        if group and held + num_ids[name] > _MAX_GROUP_IDS:
+            yield group, _chunk_samples(held, group_rows)
+            group = []
+        group.append(name)
+    yield group, _chunk_samples(sum(num_ids[other] for other in group), group_rows)
+
+
+def _chunk_samples(num_ids: int, num_rows: int) -> int:
+    """Samples that are read at once: fewer where bags are long."""
+    return max(1, min(_CHUNK_SAMPLES, _CHUNK_IDS * num_rows // max(num_ids, 1)))
 
 
 def _columns(schema: pa.Schema) -> list[str]:
@@ -274,6 +360,7 @@ def _bags(column: pa.Array, name: str, first_row: int) -> tuple[NDArray[np.integ
         filled_B = np.asarray(column.is_valid())
         return np.asarray(column.drop_null()), filled_B.astype(np.int64)
     lengths_B = np.asarray(pyarrow.compute.list_value_length(column).fill_null(0)).astype(np.int64)
+    _check_bags(lengths_B, name, first_row)
     values = column.flatten()
     if values.null_count:
         place = int(np.flatnonzero(np.asarray(values.is_null()))[0])
@@ -285,23 +372,26 @@ def _bags(column: pa.Array, name: str, first_row: int) -> tuple[NDArray[np.integ
 def _add_tensors(file: Path, features: dict[str, _Counts], first: Path, limit: int, advance: Advance) -> int:
     """Counts a file's ids; returns the number of its samples."""
     try:
-        with file.open("rb") as opened:
+        with open_file(file) as opened:
             values_L, lengths_FB = _tensors(read_tensors(opened))
             num_features, num_samples = int(lengths_FB.shape[0]), int(lengths_FB.shape[1])
             width = len(str(num_features - 1))
             names = [f"f{index:0{width}d}" for index in range(num_features)]
             if features and len(features) != num_features:
                 raise FormatError(f"must have as many features as {first}: {len(features)}, got {num_features}")
-            lengths = [list(_chunks(lengths_FB[index], name, len(values_L))) for index, name in enumerate(names)]
-            total = sum(int(lengths_B.sum()) for chunks in lengths for lengths_B in chunks)
+            total = sum(
+                int(lengths_B.sum())
+                for index, name in enumerate(names)
+                for _, lengths_B in _chunks(lengths_FB[index], name, len(values_L))
+            )
             if total != len(values_L):
                 raise FormatError(f"must have lengths that add up to the {len(values_L)} ids, they add up to {total}")
             start = 0
-            for name, chunks in zip(names, lengths, strict=True):
+            for index, name in enumerate(names):
                 counts = features.setdefault(name, _Counts())
-                for chunk, lengths_B in enumerate(chunks):
+                for row, lengths_B in _chunks(lengths_FB[index], name, len(values_L)):
                     stop = start + int(lengths_B.sum())
-                    ids_L = _checked(values_L[start:stop], lengths_B, limit, name, chunk * _CHUNK_SAMPLES)
+                    ids_L = _checked(values_L[start:stop], lengths_B, limit, name, row)
                     counts.add(ids_L, lengths_B)
                     start = stop
                 advance(1 / num_features)
@@ -333,8 +423,8 @@ def _tensors(tensors: tuple[NDArray[np.generic], ...]) -> tuple[NDArray[np.integ
     return values_L, lengths_FB
 
 
-def _chunks(lengths_B: NDArray[np.integer], name: str, num_ids: int) -> Iterator[IntArray]:
-    """The lengths of a few samples at a time, each of them possible."""
+def _chunks(lengths_B: NDArray[np.integer], name: str, num_ids: int) -> Iterator[tuple[int, IntArray]]:
+    """The lengths of a few samples at a time, each of them possible, and the number of the first sample."""
     for row in range(0, len(lengths_B), _CHUNK_SAMPLES):
         chunk = lengths_B[row : row + _CHUNK_SAMPLES].astype(np.int64)
         bad_B = (chunk < 0) | (chunk > num_ids)
@@ -344,4 +434,8 @@ def _chunks(lengths_B: NDArray[np.integer], name: str, num_ids: int) -> Iterator
                 f"lengths must be in [0, {num_ids}], the number of ids; row {row + place} has {chunk[place]}",
                 field=name,
             )
-        yield chunk
+        _check_bags(chunk, name, row)
+        # Cut where another `_CHUNK_IDS` ids are full.
+        cuts = np.flatnonzero(np.diff(np.cumsum(chunk) // _CHUNK_IDS)) + 1
+        for start, stop in pairwise([0, *cuts.tolist(), len(chunk)]):
+            yield row + start, chunk[start:stop]

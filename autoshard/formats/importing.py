@@ -14,6 +14,7 @@ from autoshard.formats.bundled import bundled_table_sets, load_tables
 from autoshard.formats.count_tables import read_count_tables
 from autoshard.formats.dlrm_datasets import Advance, read_dlrm_datasets
 from autoshard.formats.fields import from_source
+from autoshard.formats.files import open_file
 from autoshard.formats.id_batches import DEFAULT_BATCH_SIZE, DEFAULT_EMBEDDING_DIM, read_id_batches
 from autoshard.formats.json_document import read_json
 from autoshard.formats.tables_json import (
@@ -133,7 +134,7 @@ def _is_tbe_data_config(source: str) -> bool:
 
 def _is_values_and_lengths(source: str) -> bool:
     try:
-        with open(source, "rb") as file:
+        with open_file(source) as file:
             return len(read_tensors(file)) == 2
     except (FormatError, OSError):
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,14 @@ from autoshard.core.errors import FormatError
 from autoshard.formats.files import read_bytes
 
 _LINE_LENGTH = 140
+# Made once: `json.dumps` makes one for each value.
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
+#: Objects and lists within each other; the deepest of this project's documents have 9.
+_MAX_DEPTH = 64
+#: Bytes of memory that a document may take, by the estimate of `_memory_bytes`.
+_MAX_MEMORY_BYTES = 640 << 20
 
 
 class _RepeatedKey(dict[str, object]):
@@ -26,13 +35,21 @@ def parse_json(text: str | bytes, source: str | None = None) -> object:
         source: File or request part that errors name.
 
     Raises:
-        FormatError: If the text is not JSON, repeats a key within an object, or nests too deep.
+        FormatError: If the text is not JSON, repeats a key within an object, nests too deep, or holds so many values
+            that they would take more than 640 MiB of memory.
     """
+    needed = _memory_bytes(text)
+    if needed > _MAX_MEMORY_BYTES:
+        raise FormatError(
+            f"holds too many values: they would take about {needed >> 20:,} MiB of memory, at most "
+            f"{_MAX_MEMORY_BYTES >> 20} MiB are allowed",
+            source=source,
+        )
     repeated: list[_RepeatedKey] = []
 
     def collect(pairs: list[tuple[str, object]]) -> dict[str, object]:
         values = dict(pairs)
-        if len(values) == len(pairs):
+        if len(values) == len(pairs) or repeated:
             return values
         seen: set[str] = set()
         marked = _RepeatedKey(values)
@@ -55,6 +72,8 @@ def parse_json(text: str | bytes, source: str | None = None) -> object:
         raise FormatError("is nested too deep", source=source) from None
     except ValueError:  # Python refuses whole numbers of thousands of digits
         raise FormatError("holds a number with too many digits", source=source) from None
+    if _is_deep(document):
+        raise FormatError("is nested too deep", source=source)
     if repeated:
         path = next(_paths_of(document, repeated[0], ""))
         raise FormatError("is there twice in one object", field=join(path, repeated[0].key), source=source)
@@ -85,6 +104,8 @@ def join(path: str, name: str) -> str:
 
 
 def _lay_out(value: object, line_break: str) -> str:
+    if type(value) is int or (type(value) is float and math.isfinite(value)):
+        return repr(value)  # as below, and quicker: plans for many ranks are millions of numbers
     deeper = line_break + " "
     if isinstance(value, dict):
         parts = [f"{json.dumps(name)}: {_lay_out(inner, deeper)}" for name, inner in value.items()]
@@ -93,10 +114,32 @@ def _lay_out(value: object, line_break: str) -> str:
         parts = [_lay_out(inner, deeper) for inner in value]
         opening, closing = "[]"
     else:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return _encode(value)
     if sum(map(len, parts)) <= _LINE_LENGTH and not any("\n" in part for part in parts):
         return opening + ", ".join(parts) + closing
     return opening + deeper + ("," + deeper).join(parts) + line_break + closing
+
+
+def _memory_bytes(text: str | bytes) -> int:
+    """About what a document's values take, from above: lists, objects, their fields, and all else by its commas."""
+
+    def count(mark: str) -> int:
+        return text.count(mark) if isinstance(text, str) else text.count(mark.encode())
+
+    return 100 * (count("{") + count("[")) + 200 * count(":") + 40 * count(",")
+
+
+def _is_deep(document: object) -> bool:
+    """Whether a document nests deeper than `_MAX_DEPTH`: recursion over it would then be unsafe."""
+    level = [document]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
+            if isinstance(inner, dict | list)
+        ]
+    return bool(level)
 
 
 def _paths_of(value: object, wanted: object, path: str) -> Iterator[str]:

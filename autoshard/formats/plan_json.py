@@ -16,7 +16,7 @@ from autoshard.core import (
     RowOrder,
     ShardingPlan,
 )
-from autoshard.core.errors import FormatError
+from autoshard.core.errors import FormatError, InvalidPlanError
 from autoshard.core.quoting import shortened, shown
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.fields import Fields, check_characters, from_source, number, text
@@ -30,7 +30,8 @@ from autoshard.formats.topology_json import MAX_WORLD_SIZE, topology_from_json, 
 
 PLAN_SCHEMA = "autoshard.plan/1"
 
-MAX_SHARDS = 1_000_000
+#: More than the 100,000 tables that there may be. Reading takes about 0.07 ms and 3 kB a shard, pricing as long again.
+MAX_SHARDS = 2**17
 MAX_MOMENT_SCALE = 1e6
 
 _REQUIRED = ("schema", "tables", "topology", "replica_groups", "payload", "shards")
@@ -58,10 +59,12 @@ def write_plan(plan: ShardingPlan, path: str | Path) -> None:
     """Validates a plan and writes a `plan.json` that reads back as an equal one.
 
     Raises:
-        InvalidPlanError: If the plan is not valid; nothing is written then.
+        InvalidPlanError: If the plan is not valid or has more shards than can be read; nothing is written then.
         FormatError: If the file cannot be written.
     """
     validate_plan(plan)
+    if len(plan.shards) > MAX_SHARDS:
+        raise InvalidPlanError(f"must be at most {MAX_SHARDS:,}, got {len(plan.shards):,}", field="shards")
     atomic_write(path, format_json(plan_to_json(plan)))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from autoshard.core.count_histogram import CountHistogram, Counts
 from autoshard.core.errors import FormatError, InvalidTableError
 from autoshard.core.quoting import shortened
+from autoshard.formats.files import open_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,8 +98,8 @@ def _add_file(file: Path, histogram: CountHistogram, advance: Callable[[float], 
 def _opened(file: Path) -> pa.parquet.ParquetFile:
     import pyarrow.parquet
 
-    if file.exists() and not file.is_file():
-        raise FormatError(f"{file.name} must be a file")  # a pipe would be waited for
+    if file.exists():
+        open_file(file).close()  # which refuses a pipe: it would be waited for
     # Through a buffer: else a row group is read, or mapped, as a whole, and may be all of the file.
     return pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False, memory_map=False)
 

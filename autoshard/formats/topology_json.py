@@ -8,6 +8,7 @@ from pathlib import Path
 from autoshard.core import Level, Link, MemoryBandwidth, MemoryBytes, MemoryLevel, Topology
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
+from autoshard.core.topology import MAX_BANDWIDTH, MAX_FETCH_MS, MAX_LATENCY_S, MIN_BANDWIDTH
 from autoshard.formats.fields import Fields, from_source, items, number
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json, read_json
@@ -127,7 +128,10 @@ def _levels_from_json(document: Fields) -> tuple[Level, ...]:
 
 def _link_from_json(level: Fields, name: str) -> Link:
     fields = level.fields(name, required=("bytes_per_s", "latency_s"))
-    bandwidth, latency = fields.number("bytes_per_s", maximum=1e18), fields.number("latency_s", maximum=3600.0)
+    bandwidth, latency = (
+        fields.number("bytes_per_s", minimum=MIN_BANDWIDTH, maximum=MAX_BANDWIDTH),
+        fields.number("latency_s", maximum=MAX_LATENCY_S),
+    )
     return fields.build(lambda: Link(bytes_per_s=bandwidth, latency_s=latency))
 
 
@@ -150,7 +154,11 @@ def _memory_to_json(memory: MemoryBytes) -> dict[str, int]:
 
 def _bandwidth_from_json(document: Fields) -> MemoryBandwidth:
     fields = document.fields("memory_bandwidth_bytes_per_s", required=(), optional=_MEMORY_FIELDS)
-    known = {name: fields.number(name, maximum=1e18) for name in _MEMORY_FIELDS if name in fields}
+    known = {
+        name: fields.number(name, minimum=MIN_BANDWIDTH, maximum=MAX_BANDWIDTH)
+        for name in _MEMORY_FIELDS
+        if name in fields
+    }
     return document.build(lambda: MemoryBandwidth(**known))
 
 
@@ -172,7 +180,7 @@ def _matrix_from_json(document: Fields, world_size: int) -> tuple[tuple[float, .
     rows = document.items("fetch_ms", minimum=world_size, maximum=world_size)
     return tuple(
         tuple(
-            number(value, f"{path}[{i}][{j}]")
+            number(value, f"{path}[{i}][{j}]", maximum=MAX_FETCH_MS)
             for j, value in enumerate(items(row, f"{path}[{i}]", minimum=world_size, maximum=world_size))
         )
         for i, row in enumerate(rows)

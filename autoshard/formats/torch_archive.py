@@ -7,10 +7,14 @@ and any that tensors do not need is refused.
 
 from __future__ import annotations
 
+import lzma
+import os
 import pickletools
+import struct
 import zipfile
+import zlib
 from collections.abc import Sequence
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +34,27 @@ _REBUILD = "torch._utils _rebuild_tensor_v2"
 _NO_HOOKS = "collections OrderedDict"
 _MAX_PROGRAM_BYTES = 2**20
 _MAX_TENSORS = 64
+#: zipfile's list of an archive's members; torch's have 100 bytes for each tensor.
+_MAX_READ_BYTES = 2**24
 
 _ARCHIVE_START = b"PK\x03\x04"
 _OLD_FORMAT_START = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _LOCAL_HEADER_BYTES = 30
+
+#: What zipfile and zlib raise of archives that contradict themselves: offsets beyond the file, names that are no text,
+#: encrypted members, packed data that is none.
+_ARCHIVE_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    LookupError,
+    OSError,
+    OverflowError,
+    RuntimeError,  # NotImplementedError is one
+    ValueError,  # UnicodeDecodeError is one
+)
 
 _LITERALS = {"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "NONE"}
 _CONSTANTS: dict[str, object] = {"NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
@@ -72,10 +93,29 @@ def read_tensors(file: BinaryIO) -> tuple[NDArray[np.generic], ...]:
     if not start.startswith(_ARCHIVE_START):
         raise FormatError("is no file that torch.save wrote")
     try:
-        with zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(cast(BinaryIO, _BoundedReads(file))) as archive:
             return _tensors_of(archive, file)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+    except FormatError:
+        raise
+    except _ARCHIVE_ERRORS as error:
         raise FormatError(f"is a damaged archive: {shortened(str(error))}") from None
+
+
+class _BoundedReads:
+    """A file of which no more is read at once than an archive's lists and descriptions take.
+
+    zipfile reads the list of members as a whole, however long a damaged archive says that it is.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        left = os.fstat(self._file.fileno()).st_size - self._file.tell()
+        if (left if size < 0 else min(size, left)) > _MAX_READ_BYTES:
+            raise FormatError(f"is a damaged archive: it lists its members in more than {_MAX_READ_BYTES:,} bytes")
+        return self._file.read(size)
 
 
 def _tensors_of(archive: zipfile.ZipFile, file: BinaryIO) -> tuple[NDArray[np.generic], ...]:
@@ -86,13 +126,20 @@ def _tensors_of(archive: zipfile.ZipFile, file: BinaryIO) -> tuple[NDArray[np.ge
     if program.file_size > _MAX_PROGRAM_BYTES:
         raise FormatError(f"must describe its tensors in at most {_MAX_PROGRAM_BYTES} bytes, got {program.file_size}")
     if "byteorder" in members and members["byteorder"].file_size < 16:
-        order = archive.read(members["byteorder"])
+        order = _stored(archive, members["byteorder"])
         if order != b"little":
             raise FormatError(f"must have little-endian numbers, got {shown(order.decode('latin-1'))}")
-    value = _walk(archive.read(program))
+    value = _walk(_stored(archive, program))
     if not isinstance(value, tuple | list) or not 0 < len(value) <= _MAX_TENSORS:
         raise FormatError(f"must hold a tuple of 1 to {_MAX_TENSORS} tensors")
     return tuple(_materialise(tensor, members, file) for tensor in value)
+
+
+def _stored(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """A member's bytes. torch packs none, and a packed one may unpack to more than it says."""
+    if member.compress_type != zipfile.ZIP_STORED:
+        raise FormatError(f"must hold a plain {shortened(member.filename)}, got a compressed one")
+    return archive.read(member)
 
 
 def _walk(program: bytes) -> object:

@@ -22,6 +22,8 @@ from autoshard.report.wording import (
 )
 
 _BAR_WIDTH = 30
+#: Ranks that a table lists: those with the longest kernels. A thousand lines take seconds to lay out.
+_MAX_RANKS = 256
 
 
 def plan_summary(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> RenderableType:
@@ -47,7 +49,9 @@ def plan_summary(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> Re
     if others:
         lines.append(f"Models besides that of kernels: {', '.join(others)}")
     parts: list[RenderableType] = [_part_table(predicted), ""] if predicted.parts else []
-    return Group(*lines, "", *parts, _rank_table(plan, measured))
+    left_out = len(predicted.ranks) - _MAX_RANKS
+    rest = [f"{left_out:,} ranks with shorter kernels are left out; --json lists all"] if left_out > 0 else []
+    return Group(*lines, "", *parts, _rank_table(plan, measured), *rest)
 
 
 def comparison_table(rows: Sequence[ComparedPlan], notes: Sequence[str]) -> RenderableType:
@@ -86,7 +90,8 @@ def _rank_table(plan: ShardingPlan, measured: MeasuredPlan | None) -> Table:
     table.add_column("forward and backward kernel", min_width=_BAR_WIDTH, no_wrap=True)
     longest = max(plan.predicted.max_kernel_ms, *(measured.kernel_ms_per_rank if measured else (0.0,)), 1e-12)
     held, topology = plan.local_shards(), plan.of_one_group().topology
-    for index, cost in enumerate(plan.predicted.ranks):
+    by_kernel = sorted(enumerate(plan.predicted.ranks), key=lambda one: -one[1].kernel_ms)
+    for index, cost in sorted(by_kernel[:_MAX_RANKS], key=lambda one: one[0]):
         used = cost.hbm_bytes + cost.activation_bytes
         capacity = topology.memory_of(cost.rank).hbm
         forward = round(_BAR_WIDTH * cost.forward_kernel_ms / longest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 import time
@@ -19,7 +18,7 @@ from autoshard import console
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
 from autoshard.formats.files import atomic_write
-from autoshard.formats.json_document import format_json
+from autoshard.formats.json_document import format_json, read_json
 from autoshard.formats.samples import devices_in, read_samples
 from autoshard.report.images import ImageError, write_report
 from bench.collecting.options import CollectOptions, parse_where
@@ -135,23 +134,22 @@ class Progress:
         Raises:
             FormatError: If it is not what a loop writes.
         """
-        try:
-            data = json.loads(file.read_bytes())
-            if data["schema"] != SCHEMA:
-                raise FormatError(f"must be {SCHEMA}, got {shown(data['schema'])}", field="schema", source=str(file))
-            return cls(
-                device=str(data["device"]),
-                held_out=tuple(map(str, data["held_out"])),
-                rounds=tuple(Round(**item) for item in data["rounds"]),
-            )
-        except FileNotFoundError:
+        if not file.exists():
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, FormatError):
-                raise
+        try:
+            data: Any = read_json(file)
+            if data["schema"] == SCHEMA:
+                return cls(
+                    device=str(data["device"]),
+                    held_out=tuple(map(str, data["held_out"])),
+                    rounds=tuple(Round(**item) for item in data["rounds"]),
+                )
+        except (ValueError, KeyError, TypeError) as error:
+            reason = error.message if isinstance(error, FormatError) else error
             raise FormatError(
-                f"cannot be read ({error}); delete it to start the loop anew", source=str(file)
+                f"cannot be read ({reason}); delete it to start the loop anew", source=str(file)
             ) from error
+        raise FormatError(f"must be {SCHEMA}, got {shown(data['schema'])}", field="schema", source=str(file))
 
 
 def active_folder(store: Path, device: str) -> Path:

@@ -41,6 +41,7 @@ class TestMaking:
             ([0, 4], [0, 0.9], "must end at cumulative probability 1"),
             ([0, 4], [0.1, 1], "must start at"),
             ([0, 2, 2, 4], [0, 0.5, 0.6, 1], "must rise"),
+            ([0, 5e-324, 4], [0, 0.5, 1], "must rise"),
             ([0, 1, 2, 4], [0, 0.9, 0.8, 1], "must not fall"),
             ([0, 2, 4], [0, 0.4, 1], "concave"),
             ([0, math.nan, 4], [0, 0.4, 1], "finite"),

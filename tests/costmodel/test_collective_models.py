@@ -224,8 +224,10 @@ class TestRegistry:
         ("change", "message"),
         [
             ({"schema": "autoshard.collective-model/9"}, "schema: must be autoshard"),
-            ({"bounds": {}}, "lacks or misstates"),
-            ({"bounds": {name: [[1.0, 2.0, 0.5]] for name in COLLECTIVES}}, "lacks or misstates"),
+            ({"bounds": {}}, "bounds.all_to_all: is missing"),
+            ({"alongside": dict.fromkeys(COLLECTIVES, 1e300)}, "alongside.all_to_all: must be a finite number in"),
+            ({"bounds": {name: [[1.0, 0.5, 1e308]] for name in COLLECTIVES}}, r"bounds.all_to_all\[0\]\[2\]"),
+            ({"bounds": {name: [[1.0, 2.0, 0.5]] for name in COLLECTIVES}}, r"bounds.all_to_all\[0\]\[1\]: must be"),
         ],
     )
     def test_refuses_foreign_cards(self, model, tmp_path, change, message):

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import random
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 
 from autoshard.core.errors import ModelError
+from costmodel.aliases import Action, AliasLog
 from costmodel.registry import (
+    PRODUCTION,
     REGISTRY_VARIABLE,
     SHIPPED_VARIABLE,
     Registry,
@@ -361,3 +364,38 @@ def test_killed_publishers_leave_whole_versions_and_aliases(registry):
     version = registry.publish("cost", "cpu", {"a": np.zeros(3)}, {"number": 0})
     assert registry.production_id("cost", "cpu") == version
     assert [path.name for path in folder.glob(".*")] == [".lock"]
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "card.json"])
+def test_files_are_sized_before_they_are_read(registry, file):
+    version = registry.publish("cost", "cpu", TENSORS, CARD)
+    with (registry.root / "cost" / "cpu" / version / file).open("r+b") as opened:
+        opened.truncate(3 << 30)
+    with pytest.raises(ModelError, match=rf"{file}: must be at most [0-9,]+ bytes, got 3,221,225,472"):
+        registry.load("cost", "cpu")
+
+
+def test_a_pipe_in_place_of_an_alias_is_not_waited_for(registry):
+    registry.publish("cost", "cpu", TENSORS, CARD)
+    alias = registry.root / "cost" / "cpu" / "production"
+    alias.unlink()
+    os.mkfifo(alias)
+    with pytest.raises(ModelError, match="production: must be a regular file, got a pipe"):
+        registry.load("cost", "cpu")
+
+
+@pytest.mark.parametrize("file", ["card.json", "production"])
+def test_json_that_nests_too_deep_is_one_line(registry, file):
+    version = registry.publish("cost", "cpu", TENSORS, CARD)
+    deep = b'{"weights_sha256": ' + b"[" * 100_000
+    folder = registry.root / "cost" / "cpu"
+    if file == "card.json":
+        identity = hashlib.sha256(deep).hexdigest()[:16]
+        (folder / version).rename(folder / identity)
+        (folder / identity / file).write_bytes(deep)
+        AliasLog(folder=folder, alias=PRODUCTION).point(identity, Action.PROMOTE)
+    else:
+        (folder / file).write_bytes(deep)
+    with pytest.raises(ModelError, match="nested too deep") as caught:
+        registry.load("cost", "cpu")
+    assert "\n" not in str(caught.value)

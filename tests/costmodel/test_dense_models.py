@@ -175,10 +175,11 @@ class TestRegistry:
         ("change", "message"),
         [
             ({"schema": "autoshard.dense-model/9"}, "schema: must be autoshard"),
-            ({"terms": ["gflops"]}, "terms: was fitted to other features"),
-            ({"bounds": {"dot.fp32": [2.0, 0.5]}}, "bounds: must lie around 1"),
-            ({"bounds": None}, "lacks or misstates"),
-            ({"bounds": {"dot.int8": [0.5, 2.0]}}, "needs a tensor"),
+            ({"terms": ["gflops"]}, "terms: was trained on other features"),
+            ({"bounds": {"dot.fp32": [2.0, 0.5]}}, "bounds.dot.fp32: must lie around 1"),
+            ({"bounds": None}, "bounds: must be an object, got null"),
+            ({"bounds": {"dot.int8": [0.5, 2.0]}}, "bounds.dot.int8: is not known"),
+            ({"bounds": {"dot.bf16": [0.5, 2.0]}}, "needs a tensor"),
         ],
     )
     def test_refuses_foreign_cards(self, model, tmp_path, change, message):

@@ -132,6 +132,9 @@ def test_weights_are_checked(random_weights, card):
         {key: value for key, value in random_weights.items() if key != name},
         {**random_weights, name: random_weights[name].T},
         {**random_weights, name: np.full_like(random_weights[name], np.nan)},
+        {**random_weights, name: np.full_like(random_weights[name], 3e38)},
+        {**random_weights, name: random_weights[name].astype(np.int32)},
+        {**random_weights, name: random_weights[name].astype(np.float64)},
     ):
         with pytest.raises(ModelError, match=f"here: {name}"):
             LearnedCostModel(damaged, card, source="here")
@@ -150,15 +153,30 @@ def test_cards_survive_json(card, trained):
     [
         ({"schema": "autoshard.cost-model/9"}, 'schema: must be autoshard.cost-model/2, got "autoshard.cost-model/9"'),
         ({"features": ["embedding_dim"]}, "features: was trained on other features"),
-        ({"scaling": {"mean": [0.0], "std": [1.0]}}, "scaling: needs [0-9]+ numbers"),
-        ({"scale_ms": "many"}, "wrong kind"),
+        ({"scaling": {"mean": [0.0], "std": [1.0]}}, r"scaling.mean: must hold \d+ values, got 1"),
+        ({"scale_ms": "many"}, r"scale_ms: must be a finite number in \[1e-09, 1e\+09\], got \"many\""),
+        ({"scale_ms": 1e308}, "scale_ms: must be a finite number"),
+        ({"features": None}, "features: was trained on other features"),
+        ({"encoder_hidden": []}, "encoder_hidden: must hold 1 to 1000000 values, got 0"),
+        ({"encoder_hidden": [64] * 9}, "encoder_hidden: must hold 1 to 8 widths, got 9"),
+        ({"encoder_hidden": [1 << 20]}, r"encoder_hidden\[0\]: must be a whole number in \[1, 4096\]"),
+        ({"encoder_hidden": [64.5, 64]}, r"encoder_hidden\[0\]: must be a whole number"),
+        ({"device": 7}, "device: must be a text"),
+        ({"training": []}, "training: must be an object"),
+        ({"unheard_of": 1}, "unheard_of: is not known"),
         ({"metrics": {"num_samples": 1}}, "mae_ms: is missing"),
-        ({"coverage": {}}, "num_tables: is missing"),
+        ({"coverage": {}}, "coverage.kinds: is missing"),
         ({"interval": {"low": -1}}, "high: is missing"),
-        ({"interval": {"low": 1, "high": 2, "coverage": None, "half_width": None}}, "interval: must be finite"),
-        ({"coverage": 3}, "wrong kind"),
-        ({"scaling": {"mean": [0.0] * NUM_FEATURES, "std": [0.0] * NUM_FEATURES}}, "scaling: must be finite"),
-        ({"scale_ms": -1.0}, "scale_ms: must be finite and above 0"),
+        (
+            {"interval": {"low": 1, "high": 2, "coverage": None, "half_width": None}},
+            r"interval.low: must be a finite number in \[-50, 0\], got 1",
+        ),
+        ({"coverage": 3}, "coverage: must be an object, got 3"),
+        (
+            {"scaling": {"mean": [0.0] * NUM_FEATURES, "std": [0.0] * NUM_FEATURES}},
+            r"scaling.std\[0\]: must be a finite number",
+        ),
+        ({"scale_ms": -1.0}, "scale_ms: must be a finite number"),
     ],
 )
 def test_cards_are_checked(card, change, said):

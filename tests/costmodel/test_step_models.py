@@ -162,9 +162,11 @@ class TestRegistry:
         ("change", "message"),
         [
             ({"schema": "autoshard.step-model/9"}, "schema: must be autoshard"),
-            ({"features": {}}, "features: was calibrated with other features"),
-            ({"overlap": "all"}, "lacks or misstates"),
+            ({"features": {}}, "features: was trained on other features"),
+            ({"overlap": "all"}, "overlap: must be one of none, neo"),
             ({"interval_scale": -1.0}, "interval_scale"),
+            ({"metrics": {"mae": "small"}}, "metrics.mae: must be a finite number"),
+            ({"engine": None}, "engine: must be a text"),
         ],
     )
     def test_refuses_foreign_cards(self, model, tmp_path, change, message):
@@ -174,7 +176,14 @@ class TestRegistry:
 
     @pytest.mark.parametrize(
         ("key", "weights"),
-        [("input/learned:cpu", [1.0]), ("input/learned:cpu", [np.nan] * 4), ("nothing/x", [1.0]), ("input", [1.0] * 4)],
+        [
+            ("input/learned:cpu", [1.0]),
+            ("input/learned:cpu", [1e300] * 4),
+            ("input/learned:cpu", [1] * 4),
+            ("input/learned:cpu", [np.nan] * 4),
+            ("nothing/x", [1.0]),
+            ("input", [1.0] * 4),
+        ],
     )
     def test_refuses_impossible_weights(self, model, tmp_path, key, weights):
         Registry(tmp_path).publish(STEP_KIND, "cpu", {key: np.array(weights)}, model.card.to_json())

@@ -321,3 +321,52 @@ class TestRefusing:
         assert [(one.name, one.num_embeddings) for one in import_tables(dotted).tables] == [
             *(("a.b", 2), ("a", 3), ("a.list", 4))
         ]
+
+
+class TestLimits:
+    @pytest.mark.parametrize("suffix", ["parquet", "pt"])
+    def test_a_bag_has_a_million_ids_at_most(self, suffix, tmp_path):
+        path = tmp_path / f"batch.{suffix}"
+        lengths = np.array([3, 1_000_001, 2])
+        ids = np.arange(lengths.sum()) % 100
+        if suffix == "pt":
+            torch.save((torch.from_numpy(ids), torch.from_numpy(lengths)[None]), path)
+        else:
+            bags = pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(lengths)]), ids)
+            pq.write_table(pa.table({"f": bags}), path)
+        with pytest.raises(FormatError, match=r"bags must have at most 1,000,000 ids; row 1 has 1,000,001"):
+            import_tables(path)
+
+    def test_a_single_long_bag_is_told_from_the_metadata(self, tmp_path):
+        path = tmp_path / "batch.parquet"
+        pq.write_table(pa.table({"f": pa.ListArray.from_arrays([0, 1_000_001], np.zeros(1_000_001, np.int64))}), path)
+        with pytest.raises(FormatError, match="f: bags must have at most 1,000,000 ids; row group 0 has 1,000,001"):
+            import_tables(path)
+
+    def test_a_row_group_has_a_limit_that_is_checked_before_its_ids_are_read(self, tmp_path, monkeypatch):
+        path = tmp_path / "batch.parquet"
+        pq.write_table(pa.table({"f": pa.array([[1, 2], [3], [], [4]])}), path)
+        monkeypatch.setattr("autoshard.formats.id_batches._MAX_GROUP_IDS", 4)
+        with pytest.raises(FormatError, match=r"f: must have at most 4 ids and .* row group, number 0 has 5"):
+            import_tables(path)
+
+    def test_distinct_ids_have_a_limit(self, tmp_path, monkeypatch):
+        path = tmp_path / "batch.parquet"
+        pq.write_table(pa.table({"a": pa.array([[1, 2], [3]]), "b": pa.array([[4], [4, 5, 6]])}), path)
+        monkeypatch.setattr("autoshard.formats.id_batches._MIN_PENDING", 1)
+        assert len(import_tables(path).tables) == 2
+        monkeypatch.setattr("autoshard.formats.id_batches._MAX_DISTINCT_IDS", 5)
+        with pytest.raises(FormatError, match="must have at most 5 distinct ids, all features together"):
+            import_tables(path)
+
+    def test_columns_that_are_read_one_after_the_other_count_alike(self, tmp_path, monkeypatch):
+        path = tmp_path / "batch.parquet"
+        rng = np.random.default_rng(0)
+        columns = {
+            name: [rng.integers(0, 50, size).tolist() for size in rng.integers(0, 9, 200)] for name in ("a", "b.c", "d")
+        }
+        pq.write_table(pa.table({name: pa.array(bags) for name, bags in columns.items()}), path, row_group_size=64)
+        together = import_tables(path)
+        monkeypatch.setattr("autoshard.formats.id_batches._MAX_GROUP_IDS", 700)
+        monkeypatch.setattr("autoshard.formats.id_batches._CHUNK_IDS", 16)
+        assert import_tables(path) == together

@@ -24,6 +24,10 @@ values = st.recursive(
         ("", "is not JSON"),
         (b'{"a": "\xff"}', "is not UTF-8"),
         ("[" * 100_000, "nested too deep"),
+        ("[" * 65 + "]" * 65, "nested too deep"),
+        ('{"a":' * 300 + '{"b":1,"b":2}' + "}" * 300, "nested too deep"),
+        ("[" + "{}," * 10_000_000, "too many values: they would take about 1,3.. MiB of memory"),
+        (b"[" + b'{"":0},' * 3_000_000, "too many values"),
         ("1" * 10_000, "too many digits"),
     ],
 )
@@ -32,6 +36,10 @@ def test_what_is_no_json_is_refused_in_one_line(text, message):
         parse_json(text, source="x.json")
     assert str(caught.value).startswith("x.json: ")
     assert "\n" not in str(caught.value)
+
+
+def test_documents_nest_to_a_limit():
+    assert parse_json("[" * 64 + "]" * 64)
 
 
 @pytest.mark.parametrize(

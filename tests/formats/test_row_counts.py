@@ -85,7 +85,7 @@ def test_what_is_no_file_of_counts(tmp_path):
     with pytest.raises(FormatError, match=r"holds no \.parquet files"):
         read_row_counts(tmp_path)
     os.mkfifo(tmp_path / "pipe.parquet")
-    with pytest.raises(FormatError, match="must be a file"):
+    with pytest.raises(FormatError, match="must be a regular file, got a pipe"):
         read_row_counts(tmp_path / "pipe.parquet")
     content = write(tmp_path / "cut.parquet", COUNTS).read_bytes()
     (tmp_path / "cut.parquet").write_bytes(content[: len(content) // 2])

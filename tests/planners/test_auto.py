@@ -1,9 +1,11 @@
 """`auto`: at least as good as every start, repeatable, open to a trained policy, by steps and by kernels."""
 
+from dataclasses import replace
+
 import pytest
 
 from autoshard.core import MemoryBytes, Shard, TableSet, Tier
-from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTopologyError
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables, load_topology
@@ -19,7 +21,7 @@ from autoshard.planners.greedy import (
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.schemes import SchemeName
-from autoshard.planning import compare, make_costs
+from autoshard.planning import compare, make_costs, make_plan
 from autoshard.runtime.ownership import TableOwners
 
 KERNEL = {"steps": 400, "objective": "kernel"}
@@ -184,3 +186,16 @@ def test_ends_at_its_time_limit(draw_task, make_request):
 
 def test_is_among_the_planners():
     assert isinstance(get_planner("auto"), AutoPlanner)
+
+
+def test_a_world_too_large_to_be_searched_gets_the_best_plan_of_other_planners(monkeypatch, caplog):
+    monkeypatch.setattr("autoshard.planners.granular.step_search._MAX_RANKS", 7)
+    request = bundled("criteo-kaggle", "cpu-8", options={"policy": False}, time_limit_s=SECONDS)
+    plan = make_plan("auto", request)
+    assert plan.provenance.models["search"].startswith("not searched, over 7 ranks: as ")
+    assert "worlds of more than 7 ranks are not searched" in caplog.text
+    others = [make_plan(name, replace(request, options={})) for name in ("cost-greedy", "neo", "flexshard")]
+    assert plan.predicted.step_ms.value <= min(other.predicted.step_ms.value for other in others)
+    limited = replace(request, options={"policy": False, "tiers": "row_wise"})
+    with pytest.raises(InvalidTopologyError, match="world_size: must be at most 7 for a search by the planner auto"):
+        make_plan("auto", limited)

@@ -26,7 +26,7 @@ from autoshard.core import (
     Tier,
     Topology,
 )
-from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError, InvalidTopologyError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.bundled import load_tables, load_topology
@@ -409,3 +409,16 @@ def test_any_task_has_a_valid_plan_or_a_typed_error(drawn, mode, method, exchang
     assert np.isfinite(evaluate(plan, COSTS).step_ms.value)
     assert plan == make_plan(tables, ranks, **options)
     assert extra_bytes(plan) <= ratio * sum(one.hbm_bytes for one in tables.tables)
+
+
+def test_a_world_with_too_many_pairs_of_ranks_is_refused():
+    link = Link(bytes_per_s=1e9)
+    topology = Topology(
+        world_size=8192,
+        device="cpu",
+        memory_bytes=MemoryBytes(hbm=ROOM),
+        levels=(Level(name="node", size=8192, all_to_all=link, all_reduce=link),),
+    )
+    request = PlanRequest(tables=KAGGLE, topology=topology, costs=COSTS)
+    with pytest.raises(InvalidTopologyError, match=r"^world_size: must be at most 4,096 for the planner oper.* 8,192$"):
+        OperPlanner().plan(request)

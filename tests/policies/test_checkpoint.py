@@ -42,7 +42,7 @@ def test_a_save_that_dies_halfway_leaves_the_old_checkpoint(folder, monkeypatch)
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "schema: must be autoshard.policy-training/1"),
         ('{"schema": "autoshard.policy-training/1"}', "state: must be an object"),
         ('{"schema": "autoshard.policy-training/1", "state": {}, "tensors": "../x"}', "x: cannot be read"),

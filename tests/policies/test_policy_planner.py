@@ -179,12 +179,13 @@ def test_a_policy_comes_back_from_the_registry_as_it_was(registry, cost):
     [
         ({"schema": "autoshard.policy/9"}, "schema: must be autoshard.policy/3"),
         ({"schema": "autoshard.policy/1"}, "`autoshard train policy` makes one"),
-        ({"code_width": 32}, "cost_layer|lstm|policy_first"),
+        ({"code_width": 32}, r"code_width: must be a whole number in \[36, 36\], got 32"),
         ({"cost_model": {"id": None}}, "card: is missing"),
-        ({"items": "rows"}, 'items: must be any of tables, row_groups, tiers, got "rows"'),
+        ({"items": "rows"}, 'items: must be one of tables, row_groups, tiers, got "rows"'),
         ({"items": "tiers"}, "items: must be tables, got tiers"),
-        ({"objective": ["step"]}, "objective: must be any of balance, max_kernel, step"),
-        ({"memory_fill": "much"}, "wrong kind"),
+        ({"objective": ["step"]}, "objective: must be one of balance, max_kernel, step"),
+        ({"memory_fill": "much"}, "memory_fill: must be a finite number"),
+        ({"unheard_of": 1}, "unheard_of: is not known"),
     ],
 )
 def test_a_card_that_does_not_fit_is_refused(registry, tmp_path, edit, told):
@@ -192,6 +193,23 @@ def test_a_card_that_does_not_fit_is_refused(registry, tmp_path, edit, told):
     card = json.loads(json.dumps(stored.card)) | edit
     Registry(tmp_path).publish("policy", "cpu", stored.tensors, card)
     with pytest.raises(ModelError, match=told):
+        TrainedPolicy.load(Registry(tmp_path), "cpu")
+
+
+@pytest.mark.parametrize("name", ["policy.step_layer.weight", "cost.fusion.0.weight"])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda tensor: tensor.astype(np.int64), "must be of dtype float32, got int64"),
+        (lambda tensor: np.full_like(tensor, 3e38), r"must hold numbers in \[-10000, 10000\], got 3e\+38"),
+        (lambda tensor: np.full_like(tensor, np.inf), "not finite"),
+    ],
+)
+def test_odd_weights_are_refused_by_name(registry, tmp_path, name, change, told):
+    stored = Registry(registry).load("policy", "cpu")
+    tensors = {**stored.tensors, name: change(stored.tensors[name])}
+    Registry(tmp_path).publish("policy", "cpu", tensors, stored.card)
+    with pytest.raises(ModelError, match=f"{name.split('.', 1)[1]}: .*{told}|{name.split('.', 1)[1]}: {told}"):
         TrainedPolicy.load(Registry(tmp_path), "cpu")
 
 

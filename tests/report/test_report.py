@@ -322,3 +322,13 @@ def test_placements_are_written_short():
     assert (write_rows(part), write_columns(part)) == ("0-999", "32-63")
     split = PlacedShard(shard=part, tier=Tier.FLEX, replicas=((0, 1, 2, 3), (4, 6)))
     assert write_ranks(split) == "0-3 | 4, 6"
+
+
+def test_the_terminal_lists_the_slowest_of_very_many_ranks():
+    text = rendered(plan_summary(make_plan(num_ranks=300, ranks=(0, 1, 1, 299, 298, 297))))
+    rows = [line.split() for line in text.splitlines()]
+    listed = [words[0] for words in rows if len(words) > 1 and words[0].isdecimal() and words[1].isdecimal()]
+    assert len(listed) == 256
+    assert listed == sorted(listed, key=int)
+    assert {"0", "1", "297", "298", "299"} <= set(listed)
+    assert "44 ranks with shorter kernels are left out; --json lists all" in text

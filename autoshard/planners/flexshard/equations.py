@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from autoshard.core import CommModel, Topology
-from autoshard.core.costs import MsArray
+from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.errors import InvalidOptionError, InvalidTopologyError
 from autoshard.evaluation.traffic import ID_BYTES
 
@@ -62,17 +62,21 @@ class Bandwidths:
         One between the W places of a node at once shares no bytes, and has 1 / W of that bandwidth per rank
         (FlexShard's Table 6 has 86 against 11 GB/s for RM-2, with W = 8).
         """
-        world, node = topology.world_size, topology.local_world_size
-        nodes = np.arange(world) // node
-        within_RR = nodes[:, None] == nodes[None, :]
+        node = topology.local_world_size
+        sizes = [1, *(level.size for level in topology.levels)]
+        # What each rank exchanges by level with as many bytes for every rank of the world, and of its node.
+        to_world_L = _PROBE_BYTES * np.diff(sizes) / topology.world_size
+        to_node_L = np.where(np.arange(len(topology.levels)) == 0, _PROBE_BYTES * (node - 1) / node, 0.0)
 
-        def all_to_all(sent_bytes_RR: MsArray) -> float:
-            return _bytes_per_s(float(comm.all_to_all_ms(sent_bytes_RR, topology).max()))
+        def all_to_all(bytes_L: MsArray) -> float:
+            bytes_LR = np.repeat(bytes_L[:, None], topology.world_size, axis=1)
+            links = LinkBytes(leaving_LR=bytes_LR, arriving_LR=bytes_LR)
+            return _bytes_per_s(float(comm.links_ms(links, topology).max()))
 
         all_reduce = _bytes_per_s(comm.all_reduce_ms(_PROBE_BYTES, topology))
         return cls(
-            all_to_all_global=all_to_all(np.full((world, world), _PROBE_BYTES / world)),
-            all_to_all_intra=all_to_all(np.where(within_RR, _PROBE_BYTES / node, 0.0)),
+            all_to_all_global=all_to_all(to_world_L),
+            all_to_all_intra=all_to_all(to_node_L),
             all_reduce_global=all_reduce,
             all_reduce_cross=all_reduce / node if topology.num_nodes > 1 else math.inf,
         )

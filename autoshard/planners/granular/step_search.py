@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autoshard.core import Costs, EmbeddingTable, MemoryLevel, MemoryPlacement, ShardingPlan, TableSet, Topology
-from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InvalidPlanError, ModelError
+from autoshard.core.errors import (
+    AutoshardError,
+    InfeasiblePlanError,
+    InvalidPlanError,
+    InvalidTopologyError,
+    ModelError,
+)
 from autoshard.evaluation.cached_rows import cached_row_bytes
-from autoshard.evaluation.evaluate import evaluate
+from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.granular.catalog import Catalog
 from autoshard.planners.granular.descent import Improved, improve
@@ -48,6 +54,8 @@ _POLICY = Asked(name="policy", table_s=1e-3, table_rank_s=1e-6)
 _SCARCE_SHARE = 0.5
 #: Cache sizes that are offered, over the rows that a batch hits; memory that is left makes them larger.
 _CACHE_SHARES = (1.0, 0.25)
+#: Larger worlds are not searched: a descent alone would take 15 s to begin, 3 tables on 131,072 ranks (November 2026).
+_MAX_RANKS = 16_384
 
 _log = logging.getLogger(__name__)
 
@@ -110,10 +118,15 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
 
     Never worse than the best start: candidates are compared by what `evaluate` says of their plans.
 
+    Worlds of more than 16,384 ranks get the best plan of the other planners, as it is.
+
     Raises:
         InfeasiblePlanError: If nothing was found that fits the memory.
         InvalidPlanError: If a constraint names a table or rank that is not there.
+        InvalidTopologyError: If the world is too large to be searched and no other planner's plan is allowed.
     """
+    if request.topology.world_size > _MAX_RANKS:
+        return _best_start(request, search)
     started_s = time.perf_counter()
     catalog = catalog_of(request, search.names)
     limits = Limits.of(catalog, search.reserved_bytes)
@@ -143,10 +156,31 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
             f"{improved.step_ms:.6g} ms"
         )
         plan = _with_caches(improved.layout)
-        others.append((evaluate(plan, request.costs).step_ms.value, said, plan))
-    step_ms, said, plan = min(others, key=lambda one: one[0])
+        others.append((price_step(plan, request.costs).step_ms.value, said, plan))
+    return _best_of(others, plans)
+
+
+def _best_of(priced: Sequence[tuple[float, str, ShardingPlan]], plans: Mapping[str, ShardingPlan]) -> Found:
+    step_ms, said, plan = min(priced, key=lambda one: one[0])
     models = plans["policy"].provenance.models if "policy" in plans and plans["policy"].provenance else {}
     return Found(plan=plan, step_ms=step_ms, said=said, models=dict(models))
+
+
+def _best_start(request: PlanRequest, search: StepSearch) -> Found:
+    """The best plan of the other planners, for a world that is too large to be searched."""
+    num_ranks = request.topology.world_size
+    plans = _plans(request, search)
+    allowed = {name: plan for name, plan in plans.items() if _is_allowed(plan, search)}
+    priced = [one for name, plan in allowed.items() for one in _as_it_is(name, plan, request.costs)]
+    if not priced:
+        raise InvalidTopologyError(
+            f"must be at most {_MAX_RANKS:,} for a search by the planner auto, got {num_ranks:,}, and no other "
+            "planner's plan is at hand: name another planner",
+            field="world_size",
+        )
+    _log.warning("auto: worlds of more than %s ranks are not searched; the best plan of others is taken", _MAX_RANKS)
+    found = _best_of(priced, plans)
+    return replace(found, said=f"not searched, over {_MAX_RANKS:,} ranks: {found.said}")
 
 
 def _within_groups(
@@ -165,7 +199,7 @@ def _within_groups(
     said = f"{plan.replica_groups.num_groups} replica groups, in one of them: {found.said}"
     if not _is_valid(whole):
         return []
-    return [(evaluate(whole, request.costs).step_ms.value, said, whole)]
+    return [(price_step(whole, request.costs).step_ms.value, said, whole)]
 
 
 def _plans(request: PlanRequest, search: StepSearch) -> dict[str, ShardingPlan]:
@@ -182,7 +216,7 @@ def _plans(request: PlanRequest, search: StepSearch) -> dict[str, ShardingPlan]:
 def _as_it_is(name: str, plan: ShardingPlan, costs: Costs) -> list[tuple[float, str, ShardingPlan]]:
     """A plan with its price, if the models have one."""
     try:
-        return [(evaluate(plan, costs).step_ms.value, f"as {name} has it", plan)]
+        return [(price_step(plan, costs).step_ms.value, f"as {name} has it", plan)]
     except ModelError:
         return []
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from autoshard.core import Exchange, MemoryBytes, PlacedShard, Shard, ShardingPlan
 from autoshard.core.costs import MsArray
-from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTopologyError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.greedy import SizeGreedyPlanner
@@ -31,6 +31,8 @@ from autoshard.planners.planner import PlanRequest, parse_options
 _MIN_THRESHOLD = 1e-5
 #: The search for balance goes no further once it has this many groups.
 _MAX_GROUPS = 20_000
+#: A matrix of all pairs of ranks takes 128 MiB then, and a search has a handful.
+_MAX_RANKS = 4096
 
 _log = logging.getLogger(__name__)
 
@@ -138,6 +140,12 @@ class _Search:
         self.request, self.options = request, options
         self.mode, self.method = Mode(options.mode), Method(options.method)
         tables, topology = request.tables, request.topology
+        if topology.world_size > _MAX_RANKS:
+            raise InvalidTopologyError(
+                f"must be at most {_MAX_RANKS:,} for the planner oper, which has a number for each pair of ranks; "
+                f"got {topology.world_size:,}",
+                field="world_size",
+            )
         self.num_ranks = topology.world_size
         self.may_copy = self.method is Method.OPER and self.num_ranks > 1
         capacities = [min(topology.memory_of(rank).hbm, MAX_CAPACITY) for rank in range(self.num_ranks)]
