@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from autoshard.core import CostModel, ShardingPlan
 from autoshard.core.costs import StepModels
@@ -94,10 +94,7 @@ def find_replay(field: str) -> ReplayPlans:
     Raises:
         InvalidOptionError: If none is installed.
     """
-    found = _points(REPLAY_GROUP)
-    if not found:
-        raise InvalidOptionError("nothing that can replay plans is installed", field=field)
-    replay_plans: ReplayPlans = found[0].load()
+    replay_plans: ReplayPlans = _first(REPLAY_GROUP, "replay plans", field)
     return replay_plans
 
 
@@ -110,10 +107,7 @@ def find_trainer(field: str) -> TrainKernelModel:
     Raises:
         InvalidOptionError: If none is installed.
     """
-    found = _points(TRAINER_GROUP)
-    if not found:
-        raise InvalidOptionError("nothing that can train cost models is installed", field=field)
-    train: TrainKernelModel = found[0].load()
+    train: TrainKernelModel = _first(TRAINER_GROUP, "train cost models", field)
     return train
 
 
@@ -129,3 +123,10 @@ def step_model_loaders() -> tuple[LoadStepModels, ...]:
 
 def _points(group: str) -> list[EntryPoint]:
     return sorted(entry_points(group=group), key=lambda point: point.name)
+
+
+def _first(group: str, job: str, field: str) -> Any:
+    found = _points(group)
+    if not found:
+        raise InvalidOptionError(f"nothing that can {job} is installed", field=field)
+    return found[0].load()
