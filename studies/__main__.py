@@ -11,11 +11,11 @@ from autoshard.cli import run_commands
 #: Studies by name; each is a function with typer's annotations, as a command of `autoshard` is.
 STUDIES: Final = {
     "fig4": "studies.kernels.fig4:main",
-    "repeatability": "studies.kernels.repeatability:main",
+    "repeatability": "studies.kernels.repeatability_study:main",
     "eviction": "studies.kernels.eviction:main",
     "kill-test": "studies.kernels.kill_test:main",
     "cost-models": "studies.cost_models.compare:main",
-    "active": "studies.cost_models.active:main",
+    "active": "studies.cost_models.active_study:main",
     "cost-speed": "studies.cost_models.speed:main",
     "env-speed": "studies.environment.speed:main",
     "policy": "studies.policies.evaluate:main",

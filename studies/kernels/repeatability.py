@@ -8,25 +8,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import typer
 from pydantic import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from autoshard import console
 from autoshard.core import LocalShard
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.formats import load_tables
-from autoshard.report.images import write_report
-from bench.devices import BenchDevice, find_device
+from bench.devices import BenchDevice
 from bench.drift import Drift, Variation, divide_out_drift, drift_of, variation
 from bench.harness import Harness, Measurement, Settings
 from bench.location import MsArray
 from bench.sampling.stream import table_wise_pool
-from studies.measured_data import Machine, read_document
-from studies.programs import command_line
+from studies.measured_data import Machine
 
 #: Largest coefficient of variation of a sample, after drift correction, that a machine should keep to.
 BOUND_CPU = 0.03
@@ -271,43 +265,3 @@ def _run(
             for size, results in zip(sizes, by_set, strict=True)
         ),
     )
-
-
-def main(
-    seconds: Annotated[float, typer.Option(help="How long to measure.")] = 600.0,
-    tables: Annotated[int, typer.Option(help="Tables of the set that is watched first.")] = 8,
-    device: Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu` or `cuda`.")] = "auto",
-    scale: Annotated[int | None, typer.Option(help="Divide rows and batch; 64 on a CPU, 1 on a GPU.")] = None,
-    output_dir: Annotated[Path, typer.Option(help="Folder for repeatability.png, .html and .json.")] = Path(
-        "docs/figures"
-    ),
-    from_file: Annotated[Path | None, typer.Option("--from", help="Report these numbers; measure nothing.")] = None,
-    as_json: console.JsonOption = False,
-) -> None:
-    """Measures the same sets over and over, and reports how far the samples lie apart.
-
-    Example:
-        python -m studies repeatability --seconds 600
-    """
-    from studies.kernels.repeatability_report import SCHEMA, repeatability_report, repeatability_table
-
-    if from_file is not None:
-        found = read_document(from_file, Repeatability, SCHEMA)
-    else:
-        target = find_device(device)
-        options = {"seconds": seconds, "tables": tables, "device": target.device.type, "scale": scale}
-        command = command_line("repeatability", **options, output_dir=output_dir)
-        with console.progress("Measuring, seconds", seconds) as advance:
-            found = measure_repeatability(
-                target,
-                settings_of(target),
-                num_tables=tables,
-                seconds=seconds,
-                scale=scale,
-                command=command,
-                advance=advance,
-            )
-    report = repeatability_report(found)
-    console.emit(report.document, repeatability_table(found), as_json=as_json)
-    files = write_report(report, output_dir, "repeatability")
-    console.log(f"Wrote {', '.join(map(str, files))}.")

@@ -124,7 +124,7 @@ def test_the_settings_are_those_that_samples_are_measured_with():
 
 @pytest.mark.smoke
 def test_the_command_reports_and_reads_its_numbers_again(tmp_path, quick_settings, monkeypatch, capsys, run_study):
-    monkeypatch.setattr("studies.kernels.repeatability.settings_of", lambda _: {"collecting": quick_settings})
+    monkeypatch.setattr("studies.kernels.repeatability_study.settings_of", lambda _: {"collecting": quick_settings})
     monkeypatch.setenv("BROWSER_PATH", "/nowhere")  # images are drawn in another test
     options = ("--seconds", 0.01, "--tables", 4, "--scale", 16384, "--device", "cpu")
     assert run_study("repeatability", "--output-dir", tmp_path / "a", *options) == 1
