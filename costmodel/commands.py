@@ -80,7 +80,7 @@ def _train(store: Path, device: str | None, options: TrainingOptions, seed: int)
 
 
 def _publish(trained: TrainedCostModel, registry: Path | None, options: PublishOptions) -> Published:
-    from costmodel.comparisons import kernel_version
+    from costmodel.kernel_comparison import kernel_version
     from costmodel.promotion import publish_version
     from costmodel.registry import Registry
 

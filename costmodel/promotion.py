@@ -60,6 +60,12 @@ class Comparison:
             unit=unit,
         )
 
+    @classmethod
+    def of_errors(cls, difference_P: FloatArray, stored: StoredModel, of: str) -> Comparison:
+        """The comparison with a stored version by the relative errors of both on the same samples or runs."""
+        against = f"version {stored.label}"
+        return cls.paired(difference_P, against=against, measure="mean relative error", of=of, unit=" points")
+
     @property
     def is_worse(self) -> bool:
         """Whether the version is worse by more than the tolerance."""

@@ -108,8 +108,8 @@ def _train(store: Path, device: str | None, models: Registry, publishing: Publis
     from autoshard.formats.collective_samples import collective_devices_in, read_collective_samples
     from autoshard.formats.dense_samples import dense_devices_in, read_dense_samples
     from costmodel.collective_training import train_collective_model
-    from costmodel.comparisons import collective_version, dense_version
     from costmodel.dense_training import train_dense_model
+    from costmodel.step_comparison import collective_version, dense_version
 
     found: list[dict[str, Any]] = []
     has_collectives, has_dense = collective_devices_in(store), dense_devices_in(store)
@@ -139,8 +139,8 @@ def _calibrate(
     repeats: int,
     publishing: PublishOptions,
 ) -> dict[str, Any]:
-    from costmodel.comparisons import step_version
     from costmodel.step_calibration import calibrate_step, run_calibration
+    from costmodel.step_comparison import step_version
 
     with console.progress("Running plans", len(trials)) as advance:
         runs = run_calibration(

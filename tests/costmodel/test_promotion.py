@@ -8,7 +8,7 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.core.errors import ModelError
-from costmodel.comparisons import kernel_version, unseen_by
+from costmodel.kernel_comparison import kernel_version, unseen_by
 from costmodel.learned import LearnedCostModel
 from costmodel.promotion import LEAST_TOLERANCE, Comparison, PublishOptions, TrainedVersion, publish_version
 from costmodel.registry import SHIPPED_VARIABLE, Registry

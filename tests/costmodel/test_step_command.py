@@ -26,11 +26,11 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planning import Risk, make_costs, make_plan
 from autoshard.trials import draw_trials, local_topology, plan_trial
 from costmodel.collective_model import LearnedCollectives
-from costmodel.comparisons import collective_version, dense_version
 from costmodel.dense_model import LearnedDense
 from costmodel.promotion import PublishOptions, publish_version
 from costmodel.registry import Registry
 from costmodel.step_command import train_step
+from costmodel.step_comparison import collective_version, dense_version
 
 WHERE = {
     "collected_at": datetime(2026, 11, 1, tzinfo=UTC),
