@@ -27,6 +27,7 @@ _PANEL = "Registry"
 RegistryOption = Annotated[
     Path | None,
     typer.Option(
+        file_okay=False,
         help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]",
         rich_help_panel=_PANEL,
     ),

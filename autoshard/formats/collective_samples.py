@@ -24,7 +24,7 @@ from autoshard.core import DType
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
 from autoshard.formats.digest import digest
-from autoshard.formats.sample_parts import write_part
+from autoshard.formats.sample_parts import open_part, write_part
 
 COLLECTIVE_SCHEMA = "autoshard.collective-samples/1"
 #: Folder of a store that holds them.
@@ -248,15 +248,11 @@ def read_collective_sample_file(file: Path) -> tuple[CollectiveSample, ...]:
         FormatError: If it is not a sample file of this version, or holds impossible values.
     """
     try:
-        with pq.ParquetFile(file) as parquet:
+        with open_part(file) as parquet:
             _check_schema(parquet.schema_arrow)
             table = parquet.read()
         _check_values(table)
         return tuple(_sample(row) for row in table.to_pylist())
-    except OSError as error:
-        raise SampleStoreError(f"cannot be read: {error}", source=str(file)) from error
-    except pa.ArrowInvalid as error:
-        raise FormatError(f"is no Parquet file, or is damaged: {error}", source=str(file)) from error
     except (FormatError, InvalidOptionError) as error:
         raise FormatError(error.message, field=error.field, source=str(file)) from error
 

@@ -27,7 +27,7 @@ from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import FormatError, InputError, SampleStoreError
 from autoshard.core.quoting import shown
 from autoshard.formats.digest import digest
-from autoshard.formats.sample_parts import write_part
+from autoshard.formats.sample_parts import open_part, write_part
 from autoshard.formats.samples import devices_in
 
 SCHEMA_VERSION = "autoshard.dense-samples/1"
@@ -185,12 +185,8 @@ def read_dense_sample_file(file: Path) -> tuple[DenseSample, ...]:
         SampleStoreError: If the file cannot be read.
         FormatError: If it is not a file of this version, or holds impossible values.
     """
-    try:
-        table = pq.ParquetFile(file).read()
-    except OSError as error:
-        raise SampleStoreError(f"cannot be read: {error}", source=str(file)) from error
-    except pa.ArrowInvalid as error:
-        raise FormatError(f"is no Parquet file, or is damaged: {error}", source=str(file)) from error
+    with open_part(file) as parquet:
+        table = parquet.read()
     try:
         _check_columns(table)
         return tuple(map(_sample, table.to_pylist()))

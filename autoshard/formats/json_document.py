@@ -31,7 +31,7 @@ def parse_json(text: str | bytes, source: str | None = None) -> object:
     """Parses one JSON document.
 
     Args:
-        text: The document; bytes are taken as UTF-8.
+        text: The document; bytes are UTF-8, with a mark of that or without.
         source: File or request part that errors name.
 
     Raises:
@@ -61,7 +61,9 @@ def parse_json(text: str | bytes, source: str | None = None) -> object:
         return marked
 
     try:
-        document = json.loads(text, object_pairs_hook=collect)
+        # Python would take UTF-16 and UTF-32, too.
+        decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
+        document = json.loads(decoded, object_pairs_hook=collect)
     except json.JSONDecodeError as error:
         raise FormatError(
             f"is not JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}", source=source

@@ -27,9 +27,10 @@ from autoshard.core import (
     Pooling,
     Update,
 )
-from autoshard.core.errors import FormatError, InputError, SampleStoreError
+from autoshard.core.errors import FormatError, InputError
 from autoshard.core.quoting import shown
 from autoshard.formats.measured import MeasuredShard, Sample, sample_row
+from autoshard.formats.sample_parts import open_part
 
 SCHEMA_VERSION = "autoshard.samples/2"
 _SCHEMA_KEY = b"autoshard.schema"
@@ -105,15 +106,9 @@ def read_columns(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
         SampleStoreError: If the file cannot be read.
         FormatError: If it is not a sample file of this version.
     """
-    try:
-        with pq.ParquetFile(file) as parquet:
-            _check_schema(parquet.schema_arrow, file)
-            table = parquet.read(columns=columns)
-    except OSError as error:
-        raise SampleStoreError(f"cannot be read: {error}", source=str(file)) from error
-    except pa.ArrowInvalid as error:
-        raise FormatError(f"is no Parquet file, or is damaged: {error}", source=str(file)) from error
-    return table.combine_chunks()
+    with open_part(file) as parquet:
+        _check_schema(parquet.schema_arrow, file)
+        return parquet.read(columns=columns).combine_chunks()
 
 
 def read_sample_file(file: Path, rebuilt: ShardCache | None = None) -> tuple[Sample, ...]:

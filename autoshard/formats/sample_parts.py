@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from autoshard.core.errors import FormatError, SampleStoreError
+from autoshard.core.quoting import shortened
 from autoshard.formats.digest import digest
-from autoshard.formats.files import atomic_write
+from autoshard.formats.files import atomic_write, open_file
+
+#: Characters of what Arrow says that a message has room for; it quotes bytes of damaged files.
+_ARROW_ROOM = 200
 
 
 class StoredSample(Protocol):
@@ -48,6 +56,28 @@ def damaged_samples(
             found.append(sample)
         advance(1)
     return tuple(found)
+
+
+@contextmanager
+def open_part(file: Path) -> Iterator[pq.ParquetFile]:
+    """A part of a store, opened to be read.
+
+    Raises:
+        SampleStoreError: If it cannot be read.
+        FormatError: If it is no Parquet file, or damaged.
+    """
+    try:
+        opened = open_file(file)
+    except FormatError as error:
+        raise SampleStoreError(error.message, source=error.source) from error
+    try:
+        with opened, pq.ParquetFile(opened) as parquet:
+            yield parquet
+    except OSError as error:
+        raise SampleStoreError(f"cannot be read: {shortened(str(error), _ARROW_ROOM)}", source=str(file)) from error
+    except pa.ArrowException as error:
+        reason = shortened(str(error), _ARROW_ROOM)
+        raise FormatError(f"is no Parquet file, or is damaged: {reason}", source=str(file)) from error
 
 
 def write_part(folder: Path, samples: Sequence[StoredSample], content: bytes) -> Path:

@@ -108,6 +108,8 @@ def read_samples(store: str | Path, device: str | None = None) -> SampleTable:
             kept.append(sample)  # two that share an id and differ are for `damaged` to find
         else:
             num_duplicates += 1
+    if not kept:
+        raise SampleStoreError(f"has files of device {shown(device)}, but no samples in them", source=str(store))
     return SampleTable(samples=tuple(kept), num_duplicates=num_duplicates)
 
 

@@ -23,6 +23,8 @@ values = st.recursive(
         ('{"a": 1,}', "is not JSON: .* at line 1, column 9"),
         ("", "is not JSON"),
         (b'{"a": "\xff"}', "is not UTF-8"),
+        ('{"a": 1}'.encode("utf-16"), "is not UTF-8"),
+        ('{"a": 1}'.encode("utf-32-le"), "is not JSON"),
         ("[" * 100_000, "nested too deep"),
         ("[" * 65 + "]" * 65, "nested too deep"),
         ('{"a":' * 300 + '{"b":1,"b":2}' + "}" * 300, "nested too deep"),
@@ -36,6 +38,10 @@ def test_what_is_no_json_is_refused_in_one_line(text, message):
         parse_json(text, source="x.json")
     assert str(caught.value).startswith("x.json: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_mark_of_the_encoding_is_no_part_of_the_document():
+    assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
 
 
 def test_documents_nest_to_a_limit():

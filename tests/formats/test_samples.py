@@ -234,6 +234,33 @@ def test_a_damaged_file_is_an_error_that_names_it(content, tmp_path):
     assert str(raised.value).startswith(f"{file}: ")
 
 
+def test_a_store_of_files_without_samples_is_an_error(tmp_path):
+    file = write_samples(tmp_path, [sample_of()])
+    pq.write_table(pq.read_table(file).slice(0, 0), file)
+    with pytest.raises(SampleStoreError, match='has files of device "cpu", but no samples'):
+        read_samples(tmp_path)
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path):
+    file = write_samples(tmp_path, [sample_of()])
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(SampleStoreError, match="must be a regular file, got a pipe"):
+        read_samples(tmp_path)
+
+
+@pytest.mark.parametrize("place", range(0, 400, 7))
+def test_errors_quote_no_bytes_of_damaged_files(tmp_path, place):
+    file = write_samples(tmp_path, [sample_of()])
+    content = bytearray(file.read_bytes())
+    content[place] ^= 0x0F
+    file.write_bytes(content)
+    try:
+        read_samples(tmp_path)
+    except (SampleStoreError, FormatError) as error:
+        assert str(error).isprintable()  # noqa: PT017 not every byte is looked at
+
+
 def test_a_copied_file_counts_once(tmp_path):
     file = write_samples(tmp_path, [sample_of(), sample_of(minute=1)])
     file.with_name("part-copied.parquet").write_bytes(file.read_bytes())
