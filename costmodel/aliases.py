@@ -20,7 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from autoshard.core.errors import FormatError, ModelError
-from autoshard.core.quoting import shown
+from autoshard.core.quoting import shortened, shown
 from autoshard.formats.files import atomic_write, read_bytes, remove_leftovers
 from autoshard.formats.json_document import parse_json
 
@@ -198,11 +198,11 @@ def _entry(line: str, path: Path) -> AliasEntry:
             raise ValueError("a line is no object")
         entry = AliasEntry(action=Action(data["action"]), id=data["id"], at=str(data["at"]), by=str(data["by"]))
         if not VERSION_ID.fullmatch(entry.id):
-            raise ValueError(f"a version is 16 hexadecimal digits, got {entry.id!r}")
+            raise ValueError(f"a version is 16 hexadecimal digits, got {shown(entry.id)}")
     except KeyError as error:
         raise ModelError(f"damaged: a line lacks {error}; {_MEND}", source=str(path)) from error
     except (ValueError, TypeError) as error:
-        raise ModelError(f"damaged: {error}; {_MEND}", source=str(path)) from error
+        raise ModelError(f"damaged: {shortened(str(error), 120)}; {_MEND}", source=str(path)) from error
     return entry
 
 

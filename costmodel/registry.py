@@ -34,6 +34,7 @@ from safetensors.numpy import load, save
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.core.quoting import shown
 from autoshard.core.topology import DEVICE_KEY
+from autoshard.formats.fields import check_writable
 from autoshard.formats.files import read_bytes
 from autoshard.formats.json_document import parse_json
 from costmodel.aliases import ALIASES, CANDIDATE, LEFTOVER_SECONDS, PRODUCTION, VERSION_ID, Action, AliasEntry, AliasLog
@@ -341,6 +342,7 @@ class Registry:
             raise ModelError("damaged: its digest is not the name of its folder", source=str(path))
         try:
             card = parse_json(text)
+            check_writable(card, "")
         except FormatError as error:
             raise ModelError(str(error), source=str(path)) from error
         if not isinstance(card, dict) or _WEIGHTS_DIGEST not in card:

@@ -188,6 +188,25 @@ def check_characters(value: str, path: str) -> None:
         raise FormatError(f"must be made of whole characters, got {shown(value)}", field=path)
 
 
+def check_writable(value: object, path: str) -> None:
+    """Refuses what a parser lets through but no file can hold: numbers that are not finite, halves of characters.
+
+    Raises:
+        FormatError: If the value is one of them, or holds one; the text names its path.
+    """
+    if isinstance(value, float):
+        number(value, path, minimum=-math.inf)
+    elif isinstance(value, str):
+        check_characters(value, path)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            check_characters(name, path)
+            check_writable(inner, join(path, shortened(name)))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            check_writable(inner, f"{path}[{index}]")
+
+
 def whole(value: object, path: str, *, minimum: int = 0, maximum: int = MAX_WHOLE) -> int:
     """The value, a whole number in [minimum, maximum].
 

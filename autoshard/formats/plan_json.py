@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -19,7 +18,7 @@ from autoshard.core import (
 from autoshard.core.errors import FormatError, InvalidPlanError
 from autoshard.core.quoting import shortened, shown
 from autoshard.evaluation.validator import validate_plan
-from autoshard.formats.fields import Fields, check_characters, from_source, number, text
+from autoshard.formats.fields import Fields, check_writable, from_source, text
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json, join, read_json
 from autoshard.formats.prediction_json import prediction_from_json, prediction_to_json
@@ -181,7 +180,7 @@ def _row_order_from_json(name: str, value: object, path: str, table_names: Colle
 def _provenance_from_json(plan: Fields) -> Provenance:
     fields = plan.fields("provenance", required=("planner", "options", "seed", "models", "version"))
     options, models = fields.mapping("options"), fields.mapping("models")
-    _check_writable(options, fields.at("options"))
+    check_writable(options, fields.at("options"))
     return Provenance(
         planner=fields.text("planner"),
         version=fields.text("version"),
@@ -192,18 +191,3 @@ def _provenance_from_json(plan: Fields) -> Provenance:
             for name, model in models.items()
         },
     )
-
-
-def _check_writable(value: object, path: str) -> None:
-    """Refuses what a parser lets through but no file can hold: numbers that are not finite, halves of characters."""
-    if isinstance(value, float):
-        number(value, path, minimum=-math.inf)
-    elif isinstance(value, str):
-        check_characters(value, path)
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            check_characters(name, path)
-            _check_writable(inner, join(path, shortened(name)))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            _check_writable(inner, f"{path}[{index}]")

@@ -97,7 +97,7 @@ def _intact(store: Path, device: str, samples: Sequence[_Sample]) -> Sequence[_S
     if damaged:
         raise SampleStoreError(
             f"{len(damaged)} of {len(samples)} samples of {device} do not match their id, the first is "
-            f"{damaged[0].sample_id}; remove the files that hold them",
+            f"{shown(damaged[0].sample_id)}; remove the files that hold them",
             source=str(store),
         )
     return samples

@@ -112,6 +112,27 @@ def test_the_alias_cannot_point_elsewhere(registry):
         registry.load("cost", "cpu")
 
 
+def test_a_card_holds_finite_numbers_only(registry):
+    version = registry.publish("cost", "cpu", TENSORS, CARD)
+    folder = registry.root / "cost" / "cpu" / version
+    text = (folder / "card.json").read_bytes().replace(b"{", b'{"metrics_of_others": [NaN],', 1)
+    folder = folder.rename(folder.with_name(hashlib.sha256(text).hexdigest()[:16]))
+    (folder / "card.json").write_bytes(text)
+    with pytest.raises(ModelError, match=r"card.json: metrics_of_others\[0\]: must be a .*number"):
+        registry.list()
+
+
+def test_errors_of_an_alias_are_short(registry):
+    registry.publish("cost", "cpu", TENSORS, CARD)
+    alias = registry.root / "cost" / "cpu" / "production"
+    entry = json.loads(alias.read_text(encoding="utf-8"))
+    for change in ({"id": "a" * 5000}, {"action": "a" * 5000}):
+        alias.write_text(json.dumps(entry | change), encoding="utf-8")
+        with pytest.raises(ModelError, match="damaged") as caught:
+            registry.list()
+        assert len(str(caught.value)) < 500
+
+
 @pytest.mark.parametrize("text", ["", "\n", "{", "[]", '{"id": 1}', "0123456789abcdef", '{"id": "0123456789abcdef"}'])
 def test_a_damaged_alias_is_named_and_can_be_mended(registry, text):
     version = registry.publish("cost", "cpu", TENSORS, CARD)
