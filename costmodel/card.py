@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autoshard.core import LocalShard
 from autoshard.core.costs import OutsideRange
 from autoshard.core.errors import FormatError, ModelError
@@ -22,8 +25,10 @@ _RANGED = ("num_bags", "embedding_dim", "num_embeddings", "pooling_factor")
 _UPPER_ONLY = ("num_embeddings", "pooling_factor")
 #: Of a network; each layer must be small enough that its weights can be held.
 _MAX_LAYERS, _MAX_WIDTH = 8, 4096
-#: Of intervals, in spreads: trained ones have about 2. The exponential of this times the largest spread is finite.
-_MAX_QUANTILE = 50.0
+#: Of intervals, in spreads: trained ones have about 2, and tens where few samples were kept from training.
+_MAX_QUANTILE = 1e6
+#: Largest exponent of an interval's end over its prediction, so that both are finite.
+_MAX_EXPONENT = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +136,11 @@ class Interval:
     high: float
     coverage: float | None = None
     half_width: float | None = None
+
+    def factors(self, spread_S: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Ends of the interval over the prediction, of shape (S,) each, by the predictions' spreads."""
+        low_S, high_S = (np.clip(end * spread_S, -_MAX_EXPONENT, _MAX_EXPONENT) for end in (self.low, self.high))
+        return np.exp(low_S), np.exp(high_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,11 +112,12 @@ class LearnedCostModel:
         self._check_finite(kernel_ms_S)
         spread_S = self._predictor.spread(codes_SH)
         spread_S *= np.where(codes_SH[:, NUM_OUTSIDE] > 0.5, _OUTSIDE_FACTOR, 1.0)
+        low_S, high_S = self.card.interval.factors(spread_S)
         return KernelCosts(
             forward_ms_S=parts_SO[:, 0],
             backward_ms_S=parts_SO[:, 1],
-            low_ms_S=kernel_ms_S * np.exp(self.card.interval.low * spread_S),
-            high_ms_S=kernel_ms_S * np.exp(self.card.interval.high * spread_S),
+            low_ms_S=kernel_ms_S * low_S,
+            high_ms_S=kernel_ms_S * high_S,
         )
 
     def _check_finite(self, values: NDArray[np.floating]) -> None:

@@ -43,9 +43,11 @@ def calibrated_interval(predicted_ms_S: MsArray, spread_S: MsArray, measured_ms_
     if len(off_S) < 2 * _MIN_FOR_COVERAGE:
         return Interval(low=ends[0], high=ends[1])
     low, high = _ends(off_S[::2])
-    tested_S, tested_spread_S = off_S[1::2], spread_S[1::2]
-    is_within_S = (tested_S >= low) & (tested_S <= high)
-    half_width_S = (np.exp(high * tested_spread_S) - np.exp(low * tested_spread_S)) / 2
+    half = Interval(low=low, high=high)
+    tested_S = off_S[1::2]
+    is_within_S = (tested_S >= half.low) & (tested_S <= half.high)
+    low_S, high_S = half.factors(spread_S[1::2])
+    half_width_S = (high_S - low_S) / 2
     return Interval(
         low=ends[0], high=ends[1], coverage=float(is_within_S.mean()), half_width=float(np.median(half_width_S))
     )

@@ -168,6 +168,17 @@ def test_the_interval_holds_the_prediction_itself():
     assert slower.low == 0 < slower.high
 
 
+def test_wide_intervals_of_few_samples_are_written_and_read():
+    """A prediction that is far off by its own spread, as after a training on some dozens of samples."""
+    predicted_ms = np.full(40, 1.0)
+    interval = calibrated_interval(predicted_ms, np.full(40, 0.005), np.linspace(0.5, 2.0, 40))
+    assert interval.low < -50
+    low, high = interval.factors(np.array([0.005, 2.7]))
+    assert np.isfinite([low, high]).all()
+    assert (low < 1).all()
+    assert (high > 1).all()
+
+
 def test_coverage_of_a_few_samples_is_not_told():
     assert calibrated_interval(np.ones(9), np.ones(9), np.linspace(0.9, 1.1, 9)).coverage is None
 
