@@ -169,7 +169,7 @@ def test_cards_survive_json(card, trained):
         ({"interval": {"low": -1}}, "high: is missing"),
         (
             {"interval": {"low": 1, "high": 2, "coverage": None, "half_width": None}},
-            r"interval.low: must be a finite number in \[-1e+06, 0\], got 1",
+            r"interval.low: must be a finite number in \[-1e\+06, 0\], got 1",
         ),
         ({"coverage": 3}, "coverage: must be an object, got 3"),
         (
