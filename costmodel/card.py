@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from autoshard.core import LocalShard
 from autoshard.core.costs import OutsideRange
 from autoshard.core.errors import FormatError, ModelError
-from autoshard.core.quoting import shown
+from autoshard.core.quoting import shortened, shown
 from autoshard.formats.fields import Fields, text
 from costmodel.card_fields import MAX_METRIC, not_within, numbers, optional_number, read_card
 from costmodel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling
@@ -29,6 +29,8 @@ _MAX_LAYERS, _MAX_WIDTH = 8, 4096
 _MAX_QUANTILE = 1e6
 #: Largest exponent of an interval's end over its prediction, so that both are finite.
 _MAX_EXPONENT = 300.0
+#: Characters of the kinds that a message has room for: all that one machine's store has.
+_KINDS_ROOM = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +61,9 @@ class Coverage:
     def check(self, shard: LocalShard) -> None:
         """Raises ModelError if no kernel of the shard's kind was measured; the text says which were."""
         if shard.kernel_kind not in self.kinds:
+            seen = shortened(", ".join(self.kinds), _KINDS_ROOM)
             raise ModelError(
-                f"the learned cost model has seen {', '.join(self.kinds)}; table {shown(shard.table)} needs "
-                f"{shard.kernel_kind}",
+                f"the learned cost model has seen {seen}; table {shown(shard.table)} needs {shard.kernel_kind}",
                 field="kernel_kind",
             )
 

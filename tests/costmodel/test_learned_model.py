@@ -10,7 +10,7 @@ import pytest
 
 from autoshard.core import DType, Exchange, MemoryLevel, Optimizer, Pooling, Update, set_costs
 from autoshard.core.errors import ModelError
-from costmodel.card import CostModelCard
+from costmodel.card import CostModelCard, Coverage
 from costmodel.features import NUM_FEATURES
 from costmodel.learned import COST_KIND, LearnedCostModel
 from costmodel.plugin import load_learned_model
@@ -124,6 +124,14 @@ def test_many_sets_are_priced_as_few(random_model, shards):
 def test_kinds_that_were_not_seen_are_refused(random_model, make_shard, changes, needs):
     with pytest.raises(ModelError, match=f'has seen fused/hbm/fp32/rowwise_adagrad/sum; table "t" needs {needs}'):
         random_model.encode([make_shard(), replace(make_shard(), **changes)])
+
+
+def test_a_long_list_of_kinds_is_cut(make_shard):
+    kinds = tuple(f"fused/hbm/fp32/optimizer{number}/sum" for number in range(500))
+    coverage = Coverage(kinds=kinds, num_tables=(1, 2), ranges={})
+    with pytest.raises(ModelError, match="has seen fused/hbm/fp32/optimizer0/sum") as caught:
+        coverage.check(make_shard())
+    assert len(str(caught.value)) < 1500
 
 
 def test_weights_are_checked(random_weights, card):
