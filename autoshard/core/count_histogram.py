@@ -74,12 +74,6 @@ class CountHistogram:
         return float(self._buckets()[2].sum())
 
     @property
-    def dropped_bits(self) -> int:
-        """Bits of 52 in which numbers of one bucket may differ; 0 where every number has its own."""
-        self._merge()
-        return self._dropped_bits
-
-    @property
     def max_error(self) -> float:
         """How far the profile's cumulative probabilities may be below those of the single rows."""
         keys_V, rows_V, sums_V = self._buckets()

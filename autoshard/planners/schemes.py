@@ -17,7 +17,6 @@ from autoshard.core import (
     RowRange,
     RowsBy,
     Shard,
-    ShardingPlan,
     Split,
     Tier,
     Topology,
@@ -295,18 +294,13 @@ def allowed_sites(part: Part, topology: Topology) -> tuple[int, ...]:
     )
 
 
-def scheme_of_plan(plan: ShardingPlan, table: str) -> tuple[Scheme, tuple[int, ...]] | None:
+def scheme_of_placed(held: Sequence[PlacedShard], topology: Topology) -> tuple[Scheme, tuple[int, ...]] | None:
     """How a plan holds a table, with the site of each part; None if that is no scheme (copies on some ranks only).
 
     Args:
-        plan: A plan of one replica group.
-        table: Name of the table.
+        held: The placed shards of the table, in a plan of one replica group.
+        topology: Of that group.
     """
-    return scheme_of_placed([placed for placed in plan.shards if placed.shard.table.name == table], plan.topology)
-
-
-def scheme_of_placed(held: Sequence[PlacedShard], topology: Topology) -> tuple[Scheme, tuple[int, ...]] | None:
-    """As `scheme_of_plan`, from the placed shards of one table."""
     parts, sites = [], []
     holds = {tier: hold for hold, tier in _TIERS.items()}
     for placed in held:

@@ -183,21 +183,6 @@ def dynamic_memory_bytes(strategy: Strategy, rows: RowSet, machine: Machine) -> 
     return copies * machine.local_batch_size * rows.lookups_per_sample * rows.embedding_dim * rows.payload_bytes
 
 
-def values_read(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
-    """Numbers that a rank reads from its rows: those asked of it, times the share of each that it has.
-
-    Source:
-        FlexShard, Tables 2 and 3, "rows accessed"; alike for all strategies.
-    """
-    batches, owners = {
-        Strategy.ROW_WISE: (machine.world_size, machine.world_size),
-        Strategy.COLUMN_WISE: (machine.world_size, machine.world_size),
-        Strategy.FLEX: (machine.ranks_per_node, machine.ranks_per_node),
-        Strategy.DATA_PARALLEL: (1, 1),
-    }[strategy]
-    return batches * machine.local_batch_size * rows.lookups_per_sample / owners * rows.embedding_dim
-
-
 def ids_distributed(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
     """Ids that a rank sends before lookups can start.
 
