@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import autoshard
+from autoshard.core.accepted import AT_LEAST_1, Range
 from autoshard.core.costs import CodeArray
-from autoshard.core.errors import InvalidOptionError, SampleStoreError
+from autoshard.core.errors import SampleStoreError
 from costmodel.card import CostModelCard, HeldOutMetrics, Interval
 from costmodel.dataset import CostDataset
 from costmodel.features import NUM_INPUTS, NUM_WORK, FeatureScaling
@@ -65,16 +66,9 @@ class TrainingOptions:
     """Share of samples that are kept from training, to measure accuracy and the interval."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InvalidOptionError(f"must be at least 1, got {self.batch_size}", field="batch_size")
-        for label in ("learning_rate", "beta2", "held_out_share"):
-            value = getattr(self, label)
-            if not 0 < value < 1:
-                raise InvalidOptionError(f"must be in (0, 1), got {value}", field=label)
-        for label in ("weight_decay", "least_share"):
-            value = getattr(self, label)
-            if not 0 <= value < 1:
-                raise InvalidOptionError(f"must be in [0, 1), got {value}", field=label)
+        AT_LEAST_1.check_fields(self, "batch_size")
+        Range(above=0, below=1).check_fields(self, "learning_rate", "beta2", "held_out_share")
+        Range(at_least=0, below=1).check_fields(self, "weight_decay", "least_share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

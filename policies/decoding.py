@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from autoshard.core.accepted import AT_LEAST_1
 from autoshard.core.costs import MsArray
-from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.placement import PlacementProblem, RankArray
 from env import (
     ACTION_MASK,
@@ -109,8 +109,7 @@ def decode_beam(network: PlacementNetwork, tasks: Sequence[PlacementTask], *, wi
     Raises:
         InvalidOptionError: If the width is below 1.
     """
-    if width < 1:
-        raise InvalidOptionError(f"must be at least 1, got {width}", field="width")
+    AT_LEAST_1.check(width, "width")
     owner_E = np.arange(len(tasks)).repeat(width)
     batch = PlacementBatch(tasks, len(owner_E))
     batch.begin(np.arange(len(owner_E)), owner_E)

@@ -286,7 +286,7 @@ def shared(shard: Shard, tier: Tier, topology: Topology) -> PlacedShard:
     ranks, node = range(topology.world_size), topology.local_world_size
     groups = {Tier.DATA_PARALLEL: 1, Tier.FLEX: node, Tier.ROW_WISE: topology.world_size}
     if tier not in groups:
-        raise InvalidOptionError(f"must be any of {', '.join(groups)}, got {tier}", field="tiers")
+        raise InvalidOptionError(f"must be one of {', '.join(groups)}, got {tier}", field="tiers")
     replicas = tuple(tuple(ranks[start : start + groups[tier]]) for start in range(0, len(ranks), groups[tier]))
     return PlacedShard(
         shard=shard,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.accepted import AT_LEAST_1
 from autoshard.simulation.spread import StepSpread
 
 #: Machine, groups (negative for ranks per group), batch and whose batch it is.
@@ -45,10 +45,7 @@ class Point:
     group_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_groups", "batch_size", "num_ranks"):
-            value = getattr(self, name)
-            if value < 1:
-                raise InvalidOptionError(f"must be at least 1, got {value}", field=name)
+        AT_LEAST_1.check_fields(self, "num_groups", "batch_size", "num_ranks")
 
     @property
     def global_batch_size(self) -> int:

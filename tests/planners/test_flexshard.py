@@ -256,8 +256,8 @@ class TestOptions:
         ("options", "message"),
         [
             ({"tiers": 4}, r"options\.tiers: must be 1, 2 or 3, got 4"),
-            ({"rule": "best"}, r'options\.rule: must be any of frontier, paper, got "best"'),
-            ({"exchange": "all"}, r"options\.exchange: must be any of auto, rows, partial_sums"),
+            ({"rule": "best"}, r'options\.rule: must be one of frontier, paper, got "best"'),
+            ({"exchange": "all"}, r"options\.exchange: must be one of auto, rows, partial_sums"),
             ({"memory_multiplier": -1}, r"options\.memory_multiplier: must be at least 0"),
             ({"memory_multiplier": "nan"}, r"options\.memory_multiplier: must be a number"),
         ],

@@ -101,7 +101,7 @@ class TestEquations:
         assert found.all_reduce_cross == pytest.approx(6e10 / 8)
 
     def test_impossible_values_are_refused(self):
-        with pytest.raises(InvalidTopologyError, match="all_to_all_intra: must be a positive number, got 0"):
+        with pytest.raises(InvalidTopologyError, match="all_to_all_intra: must be above 0, got 0"):
             replace(BANDWIDTHS, all_to_all_intra=0)
         with pytest.raises(InvalidTopologyError, match="num_nodes: must be at least 1, got 0"):
             replace(PAPER, num_nodes=0)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from autoshard.core import AccessProfile
+from autoshard.core.accepted import Range
 from autoshard.core.errors import InvalidTableError, InvalidTopologyError
 from autoshard.planners.flexshard.equations import Machine, RowSet, Strategy, communication_s, memory_bytes
 
@@ -35,8 +36,7 @@ def memory_neutral_probability(
     Source:
         FlexShard, Table 2 and Sec. 4.2: (m - 1/U) / B, with weights and payload of one dtype.
     """
-    if world_size < 2:
-        raise InvalidTopologyError(f"must be at least 2, got {world_size}", field="world_size")
+    Range(at_least=2).check(world_size, "world_size", InvalidTopologyError)
     more = max(0.0, memory_multiplier - sharded_multiplier / world_size)
     return more / local_batch_size if local_batch_size > 0 else math.inf
 

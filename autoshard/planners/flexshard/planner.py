@@ -16,8 +16,8 @@ from autoshard.core import (
     ShardingPlan,
     Tier,
 )
+from autoshard.core.accepted import AT_LEAST_0, check_choice
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from autoshard.core.quoting import shown
 from autoshard.planners.flexshard.equations import Machine, Strategy
 from autoshard.planners.flexshard.frontier import Frontier, TierBounds, TierChoice
 from autoshard.planners.flexshard.memory import gradient_sum, held_bytes, segments
@@ -79,13 +79,8 @@ class FlexShardOptions:
         if not 1 <= self.tiers <= 3:
             raise InvalidOptionError(f"must be 1, 2 or 3, got {self.tiers}", field="options.tiers")
         for name, accepted in (("rule", _RULES), ("exchange", tuple(_EXCHANGES))):
-            if getattr(self, name) not in accepted:
-                raise InvalidOptionError(
-                    f"must be any of {', '.join(accepted)}, got {shown(getattr(self, name))}", field=f"options.{name}"
-                )
-        for name in ("memory_multiplier", "table_wise_below_rows"):
-            if getattr(self, name) < 0:
-                raise InvalidOptionError(f"must be at least 0, got {getattr(self, name)}", field=f"options.{name}")
+            check_choice(getattr(self, name), accepted, f"options.{name}")
+        AT_LEAST_0.check_fields(self, "memory_multiplier", "table_wise_below_rows", within="options.")
 
 
 class FlexShardPlanner:

@@ -10,8 +10,8 @@ from itertools import product
 from typing import ClassVar
 
 from autoshard.core import MemoryLevel, PlacedShard, ShardingPlan, Topology
-from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from autoshard.core.quoting import shown
+from autoshard.core.accepted import AT_LEAST_0, SHARE, check_choice, listed
+from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.cached_rows import LFU, LRU
 from autoshard.planners.flexshard.whole_tables import check_constraints
@@ -73,26 +73,16 @@ class NeoOptions:
             ("compare", (_STEP, _COST)),
             ("cache_policy", (LRU, LFU)),
         ):
-            if getattr(self, name) not in accepted:
-                raise InvalidOptionError(
-                    f"must be any of {', '.join(accepted)}, got {shown(getattr(self, name))}", field=f"options.{name}"
-                )
-        for name in ("communication_weight", "access_weight"):
-            if getattr(self, name) < 0:
-                raise InvalidOptionError(f"must be at least 0, got {getattr(self, name)}", field=f"options.{name}")
-        if not 0 < self.memory_share <= 1:
-            raise InvalidOptionError(f"must be in (0, 1], got {self.memory_share}", field="options.memory_share")
-        names = self.names
-        for name in names:
-            if name not in NEO_SCHEMES:
-                raise InvalidOptionError(
-                    f"must be any of {', '.join(NEO_SCHEMES)}, got {shown(name)}", field="options.schemes"
-                )
+            check_choice(getattr(self, name), accepted, f"options.{name}")
+        AT_LEAST_0.check_fields(self, "communication_weight", "access_weight", within="options.")
+        SHARE.check_fields(self, "memory_share", within="options.")
+        for name in self.names:
+            check_choice(name, NEO_SCHEMES, "options.schemes")
 
     @property
     def names(self) -> tuple[str, ...]:
         """The schemes, each once."""
-        return tuple(dict.fromkeys(name.strip() for name in self.schemes.split(",")))
+        return tuple(dict.fromkeys(listed(self.schemes)))
 
 
 class NeoPlanner:

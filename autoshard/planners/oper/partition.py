@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from autoshard.core import AccessProfile, EmbeddingTable, RowRange, RowsBy, Shard, TableSet
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.accepted import AT_LEAST_1, SHARE
 
 
 def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:
@@ -34,8 +34,7 @@ def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:
         OPER Sec. 4.1. Differs: lookups count by the bytes that they read (Eq. 2 has S_k A_k, too), since tables need
         not be of one width.
     """
-    if not 0 < threshold <= 1:
-        raise InvalidOptionError(f"must be in (0, 1], got {threshold}", field="threshold")
+    SHARE.check(threshold, "threshold")
     max_lookup_bytes = threshold * sum(lookup_bytes(Shard.whole(table)) for table in tables.tables)
     max_bytes = threshold * sum(table.hbm_bytes for table in tables.tables)
     kept = _kept_whole(tables)
@@ -65,8 +64,7 @@ def equal_row_ranges(tables: TableSet, num_parts: int, *, by: RowsBy = RowsBy.IN
     Raises:
         InvalidOptionError: If the number of parts is out of range.
     """
-    if num_parts < 1:
-        raise InvalidOptionError(f"must be at least 1, got {num_parts}", field="num_parts")
+    AT_LEAST_1.check(num_parts, "num_parts")
     kept = _kept_whole(tables)
     shards: list[Shard] = []
     for table in tables.tables:
