@@ -23,6 +23,7 @@ from autoshard.core import (
     local_shard,
 )
 from autoshard.evaluation.traffic import cheaper_exchange
+from autoshard.planners.constraints import allowed_ranks
 
 #: Kernels move four floats at a time.
 COLUMN_STEP = 4
@@ -283,14 +284,12 @@ def why_not(scheme: Scheme, topology: Topology) -> str:
 
 def allowed_sites(part: Part, topology: Topology) -> tuple[int, ...]:
     """Sites whose ranks the table's pins allow, memory aside."""
-    pinned = set(part.shard.table.constraints.pinned_ranks)
     sites = range(part.hold.num_sites(topology))
-    if not pinned:
+    if not part.shard.table.constraints.pinned_ranks:
         return tuple(sites)
+    allowed_R = allowed_ranks(part.shard.table, topology.world_size)
     return tuple(
-        site
-        for site in sites
-        if all(rank in pinned for replica in part.hold.replicas(site, topology) for rank in replica)
+        site for site in sites if all(allowed_R[list(replica)].all() for replica in part.hold.replicas(site, topology))
     )
 
 

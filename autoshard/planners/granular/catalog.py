@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import Costs, EmbeddingTable, LocalShard, MemoryLevel, PlacedShard, Shard, TableSet, Topology
-from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError, ModelError
+from autoshard.core.errors import InfeasiblePlanError, ModelError
 from autoshard.evaluation.cached_rows import behind_caches
-from autoshard.planners.placement import colocated
+from autoshard.planners.constraints import check_constraints, colocated
 from autoshard.planners.schemes import Hold, Part, Scheme, allowed_sites, why_not
 from autoshard.planners.step_sums import SumPrices, kernels_of
 
@@ -113,10 +113,9 @@ class Catalog:
         self.codes_VH = np.zeros((0, width))
         self.moved_VC = np.zeros((0, self.prices.num_columns))
         self.bytes_VM = np.zeros((0, len(LEVELS)))
-        members = [tuple(tables.tables[index] for index in group) for group in colocated(tables)]
-        self.units = [Unit(tables=group, options=[]) for group in members]
-        self.unit_of = {table.name: index for index, group in enumerate(members) for table in group}
-        check_pins(tables, topology)
+        check_constraints(tables, topology)
+        self.units = [Unit(tables=group, options=[]) for group in colocated(tables)]
+        self.unit_of = {table.name: index for index, unit in enumerate(self.units) for table in unit.tables}
         by_unit = [[schemes(table) for table in unit.tables] for unit in self.units]
         self._learn_kinds(
             part for of_unit in by_unit for of_table in of_unit for scheme in of_table for part in scheme.parts
@@ -214,21 +213,6 @@ class Catalog:
         self.codes_VH = np.concatenate([self.codes_VH, codes])
         self.moved_VC = np.concatenate([self.moved_VC, np.array(moved).reshape(-1, self.prices.num_columns)])
         self.bytes_VM = np.concatenate([self.bytes_VM, np.array(held).reshape(-1, len(LEVELS))])
-
-
-def check_pins(tables: TableSet, topology: Topology) -> None:
-    """Checks that pinned ranks are there.
-
-    Raises:
-        InvalidPlanError: If one is not.
-    """
-    for index, table in enumerate(tables.tables):
-        for rank in table.constraints.pinned_ranks:
-            if not 0 <= rank < topology.world_size:
-                raise InvalidPlanError(
-                    f"must be in [0, {topology.world_size}), got {rank}",
-                    field=f"tables[{index}].constraints.pinned_ranks",
-                )
 
 
 def _together(schemes: Sequence[Scheme]) -> list[tuple[Part, ...]]:

@@ -276,19 +276,3 @@ def _room(
         level: np.array([min(of_level[rank] for rank in ranks) for ranks in sites], dtype=np.int64)
         for level, of_level in capacity.items()
     }
-
-
-def units_of(tables: TableSet) -> tuple[tuple[EmbeddingTable, ...], ...]:
-    """Tables that must share their ranks together, all others one by one, in the order of the tables."""
-    by_name = {table.name: table for table in tables.tables}
-    group_of = {name: {name} for name in by_name}
-    for table in tables.tables:
-        for other in table.constraints.colocate_with:
-            merged = group_of[table.name] | group_of[other]
-            for name in merged:
-                group_of[name] = merged
-    units: dict[int, tuple[EmbeddingTable, ...]] = {}
-    for table in tables.tables:
-        group = group_of[table.name]
-        units.setdefault(id(group), tuple(one for one in tables.tables if one.name in group))
-    return tuple(units.values())

@@ -14,10 +14,10 @@ from autoshard.core.accepted import AT_LEAST_0, SHARE, check_choice, listed
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.cached_rows import LFU, LRU
-from autoshard.planners.flexshard.whole_tables import check_constraints
+from autoshard.planners.constraints import check_constraints, colocated
 from autoshard.planners.neo.arrangement import GREEDY, KARMARKAR_KARP, Arrangement, Arranger
 from autoshard.planners.neo.caches import FILLS, fewest_cached, levels_of, with_grown_caches
-from autoshard.planners.neo.choice import NEO_SCHEMES, Choice, Chooser, units_of
+from autoshard.planners.neo.choice import NEO_SCHEMES, Choice, Chooser
 from autoshard.planners.neo.cost import CostFunction
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.schemes import SchemeName
@@ -139,7 +139,7 @@ class _Planning:
         names = tuple(SchemeName(name) for name in options.names)
         self.chooser = Chooser(request.tables, topology, self.cost, names, self.capacity, options.cache_policy)
         self.arranger = Arranger(request.tables, topology, self.capacity, options.placement, request.costs.kernel)
-        self.units = units_of(request.tables)
+        self.units = colocated(request.tables)
         self.known: dict[tuple[int, MemoryLevel, float], tuple[Choice, ...]] = {}
 
     def run(self) -> ShardingPlan:

@@ -12,6 +12,7 @@ import numpy as np
 
 from autoshard.core import AccessProfile, EmbeddingTable, RowRange, RowsBy, Shard, TableSet
 from autoshard.core.accepted import AT_LEAST_1, SHARE
+from autoshard.planners.constraints import colocated
 
 
 def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:
@@ -85,8 +86,7 @@ def lookup_bytes(shard: Shard) -> float:
 
 def _kept_whole(tables: TableSet) -> frozenset[str]:
     """Names of tables that must share a rank with another."""
-    pairs = [(table.name, other) for table in tables.tables for other in table.constraints.colocate_with]
-    return frozenset(name for pair in pairs if pair[0] != pair[1] for name in pair)
+    return frozenset(table.name for group in colocated(tables) if len(group) > 1 for table in group)
 
 
 def _bounds(access: AccessProfile, max_share: float, max_rows: int) -> list[int]:
