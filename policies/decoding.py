@@ -18,6 +18,7 @@ from torch import Tensor
 from autoshard.core.accepted import AT_LEAST_1
 from autoshard.core.costs import MsArray
 from autoshard.planners.placement import PlacementProblem, RankArray
+from autoshard.runtime.threads import intra_op_threads
 from env import (
     ACTION_MASK,
     CHOICE_COSTS,
@@ -30,7 +31,6 @@ from env import (
 )
 from policies.actor_critic import choose
 from policies.network import PlacementNetwork, choices_seen
-from policies.threads import one_thread
 from policies.trajectories import Tensors
 
 
@@ -55,7 +55,7 @@ class Placements:
     rewards_E: NDArray[np.float64]
 
 
-@one_thread()
+@intra_op_threads(1)
 @torch.inference_mode()
 def decode(
     network: PlacementNetwork,
@@ -89,7 +89,7 @@ def decode(
     return _gather(finished)
 
 
-@one_thread()
+@intra_op_threads(1)
 @torch.inference_mode()
 def decode_beam(network: PlacementNetwork, tasks: Sequence[PlacementTask], *, width: int) -> Placements:
     """Places the items of all tasks, with several of the likeliest beginnings kept at every step.
