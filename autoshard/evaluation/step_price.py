@@ -16,6 +16,7 @@ from autoshard.core import Costs, Estimate, KernelCosts, ShardingPlan, TableSet,
 from autoshard.core.costs import CollectiveName, DenseCosts, MsArray
 from autoshard.core.dense import dense_shapes
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
+from autoshard.core.shard import fused_kernel
 from autoshard.core.step import (
     UPPER_END,
     Coefficients,
@@ -202,8 +203,9 @@ def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:
             flat = [rank for replica in placed.replicas for rank in replica]
             ranks_of[id(placed.replicas)] = np.array(flat, dtype=np.int64)
         ranks = ranks_of[id(placed.replicas)]
-        kernel = (table.pooling, table.dtype, table.optimizer, len(placed.replicas) > 1)
-        has_kernel.setdefault(kernel, np.zeros(plan.group_size, dtype=np.bool_))[ranks] = True
+        has_kernel.setdefault(fused_kernel(table, placed.update), np.zeros(plan.group_size, dtype=np.bool_))[ranks] = (
+            True
+        )
         num_features_R[ranks] += len(table.features)
     return np.sum(list(has_kernel.values()), axis=0, dtype=np.float64), num_features_R
 

@@ -13,17 +13,15 @@ from numpy.typing import NDArray
 
 from autoshard.core import (
     Costs,
-    EmbeddingTable,
-    LocalShard,
     PlacedShard,
     Shard,
     ShardingPlan,
     TableSet,
     Topology,
-    Update,
 )
 from autoshard.core.costs import CodeArray, LinkBytes, MsArray
 from autoshard.core.plan import Payload
+from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import Coefficients, Overlap, StepPart, plain_coefficients
 from autoshard.evaluation.batch_memory import peak_factor
 from autoshard.evaluation.evaluate import price_step
@@ -31,7 +29,6 @@ from autoshard.evaluation.step_price import StepPrice
 from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, PairTraffic, gradient_bytes, synced_bytes
 
 MovedArray = NDArray[np.float64]
-Kernel = tuple[str, ...]
 
 #: Parts whose times ranks differ in, in the order of axis P.
 PARTS = (
@@ -77,13 +74,13 @@ class SumPrices:
         tables: The task's tables.
         topology: The task's topology.
         costs: Models of all parts.
-        kernels: Kinds of kernels that shards may run in, by `kernel_of`.
+        kernels: Kinds of kernels that shards may run in, by `fused_kernel`.
 
     Raises:
         InvalidPlanError: If the dense layers make no model.
     """
 
-    def __init__(self, tables: TableSet, topology: Topology, costs: Costs, kernels: Collection[Kernel]) -> None:
+    def __init__(self, tables: TableSet, topology: Topology, costs: Costs, kernels: Collection[FusedKernel]) -> None:
         self.tables, self.topology, self.costs = tables, topology, costs
         self._kernels = {kernel: index for index, kernel in enumerate(sorted(set(kernels)))}
         # All that does not depend on who holds what; one shard is enough to say it.
@@ -111,12 +108,11 @@ class SumPrices:
         """C."""
         return _FIRST_KERNEL + len(self._kernels)
 
-    def moved(self, placed: PlacedShard, local: LocalShard) -> MovedArray:
+    def moved(self, placed: PlacedShard) -> MovedArray:
         """What a shard adds to the sums of each rank that holds some of it, shape (C,).
 
         Args:
             placed: On one replica, or on one for each node or each rank, from which that node or rank reads.
-            local: What its ranks run.
         """
         tables, topology = self.tables, self.topology
         local_batch, payload = tables.batch_size / topology.world_size, Payload()
@@ -127,7 +123,7 @@ class SumPrices:
         row_C[_NUM_STREAMS * block : _NUM_STREAMS * (block + 1)] = (pair.lengths, pair.ids, pair.forward, pair.backward)
         row_C[SYNC] = synced_bytes(placed, tables.batch_size) if num_replicas > 1 else 0.0
         row_C[_FEATURES] = len(placed.shard.table.features)
-        row_C[_FIRST_KERNEL + self._kernels[kernel_of(local)]] = 1.0
+        row_C[_FIRST_KERNEL + self._kernels[fused_kernel(placed.shard.table, placed.update)]] = 1.0
         factor = peak_factor(placed.shard.table, local_batch)
         if factor > 1.0:
             pair = PairTraffic.of(placed, local_batch, payload, lookups_factor=factor)
@@ -228,16 +224,6 @@ class SumPrices:
         if stream == _FORWARD:
             return LinkBytes(leaving_LR=served, arriving_LR=asked), served_BR, asked_BR
         return LinkBytes(leaving_LR=asked, arriving_LR=served), served_BR, asked_BR
-
-
-def kernel_of(local: LocalShard) -> Kernel:
-    """What a rank's shards must have in common to run in one fused kernel."""
-    return (local.pooling, local.dtype, local.update, local.optimizer)
-
-
-def kernels_of(table: EmbeddingTable) -> tuple[Kernel, ...]:
-    """All kernels that shards of a table may run in."""
-    return tuple((table.pooling, table.dtype, update, table.optimizer) for update in Update)
 
 
 def _links(topology: Topology) -> tuple[object, ...]:

@@ -11,12 +11,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import Costs, EmbeddingTable, LocalShard, MemoryLevel, PlacedShard, Shard, TableSet, Topology
+from autoshard.core import (
+    Costs,
+    EmbeddingTable,
+    LocalShard,
+    MemoryLevel,
+    PlacedShard,
+    Shard,
+    TableSet,
+    Topology,
+    Update,
+)
 from autoshard.core.errors import InfeasiblePlanError, ModelError
+from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import behind_caches
 from autoshard.planners.constraints import check_constraints, colocated
 from autoshard.planners.schemes import Hold, Part, Scheme, allowed_sites, why_not
-from autoshard.planners.step_sums import SumPrices, kernels_of
+from autoshard.planners.step_sums import SumPrices
 
 LEVELS = tuple(MemoryLevel)
 #: Parts of a byte that bytes on the way are rounded to.
@@ -103,7 +114,7 @@ class Catalog:
         kernel = behind_caches(costs.kernel, topology) if has_caches else costs.kernel
         costs = replace(costs, kernel=kernel)
         self.tables, self.topology, self.costs = tables, topology, costs
-        kernels = {kernel for table in tables.tables for kernel in kernels_of(table)}
+        kernels = {fused_kernel(table, update) for table in tables.tables for update in Update}
         self.prices = SumPrices(tables, topology, costs, kernels)
         self._kinds: dict[Hashable, int] = {}
         self._unpriced: set[Hashable] = set()
@@ -208,8 +219,8 @@ class Catalog:
             return
         self._kinds |= {key: len(self.codes_VH) + index for index, (key, _, _) in enumerate(kept)}
         # Sums of such numbers are exact, so that what has left a rank leaves nothing behind.
-        moved = [np.rint(self.prices.moved(placed, local) * _GRID) / _GRID for _, placed, local in kept]
-        held = [_bytes(local) for _, _, local in kept]
+        moved = [np.rint(self.prices.moved(placed) * _GRID) / _GRID for _, placed, _ in kept]
+        held = [[local.held_bytes[level] for level in LEVELS] for _, _, local in kept]
         self.codes_VH = np.concatenate([self.codes_VH, codes])
         self.moved_VC = np.concatenate([self.moved_VC, np.array(moved).reshape(-1, self.prices.num_columns)])
         self.bytes_VM = np.concatenate([self.bytes_VM, np.array(held).reshape(-1, len(LEVELS))])
@@ -265,10 +276,3 @@ def _encoded(costs: Costs, locals_: Sequence[LocalShard]) -> tuple[NDArray[np.fl
     priced = [codes[index] for index in sorted(codes)]
     width = len(priced[0]) if priced else 0
     return np.array(priced).reshape(len(priced), width), [index in codes for index in range(len(locals_))]
-
-
-def _bytes(local: LocalShard) -> list[int]:
-    held = dict.fromkeys(LEVELS, 0)
-    held[local.level] += local.memory_bytes
-    held[MemoryLevel.HBM] += local.cache_bytes
-    return [held[level] for level in LEVELS]
