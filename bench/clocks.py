@@ -54,11 +54,6 @@ class DeviceClocks:
     power_w: float | None
     throttle_reasons: tuple[str, ...] = ()
 
-    @property
-    def is_throttled(self) -> bool:
-        """Whether something holds the clock back."""
-        return bool(self.throttle_reasons)
-
 
 def read_clocks(device: BenchDevice) -> DeviceClocks | None:
     """The state of a GPU now; None on a CPU, and where nvidia-smi is missing or tells nothing.

@@ -18,6 +18,7 @@ import torch
 from autoshard.core import AccessProfile, LocalShard
 from autoshard.core.errors import AutoshardError, DeviceError, InputError
 from autoshard.formats.samples import MeasuredShard
+from autoshard.runtime.threads import intra_op_threads
 from bench.arena import Arenas, free_bytes
 from bench.attempts import Timing, mean_of
 from bench.caches import CacheFlush
@@ -27,7 +28,7 @@ from bench.inputs import BatchCache
 from bench.kernels import ShardSet
 from bench.location import locate
 from bench.measurable import check_measurable, num_draws, set_bytes
-from bench.timing import RoundSettings, intra_op_threads, time_rounds
+from bench.timing import RoundSettings, time_rounds
 
 #: Copies of the reference set that each group holds, in memory of their own; their mean is the reference.
 _REFERENCE_COPIES = 3

@@ -179,14 +179,3 @@ def quiet_process() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-@contextmanager
-def intra_op_threads(num_threads: int) -> Iterator[None]:
-    """Runs torch's operators on this many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,7 +1,7 @@
 """The trained network in numpy, so that planners and services need no torch.
 
 Shape suffixes: N shards, S sets of shards, F features, H width of a code, K kinds of work, O outputs (forward,
-backward), Z width of what is known of a set.
+backward), Z width of what is known of a set, T its traits, X width of the fusion network's hidden layer.
 """
 
 from __future__ import annotations
@@ -47,15 +47,39 @@ _Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
 class SetHead:
     """What makes a price of a sum of codes, for those who price many sums in their own way.
 
+    What is known of a set goes through two layers, and corrects the sum of its shards' own times: see `corrected`.
+
     Attributes:
         overhead_O: Time of any set, in units of `scale_ms`.
-        fusion: Layers, each a weight of shape (inputs, outputs) and a bias.
+        of_traits_TX: The first layer's weights of the mean traits.
+        of_count_X: Of the logarithm of the number of shards.
+        of_own_OX: Of the logarithms of the sums of own times.
+        bias_X: The first layer's bias.
+        last_XO: The last layer's weights.
+        last_bias_O: Its bias.
         scale_ms: Milliseconds per unit.
     """
 
     overhead_O: NDArray[np.float32]
-    fusion: tuple[_Layer, ...]
+    of_traits_TX: NDArray[np.float32]
+    of_count_X: NDArray[np.float32]
+    of_own_OX: NDArray[np.float32]
+    bias_X: NDArray[np.float32]
+    last_XO: NDArray[np.float32]
+    last_bias_O: NDArray[np.float32]
     scale_ms: float
+
+
+def corrected(own: NDArray[np.float32], fusion: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Times of sets: the sums of their shards' own times, corrected by the last layer's outputs.
+
+    Both are of one shape, whatever their axes; the times take the place of the outputs.
+    """
+    np.tanh(fusion, out=fusion)
+    fusion *= np.float32(MAX_LOG_FUSION)
+    np.exp(fusion, out=fusion)
+    fusion *= own
+    return fusion
 
 
 class CostPredictor:
@@ -93,7 +117,17 @@ class CostPredictor:
     @property
     def set_head(self) -> SetHead:
         """What `predict` works with."""
-        return SetHead(overhead_O=self._overhead_O, fusion=tuple(self._layers["fusion"]), scale_ms=self._scale_ms)
+        (first, first_bias), (last, last_bias) = self._layers["fusion"]
+        return SetHead(
+            overhead_O=self._overhead_O,
+            of_traits_TX=first[:TRAIT_WIDTH],
+            of_count_X=first[TRAIT_WIDTH],
+            of_own_OX=first[TRAIT_WIDTH + 1 :],
+            bias_X=first_bias,
+            last_XO=last,
+            last_bias_O=last_bias,
+            scale_ms=self._scale_ms,
+        )
 
     def encode(self, features_NF: FeatureArray) -> CodeArray:
         """Codes of shards, none of them outside of what was measured; shape (N, FULL_CODE_WIDTH)."""
@@ -113,8 +147,7 @@ class CostPredictor:
         for start in range(0, len(codes_SH), _SETS_AT_ONCE):
             chunk = slice(start, start + _SETS_AT_ONCE)
             known_SZ, own_SO = self._known(codes_SH[chunk])
-            fusion_SO = np.tanh(_mlp(known_SZ, self._layers["fusion"]))
-            parts_SO[chunk] = own_SO * np.exp(MAX_LOG_FUSION * fusion_SO)
+            parts_SO[chunk] = corrected(own_SO, _mlp(known_SZ, self._layers["fusion"]))
         parts_SO[codes_SH[:, COUNT] < 0.5] = 0.0
         return parts_SO * self._scale_ms
 

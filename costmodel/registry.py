@@ -140,11 +140,6 @@ class Version:
     """Seconds since the epoch."""
     card: dict[str, Any]
 
-    @property
-    def is_production(self) -> bool:
-        """Whether it is used by default."""
-        return PRODUCTION in self.aliases
-
 
 class Registry:
     """Trained models under one folder, which is made when something is first published.

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.accepted import AT_LEAST_1
 from costmodel.dataset import IndexArray
 
 
@@ -39,7 +39,7 @@ class Shuffled:
     num_updates: int = 5000
 
     def __post_init__(self) -> None:
-        _check_positive("num_updates", self.num_updates)
+        AT_LEAST_1.check_fields(self, "num_updates")
 
     def to_json(self) -> dict[str, object]:
         """For the model's card."""
@@ -55,8 +55,3 @@ class Shuffled:
                 order, start = rng.permutation(num_samples), 0
             yield order[start : start + batch_size]
             start += batch_size
-
-
-def _check_positive(label: str, value: int) -> None:
-    if value < 1:
-        raise InvalidOptionError(f"must be at least 1, got {value}", field=label)

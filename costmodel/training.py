@@ -6,8 +6,7 @@ Shape suffixes: S samples, B samples of a batch, U distinct shards, N shards, F 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import autoshard
+from autoshard.core.accepted import AT_LEAST_1, Range
 from autoshard.core.costs import CodeArray
-from autoshard.core.errors import InvalidOptionError, SampleStoreError
+from autoshard.core.errors import SampleStoreError
+from autoshard.runtime.threads import intra_op_threads
 from costmodel.card import CostModelCard, HeldOutMetrics, Interval
 from costmodel.dataset import CostDataset
 from costmodel.features import NUM_INPUTS, NUM_WORK, FeatureScaling
@@ -65,16 +66,9 @@ class TrainingOptions:
     """Share of samples that are kept from training, to measure accuracy and the interval."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InvalidOptionError(f"must be at least 1, got {self.batch_size}", field="batch_size")
-        for label in ("learning_rate", "beta2", "held_out_share"):
-            value = getattr(self, label)
-            if not 0 < value < 1:
-                raise InvalidOptionError(f"must be in (0, 1), got {value}", field=label)
-        for label in ("weight_decay", "least_share"):
-            value = getattr(self, label)
-            if not 0 <= value < 1:
-                raise InvalidOptionError(f"must be in [0, 1), got {value}", field=label)
+        AT_LEAST_1.check_fields(self, "batch_size")
+        Range(above=0, below=1).check_fields(self, "learning_rate", "beta2", "held_out_share")
+        Range(at_least=0, below=1).check_fields(self, "weight_decay", "least_share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,7 +125,7 @@ def train_cost_model(
     train_part, held_out = dataset.split(options.held_out_share, seed)
     scaling = FeatureScaling.fit(train_part.features_UF[train_part.shard_N])
     scale_ms = float(train_part.kernel_ms.mean())
-    with one_thread():
+    with intra_op_threads(1):
         weights = _fit(train_part, scaling, scale_ms, options, rng, advance)
     predictor = CostPredictor(weights, encoder_hidden=options.encoder_hidden, scaling=scaling, scale_ms=scale_ms)
     metrics, interval = assess(predictor, held_out)
@@ -254,14 +248,3 @@ def _loss(predicted_BO: Tensor, log_spread_B: Tensor, measured_BO: Tensor) -> Te
     log_spread_B = log_spread_B.clamp(*LOG_SPREAD_RANGE)
     doubt_B = off_B * torch.exp(-log_spread_B) + log_spread_B
     return error_BE.abs().mean() + _FORWARD_WEIGHT * forward_B.abs().clamp(max=1.0).mean() + doubt_B.mean()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """The network is so small that a second thread costs more than it brings, many times so on a busy machine."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)

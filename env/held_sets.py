@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from autoshard.core import CostModel
 from autoshard.core.costs import CodeArray
 from costmodel import LearnedCostModel
-from costmodel.predictor import COUNT
-from costmodel.weights import MAX_LOG_FUSION, NUM_OUTPUTS, SET_HIDDEN, TRAIT_WIDTH
+from costmodel.predictor import COUNT, corrected
+from costmodel.weights import NUM_OUTPUTS, SET_HIDDEN, TRAIT_WIDTH
 
 FloatArray = NDArray[np.floating]
 IntArray = NDArray[np.int64]
@@ -116,15 +116,13 @@ class _LearnedSets(HeldSets):
 
     def __init__(self, model: LearnedCostModel, codes_WFH: CodeArray, num_episodes: int, num_ranks: int) -> None:
         head = model.set_head
-        (first, first_bias), (last, last_bias) = head.fusion
         # What is needed of a part lies side by side, for it comes from far.
-        hidden_WFX = codes_WFH[..., :TRAIT_WIDTH] @ first[:TRAIT_WIDTH]
+        hidden_WFX = codes_WFH[..., :TRAIT_WIDTH] @ head.of_traits_TX
         self._parts_WFY = np.concatenate([codes_WFH, hidden_WFX], axis=-1)
         self._width = codes_WFH.shape[-1]
         super().__init__(model, self._parts_WFY[..., : self._width], num_episodes, num_ranks)
-        of_count, of_own = first[TRAIT_WIDTH], first[TRAIT_WIDTH + 1 :]
-        self._of_logs_KX = torch.from_numpy(np.vstack([of_own, of_count, first_bias]))
-        self._last_OX, self._last_bias_O11 = torch.from_numpy(last.T.copy()), last_bias[:, None, None]
+        self._of_logs_KX = torch.from_numpy(np.vstack([head.of_own_OX, head.of_count_X, head.bias_X]))
+        self._last_OX, self._last_bias_O11 = torch.from_numpy(head.last_XO.T.copy()), head.last_bias_O[:, None, None]
         self._least_C11 = np.array([*[0] * NUM_OUTPUTS, 1], dtype=np.float32)[:, None, None]
         self._overhead_C11 = np.append(head.overhead_O, np.float32(0))[:, None, None]
         self._scale_ms = np.float32(head.scale_ms)
@@ -192,10 +190,7 @@ class _LearnedSets(HeldSets):
         times_ORE = self._fusion(known_CRE, torch.from_numpy(added_EY[:, self._width :]))
         times_ORE /= count_RE
         times_ORE += self._last_bias_O11
-        np.tanh(times_ORE, out=times_ORE)
-        times_ORE *= np.float32(MAX_LOG_FUSION)
-        np.exp(times_ORE, out=times_ORE)
-        times_ORE *= own_ORE
+        corrected(own_ORE, times_ORE)
         kernel_ms_RE: FloatArray = times_ORE[0] + times_ORE[1]
         kernel_ms_RE *= self._scale_ms
         kernel_ms_RE[is_empty_RE] = 0

@@ -67,7 +67,7 @@ def choice_kinds(num_ranks: int, tiers: Sequence[Tier], *, may_split: bool) -> N
     """
     for tier in tiers:
         if tier not in _KIND_OF:
-            raise InvalidOptionError(f"must be any of {', '.join(_KIND_OF)}, got {tier}", field="tiers")
+            raise InvalidOptionError(f"must be one of {', '.join(_KIND_OF)}, got {tier}", field="tiers")
     kinds = [ChoiceKind.RANK] * num_ranks + [_KIND_OF[tier] for tier in tiers] + [ChoiceKind.SPLIT] * may_split
     return np.eye(NUM_CHOICE_KINDS, dtype=np.float32)[kinds]
 

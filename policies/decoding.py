@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from autoshard.core.accepted import AT_LEAST_1
 from autoshard.core.costs import MsArray
-from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.placement import PlacementProblem, RankArray
+from autoshard.runtime.threads import intra_op_threads
 from env import (
     ACTION_MASK,
     CHOICE_COSTS,
@@ -30,7 +31,6 @@ from env import (
 )
 from policies.actor_critic import choose
 from policies.network import PlacementNetwork, choices_seen
-from policies.threads import one_thread
 from policies.trajectories import Tensors
 
 
@@ -55,7 +55,7 @@ class Placements:
     rewards_E: NDArray[np.float64]
 
 
-@one_thread()
+@intra_op_threads(1)
 @torch.inference_mode()
 def decode(
     network: PlacementNetwork,
@@ -89,7 +89,7 @@ def decode(
     return _gather(finished)
 
 
-@one_thread()
+@intra_op_threads(1)
 @torch.inference_mode()
 def decode_beam(network: PlacementNetwork, tasks: Sequence[PlacementTask], *, width: int) -> Placements:
     """Places the items of all tasks, with several of the likeliest beginnings kept at every step.
@@ -109,8 +109,7 @@ def decode_beam(network: PlacementNetwork, tasks: Sequence[PlacementTask], *, wi
     Raises:
         InvalidOptionError: If the width is below 1.
     """
-    if width < 1:
-        raise InvalidOptionError(f"must be at least 1, got {width}", field="width")
+    AT_LEAST_1.check(width, "width")
     owner_E = np.arange(len(tasks)).repeat(width)
     batch = PlacementBatch(tasks, len(owner_E))
     batch.begin(np.arange(len(owner_E)), owner_E)

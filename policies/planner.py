@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from autoshard import __version__
 from autoshard.core import Provenance, ShardingPlan
-from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from autoshard.core.quoting import shown
+from autoshard.core.accepted import Range, check_choice
+from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.placement import PlacementProblem, RankArray
 from autoshard.planners.planner import PlanRequest, parse_options
@@ -61,14 +61,8 @@ class PolicyOptions:
     )
 
     def __post_init__(self) -> None:
-        for name in ("num_samples", "beam_width"):
-            value = getattr(self, name)
-            if not 1 <= value <= _MAX_SAMPLES:
-                raise InvalidOptionError(f"must be in [1, {_MAX_SAMPLES}], got {value}", field=f"options.{name}")
-        if self.items not in list(Items):
-            raise InvalidOptionError(
-                f"must be any of {', '.join(Items)}, got {shown(self.items)}", field="options.items"
-            )
+        Range(at_least=1, at_most=_MAX_SAMPLES).check_fields(self, "num_samples", "beam_width", within="options.")
+        check_choice(self.items, Items, "options.items")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from torch import Tensor
 
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.accepted import AT_LEAST_1
 from env import ITEM_CODE, REMAINING
 from policies.actor_critic import PlacementPolicy, choose
 from policies.network import LstmState, choices_seen
@@ -58,9 +58,7 @@ class PPOSettings:
     compare_within_task: bool = True
 
     def __post_init__(self) -> None:
-        for label in ("num_epochs", "num_minibatches"):
-            if getattr(self, label) < 1:
-                raise InvalidOptionError(f"must be at least 1, got {getattr(self, label)}", field=label)
+        AT_LEAST_1.check_fields(self, "num_epochs", "num_minibatches")
 
 
 class EpisodicPolicy(PlacementPolicy):

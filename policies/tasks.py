@@ -12,7 +12,8 @@ from enum import Enum
 import numpy as np
 
 from autoshard.core import CostModel, Costs, Level, Link, MemoryBytes, Shard, TableSet, Tier, Topology
-from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, SHARE, Range
+from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.oper.partition import equal_row_ranges
 from autoshard.planners.placement import PlacementProblem
 from env import Objective, PlacementTask, SplitBy
@@ -54,10 +55,8 @@ def task_seeds(split: Split, num_tasks: int, seed: int = 0) -> range:
     Raises:
         InvalidOptionError: If there are more tasks than seeds.
     """
-    if not 1 <= num_tasks <= _SEEDS_PER_RUN:
-        raise InvalidOptionError(f"must be in [1, {_SEEDS_PER_RUN}], got {num_tasks}", field="num_tasks")
-    if seed < 0:
-        raise InvalidOptionError(f"must be at least 0, got {seed}", field="seed")
+    Range(at_least=1, at_most=_SEEDS_PER_RUN).check(num_tasks, "num_tasks")
+    AT_LEAST_0.check(seed, "seed")
     block = split.value + (seed if split is Split.TRAIN else 0)
     first = _FIRST_SEED + block * _SEEDS_PER_RUN
     return range(first, first + num_tasks)
@@ -83,10 +82,8 @@ class TaskKind:
     memory_fill: float | None = None
 
     def __post_init__(self) -> None:
-        if self.num_ranks < 1:
-            raise InvalidOptionError(f"must be at least 1, got {self.num_ranks}", field="num_ranks")
-        if self.memory_fill is not None and not 0 < self.memory_fill <= 1:
-            raise InvalidOptionError(f"must be in (0, 1], got {self.memory_fill}", field="memory_fill")
+        AT_LEAST_1.check_fields(self, "num_ranks")
+        SHARE.check_fields(self, "memory_fill")
 
 
 def sample_problems(pool: TableSet, model: CostModel, kind: TaskKind, seeds: range) -> tuple[PlacementProblem, ...]:

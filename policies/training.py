@@ -15,6 +15,7 @@ from autoshard.core.costs import MsArray
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.planners.placement import PlacementProblem, RankArray
 from autoshard.planners.refine import MeasurePlans
+from autoshard.runtime.threads import intra_op_threads
 from env import PlacementTask, PlacementVecEnv
 from policies.actor_critic import PlacementPolicy
 from policies.actor_processes import ActorProcesses
@@ -26,7 +27,6 @@ from policies.measured import MeasuredVecEnv
 from policies.network import PlacementNetwork
 from policies.ppo import PlacementPPO
 from policies.scores import Baselines, PlacementScore, score_policy
-from policies.threads import one_thread
 from policies.training_log import CollectTimer, Times, make_logger
 from policies.training_options import Budget, Plateau, TrainingOptions
 from policies.vtrace import VTrace, VTraceSettings
@@ -236,7 +236,7 @@ class PolicyTrainer:
         logger = make_logger(tensorboard, self.num_updates)
         self.algorithm.set_logger(logger)
         try:
-            with one_thread():
+            with intra_op_threads(1):
                 self._run(budget, folder, advance, on_evaluated)
         finally:
             logger.close()

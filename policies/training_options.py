@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from autoshard.core.accepted import ABOVE_0, AT_LEAST_0, AT_LEAST_1, SHARE
 from autoshard.core.errors import InvalidOptionError
 from policies.choices import Algorithm, RewardSource
 from policies.ppo import PPOSettings
@@ -46,16 +47,12 @@ class TrainingOptions:
     ppo: PPOSettings = field(default_factory=PPOSettings)
 
     def __post_init__(self) -> None:
-        for label in ("num_groups", "num_rollouts", "evaluate_every"):
-            if getattr(self, label) < 1:
-                raise InvalidOptionError(f"must be at least 1, got {getattr(self, label)}", field=label)
+        AT_LEAST_1.check_fields(self, "num_groups", "num_rollouts", "evaluate_every")
         learner = self.settings if self.algorithm is Algorithm.VTRACE else self.ppo
         if self.num_rollouts == 1 and learner.compare_within_task:
             raise InvalidOptionError("must be at least 2 to compare episodes, got 1", field="num_rollouts")
-        if self.num_actors < 0:
-            raise InvalidOptionError(f"must be at least 0, got {self.num_actors}", field="num_actors")
-        if not 0 < self.measured_share <= 1:
-            raise InvalidOptionError(f"must be in (0, 1], got {self.measured_share}", field="measured_share")
+        AT_LEAST_0.check_fields(self, "num_actors")
+        SHARE.check_fields(self, "measured_share")
         if self.num_actors and self.algorithm is not Algorithm.VTRACE:
             raise InvalidOptionError(
                 f"must be 0 with {self.algorithm}, which cannot learn from weights of the past, got {self.num_actors}",
@@ -89,10 +86,7 @@ class Budget:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        for label in ("num_updates", "seconds", "patience"):
-            value = getattr(self, label)
-            if value is not None and value <= 0:
-                raise InvalidOptionError(f"must be above 0, got {value}", field=label)
+        ABOVE_0.check_fields(self, "num_updates", "seconds", "patience")
         if self.num_updates is None and self.seconds is None:
             raise InvalidOptionError("name a number of updates or of seconds", field="budget")
 

@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from torch import Tensor
 
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.accepted import AT_LEAST_1
 from env import ITEM_CODE, REMAINING
 from policies.actor_critic import PlacementPolicy, choose, keep
 from policies.network import LstmState, choices_seen
@@ -56,8 +56,7 @@ class VTraceSettings:
     whole_episodes: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_steps < 1:
-            raise InvalidOptionError(f"must be at least 1, got {self.num_steps}", field="num_steps")
+        AT_LEAST_1.check_fields(self, "num_steps")
 
 
 class VTrace(OnPolicyAlgorithm):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.accepted import Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,5 +24,4 @@ class ServerSettings:
     """How long after its time limit a planner that does not keep it is ended."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_workers <= 64:
-            raise InvalidOptionError(f"must be in [1, 64], got {self.num_workers}", field="workers")
+        Range(at_least=1, at_most=64).check(self.num_workers, "workers")

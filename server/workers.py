@@ -81,11 +81,6 @@ class WorkerPool:
         await asyncio.gather(*self._starting)
         self._threads.shutdown()
 
-    @property
-    def has_idle(self) -> bool:
-        """Whether a worker is free."""
-        return bool(self._idle)
-
     def check_free(self) -> None:
         """Raises what `plan` would raise now, before a body has been read.
 

@@ -179,12 +179,13 @@ def _draw(report: FigureReport, html: Path | None, png: Path | None) -> None:
 
 def _check_any(points: Sequence[SimulatedPoint]) -> None:
     """The exit code says that nothing was priced."""
-    from autoshard.simulation.points import PointStatus
+    from autoshard.simulation.points import PointStatus, UnpricedPoint
 
-    if any(one.status is PointStatus.PRICED for one in points):
+    unpriced = [one for one in points if isinstance(one, UnpricedPoint)]
+    if len(unpriced) < len(points):
         return
-    reasons = "; ".join(dict.fromkeys(one.reason for one in points))
-    if any(one.status is PointStatus.DOES_NOT_FIT for one in points):
+    reasons = "; ".join(dict.fromkeys(one.reason for one in unpriced))
+    if any(one.status is PointStatus.DOES_NOT_FIT for one in unpriced):
         raise InfeasiblePlanError(f"no point fits: {reasons}")
     raise InvalidOptionError(f"no point is possible: {reasons}")
 

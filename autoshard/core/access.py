@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.core.accepted import AT_LEAST_1, FINITE_AT_LEAST_0, SHARE
 from autoshard.core.errors import InvalidTableError
 
 FloatArray = NDArray[np.float64]
@@ -74,9 +75,8 @@ class AccessProfile:
     @classmethod
     def uniform(cls, num_rows: int, accessed_fraction: float = 1.0) -> AccessProfile:
         """All accessed rows alike; `accessed_fraction` of the rows are accessed at all (AutoShard Sec. 3.1)."""
-        _check_rows(num_rows)
-        if not 0 < accessed_fraction <= 1:
-            raise InvalidTableError(f"must be in (0, 1], got {accessed_fraction}", field="accessed_fraction")
+        AT_LEAST_1.check(num_rows, "num_rows", InvalidTableError)
+        SHARE.check(accessed_fraction, "accessed_fraction", InvalidTableError)
         accessed = max(1, round(num_rows * accessed_fraction))
         if accessed == num_rows:
             return cls(np.array([0.0, num_rows]), np.array([0.0, 1.0]))
@@ -85,11 +85,9 @@ class AccessProfile:
     @classmethod
     def zipf(cls, num_rows: int, alpha: float, shift: float = 0.0) -> AccessProfile:
         """Row of access rank r (from 1) has probability proportional to (r + shift) ** -alpha."""
-        _check_rows(num_rows)
-        if not (math.isfinite(alpha) and alpha >= 0):
-            raise InvalidTableError(f"must be a number of at least 0, got {alpha}", field="alpha")
-        if not (math.isfinite(shift) and shift >= 0):
-            raise InvalidTableError(f"must be a number of at least 0, got {shift}", field="shift")
+        AT_LEAST_1.check(num_rows, "num_rows", InvalidTableError)
+        FINITE_AT_LEAST_0.check(alpha, "alpha", InvalidTableError)
+        FINITE_AT_LEAST_0.check(shift, "shift", InvalidTableError)
         ranks = log_spaced_ranks(num_rows)
         masses = np.array([_power_sum(a + shift, b + shift, alpha) for a, b in itertools.pairwise(ranks)])
         return cls.from_masses(ranks.astype(np.float64), masses)
@@ -133,7 +131,7 @@ class AccessProfile:
     @classmethod
     def from_ids(cls, ids: IntArray, num_rows: int) -> AccessProfile:
         """Profile from a batch of row ids; rows that the batch did not hit come last, with probability 0."""
-        _check_rows(num_rows)
+        AT_LEAST_1.check(num_rows, "num_rows", InvalidTableError)
         if ids.size == 0:
             return cls.uniform(num_rows)
         if ids.min() < 0 or ids.max() >= num_rows:
@@ -161,7 +159,7 @@ class AccessProfile:
             Bins as in AutoShard B.2. Within a bin rows are taken alike, at the bin's middle; rows hit
             once are spread over all rows that are left, which expects as many of them in the next batch.
         """
-        _check_rows(num_rows)
+        AT_LEAST_1.check(num_rows, "num_rows", InvalidTableError)
         shares = np.asarray(bins, dtype=np.float64)
         if shares.shape != (NUM_REUSE_BINS,):
             raise InvalidTableError(f"needs {NUM_REUSE_BINS} numbers, got {shares.size}", field="bins")
@@ -268,7 +266,7 @@ class AccessProfile:
 
     def thinned(self, num_rows: int) -> AccessProfile:
         """The profile of `num_rows` rows drawn evenly over all access ranks, as hashing or a row range does."""
-        _check_rows(num_rows)
+        AT_LEAST_1.check(num_rows, "num_rows", InvalidTableError)
         if num_rows == self.num_rows:
             return self
         knots = log_spaced_ranks(num_rows).astype(np.float64)
@@ -324,11 +322,6 @@ def _check_knots(ranks_K: FloatArray, cumulative_K: FloatArray) -> None:
         np.concatenate([[False, False], steeper]),
         "must be concave: rows are ordered by falling access frequency, so slopes must not rise",
     )
-
-
-def _check_rows(num_rows: int) -> None:
-    if num_rows < 1:
-        raise InvalidTableError(f"must be at least 1, got {num_rows}", field="num_rows")
 
 
 def _power_sum(start: float, stop: float, alpha: float) -> float:

@@ -10,6 +10,7 @@ import bisect
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.core.accepted import Range
 from autoshard.core.access import AccessProfile, FloatArray, IntArray
 from autoshard.core.errors import InvalidTableError
 
@@ -51,8 +52,8 @@ class CountHistogram:
     )
 
     def __init__(self, max_buckets: int = MAX_BUCKETS) -> None:
-        if max_buckets < 1 << 12:  # one for each power of two that a double can be, at least
-            raise InvalidTableError(f"must be at least 4096, got {max_buckets}", field="max_buckets")
+        # One for each power of two that a double can be, at least.
+        Range(at_least=1 << 12).check(max_buckets, "max_buckets", InvalidTableError)
         self._max_buckets = max_buckets
         self._small_rows_V: IntArray = np.zeros(_NUM_SMALL, dtype=np.int64)
         self._keys_V: IntArray = np.zeros(0, dtype=np.int64)
@@ -72,12 +73,6 @@ class CountHistogram:
     def num_lookups(self) -> float:
         """Lookups so far."""
         return float(self._buckets()[2].sum())
-
-    @property
-    def dropped_bits(self) -> int:
-        """Bits of 52 in which numbers of one bucket may differ; 0 where every number has its own."""
-        self._merge()
-        return self._dropped_bits
 
     @property
     def max_error(self) -> float:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
+from autoshard.core.accepted import AT_LEAST_1, check_choice
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.tables import DenseLayers, DType
 
@@ -64,11 +65,8 @@ class DenseShape:
     dtype: DType = DType.FP32
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InvalidOptionError(f"must be at least 1, got {self.batch_size}", field="batch_size")
-        if self.dtype not in DENSE_DTYPES:
-            accepted = ", ".join(DENSE_DTYPES)
-            raise InvalidOptionError(f"must be one of {accepted}; got {self.dtype}", field="dtype")
+        AT_LEAST_1.check_fields(self, "batch_size")
+        check_choice(self.dtype, DENSE_DTYPES, "dtype")
         if len(self.widths) < 2 or min(self.widths) < 1:
             raise InvalidOptionError(f"must be two or more numbers above 0, got {list(self.widths)}", field="widths")
         if not self.kind.is_mlp and len(self.widths) != 2:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE_AT_LEAST_1
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.topology import Level, MemoryBytes, MemoryLevel, Topology
 
@@ -47,16 +48,9 @@ class ReplicaGroups:
     moment_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        for label in ("num_groups", "sync_every"):
-            value = getattr(self, label)
-            if not isinstance(value, int) or value < 1:
-                raise InvalidPlanError(
-                    f"must be a whole number of at least 1, got {value}", field=f"replica_groups.{label}"
-                )
-        if not (math.isfinite(self.moment_scale) and self.moment_scale > 0):
-            raise InvalidPlanError(
-                f"must be a positive number, got {self.moment_scale}", field="replica_groups.moment_scale"
-            )
+        within = "replica_groups."
+        WHOLE_AT_LEAST_1.check_fields(self, "num_groups", "sync_every", within=within, error=InvalidPlanError)
+        FINITE_ABOVE_0.check_fields(self, "moment_scale", within=within, error=InvalidPlanError)
 
     def group_size(self, topology: Topology) -> int:
         """Ranks of one group.

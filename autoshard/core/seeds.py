@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.core.errors import InvalidOptionError
-from autoshard.core.quoting import shown
+from autoshard.core.accepted import Range
 
 #: numpy's older generators, which Stable-Baselines3 seeds, take no more.
 MAX_SEED = 2**32 - 1
@@ -15,5 +14,4 @@ def check_seed(seed: int) -> None:
     Raises:
         InvalidOptionError: If it is outside of [0, MAX_SEED].
     """
-    if not 0 <= seed <= MAX_SEED:
-        raise InvalidOptionError(f"must be in [0, {MAX_SEED}], got {shown(seed)}", field="seed")
+    Range(at_least=0, at_most=MAX_SEED).check(seed, "seed")

@@ -12,6 +12,7 @@ from autoshard.core.tables import DType, EmbeddingTable, Optimizer, Pooling, Tie
 from autoshard.core.topology import MemoryLevel
 
 Replicas = tuple[tuple[int, ...], ...]
+FusedKernel = tuple[str, ...]
 #: Access curves of parts of tables that are kept, a few kilobytes each.
 _NUM_CURVES = 4096
 
@@ -155,6 +156,11 @@ class PlacedShard:
     memory: MemoryPlacement = field(default_factory=MemoryPlacement)
     fetch: tuple[int, ...] | None = None
 
+    @property
+    def update(self) -> Update:
+        """Where the optimizer runs: after an all-reduce if there are several replicas."""
+        return Update.FUSED if len(self.replicas) == 1 else Update.ALL_REDUCED
+
     @classmethod
     def table_wise(cls, shard: Shard, rank: int) -> PlacedShard:
         """The shard on a single rank."""
@@ -222,6 +228,14 @@ class LocalShard:
         """Bytes of weights and optimizer state."""
         return self.weight_bytes + self.num_embeddings * self.optimizer.state_bytes_per_row(self.embedding_dim)
 
+    @property
+    def held_bytes(self) -> dict[MemoryLevel, int]:
+        """Bytes by memory level: weights and optimizer state on the shard's own, its cache in the device's."""
+        held = dict.fromkeys(MemoryLevel, 0)
+        held[self.level] += self.memory_bytes
+        held[MemoryLevel.HBM] += self.cache_bytes
+        return held
+
 
 # A shard is asked for the same curve by traffic, kernels and memory, and with it its columns and its replicas.
 @lru_cache(maxsize=_NUM_CURVES)
@@ -232,6 +246,11 @@ def _slice(access: AccessProfile, start: int, stop: int) -> tuple[AccessProfile,
 @lru_cache(maxsize=_NUM_CURVES)
 def _thinned(access: AccessProfile, num_rows: int) -> AccessProfile:
     return access.thinned(num_rows)
+
+
+def fused_kernel(table: EmbeddingTable, update: Update = Update.FUSED) -> FusedKernel:
+    """What the runtime's shards of one rank must have in common to run in one fused kernel."""
+    return table.pooling, table.dtype, update, table.optimizer
 
 
 def local_shard(placed: PlacedShard, *, group_batch_size: int, bags_share: float = 1.0) -> LocalShard:
@@ -260,7 +279,7 @@ def local_shard(placed: PlacedShard, *, group_batch_size: int, bags_share: float
         pooling=table.pooling,
         optimizer=table.optimizer,
         output=placed.exchange,
-        update=Update.FUSED if len(placed.replicas) == 1 else Update.ALL_REDUCED,
+        update=placed.update,
         level=placed.memory.level,
         cache_bytes=placed.memory.cache_bytes,
         cache_policy=placed.memory.policy,

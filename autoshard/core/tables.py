@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 
+from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, FINITE_AT_LEAST_0, WHOLE_AT_LEAST_1, Range
 from autoshard.core.access import AccessProfile
 from autoshard.core.errors import InvalidTableError
 from autoshard.core.quoting import shown
@@ -78,10 +78,9 @@ class Feature:
 
     def __post_init__(self) -> None:
         _check_name(self.name, "name")
-        for label in ("pooling_factor", "pooling_variance", "pooling_p99"):
-            value = getattr(self, label)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise InvalidTableError(f"must be a number of at least 0, got {value}", field=label)
+        FINITE_AT_LEAST_0.check_fields(
+            self, "pooling_factor", "pooling_variance", "pooling_p99", error=InvalidTableError
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +110,7 @@ class EmbeddingTable:
 
     def __post_init__(self) -> None:
         _check_name(self.name, "name")
-        for label in ("num_embeddings", "embedding_dim"):
-            value = getattr(self, label)
-            if not isinstance(value, int) or value < 1:
-                raise InvalidTableError(f"must be a whole number of at least 1, got {value}", field=label)
+        WHOLE_AT_LEAST_1.check_fields(self, "num_embeddings", "embedding_dim", error=InvalidTableError)
         if not self.features:
             raise InvalidTableError("needs at least one feature", field="features")
         if self.access.num_rows != self.num_embeddings:
@@ -158,8 +154,7 @@ class TableSet:
     dense: DenseLayers | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise InvalidTableError(f"must be a whole number of at least 1, got {self.batch_size}", field="batch_size")
+        WHOLE_AT_LEAST_1.check_fields(self, "batch_size", error=InvalidTableError)
         if not self.tables:
             raise InvalidTableError("needs at least one table", field="tables")
         for label, names in (
@@ -191,8 +186,7 @@ class TableSet:
         Source:
             AutoShard Sec. 5.1: tasks are random subsets of a pool of tables.
         """
-        if not 1 <= num_tables <= len(self.tables):
-            raise InvalidTableError(f"must be in [1, {len(self.tables)}], got {num_tables}", field="num_tables")
+        Range(at_least=1, at_most=len(self.tables)).check(num_tables, "num_tables", InvalidTableError)
         drawn = _generator(seed).choice(len(self.tables), size=num_tables, replace=False)
         return replace(self, tables=tuple(self.tables[index] for index in np.sort(drawn)))
 
@@ -206,8 +200,7 @@ class TableSet:
         Raises:
             InvalidTableError: If the size or the seed is too small.
         """
-        if num_tables < 1:
-            raise InvalidTableError(f"must be at least 1, got {num_tables}", field="num_tables")
+        AT_LEAST_1.check(num_tables, "num_tables", InvalidTableError)
         is_short = num_tables > len(self.tables)
         drawn = _generator(seed).choice(len(self.tables), size=num_tables, replace=is_short)
         return replace(self, tables=tuple(_renamed(self.tables[index], n) for n, index in enumerate(drawn.tolist())))
@@ -240,15 +233,13 @@ class TableSet:
 
     def scaled(self, divisor: int) -> TableSet:
         """The same model with rows and batch divided alike, so that lookups per row stay as they are."""
-        if divisor < 1:
-            raise InvalidTableError(f"must be at least 1, got {divisor}", field="scale")
+        AT_LEAST_1.check(divisor, "scale", InvalidTableError)
         tables = tuple(_with_rows(table, max(1, table.num_embeddings // divisor)) for table in self.tables)
         return replace(self, batch_size=max(1, self.batch_size // divisor), tables=tables)
 
 
 def _generator(seed: int) -> np.random.Generator:
-    if seed < 0:
-        raise InvalidTableError(f"must be at least 0, got {seed}", field="seed")
+    AT_LEAST_0.check(seed, "seed", InvalidTableError)
     return np.random.default_rng(seed)
 
 

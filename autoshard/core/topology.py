@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from autoshard.core.accepted import FINITE, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, Range
 from autoshard.core.errors import InvalidTopologyError
 from autoshard.core.quoting import shown
 
@@ -15,6 +16,8 @@ DEVICE_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 #: Bytes per second of a link or a memory, and seconds of latency: beyond any hardware, and no sum of them overflows.
 MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e18
 MAX_LATENCY_S = 3600.0
+_BANDWIDTHS = Range(at_least=MIN_BANDWIDTH, at_most=MAX_BANDWIDTH, kind=FINITE)
+_LATENCIES = Range(at_least=0, at_most=MAX_LATENCY_S, kind=FINITE)
 #: Milliseconds in which a rank fetches one row.
 MAX_FETCH_MS = 1e9
 
@@ -37,12 +40,7 @@ class MemoryBytes:
 
     def __post_init__(self) -> None:
         for level in MemoryLevel:
-            value = self[level]
-            if not isinstance(value, int) or value < 0:
-                raise InvalidTopologyError(
-                    f"must be a whole number of bytes of at least 0, got {value}",
-                    field=f"memory_bytes.{level}",
-                )
+            WHOLE_AT_LEAST_0.check(self[level], f"memory_bytes.{level}", InvalidTopologyError)
 
     def __getitem__(self, level: MemoryLevel) -> int:
         return {MemoryLevel.HBM: self.hbm, MemoryLevel.DDR: self.ddr, MemoryLevel.SSD: self.ssd}[level]
@@ -65,9 +63,7 @@ class MemoryBandwidth:
 
     def __post_init__(self) -> None:
         for level in MemoryLevel:
-            value = self[level]
-            if value is not None:
-                _check_bandwidth(value, f"memory_bandwidth_bytes_per_s.{level}")
+            _BANDWIDTHS.check(self[level], f"memory_bandwidth_bytes_per_s.{level}", InvalidTopologyError)
 
     def __getitem__(self, level: MemoryLevel) -> float | None:
         return {MemoryLevel.HBM: self.hbm, MemoryLevel.DDR: self.ddr, MemoryLevel.SSD: self.ssd}[level]
@@ -81,11 +77,8 @@ class Link:
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_bandwidth(self.bytes_per_s, "bytes_per_s")
-        if not 0 <= self.latency_s <= MAX_LATENCY_S:
-            raise InvalidTopologyError(
-                f"must be a number in [0, {MAX_LATENCY_S:g}], got {self.latency_s}", field="latency_s"
-            )
+        _BANDWIDTHS.check(self.bytes_per_s, "bytes_per_s", InvalidTopologyError)
+        _LATENCIES.check(self.latency_s, "latency_s", InvalidTopologyError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +115,7 @@ class Topology:
     _memory: tuple[MemoryBytes, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.world_size, int) or self.world_size < 1:
-            raise InvalidTopologyError(
-                f"must be a whole number of at least 1, got {self.world_size}", field="world_size"
-            )
+        WHOLE_AT_LEAST_1.check_fields(self, "world_size", error=InvalidTopologyError)
         if not DEVICE_KEY.fullmatch(self.device):
             raise InvalidTopologyError(
                 "must name a kind of device, such as cpu or a100, in up to 100 letters, digits, '.', '_' and '-', "
@@ -179,10 +169,3 @@ class Topology:
     def node_of(self, rank: int) -> int:
         """Index of the node of a rank."""
         return rank // self.local_world_size
-
-
-def _check_bandwidth(bytes_per_s: float, path: str) -> None:
-    if not MIN_BANDWIDTH <= bytes_per_s <= MAX_BANDWIDTH:
-        raise InvalidTopologyError(
-            f"must be a number in [{MIN_BANDWIDTH:g}, {MAX_BANDWIDTH:g}], got {bytes_per_s}", field=path
-        )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import DType, Exchange, KernelCosts, LocalShard, Optimizer, Pooling, Update
+from autoshard.core import DType, KernelCosts, LocalShard, Optimizer, Pooling, Update
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.evaluation.device_memory import (
     DEVICE_MEMORY,
@@ -105,7 +105,7 @@ class AnalyticCostModel:
 
 def _kind_of(shard: LocalShard) -> int:
     """Index of the fused kernel that a shard runs in."""
-    pooling = Pooling.SEQUENCE if shard.output is Exchange.ROWS else shard.pooling
+    pooling = shard.pooling if shard.is_pooled else Pooling.SEQUENCE
     update = shard.optimizer if shard.update is Update.FUSED else None
     kind = _POOLINGS.index(pooling) * len(_DTYPES) + _DTYPES.index(shard.dtype)
     return kind * len(_UPDATES) + _UPDATES.index(update)

@@ -16,6 +16,7 @@ import numpy as np
 from autoshard.core import AccessProfile, CostModel, KernelCosts, LocalShard, MemoryLevel, Topology
 from autoshard.core.access import FloatArray
 from autoshard.core.costs import CodeArray, MeasuredRange, MsArray, OutsideRange
+from autoshard.core.shard import MemoryPlacement
 from autoshard.core.topology import MemoryBandwidth
 from autoshard.evaluation.device_memory import SSD, DeviceMemory, SolidStateDisk, device_memory
 from autoshard.evaluation.upper_end import UpperEndKernels
@@ -169,6 +170,12 @@ def _disk_of(bytes_per_s: float) -> SolidStateDisk:
 def cached_row_bytes(shard: LocalShard) -> int:
     """Bytes that a row takes in the cache: its weights, in the cache's number format."""
     return shard.embedding_dim * (shard.cache_dtype or shard.dtype).num_bytes
+
+
+def behind_cache(shard: LocalShard, level: MemoryLevel, num_cached_rows: int, policy: str = LRU) -> MemoryPlacement:
+    """A shard's rows on a level, behind a cache of so many of them, or of all if there are fewer."""
+    cache_bytes = min(num_cached_rows, shard.num_embeddings) * cached_row_bytes(shard)
+    return MemoryPlacement(level=level, cache_bytes=cache_bytes, policy=policy)
 
 
 def cache_traffic(shard: LocalShard) -> CacheTraffic:

@@ -16,6 +16,7 @@ from autoshard.core import Costs, Estimate, KernelCosts, ShardingPlan, TableSet,
 from autoshard.core.costs import CollectiveName, DenseCosts, MsArray
 from autoshard.core.dense import dense_shapes
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
+from autoshard.core.shard import fused_kernel
 from autoshard.core.step import (
     UPPER_END,
     Coefficients,
@@ -131,13 +132,14 @@ def compose_step(
     dense = DenseWork.of(plan, costs)
     work = step_work(plan, kernels, traffic, stages, dense)
     chosen = overlap or (costs.step.overlap if costs.step else Overlap.NONE)
-    weights = {part: _coefficients(part, costs, dense) for part in StepPart}
+    bases = {part: _basis(part, costs, dense) for part in StepPart}
+    weights = part_weights(costs, bases)
     times = _times(work, weights, dense, stages)
     value = times.step_ms(chosen)
     spreads = _Spreads.of(plan, costs, kernels, stages, dense)
     below, above = spreads.half_widths(times)
     step_ms = _estimate(value, below, above)
-    if costs.step is not None and all(_is_calibrated(part, costs, dense) for part in StepPart):
+    if costs.step is not None and all(costs.step.coefficients(part, bases[part]) for part in StepPart):
         low, high = costs.step.interval_ms(value, below, above)
         step_ms = Estimate(value=value, low=low, high=high)
     return StepPrice(
@@ -147,7 +149,7 @@ def compose_step(
         overlap=chosen,
         models=model_names(costs, plan.tables, plan.topology.device),
         work=work,
-        bases={part: _basis(part, costs, dense) for part in StepPart},
+        bases=bases,
     )
 
 
@@ -158,24 +160,52 @@ def step_work(
     one_R = np.ones(plan.group_size)
     num_kernels_R, num_features_R = _served(plan)
 
-    def moved(stream: Stream, unit_bytes: float) -> MsArray:
-        return (traffic.sent_R(stream) + traffic.received_R(stream)) / unit_bytes
-
-    served_lengths_R = traffic.received_R(Stream.LENGTHS) / LENGTH_BYTES / 1e6
-    columns: dict[StepPart, tuple[MsArray, ...]] = {
-        StepPart.INPUT: (
-            stages.input_ms_R,
-            one_R,
-            moved(Stream.IDS, ID_BYTES * 1e6),
-            moved(Stream.LENGTHS, LENGTH_BYTES * 1e6),
-        ),
-        StepPart.FORWARD_KERNEL: (kernels.forward_ms_S, num_kernels_R, num_features_R, served_lengths_R),
-        StepPart.FORWARD_EXCHANGE: (stages.forward_ms_R, one_R, moved(Stream.FORWARD, 1e6)),
-        StepPart.BACKWARD_EXCHANGE: (stages.backward_ms_R, one_R, moved(Stream.BACKWARD, 1e6)),
-        StepPart.BACKWARD_KERNEL: (kernels.backward_ms_S, num_kernels_R, num_features_R),
-        StepPart.DENSE: _dense_columns(one_R, stages, dense),
-    }
+    columns = embedding_columns(
+        model_ms={
+            StepPart.INPUT: stages.input_ms_R,
+            StepPart.FORWARD_KERNEL: kernels.forward_ms_S,
+            StepPart.FORWARD_EXCHANGE: stages.forward_ms_R,
+            StepPart.BACKWARD_EXCHANGE: stages.backward_ms_R,
+            StepPart.BACKWARD_KERNEL: kernels.backward_ms_S,
+        },
+        handled_bytes={stream: traffic.sent_R(stream) + traffic.received_R(stream) for stream in Stream},
+        served_length_bytes=traffic.received_R(Stream.LENGTHS),
+        num_kernels=num_kernels_R,
+        num_features=num_features_R,
+    )
+    columns[StepPart.DENSE] = _dense_columns(one_R, stages, dense)
     return {part: np.stack(columns[part], axis=1) for part in StepPart}
+
+
+def embedding_columns(
+    *,
+    model_ms: Mapping[StepPart, MsArray],
+    handled_bytes: Mapping[Stream, MsArray],
+    served_length_bytes: MsArray,
+    num_kernels: MsArray,
+    num_features: MsArray,
+) -> dict[StepPart, tuple[MsArray, ...]]:
+    """Features of every part but the dense layers, as `PART_FEATURES` names them.
+
+    Args:
+        model_ms: The models' milliseconds; all arrays are of one shape.
+        handled_bytes: What ranks send and receive.
+        served_length_bytes: Lengths that they receive.
+        num_kernels: Their fused kernels.
+        num_features: Features that these serve.
+    """
+    one = np.ones_like(num_features)
+    million_ids = handled_bytes[Stream.IDS] / ID_BYTES / 1e6
+    million_lengths = handled_bytes[Stream.LENGTHS] / LENGTH_BYTES / 1e6
+    served = (num_kernels, num_features)
+    features: dict[StepPart, tuple[MsArray, ...]] = {
+        StepPart.INPUT: (one, million_ids, million_lengths),
+        StepPart.FORWARD_KERNEL: (*served, served_length_bytes / LENGTH_BYTES / 1e6),
+        StepPart.FORWARD_EXCHANGE: (one, handled_bytes[Stream.FORWARD] / 1e6),
+        StepPart.BACKWARD_EXCHANGE: (one, handled_bytes[Stream.BACKWARD] / 1e6),
+        StepPart.BACKWARD_KERNEL: served,
+    }
+    return {part: (model_ms[part], *others) for part, others in features.items()}
 
 
 def _dense_columns(one_R: MsArray, stages: Stages, dense: DenseWork | None) -> tuple[MsArray, ...]:
@@ -202,8 +232,9 @@ def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:
             flat = [rank for replica in placed.replicas for rank in replica]
             ranks_of[id(placed.replicas)] = np.array(flat, dtype=np.int64)
         ranks = ranks_of[id(placed.replicas)]
-        kernel = (table.pooling, table.dtype, table.optimizer, len(placed.replicas) > 1)
-        has_kernel.setdefault(kernel, np.zeros(plan.group_size, dtype=np.bool_))[ranks] = True
+        has_kernel.setdefault(fused_kernel(table, placed.update), np.zeros(plan.group_size, dtype=np.bool_))[ranks] = (
+            True
+        )
         num_features_R[ranks] += len(table.features)
     return np.sum(list(has_kernel.values()), axis=0, dtype=np.float64), num_features_R
 
@@ -221,13 +252,12 @@ def _priced_by(part: StepPart, costs: Costs, dense: DenseWork | None) -> str:
     return costs.comm.name
 
 
-def _is_calibrated(part: StepPart, costs: Costs, dense: DenseWork | None) -> bool:
-    return costs.step is not None and costs.step.coefficients(part, _basis(part, costs, dense)) is not None
-
-
-def _coefficients(part: StepPart, costs: Costs, dense: DenseWork | None) -> Coefficients:
-    known = costs.step.coefficients(part, _basis(part, costs, dense)) if costs.step else None
-    return known or plain_coefficients(part)
+def part_weights(costs: Costs, bases: Mapping[StepPart, str]) -> dict[StepPart, Coefficients]:
+    """Weights of every part's features: the step model's where it was calibrated with the part's basis, else plain."""
+    step = costs.step
+    return {
+        part: (step.coefficients(part, bases[part]) if step else None) or plain_coefficients(part) for part in StepPart
+    }
 
 
 def _times(

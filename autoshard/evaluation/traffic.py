@@ -220,25 +220,15 @@ class Traffic:
             links[stream] = LinkBytes(leaving_LR=leaving_LR, arriving_LR=arriving_LR)
         return links
 
-    @property
-    def lengths_RR(self) -> MsArray:  # noqa: N802 - a shape suffix
-        """Lengths pair by pair; for small worlds, as all such matrices."""
-        return self._dense_RR(Stream.LENGTHS)
-
-    @property
-    def ids_RR(self) -> MsArray:  # noqa: N802 - a shape suffix
-        """Ids pair by pair."""
-        return self._dense_RR(Stream.IDS)
-
-    @property
-    def forward_RR(self) -> MsArray:  # noqa: N802 - a shape suffix
-        """Embeddings pair by pair."""
-        return self._dense_RR(Stream.FORWARD)
-
-    @property
-    def backward_RR(self) -> MsArray:  # noqa: N802 - a shape suffix
-        """Gradients pair by pair."""
-        return self._dense_RR(Stream.BACKWARD)
+    def pairs_RR(self, stream: Stream) -> MsArray:  # noqa: N802 - a shape suffix
+        """Bytes pair by pair, from the row's rank to the column's; for small worlds."""
+        index = _STREAMS.index(stream)
+        asked_RR = np.tile(self.single_ER[index], (self.num_ranks, 1))
+        for layout in self.layouts:
+            for number, owners in enumerate(layout.replicas):
+                readers = np.flatnonzero(layout.read_by_R == number)
+                asked_RR[np.ix_(readers, np.array(owners))] += layout.pair_bytes_E[index]
+        return asked_RR if stream.asks else asked_RR.T
 
     def _moved_R(self, stream: Stream) -> tuple[MsArray, MsArray]:  # noqa: N802 - a shape suffix
         """Bytes between each rank and the owners that it reads, and between it and the ranks that it serves."""
@@ -263,15 +253,6 @@ class Traffic:
         asked_ELR = np.maximum(np.diff(np.stack(asked, axis=1), axis=1), 0.0)
         asked_ELR[asked_ELR < 1e-9 * asked[-1][:, None]] = 0.0
         return asked_ELR, self.single_ER[:, None] * np.diff(sizes)[None, :, None]
-
-    def _dense_RR(self, stream: Stream) -> MsArray:  # noqa: N802 - a shape suffix
-        index = _STREAMS.index(stream)
-        asked_RR = np.tile(self.single_ER[index], (self.num_ranks, 1))
-        for layout in self.layouts:
-            for number, owners in enumerate(layout.replicas):
-                readers = np.flatnonzero(layout.read_by_R == number)
-                asked_RR[np.ix_(readers, np.array(owners))] += layout.pair_bytes_E[index]
-        return asked_RR if stream.asks else asked_RR.T
 
 
 def synced_bytes(placed: PlacedShard, group_batch_size: int) -> float:

@@ -159,16 +159,6 @@ class CollectiveSample:
                 f"is below the mean of {self.mean_sent_bytes:g}, got {self.max_sent_bytes}", field="max_sent_bytes"
             )
 
-    @property
-    def algorithm_bytes_per_s(self) -> float:
-        """Bytes per rank over latency."""
-        return self.collective.bytes_per_rank / self.latency_ms * 1e3
-
-    @property
-    def bus_bytes_per_s(self) -> float:
-        """Bytes that the busiest rank has to send or receive over latency: what its link carries."""
-        return max(self.max_sent_bytes, self.max_received_bytes) / self.latency_ms * 1e3
-
     def identified(self) -> CollectiveSample:
         """The same sample with its id filled in."""
         row = _row(self)

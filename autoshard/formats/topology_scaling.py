@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoshard.core import Topology
+from autoshard.core.accepted import AT_LEAST_1
 from autoshard.core.errors import InvalidTopologyError
 
 
@@ -25,8 +26,7 @@ def scaled_topology(topology: Topology, world_size: int) -> Topology:
     """
     if world_size == topology.world_size:
         return topology
-    if world_size < 1:
-        raise InvalidTopologyError(f"must be at least 1, got {world_size}", field="world_size")
+    AT_LEAST_1.check(world_size, "world_size", InvalidTopologyError)
     if topology.overrides or topology.fetch_ms is not None:
         name = "overrides" if topology.overrides else "fetch_ms"
         raise InvalidTopologyError(

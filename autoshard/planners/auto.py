@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from autoshard import __version__
 from autoshard.core import Provenance, ShardingPlan
+from autoshard.core.accepted import AT_LEAST_0, check_choice, listed
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.planners.granular.step_search import StepSearch, search_steps
@@ -72,17 +73,11 @@ class AutoOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.objective not in list(AutoObjective):
-            raise InvalidOptionError(
-                f"must be any of {', '.join(AutoObjective)}, got {shown(self.objective)}", field="options.objective"
-            )
-        for name in ("reserved_bytes", "steps"):
-            if getattr(self, name) < 0:
-                raise InvalidOptionError(f"must be at least 0, got {getattr(self, name)}", field=f"options.{name}")
-        for name in self._listed:
-            if name not in _NAMES:
-                accepted = ", ".join((ALL, EXECUTABLE, *_NAMES))
-                raise InvalidOptionError(f"must be any of {accepted}; got {shown(name)}", field="options.tiers")
+        check_choice(self.objective, AutoObjective, "options.objective")
+        AT_LEAST_0.check_fields(self, "reserved_bytes", "steps", within="options.")
+        if not set(self._listed) <= set(_NAMES):
+            for name in self._listed:
+                check_choice(name, (ALL, EXECUTABLE, *_NAMES), "options.tiers")
         if self.objective == AutoObjective.KERNEL:
             self._check_kernel()
 
@@ -100,7 +95,7 @@ class AutoOptions:
     def _listed(self) -> tuple[str, ...]:
         if self.tiers in (ALL, EXECUTABLE):
             return _NAMES if self.tiers == ALL else _EXECUTABLE
-        return tuple(name.strip() for name in self.tiers.split(","))
+        return listed(self.tiers)
 
     @property
     def schemes(self) -> frozenset[SchemeName]:

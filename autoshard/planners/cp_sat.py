@@ -14,7 +14,8 @@ import numpy as np
 
 from autoshard import __version__
 from autoshard.core import Provenance, ShardingPlan
-from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, ModelError
+from autoshard.core.accepted import ABOVE_0, AT_LEAST_0
+from autoshard.core.errors import InfeasiblePlanError, ModelError
 from autoshard.planners.feasibility import repair
 from autoshard.planners.karmarkar_karp import KarmarkarKarpPlanner
 from autoshard.planners.placement import PlacementProblem, RankArray
@@ -51,10 +52,8 @@ class CpSatOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.refinements < 0:
-            raise InvalidOptionError(f"must be at least 0, got {self.refinements}", field="options.refinements")
-        if self.effort <= 0:
-            raise InvalidOptionError(f"must be above 0, got {self.effort}", field="options.effort")
+        AT_LEAST_0.check_fields(self, "refinements", within="options.")
+        ABOVE_0.check_fields(self, "effort", within="options.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

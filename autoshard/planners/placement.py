@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from autoshard.core import (
     CostModel,
-    EmbeddingTable,
     GradSync,
     LocalShard,
     PlacedShard,
@@ -27,9 +26,9 @@ from autoshard.core import (
     local_shard,
 )
 from autoshard.core.costs import CodeArray, MsArray
-from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
-from autoshard.core.quoting import shown
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.evaluation.traffic import cheaper_exchange
+from autoshard.planners.constraints import allowed_ranks, check_constraints, colocated
 
 RankArray = NDArray[np.int64]
 
@@ -120,6 +119,7 @@ class PlacementProblem:
             InfeasiblePlanError: If an item fits nowhere, or all together exceed the memory.
             ModelError: If the model cannot price a shard as it would be held.
         """
+        check_constraints(tables, topology)
         shards = tuple(shards)
         locals_ = tuple(local_shard(alone(shard), group_batch_size=tables.batch_size) for shard in shards)
         members = _items(tables, shards)
@@ -248,34 +248,6 @@ def does_not_fit(
     )
 
 
-def colocated(tables: TableSet) -> tuple[tuple[int, ...], ...]:
-    """Indices of tables in groups that must share their ranks, in the order of each group's first table.
-
-    Raises:
-        InvalidPlanError: If a constraint names a table that is not there.
-    """
-    index_of = {table.name: index for index, table in enumerate(tables.tables)}
-    root = list(range(len(index_of)))
-
-    def find(index: int) -> int:
-        while root[index] != index:
-            index = root[index]
-        return index
-
-    for index, table in enumerate(tables.tables):
-        for name in table.constraints.colocate_with:
-            if name not in index_of:
-                raise InvalidPlanError(
-                    f"names {shown(name)}, which is no table", field=f"tables[{index}].constraints.colocate_with"
-                )
-            low, high = sorted((find(index), find(index_of[name])))
-            root[high] = low
-    groups: dict[int, list[int]] = {}
-    for index in range(len(root)):
-        groups.setdefault(find(index), []).append(index)
-    return tuple(tuple(group) for group in groups.values())
-
-
 def alone(shard: Shard, rank: int = 0) -> PlacedShard:
     """The shard on a single rank, with the exchange that moves fewer bytes."""
     return replace(PlacedShard.table_wise(shard, rank), exchange=cheaper_exchange(shard, 1))
@@ -286,7 +258,7 @@ def shared(shard: Shard, tier: Tier, topology: Topology) -> PlacedShard:
     ranks, node = range(topology.world_size), topology.local_world_size
     groups = {Tier.DATA_PARALLEL: 1, Tier.FLEX: node, Tier.ROW_WISE: topology.world_size}
     if tier not in groups:
-        raise InvalidOptionError(f"must be any of {', '.join(groups)}, got {tier}", field="tiers")
+        raise InvalidOptionError(f"must be one of {', '.join(groups)}, got {tier}", field="tiers")
     replicas = tuple(tuple(ranks[start : start + groups[tier]]) for start in range(0, len(ranks), groups[tier]))
     return PlacedShard(
         shard=shard,
@@ -341,7 +313,7 @@ def _items(tables: TableSet, shards: Sequence[Shard]) -> tuple[tuple[int, ...], 
         of_table.setdefault(shard.table.name, []).append(index)
     items: list[tuple[int, ...]] = []
     for group in colocated(tables):
-        indices = [index for table in group for index in of_table[tables.tables[table].name]]
+        indices = [index for table in group for index in of_table[table.name]]
         items += [tuple(indices)] if len(group) > 1 else [(index,) for index in indices]
     return tuple(items)
 
@@ -349,19 +321,10 @@ def _items(tables: TableSet, shards: Sequence[Shard]) -> tuple[tuple[int, ...], 
 def _allowed(
     tables: TableSet, topology: Topology, shards: Sequence[Shard], members: Sequence[Sequence[int]]
 ) -> NDArray[np.bool_]:
-    by_table = {table.name: _allowed_ranks(table, index, topology) for index, table in enumerate(tables.tables)}
+    by_table = {
+        table.name: allowed_ranks(table, topology.world_size)
+        & (Tier.TABLE_WISE not in table.constraints.forbidden_tiers)
+        for table in tables.tables
+    }
     allowed = [np.logical_and.reduce([by_table[shards[index].table.name] for index in group]) for group in members]
     return np.stack(allowed)
-
-
-def _allowed_ranks(table: EmbeddingTable, index: int, topology: Topology) -> NDArray[np.bool_]:
-    constraints, num_ranks = table.constraints, topology.world_size
-    if not constraints.pinned_ranks:
-        return np.full(num_ranks, Tier.TABLE_WISE not in constraints.forbidden_tiers)
-    bad = [rank for rank in constraints.pinned_ranks if not 0 <= rank < num_ranks]
-    if bad:
-        raise InvalidPlanError(
-            f"must be in [0, {num_ranks}), got {bad[0]}", field=f"tables[{index}].constraints.pinned_ranks"
-        )
-    is_pinned = np.isin(np.arange(num_ranks), constraints.pinned_ranks)
-    return is_pinned & (Tier.TABLE_WISE not in constraints.forbidden_tiers)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from autoshard.core import Costs, ShardingPlan, TableSet, Topology
+from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.core.seeds import check_seed
@@ -39,10 +40,7 @@ class PlanRequest:
     registry: Path | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0):
-            raise InvalidOptionError(
-                f"must be a positive number of seconds, got {self.time_limit_s}", field="time_limit_s"
-            )
+        FINITE_ABOVE_0.check_fields(self, "time_limit_s")
         check_seed(self.seed)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoshard.core import CostModel, KernelCosts, LocalShard, ShardingPlan
+from autoshard.core.accepted import AT_LEAST_1
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.placement import PlacementProblem, RankArray
@@ -103,8 +104,7 @@ def refine(
     Raises:
         InvalidOptionError: If there are no measurements, or a shard is on several ranks, or in several replica groups.
     """
-    if num_measurements < 1:
-        raise InvalidOptionError(f"must be at least 1, got {num_measurements}", field="replay_refine")
+    AT_LEAST_1.check(num_measurements, "replay_refine")
     problem, first_N = _as_problem(plan, model)
     best_N = first_N
     best, (best_ms_R,) = plan, measure([plan])

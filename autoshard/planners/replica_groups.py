@@ -25,6 +25,7 @@ from autoshard.core import (
     ShardingPlan,
     Topology,
 )
+from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, check_choice, listed
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.evaluate import evaluate
@@ -72,18 +73,13 @@ class ReplicaGroupsOptions:
     def __post_init__(self) -> None:
         if self.base == ReplicaGroupsPlanner.name:
             raise InvalidOptionError("must be another planner, got this one", field="options.base")
-        for label, least in (("num_groups", 0), ("sync_every", 1), ("moment_scale", 0)):
-            if getattr(self, label) < least:
-                raise InvalidOptionError(
-                    f"must be at least {least}, got {getattr(self, label):g}", field=f"options.{label}"
-                )
-        if self.layout not in (_ANY, *GroupLayout):
-            accepted = ", ".join((_ANY, *GroupLayout))
-            raise InvalidOptionError(f"must be one of {accepted}; got {shown(self.layout)}", field="options.layout")
+        AT_LEAST_0.check_fields(self, "num_groups", "moment_scale", within="options.")
+        AT_LEAST_1.check_fields(self, "sync_every", within="options.")
+        check_choice(self.layout, (_ANY, *GroupLayout), "options.layout")
 
     def of_base(self) -> dict[str, object]:
         """The base planner's options by name."""
-        pairs = [pair.partition("=") for pair in self.base_options.split(",") if pair]
+        pairs = [pair.partition("=") for pair in listed(self.base_options) if pair]
         if bad := [key for key, equals, _ in pairs if not equals]:
             raise InvalidOptionError(f"must be KEY=VALUE, got {shown(bad[0])}", field="options.base_options")
         return {key.strip(): value.strip() for key, _, value in pairs}

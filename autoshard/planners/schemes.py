@@ -17,13 +17,13 @@ from autoshard.core import (
     RowRange,
     RowsBy,
     Shard,
-    ShardingPlan,
     Split,
     Tier,
     Topology,
     local_shard,
 )
 from autoshard.evaluation.traffic import cheaper_exchange
+from autoshard.planners.constraints import allowed_ranks
 
 #: Kernels move four floats at a time.
 COLUMN_STEP = 4
@@ -284,29 +284,22 @@ def why_not(scheme: Scheme, topology: Topology) -> str:
 
 def allowed_sites(part: Part, topology: Topology) -> tuple[int, ...]:
     """Sites whose ranks the table's pins allow, memory aside."""
-    pinned = set(part.shard.table.constraints.pinned_ranks)
     sites = range(part.hold.num_sites(topology))
-    if not pinned:
+    if not part.shard.table.constraints.pinned_ranks:
         return tuple(sites)
+    allowed_R = allowed_ranks(part.shard.table, topology.world_size)
     return tuple(
-        site
-        for site in sites
-        if all(rank in pinned for replica in part.hold.replicas(site, topology) for rank in replica)
+        site for site in sites if all(allowed_R[list(replica)].all() for replica in part.hold.replicas(site, topology))
     )
 
 
-def scheme_of_plan(plan: ShardingPlan, table: str) -> tuple[Scheme, tuple[int, ...]] | None:
+def scheme_of_placed(held: Sequence[PlacedShard], topology: Topology) -> tuple[Scheme, tuple[int, ...]] | None:
     """How a plan holds a table, with the site of each part; None if that is no scheme (copies on some ranks only).
 
     Args:
-        plan: A plan of one replica group.
-        table: Name of the table.
+        held: The placed shards of the table, in a plan of one replica group.
+        topology: Of that group.
     """
-    return scheme_of_placed([placed for placed in plan.shards if placed.shard.table.name == table], plan.topology)
-
-
-def scheme_of_placed(held: Sequence[PlacedShard], topology: Topology) -> tuple[Scheme, tuple[int, ...]] | None:
-    """As `scheme_of_plan`, from the placed shards of one table."""
     parts, sites = [], []
     holds = {tier: hold for hold, tier in _TIERS.items()}
     for placed in held:

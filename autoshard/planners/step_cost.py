@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.core import Costs, LocalShard, PlacedShard
+from autoshard.core import Costs, PlacedShard
 from autoshard.core.costs import CodeArray, MsArray
+from autoshard.core.shard import fused_kernel
 from autoshard.planners.placement import PlacementProblem, RankArray, alone
-from autoshard.planners.step_sums import KERNEL_PARTS, PARTS, SYNC, MovedArray, StepSums, SumPrices, kernel_of
+from autoshard.planners.step_sums import KERNEL_PARTS, PARTS, SYNC, MovedArray, StepSums, SumPrices
 
 __all__ = ["PARTS", "StepCost", "StepSums"]
 
@@ -37,11 +38,10 @@ class StepCost:
 
     def __init__(self, problem: PlacementProblem, costs: Costs) -> None:
         self.problem = problem
-        placed = tuple(alone(shard) for shard in problem.shards)
-        held = [(placed, problem.locals), *((tier.placed, tier.locals) for tier in problem.tiers)]
-        kernels = {kernel_of(local) for _, locals_ in held for local in locals_}
+        held = [tuple(alone(shard) for shard in problem.shards), *(tier.placed for tier in problem.tiers)]
+        kernels = {fused_kernel(one.shard.table, one.update) for placed in held for one in placed}
         self.prices = SumPrices(problem.tables, problem.topology, costs, kernels)
-        moved = [self._moved(placed, locals_) for placed, locals_ in held]
+        moved = [self._moved(placed) for placed in held]
         self.moved_NC, self.moved_KNC = moved[0], np.array(moved[1:]).reshape(-1, *moved[0].shape)
 
     def prices_alike(self, other: StepCost) -> bool:
@@ -103,7 +103,7 @@ class StepCost:
         step_ms = self.prices.compose(slowest_PBA.reshape(len(PARTS), -1), moved[:, 0, SYNC])
         return step_ms.reshape(num_placements, num_choices)
 
-    def _moved(self, placed: Sequence[PlacedShard], locals_: Sequence[LocalShard]) -> MovedArray:
+    def _moved(self, placed: Sequence[PlacedShard]) -> MovedArray:
         """What items move if all are held alike, shape (N, C)."""
-        moved_UC = np.stack([self.prices.moved(one, local) for one, local in zip(placed, locals_, strict=True)])
+        moved_UC = np.stack([self.prices.moved(one) for one in placed])
         return np.stack([moved_UC[list(group)].sum(axis=0) for group in self.problem.members])

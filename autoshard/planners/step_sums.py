@@ -13,25 +13,22 @@ from numpy.typing import NDArray
 
 from autoshard.core import (
     Costs,
-    EmbeddingTable,
-    LocalShard,
     PlacedShard,
     Shard,
     ShardingPlan,
     TableSet,
     Topology,
-    Update,
 )
 from autoshard.core.costs import CodeArray, LinkBytes, MsArray
 from autoshard.core.plan import Payload
-from autoshard.core.step import Coefficients, Overlap, StepPart, plain_coefficients
+from autoshard.core.shard import FusedKernel, fused_kernel
+from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.batch_memory import peak_factor
 from autoshard.evaluation.evaluate import price_step
-from autoshard.evaluation.step_price import StepPrice
-from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, PairTraffic, gradient_bytes, synced_bytes
+from autoshard.evaluation.step_price import embedding_columns, part_weights
+from autoshard.evaluation.traffic import PairTraffic, Stream, gradient_bytes, synced_bytes
 
 MovedArray = NDArray[np.float64]
-Kernel = tuple[str, ...]
 
 #: Parts whose times ranks differ in, in the order of axis P.
 PARTS = (
@@ -45,8 +42,7 @@ KERNEL_PARTS = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
 
 # Columns of what is moved. First three blocks of bytes between a pair of ranks (lengths, ids, forward, backward): of
 # rows that a rank serves to all ranks, of those that it serves to its node, and of those that it serves to itself.
-_NUM_STREAMS = 4
-_LENGTHS, _IDS, _FORWARD, _BACKWARD = range(_NUM_STREAMS)
+_NUM_STREAMS = len(Stream)
 _TO_ALL, _TO_NODE, _TO_ITSELF = range(3)
 #: Then bytes that are all-reduced, features that are served, activations that a rank has of what it holds, those that
 #: all ranks or its node get back, and a count for each kind of kernel.
@@ -77,19 +73,19 @@ class SumPrices:
         tables: The task's tables.
         topology: The task's topology.
         costs: Models of all parts.
-        kernels: Kinds of kernels that shards may run in, by `kernel_of`.
+        kernels: Kinds of kernels that shards may run in, by `fused_kernel`.
 
     Raises:
         InvalidPlanError: If the dense layers make no model.
     """
 
-    def __init__(self, tables: TableSet, topology: Topology, costs: Costs, kernels: Collection[Kernel]) -> None:
+    def __init__(self, tables: TableSet, topology: Topology, costs: Costs, kernels: Collection[FusedKernel]) -> None:
         self.tables, self.topology, self.costs = tables, topology, costs
         self._kernels = {kernel: index for index, kernel in enumerate(sorted(set(kernels)))}
         # All that does not depend on who holds what; one shard is enough to say it.
         some = PlacedShard.table_wise(Shard.whole(tables.tables[0]), 0)
         self._rest = price_step(ShardingPlan(tables=tables, topology=topology, shards=(some,)), costs)
-        self._weights = {part: _weights(part, costs, self._rest) for part in StepPart}
+        self._weights = part_weights(costs, self._rest.bases)
         self._groups = [np.arange(topology.world_size) // level.size for level in topology.levels]
 
     def prices_alike(self, other: SumPrices) -> bool:
@@ -111,12 +107,11 @@ class SumPrices:
         """C."""
         return _FIRST_KERNEL + len(self._kernels)
 
-    def moved(self, placed: PlacedShard, local: LocalShard) -> MovedArray:
+    def moved(self, placed: PlacedShard) -> MovedArray:
         """What a shard adds to the sums of each rank that holds some of it, shape (C,).
 
         Args:
             placed: On one replica, or on one for each node or each rank, from which that node or rank reads.
-            local: What its ranks run.
         """
         tables, topology = self.tables, self.topology
         local_batch, payload = tables.batch_size / topology.world_size, Payload()
@@ -124,10 +119,10 @@ class SumPrices:
         row_C = np.zeros(self.num_columns)
         num_replicas = len(placed.replicas)
         block = _TO_ALL if num_replicas == 1 else _TO_ITSELF if num_replicas == topology.world_size else _TO_NODE
-        row_C[_NUM_STREAMS * block : _NUM_STREAMS * (block + 1)] = (pair.lengths, pair.ids, pair.forward, pair.backward)
+        row_C[_NUM_STREAMS * block : _NUM_STREAMS * (block + 1)] = pair.by_stream()
         row_C[SYNC] = synced_bytes(placed, tables.batch_size) if num_replicas > 1 else 0.0
         row_C[_FEATURES] = len(placed.shard.table.features)
-        row_C[_FIRST_KERNEL + self._kernels[kernel_of(local)]] = 1.0
+        row_C[_FIRST_KERNEL + self._kernels[fused_kernel(placed.shard.table, placed.update)]] = 1.0
         factor = peak_factor(placed.shard.table, local_batch)
         if factor > 1.0:
             pair = PairTraffic.of(placed, local_batch, payload, lookups_factor=factor)
@@ -159,25 +154,23 @@ class SumPrices:
 
     def moving_ms(self, moved_BRC: MovedArray) -> MsArray:
         """All of the parts but the kernel model's milliseconds, shape (P, B, R)."""
-        streams = [self._stream(moved_BRC, index) for index in range(_NUM_STREAMS)]
-        exchange_ms = [self.costs.comm.links_ms(links, self.topology) for links, _, _ in streams]
-        handled = [served_BR + asked_BR for _, served_BR, asked_BR in streams]
-        served_lengths_BR = streams[_LENGTHS][1] / LENGTH_BYTES / 1e6
-        num_kernels_BR = (moved_BRC[..., _FIRST_KERNEL:] > 0).sum(axis=2)
-        num_features_BR = moved_BRC[..., _FEATURES]
-        one = np.ones_like(num_features_BR)
-        work: dict[StepPart, tuple[MsArray, ...]] = {
-            StepPart.INPUT: (
-                exchange_ms[_LENGTHS] + exchange_ms[_IDS],
-                one,
-                handled[_IDS] / ID_BYTES / 1e6,
-                handled[_LENGTHS] / LENGTH_BYTES / 1e6,
-            ),
-            StepPart.FORWARD_KERNEL: (0 * one, num_kernels_BR, num_features_BR, served_lengths_BR),
-            StepPart.FORWARD_EXCHANGE: (exchange_ms[_FORWARD], one, handled[_FORWARD] / 1e6),
-            StepPart.BACKWARD_EXCHANGE: (exchange_ms[_BACKWARD], one, handled[_BACKWARD] / 1e6),
-            StepPart.BACKWARD_KERNEL: (0 * one, num_kernels_BR, num_features_BR),
+        streams = {stream: self._stream(moved_BRC, stream) for stream in Stream}
+        exchange_ms = {
+            stream: self.costs.comm.links_ms(links, self.topology) for stream, (links, *_) in streams.items()
         }
+        num_features_BR = moved_BRC[..., _FEATURES]
+        work = embedding_columns(
+            model_ms={
+                StepPart.INPUT: exchange_ms[Stream.LENGTHS] + exchange_ms[Stream.IDS],
+                StepPart.FORWARD_EXCHANGE: exchange_ms[Stream.FORWARD],
+                StepPart.BACKWARD_EXCHANGE: exchange_ms[Stream.BACKWARD],
+                **dict.fromkeys(KERNEL_PARTS, np.zeros_like(num_features_BR)),
+            },
+            handled_bytes={stream: served_BR + asked_BR for stream, (_, served_BR, asked_BR) in streams.items()},
+            served_length_bytes=streams[Stream.LENGTHS][1],
+            num_kernels=(moved_BRC[..., _FIRST_KERNEL:] > 0).sum(axis=2),
+            num_features=num_features_BR,
+        )
         return np.stack(
             [sum(weight * of for weight, of in zip(self._weights[part], work[part], strict=True)) for part in PARTS]
         )
@@ -206,10 +199,11 @@ class SumPrices:
         )
         return np.array([times.step_ms(self._rest.overlap) for times in steps])
 
-    def _stream(self, moved_BRC: MovedArray, stream: int) -> tuple[LinkBytes, MsArray, MsArray]:
+    def _stream(self, moved_BRC: MovedArray, stream: Stream) -> tuple[LinkBytes, MsArray, MsArray]:
         """Bytes by level, and all bytes that ranks serve and ask for, their own included; shapes (B, R)."""
+        index = list(Stream).index(stream)
         all_BR, node_BR, own_BR = (
-            moved_BRC[..., _NUM_STREAMS * block + stream] for block in (_TO_ALL, _TO_NODE, _TO_ITSELF)
+            moved_BRC[..., _NUM_STREAMS * block + index] for block in (_TO_ALL, _TO_NODE, _TO_ITSELF)
         )
         served_LBR, asked_LBR = [], []
         inner_BR, num_inner_R = all_BR, np.ones(all_BR.shape[1], dtype=np.int64)
@@ -225,26 +219,10 @@ class SumPrices:
         served_BR = sum(served_LBR) + kept_BR
         asked_BR = sum(asked_LBR) + kept_BR
         served, asked = np.stack(served_LBR), np.stack(asked_LBR)
-        if stream == _FORWARD:
-            return LinkBytes(leaving_LR=served, arriving_LR=asked), served_BR, asked_BR
-        return LinkBytes(leaving_LR=asked, arriving_LR=served), served_BR, asked_BR
-
-
-def kernel_of(local: LocalShard) -> Kernel:
-    """What a rank's shards must have in common to run in one fused kernel."""
-    return (local.pooling, local.dtype, local.update, local.optimizer)
-
-
-def kernels_of(table: EmbeddingTable) -> tuple[Kernel, ...]:
-    """All kernels that shards of a table may run in."""
-    return tuple((table.pooling, table.dtype, update, table.optimizer) for update in Update)
+        leaving, arriving = (asked, served) if stream.asks else (served, asked)
+        return LinkBytes(leaving_LR=leaving, arriving_LR=arriving), served_BR, asked_BR
 
 
 def _links(topology: Topology) -> tuple[object, ...]:
     """What collectives are priced by; memory is none of it."""
     return (topology.world_size, topology.device, topology.levels)
-
-
-def _weights(part: StepPart, costs: Costs, rest: StepPrice) -> Coefficients:
-    known = costs.step.coefficients(part, rest.bases[part]) if costs.step else None
-    return known or plain_coefficients(part)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from autoshard.report.images import FigureReport, NumberTable, Section
 from autoshard.report.wording import write_bytes, write_ms, write_percent
-from autoshard.simulation.points import PointStatus, SimulatedPoint, scaling_factors
+from autoshard.simulation.points import PointStatus, PricedPoint, SimulatedPoint, UnpricedPoint, scaling_factors
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -38,7 +38,7 @@ def simulation_table(points: Sequence[SimulatedPoint]) -> RenderableType:
     reasons = []
     for simulated, factor in zip(points, scaling_factors(points), strict=True):
         place = (_series(simulated), f"{simulated.point.num_ranks:,}")
-        if simulated.status is PointStatus.PRICED:
+        if isinstance(simulated, PricedPoint):
             table.add_row(*place, *_figures(simulated, factor))
             parts.add_row(*place, *(write_ms(simulated.parts_ms.get(name, 0.0)) for name, _ in _PARTS))
         else:
@@ -50,7 +50,7 @@ def simulation_table(points: Sequence[SimulatedPoint]) -> RenderableType:
     return Group(*blocks, *(["", *reasons] if reasons else []))
 
 
-def write_status(simulated: SimulatedPoint) -> str:
+def write_status(simulated: UnpricedPoint) -> str:
     """What became of a point without figures, with the numbers."""
     if simulated.status is PointStatus.DOES_NOT_FIT:
         needed, available = write_bytes(simulated.needed_bytes), write_bytes(simulated.available_bytes)
@@ -61,7 +61,7 @@ def write_status(simulated: SimulatedPoint) -> str:
 def simulation_report(record: SweepRecord, title: str) -> FigureReport:
     """The sweep as a page and an image."""
     points = record.points
-    priced = [one for one in points if one.status is PointStatus.PRICED]
+    priced = [one for one in points if isinstance(one, PricedPoint)]
     caption = (
         "Step time with the range from the median to the 99th percentile over sampled batches where they were drawn, "
         "samples per second, throughput per rank over that of the smallest cluster of a curve, and memory of the "
@@ -92,7 +92,7 @@ def simulation_report(record: SweepRecord, title: str) -> FigureReport:
     )
 
 
-def curves_figure(points: Sequence[SimulatedPoint]) -> go.Figure:
+def curves_figure(points: Sequence[PricedPoint]) -> go.Figure:
     """Four curves over ranks, a colour for each series."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
@@ -104,11 +104,11 @@ def curves_figure(points: Sequence[SimulatedPoint]) -> go.Figure:
     factors = {id(one): factor for one, factor in zip(points, scaling_factors(points), strict=True)}
     colours = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, GREY)
     series = dict.fromkeys(one.point.series for one in points)
-    values: tuple[Callable[[SimulatedPoint], float], ...] = (
-        lambda one: one.step_ms[0] if one.step_ms else 0.0,
-        lambda one: one.samples_per_s or 0.0,
+    values: tuple[Callable[[PricedPoint], float], ...] = (
+        lambda one: one.step_ms[0],
+        lambda one: one.samples_per_s,
         lambda one: factors[id(one)] or 0.0,
-        lambda one: one.memory.used_bytes / (1 << 30) if one.memory else 0.0,
+        lambda one: one.memory.used_bytes / (1 << 30),
     )
     for number, name in enumerate(series):
         mine = sorted((one for one in points if one.point.series == name), key=lambda one: one.point.num_ranks)
@@ -137,14 +137,14 @@ def curves_figure(points: Sequence[SimulatedPoint]) -> go.Figure:
     return figure
 
 
-def _throughput_axis(points: Sequence[SimulatedPoint]) -> dict[str, object]:
+def _throughput_axis(points: Sequence[PricedPoint]) -> dict[str, object]:
     """Logarithmic from a decade on, which has three ticks; over a smaller range zero is on the axis."""
-    found = [one.samples_per_s for one in points if one.samples_per_s]
+    found = [one.samples_per_s for one in points]
     is_log = bool(found) and max(found) >= 10 * min(found)
     return {"tickformat": "~s", **({"type": "log", "rangemode": "normal", "dtick": "D2"} if is_log else {})}
 
 
-def parts_figure(points: Sequence[SimulatedPoint]) -> go.Figure:
+def parts_figure(points: Sequence[PricedPoint]) -> go.Figure:
     """Stacked bars of the parts of each point's step."""
     import plotly.graph_objects as go
 
@@ -162,11 +162,12 @@ def parts_figure(points: Sequence[SimulatedPoint]) -> go.Figure:
     return in_house_style(figure)
 
 
-def _bars(points: Sequence[SimulatedPoint]) -> dict[str, object] | None:
-    if not all(one.spread and one.step_ms for one in points):
+def _bars(points: Sequence[PricedPoint]) -> dict[str, object] | None:
+    spreads = [(one.spread, one.step_ms[0]) for one in points if one.spread]
+    if len(spreads) < len(points):
         return None
-    above = [max(0.0, one.spread.p99_ms - one.step_ms[0]) for one in points if one.spread and one.step_ms]
-    below = [max(0.0, one.step_ms[0] - one.spread.p50_ms) for one in points if one.spread and one.step_ms]
+    above = [max(0.0, spread.p99_ms - step_ms) for spread, step_ms in spreads]
+    below = [max(0.0, step_ms - spread.p50_ms) for spread, step_ms in spreads]
     return {"type": "data", "array": above, "arrayminus": below, "thickness": 1, "width": 3}
 
 
@@ -184,18 +185,16 @@ _FIGURES = (
 )
 
 
-def _figures(simulated: SimulatedPoint, factor: float | None) -> tuple[str, ...]:
-    step, memory, spread = simulated.step_ms, simulated.memory, simulated.spread
-    assert step is not None
-    assert memory is not None
+def _figures(priced: PricedPoint, factor: float | None) -> tuple[str, ...]:
+    step, memory, spread = priced.step_ms, priced.memory, priced.spread
     quantiles = ("", "", "") if spread is None else tuple(map(write_ms, (spread.p50_ms, spread.p90_ms, spread.p99_ms)))
     return (
         write_ms(step[0]),
         f"{write_ms(step[1])} to {write_ms(step[2])}",
         *quantiles,
-        f"{simulated.samples_per_s or 0.0:,.0f}",
+        f"{priced.samples_per_s:,.0f}",
         "" if factor is None else write_percent(factor),
-        f"{simulated.imbalance or 0.0:.2f}",
+        f"{priced.imbalance:.2f}",
         write_bytes(memory.used_bytes),
         write_percent(memory.used_bytes / memory.limit_bytes) if memory.limit_bytes else "",
     )
@@ -204,7 +203,7 @@ def _figures(simulated: SimulatedPoint, factor: float | None) -> tuple[str, ...]
 def _figure_table(points: Sequence[SimulatedPoint]) -> NumberTable:
     lines = []
     for simulated, factor in zip(points, scaling_factors(points), strict=True):
-        if simulated.status is PointStatus.PRICED:
+        if isinstance(simulated, PricedPoint):
             lines.append((_point_name(simulated), *_figures(simulated, factor)))
         else:
             lines.append((f"{_point_name(simulated)}: {write_status(simulated)}", *("" for _ in _FIGURES)))
@@ -215,7 +214,7 @@ def _part_table(points: Sequence[SimulatedPoint]) -> NumberTable:
     lines = tuple(
         (_point_name(one), *(write_ms(one.parts_ms.get(name, 0.0)) for name, _ in _PARTS))
         for one in points
-        if one.status is PointStatus.PRICED
+        if isinstance(one, PricedPoint)
     )
     return NumberTable(columns=("point", *(name for _, name in _PARTS)), lines=lines, caption="Milliseconds.")
 
@@ -226,9 +225,10 @@ def _point_name(simulated: SimulatedPoint) -> str:
 
 def _series(simulated: SimulatedPoint) -> str:
     """The curve, and the groups of a plan whose planner chose them itself."""
-    label, planned = simulated.point.label, simulated.planned_groups
-    is_chosen = simulated.status is PointStatus.PRICED and planned != simulated.point.num_groups
-    return f"{label}, {planned} groups planned" if is_chosen else label
+    label = simulated.point.label
+    if isinstance(simulated, UnpricedPoint) or simulated.planned_groups == simulated.point.num_groups:
+        return label
+    return f"{label}, {simulated.planned_groups} groups planned"
 
 
 def _empty(headings: Sequence[str]) -> Table:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from autoshard.core import EmbeddingTable, ShardingPlan
 from autoshard.core.errors import InputError
+from autoshard.core.shard import fused_kernel
 from autoshard.runtime.batch import BatchOfIds, KeyedJagged, as_batch
 from autoshard.runtime.exchange import InputExchange, OutputExchange, ServedIds, WireOrder
 from autoshard.runtime.fused import FusedKernel, FusedSettings
@@ -140,7 +141,7 @@ def _fusable(tables: Sequence[EmbeddingTable]) -> list[list[EmbeddingTable]]:
     """Tables that one kernel can serve, in the order in which their kinds appear."""
     groups: dict[object, list[EmbeddingTable]] = {}
     for table in tables:
-        groups.setdefault((table.pooling, table.dtype, table.optimizer), []).append(table)
+        groups.setdefault(fused_kernel(table), []).append(table)
     return list(groups.values())
 
 

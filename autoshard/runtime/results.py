@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from autoshard.core.errors import InvalidOptionError
-from autoshard.core.quoting import shown
+from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, check_choice
 
 
 class Engine(StrEnum):
@@ -63,17 +61,9 @@ class RunRequest:
     def __post_init__(self) -> None:
         object.__setattr__(self, "engine", _member(Engine, self.engine, "engine"))
         object.__setattr__(self, "device", _member(Device, self.device, "device"))
-        lowest = {"steps": 1, "warmup_steps": 0, "verify_steps": 0, "batch_size": 1, "seed": 0}
-        for label, low in lowest.items():
-            value = getattr(self, label)
-            if label == "batch_size" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise InvalidOptionError(f"must be a whole number of at least {low}, got {value}", field=label)
-        for label in ("learning_rate", "eps"):
-            value = getattr(self, label)
-            if not (math.isfinite(value) and value > 0):
-                raise InvalidOptionError(f"must be a positive number, got {value}", field=label)
+        WHOLE_AT_LEAST_1.check_fields(self, "steps", "batch_size")
+        WHOLE_AT_LEAST_0.check_fields(self, "warmup_steps", "verify_steps", "seed")
+        FINITE_ABOVE_0.check_fields(self, "learning_rate", "eps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +195,5 @@ def _without(values: Mapping[str, Any], derived: str) -> dict[str, Any]:
 
 
 def _member(choices: type[Engine] | type[Device], value: str, field: str) -> Engine | Device:
-    try:
-        return choices(value)
-    except ValueError:
-        accepted = ", ".join(choices)
-        raise InvalidOptionError(f"must be one of {accepted}; got {shown(value)}", field=field) from None
+    check_choice(value, choices, field)
+    return choices(value)

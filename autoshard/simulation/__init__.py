@@ -1,6 +1,6 @@
 """Whole steps on clusters that nobody has at hand: sweeps over machines, ranks, replica groups and batch sizes."""
 
-from autoshard.simulation.points import Point, PointMemory, SimulatedPoint, scaling_factors
+from autoshard.simulation.points import Point, PointMemory, PricedPoint, SimulatedPoint, UnpricedPoint, scaling_factors
 from autoshard.simulation.record import SweepRecord, read_record
 from autoshard.simulation.spread import Lengths, StepSpread, sample_steps
 from autoshard.simulation.sweep import Simulator, sweep_points
@@ -9,10 +9,12 @@ __all__ = [
     "Lengths",
     "Point",
     "PointMemory",
+    "PricedPoint",
     "SimulatedPoint",
     "Simulator",
     "StepSpread",
     "SweepRecord",
+    "UnpricedPoint",
     "read_record",
     "sample_steps",
     "scaling_factors",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.accepted import AT_LEAST_1
 from autoshard.simulation.spread import StepSpread
 
 #: Machine, groups (negative for ranks per group), batch and whose batch it is.
@@ -45,10 +45,7 @@ class Point:
     group_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_groups", "batch_size", "num_ranks"):
-            value = getattr(self, name)
-            if value < 1:
-                raise InvalidOptionError(f"must be at least 1, got {value}", field=name)
+        AT_LEAST_1.check_fields(self, "num_groups", "batch_size", "num_ranks")
 
     @property
     def global_batch_size(self) -> int:
@@ -92,13 +89,11 @@ class PointMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedPoint:
-    """A point and what it costs.
+class PricedPoint:
+    """A point with a plan, and what it costs.
 
     Attributes:
         point: Which.
-        status: What became of it; figures are there for `priced` only.
-        reason: Why there are none, with the numbers that decide it.
         needed_bytes: Weights and optimizer states of all tables, once.
         available_bytes: Device memory of all ranks of a group.
         step_ms: One training step: value, and both ends of its interval.
@@ -108,55 +103,74 @@ class SimulatedPoint:
         memory: Of the fullest rank.
         num_shards: By tier.
         planned_groups: Replica groups of the plan: those of the point, unless the planner chooses them.
-        spread: Over sampled batches; None if none were drawn.
         models: What priced it.
         planning_s: Time that planning and pricing took.
+        spread: Over sampled batches; None if none were drawn.
     """
 
     point: Point
-    status: PointStatus
-    reason: str = ""
-    needed_bytes: int = 0
-    available_bytes: int = 0
-    step_ms: tuple[float, float, float] | None = None
-    parts_ms: Mapping[str, float] = field(default_factory=dict)
-    imbalance: float | None = None
-    exchange_balance: float | None = None
-    memory: PointMemory | None = None
-    num_shards: Mapping[str, int] = field(default_factory=dict)
-    planned_groups: int = 1
+    needed_bytes: int
+    available_bytes: int
+    step_ms: tuple[float, float, float]
+    parts_ms: Mapping[str, float]
+    imbalance: float
+    exchange_balance: float
+    memory: PointMemory
+    num_shards: Mapping[str, int]
+    planned_groups: int
+    models: Mapping[str, str]
+    planning_s: float
     spread: StepSpread | None = None
-    models: Mapping[str, str] = field(default_factory=dict)
-    planning_s: float = 0.0
 
     @property
-    def samples_per_s(self) -> float | None:
+    def samples_per_s(self) -> float:
         """Throughput of all ranks together."""
-        return None if self.step_ms is None else self.point.global_batch_size / self.step_ms[0] * 1e3
+        return self.point.global_batch_size / self.step_ms[0] * 1e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpricedPoint:
+    """A point without a plan.
+
+    Attributes:
+        point: Which.
+        needed_bytes: As of `PricedPoint`.
+        available_bytes: As of `PricedPoint`.
+        status: Why it has none: `does not fit` or `impossible`.
+        reason: The same with the numbers that decide it.
+        planning_s: Time until that was known.
+    """
+
+    point: Point
+    needed_bytes: int
+    available_bytes: int
+    status: PointStatus
+    reason: str
+    planning_s: float
+
+
+SimulatedPoint = PricedPoint | UnpricedPoint
 
 
 def scaling_factors(points: Sequence[SimulatedPoint]) -> list[float | None]:
     """Throughput per rank over that of the smallest priced point of the same series.
 
     Returns:
-        A factor for each point, in their order; None for points without figures.
+        A factor for each point, in their order; None for points without a plan.
 
     Source:
         2D, Table 2: the QPS scaling factor, whose base is the smallest cluster.
     """
-    base: dict[Series, tuple[int, float]] = {}
-    for simulated in points:
-        found = _per_rank(simulated)
-        known = base.get(simulated.point.series)
-        if found is not None and (known is None or simulated.point.num_ranks < known[0]):
-            base[simulated.point.series] = (simulated.point.num_ranks, found)
-    factors: list[float | None] = []
-    for simulated in points:
-        found = _per_rank(simulated)
-        factors.append(None if found is None else found / base[simulated.point.series][1])
-    return factors
+    base: dict[Series, PricedPoint] = {}
+    for one in points:
+        if isinstance(one, PricedPoint):
+            known = base.setdefault(one.point.series, one)
+            if one.point.num_ranks < known.point.num_ranks:
+                base[one.point.series] = one
+    return [
+        _per_rank(one) / _per_rank(base[one.point.series]) if isinstance(one, PricedPoint) else None for one in points
+    ]
 
 
-def _per_rank(simulated: SimulatedPoint) -> float | None:
-    throughput = simulated.samples_per_s
-    return None if throughput is None else throughput / simulated.point.num_ranks
+def _per_rank(priced: PricedPoint) -> float:
+    return priced.samples_per_s / priced.point.num_ranks

@@ -11,7 +11,15 @@ from autoshard.core.errors import FormatError, InputError
 from autoshard.core.quoting import shown
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json, read_json
-from autoshard.simulation.points import Point, PointMemory, PointStatus, SimulatedPoint, scaling_factors
+from autoshard.simulation.points import (
+    Point,
+    PointMemory,
+    PointStatus,
+    PricedPoint,
+    SimulatedPoint,
+    UnpricedPoint,
+    scaling_factors,
+)
 from autoshard.simulation.spread import StepSpread
 
 SIMULATION_SCHEMA = "autoshard.simulation/1"
@@ -88,52 +96,77 @@ def read_record(path: Path, settings: Mapping[str, object]) -> SweepRecord:
     )
 
 
+#: Figures of priced points alone, with what stands for them where there is no plan.
+_NO_FIGURES: dict[str, object] = {
+    "step_ms": None,
+    "samples_per_s": None,
+    "scaling_factor": None,
+    "imbalance": None,
+    "exchange_balance": None,
+    "parts_ms": {},
+    "memory": None,
+    "num_shards": {},
+    "planned_groups": 1,
+    "spread": None,
+    "models": {},
+}
+_ENDS = ("value", "low", "high")
+
+
 def _point_to_json(simulated: SimulatedPoint, factor: float | None) -> dict[str, object]:
     point = simulated.point
+    status, reason, figures = PointStatus.PRICED, "", _NO_FIGURES
+    if isinstance(simulated, PricedPoint):
+        figures = _figures_to_json(simulated, factor)
+    else:
+        status, reason = simulated.status, simulated.reason
     return {
         **{name: getattr(point, name) for name in _POINT},
         "global_batch_size": point.global_batch_size,
-        "status": simulated.status.value,
-        "reason": simulated.reason,
+        "status": status.value,
+        "reason": reason,
         "needed_bytes": simulated.needed_bytes,
         "available_bytes": simulated.available_bytes,
-        "step_ms": None if simulated.step_ms is None else dict(zip(_ENDS, simulated.step_ms, strict=True)),
-        "samples_per_s": simulated.samples_per_s,
-        "scaling_factor": factor,
-        "imbalance": simulated.imbalance,
-        "exchange_balance": simulated.exchange_balance,
-        "parts_ms": dict(simulated.parts_ms),
-        "memory": None if simulated.memory is None else asdict(simulated.memory),
-        "num_shards": dict(simulated.num_shards),
-        "planned_groups": simulated.planned_groups,
-        "spread": None if simulated.spread is None else asdict(simulated.spread),
-        "models": dict(simulated.models),
+        **figures,
         "planning_s": simulated.planning_s,
     }
 
 
-_ENDS = ("value", "low", "high")
+def _figures_to_json(priced: PricedPoint, factor: float | None) -> dict[str, object]:
+    return {
+        "step_ms": dict(zip(_ENDS, priced.step_ms, strict=True)),
+        "samples_per_s": priced.samples_per_s,
+        "scaling_factor": factor,
+        "imbalance": priced.imbalance,
+        "exchange_balance": priced.exchange_balance,
+        "parts_ms": dict(priced.parts_ms),
+        "memory": asdict(priced.memory),
+        "num_shards": dict(priced.num_shards),
+        "planned_groups": priced.planned_groups,
+        "spread": None if priced.spread is None else asdict(priced.spread),
+        "models": dict(priced.models),
+    }
 
 
 def _point_from_json(value: Any, source: str, path: str) -> SimulatedPoint:
     try:
-        step, memory, spread = value["step_ms"], value["memory"], value["spread"]
-        return SimulatedPoint(
-            point=Point(**{name: value[name] for name in _POINT}),
-            status=PointStatus(value["status"]),
-            reason=value["reason"],
-            needed_bytes=value["needed_bytes"],
-            available_bytes=value["available_bytes"],
-            step_ms=None if step is None else (step["value"], step["low"], step["high"]),
+        known: dict[str, Any] = {
+            "point": Point(**{name: value[name] for name in _POINT}),
+            **{name: value[name] for name in ("needed_bytes", "available_bytes", "planning_s")},
+        }
+        status = PointStatus(value["status"])
+        if status is not PointStatus.PRICED:
+            return UnpricedPoint(status=status, reason=value["reason"], **known)
+        step, spread = value["step_ms"], value["spread"]
+        return PricedPoint(
+            step_ms=(step["value"], step["low"], step["high"]),
             parts_ms=dict(value["parts_ms"]),
-            imbalance=value["imbalance"],
-            exchange_balance=value["exchange_balance"],
-            memory=None if memory is None else PointMemory(**memory),
+            memory=PointMemory(**value["memory"]),
             num_shards=dict(value["num_shards"]),
-            planned_groups=value["planned_groups"],
-            spread=None if spread is None else StepSpread(**spread),
             models=dict(value["models"]),
-            planning_s=value["planning_s"],
+            spread=None if spread is None else StepSpread(**spread),
+            **{name: value[name] for name in ("imbalance", "exchange_balance", "planned_groups")},
+            **known,
         )
     except (InputError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"must be a point of this program, not read: {error}", source=source, field=path) from error

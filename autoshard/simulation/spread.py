@@ -25,8 +25,8 @@ from autoshard.core import (
     ShardingPlan,
     Topology,
 )
+from autoshard.core.accepted import Range
 from autoshard.core.costs import LinkBytes
-from autoshard.core.errors import InvalidOptionError
 from autoshard.core.plan import HeldShard
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.evaluate import price_step
@@ -101,8 +101,7 @@ def sample_steps(
     Raises:
         InvalidOptionError: If there are too few batches.
     """
-    if num_batches < 2:
-        raise InvalidOptionError(f"must be at least 2, got {num_batches}", field="num_batches")
+    Range(at_least=2).check(num_batches, "num_batches")
     rng = np.random.default_rng(seed)
     price = price_step(plan, costs, overlap=overlap)
     group, num_groups = plan.of_one_group(), plan.replica_groups.num_groups

@@ -20,7 +20,7 @@ from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import digest, load_machine, tables_to_json
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
-from autoshard.simulation.points import Point, PointMemory, PointStatus, SimulatedPoint
+from autoshard.simulation.points import Point, PointMemory, PointStatus, PricedPoint, SimulatedPoint, UnpricedPoint
 from autoshard.simulation.spread import Lengths, StepSpread, sample_steps
 
 
@@ -116,23 +116,25 @@ class Simulator:
         """
         started = time.perf_counter()
         topology = load_machine(point.machine, point.num_ranks)
-        empty = SimulatedPoint(
-            point=point,
-            status=PointStatus.IMPOSSIBLE,
-            needed_bytes=sum(table.hbm_bytes for table in self.tables.tables),
-            available_bytes=_capacity(topology) // point.num_groups,
-        )
+        needed_bytes = sum(table.hbm_bytes for table in self.tables.tables)
+        available_bytes = _capacity(topology) // point.num_groups
         try:
             plan, costs = self._planned(point, topology)
-        except InfeasiblePlanError as error:
-            elapsed_s = time.perf_counter() - started
-            return replace(empty, status=PointStatus.DOES_NOT_FIT, reason=str(error), planning_s=elapsed_s)
         except UnknownNameError:
             raise
-        except InputError as error:
-            return replace(empty, reason=str(error), planning_s=time.perf_counter() - started)
-        priced = _priced(empty, plan, time.perf_counter() - started)
-        return replace(priced, spread=self._spread(plan, costs)) if self.num_batches else priced
+        except (InfeasiblePlanError, InputError) as error:
+            is_large = isinstance(error, InfeasiblePlanError)
+            return UnpricedPoint(
+                point=point,
+                needed_bytes=needed_bytes,
+                available_bytes=available_bytes,
+                status=PointStatus.DOES_NOT_FIT if is_large else PointStatus.IMPOSSIBLE,
+                reason=str(error),
+                planning_s=time.perf_counter() - started,
+            )
+        planning_s = time.perf_counter() - started
+        spread = self._spread(plan, costs) if self.num_batches else None
+        return _priced(point, plan, needed_bytes, available_bytes, planning_s, spread)
 
     def _planned(self, point: Point, topology: Topology) -> tuple[ShardingPlan, Costs]:
         """A priced plan for the point, made for one of its groups."""
@@ -177,7 +179,14 @@ class Simulator:
         )
 
 
-def _priced(empty: SimulatedPoint, plan: ShardingPlan, planning_s: float) -> SimulatedPoint:
+def _priced(
+    point: Point,
+    plan: ShardingPlan,
+    needed_bytes: int,
+    available_bytes: int,
+    planning_s: float,
+    spread: StepSpread | None,
+) -> PricedPoint:
     predicted = plan.predicted
     assert predicted is not None
     group = plan.of_one_group().topology
@@ -185,9 +194,12 @@ def _priced(empty: SimulatedPoint, plan: ShardingPlan, planning_s: float) -> Sim
     step = predicted.step_ms
     parts = {part.value: estimate.value for part, estimate in predicted.parts.items() if part is not StepPart.DENSE}
     sync_ms, group_ms = predicted.sync_ms or 0.0, predicted.group_sync_ms or 0.0
-    return replace(
-        empty,
-        status=PointStatus.PRICED,
+    return PricedPoint(
+        point=point,
+        needed_bytes=needed_bytes,
+        available_bytes=available_bytes,
+        planning_s=planning_s,
+        spread=spread,
         step_ms=(step.value, step.low, step.high),
         parts_ms={
             **parts,
@@ -205,7 +217,6 @@ def _priced(empty: SimulatedPoint, plan: ShardingPlan, planning_s: float) -> Sim
         planned_groups=plan.replica_groups.num_groups,
         num_shards=dict(Counter(placed.tier.value for placed in plan.shards)),
         models=predicted.models,
-        planning_s=planning_s,
     )
 
 

@@ -20,6 +20,7 @@ import torch
 from autoshard.core import DType
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import DeviceError
+from autoshard.runtime.threads import intra_op_threads
 from bench.arena import free_bytes
 from bench.attempts import Timing, mean_of
 from bench.caches import CacheFlush
@@ -27,7 +28,7 @@ from bench.clocks import DeviceClocks, read_clocks
 from bench.dense.kernels import DenseKernel, kernel_bytes, runnable_dtypes
 from bench.devices import BenchDevice
 from bench.location import locate
-from bench.timing import RoundSettings, intra_op_threads, time_rounds
+from bench.timing import RoundSettings, time_rounds
 
 #: Copies of the reference that each group holds; their mean is the reference.
 _REFERENCE_COPIES = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from rich.table import Table
@@ -64,15 +64,6 @@ def dense_repeatability(samples: Sequence[DenseSample]) -> float | None:
         for value in values
     ]
     return SIGMA_PER_DEVIATION * float(np.median(deviations)) if deviations else None
-
-
-def dense_json(samples: Sequence[DenseSample]) -> dict[str, object]:
-    """The report as a JSON object."""
-    return {
-        "num_samples": len(samples),
-        "repeatability": dense_repeatability(samples) if samples else None,
-        "parts": [asdict(summary) for summary in summarise_dense(samples)],
-    }
 
 
 def dense_table(samples: Sequence[DenseSample]) -> Table:

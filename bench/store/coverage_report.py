@@ -1,13 +1,9 @@
-"""The coverage of a store's samples as a terminal table, as JSON and as an HTML page."""
+"""The coverage of a store's samples as an HTML page."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from itertools import combinations
-from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.table import Table
 
 from autoshard.report.coverage_page import Listing, PairAxis, RegionMap, coverage_page
 from autoshard.report.wording import write_percent
@@ -21,45 +17,6 @@ _PAIR_AXES = (
     PairAxis(name="kernel ms", is_log=True),
 )
 _LISTED = 40
-_LISTED_IN_TERMINAL = 8
-
-
-def coverage_json(coverage: Coverage) -> dict[str, Any]:
-    """Counts, shares and all missing regions, ready for JSON."""
-    return {
-        "device": coverage.device,
-        "num_samples": coverage.num_samples,
-        "num_shards": coverage.num_shards,
-        "sources": dict(coverage.sources),
-        "kinds": dict(coverage.kinds),
-        "shards": _space_json(coverage.shards, has_pool=coverage.has_pool),
-        "sets": _space_json(coverage.sets, has_pool=coverage.has_pool),
-    }
-
-
-def coverage_tables(coverage: Coverage) -> RenderableType:
-    """What the terminal shows: shares covered, and the regions of the pool that lack samples most."""
-    head = Table(box=None, pad_edge=False, show_header=False)
-    head.add_column()
-    head.add_column(overflow="fold")
-    head.add_row("device", coverage.device)
-    head.add_row("samples", f"{coverage.num_samples:,} of {coverage.num_shards:,} different shards")
-    head.add_row("chosen by", ", ".join(f"{name} {number:,}" for name, number in coverage.sources.items()))
-    head.add_row("kinds", "; ".join(f"{name}: {number:,}" for name, number in coverage.kinds.items()))
-    tables: list[RenderableType] = [head]
-    for label, space in (("shards", coverage.shards), ("sets", coverage.sets)):
-        head.add_row(f"regions of {label}", _region_text(space, has_pool=coverage.has_pool))
-        if space.missing:
-            table = Table(title=f"Regions of {label} that the pool has and no sample is in", title_justify="left")
-            for axis in space.axes:
-                table.add_column(axis.name, justify="right")
-            table.add_column("sets of the pool", justify="right")
-            for place, number in space.missing[:_LISTED_IN_TERMINAL]:
-                table.add_row(*space.labels(place), f"{number:,}")
-            if len(space.missing) > _LISTED_IN_TERMINAL:
-                table.caption = f"and {len(space.missing) - _LISTED_IN_TERMINAL:,} more"
-            tables.append(table)
-    return Group(*tables)
 
 
 def coverage_html(coverage: Coverage, *, title: str = "What the samples cover") -> str:
@@ -146,29 +103,3 @@ def _maps(label: str, space: Space) -> list[RegionMap]:
             )
         )
     return found
-
-
-def _region_text(space: Space, *, has_pool: bool) -> str:
-    text = f"{len(space.samples):,} with samples"
-    if not has_pool:
-        return text
-    return (
-        f"{text}; {len(space.missing):,} of the pool's {len(space.wanted):,} are empty, "
-        f"{write_percent(space.covered_share)} of what it wants is covered"
-    )
-
-
-def _space_json(space: Space, *, has_pool: bool) -> dict[str, Any]:
-    names = [axis.name for axis in space.axes]
-    result: dict[str, Any] = {"axes": names, "num_regions": len(space.samples)}
-    if has_pool:
-        missing = [
-            {"region": dict(zip(names, space.labels(place), strict=True)), "num_wanted": number}
-            for place, number in space.missing
-        ]
-        result |= {
-            "num_wanted_regions": len(space.wanted),
-            "covered_share": space.covered_share,
-            "missing": missing,
-        }
-    return result

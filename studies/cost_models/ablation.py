@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from autoshard.core import AccessProfile, DType, Exchange, LocalShard, MemoryLevel, Optimizer, Pooling, Update
+from autoshard.core import AccessProfile, DType, Exchange, MemoryLevel, Optimizer, Pooling, Update
 from costmodel.dataset import CostDataset
 from costmodel.features import FEATURE_NAMES, NUM_INPUTS
 
@@ -101,8 +101,3 @@ def _constant(dataset: CostDataset, columns: range | list[int]) -> CostDataset:
     # 1, so that prices per unit of work are times.
     features_UF[:, columns] = 1.0
     return replace(dataset, features_UF=features_UF)
-
-
-def changed_shards(dataset: CostDataset, removed: str) -> tuple[LocalShard, ...]:
-    """The shards as the model sees them without a group of features."""
-    return without(dataset, removed).shards_U

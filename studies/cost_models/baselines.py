@@ -20,9 +20,9 @@ from autoshard.core import LocalShard
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import ModelError
 from autoshard.evaluation.analytic import AnalyticCostModel
+from autoshard.runtime.threads import intra_op_threads
 from costmodel.dataset import CostDataset
 from costmodel.features import FEATURE_NAMES, INPUT_NAMES, FeatureArray
-from costmodel.training import one_thread
 
 #: Prices the samples of a dataset in milliseconds, forward plus backward, shape (S,); NaN where it cannot.
 Pricing = Callable[[CostDataset], MsArray]
@@ -105,7 +105,7 @@ def fit_paper_network(train: CostDataset, seed: int, options: PaperOptions | Non
         features_UF[:, :3] = (features_UF[:, :3] - mean) / std
         return features_UF.astype(np.float32)
 
-    with one_thread():
+    with intra_op_threads(1):
         network = _trained_network(train, scaled(train), (train.kernel_ms / scale_ms).astype(np.float32), options, seed)
 
     def price(dataset: CostDataset) -> MsArray:

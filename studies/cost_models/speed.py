@@ -21,10 +21,11 @@ from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json
 from autoshard.formats.samples import read_samples
+from autoshard.runtime.threads import intra_op_threads
 from costmodel.dataset import CostDataset
 from costmodel.learned import LearnedCostModel
 from costmodel.sums import sum_codes
-from costmodel.training import TrainedCostModel, TrainingOptions, one_thread, train_cost_model
+from costmodel.training import TrainedCostModel, TrainingOptions, train_cost_model
 
 SCHEMA: Final = "autoshard.cost_speed/1"
 NUM_SETS, MOST_SHARDS, NUM_CANDIDATES, NUM_TRAINED = 1_000, 100, 10_000, 10_000
@@ -73,7 +74,7 @@ def time_pricing(model: LearnedCostModel, dataset: CostDataset, num_runs: int, s
         "add": lambda: model.price(codes_SH[set_C] + codes_NH[shard_C]),
         "remove": lambda: model.price(codes_SH[set_C] - codes_NH[last_C]),
     }
-    with one_thread():
+    with intra_op_threads(1):
         took = {name: _seconds(run, num_runs) for name, run in runs.items()}
     return (
         _timing(f"{NUM_SETS:,} sets of up to {MOST_SHARDS} shards, from cached codes", "ms", took["sum"], 1e3, 5.0),

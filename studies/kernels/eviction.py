@@ -16,9 +16,9 @@ import torch
 import typer
 
 from autoshard import console
+from autoshard.runtime.threads import intra_op_threads
 from bench.caches import CacheFlush, device_cache_bytes
 from bench.devices import find_device
-from bench.timing import intra_op_threads
 
 _MAX_BUFFER_BYTES: Final = 8 * 2**20
 _CACHE_LINE_BYTES: Final = 64

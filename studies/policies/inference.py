@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from autoshard.report.images import NumberTable, Section
-from policies.threads import one_thread
+from autoshard.runtime.threads import intra_op_threads
 from studies.cost_models.evaluation_numbers import Summary
 from studies.policies.charts import Line, Panel, line_chart
 from studies.policies.figure import Figure, Found, Part
@@ -26,7 +26,7 @@ def _time_size(size: Size, lab: Lab) -> Numbers:
         lab.topology(num_ranks),
         policies=lab.policy_registry(0),
     )
-    with one_thread():
+    with intra_op_threads(1):
         return {planner: lab.time_planner(planner, request) for planner in _PLANNERS}
 
 

@@ -17,12 +17,12 @@ from typing import Any, Final
 import torch
 
 from autoshard.planners.placement import PlacementProblem
+from autoshard.runtime.threads import intra_op_threads
 from env import PlacementTask
 from policies.choices import Algorithm, RewardSource
 from policies.measured import find_benchmark
 from policies.network import PlacementNetwork
 from policies.scores import PlacementScore, score_policy
-from policies.threads import one_thread
 from policies.training import Budget, PolicyTrainer, TrainingOptions
 
 
@@ -141,7 +141,7 @@ def training_curve(
     tasks = [PlacementTask.of(problem) for problem in unseen]
     training_s, points = 0.0, []
     try:
-        with one_thread():
+        with intra_op_threads(1):
             for number in range(num_updates + 1):
                 started_s = time.perf_counter()
                 if number:

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from autoshard.core.errors import InvalidOptionError
+from autoshard.runtime.threads import intra_op_threads
 from bench.caches import CacheFlush
-from bench.timing import RoundSettings, intra_op_threads, quiet_process, time_rounds
+from bench.timing import RoundSettings, quiet_process, time_rounds
 
 
 class Spinning:

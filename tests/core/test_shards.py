@@ -1,11 +1,14 @@
 """Shards: parts of tables, and what one rank holds of them."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
+    DType,
     EmbeddingTable,
     Exchange,
     Feature,
@@ -13,6 +16,8 @@ from autoshard.core import (
     Link,
     LocalShard,
     MemoryBytes,
+    MemoryLevel,
+    MemoryPlacement,
     PlacedShard,
     Pooling,
     RowRange,
@@ -26,6 +31,7 @@ from autoshard.core import (
     local_shard,
 )
 from autoshard.core.errors import InvalidPlanError
+from autoshard.core.shard import fused_kernel
 
 LINK = Link(bytes_per_s=1e9)
 
@@ -143,3 +149,20 @@ def test_the_kind_of_kernel_says_what_runs_together():
     assert held(update=Update.ALL_REDUCED).kernel_kind == "all_reduced/hbm/fp32/none/sum"
     assert held(update=Update.ALL_REDUCED).is_pooled
     assert not held(output=Exchange.ROWS).is_pooled
+
+
+def test_what_a_rank_holds_is_on_the_shard_s_level_and_its_cache_in_the_device_s():
+    whole = PlacedShard.table_wise(Shard.whole(table()), 0)
+    near = local_shard(whole, group_batch_size=64)
+    assert near.held_bytes == {MemoryLevel.HBM: near.memory_bytes, MemoryLevel.DDR: 0, MemoryLevel.SSD: 0}
+    memory = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=640)
+    far = local_shard(replace(whole, memory=memory), group_batch_size=64)
+    assert far.held_bytes == {MemoryLevel.HBM: 640, MemoryLevel.DDR: near.memory_bytes, MemoryLevel.SSD: 0}
+
+
+def test_shards_are_fused_by_what_their_tables_are_and_where_the_optimizer_runs():
+    one, alone = table(), PlacedShard.table_wise(Shard.whole(table()), 0)
+    copies = replace(alone, replicas=((0,), (1,)))
+    assert fused_kernel(one, alone.update) == fused_kernel(table(2000, embedding_dim=32))
+    assert fused_kernel(one, copies.update) == fused_kernel(one, Update.ALL_REDUCED) != fused_kernel(one)
+    assert fused_kernel(table(dtype=DType.FP16)) != fused_kernel(one)

@@ -64,7 +64,7 @@ def test_the_newest_is_the_production_version_and_older_ones_stay(registry):
     new = registry.publish("cost", "cpu", TENSORS, {**CARD, "number": 2})
     assert registry.production_id("cost", "cpu") == new
     assert registry.load("cost", "cpu", old).card["number"] == 0.1
-    assert {item.id: item.is_production for item in registry.list()} == {old: False, new: True}
+    assert {item.id: item.aliases for item in registry.list()} == {old: (), new: ("production",)}
     registry.publish("cost", "cpu", TENSORS, CARD)
     assert registry.production_id("cost", "cpu") == old
 
@@ -346,7 +346,7 @@ def check_whole(registry):
     for item in versions:
         stored = registry.load("cost", "cpu", item.id)
         assert (stored.tensors["a"] == stored.card["number"]).all()
-    assert sum(item.is_production for item in versions) == 1
+    assert sum("production" in item.aliases for item in versions) == 1
     assert {entry.id for entry in registry.history("cost", "cpu")} <= {item.id for item in versions}
     return versions
 

@@ -32,6 +32,7 @@ from autoshard.core import (
 )
 from autoshard.core.step import Overlap
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, activation_bytes, evaluate, plan_traffic
+from autoshard.evaluation.traffic import Stream
 
 COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 BATCH, WORLD, NODE = 64, 4, 2
@@ -89,10 +90,10 @@ class TestTraffic:
         # their gradients in fp32.
         to_owner = np.zeros((WORLD, WORLD))
         to_owner[:, 1] = 1
-        np.testing.assert_allclose(traffic.lengths_RR, to_owner * BAGS * 4)
-        np.testing.assert_allclose(traffic.ids_RR, to_owner * LOOKUPS * 8)
-        np.testing.assert_allclose(traffic.forward_RR, to_owner.T * BAGS * DIM * 2)
-        np.testing.assert_allclose(traffic.backward_RR, to_owner * BAGS * DIM * 4)
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.LENGTHS), to_owner * BAGS * 4)
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS), to_owner * LOOKUPS * 8)
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD), to_owner.T * BAGS * DIM * 2)
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.BACKWARD), to_owner * BAGS * DIM * 4)
         assert not traffic.sync_R.any()
         # Rank 1 holds all inputs and outputs; every rank holds the 16 vectors that it got.
         owner_bytes = WORLD * (BAGS * 4 + LOOKUPS * 8 + BAGS * DIM * 2)
@@ -144,29 +145,29 @@ class TestTraffic:
 
     def test_sequences_send_one_row_per_lookup(self):
         traffic = plan_traffic(plan_of(on(0, pooling=Pooling.SEQUENCE)))
-        np.testing.assert_allclose(traffic.forward_RR[0], LOOKUPS * DIM * 4)
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD)[0], LOOKUPS * DIM * 4)
 
     def test_several_features_are_several_bags(self):
         traffic = plan_traffic(plan_of(on(0, pooling_factors=(1.0, 2.0))))
-        np.testing.assert_allclose(traffic.forward_RR[0], 2 * BAGS * DIM * 4)
-        np.testing.assert_allclose(traffic.ids_RR[:, 0], BAGS * 3 * 8)
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD)[0], 2 * BAGS * DIM * 4)
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS)[:, 0], BAGS * 3 * 8)
 
     def test_row_wise_owners_each_send_a_partial_sum(self):
         traffic = plan_traffic(plan_of(held(Tier.ROW_WISE, ALL)))
-        np.testing.assert_allclose(traffic.ids_RR, LOOKUPS / 4 * 8)
-        np.testing.assert_allclose(traffic.forward_RR, BAGS * DIM * 4)
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS), LOOKUPS / 4 * 8)
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD), BAGS * DIM * 4)
 
     def test_deduplicated_rows_travel_once(self):
         rows = held(Tier.ROW_WISE, ALL, exchange=Exchange.ROWS, split=Split.HASH)
         plain, once = plan_traffic(plan_of(rows)), plan_traffic(plan_of(replace(rows, deduplicate=True)))
-        np.testing.assert_allclose(plain.forward_RR, LOOKUPS / 4 * DIM * 4)
+        np.testing.assert_allclose(plain.pairs_RR(Stream.FORWARD), LOOKUPS / 4 * DIM * 4)
         distinct = table().access.expected_distinct(LOOKUPS)
         assert distinct < LOOKUPS
-        np.testing.assert_allclose(once.forward_RR, distinct / 4 * DIM * 4)
+        np.testing.assert_allclose(once.pairs_RR(Stream.FORWARD), distinct / 4 * DIM * 4)
 
     def test_data_parallel_tables_meet_in_an_all_reduce_only(self):
         traffic = plan_traffic(plan_of(held(Tier.DATA_PARALLEL, EACH, grad_sync=GradSync.DENSE)))
-        for matrix in (traffic.ids_RR, traffic.forward_RR, traffic.backward_RR):
+        for matrix in map(traffic.pairs_RR, (Stream.IDS, Stream.FORWARD, Stream.BACKWARD)):
             assert not (matrix - np.diag(np.diag(matrix))).any()
         np.testing.assert_allclose(traffic.sync_R, ROWS * DIM * 4)
 
@@ -177,18 +178,21 @@ class TestTraffic:
 
     def test_flex_stays_within_nodes(self):
         traffic = plan_traffic(plan_of(held(Tier.FLEX, EACH_NODE, grad_sync=GradSync.DENSE)))
-        assert not traffic.forward_RR[:2, 2:].any()
-        np.testing.assert_allclose(traffic.forward_RR[:2, :2], BAGS * DIM * 4)
+        assert not traffic.pairs_RR(Stream.FORWARD)[:2, 2:].any()
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD)[:2, :2], BAGS * DIM * 4)
         # Each rank puts in half of the rows, but both ranks of a node do: its ports carry what all rows would take.
         np.testing.assert_allclose(traffic.sync_R, ROWS * DIM * 4)
 
     def test_replicas_are_fetched_as_the_plan_says(self):
         shard = held(Tier.REPLICATED, ((2,), (1,)), fetch=(1, 1, 0, 1), grad_sync=GradSync.SPARSE)
-        requests = plan_traffic(plan_of(shard)).ids_RR > 0
+        requests = plan_traffic(plan_of(shard)).pairs_RR(Stream.IDS) > 0
         assert [np.flatnonzero(row).tolist() for row in requests] == [[1], [1], [2], [1]]
 
     def test_replicas_are_fetched_from_the_own_node_by_default(self):
-        requests = plan_traffic(plan_of(held(Tier.REPLICATED, ((3,), (0,)), grad_sync=GradSync.SPARSE))).ids_RR > 0
+        requests = (
+            plan_traffic(plan_of(held(Tier.REPLICATED, ((3,), (0,)), grad_sync=GradSync.SPARSE))).pairs_RR(Stream.IDS)
+            > 0
+        )
         assert [np.flatnonzero(row).tolist() for row in requests] == [[0], [0], [3], [3]]
 
     @given(cut=st.integers(1, ROWS - 1), by=st.sampled_from(RowsBy), seed=st.integers(0, 99))
@@ -200,7 +204,7 @@ class TestTraffic:
             rows = RowRange(start=start, stop=stop, by=by)
             parts.append(held(tier, replicas, Shard(table=table(), rows=rows, columns=(0, DIM)), split=Split.CYCLIC))
         traffic = plan_traffic(plan_of(*parts))
-        np.testing.assert_allclose(traffic.ids_RR.sum(axis=1), LOOKUPS * 8, rtol=1e-6)
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS).sum(axis=1), LOOKUPS * 8, rtol=1e-6)
 
 
 class TestEvaluate:

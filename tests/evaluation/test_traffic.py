@@ -123,7 +123,7 @@ def test_bytes_by_level_are_those_of_the_pairs_of_ranks(plan):
     links = traffic.links(plan.topology)
     for stream in Stream:
         expected_RR = pair_by_pair(plan, stream)
-        np.testing.assert_allclose(getattr(traffic, f"{stream}_RR"), expected_RR, rtol=1e-12)
+        np.testing.assert_allclose(traffic.pairs_RR(stream), expected_RR, rtol=1e-12)
         np.testing.assert_allclose(traffic.sent_R(stream), expected_RR.sum(axis=1), rtol=1e-12)
         np.testing.assert_allclose(traffic.received_R(stream), expected_RR.sum(axis=0), rtol=1e-12)
         expected = link_bytes(expected_RR, plan.topology)

@@ -119,12 +119,6 @@ def test_another_sample_has_another_id():
     assert sample.identified().sample_id != other.identified().sample_id
 
 
-def test_bandwidths_follow_from_bytes_and_time():
-    sample = sample_of(max_received_bytes=3000, latency_ms=2.0)
-    assert sample.algorithm_bytes_per_s == pytest.approx(4096 / 2e-3)
-    assert sample.bus_bytes_per_s == pytest.approx(3000 / 2e-3)
-
-
 @pytest.mark.parametrize(
     ("values", "field"),
     [

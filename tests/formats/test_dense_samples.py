@@ -167,7 +167,7 @@ def with_column(name, value):
         (with_column("widths", [479, 2]), "widths: of a top perceptron must end in 1"),
         (with_column("batch_size", 0), "batch_size: must be at least 1, got 0"),
         (with_column("kind", "cross"), 'kind: must be one of bottom_mlp, top_mlp, dot, concat; got "cross"'),
-        (with_column("dtype", "int8"), "dtype: must be one of fp32, fp16, bf16; got int8"),
+        (with_column("dtype", "int8"), 'dtype: must be one of fp32, fp16, bf16, got "int8"'),
         (with_column("dtype", "fp64"), "dtype: must be one of"),
     ],
 )

@@ -25,6 +25,7 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
+from autoshard.evaluation.traffic import Stream
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.flexshard.planner import FlexShardPlanner
 from autoshard.planners.planner import PlanRequest
@@ -100,7 +101,7 @@ class TestTiers:
     def test_more_tiers_exchange_less_between_nodes(self):
         nodes = np.arange(32) // 8
         between = [
-            plan_traffic(plan(table(), tiers=num_tiers)).forward_RR[nodes[:, None] != nodes].sum()
+            plan_traffic(plan(table(), tiers=num_tiers)).pairs_RR(Stream.FORWARD)[nodes[:, None] != nodes].sum()
             for num_tiers in (1, 2, 3)
         ]
         assert between[0] > between[1] > 0
@@ -147,7 +148,7 @@ class TestTiers:
 class TestMemory:
     def test_neutral_plans_take_no_more_than_row_wise_ones(self):
         found, row_wise = plan(table(), tiers=3), plan(table(), tiers=1)
-        ids = max(plan_traffic(one).ids_RR.sum() / 32 for one in (found, row_wise))
+        ids = max(plan_traffic(one).pairs_RR(Stream.IDS).sum() / 32 for one in (found, row_wise))
         for held, before in zip(held_bytes(found), held_bytes(row_wise), strict=True):
             assert held <= before + ids
 
@@ -255,8 +256,8 @@ class TestOptions:
         ("options", "message"),
         [
             ({"tiers": 4}, r"options\.tiers: must be 1, 2 or 3, got 4"),
-            ({"rule": "best"}, r'options\.rule: must be any of frontier, paper, got "best"'),
-            ({"exchange": "all"}, r"options\.exchange: must be any of auto, rows, partial_sums"),
+            ({"rule": "best"}, r'options\.rule: must be one of frontier, paper, got "best"'),
+            ({"exchange": "all"}, r"options\.exchange: must be one of auto, rows, partial_sums"),
             ({"memory_multiplier": -1}, r"options\.memory_multiplier: must be at least 0"),
             ({"memory_multiplier": "nan"}, r"options\.memory_multiplier: must be a number"),
         ],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from autoshard.core import Tier
-from autoshard.planners.flexshard.break_points import memory_neutral_probability, neutral_memory, pareto_frontier
+from autoshard.planners.flexshard.break_points import memory_neutral_probability, pareto_frontier
 from autoshard.planners.flexshard.equations import RowSet, Strategy, dynamic_memory_bytes
 from studies.papers.flexshard.models import (
     DIM,
@@ -26,7 +26,6 @@ from studies.papers.flexshard.results import (
 
 RM_1, RM_2, RM_3, RM_4 = MODELS
 MACHINE = fitted_machine()
-HOT_ROW = RowSet(num_rows=1, lookups_per_sample=0, embedding_dim=DIM)
 models = pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 
 
@@ -87,9 +86,8 @@ class TestTable5:
     @models
     def test_two_tiers_by_the_measured_length_and_the_printed_coverage(self, model):
         # Rows that the lookups which they cover pay for.
-        paid = (
-            model.measured_length * model.two_tier.coverage / neutral_memory(Strategy.DATA_PARALLEL, HOT_ROW, MACHINE)
-        )
+        neutral = memory_neutral_probability(WORLD, LOCAL_BATCH, 6)
+        paid = model.measured_length * model.two_tier.coverage / neutral
         assert paid == pytest.approx(model.two_tier.num_rows, rel=0.08)
 
     def test_two_tiers_by_the_measured_length_on_the_curve(self, result):

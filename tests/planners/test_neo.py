@@ -32,7 +32,7 @@ from autoshard.planners.neo import CostFunction, NeoOptions, NeoPlanner
 from autoshard.planners.neo.choice import NEO_SCHEMES
 from autoshard.planners.neo.planner import _Planning
 from autoshard.planners.planner import PlanRequest
-from autoshard.planners.schemes import SchemeName, scheme_of_plan, schemes_of
+from autoshard.planners.schemes import SchemeName, scheme_of_placed, schemes_of
 
 COSTS = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 TERA = 10**12
@@ -75,7 +75,7 @@ def plan_of(tables, topology, batch_size=4096, **options):
 
 
 def scheme_in(plan, name):
-    found = scheme_of_plan(plan, name)
+    found = scheme_of_placed([one for one in plan.shards if one.shard.table.name == name], plan.topology)
     assert found is not None
     return found[0]
 
@@ -218,7 +218,8 @@ class TestPlacement:
         cost = CostFunction(topology=plan.topology, batch_size=plan.tables.batch_size)
         sums_R = np.zeros(plan.topology.world_size)
         for one in plan.tables.tables:
-            scheme, sites = scheme_of_plan(plan, one.name)
+            placed = [shard for shard in plan.shards if shard.shard.table.name == one.name]
+            scheme, sites = scheme_of_placed(placed, plan.topology)
             for part, site in zip(scheme.parts, sites, strict=True):
                 sums_R[site] += cost.of(part).weighted_s
         return sums_R

@@ -28,6 +28,7 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError, InvalidTopologyError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
+from autoshard.evaluation.traffic import Stream
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.bundled import load_tables, load_topology
 from autoshard.planners.oper import OperPlanner
@@ -76,7 +77,7 @@ def make_plan(tables, ranks, seed=0, **options):
 
 def fetched(plan):
     """Bytes that rank i fetches from rank j per step, [i, j]; 0 for what it has itself."""
-    bytes_RR = plan_traffic(plan).forward_RR.T
+    bytes_RR = plan_traffic(plan).pairs_RR(Stream.FORWARD).T
     return bytes_RR - np.diag(bytes_RR.diagonal())
 
 
@@ -91,7 +92,7 @@ def extra_bytes(plan):
 
 def served(plan):
     """Bytes of lookups that each rank serves, to itself and others."""
-    return plan_traffic(plan).forward_RR.sum(axis=1)
+    return plan_traffic(plan).pairs_RR(Stream.FORWARD).sum(axis=1)
 
 
 def evenness(values):

@@ -91,7 +91,7 @@ def test_duplication_pays_above_the_frequency_where_equations_4_and_5_meet():
 
 @pytest.mark.parametrize("arguments", [(0.0, 1.0, 1.0), (1.0, -1.0, 1.0), (1.0, 1.0, 0.0), (float("nan"), 1.0, 1.0)])
 def test_duplication_refuses_bandwidths_and_batches_of_nothing(arguments):
-    with pytest.raises(InvalidOptionError, match="must be a positive number"):
+    with pytest.raises(InvalidOptionError, match="must be above 0"):
         duplication_frequency(*arguments)
 
 

@@ -204,7 +204,7 @@ def test_plans_are_written_and_read_back(tmp_path):
     [
         ({"num_groups": 3}, "num_groups", "must divide the 16 ranks, got 3"),
         ({"num_groups": -1}, "num_groups", "must be at least 0, got -1"),
-        ({"layout": "sideways"}, "layout", 'must be one of auto, across_nodes, within_nodes; got "sideways"'),
+        ({"layout": "sideways"}, "layout", 'must be one of auto, across_nodes, within_nodes, got "sideways"'),
         ({"sync_every": 0}, "sync_every", "must be at least 1, got 0"),
         ({"moment_scale": -0.5}, "moment_scale", "must be at least 0, got -0.5"),
         ({"base": "replica-groups"}, "base", "must be another planner"),

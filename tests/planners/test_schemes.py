@@ -35,7 +35,7 @@ from autoshard.planners.schemes import (
     SchemeName,
     allowed_sites,
     column_cuts,
-    scheme_of_plan,
+    scheme_of_placed,
     schemes_of,
     why_not,
 )
@@ -76,7 +76,7 @@ def test_every_scheme_makes_a_valid_plan_from_which_it_is_read_again(table, two_
     for scheme in schemes:
         plan, sites = plan_of(scheme, two_nodes)
         validate_plan(plan)
-        found, at = scheme_of_plan(plan, "t")
+        found, at = scheme_of_placed(plan.shards, two_nodes)
         assert (found.parts, list(at)) == (scheme.parts, sites)
 
 

@@ -185,7 +185,7 @@ def test_a_policy_of_tables_that_were_cut_beforehand_is_not_used(make_request, r
 
 
 def test_items_that_there_are_not_are_refused(make_request):
-    with pytest.raises(InvalidOptionError, match=r'items: must be any of tables, row_groups, tiers, got "rows"'):
+    with pytest.raises(InvalidOptionError, match=r'items: must be one of tables, row_groups, tiers, got "rows"'):
         PolicyPlanner().plan(make_request("rows"))
 
 

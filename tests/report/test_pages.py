@@ -24,7 +24,7 @@ from autoshard.report.coverage_page import MOST_POINTS, Listing, PairAxis, Regio
 from autoshard.report.images import figure_page
 from autoshard.report.rendering import PLOTLY_JS, short_markup
 from autoshard.report.simulation import curves_figure, simulation_report
-from autoshard.simulation.points import Point, PointMemory, PointStatus, SimulatedPoint
+from autoshard.simulation.points import Point, PointMemory, PointStatus, PricedPoint, UnpricedPoint
 from autoshard.simulation.record import SweepRecord
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -64,12 +64,17 @@ def a_comparison(plan):
 
 def a_sweep():
     points = tuple(
-        SimulatedPoint(
+        PricedPoint(
             point=Point(machine=machine, num_ranks=ranks, batch_size=4096, num_groups=groups),
-            status=PointStatus.PRICED,
+            needed_bytes=1 << 30,
+            available_bytes=1 << 34,
             step_ms=(1.0, 0.9, 1.2),
             parts_ms={"forward_kernel": 0.4, "forward_exchange": 0.6},
             imbalance=1.1,
+            exchange_balance=0.9,
+            num_shards={},
+            models={},
+            planning_s=0.1,
             memory=PointMemory(static_bytes=1 << 30, activation_bytes=1 << 20, limit_bytes=1 << 34),
             planned_groups=groups,
         )
@@ -77,7 +82,14 @@ def a_sweep():
         for groups in (1, 2)
         for ranks in (8, 16, 32, 64)
     )
-    lost = replace(points[0], status=PointStatus.IMPOSSIBLE, step_ms=None, reason=f"{BACKWARDS}{LONG}")
+    lost = UnpricedPoint(
+        point=points[0].point,
+        needed_bytes=1 << 30,
+        available_bytes=1 << 34,
+        status=PointStatus.IMPOSSIBLE,
+        reason=f"{BACKWARDS}{LONG}",
+        planning_s=0.1,
+    )
     return SweepRecord(settings={"tables": LONG, "planner": EVIL}, points=(*points, lost))
 
 

@@ -136,8 +136,8 @@ def test_an_error_in_a_worker_comes_back_as_it_was(plan, tmp_path):
     [
         ({"nproc": 3}, r"nproc: must be in \[1, 2\], the plan's ranks; got 3"),
         ({"nproc": 2, "batch_size": 7}, "batch_size: must be a multiple of the 2 processes, got 7"),
-        ({"nproc": 2, "engine": "fast"}, 'engine: must be one of thin, torchrec; got "fast"'),
-        ({"nproc": 2, "device": "tpu"}, 'device: must be one of auto, cpu, cuda; got "tpu"'),
+        ({"nproc": 2, "engine": "fast"}, 'engine: must be one of thin, torchrec, got "fast"'),
+        ({"nproc": 2, "device": "tpu"}, 'device: must be one of auto, cpu, cuda, got "tpu"'),
         ({"nproc": 2, "steps": 0}, "steps: must be a whole number of at least 1, got 0"),
         ({"nproc": 2, "verify_steps": -1}, "verify_steps: must be a whole number of at least 0, got -1"),
     ],

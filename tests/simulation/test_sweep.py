@@ -11,7 +11,16 @@ from autoshard.core.errors import FormatError, InvalidOptionError, InvalidTopolo
 from autoshard.formats import load_machine, read_json, write_tables
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
-from autoshard.simulation import Point, SimulatedPoint, Simulator, read_record, scaling_factors, sweep_points
+from autoshard.simulation import (
+    Point,
+    PointMemory,
+    PricedPoint,
+    Simulator,
+    UnpricedPoint,
+    read_record,
+    scaling_factors,
+    sweep_points,
+)
 from autoshard.simulation.points import PointStatus
 
 GROUP_SIZE_POINTS = {"machines": ["dgx-a100"], "batch_sizes": [256], "is_batch_per_rank": True}
@@ -33,6 +42,23 @@ def tables(num_tables=16, rows=100_000, batch=4096):
 
 def simulator(**changes):
     return Simulator(**{"tables": tables(), "planner": "cost-greedy", **changes})
+
+
+def priced_point(point, step_ms):
+    return PricedPoint(
+        point=point,
+        needed_bytes=1,
+        available_bytes=1,
+        step_ms=(step_ms, step_ms, step_ms),
+        parts_ms={},
+        imbalance=1.0,
+        exchange_balance=1.0,
+        memory=PointMemory(static_bytes=1, activation_bytes=0, limit_bytes=1),
+        num_shards={},
+        planned_groups=1,
+        models={},
+        planning_s=0.1,
+    )
 
 
 class TestPoints:
@@ -59,9 +85,17 @@ class TestPoints:
     def test_scaling_factors_are_throughput_per_rank_over_the_smallest(self):
         def priced(num_ranks, step_ms, machine="zionex"):
             point = Point(machine=machine, num_ranks=num_ranks, batch_size=100, is_batch_per_rank=True)
-            return SimulatedPoint(point=point, status=PointStatus.PRICED, step_ms=(step_ms, step_ms, step_ms))
+            return priced_point(point, step_ms)
 
-        failed = replace(priced(4, 1.0), status=PointStatus.DOES_NOT_FIT, step_ms=None)
+        point = Point(machine="zionex", num_ranks=4, batch_size=100, is_batch_per_rank=True)
+        failed = UnpricedPoint(
+            point=point,
+            needed_bytes=2,
+            available_bytes=1,
+            status=PointStatus.DOES_NOT_FIT,
+            reason="1 byte more",
+            planning_s=0.1,
+        )
         points = [failed, priced(16, 2.5), priced(8, 2.0), priced(32, 4.0), priced(32, 7.0, machine="dgx-h100")]
         assert scaling_factors(points) == [None, 0.8, 1.0, 0.5, 1.0]
 
@@ -95,7 +129,7 @@ class TestSimulator:
     def test_a_planner_may_choose_groups_itself(self):
         (point,) = sweep_points(machines=["zionex"], ranks=[16], batch_sizes=[65536])
         chosen = simulator(planner="replica-groups").simulate(point)
-        assert chosen.status is PointStatus.PRICED
+        assert isinstance(chosen, PricedPoint)
         assert chosen.point == point
         assert 16 % chosen.planned_groups == 0
         assert (chosen.parts_ms["group_sync"] > 0) == (chosen.planned_groups > 1)
@@ -104,7 +138,6 @@ class TestSimulator:
         (point,) = sweep_points(machines=["dgx-a100"], ranks=[2], batch_sizes=[4096])
         found = simulator(tables=tables(rows=10**9)).simulate(point)
         assert found.status is PointStatus.DOES_NOT_FIT
-        assert found.step_ms is None
         assert found.needed_bytes == 16 * 10**9 * (64 + 1) * 4
         assert found.available_bytes == 2 * 80 * 2**30
         assert "bytes" in found.reason

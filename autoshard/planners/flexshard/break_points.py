@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from autoshard.core import AccessProfile
+from autoshard.core.accepted import Range
 from autoshard.core.errors import InvalidTableError, InvalidTopologyError
 from autoshard.planners.flexshard.equations import Machine, RowSet, Strategy, communication_s, memory_bytes
 
@@ -35,24 +36,9 @@ def memory_neutral_probability(
     Source:
         FlexShard, Table 2 and Sec. 4.2: (m - 1/U) / B, with weights and payload of one dtype.
     """
-    if world_size < 2:
-        raise InvalidTopologyError(f"must be at least 2, got {world_size}", field="world_size")
+    Range(at_least=2).check(world_size, "world_size", InvalidTopologyError)
     more = max(0.0, memory_multiplier - sharded_multiplier / world_size)
     return more / local_batch_size if local_batch_size > 0 else math.inf
-
-
-def neutral_memory(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
-    """Row probability above which a row takes less memory by `strategy` than row-wise; infinite if it never does.
-
-    Args:
-        strategy: Data-parallel has such a point; Flex saves no dynamic memory, so its point is infinite.
-        rows: Widths and multipliers of the rows; how many they are and how often looked up plays no part.
-        machine: The machine.
-
-    Source:
-        FlexShard, Sec. 4.2: the equations with E = 1, set equal.
-    """
-    return _neutral(memory_bytes, strategy, Strategy.ROW_WISE, rows, machine)
 
 
 def neutral_communication(
@@ -62,20 +48,16 @@ def neutral_communication(
 
     Args:
         strategy: Data-parallel or Flex.
-        rows: As in `neutral_memory`.
+        rows: Widths and multipliers of the rows; how many they are and how often looked up plays no part.
         machine: The machine.
         against: What it is compared with: Flex stops where it is neutral against row-wise (Sec. 4.5).
 
     Source:
         FlexShard, Sec. 4.2 and 4.5.
     """
-    return _neutral(communication_s, strategy, against, rows, machine)
-
-
-def _neutral(cost: _Cost, strategy: Strategy, against: Strategy, rows: RowSet, machine: Machine) -> float:
     row, lookup = one_row(rows), one_lookup(rows)
-    more = cost(strategy, row, machine) - cost(against, row, machine)
-    saved_per_lookup = cost(against, lookup, machine) - cost(strategy, lookup, machine)
+    more = communication_s(strategy, row, machine) - communication_s(against, row, machine)
+    saved_per_lookup = communication_s(against, lookup, machine) - communication_s(strategy, lookup, machine)
     if more <= 0:
         return 0.0
     return more / saved_per_lookup if saved_per_lookup > 0 else math.inf

@@ -14,8 +14,9 @@ from enum import StrEnum
 import numpy as np
 
 from autoshard.core import CommModel, Topology
+from autoshard.core.accepted import ABOVE_0, AT_LEAST_1, FINITE_ABOVE_0, FINITE_AT_LEAST_0
 from autoshard.core.costs import LinkBytes, MsArray
-from autoshard.core.errors import InvalidOptionError, InvalidTopologyError
+from autoshard.core.errors import InvalidTopologyError
 from autoshard.evaluation.traffic import ID_BYTES
 
 #: Bytes per replicated byte of weights that FlexShard assumes, from TorchRec; an over-estimate by its Sec. 6.3.
@@ -50,9 +51,7 @@ class Bandwidths:
     """Over nodes, between ranks of the same place in their node, all places at once."""
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise InvalidTopologyError(f"must be a positive number, got {getattr(self, name)}", field=name)
+        ABOVE_0.check_fields(self, *self.__slots__, error=InvalidTopologyError)
 
     @classmethod
     def of(cls, topology: Topology, comm: CommModel) -> Bandwidths:
@@ -103,13 +102,8 @@ class Machine:
     bandwidths: Bandwidths
 
     def __post_init__(self) -> None:
-        for name in ("ranks_per_node", "num_nodes"):
-            if getattr(self, name) < 1:
-                raise InvalidTopologyError(f"must be at least 1, got {getattr(self, name)}", field=name)
-        if not (math.isfinite(self.local_batch_size) and self.local_batch_size >= 0):
-            raise InvalidTopologyError(
-                f"must be a number of at least 0, got {self.local_batch_size}", field="local_batch_size"
-            )
+        AT_LEAST_1.check_fields(self, "ranks_per_node", "num_nodes", error=InvalidTopologyError)
+        FINITE_AT_LEAST_0.check_fields(self, "local_batch_size", error=InvalidTopologyError)
 
     @classmethod
     def of(cls, topology: Topology, comm: CommModel, batch_size: int) -> Machine:
@@ -150,14 +144,10 @@ class RowSet:
     sharded_multiplier: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("num_rows", "lookups_per_sample"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise InvalidOptionError(f"must be a number of at least 0, got {value}", field=name)
-        for name in ("embedding_dim", "weight_bytes", "payload_bytes", "replica_multiplier", "sharded_multiplier"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InvalidOptionError(f"must be a positive number, got {value}", field=name)
+        FINITE_AT_LEAST_0.check_fields(self, "num_rows", "lookups_per_sample")
+        FINITE_ABOVE_0.check_fields(
+            self, "embedding_dim", "weight_bytes", "payload_bytes", "replica_multiplier", "sharded_multiplier"
+        )
 
 
 def static_memory_bytes(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
@@ -181,21 +171,6 @@ def dynamic_memory_bytes(strategy: Strategy, rows: RowSet, machine: Machine) -> 
     """
     copies = 1 if strategy is Strategy.DATA_PARALLEL else 2
     return copies * machine.local_batch_size * rows.lookups_per_sample * rows.embedding_dim * rows.payload_bytes
-
-
-def values_read(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
-    """Numbers that a rank reads from its rows: those asked of it, times the share of each that it has.
-
-    Source:
-        FlexShard, Tables 2 and 3, "rows accessed"; alike for all strategies.
-    """
-    batches, owners = {
-        Strategy.ROW_WISE: (machine.world_size, machine.world_size),
-        Strategy.COLUMN_WISE: (machine.world_size, machine.world_size),
-        Strategy.FLEX: (machine.ranks_per_node, machine.ranks_per_node),
-        Strategy.DATA_PARALLEL: (1, 1),
-    }[strategy]
-    return batches * machine.local_batch_size * rows.lookups_per_sample / owners * rows.embedding_dim
 
 
 def ids_distributed(strategy: Strategy, rows: RowSet, machine: Machine) -> float:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from autoshard.core import EmbeddingTable, Exchange
 from autoshard.core.access import FloatArray, IntArray
-from autoshard.core.merged_access import MergedAccess
 from autoshard.planners.flexshard.break_points import neutral_communication
 from autoshard.planners.flexshard.equations import Strategy
 from autoshard.planners.flexshard.frontier import TierBounds, TierChoice, whole_rows
@@ -69,10 +68,21 @@ def paper_choice(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Merged:
-    """All tables' rows as one distribution (Sec. 4.6), in intervals of rows with one probability."""
+    """All tables' rows as one distribution, in intervals of rows with one probability, the highest first.
+
+    Of rows that are exactly alike, those of the earlier table come first.
+
+    Source:
+        FlexShard, Sec. 4.6: the tables' distributions "are simply merged and sorted into one large distribution".
+    """
 
     tables: Sequence[EmbeddingTable]
-    access: MergedAccess
+    table_I: IntArray
+    """The table of each interval."""
+    rows_I: FloatArray
+    """Rows of each interval."""
+    probability_I: FloatArray
+    """Expected lookups of a row in one sample."""
     neutral: dict[Strategy, FloatArray]
     """By strategy, the probability that rows of each table must exceed; infinite where it is not allowed."""
     costs_T: Sequence[dict[Strategy, TierCost]]
@@ -93,29 +103,22 @@ class _Merged:
                 if sends_rows[index] and strategy in allowed and Strategy.ROW_WISE in allowed:
                     rows = pricing.rows_of(table)
                     neutral[strategy][index] = neutral_communication(strategy, rows, pricing.machine)
+        intervals = [np.diff(table.access.ranks_K) for table in tables]
+        table_I = np.repeat(np.arange(len(tables)), [len(rows_I) for rows_I in intervals])
+        rows_I = np.concatenate(intervals)
+        lookups = [np.diff(table.access.cumulative_K) * table.pooling_factor for table in tables]
+        probability_I = np.concatenate(lookups) / rows_I
+        order_I = np.argsort(-probability_I, kind="stable")
         return cls(
             tables=tables,
-            access=MergedAccess.of([(table.access, table.pooling_factor) for table in tables]),
+            table_I=table_I[order_I],
+            rows_I=rows_I[order_I],
+            probability_I=probability_I[order_I],
             neutral=neutral,
             costs_T=[
                 {strategy: pricing.cost(table, strategy, Exchange.ROWS) for strategy in _TIERS} for table in tables
             ],
         )
-
-    @property
-    def table_I(self) -> IntArray:  # noqa: N802 - a shape suffix
-        """The table of each interval."""
-        return self.access.table_I
-
-    @property
-    def rows_I(self) -> FloatArray:  # noqa: N802 - a shape suffix
-        """Rows of each interval."""
-        return self.access.rows_I
-
-    @property
-    def probability_I(self) -> FloatArray:  # noqa: N802 - a shape suffix
-        """Expected lookups of a row in one sample."""
-        return self.access.lookups_per_row_I
 
     def is_worth(self, strategy: Strategy) -> NDArray[np.bool_]:
         """Whether rows take less time to communicate than row-wise."""

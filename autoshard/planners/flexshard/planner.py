@@ -16,14 +16,15 @@ from autoshard.core import (
     ShardingPlan,
     Tier,
 )
+from autoshard.core.accepted import AT_LEAST_0, check_choice
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from autoshard.core.quoting import shown
+from autoshard.planners.constraints import check_constraints
 from autoshard.planners.flexshard.equations import Machine, Strategy
 from autoshard.planners.flexshard.frontier import Frontier, TierBounds, TierChoice
 from autoshard.planners.flexshard.memory import gradient_sum, held_bytes, segments
 from autoshard.planners.flexshard.paper_rule import paper_choice
 from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
-from autoshard.planners.flexshard.whole_tables import WholeTables, check_constraints, unsplit
+from autoshard.planners.flexshard.whole_tables import WholeTables, unsplit
 from autoshard.planners.placement import shared
 from autoshard.planners.planner import PlanRequest, parse_options
 
@@ -79,13 +80,8 @@ class FlexShardOptions:
         if not 1 <= self.tiers <= 3:
             raise InvalidOptionError(f"must be 1, 2 or 3, got {self.tiers}", field="options.tiers")
         for name, accepted in (("rule", _RULES), ("exchange", tuple(_EXCHANGES))):
-            if getattr(self, name) not in accepted:
-                raise InvalidOptionError(
-                    f"must be any of {', '.join(accepted)}, got {shown(getattr(self, name))}", field=f"options.{name}"
-                )
-        for name in ("memory_multiplier", "table_wise_below_rows"):
-            if getattr(self, name) < 0:
-                raise InvalidOptionError(f"must be at least 0, got {getattr(self, name)}", field=f"options.{name}")
+            check_choice(getattr(self, name), accepted, f"options.{name}")
+        AT_LEAST_0.check_fields(self, "memory_multiplier", "table_wise_below_rows", within="options.")
 
 
 class FlexShardPlanner:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, PlacedShard, Shard, TableSet, Tier, Topology
+from autoshard.core import EmbeddingTable, PlacedShard, Shard, TableSet, Tier
 from autoshard.core.access import FloatArray
-from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
-from autoshard.core.quoting import shown
+from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.traffic import cheaper_exchange
+from autoshard.planners.constraints import allowed_ranks, colocated
 from autoshard.planners.feasibility import repair
 from autoshard.planners.flexshard.equations import Machine
 from autoshard.planners.flexshard.memory import pair_bytes
@@ -24,44 +24,26 @@ from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
 
 
-def check_constraints(tables: TableSet, topology: Topology) -> None:
-    """Checks that constraints name tables and ranks that are there.
-
-    Raises:
-        InvalidPlanError: If one does not.
-    """
-    names = {table.name for table in tables.tables}
-    for index, table in enumerate(tables.tables):
-        field = f"tables[{index}].constraints"
-        for name in table.constraints.colocate_with:
-            if name not in names:
-                raise InvalidPlanError(f"names {shown(name)}, which is no table", field=f"{field}.colocate_with")
-        for rank in table.constraints.pinned_ranks:
-            if not 0 <= rank < topology.world_size:
-                raise InvalidPlanError(
-                    f"must be in [0, {topology.world_size}), got {rank}", field=f"{field}.pinned_ranks"
-                )
-
-
 def unsplit(tables: TableSet, machine: Machine, num_tiers: int, below_rows: int) -> frozenset[str]:
     """Names of the tables that are not split over all ranks.
 
     Those that are pinned to some of the ranks or have no tier left, those that may not be row-wise or have fewer than
     `below_rows` rows and may be on one rank, and all that share their ranks.
     """
-    whole = {table.name for table in tables.tables if _stays_whole(table, machine, num_tiers, below_rows)}
-    linked = [(table.name, other) for table in tables.tables for other in table.constraints.colocate_with]
-    while more := {name for pair in linked if whole.intersection(pair) for name in pair} - whole:
-        whole |= more
-    return frozenset(whole)
+    return frozenset(
+        table.name
+        for group in colocated(tables)
+        if any(_stays_whole(table, machine, num_tiers, below_rows) for table in group)
+        for table in group
+    )
 
 
 def _stays_whole(table: EmbeddingTable, machine: Machine, num_tiers: int, below_rows: int) -> bool:
-    constraints, world_size = table.constraints, machine.world_size
-    if constraints.pinned_ranks and len(set(constraints.pinned_ranks)) < world_size:
+    forbidden, world_size = table.constraints.forbidden_tiers, machine.world_size
+    if not allowed_ranks(table, world_size).all():
         return True
-    if Tier.TABLE_WISE not in constraints.forbidden_tiers and (
-        world_size == 1 or Tier.ROW_WISE in constraints.forbidden_tiers or table.num_embeddings < below_rows
+    if Tier.TABLE_WISE not in forbidden and (
+        world_size == 1 or Tier.ROW_WISE in forbidden or table.num_embeddings < below_rows
     ):
         return True
     return not tiers_of(table, machine, num_tiers)

@@ -11,12 +11,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import Costs, EmbeddingTable, LocalShard, MemoryLevel, PlacedShard, Shard, TableSet, Topology
-from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError, ModelError
+from autoshard.core import (
+    Costs,
+    EmbeddingTable,
+    LocalShard,
+    MemoryLevel,
+    PlacedShard,
+    Shard,
+    TableSet,
+    Topology,
+    Update,
+)
+from autoshard.core.errors import InfeasiblePlanError, ModelError
+from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import behind_caches
-from autoshard.planners.placement import colocated
+from autoshard.planners.constraints import check_constraints, colocated
 from autoshard.planners.schemes import Hold, Part, Scheme, allowed_sites, why_not
-from autoshard.planners.step_sums import SumPrices, kernels_of
+from autoshard.planners.step_sums import SumPrices
 
 LEVELS = tuple(MemoryLevel)
 #: Parts of a byte that bytes on the way are rounded to.
@@ -103,7 +114,7 @@ class Catalog:
         kernel = behind_caches(costs.kernel, topology) if has_caches else costs.kernel
         costs = replace(costs, kernel=kernel)
         self.tables, self.topology, self.costs = tables, topology, costs
-        kernels = {kernel for table in tables.tables for kernel in kernels_of(table)}
+        kernels = {fused_kernel(table, update) for table in tables.tables for update in Update}
         self.prices = SumPrices(tables, topology, costs, kernels)
         self._kinds: dict[Hashable, int] = {}
         self._unpriced: set[Hashable] = set()
@@ -113,10 +124,9 @@ class Catalog:
         self.codes_VH = np.zeros((0, width))
         self.moved_VC = np.zeros((0, self.prices.num_columns))
         self.bytes_VM = np.zeros((0, len(LEVELS)))
-        members = [tuple(tables.tables[index] for index in group) for group in colocated(tables)]
-        self.units = [Unit(tables=group, options=[]) for group in members]
-        self.unit_of = {table.name: index for index, group in enumerate(members) for table in group}
-        check_pins(tables, topology)
+        check_constraints(tables, topology)
+        self.units = [Unit(tables=group, options=[]) for group in colocated(tables)]
+        self.unit_of = {table.name: index for index, unit in enumerate(self.units) for table in unit.tables}
         by_unit = [[schemes(table) for table in unit.tables] for unit in self.units]
         self._learn_kinds(
             part for of_unit in by_unit for of_table in of_unit for scheme in of_table for part in scheme.parts
@@ -209,26 +219,11 @@ class Catalog:
             return
         self._kinds |= {key: len(self.codes_VH) + index for index, (key, _, _) in enumerate(kept)}
         # Sums of such numbers are exact, so that what has left a rank leaves nothing behind.
-        moved = [np.rint(self.prices.moved(placed, local) * _GRID) / _GRID for _, placed, local in kept]
-        held = [_bytes(local) for _, _, local in kept]
+        moved = [np.rint(self.prices.moved(placed) * _GRID) / _GRID for _, placed, _ in kept]
+        held = [[local.held_bytes[level] for level in LEVELS] for _, _, local in kept]
         self.codes_VH = np.concatenate([self.codes_VH, codes])
         self.moved_VC = np.concatenate([self.moved_VC, np.array(moved).reshape(-1, self.prices.num_columns)])
         self.bytes_VM = np.concatenate([self.bytes_VM, np.array(held).reshape(-1, len(LEVELS))])
-
-
-def check_pins(tables: TableSet, topology: Topology) -> None:
-    """Checks that pinned ranks are there.
-
-    Raises:
-        InvalidPlanError: If one is not.
-    """
-    for index, table in enumerate(tables.tables):
-        for rank in table.constraints.pinned_ranks:
-            if not 0 <= rank < topology.world_size:
-                raise InvalidPlanError(
-                    f"must be in [0, {topology.world_size}), got {rank}",
-                    field=f"tables[{index}].constraints.pinned_ranks",
-                )
 
 
 def _together(schemes: Sequence[Scheme]) -> list[tuple[Part, ...]]:
@@ -281,10 +276,3 @@ def _encoded(costs: Costs, locals_: Sequence[LocalShard]) -> tuple[NDArray[np.fl
     priced = [codes[index] for index in sorted(codes)]
     width = len(priced[0]) if priced else 0
     return np.array(priced).reshape(len(priced), width), [index in codes for index in range(len(locals_))]
-
-
-def _bytes(local: LocalShard) -> list[int]:
-    held = dict.fromkeys(LEVELS, 0)
-    held[local.level] += local.memory_bytes
-    held[MemoryLevel.HBM] += local.cache_bytes
-    return [held[level] for level in LEVELS]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autoshard.core import Costs, EmbeddingTable, MemoryLevel, MemoryPlacement, ShardingPlan, TableSet, Topology
+from autoshard.core import Costs, EmbeddingTable, MemoryLevel, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import (
     AutoshardError,
     InfeasiblePlanError,
@@ -15,7 +15,7 @@ from autoshard.core.errors import (
     InvalidTopologyError,
     ModelError,
 )
-from autoshard.evaluation.cached_rows import cached_row_bytes
+from autoshard.evaluation.cached_rows import behind_cache
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.granular.catalog import Catalog
@@ -263,8 +263,7 @@ def _behind_cache(scheme: Scheme, level: MemoryLevel, share: float, topology: To
     """The scheme with rows in another memory, behind caches for a share of the rows that a batch hits."""
     local = scheme.parts[0].local(topology, batch_size)
     num_rows = max(1, round(share * local.access.expected_distinct(local.num_lookups)))
-    row_bytes = cached_row_bytes(local)
-    return scheme.in_memory(MemoryPlacement(level=level, cache_bytes=min(num_rows, local.num_embeddings) * row_bytes))
+    return scheme.in_memory(behind_cache(local, level, num_rows))
 
 
 def _with_caches(layout: Layout) -> ShardingPlan:

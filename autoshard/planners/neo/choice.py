@@ -14,9 +14,9 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import EmbeddingTable, MemoryLevel, MemoryPlacement, TableSet, Topology
+from autoshard.core import EmbeddingTable, MemoryLevel, TableSet, Topology
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.evaluation.cached_rows import cached_row_bytes
+from autoshard.evaluation.cached_rows import behind_cache
 from autoshard.planners.neo.cost import CostFunction, PartCost
 from autoshard.planners.schemes import Hold, Part, Scheme, SchemeName, allowed_sites, schemes_of, why_not
 
@@ -185,12 +185,7 @@ class Chooser:
         for part in scheme.parts:
             local = part.local(self._topology, self._batch_size)
             rows = ceil(least_cache * local.access.expected_distinct(local.num_lookups))
-            memory = MemoryPlacement(
-                level=level,
-                cache_bytes=min(rows, local.num_embeddings) * cached_row_bytes(local),
-                policy=self._cache_policy,
-            )
-            parts.append(replace(part, memory=memory))
+            parts.append(replace(part, memory=behind_cache(local, level, rows, self._cache_policy)))
         return replace(scheme, parts=tuple(parts))
 
     def _choice(self, schemes: Sequence[Scheme]) -> Choice:
@@ -276,19 +271,3 @@ def _room(
         level: np.array([min(of_level[rank] for rank in ranks) for ranks in sites], dtype=np.int64)
         for level, of_level in capacity.items()
     }
-
-
-def units_of(tables: TableSet) -> tuple[tuple[EmbeddingTable, ...], ...]:
-    """Tables that must share their ranks together, all others one by one, in the order of the tables."""
-    by_name = {table.name: table for table in tables.tables}
-    group_of = {name: {name} for name in by_name}
-    for table in tables.tables:
-        for other in table.constraints.colocate_with:
-            merged = group_of[table.name] | group_of[other]
-            for name in merged:
-                group_of[name] = merged
-    units: dict[int, tuple[EmbeddingTable, ...]] = {}
-    for table in tables.tables:
-        group = group_of[table.name]
-        units.setdefault(id(group), tuple(one for one in tables.tables if one.name in group))
-    return tuple(units.values())

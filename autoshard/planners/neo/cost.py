@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from autoshard.core import (
-    DType,
     LocalShard,
     MemoryLevel,
-    Optimizer,
     PlacedShard,
-    Pooling,
     Topology,
     Update,
     local_shard,
 )
 from autoshard.core.plan import Payload
+from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.evaluation.cached_rows import TransferSpeeds, transfer_seconds
 from autoshard.evaluation.device_memory import DeviceMemory, device_memory
 from autoshard.evaluation.traffic import REDUCED_BYTES, PairTraffic, synced_bytes
@@ -107,7 +105,7 @@ class CostFunction:
             transfer_s=transfer_s,
             weighted_s=weighted_s,
             num_holders=part.hold.num_holders(topology),
-            held_bytes=held_bytes(local),
+            held_bytes=local.held_bytes,
         )
 
     def fixed_s(self, parts: Iterable[Part]) -> float:
@@ -119,17 +117,17 @@ class CostFunction:
         Source:
             Neo Sec. 4.1: measured latencies are a fixed additive cost.
         """
-        kinds: set[tuple[DType, Pooling, Optimizer, bool]] = set()
+        kinds: set[FusedKernel] = set()
+        updates: set[Update] = set()
         for part in parts:
-            table, is_replicated = part.shard.table, part.hold.num_replicas(self.topology) > 1
-            kinds.add((table.dtype, table.pooling, table.optimizer, is_replicated))
-        has_replicas = any(kind[-1] for kind in kinds)
-        has_owners = any(not kind[-1] for kind in kinds)
+            update = Update.ALL_REDUCED if part.hold.num_replicas(self.topology) > 1 else Update.FUSED
+            kinds.add(fused_kernel(part.shard.table, update))
+            updates.add(update)
         exchange_s = _NUM_EXCHANGES * max(level.all_to_all.latency_s for level in self.topology.levels)
         reduce_s = self.topology.levels[-1].all_reduce.latency_s
         memory = self._device
         launches_s = len(kinds) * (memory.forward_launch_ms + memory.backward_launch_ms) / 1e3
-        latency_s = has_owners * exchange_s + has_replicas * reduce_s
+        latency_s = (Update.FUSED in updates) * exchange_s + (Update.ALL_REDUCED in updates) * reduce_s
         return self.communication_weight * latency_s + self.access_weight * launches_s
 
     def _exchange_s(self, placed: PlacedShard) -> float:
@@ -151,11 +149,3 @@ class CostFunction:
     @property
     def _device(self) -> DeviceMemory:
         return device_memory(self.topology.device, self.topology.memory_bandwidth.hbm)
-
-
-def held_bytes(local: LocalShard) -> dict[MemoryLevel, int]:
-    """Memory of what a rank holds: rows and optimizer state on their level, the cache in the device's memory."""
-    held = dict.fromkeys(MemoryLevel, 0)
-    held[MemoryLevel.HBM] = local.cache_bytes
-    held[local.level] = local.memory_bytes
-    return held

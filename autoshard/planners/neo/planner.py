@@ -10,14 +10,14 @@ from itertools import product
 from typing import ClassVar
 
 from autoshard.core import MemoryLevel, PlacedShard, ShardingPlan, Topology
-from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from autoshard.core.quoting import shown
+from autoshard.core.accepted import AT_LEAST_0, SHARE, check_choice, listed
+from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.cached_rows import LFU, LRU
-from autoshard.planners.flexshard.whole_tables import check_constraints
+from autoshard.planners.constraints import check_constraints, colocated
 from autoshard.planners.neo.arrangement import GREEDY, KARMARKAR_KARP, Arrangement, Arranger
 from autoshard.planners.neo.caches import FILLS, fewest_cached, levels_of, with_grown_caches
-from autoshard.planners.neo.choice import NEO_SCHEMES, Choice, Chooser, units_of
+from autoshard.planners.neo.choice import NEO_SCHEMES, Choice, Chooser
 from autoshard.planners.neo.cost import CostFunction
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.schemes import SchemeName
@@ -73,26 +73,16 @@ class NeoOptions:
             ("compare", (_STEP, _COST)),
             ("cache_policy", (LRU, LFU)),
         ):
-            if getattr(self, name) not in accepted:
-                raise InvalidOptionError(
-                    f"must be any of {', '.join(accepted)}, got {shown(getattr(self, name))}", field=f"options.{name}"
-                )
-        for name in ("communication_weight", "access_weight"):
-            if getattr(self, name) < 0:
-                raise InvalidOptionError(f"must be at least 0, got {getattr(self, name)}", field=f"options.{name}")
-        if not 0 < self.memory_share <= 1:
-            raise InvalidOptionError(f"must be in (0, 1], got {self.memory_share}", field="options.memory_share")
-        names = self.names
-        for name in names:
-            if name not in NEO_SCHEMES:
-                raise InvalidOptionError(
-                    f"must be any of {', '.join(NEO_SCHEMES)}, got {shown(name)}", field="options.schemes"
-                )
+            check_choice(getattr(self, name), accepted, f"options.{name}")
+        AT_LEAST_0.check_fields(self, "communication_weight", "access_weight", within="options.")
+        SHARE.check_fields(self, "memory_share", within="options.")
+        for name in self.names:
+            check_choice(name, NEO_SCHEMES, "options.schemes")
 
     @property
     def names(self) -> tuple[str, ...]:
         """The schemes, each once."""
-        return tuple(dict.fromkeys(name.strip() for name in self.schemes.split(",")))
+        return tuple(dict.fromkeys(listed(self.schemes)))
 
 
 class NeoPlanner:
@@ -149,7 +139,7 @@ class _Planning:
         names = tuple(SchemeName(name) for name in options.names)
         self.chooser = Chooser(request.tables, topology, self.cost, names, self.capacity, options.cache_policy)
         self.arranger = Arranger(request.tables, topology, self.capacity, options.placement, request.costs.kernel)
-        self.units = units_of(request.tables)
+        self.units = colocated(request.tables)
         self.known: dict[tuple[int, MemoryLevel, float], tuple[Choice, ...]] = {}
 
     def run(self) -> ShardingPlan:

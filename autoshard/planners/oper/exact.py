@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.core.accepted import ABOVE_0
 from autoshard.core.costs import MsArray
-from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, ModelError
+from autoshard.core.errors import InfeasiblePlanError, ModelError
 from autoshard.planners.oper.cost_matrix import FloatArray, PathArray, exchange_ms
 
 #: Costs in the whole numbers that CP-SAT works with: parts in so many of all lookups over the slowest link.
@@ -87,8 +88,7 @@ def least_exchange(
     Source:
         OPER Sec. 3.2 and 3.3: Eq. 1 to 3 as a mixed-integer linear problem, solved with Gurobi in Table 3.
     """
-    if not effort > 0:
-        raise InvalidOptionError(f"must be above 0, got {effort}", field="effort")
+    ABOVE_0.check(effort, "effort")
     model = _Model(task)
     if near_NR is not None:
         model.start_from(near_NR)

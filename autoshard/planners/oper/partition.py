@@ -11,7 +11,8 @@ from itertools import pairwise
 import numpy as np
 
 from autoshard.core import AccessProfile, EmbeddingTable, RowRange, RowsBy, Shard, TableSet
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.accepted import AT_LEAST_1, SHARE
+from autoshard.planners.constraints import colocated
 
 
 def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:
@@ -34,8 +35,7 @@ def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:
         OPER Sec. 4.1. Differs: lookups count by the bytes that they read (Eq. 2 has S_k A_k, too), since tables need
         not be of one width.
     """
-    if not 0 < threshold <= 1:
-        raise InvalidOptionError(f"must be in (0, 1], got {threshold}", field="threshold")
+    SHARE.check(threshold, "threshold")
     max_lookup_bytes = threshold * sum(lookup_bytes(Shard.whole(table)) for table in tables.tables)
     max_bytes = threshold * sum(table.hbm_bytes for table in tables.tables)
     kept = _kept_whole(tables)
@@ -65,8 +65,7 @@ def equal_row_ranges(tables: TableSet, num_parts: int, *, by: RowsBy = RowsBy.IN
     Raises:
         InvalidOptionError: If the number of parts is out of range.
     """
-    if num_parts < 1:
-        raise InvalidOptionError(f"must be at least 1, got {num_parts}", field="num_parts")
+    AT_LEAST_1.check(num_parts, "num_parts")
     kept = _kept_whole(tables)
     shards: list[Shard] = []
     for table in tables.tables:
@@ -87,8 +86,7 @@ def lookup_bytes(shard: Shard) -> float:
 
 def _kept_whole(tables: TableSet) -> frozenset[str]:
     """Names of tables that must share a rank with another."""
-    pairs = [(table.name, other) for table in tables.tables for other in table.constraints.colocate_with]
-    return frozenset(name for pair in pairs if pair[0] != pair[1] for name in pair)
+    return frozenset(table.name for group in colocated(tables) if len(group) > 1 for table in group)
 
 
 def _bounds(access: AccessProfile, max_share: float, max_rows: int) -> list[int]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 
 from autoshard.core import Exchange, MemoryBytes, PlacedShard, Shard, ShardingPlan
+from autoshard.core.accepted import AT_LEAST_0, Range, check_choice
 from autoshard.core.costs import MsArray
-from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTopologyError
-from autoshard.core.quoting import shown
+from autoshard.core.errors import InfeasiblePlanError, InvalidTopologyError
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.greedy import SizeGreedyPlanner
 from autoshard.planners.oper.balance import MAX_CAPACITY, ByteArray, Method, Placement, pack, place
@@ -85,10 +85,10 @@ class OperOptions:
 
     def __post_init__(self) -> None:
         for label, accepted in (("mode", Mode), ("method", Method), ("exchange", ExchangeOption)):
-            _member(accepted, getattr(self, label), label)
-        _check_range("threshold", self.threshold, _MIN_THRESHOLD, 1.0)
-        _check_range("balance", self.balance, 0.0, 1.0)
-        _check_range("extra_memory_ratio", self.extra_memory_ratio, 0.0, np.inf)
+            check_choice(getattr(self, label), accepted, f"options.{label}")
+        Range(at_least=_MIN_THRESHOLD, at_most=1).check_fields(self, "threshold", within="options.")
+        Range(at_least=0, at_most=1).check_fields(self, "balance", within="options.")
+        AT_LEAST_0.check_fields(self, "extra_memory_ratio", within="options.")
 
 
 class OperPlanner:
@@ -281,18 +281,3 @@ def _with_exchange(shards: tuple[PlacedShard, ...], request: PlanRequest, option
         return rows if option is ExchangeOption.ROWS else sums
     each = replace(plan, shards=with_exchange(shards, None))
     return min((rows, sums, each), key=lambda candidate: evaluate(candidate, request.costs).step_ms.value)
-
-
-_EnumT = TypeVar("_EnumT", bound=StrEnum)
-
-
-def _member(accepted: type[_EnumT], value: str, label: str) -> _EnumT:
-    if value not in list(accepted):
-        raise InvalidOptionError(f"must be one of {', '.join(accepted)}, got {shown(value)}", field=f"options.{label}")
-    return accepted(value)
-
-
-def _check_range(label: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        accepted = f"at least {low:g}" if np.isinf(high) else f"in [{low:g}, {high:g}]"
-        raise InvalidOptionError(f"must be {accepted}, got {value:g}", field=f"options.{label}")

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import Tier, Topology
+from autoshard.core.accepted import ABOVE_0
 from autoshard.core.costs import MsArray
-from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.oper.balance import MAX_CAPACITY, ByteArray
 from autoshard.planners.oper.cost_matrix import FloatArray, PathArray, exchange_ms
 from autoshard.planners.oper.row_group import RowGroup
@@ -45,13 +45,9 @@ def duplication_frequency(p2p_bytes_per_s: float, all_reduce_bytes_per_s: float,
     Source:
         OPER Eq. 4 and 5: BW_p2p / (batch * BW_all_reduce), where the batch is that of one rank.
     """
-    for label, value in (
-        ("p2p_bytes_per_s", p2p_bytes_per_s),
-        ("all_reduce_bytes_per_s", all_reduce_bytes_per_s),
-        ("batch_per_rank", batch_per_rank),
-    ):
-        if not value > 0:
-            raise InvalidOptionError(f"must be a positive number, got {value}", field=label)
+    ABOVE_0.check(p2p_bytes_per_s, "p2p_bytes_per_s")
+    ABOVE_0.check(all_reduce_bytes_per_s, "all_reduce_bytes_per_s")
+    ABOVE_0.check(batch_per_rank, "batch_per_rank")
     return p2p_bytes_per_s / (batch_per_rank * all_reduce_bytes_per_s)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from autoshard.core import Costs, Exchange, PlacedShard, Shard, ShardingPlan, TableSet, Topology
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
+from autoshard.evaluation.traffic import Stream
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.oper import fetch_matrix_ms, lookup_bytes, row_groups
 from autoshard.planners.oper.exact import ExactTask, least_exchange, rank_exchange_ms
@@ -150,7 +151,7 @@ def make_plan(tables: TableSet, topology: Topology, planner: str = "oper", **opt
 
 def fetched_mib(plan: ShardingPlan) -> FloatArray:
     """MiB that rank i fetches from rank j per step, shape (R, R); 0 for what it has itself."""
-    bytes_RR = plan_traffic(plan).forward_RR.T
+    bytes_RR = plan_traffic(plan).pairs_RR(Stream.FORWARD).T
     return np.asarray((bytes_RR - np.diag(bytes_RR.diagonal())) / MIB)
 
 
@@ -262,7 +263,7 @@ def loads_by_method(tables: TableSet) -> Mapping[str, MethodLoads]:
     return {
         name: MethodLoads(
             memory_R=held_mib(plan),
-            lookups_R=plan_traffic(plan).forward_RR.sum(axis=1) / MIB,
+            lookups_R=plan_traffic(plan).pairs_RR(Stream.FORWARD).sum(axis=1) / MIB,
             links=links(fetched_mib(plan)),
         )
         for name, plan in plans.items()

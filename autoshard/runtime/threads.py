@@ -9,15 +9,15 @@ import torch
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Keeps torch to one thread.
+def intra_op_threads(num_threads: int) -> Iterator[None]:
+    """Runs torch's operators on this many threads.
 
-    The policy's layers are so small that a second thread brings next to nothing, and on a busy machine the first
+    Networks of this project are so small that a second thread brings next to nothing, and on a busy machine the first
     waits for it: placing 80 tables took 319 ms with two threads and 73 ms with one (2 cores of a Xeon at a load of
     5, `autoshard plan --planner policy`, November 2026).
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(num_threads)
     try:
         yield
     finally:
