@@ -1,8 +1,12 @@
 """The examples run as they stand: code blocks of README.md and docs/quick-start.md, and the first one of each help."""
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -25,6 +29,20 @@ def blocks(language):
                 continue
             marks = [pytest.mark.slow] if "autoshard run" in block else []
             yield pytest.param(block, id=f"{page} {number}", marks=marks)
+
+
+@pytest.mark.slow
+def test_the_trainer_trains(capfd):
+    text = (ROOT / "docs/how-to/use-in-a-trainer.md").read_text(encoding="utf-8")
+    (plan, run, _), (trainer,) = (
+        re.findall(rf" *```{language}\n(.*?)```", text, re.DOTALL) for language in ("sh", "python")
+    )
+    run_lines([plan.strip(), run.strip()], capfd)
+    Path("trainer.py").write_text(textwrap.dedent(trainer), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "trainer.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.count("loss") == 3, done.stderr
 
 
 @pytest.fixture(autouse=True)
