@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/concepts.md and README.md: `python scripts/drawings.py`; a test compares them."""
+"""Draws the pictures of docs/concepts.md and README.md: `python -m scripts.drawings`; a test compares them."""
 
 from __future__ import annotations
 

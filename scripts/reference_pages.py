@@ -1,4 +1,4 @@
-"""Writes the generated pages of docs/reference: `python scripts/reference_pages.py`; a test compares them.
+"""Writes the generated pages of docs/reference: `python -m scripts.reference_pages`; a test compares them.
 
 The pages come from the command tree, the registered planners, the JSON Schemas, and the stored samples of docs/data
 with the docstrings of their data types.
@@ -10,18 +10,20 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from autoshard.cli import command_tree
+from autoshard.cli import ENTRY_POINT_GROUP, OWN_COMMANDS, command_tree
 from autoshard.core import LocalShard
 from autoshard.formats import json_schemas
 from autoshard.formats.collective_samples import Collective, CollectiveSample
 from autoshard.formats.dense_samples import DenseSample, DenseShape
 from autoshard.formats.samples import MeasuredShard, Sample
+from autoshard.planners.registry import GROUP
 from autoshard.planning import describe_planners
 from costmodel.card import CostModelCard, Coverage, HeldOutMetrics, Interval
 from costmodel.collective_model import CollectiveCard
@@ -92,7 +94,10 @@ def commands_page() -> str:
         "Results go to standard output, logs and progress to standard error. Exit codes: 0 done, 2 bad input, 3 no "
         "feasible plan, 130 interrupted, 1 anything else.",
     ]
-    for words, command in leaves(tree):
+    own = {*OWN_COMMANDS, *_own_names(ENTRY_POINT_GROUP)}
+    for words, command in _leaves(tree):
+        if words.replace(" ", "-") not in own:
+            continue
         context = command.make_context(
             f"autoshard {words}", [], resilient_parsing=True, terminal_width=_WIDTH, max_content_width=_WIDTH
         )
@@ -100,14 +105,19 @@ def commands_page() -> str:
     return _page(blocks)
 
 
-def leaves(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
     """The commands of a group and of the groups in it, with the words that call them."""
     for name, command in group.commands.items():
         words = f"{before} {name}".strip()
         if hasattr(command, "commands"):
-            yield from leaves(command, words)
+            yield from _leaves(command, words)
         else:
             yield words, command
+
+
+def _own_names(group: str) -> set[str]:
+    """Names of the entry points of this project: other installed packages may add more."""
+    return {point.name for point in entry_points(group=group) if point.dist and point.dist.name == "autoshard"}
 
 
 def planners_page() -> str:
@@ -117,7 +127,8 @@ def planners_page() -> str:
         SOURCE,
         "An option is given as `--set KEY=VALUE`, in `compare` as `--set PLANNER.KEY=VALUE`.",
     ]
-    for planner in describe_planners():
+    own = _own_names(GROUP)
+    for planner in (planner for planner in describe_planners() if planner.name in own):
         blocks += [f"## {planner.name}", planner.summary]
         if planner.options:
             rows = [(f"`{option.name}`", f"`{option.default}`", option.help) for option in planner.options]

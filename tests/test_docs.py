@@ -12,7 +12,8 @@ import typer
 
 from autoshard.cli import command_tree
 from scripts import drawings
-from scripts.reference_pages import FOLDER, leaves, pages
+from scripts.reference_pages import FOLDER, pages
+from studies.__main__ import STUDIES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("deploy/*.md"), *ROOT.glob("docs/**/*.md")])
@@ -98,6 +99,12 @@ def test_command_lines_parse(page):
                 pytest.fail(f"{line}: {error}")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_studies_exist(page):
+    names = re.findall(r"python -m studies ([a-z][\w-]*)", page.read_text(encoding="utf-8"))
+    assert set(names) <= {*STUDIES, "hello"}
+
+
 @pytest.mark.parametrize("name", list(written()))
 def test_generated_pages_are_up_to_date(name):
     assert (FOLDER / name).read_text(encoding="utf-8") == written()[name], "run `make docs`"
@@ -113,9 +120,3 @@ def test_cards_that_ship_have_no_other_fields_than_the_page():
     for file in (ROOT / "costmodel" / "shipped").rglob("card.json"):
         for field in json.loads(file.read_text(encoding="utf-8")):
             assert f"`{field}`" in text, field
-
-
-def test_every_command_has_a_heading():
-    assert {f"autoshard {words}" for words, _ in leaves(tree())} == set(
-        re.findall(r"^## (.*)$", (FOLDER / "commands.md").read_text(encoding="utf-8"), re.MULTILINE)
-    )

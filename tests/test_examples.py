@@ -34,10 +34,9 @@ def blocks(language):
 @pytest.mark.slow
 def test_the_trainer_trains(capfd):
     text = (ROOT / "docs/how-to/use-in-a-trainer.md").read_text(encoding="utf-8")
-    (plan, run, _), (trainer,) = (
-        re.findall(rf" *```{language}\n(.*?)```", text, re.DOTALL) for language in ("sh", "python")
-    )
+    plan, run, _ = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     run_lines([plan.strip(), run.strip()], capfd)
+    (trainer,) = re.findall(r" *```python\n(.*?)```", text, re.DOTALL)
     Path("trainer.py").write_text(textwrap.dedent(trainer), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "trainer.py"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
