@@ -1,5 +1,6 @@
 """The pages of documentation: links resolve, command lines parse, generated pages are those of the code."""
 
+import importlib
 import json
 import re
 import shlex
@@ -22,7 +23,9 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 ROOTS = {"README.md", "CHANGELOG.md"}
 #: Command lines that stand for those of a reader's own package.
 EXAMPLES_OF_NAMES = {"autoshard hello", "autoshard train x"}
-_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+#: Names of files to be made, and an environment's id.
+EXAMPLES_OF_PATHS = {"autoshard/Placement-v0", "docs/figures/NAME.json", "studies/kernels/hello.py"}
+_FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
 tree, written = cache(command_tree), cache(pages)
@@ -64,8 +67,10 @@ def test_every_page_is_linked():
 def command_lines(page):
     """Command lines of blocks of code, which are complete, and of inline code, which may lack arguments."""
     text = page.read_text(encoding="utf-8")
-    for block in re.findall(r"^```(?:sh|console|)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
+    for language, block in re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
+        if language not in ("", "sh", "console"):
+            continue
+        for line in map(str.strip, block.replace("\\\n", " ").splitlines()):
             if line.startswith(("autoshard ", "$ autoshard ")):
                 yield line.removeprefix("$ "), True
     for line in re.findall(r"`(autoshard [^`]*)`", _FENCE.sub("", text)):
@@ -103,6 +108,20 @@ def test_command_lines_parse(page):
 def test_studies_exist(page):
     names = re.findall(r"python -m studies ([a-z][\w-]*)", page.read_text(encoding="utf-8"))
     assert set(names) <= {*STUDIES, "hello"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_paths_exist(page):
+    folders = "autoshard|bench|costmodel|deploy|docs|env|examples|policies|requirements|scripts|server|studies|tests"
+    paths = re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text(encoding="utf-8"))
+    assert [path for path in paths if path not in EXAMPLES_OF_PATHS and not (ROOT / path).exists()] == []
+
+
+def test_the_public_names_are_there():
+    text = (FOLDER / "python.md").read_text(encoding="utf-8")
+    for module, names in re.findall(r"^\| `([\w.]+)` \| (.*?) \|", text, re.MULTILINE):
+        for name in re.findall(r"`(\w+)`", names):
+            assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
 
 
 @pytest.mark.parametrize("name", list(written()))

@@ -1,4 +1,4 @@
-"""The examples run as they stand: code blocks of README.md and docs/quick-start.md, and the first one of each help."""
+"""The examples run as they stand: code blocks of README.md and of docs, and the first one of `plan --help`."""
 
 import os
 import re
@@ -7,12 +7,17 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from autoshard.cli import main
+from autoshard.core import Costs
+from autoshard.evaluation import AlphaBetaComm, evaluate
+from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import read_plan, read_tables, read_topology
+from autoshard.planning import PlanRequest
 from costmodel.registry import SHIPPED_VARIABLE
 
 ROOT = Path(__file__).parent.parent
@@ -29,6 +34,25 @@ def blocks(language):
                 continue
             marks = [pytest.mark.slow] if "autoshard run" in block else []
             yield pytest.param(block, id=f"{page} {number}", marks=marks)
+
+
+def contributed(name):
+    """What the code blocks of CONTRIBUTING.md that define a name define."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if f" {name}(" in block]
+    defined = {}
+    exec(compile(block, name, "exec"), defined)
+    return defined[name]
+
+
+def test_the_planner_and_the_cost_model_of_contributing():
+    tables, topology = read_tables("examples/tables.json"), read_topology("examples/topology.json")
+    model = contributed("load")(None, "toy")
+    costs = Costs(kernel=model, comm=AlphaBetaComm())
+    plan = contributed("TurnsPlanner")().plan(PlanRequest(tables=tables, topology=topology, costs=costs))
+    validate_plan(plan)
+    assert Counter(placed.replicas[0][0] for placed in plan.shards) == dict.fromkeys(range(4), 2)
+    assert evaluate(plan, costs).cost_model == "bytes:toy"
 
 
 @pytest.mark.slow
