@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 
 from autoshard.cli import ENTRY_POINT_GROUP, OWN_COMMANDS, command_tree
 from autoshard.core import LocalShard
+from autoshard.core.dense import DenseShape
 from autoshard.formats import json_schemas
 from autoshard.formats.collective_samples import Collective, CollectiveSample
-from autoshard.formats.dense_samples import DenseSample, DenseShape
+from autoshard.formats.dense_samples import DenseSample
 from autoshard.formats.samples import MeasuredShard, Sample
 from autoshard.planners.registry import GROUP
 from autoshard.planning import describe_planners
