@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -36,20 +37,27 @@ def blocks(language):
             yield pytest.param(block, id=f"{page} {number}", marks=marks)
 
 
-def contributed(name):
-    """What the code blocks of CONTRIBUTING.md that define a name define."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (block,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if f" {name}(" in block]
-    defined = {}
-    exec(compile(block, name, "exec"), defined)
-    return defined[name]
+@pytest.fixture
+def contributed(monkeypatch):
+    """Makes a module of the code block of CONTRIBUTING.md that defines a name."""
+
+    def make(name):
+        text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+        blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        (block,) = [block for block in blocks if re.search(rf"^(?:class|def) {name}\b", block, re.MULTILINE)]
+        module = ModuleType(f"contributed_{name}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(block, name, "exec"), module.__dict__)
+        return module
+
+    return make
 
 
-def test_the_planner_and_the_cost_model_of_contributing():
+def test_the_planner_and_the_cost_model_of_contributing(contributed):
     tables, topology = read_tables("examples/tables.json"), read_topology("examples/topology.json")
-    model = contributed("load")(None, "toy")
-    costs = Costs(kernel=model, comm=AlphaBetaComm())
-    plan = contributed("TurnsPlanner")().plan(PlanRequest(tables=tables, topology=topology, costs=costs))
+    costs = Costs(kernel=contributed("BytesModel").load(None, "toy"), comm=AlphaBetaComm())
+    planner = contributed("TurnsPlanner").TurnsPlanner()
+    plan = planner.plan(PlanRequest(tables=tables, topology=topology, costs=costs))
     validate_plan(plan)
     assert Counter(placed.replicas[0][0] for placed in plan.shards) == dict.fromkeys(range(4), 2)
     assert evaluate(plan, costs).cost_model == "bytes:toy"
