@@ -10,7 +10,7 @@ STAMP := $(VENV)/installed-$(FLAVOUR)
 OTHER_FBGEMM := $(if $(filter cuda,$(FLAVOUR)),fbgemm-gpu-cpu,fbgemm-gpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all coverage format lock clean
+.PHONY: help install demo test test-all coverage format docs lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -47,6 +47,10 @@ coverage: install ## Measure which branches the tests take, also in the processe
 format: install ## Format the code and apply ruff's safe fixes
 	$(VENV)/bin/python -m ruff check --fix-only .
 	$(VENV)/bin/python -m ruff format .
+
+docs: install ## Write the generated pages and pictures of docs/
+	$(VENV)/bin/python -m scripts.reference_pages
+	$(VENV)/bin/python -m scripts.drawings
 
 lock: ## Remake the lock files in requirements/ from pyproject.toml
 	scripts/lock "$(PYTHON)"

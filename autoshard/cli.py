@@ -23,6 +23,7 @@ from autoshard.core.errors import AutoshardError
 from autoshard.core.quoting import printable, shortened
 
 ENTRY_POINT_GROUP = "autoshard.commands"
+_ABOUT = "Plans how the embedding tables of recommendation models are sharded, and executes the plan."
 
 #: Commands of this package. Those of other packages are entry points, named and loaded alike.
 OWN_COMMANDS: Mapping[str, str] = {
@@ -92,8 +93,12 @@ class _LazyGroup(TyperGroup):
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command line of autoshard, see `run_commands`."""
-    about = "Plans how the embedding tables of recommendation models are sharded, and executes the plan."
-    return run_commands(_points(), args, program="autoshard", about=about)
+    return run_commands(_points(), args, program="autoshard", about=_ABOUT)
+
+
+def command_tree() -> TyperGroup:
+    """All commands of autoshard, each imported when it is first asked for."""
+    return _root(_points(), _ABOUT)
 
 
 def run_commands(points: Mapping[str, EntryPoint], args: Sequence[str] | None, *, program: str, about: str) -> int:

@@ -1,14 +1,24 @@
-"""The examples run as they stand: code blocks of README.md and docs/quick-start.md, and the first one of each help."""
+"""The examples run as they stand: code blocks of README.md and of docs, and the first one of `plan --help`."""
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
+import textwrap
+from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from autoshard.cli import main
+from autoshard.core import Costs
+from autoshard.evaluation import AlphaBetaComm, evaluate
+from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import read_plan, read_tables, read_topology
+from autoshard.planning import PlanRequest
 from costmodel.registry import SHIPPED_VARIABLE
 
 ROOT = Path(__file__).parent.parent
@@ -25,6 +35,45 @@ def blocks(language):
                 continue
             marks = [pytest.mark.slow] if "autoshard run" in block else []
             yield pytest.param(block, id=f"{page} {number}", marks=marks)
+
+
+@pytest.fixture
+def contributed(monkeypatch):
+    """Makes a module of the code block of CONTRIBUTING.md that defines a name."""
+
+    def make(name):
+        text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+        blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        (block,) = [block for block in blocks if re.search(rf"^(?:class|def) {name}\b", block, re.MULTILINE)]
+        module = ModuleType(f"contributed_{name}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(block, name, "exec"), module.__dict__)
+        return module
+
+    return make
+
+
+def test_the_planner_and_the_cost_model_of_contributing(contributed):
+    tables, topology = read_tables("examples/tables.json"), read_topology("examples/topology.json")
+    costs = Costs(kernel=contributed("BytesModel").load(None, "toy"), comm=AlphaBetaComm())
+    planner = contributed("TurnsPlanner").TurnsPlanner()
+    plan = planner.plan(PlanRequest(tables=tables, topology=topology, costs=costs))
+    validate_plan(plan)
+    assert Counter(placed.replicas[0][0] for placed in plan.shards) == dict.fromkeys(range(4), 2)
+    assert evaluate(plan, costs).cost_model == "bytes:toy"
+
+
+@pytest.mark.slow
+def test_the_trainer_trains(capfd):
+    text = (ROOT / "docs/how-to/use-in-a-trainer.md").read_text(encoding="utf-8")
+    plan, run, _ = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    run_lines([plan.strip(), run.strip()], capfd)
+    (trainer,) = re.findall(r" *```python\n(.*?)```", text, re.DOTALL)
+    Path("trainer.py").write_text(textwrap.dedent(trainer), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "trainer.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.count("loss") == 3, done.stderr
 
 
 @pytest.fixture(autouse=True)

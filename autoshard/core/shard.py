@@ -176,7 +176,7 @@ class LocalShard:
         table: Name of the table that it was cut from; a label, never a feature.
         num_bags: Bags that the kernel pools per step (samples times features).
         pooling_factor: Mean lookups per bag; far below 1 for thin tiers.
-        output: `pooled` for one vector per bag, `rows` for one per lookup.
+        output: `partial_sums` for one vector per bag, `rows` for one per lookup.
         cache_bytes: HBM that caches rows which live in another level; 0 without a cache.
         cache_policy: Which rows that cache evicts: `lru` or `lfu`.
         cache_dtype: Number format of cached rows; None for the table's.

@@ -48,7 +48,7 @@ def main(
     processes may work on different figures of one folder at the same time, once it has fig8.
 
     Example:
-        python -m studies policy --registry registry --output evaluation --replay 10 --markdown docs/results.md
+        python -m studies policy --registry registry --output evaluation --replay 10 --markdown docs/results/policy.md
     """
     from dataclasses import replace
 
