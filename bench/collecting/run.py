@@ -10,10 +10,12 @@ from pathlib import Path
 import torch
 
 from autoshard.core import LocalShard
-from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
+from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.formats import canonical_json, digest, load_tables, tables_to_json
-from autoshard.formats.samples import devices_in, measured_sets, read_samples, remove_leftovers_in
+from autoshard.formats.collective_samples import COLLECTIVE_SAMPLES
+from autoshard.formats.dense_samples import DENSE_SAMPLES
+from autoshard.formats.samples import KERNEL_SAMPLES, devices_in, measured_sets, read_samples
 from autoshard.plugins import find_trainer
 from bench.collecting.collector import collect_samples
 from bench.collecting.options import GIB, CollectOptions, What, seconds_until
@@ -77,10 +79,8 @@ def check_store(store: Path) -> None:
         SampleStoreError: If a file cannot be read, or removed.
         FormatError: If a file is of another version.
     """
-    try:
-        remove_leftovers_in(store)
-    except FormatError as error:
-        raise SampleStoreError(error.message, source=error.source) from error
+    for samples in (KERNEL_SAMPLES, DENSE_SAMPLES, COLLECTIVE_SAMPLES):
+        samples.remove_leftovers(store)
     measured_sets(store)
 
 

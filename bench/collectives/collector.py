@@ -17,14 +17,12 @@ import torch
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError, InvalidOptionError, SampleStoreError
 from autoshard.formats.collective_samples import (
+    COLLECTIVE_SAMPLES,
     Collective,
     CollectiveSample,
     GroupLevel,
     Operator,
     Splits,
-    collective_devices_in,
-    read_collective_samples,
-    write_collective_samples,
 )
 from bench.collectives.launch import START_S, run_workers
 from bench.collectives.operators import Movement, refusal
@@ -285,7 +283,7 @@ class _SampleLog:
         """Writes what has not been written."""
         pending, self._pending = self._pending, []
         if pending:
-            self.files.append(write_collective_samples(self._store, pending))
+            self.files.append(COLLECTIVE_SAMPLES.write(self._store, pending))
             self.num_samples += len(pending)
         self._written = time.monotonic()
 
@@ -333,11 +331,11 @@ def fewest_first(
         SampleStoreError: If a file of the store cannot be read.
         FormatError: If one is not a sample file of this version.
     """
-    if device not in collective_devices_in(store):
+    if device not in COLLECTIVE_SAMPLES.devices(store):
         return chosen
     counts = Counter(
         _kind(sample.collective, sample.group_size)
-        for sample in read_collective_samples(store, device)
+        for sample in COLLECTIVE_SAMPLES.read(store, device)
         if (sample.nproc, sample.node_size) == (nproc, node_size)
     )
 

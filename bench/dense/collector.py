@@ -9,12 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from autoshard.core.dense import DenseShape
-from autoshard.formats.dense_samples import (
-    DenseSample,
-    dense_devices_in,
-    read_dense_samples,
-    write_dense_samples,
-)
+from autoshard.formats.dense_samples import DENSE_SAMPLES, DenseSample
 from bench.dense.harness import DenseHarness, DenseMeasurement
 from bench.dense.sampling import ChosenShape
 from bench.provenance import Software, installed_software
@@ -78,7 +73,7 @@ def collect_dense_samples(
         measured = harness.measure(group)
         sources = wanted.sources[num_written : num_written + len(group)]
         samples = [to_dense_sample(one, name, harness, software) for one, name in zip(measured, sources, strict=True)]
-        files.append(write_dense_samples(store, samples))
+        files.append(DENSE_SAMPLES.write(store, samples))
         num_written += len(group)
         num_noisy += sum(sample.is_noisy for sample in samples)
         before, elapsed = time.monotonic(), time.monotonic() - before
@@ -144,11 +139,11 @@ class _Wanted:
 
 
 def _known_shapes(harness: DenseHarness, store: Path, software: Software) -> set[DenseShape]:
-    if harness.device.key not in dense_devices_in(store):
+    if harness.device.key not in DENSE_SAMPLES.devices(store):
         return set()
     here = (harness.device.name, harness.num_threads, software.torch_version)
     return {
         sample.shape
-        for sample in read_dense_samples(store, harness.device.key)
+        for sample in DENSE_SAMPLES.read(store, harness.device.key)
         if (sample.device_name, sample.num_threads, sample.torch_version) == here
     }

@@ -17,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from autoshard.core import DenseLayers, DType
 from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape, dense_shapes
 from autoshard.core.errors import DeviceError, FormatError, InvalidOptionError
-from autoshard.formats.dense_samples import read_dense_samples
-from autoshard.formats.sample_parts import damaged_samples
+from autoshard.formats.dense_samples import DENSE_SAMPLES
+from autoshard.formats.sample_store import damaged_samples
 from autoshard.runtime.dense import DenseModel
 from bench.attempts import mean_of
 from bench.dense.collector import collect_dense_samples
@@ -249,7 +249,7 @@ def test_collected_samples_are_read_back(harness, tmp_path):
     )
     assert (done.num_samples, done.num_skipped, done.num_known, done.num_noisy) == (4, 1, 1, 0)
     assert told == [3, 1]
-    samples = read_dense_samples(tmp_path)
+    samples = DENSE_SAMPLES.read(tmp_path)
     assert [sample.shape for sample in samples] == [BOTTOM, TOP, DOT, CONCAT]
     assert len(done.files) == 2
     assert damaged_samples(samples) == ()
@@ -263,7 +263,7 @@ def test_a_second_run_adds_what_is_new_and_repeats_when_told(harness, tmp_path):
     assert (again.num_samples, again.num_known) == (1, 1)
     repeated = collect_dense_samples(harness, chosen_of(TOP, source="repeat"), tmp_path)
     assert (repeated.num_samples, repeated.num_known) == (1, 0)
-    samples = read_dense_samples(tmp_path)
+    samples = DENSE_SAMPLES.read(tmp_path)
     assert Counter(sample.shape for sample in samples) == {BOTTOM: 1, TOP: 2, DOT: 1}
     assert dense_repeatability(samples) >= 0
     assert dense_repeatability(samples[:3]) is None
@@ -307,14 +307,14 @@ collect_dense_samples(harness, choose_dense_shapes(seed=0), Path({str(tmp_path)!
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    samples = read_dense_samples(tmp_path)
+    samples = DENSE_SAMPLES.read(tmp_path)
     assert len(samples) >= 2
     assert damaged_samples(samples) == ()
 
 
 def test_the_report_groups_by_part_and_format(harness, tmp_path):
     collect_dense_samples(harness, chosen_of(BOTTOM, TOP, replace(TOP, batch_size=64), CONCAT), tmp_path)
-    samples = read_dense_samples(tmp_path)
+    samples = DENSE_SAMPLES.read(tmp_path)
     summaries = {summary.kind: summary for summary in summarise_dense(samples)}
     assert list(summaries) == ["bottom_mlp", "concat", "top_mlp"]
     assert (summaries["top_mlp"].num_samples, summaries["top_mlp"].batch_sizes) == (2, (16, 64))
@@ -333,4 +333,4 @@ def test_a_gpu_runs_all_formats_and_tells_its_clock(tmp_path):
     ]
     done = collect_dense_samples(harness, chosen_of(*shapes), tmp_path)
     assert done.num_samples == len(shapes)
-    assert all(sample.sm_clock_mhz > 0 for sample in read_dense_samples(tmp_path))
+    assert all(sample.sm_clock_mhz > 0 for sample in DENSE_SAMPLES.read(tmp_path))
