@@ -28,6 +28,7 @@ from bench.collectives.launch import START_S, run_workers
 from bench.collectives.operators import Movement, refusal
 from bench.devices import BenchDevice, find_device
 from bench.provenance import installed_software
+from bench.sample_writer import SampleWriter
 from bench.timing import RoundSettings
 
 MIN_BYTES = 2**10
@@ -231,12 +232,12 @@ def collect_collectives(
                     advance(count, time.monotonic() - reported)
                     reported = time.monotonic()
     finally:
-        log.write()
+        log.writer.write()
     return CollectiveCollection(
         device=bench_device.key,
         backend=log.backend,
-        num_samples=log.num_samples,
-        files=tuple(log.files),
+        num_samples=log.writer.num_samples,
+        files=tuple(log.writer.files),
         seconds=time.monotonic() - started,
         skipped=tuple(sorted(log.skipped.items())),
     )
@@ -249,12 +250,7 @@ class _SampleLog:
         software = installed_software()
         self.backend = "nccl" if device.is_cuda else "gloo"
         self.skipped: Counter[str] = Counter()
-        self.files: list[Path] = []
-        self.num_samples = 0
-        self._store = store
-        self._pending: list[CollectiveSample] = []
-        self._seconds_per_file = seconds_per_file
-        self._written = time.monotonic()
+        self.writer = SampleWriter(COLLECTIVE_SAMPLES, store, seconds_per_file)
         self._fixed: dict[str, Any] = {
             "device": device.key,
             "device_name": device.name,
@@ -274,18 +270,9 @@ class _SampleLog:
         if event["event"] != "measured":
             return 0
         for row in event["measured"]:
-            self._pending.append(self._sample(collective_from_json(row.pop("collective")), row, event))
-        if time.monotonic() - self._written >= self._seconds_per_file:
-            self.write()
+            self.writer.add(self._sample(collective_from_json(row.pop("collective")), row, event))
+        self.writer.write_when_due()
         return len(event["measured"])
-
-    def write(self) -> None:
-        """Writes what has not been written."""
-        pending, self._pending = self._pending, []
-        if pending:
-            self.files.append(COLLECTIVE_SAMPLES.write(self._store, pending))
-            self.num_samples += len(pending)
-        self._written = time.monotonic()
 
     def _sample(self, collective: Collective, row: dict[str, Any], event: dict[str, Any]) -> CollectiveSample:
         group_size, num_nodes = group_shape(collective.level, self._fixed["nproc"], self._fixed["node_size"])

@@ -15,7 +15,7 @@ import pytest
 from autoshard.core.errors import FormatError, InvalidTableError, SampleStoreError
 from autoshard.formats.sample_store import damaged_samples
 from autoshard.formats.samples import read_samples, write_samples
-from bench.collecting.collector import collect_samples
+from bench.collecting.kernels import collect_samples
 from bench.collecting.set_queue import StreamPosition
 from bench.collecting.store_lock import CollectorBusyError, CollectorLock
 from bench.collecting.termination import termination_raised
@@ -27,7 +27,7 @@ ENDLESS = """
 import sys
 from pathlib import Path
 from autoshard.core import AccessProfile, LocalShard
-from bench.collecting.collector import collect_samples
+from bench.collecting.kernels import collect_samples
 from bench.devices import find_device
 from bench.harness import Harness, Settings
 from bench.sampling.stream import choose_sets
