@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,13 +23,14 @@ from autoshard.formats.collective_samples import (
     Operator,
     Splits,
 )
-from bench.collectives.launch import START_S, run_workers
+from autoshard.runtime.launch import START_S, running_workers
 from bench.collectives.operators import Movement, refusal
 from bench.devices import BenchDevice, find_device
 from bench.provenance import installed_software
 from bench.sample_writer import SampleWriter
 from bench.timing import RoundSettings
 
+_WORKER = "bench.collectives.worker"
 MIN_BYTES = 2**10
 MAX_BYTES = 2**28
 OPERATORS = (
@@ -225,9 +225,11 @@ def collect_collectives(
     }
     reported = started
     try:
-        with closing(run_workers(job, nproc, stall_timeout_s)) as events:
+        # `bench` is a generic name: the one beside this file has to come first.
+        path = [str(Path(__file__).resolve().parents[2])]
+        with running_workers(_WORKER, job, nproc, stall_timeout_s=stall_timeout_s, path=path) as (_, events):
             for event in events:
-                count = log.take(event)
+                count = log.take(event) if isinstance(event, dict) and "event" in event else 0
                 if count:
                     advance(count, time.monotonic() - reported)
                     reported = time.monotonic()
