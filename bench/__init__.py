@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench.collecting.collector import Collection, collect_samples
+    from bench.collecting.collector import Collection
+    from bench.collecting.kernels import collect_samples
     from bench.devices import BenchDevice, find_device
     from bench.harness import Harness, Measurement, Settings, measure
     from bench.replay import Replay, replay_plans
@@ -37,6 +38,7 @@ __all__ = [
 
 _MODULES = (
     "collecting.collector",
+    "collecting.kernels",
     "devices",
     "harness",
     "replay",

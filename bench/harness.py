@@ -1,59 +1,33 @@
-"""The micro-benchmark: measures sets of shards. Collecting, replaying and rewarding all go through it.
-
-Shape suffixes: S sets.
-"""
+"""The micro-benchmark: measures sets of shards. Collecting, replaying and rewarding all go through it."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-
-import numpy as np
-import torch
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from autoshard.core import AccessProfile, LocalShard
-from autoshard.core.errors import AutoshardError, DeviceError, InputError
+from autoshard.core.errors import DeviceError
 from autoshard.formats.samples import MeasuredShard
-from autoshard.runtime.threads import intra_op_threads
-from bench.arena import Arenas, free_bytes
-from bench.attempts import Timing, mean_of
+from bench.arena import Arenas
+from bench.attempts import Timing
 from bench.caches import CacheFlush
-from bench.clocks import DeviceClocks, read_clocks
+from bench.clocks import DeviceClocks
 from bench.devices import BenchDevice, find_device
 from bench.inputs import BatchCache
 from bench.kernels import ShardSet
-from bench.location import locate
 from bench.measurable import check_measurable, num_draws, set_bytes
-from bench.timing import RoundSettings, time_rounds
-
-#: Copies of the reference set that each group holds, in memory of their own; their mean is the reference.
-_REFERENCE_COPIES = 3
-
-OnSkip = Callable[[int, AutoshardError], None]
+from bench.rounds import GroupHarness, GroupSettings
+from bench.timing import RoundSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How sets are measured."""
+class Settings(GroupSettings):
+    """How sets are measured; `max_bytes` is for the weights of a group."""
 
-    rounds: RoundSettings = field(default_factory=RoundSettings)
-    num_threads: int = 1
-    """Intra-op threads of a CPU kernel: what one of several ranks on a machine gets."""
-    max_group_sets: int = 24
-    """Sets that share their rounds."""
-    max_bytes: int | None = None
-    """Memory for the weights of a group; None for a share of what is free."""
     reference_bags: int = 1024
     """Batch of the reference set."""
     max_spread: float = 0.075
-    """Spread of single runs, relative to their mean, above which a set is measured again. Measurements of a set are
-    averaged (`mean_of`), so that twice the spread takes four of them."""
     max_attempts: int = 4
-    """Measurements of a set, after which their mean is marked as noisy if its spread is above the bound still."""
 
     @classmethod
     def for_device(cls, device: BenchDevice) -> Settings:
@@ -106,16 +80,7 @@ class Measurement(Timing):
         return self.reference_forward_ms + self.reference_backward_ms
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """A set that is not measured well enough yet, and what was measured so far."""
-
-    index: int
-    shards: Sequence[LocalShard]
-    attempts: list[Measurement] = field(default_factory=list)
-
-
-class Harness:
+class Harness(GroupHarness[Sequence[LocalShard], ShardSet, Measurement]):
     """Measures sets of shards on one device; holds the memory that they run on.
 
     Args of the constructor:
@@ -124,185 +89,46 @@ class Harness:
     """
 
     def __init__(self, device: BenchDevice, settings: Settings | None = None) -> None:
-        self.device = device
         self.settings = Settings.for_device(device) if settings is None else settings
-        self._max_bytes = free_bytes(device.device) if self.settings.max_bytes is None else self.settings.max_bytes
-        self._reference = reference_set(self.settings.reference_bags)
-        self._reserved_bytes = _REFERENCE_COPIES * set_bytes(self._reference)
+        super().__init__(device, self.settings, reference_set(self.settings.reference_bags), CacheFlush(device.device))
         # A GPU's caching allocator does what the arenas do.
         self._arenas = Arenas(0 if device.is_cuda else self._max_bytes, device.device)
-        self._flush = CacheFlush(device.device)
         self._batches_of = BatchCache()
-        self._num_groups = 0
-        self._timed_s = self._wall_s = 0.0
         self._measure_group([self._reference])  # FBGEMM compiles its kernels when they first run
         self._timed_s = self._wall_s = 0.0
 
-    @property
-    def timed_share(self) -> float:
-        """Share of the wall time of all measuring so far that went to counted runs of kernels, references included."""
-        return self._timed_s / self._wall_s if self._wall_s else 0.0
-
-    def measure(
-        self, sets: Sequence[Sequence[LocalShard]], advance: Callable[[float], None] = lambda _: None
-    ) -> list[Measurement]:
-        """Measures sets of shards, in groups whose rounds are interleaved.
-
-        Args:
-            sets: What one rank runs, for each set.
-            advance: Told after every round how many sets' worth of work it was; measuring again is not counted.
-
-        Returns:
-            One measurement per set, in order.
+    def check(self, item: Sequence[LocalShard]) -> None:
+        """Makes sure that a set can be measured.
 
         Raises:
-            InvalidTableError: If a shard is of a kind that cannot be measured.
-            DeviceError: If a set does not fit in memory.
+            InvalidTableError: If a shard is of a kind that cannot be.
+            DeviceError: If the set does not fit in memory.
         """
-        for shards in sets:
-            self._check(shards)
-        found = dict(self.measure_each(sets, advance=advance))
-        return [found[index] for index in range(len(sets))]
-
-    def measure_each(
-        self,
-        sets: Iterable[Sequence[LocalShard]],
-        *,
-        advance: Callable[[float], None] = lambda _: None,
-        on_skip: OnSkip | None = None,
-        is_over: Callable[[], bool] = lambda: False,
-    ) -> Iterator[tuple[int, Measurement]]:
-        """Measures sets one group after the other; a set whose runs disagree is measured again with the next group.
-
-        Args:
-            sets: What to measure; taken when a group is made, so they may be endless.
-            advance: As in `measure`.
-            on_skip: Told of sets that cannot be measured, with the reason; without it, the reason is raised.
-            is_over: Asked before every group; once it holds, what waits to be measured again is given as it is.
-
-        Yields:
-            The place of a set in `sets` and its measurement, each set once, not always in order.
-
-        Raises:
-            InvalidTableError: If a shard is of a kind that cannot be measured, and there is no `on_skip`.
-            DeviceError: If a set does not fit in memory, likewise.
-        """
-        coming = (_Waiting(index, shards) for index, shards in enumerate(sets))
-        waiting: deque[_Waiting] = deque()
-        while not is_over() and (group := self._next_group(waiting, coming, on_skip)):
-            share = sum(not item.attempts for item in group) / self.settings.rounds.num_rounds
-            for item, result in self._measured(group, partial(advance, share), on_skip):
-                item.attempts.append(result)
-                mean = mean_of(item.attempts, self.settings.max_spread)
-                if mean.is_noisy and len(item.attempts) < self.settings.max_attempts:
-                    waiting.append(item)
-                else:
-                    yield item.index, mean
-        for item in waiting:
-            if item.attempts:
-                yield item.index, mean_of(item.attempts, self.settings.max_spread)
-
-    def _next_group(
-        self, waiting: deque[_Waiting], coming: Iterator[_Waiting], on_skip: OnSkip | None
-    ) -> list[_Waiting]:
-        """Sets that fit together; one that does not fit any more is put back."""
-        group: list[_Waiting] = []
-        used = self._reserved_bytes
-        while len(group) < self.settings.max_group_sets:
-            item = waiting.popleft() if waiting else next(coming, None)
-            if item is None:
-                break
-            if not item.attempts:
-                try:
-                    self._check(item.shards)
-                except (DeviceError, InputError) as error:
-                    if on_skip is None:
-                        raise
-                    on_skip(item.index, error)
-                    continue
-            needed = set_bytes(item.shards)
-            if group and used + needed > self._max_bytes:
-                waiting.appendleft(item)
-                break
-            group.append(item)
-            used += needed
-        return group
-
-    def _check(self, shards: Sequence[LocalShard]) -> None:
-        for shard in shards:
+        for shard in item:
             check_measurable(shard, on_cuda=self.device.is_cuda)
-        needed, free = set_bytes(shards), self._max_bytes - self._reserved_bytes
+        needed, free = set_bytes(item), self._max_bytes - self._reserved_bytes
         if needed > free:
             raise DeviceError(
-                f"a set of {len(shards)} shards has {needed:,} bytes of weights and optimizer state, more than the "
+                f"a set of {len(item)} shards has {needed:,} bytes of weights and optimizer state, more than the "
                 f"{free:,} that the benchmark may fill on {self.device.name}"
             )
 
-    def _measured(
-        self, group: list[_Waiting], on_round: Callable[[], None], on_skip: OnSkip | None
-    ) -> list[tuple[_Waiting, Measurement]]:
-        """Measures a group; when memory runs out on the way, in halves, down to the set that does not fit."""
-        try:
-            results = self._measure_group([item.shards for item in group], on_round)
-        except DeviceError as error:
-            if on_skip is None:
-                raise
-            if len(group) == 1:
-                on_skip(group[0].index, error)
-                return []
-            half = len(group) // 2
-            return [*self._measured(group[:half], on_round, on_skip), *self._measured(group[half:], on_round, on_skip)]
-        return list(zip(group, results, strict=True))
+    def needs(self, item: Sequence[LocalShard]) -> tuple[int, float]:
+        """Bytes that a set takes while it is measured; groups are not limited by time."""
+        return set_bytes(item), 0.0
 
     def _measure_group(
-        self, sets: Sequence[Sequence[LocalShard]], on_round: Callable[[], None] = lambda: None
+        self, items: Sequence[Sequence[LocalShard]], on_round: Callable[[], None] = lambda: None
     ) -> list[Measurement]:
-        started = time.perf_counter()
         self._arenas.clear()
-        self._num_groups += 1
-        rounds = self.settings.rounds
-        with intra_op_threads(self.settings.num_threads), _memory_as_device_error(self.device):
-            references = [self._build(self._reference) for _ in range(_REFERENCE_COPIES)]
-            kernels = [self._build(shards) for shards in sets]
-            forward_ms_SR, backward_ms_SR = time_rounds(
-                [*references, *kernels], self._flush, rounds, seed=self._num_groups, on_round=on_round
-            )
-        self._timed_s += float(forward_ms_SR.sum() + backward_ms_SR.sum()) / 1e3
-        self._wall_s += time.perf_counter() - started
-        for row, kernel in enumerate(kernels, start=_REFERENCE_COPIES):
-            if not kernel.measured:  # nothing but the clock's own time
-                forward_ms_SR[row] = backward_ms_SR[row] = 0.0
-        forward = locate(forward_ms_SR, rounds.num_dropped)
-        backward = locate(backward_ms_SR, rounds.num_dropped)
-        clocks = read_clocks(self.device)
-        return [
-            Measurement(
-                shards=kernel.measured,
-                forward_ms=float(forward.mean_ms_S[row]),
-                backward_ms=float(backward.mean_ms_S[row]),
-                forward_spread=float(forward.spread_S[row]),
-                backward_spread=float(backward.spread_S[row]),
-                reference_forward_ms=float(np.mean(forward.mean_ms_S[:_REFERENCE_COPIES])),
-                reference_backward_ms=float(np.mean(backward.mean_ms_S[:_REFERENCE_COPIES])),
-                num_rounds=rounds.num_measured,
-                group=self._num_groups,
-                clocks=clocks,
-            )
-            for row, kernel in enumerate(kernels, start=_REFERENCE_COPIES)
-        ]
+        return super()._measure_group(items, on_round)
 
-    def _build(self, shards: Sequence[LocalShard]) -> ShardSet:
-        draws = [self._batches_of(shard, num_draws(shard)) for shard in shards]
+    def _build(self, item: Sequence[LocalShard], _seed: int) -> ShardSet:
+        draws = [self._batches_of(shard, num_draws(shard)) for shard in item]
         return ShardSet(draws, self._arenas, self.device.device)
 
-
-@contextmanager
-def _memory_as_device_error(device: BenchDevice) -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        torch.cuda.empty_cache()
-        raise DeviceError(f"{device.name} ran out of memory; others may be using it") from error
+    def _result(self, kernel: ShardSet, timing: Timing, clocks: Sequence[DeviceClocks | None]) -> Measurement:
+        return Measurement(**asdict(timing), shards=kernel.measured, group=self._num_groups, clocks=clocks[-1])
 
 
 def measure(

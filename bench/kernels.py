@@ -180,6 +180,11 @@ class ShardSet:
             for _, group in groupby(ordered, key=lambda batches: fusable(batches[0].measured.shard))
         ]
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the set is empty."""
+        return not self.measured
+
     def forward(self) -> list[torch.Tensor]:
         """Runs all forward kernels."""
         return [kernel.forward() for kernel in self._kernels]

@@ -12,7 +12,8 @@ import numpy as np
 
 from autoshard.core.dense import DenseShape
 from autoshard.core.errors import ModelError
-from autoshard.formats.dense_samples import DenseSample, corrected_dense_ms
+from autoshard.formats.dense_samples import DenseSample
+from autoshard.formats.samples import corrected_ms
 from costmodel.dense_features import RESIDUAL_NAMES, residual_features, term_features
 from costmodel.dense_model import PASSES, DenseCard, DenseFit, LearnedDense, fit_key, residual_columns
 from costmodel.step_regression import FloatArray, fit_nonnegative, quantile_bounds
@@ -34,7 +35,7 @@ def train_dense_model(samples: Sequence[DenseSample]) -> LearnedDense:
         ModelError: If samples are of several devices, too few, or not finite.
     """
     _check(samples)
-    measured = dict(zip(PASSES, corrected_dense_ms(samples), strict=True))
+    measured = dict(zip(PASSES, corrected_ms(samples), strict=True))
     members: dict[str, list[int]] = defaultdict(list)
     for index, sample in enumerate(samples):
         members[fit_key(sample.shape)].append(index)
@@ -84,7 +85,7 @@ def dense_errors(model: LearnedDense, samples: Sequence[DenseSample]) -> FloatAr
     if missing := sorted(key for key, count in counts.items() if count >= MIN_SAMPLES and key not in model.card.bounds):
         raise ModelError(f"was not fitted to any {', '.join(missing)}", field="kind")
     costs = model.price([sample.shape for sample in samples])
-    measured_S = sum(corrected_dense_ms(samples))
+    measured_S = sum(corrected_ms(samples))
     errors_S: FloatArray = np.abs((costs.forward_ms_N + costs.backward_ms_N) / measured_S - 1)
     return errors_S
 

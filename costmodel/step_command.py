@@ -105,24 +105,24 @@ def train_step(
 
 def _train(store: Path, device: str | None, models: Registry, publishing: PublishOptions) -> list[dict[str, Any]]:
     from autoshard.core.errors import SampleStoreError
-    from autoshard.formats.collective_samples import collective_devices_in, read_collective_samples
-    from autoshard.formats.dense_samples import dense_devices_in, read_dense_samples
+    from autoshard.formats.collective_samples import COLLECTIVE_SAMPLES
+    from autoshard.formats.dense_samples import DENSE_SAMPLES
     from costmodel.collective_training import train_collective_model
     from costmodel.dense_training import train_dense_model
     from costmodel.step_comparison import collective_version, dense_version
 
     found: list[dict[str, Any]] = []
-    has_collectives, has_dense = collective_devices_in(store), dense_devices_in(store)
+    has_collectives, has_dense = COLLECTIVE_SAMPLES.devices(store), DENSE_SAMPLES.devices(store)
     if not has_collectives and not has_dense:
         raise SampleStoreError(
             "holds no samples of collectives or dense layers; `autoshard collect --what dense,collectives` adds some",
             source=str(store),
         )
     if has_collectives and (device is None or device in has_collectives):
-        moved = read_collective_samples(store, device)
+        moved = COLLECTIVE_SAMPLES.read(store, device)
         found.append(_publish(models, collective_version(train_collective_model(moved), moved), publishing))
     if has_dense and (device is None or device in has_dense):
-        layers = read_dense_samples(store, device)
+        layers = DENSE_SAMPLES.read(store, device)
         found.append(_publish(models, dense_version(train_dense_model(layers), layers), publishing))
     if not found:
         held = ", ".join(sorted({*has_collectives, *has_dense}))

@@ -50,19 +50,19 @@ class DenseShape:
 
     Attributes:
         kind: Which part.
+        dtype: Number format of weights, inputs and outputs. fp32 is what torch computes unless told otherwise, no TF32.
         batch_size: Samples of the rank's local batch.
         widths: Of a perceptron: its inputs, then every layer's outputs. Of an interaction: the bottom perceptron's
             outputs, then the pooled embeddings' columns.
-        dtype: Number format of weights, inputs and outputs. fp32 is what torch computes unless told otherwise, no TF32.
 
     Raises:
         InvalidOptionError: If no such part can be run.
     """
 
     kind: DenseKind
+    dtype: DType = DType.FP32
     batch_size: int
     widths: tuple[int, ...]
-    dtype: DType = DType.FP32
 
     def __post_init__(self) -> None:
         AT_LEAST_1.check_fields(self, "batch_size")

@@ -1,35 +1,20 @@
-"""Samples of embedding collectives in Parquet: one row per measured collective, files appended to a store folder.
-
-They lie beside the kernel samples of a store: `collectives/device=<key>/part-<time>-<hash>.parquet`, written once,
-by rename, and never changed.
-
-Shape suffixes: S samples.
-"""
+"""Samples of embedding collectives: one row per measured collective, stored as `sample_store` says."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import datetime
 from enum import StrEnum
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Annotated
 
 from autoshard.core import DType
-from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
-from autoshard.core.quoting import shown
-from autoshard.formats.digest import digest
-from autoshard.formats.sample_parts import open_part, write_part
+from autoshard.core.accepted import ABOVE_0, AT_LEAST_0
+from autoshard.core.errors import FormatError, InvalidOptionError
+from autoshard.formats.sample_columns import Amount, Milliseconds
+from autoshard.formats.sample_store import SampleStore
 
-COLLECTIVE_SCHEMA = "autoshard.collective-samples/1"
-#: Folder of a store that holds them.
-FOLDER = "collectives"
-_SCHEMA_KEY = b"autoshard.schema"
+_Number = Annotated[int, ABOVE_0]
+_Bytes = Annotated[int, AT_LEAST_0]
 
 
 class Operator(StrEnum):
@@ -84,8 +69,8 @@ class Collective:
     dtype: DType
     bytes_per_rank: int
     splits: Splits = Splits.EQUAL
-    skew: float = 0.0
-    split_seed: int = 0
+    skew: Amount = 0.0
+    split_seed: Annotated[int, AT_LEAST_0] = 0
 
     def __post_init__(self) -> None:
         if self.bytes_per_rank < 1:
@@ -110,7 +95,6 @@ class CollectiveSample:
         num_hosts: Machines that took part.
         nproc: Processes in all.
         node_size: Processes per declared node.
-        collective: What ran.
         group_size: Ranks that took part together.
         num_nodes: Declared nodes that they span.
         mean_sent_bytes: Mean over ranks of the bytes that have to leave a rank, whatever the algorithm:
@@ -122,6 +106,7 @@ class CollectiveSample:
         reference_ms: The reference collective in the same rounds.
         num_rounds: Rounds measured, warm-ups left out.
         sample_id: Hash of all else; given by `identified`.
+        collective: What ran.
     """
 
     collected_at: datetime
@@ -131,20 +116,20 @@ class CollectiveSample:
     torch_version: str
     autoshard_version: str
     git_commit: str
-    num_hosts: int
-    nproc: int
-    node_size: int
-    collective: Collective
+    num_hosts: _Number
+    nproc: _Number
+    node_size: _Number
     group_size: int
-    num_nodes: int
-    mean_sent_bytes: float
-    max_sent_bytes: int
-    max_received_bytes: int
-    latency_ms: float
-    spread: float
-    reference_ms: float
-    num_rounds: int
+    num_nodes: _Number
+    mean_sent_bytes: Amount
+    max_sent_bytes: _Bytes
+    max_received_bytes: _Bytes
+    latency_ms: Milliseconds
+    spread: Amount
+    reference_ms: Milliseconds
+    num_rounds: _Number
     sample_id: str = ""
+    collective: Collective
 
     def __post_init__(self) -> None:
         sizes = (self.group_size, self.node_size, self.num_nodes)
@@ -161,134 +146,13 @@ class CollectiveSample:
 
     def identified(self) -> CollectiveSample:
         """The same sample with its id filled in."""
-        row = _row(self)
-        del row["sample_id"]
-        moment = self.collected_at.astimezone(UTC).isoformat(timespec="microseconds")
-        return replace(self, sample_id=digest(row | {"collected_at": moment}))
+        return replace(self, sample_id=COLLECTIVE_SAMPLES.content_id(self))
 
 
-_ARROW = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "datetime": pa.timestamp("us", tz="UTC")}
-_KINDS: dict[str, type[StrEnum]] = {"level": GroupLevel, "operator": Operator, "dtype": DType, "splits": Splits}
-_OWN = tuple(item.name for item in fields(CollectiveSample) if item.name != "collective")
-_SCHEMA = pa.schema(
-    [
-        (item.name, _ARROW.get(str(item.type), pa.string()))
-        for item in (*fields(CollectiveSample), *fields(Collective))
-        if item.name != "collective"
-    ],
-    metadata={_SCHEMA_KEY: COLLECTIVE_SCHEMA.encode()},
+COLLECTIVE_SAMPLES = SampleStore(
+    CollectiveSample,
+    schema="autoshard.collective-samples/1",
+    folder="collectives",
+    kind="samples of collectives",
+    command="autoshard collect --what collectives",
 )
-_AT_LEAST_ZERO = ("spread", "skew", "split_seed", "mean_sent_bytes", "max_sent_bytes", "max_received_bytes")
-_ABOVE_ZERO = ("latency_ms", "reference_ms", "num_rounds", "num_hosts", "nproc", "node_size", "num_nodes")
-
-
-def write_collective_samples(store: str | Path, samples: Sequence[CollectiveSample]) -> Path:
-    """Appends samples of one device to a store as a new file.
-
-    Args:
-        store: The store's folder; made when missing.
-        samples: At least one; ids are filled in.
-
-    Returns:
-        The file, complete: a process killed while writing leaves none.
-
-    Raises:
-        SampleStoreError: If the folder cannot be written.
-    """
-    complete = [sample.identified() for sample in samples]
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist([_row(sample) for sample in complete], _SCHEMA), buffer, compression="zstd")
-    return write_part(_folder(store), complete, buffer.getvalue())
-
-
-def collective_devices_in(store: str | Path) -> tuple[str, ...]:
-    """Keys of the devices that a store holds samples of collectives of; none for a folder that is not there."""
-    return tuple(sorted({file.parent.name.removeprefix("device=") for file in _files(store, "*")}))
-
-
-def read_collective_samples(store: str | Path, device: str | None = None) -> tuple[CollectiveSample, ...]:
-    """Reads the samples of one device, each once, in the order in which they were written.
-
-    Args:
-        store: The store's folder.
-        device: Key of the device; may be left out when the store holds one only.
-
-    Raises:
-        SampleStoreError: If the store holds no samples of the device, or a file cannot be read.
-        FormatError: If a file is not a sample file of this version, or holds impossible values.
-    """
-    held = collective_devices_in(store)
-    if device is None and len(held) == 1:
-        device = held[0]
-    if device not in held:
-        if device is None and held:
-            raise SampleStoreError(f"holds several devices; name one of: {', '.join(held)}", source=str(store))
-        kind = "" if device is None else f" of device {shown(device)}"
-        others = f"; it holds: {', '.join(held)}" if held else "; `autoshard collect --what collectives` adds some"
-        raise SampleStoreError(f"holds no samples of collectives{kind}{others}", source=str(store))
-    read = (sample for file in _files(store, device) for sample in read_collective_sample_file(file))
-    return tuple(dict.fromkeys(read))
-
-
-def read_collective_sample_file(file: Path) -> tuple[CollectiveSample, ...]:
-    """Reads one file of a store.
-
-    Raises:
-        SampleStoreError: If the file cannot be read.
-        FormatError: If it is not a sample file of this version, or holds impossible values.
-    """
-    try:
-        with open_part(file) as parquet:
-            _check_schema(parquet.schema_arrow)
-            table = parquet.read()
-        _check_values(table)
-        return tuple(_sample(row) for row in table.to_pylist())
-    except (FormatError, InvalidOptionError) as error:
-        raise FormatError(error.message, field=error.field, source=str(file)) from error
-
-
-def _folder(store: str | Path) -> Path:
-    return Path(store) / FOLDER
-
-
-def _files(store: str | Path, device: str) -> Iterable[Path]:
-    return sorted(_folder(store).glob(f"device={device}/part-*.parquet"))
-
-
-def _row(sample: CollectiveSample) -> dict[str, Any]:
-    row = {name: getattr(sample, name) for name in _OWN}
-    for item in fields(Collective):
-        value = getattr(sample.collective, item.name)
-        row[item.name] = str(value) if isinstance(value, StrEnum) else value
-    return row
-
-
-def _check_schema(schema: pa.Schema) -> None:
-    version = (schema.metadata or {}).get(_SCHEMA_KEY, b"none").decode(errors="replace")
-    if version != COLLECTIVE_SCHEMA:
-        raise FormatError(f"must be {COLLECTIVE_SCHEMA}, got {version}", field="schema")
-    theirs, ours = ({(item.name, str(item.type)) for item in one} for one in (schema, _SCHEMA))
-    if theirs != ours or len(schema) != len(_SCHEMA):
-        wrong = sorted({name for name, _ in theirs ^ ours}) or ["schema"]
-        raise FormatError("column is missing, twice there or of another type", field=", ".join(wrong))
-
-
-def _check_values(table: pa.Table) -> None:
-    for name in _SCHEMA.names:
-        if table[name].null_count:
-            raise FormatError("must not be null", field=name)
-    for name in (*_AT_LEAST_ZERO, *_ABOVE_ZERO):
-        values_S = table[name].to_numpy()
-        if not (np.isfinite(values_S).all() and (values_S >= 0).all()):
-            raise FormatError("must be finite and at least 0", field=name)
-        if name in _ABOVE_ZERO and not (values_S > 0).all():
-            raise FormatError("must be above 0", field=name)
-
-
-def _sample(row: dict[str, Any]) -> CollectiveSample:
-    for name, kind in _KINDS.items():
-        if row[name] not in set(kind):
-            raise FormatError(f"must be one of {', '.join(kind)}; got {shown(row[name])}", field=name)
-        row[name] = kind(row[name])
-    what = {item.name: row.pop(item.name) for item in fields(Collective)}
-    return CollectiveSample(**row, collective=Collective(**what))

@@ -1,232 +1,231 @@
-"""Samples as Parquet: the schema, and the way back from its columns, with every value checked.
+"""Columns of a file of samples, made from the dataclass of a sample: their Arrow types, their ranges, the way back.
 
-Shape suffixes: S samples, N shards of all samples, K knots of all shards.
+Every field is a column of its name; the fields of a dataclass inside it are columns beside it. Metadata of `Annotated`
+say what the type does not: an Arrow type, a `Range`, or the `StoredRows` of a tuple of objects.
+
+Shape suffixes: N rows, V values of the lists of all rows.
 """
 
 from __future__ import annotations
 
-import io
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from datetime import datetime
+from enum import StrEnum
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from autoshard.core import (
-    NUM_REUSE_BINS,
-    AccessProfile,
-    DType,
-    Exchange,
-    LocalShard,
-    MemoryLevel,
-    Optimizer,
-    Pooling,
-    Update,
-)
-from autoshard.core.errors import FormatError, InputError
+from autoshard.core.accepted import ABOVE_0, FINITE_ABOVE_0, FINITE_AT_LEAST_0, Range
+from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
-from autoshard.formats.measured import MeasuredShard, Sample, sample_row
-from autoshard.formats.sample_parts import open_part
 
-SCHEMA_VERSION = "autoshard.samples/2"
-_SCHEMA_KEY = b"autoshard.schema"
+#: Objects that equal rows share, by what they were made of: large stores are then quick to read.
+SharedObjects = dict[tuple[Any, ...], Any]
 
-_KNOTS = pa.list_(pa.float64())
-_SHARD = pa.struct(
-    [
-        ("table", pa.string()),
-        ("num_embeddings", pa.int64()),
-        ("embedding_dim", pa.int32()),
-        ("num_bags", pa.int64()),
-        ("pooling_factor", pa.float64()),
-        ("dtype", pa.string()),
-        ("pooling", pa.string()),
-        ("optimizer", pa.string()),
-        ("output", pa.string()),
-        ("update", pa.string()),
-        ("level", pa.string()),
-        ("cache_bytes", pa.int64()),
-        ("num_lookups", pa.int64()),
-        ("num_distinct", pa.int64()),
-        ("reuse_bins", pa.list_(pa.float32())),
-        ("access_ranks", _KNOTS),
-        ("access_cumulative", _KNOTS),
-    ]
-)
-_SCHEMA = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("set_id", pa.string()),
-        ("collected_at", pa.timestamp("us", tz="UTC")),
-        ("device", pa.string()),
-        ("device_name", pa.string()),
-        ("num_threads", pa.int32()),
-        ("torch_version", pa.string()),
-        ("fbgemm_version", pa.string()),
-        ("autoshard_version", pa.string()),
-        ("git_commit", pa.string()),
-        ("source", pa.string()),
-        ("shards", pa.list_(_SHARD)),
-        ("forward_ms", pa.float64()),
-        ("backward_ms", pa.float64()),
-        ("forward_spread", pa.float64()),
-        ("backward_spread", pa.float64()),
-        ("reference_forward_ms", pa.float64()),
-        ("reference_backward_ms", pa.float64()),
-        ("num_rounds", pa.int32()),
-        ("num_attempts", pa.int32()),
-        ("is_noisy", pa.bool_()),
-        ("sm_clock_mhz", pa.float64()),
-        ("throttle_reasons", pa.string()),
-    ],
-    metadata={_SCHEMA_KEY: SCHEMA_VERSION.encode()},
-)
-_MEASURED = ("forward_ms", "backward_ms", "forward_spread", "backward_spread", "sm_clock_mhz")
-_POSITIVE = ("reference_forward_ms", "reference_backward_ms", "num_rounds", "num_threads", "num_attempts")
-
-#: Shards by their columns' values: equal ones are built and checked once, which makes large stores quick to read.
-ShardCache = dict[tuple[Any, ...], LocalShard]
+_T = TypeVar("_T")
+_ARROW = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    datetime: pa.timestamp("us", tz="UTC"),
+}
 
 
-def parquet_bytes(samples: Sequence[Sample]) -> bytes:
-    """A whole Parquet file that holds some samples, which have their ids."""
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(list(map(sample_row, samples)), _SCHEMA), buffer, compression="zstd")
-    return buffer.getvalue()
+#: Types of fields that samples of several kinds have.
+Milliseconds = Annotated[float, FINITE_ABOVE_0]
+Amount = Annotated[float, FINITE_AT_LEAST_0]
+Count = Annotated[int, pa.int32(), ABOVE_0]
 
 
-def read_columns(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Columns of a sample file of this version; all when none are named.
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """How a tuple of objects is stored: a list of rows in each row.
+
+    Attributes:
+        row: Dataclass of such a row.
+        store: Makes one of an object.
+        restore: Makes objects of columns by name, and shares what equal rows have in common.
 
     Raises:
-        SampleStoreError: If the file cannot be read.
-        FormatError: If it is not a sample file of this version.
+        InputError: By `restore`, if there is no such object.
     """
-    with open_part(file) as parquet:
-        _check_schema(parquet.schema_arrow, file)
-        return parquet.read(columns=columns).combine_chunks()
+
+    row: type
+    store: Callable[[Any], Any]
+    restore: Callable[[Mapping[str, Sequence[Any]], SharedObjects], list[Any]]
 
 
-def read_sample_file(file: Path, rebuilt: ShardCache | None = None) -> tuple[Sample, ...]:
-    """Reads one file of a store.
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Numbers, texts or times."""
 
-    Args:
-        file: The Parquet file.
-        rebuilt: Shards seen in other files, shared so that equal shards are one object; added to.
+    name: str
+    type: pa.DataType
+    range: Range | None
 
-    Raises:
-        SampleStoreError: If the file cannot be read.
-        FormatError: If it is not a sample file of this version, or holds impossible values.
+    def stored(self, value: Any) -> Any:
+        return value
+
+    def values(self, array_N: pa.Array, path: str, _shared: SharedObjects) -> list[Any]:
+        if array_N.null_count:
+            raise FormatError("must not be null", field=path)
+        if self.range is not None:
+            _check(self.range, array_N.to_numpy(zero_copy_only=False), path)
+        values: list[Any] = array_N.to_pylist()
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class _WordColumn(_Column):
+    """Members of an enumeration."""
+
+    kind: type[StrEnum]
+
+    def stored(self, value: Any) -> Any:
+        return str(value)
+
+    def values(self, array_N: pa.Array, path: str, shared: SharedObjects) -> list[Any]:
+        members = dict(self.kind._value2member_map_)
+        for word in _Column.values(self, pc.unique(array_N), path, shared):
+            if word not in members:
+                raise FormatError(f"must be one of {', '.join(self.kind)}; got {shown(word)}", field=path)
+        return [members[word] for word in array_N.to_pylist()]
+
+
+@dataclass(frozen=True, slots=True)
+class _ListColumn(_Column):
+    """Lists of numbers, read as arrays or tuples."""
+
+    make: Callable[[NDArray[Any]], Any]
+
+    def stored(self, value: Any) -> Any:
+        return np.asarray(value, dtype=self.type.value_type.to_pandas_dtype()).tolist()
+
+    def values(self, array_N: pa.Array, path: str, _shared: SharedObjects) -> list[Any]:
+        values_V = _flattened(array_N, path).to_numpy()
+        return [self.make(values_V[start:stop]) for start, stop in _spans(array_N)]
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsColumn(_Column):
+    """Lists of rows."""
+
+    rows: StoredRows
+    columns: tuple[_Column, ...]
+
+    def stored(self, value: Any) -> Any:
+        rows = map(self.rows.store, value)
+        return [{item.name: item.stored(getattr(row, item.name)) for item in self.columns} for row in rows]
+
+    def values(self, array_N: pa.Array, path: str, shared: SharedObjects) -> list[Any]:
+        rows_V = _flattened(array_N, path)
+        columns = {
+            item.name: item.values(rows_V.field(index), f"{path}.{item.name}", shared)
+            for index, item in enumerate(self.columns)
+        }
+        objects = self.rows.restore(columns, shared)
+        return [tuple(objects[start:stop]) for start, stop in _spans(array_N)]
+
+
+class RecordColumns:
+    """Columns of a dataclass.
+
+    Args of the constructor:
+        record: The dataclass.
     """
-    table = read_columns(file)
-    try:
-        return _samples(table, {} if rebuilt is None else rebuilt)
-    except InputError as error:
-        raise FormatError(error.message, field=error.field, source=str(file)) from error
+
+    def __init__(self, record: type) -> None:
+        hints = get_type_hints(record, include_extras=True)
+        self._record = record
+        self._parts: dict[str, _Column | RecordColumns] = {
+            name: RecordColumns(hint) if isinstance(hint, type) and is_dataclass(hint) else _column(name, hint)
+            for name, hint in hints.items()
+        }
+
+    @property
+    def columns(self) -> tuple[_Column, ...]:
+        """All columns, in the order of the fields."""
+        parts = self._parts.values()
+        return tuple(item for part in parts for item in (part.columns if isinstance(part, RecordColumns) else (part,)))
+
+    def schema(self, metadata: Mapping[bytes, bytes]) -> pa.Schema:
+        """The Arrow schema."""
+        return pa.schema([(item.name, item.type) for item in self.columns], metadata=dict(metadata))
+
+    def row(self, record: object) -> dict[str, Any]:
+        """A record as a row: JSON values by column, but for times."""
+        row: dict[str, Any] = {}
+        for name, part in self._parts.items():
+            value = getattr(record, name)
+            row |= part.row(value) if isinstance(part, RecordColumns) else {name: part.stored(value)}
+        return row
+
+    def records(self, table: pa.Table, shared: SharedObjects) -> list[Any]:
+        """The rows of a table that has these columns as records, every value checked.
+
+        Raises:
+            InputError: If a value is impossible; the error names the column.
+        """
+        parts = [
+            part.records(table, shared)
+            if isinstance(part, RecordColumns)
+            else part.values(_joined(table[name]), name, shared)
+            for name, part in self._parts.items()
+        ]
+        return [self._record(**dict(zip(self._parts, row, strict=True))) for row in zip(*parts, strict=True)]
 
 
-def _check_schema(schema: pa.Schema, file: Path) -> None:
-    version = (schema.metadata or {}).get(_SCHEMA_KEY, b"none").decode(errors="replace")
-    if version != SCHEMA_VERSION:
-        raise FormatError(
-            f"must be {SCHEMA_VERSION}, got {version}; collect into another folder, or use the version of autoshard "
-            "that wrote this one",
-            field="schema",
-            source=str(file),
-        )
-    if not schema.equals(_SCHEMA):
-        names = {*schema.names, *_SCHEMA.names}
-        wrong = {name for name in names if _type_of(name, schema) != _type_of(name, _SCHEMA)}
-        raise FormatError("column is missing or not of this schema", field=", ".join(sorted(wrong)), source=str(file))
+def _column(name: str, hint: Any) -> _Column:
+    kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    range_, rows = _first(marks, Range), _first(marks, StoredRows)
+    if rows is not None:
+        columns = RecordColumns(rows.row).columns
+        return _RowsColumn(name, pa.list_(pa.struct([(item.name, item.type) for item in columns])), None, rows, columns)
+    if get_origin(kind) is np.ndarray:
+        return _ListColumn(name, pa.list_(pa.float64()), None, _unchanged)
+    if get_origin(kind) is tuple:
+        return _ListColumn(name, pa.list_(_column(name, get_args(kind)[0]).type), None, _as_tuple)
+    if issubclass(kind, StrEnum):
+        return _WordColumn(name, pa.string(), None, kind)
+    return _Column(name, _first(marks, pa.DataType) or _ARROW[kind], range_)
 
 
-def _type_of(name: str, schema: pa.Schema) -> pa.DataType | None:
-    return schema.field(name).type if schema.names.count(name) == 1 else None
+def _check(accepted: Range, values_N: NDArray[Any], path: str) -> None:
+    lowest = accepted.at_least if accepted.above is None else accepted.above
+    assert lowest is not None
+    for value in np.unique(values_N[~(np.isfinite(values_N) & (values_N > lowest))]).tolist():
+        accepted.check(value, path, FormatError)
 
 
-def _samples(table: pa.Table, rebuilt: ShardCache) -> tuple[Sample, ...]:
-    for name in _SCHEMA.names:
-        if table[name].null_count:
-            raise FormatError("must not be null", field=name)
-    for name in (*_MEASURED, *_POSITIVE):
-        values_S = table[name].to_numpy()
-        if not (np.isfinite(values_S).all() and (values_S >= 0).all()):
-            raise FormatError("must be finite and at least 0", field=name)
-        if name in _POSITIVE and not (values_S > 0).all():
-            raise FormatError("must be above 0", field=name)
-    lists = table["shards"].combine_chunks() if table.num_rows else pa.array([], _SCHEMA.field("shards").type)
-    shards_N = _measured_shards(lists.flatten(), rebuilt)
-    ends = np.concatenate([[0], np.cumsum(lists.value_lengths().to_numpy())]).tolist()
-    plain = table.drop_columns(["shards"]).to_pylist()
-    return tuple(
-        Sample(**row, shards=tuple(shards_N[start:stop]))
-        for row, (start, stop) in zip(plain, pairwise(ends), strict=True)
-    )
+def _first(marks: Sequence[object], kind: type[_T]) -> _T | None:
+    return next((mark for mark in marks if isinstance(mark, kind)), None)
 
 
-def _measured_shards(rows_N: pa.StructArray, rebuilt: ShardCache) -> list[MeasuredShard]:
-    if rows_N.null_count:
-        raise FormatError("must not be null", field="shards")
-    columns: dict[str, list[Any]] = {}
-    for index, item in enumerate(_SHARD):
-        column = rows_N.field(index)
-        if column.null_count:
-            raise FormatError("must not be null", field=f"shards.{item.name}")
-        columns[item.name] = _pieces(column) if item.type == _KNOTS else column.to_pylist()
-    names = [name for name in columns if name not in ("num_lookups", "num_distinct", "reuse_bins")]
-    result = []
-    keys = zip(*(columns[name] for name in names), strict=True)
-    measured = zip(columns["num_lookups"], columns["num_distinct"], columns["reuse_bins"], strict=True)
-    for key, (num_lookups, num_distinct, bins) in zip(keys, measured, strict=True):
-        if key not in rebuilt:
-            rebuilt[key] = _local_shard(dict(zip(names, key, strict=True)))
-        if not (0 <= num_distinct <= num_lookups and len(bins) == NUM_REUSE_BINS and math.isfinite(sum(bins))):
-            raise FormatError("has an impossible measured batch", field="shards")
-        result.append(
-            MeasuredShard(
-                shard=rebuilt[key], num_lookups=num_lookups, num_distinct=num_distinct, reuse_bins=tuple(bins)
-            )
-        )
-    return result
+def _unchanged(values: NDArray[Any]) -> NDArray[Any]:
+    return values
 
 
-def _pieces(lists_N: pa.ListArray) -> list[bytes]:
-    """Each row's numbers as bytes: quick to cut, compare and hash."""
-    values_K = np.asarray(lists_N.flatten(), dtype=np.float64)
-    ends = np.concatenate([[0], np.cumsum(lists_N.value_lengths().to_numpy())]).tolist()
-    return [values_K[start:stop].tobytes() for start, stop in pairwise(ends)]
+def _as_tuple(values: NDArray[Any]) -> tuple[Any, ...]:
+    return tuple(values.tolist())
 
 
-def _local_shard(row: dict[str, Any]) -> LocalShard:
-    for name in ("num_embeddings", "embedding_dim", "num_bags"):
-        if row[name] < 1:
-            raise FormatError(f"must be at least 1, got {row[name]}", field=f"shards.{name}")
-    if row["cache_bytes"] < 0:
-        raise FormatError(f"must be at least 0, got {row['cache_bytes']}", field="shards.cache_bytes")
-    if not (math.isfinite(row["pooling_factor"]) and row["pooling_factor"] >= 0):
-        raise FormatError(f"must be at least 0, got {row['pooling_factor']}", field="shards.pooling_factor")
-    kinds: dict[str, Any] = {
-        "dtype": DType,
-        "pooling": Pooling,
-        "optimizer": Optimizer,
-        "output": Exchange,
-        "update": Update,
-        "level": MemoryLevel,
-    }
-    for name, kind in kinds.items():
-        try:
-            row[name] = kind(row[name])
-        except ValueError as error:
-            accepted = ", ".join(kind)
-            raise FormatError(f"must be one of {accepted}; got {shown(row[name])}", field=f"shards.{name}") from error
-    ranks, cumulative = np.frombuffer(row.pop("access_ranks")), np.frombuffer(row.pop("access_cumulative"))
-    access = AccessProfile(ranks, cumulative)
-    if access.num_rows != row["num_embeddings"]:
-        raise FormatError(
-            f"describes {access.num_rows} rows, the shard has {row['num_embeddings']}", field="shards.access_ranks"
-        )
-    return LocalShard(**row, access=access)
+def _joined(column_N: pa.ChunkedArray) -> pa.Array:
+    return column_N.combine_chunks() if column_N.num_chunks else pa.array([], column_N.type)
+
+
+def _flattened(lists_N: pa.ListArray, path: str) -> pa.Array:
+    values_V = lists_N.flatten()
+    if lists_N.null_count or values_V.null_count:
+        raise FormatError("must not be null", field=path)
+    return values_V
+
+
+def _spans(lists_N: pa.ListArray) -> Iterator[tuple[int, int]]:
+    """Where the values of each list start and end."""
+    return pairwise(np.concatenate([[0], np.cumsum(lists_N.value_lengths().to_numpy())]).tolist())

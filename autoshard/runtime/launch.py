@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import re
@@ -12,21 +13,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
-from autoshard.formats import read_plan
+from autoshard.formats import atomic_write, read_plan
 from autoshard.runtime.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord
 from autoshard.runtime.ownership import TableOwners, even_share
 from autoshard.runtime.results import RunRequest, RunResult, Verification
 
 DEFAULT_TIMEOUT_S = 3600.0
+#: Processes import torch and find each other before their first document; on a busy machine that takes a minute.
+START_S = 300.0
 #: How long workers get to end by themselves before they are killed.
 _GRACE_S = 5.0
 _POLL_S = 0.1
+#: Time for the last lines of a launcher that has ended.
+_DRAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,19 +123,49 @@ def run_requests(
     """
     for request in requests:
         _check(request, nproc)
+    job = {"requests": [asdict(request) for request in requests]}
+    with running_workers("autoshard.runtime.worker", job, nproc, timeout_s=timeout_s) as (folder, documents):
+        for document in documents:
+            progress = _progress(document)
+            if progress is not None and on_progress is not None:
+                on_progress(progress)
+        results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))["results"]
+    return tuple(RunResult.from_json(result) for result in results)
+
+
+@contextmanager
+def running_workers(
+    module: str,
+    job: object,
+    nproc: int,
+    *,
+    timeout_s: float = math.inf,
+    stall_timeout_s: float = math.inf,
+    path: Sequence[str] = (),
+) -> Iterator[tuple[Path, Iterator[Any]]]:
+    """Starts processes with torchrun; whatever happens, none is left afterwards.
+
+    Args:
+        module: What the processes run, with the folder as its argument.
+        job: What they read from the folder's `job.json`.
+        nproc: Number of processes.
+        timeout_s: Time for the whole run.
+        stall_timeout_s: Longest silence between two documents of theirs, after the first.
+        path: Folders that come first where the processes look for modules.
+
+    Yields:
+        The folder that they share, there until the end, and the JSON values that they print. These end when the
+        processes do, and raise an ExecutionError if time runs out or a process was killed, and the error of the
+        process that failed first if one failed.
+    """
     with tempfile.TemporaryDirectory(prefix="autoshard-run-") as name:
         folder = Path(name)
-        job = {"requests": [asdict(request) for request in requests]}
-        (folder / JOB_FILE).write_text(json.dumps(job), encoding="utf-8")
-        with _start(folder, nproc) as launcher:
+        atomic_write(folder / JOB_FILE, json.dumps(job))
+        with _start(folder, module, nproc, path) as launcher:
             try:
-                _follow(launcher, time.monotonic() + timeout_s, timeout_s, on_progress)
+                yield folder, _documents(launcher, folder, nproc, timeout_s, stall_timeout_s)
             finally:
                 _end(launcher, folder, nproc)
-        if launcher.returncode != 0:
-            raise _failure(folder, nproc, launcher.returncode)
-        document = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
-    return tuple(RunResult.from_json(result) for result in document["results"])
 
 
 def _check(request: RunRequest, nproc: int) -> None:
@@ -143,21 +179,21 @@ def _check(request: RunRequest, nproc: int) -> None:
         raise error.in_source(request.plan_path) from None
 
 
-def _start(folder: Path, nproc: int) -> subprocess.Popen[bytes]:
+def _start(folder: Path, module: str, nproc: int, path: Sequence[str]) -> subprocess.Popen[bytes]:
     with (folder / "stderr").open("wb") as stderr:
         return subprocess.Popen(
-            _command(folder, nproc),
+            _command(folder, module, nproc),
             # Workers inherit it, and end when it does: when this process is gone, however it went.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=_environment(folder),
+            env=_environment(folder, path),
             # Ctrl-C then reaches this process only, which ends the others in order.
             start_new_session=True,
         )
 
 
-def _command(folder: Path, nproc: int) -> list[str]:
+def _command(folder: Path, module: str, nproc: int) -> list[str]:
     return [
         sys.executable,
         "-m",
@@ -169,13 +205,15 @@ def _command(folder: Path, nproc: int) -> list[str]:
         f"--nproc-per-node={nproc}",
         f"--shutdown-timeout={_GRACE_S:.0f}",
         "-m",
-        "autoshard.runtime.worker",
+        module,
         str(folder),
     ]
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _environment(folder: Path, path: Sequence[str]) -> dict[str, str]:
     environment = dict(os.environ)
+    if path:
+        environment["PYTHONPATH"] = ":".join([*path, *filter(None, [environment.get("PYTHONPATH")])])
     environment.setdefault("OMP_NUM_THREADS", "1")
     environment["PYTHONSAFEPATH"] = "1"  # or a folder of the user's might stand before a module that workers import
     environment["TMPDIR"] = str(folder)  # torchrun and torch leave files behind, which go with the folder
@@ -184,27 +222,39 @@ def _environment(folder: Path) -> dict[str, str]:
     return environment
 
 
-def _follow(
-    launcher: subprocess.Popen[bytes], deadline: float, timeout_s: float, on_progress: OnProgress | None
-) -> None:
-    """Passes progress on until the launcher ends.
+def _documents(
+    launcher: subprocess.Popen[bytes], folder: Path, nproc: int, timeout_s: float, stall_timeout_s: float
+) -> Iterator[Any]:
+    """JSON values that the workers print, until the launcher ends.
 
     Raises:
-        ExecutionError: If it does not until the deadline.
+        ExecutionError: If it does not end in time, or none of them prints any for too long.
+        AutoshardError: The error of the process that failed first.
     """
     assert launcher.stdout is not None
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_lines, args=(launcher.stdout, lines), daemon=True).start()
-    while launcher.poll() is None or not lines.empty():
-        if time.monotonic() > deadline:
+    reader = threading.Thread(target=_read_lines, args=(launcher.stdout, lines), daemon=True)
+    reader.start()
+    started = heard = time.monotonic()
+    limit_s = max(START_S, stall_timeout_s)
+    while launcher.poll() is None or reader.is_alive() or not lines.empty():
+        now = time.monotonic()
+        if now - started > timeout_s:
             raise ExecutionError(f"the run did not end within {timeout_s:g} s and was stopped")
+        if now - heard > limit_s:
+            raise ExecutionError(f"no process has answered for {limit_s:g} s; one of them hangs, and all were stopped")
         try:
-            line = lines.get(timeout=_POLL_S)
+            document = json.loads(lines.get(timeout=_POLL_S))
         except queue.Empty:
+            if launcher.poll() is not None and now - heard > _DRAIN_S:
+                break  # somebody else holds the other end of its output
             continue
-        progress = _progress(line)
-        if progress is not None and on_progress is not None:
-            on_progress(progress)
+        except ValueError:
+            continue  # libraries print to standard output, too
+        yield document
+        heard, limit_s = time.monotonic(), stall_timeout_s
+    if launcher.returncode != 0:
+        raise _failure(folder, nproc, launcher.returncode)
 
 
 def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
@@ -212,11 +262,10 @@ def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
         lines.put(line)
 
 
-def _progress(line: bytes) -> RunProgress | None:
+def _progress(document: Any) -> RunProgress | None:
     try:
-        document = json.loads(line)
         return RunProgress(done=document["done"], total=document["total"])
-    except (ValueError, TypeError, KeyError):
+    except (TypeError, KeyError):
         return None  # libraries print to standard output, too
 
 

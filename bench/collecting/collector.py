@@ -1,30 +1,34 @@
-"""Collecting: measures sets of shards for a while and appends them to a store."""
+"""Collecting: measures things of one kind for a while and appends their samples to a store."""
 
 from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any, Generic, Protocol
 
-from autoshard.core import LocalShard
 from autoshard.core.errors import AutoshardError, SampleStoreError
-from autoshard.formats.samples import Sample, measured_sets, write_samples
-from bench.collecting.set_queue import QueuedSet, SetQueue, StreamPosition
+from autoshard.formats.sample_store import SampleStore, SampleT
+from bench.attempts import Timing
+from bench.collecting.set_queue import ChosenT, Queued, SetQueue, StreamPosition
 from bench.collecting.termination import Terminated
-from bench.devices import BenchDevice
-from bench.harness import Harness, Measurement
-from bench.provenance import Software, installed_software
-from bench.sampling.stream import ChosenSet
+from bench.provenance import Software
+from bench.rounds import GroupHarness, ItemT, ResultT
+from bench.sample_writer import SampleWriter
 
 #: Sets that may fail one after the other before it is taken to be the device's fault.
 _MOST_FAILURES = 100
 #: Sets of the first pass of a run with a time limit: nothing is known yet of how long they take.
 _FIRST_SETS = 8
+
+Advance = Callable[[int, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +43,18 @@ class Collection:
         reasons: Why they could not, each reason once.
         num_noisy: Samples among those written whose runs disagreed.
         num_measured_again: Samples among those written that took more than one attempt.
-        seconds: Time taken.
-        timed_share: Share of it that went to counted runs of kernels.
+        timed_share: Share of the time that went to counted runs; None where it is not known.
         is_terminated: Whether SIGTERM ended the run.
     """
 
-    files: tuple[Path, ...]
-    added: Mapping[str, int]
-    skipped: Mapping[str, int]
-    failed: Mapping[str, int]
+    files: tuple[Path, ...] = ()
+    added: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    failed: Mapping[str, int] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     num_noisy: int = 0
     num_measured_again: int = 0
-    seconds: float
-    timed_share: float = 0.0
+    timed_share: float | None = None
     is_terminated: bool = False
 
     @property
@@ -61,132 +63,131 @@ class Collection:
         return sum(self.added.values())
 
 
-def collect_samples(
-    harness: Harness,
-    sets: Iterator[ChosenSet],
-    store: Path,
-    *,
-    num_samples: int | None = None,
-    seconds: float | None = None,
-    seconds_per_file: float = 10.0,
-    position: StreamPosition | None = None,
-    advance: Callable[[int, float], None] = lambda *_: None,
-    on_file: Callable[[Path], None] = lambda _: None,
-) -> Collection:
-    """Measures sets and appends them to a store, until there are enough or time is up.
+class CollectedKind(ABC, Generic[ChosenT, ItemT, ResultT, SampleT]):
+    """What the collector has to know of a kind of samples."""
 
-    Sets that were measured before on a device of this name with these versions of torch and FBGEMM are left out. A
-    set that cannot be measured is left out and counted; SIGTERM ends the run if `termination_raised` is in force.
+    samples: SampleStore[SampleT]
+    harness: GroupHarness[ItemT, Any, ResultT]
 
-    Args:
-        harness: Measures.
-        sets: What to measure; ends the run when it runs out.
-        store: Where samples go.
-        num_samples: Samples to add; None for no limit.
-        seconds: Time to use: no group is begun that would take longer, but for the first. None for no limit.
-        seconds_per_file: Samples are written this often: what a killed run can lose.
-        position: Where in their stream the sets start; what is done is saved with the samples.
-        advance: Told how many samples have just been measured, and how long it took.
-        on_file: Told of every file that has been written.
-
-    Raises:
-        SampleStoreError: If the store cannot be read or written.
-        FormatError: If the store is of another version.
-        DeviceError: If no set can be measured.
-    """
-    run = _Run(harness, store, position or StreamPosition(), seconds_per_file, on_file)
-    deadline = math.inf if seconds is None else time.monotonic() + seconds
-    return run.measure(sets, num_samples, deadline, advance)
-
-
-class SampleWriter:
-    """Samples that wait to be written, so that a store gets one file every few seconds rather than thousands.
-
-    Args of the constructor:
-        store: Where they go.
-        seconds_per_file: Time between two files.
-        on_file: Told of every file that has been written.
-    """
-
-    def __init__(self, store: Path, seconds_per_file: float, on_file: Callable[[Path], None] = lambda _: None) -> None:
-        self.files: list[Path] = []
-        self.added: Counter[str] = Counter()
-        self.num_noisy = self.num_measured_again = 0
-        self._store, self._seconds_per_file, self._on_file = store, seconds_per_file, on_file
-        self._pending: list[tuple[Sample, Callable[[], None]]] = []
-        self._written = time.monotonic()
-
-    @property
-    def num_samples(self) -> int:
-        """Samples written or waiting."""
-        return self.added.total() + len(self._pending)
-
-    def add(self, sample: Sample, on_written: Callable[[], None]) -> None:
-        """Takes a sample."""
-        self._pending.append((sample, on_written))
-
-    def write_when_due(self) -> bool:
-        """Writes what waits if the last file is old enough; whether it did."""
-        due = bool(self._pending) and time.monotonic() - self._written >= self._seconds_per_file
-        if due:
-            self.write()
-        return due
-
-    def write(self) -> None:
-        """Writes what waits, one file for each device.
+    @abstractmethod
+    def known(self, store: Path) -> set[Any]:
+        """Identities of what a store holds, measured on this device by this software.
 
         Raises:
-            SampleStoreError: If the store cannot be written.
+            SampleStoreError: If a file cannot be read.
+            FormatError: If a file is not of this version.
         """
-        for device in sorted({sample.device for sample, _ in self._pending}):
-            batch = [(sample, on_written) for sample, on_written in self._pending if sample.device == device]
-            # Taken off the list after the file is there: a run that is ended in between writes the same file again.
-            self.files.append(write_samples(self._store, [sample for sample, _ in batch]))
-            self._pending = [item for item in self._pending if item[0].device != device]
-            for sample, on_written in batch:
-                self.added[sample.source] += 1
-                self.num_noisy += sample.is_noisy
-                self.num_measured_again += sample.num_attempts > 1
-                on_written()
-            self._on_file(self.files[-1])
-        self._written = time.monotonic()
+
+    @abstractmethod
+    def identity(self, chosen: ChosenT) -> Hashable:
+        """What tells whether two chosen ones are measured alike."""
+
+    @abstractmethod
+    def item(self, chosen: ChosenT) -> ItemT:
+        """What is measured."""
+
+    @abstractmethod
+    def sample(self, result: ResultT, source: str) -> SampleT:
+        """The record of a measurement."""
 
 
-class _Run:
-    """One run of a collector."""
+class Repeated(Protocol):
+    """A measurement that may be the mean of several."""
+
+    @property
+    def num_attempts(self) -> int:
+        """Measurements that it is the mean of."""
+        ...
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether its runs disagreed."""
+        ...
+
+
+class Tally:
+    """Counts what a run added, and what failed."""
+
+    def __init__(self) -> None:
+        self._added: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
+        self._reasons: dict[str, None] = {}
+        self._num_noisy = self._num_measured_again = 0
+
+    def add(self, result: Repeated, source: str) -> None:
+        """Counts a sample that has been written."""
+        self._added[source] += 1
+        self._num_noisy += result.is_noisy
+        self._num_measured_again += result.num_attempts > 1
+
+    def fail(self, source: str, reason: str) -> None:
+        """Counts what could not be measured."""
+        self._failed[source] += 1
+        self._reasons[reason] = None
+
+    def counts(self) -> dict[str, Any]:
+        """Fields of a `Collection`."""
+        return {
+            "added": dict(self._added),
+            "failed": dict(self._failed),
+            "reasons": tuple(self._reasons),
+            "num_noisy": self._num_noisy,
+            "num_measured_again": self._num_measured_again,
+        }
+
+
+class CollectorRun(Generic[ChosenT, ItemT, ResultT, SampleT]):
+    """One run of a collector.
+
+    Args of the constructor:
+        kind: What is measured.
+        store: Where samples go.
+        position: Where in their stream the sets start; what is done is saved with the samples.
+        seconds_per_file: Samples are written this often: what a killed run can lose.
+        on_file: Told of every file that has been written.
+    """
 
     def __init__(
         self,
-        harness: Harness,
+        kind: CollectedKind[ChosenT, ItemT, ResultT, SampleT],
         store: Path,
         position: StreamPosition,
         seconds_per_file: float,
-        on_file: Callable[[Path], None],
+        on_file: Callable[[Path], None] = lambda _: None,
     ) -> None:
-        self._harness, self._store, self._position = harness, store, position
-        self._software = installed_software()
-        self._writer = SampleWriter(store, seconds_per_file, on_file)
-        self._failed: Counter[str] = Counter()
-        self._reasons: dict[str, None] = {}
+        self._kind, self._store, self._position = kind, store, position
+        self._writer = SampleWriter(kind.samples, store, seconds_per_file, on_file)
+        self._tally = Tally()
         self._num_failed_in_row = 0
         self._started = time.monotonic()
-        self._taken: dict[int, QueuedSet] = {}
+        self._taken: dict[int, Queued[ChosenT]] = {}
 
     def measure(
-        self,
-        sets: Iterator[ChosenSet],
-        num_samples: int | None,
-        deadline: float,
-        advance: Callable[[int, float], None],
+        self, chosen: Iterator[ChosenT], num_samples: int | None, seconds: float | None, advance: Advance
     ) -> Collection:
+        """Measures and appends to the store, until there are enough samples or time is up.
+
+        What was measured before on a device of this name with these versions is left out. What cannot be measured is
+        left out and counted; SIGTERM ends the run if `termination_raised` is in force.
+
+        Args:
+            chosen: What to measure; ends the run when it runs out.
+            num_samples: Samples to add; None for no limit.
+            seconds: Time to use: no group is begun that would take longer, but for the first. None for no limit.
+            advance: Told how many samples have just been measured, and how long it took.
+
+        Raises:
+            SampleStoreError: If the store cannot be read or written.
+            FormatError: If the store is of another version.
+            DeviceError: If nothing can be measured.
+        """
         self._started = time.monotonic()
-        clock = GroupClock(deadline)
+        clock = GroupClock(math.inf if seconds is None else self._started + seconds)
         queue = SetQueue(
-            sets,
+            chosen,
             position=self._position,
-            known=known_sets(self._store, self._harness.device.name, self._software),
-            device=self._harness.device.key,
-            num_threads=num_threads_of(self._harness),
+            known=self._kind.known(self._store),
+            identity=self._kind.identity,
             is_over=clock.is_past,
         )
         is_terminated = False
@@ -203,15 +204,10 @@ class _Run:
             raise
         self._write()
         return Collection(
+            **self._tally.counts(),
             files=tuple(self._writer.files),
-            added=dict(self._writer.added),
             skipped=dict(queue.skipped),
-            failed=dict(self._failed),
-            reasons=tuple(self._reasons),
-            num_noisy=self._writer.num_noisy,
-            num_measured_again=self._writer.num_measured_again,
-            seconds=time.monotonic() - self._started,
-            timed_share=self._harness.timed_share,
+            timed_share=self._kind.harness.timed_share,
             is_terminated=is_terminated,
         )
 
@@ -224,26 +220,23 @@ class _Run:
             numbers.append(max(1, int(clock.seconds_left / took * done)) if done else _FIRST_SETS)
         return min(numbers, default=None)
 
-    def _measure_pass(
-        self, queued: Iterator[QueuedSet], clock: GroupClock, advance: Callable[[int, float], None]
-    ) -> bool:
+    def _measure_pass(self, queued: Iterator[Queued[ChosenT]], clock: GroupClock, advance: Advance) -> bool:
         """Measures what is queued; whether there was anything and time is left."""
         taken, before = self._taken, time.monotonic()
         taken.clear()
         any_taken = False
 
-        def shards() -> Iterator[tuple[LocalShard, ...]]:
+        def items() -> Iterator[ItemT]:
             nonlocal any_taken
-            for index, item in enumerate(queued):
+            for index, one in enumerate(queued):
                 any_taken = True
-                taken[index] = item
-                yield item.chosen.shards
+                taken[index] = one
+                yield self._kind.item(one.chosen)
 
-        for index, result in self._harness.measure_each(shards(), on_skip=self._skip, is_over=clock.is_over):
-            item = taken.pop(index)
+        for index, result in self._kind.harness.measure_each(items(), on_skip=self._skip, is_over=clock.is_over):
+            one = taken.pop(index)
             self._num_failed_in_row = 0
-            sample = to_sample(result, item.chosen.source, self._harness, self._software)
-            self._writer.add(sample, lambda position=item.position: self._position.finish(position))  # type: ignore[misc]
+            self._writer.add(self._kind.sample(result, one.chosen.source), partial(self._on_written, result, one))
             if self._writer.write_when_due():
                 self._position.save()
             now = time.monotonic()
@@ -251,11 +244,14 @@ class _Run:
             before = now
         return any_taken and not clock.is_past()
 
+    def _on_written(self, result: ResultT, one: Queued[ChosenT]) -> None:
+        self._tally.add(result, one.chosen.source)
+        self._position.finish(one.position)
+
     def _skip(self, index: int, error: AutoshardError) -> None:
-        item = self._taken.pop(index)
-        self._failed[item.chosen.source] += 1
-        self._reasons[str(error)] = None
-        self._position.finish(item.position)
+        one = self._taken.pop(index)
+        self._tally.fail(one.chosen.source, str(error))
+        self._position.finish(one.position)
         self._num_failed_in_row += 1
         if self._num_failed_in_row >= _MOST_FAILURES:
             raise error
@@ -292,47 +288,16 @@ class GroupClock:
         return self._begun is not None and time.monotonic() >= self._deadline
 
 
-def known_sets(store: Path, device_name: str, software: Software) -> set[str]:
-    """Ids of the sets that a store holds of a device with the same versions of what runs the kernels.
-
-    Raises:
-        SampleStoreError: If a file cannot be read.
-        FormatError: If a file is not of this version.
-    """
-    wanted = (device_name, software.torch_version, software.fbgemm_version)
+def recorded(
+    measurement: Timing, source: str, harness: GroupHarness[Any, Any, Any], software: Software
+) -> dict[str, Any]:
+    """Fields that samples of kernels and of dense layers have in common."""
     return {
-        known.set_id
-        for known in measured_sets(store)
-        if (known.device_name, known.torch_version, known.fbgemm_version) == wanted
-    }
-
-
-def num_threads_of(harness: Harness) -> int:
-    """Intra-op threads that samples of a harness name."""
-    return 1 if harness.device.is_cuda else harness.settings.num_threads
-
-
-def to_sample(measurement: Measurement, source: str, harness: Harness, software: Software) -> Sample:
-    """The record of a measurement."""
-    device: BenchDevice = harness.device
-    clocks = measurement.clocks
-    return Sample(
-        collected_at=datetime.now(UTC),
-        device=device.key,
-        device_name=device.name,
-        num_threads=num_threads_of(harness),
-        source=source,
-        shards=measurement.shards,
-        forward_ms=measurement.forward_ms,
-        backward_ms=measurement.backward_ms,
-        forward_spread=measurement.forward_spread,
-        backward_spread=measurement.backward_spread,
-        reference_forward_ms=measurement.reference_forward_ms,
-        reference_backward_ms=measurement.reference_backward_ms,
-        num_rounds=measurement.num_rounds,
-        num_attempts=measurement.num_attempts,
-        is_noisy=measurement.is_noisy,
-        sm_clock_mhz=0.0 if clocks is None or clocks.sm_mhz is None else float(clocks.sm_mhz),
-        throttle_reasons="" if clocks is None else ",".join(clocks.throttle_reasons),
+        "collected_at": datetime.now(UTC),
+        "device": harness.device.key,
+        "device_name": harness.device.name,
+        "num_threads": harness.num_threads,
+        "source": source,
         **asdict(software),
-    )
+        **{item.name: getattr(measurement, item.name) for item in fields(Timing)},
+    }

@@ -11,25 +11,28 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from types import ModuleType
 from typing import Any
 
 from autoshard import console
 from autoshard.core.errors import DeviceError, ExecutionError
-from autoshard.formats.samples import Sample
+from autoshard.formats.samples import KERNEL_SAMPLES, Sample, set_id_of
 from autoshard.ray_library import import_ray
-from bench.collecting.collector import SampleWriter, known_sets, num_threads_of, to_sample
+from bench.collecting.collector import Tally
+from bench.collecting.kernels import known_sets, to_sample
 from bench.collecting.options import CollectOptions, What
 from bench.collecting.outcome import Outcome
 from bench.collecting.run import check_names, check_store, set_source
-from bench.collecting.set_queue import QueuedSet, SetQueue, StreamPosition
+from bench.collecting.set_queue import Queued, SetQueue, StreamPosition
 from bench.collecting.store_lock import CollectorLock
 from bench.collecting.termination import Terminated
 from bench.devices import BenchDevice, find_device
 from bench.harness import Harness, Settings
 from bench.provenance import Software, installed_software
-from bench.sampling.stream import stream_sets
+from bench.sample_writer import SampleWriter
+from bench.sampling.stream import ChosenSet, stream_sets
 
 Advance = Callable[[int, float], None]
 
@@ -80,10 +83,10 @@ class KernelWorker:
     def identity(self) -> WorkerIdentity:
         """Where this is."""
         return WorkerIdentity(
-            device=self._harness.device, software=self._software, num_threads=num_threads_of(self._harness)
+            device=self._harness.device, software=self._software, num_threads=self._harness.num_threads
         )
 
-    def measure(self, batch: list[QueuedSet]) -> WorkerResult:
+    def measure(self, batch: list[Queued[ChosenSet]]) -> WorkerResult:
         """Measures sets; those that cannot be are told with the reason."""
         failures: dict[int, str] = {}
 
@@ -152,9 +155,9 @@ class _Seat:
 
     index: int
     actor: Any
-    queue: SetQueue | None = None
-    again: deque[QueuedSet] = field(default_factory=deque)
-    batch: list[QueuedSet] = field(default_factory=list)
+    queue: SetQueue[ChosenSet] | None = None
+    again: deque[Queued[ChosenSet]] = field(default_factory=deque)
+    batch: list[Queued[ChosenSet]] = field(default_factory=list)
     sent: float = 0.0
     size: int = _FIRST_BATCH
     num_deaths: int = 0
@@ -167,9 +170,8 @@ class _Driver:
         self._ray, self._options, self._advance = ray, options, advance
         self._on_gpus, num_workers = self._workers()
         self._settings = settings
-        self._writer = SampleWriter(options.store, seconds_per_file=10.0)
-        self._failed: Counter[str] = Counter()
-        self._reasons: dict[str, None] = {}
+        self._writer = SampleWriter(KERNEL_SAMPLES, options.store, seconds_per_file=10.0)
+        self._tally = Tally()
         self._tries: Counter[tuple[int, int]] = Counter()
         self._known: dict[tuple[str, ...], set[str]] = {}
         self._devices: dict[str, None] = {}
@@ -193,12 +195,8 @@ class _Driver:
             what=What.KERNELS,
             device=", ".join(self._devices),
             files=tuple(self._writer.files),
-            added=dict(self._writer.added),
             skipped=dict(sum((queue.skipped for queue in queues), Counter())),
-            failed=dict(self._failed),
-            reasons=tuple(self._reasons),
-            num_noisy=self._writer.num_noisy,
-            num_measured_again=self._writer.num_measured_again,
+            **self._tally.counts(),
             is_terminated=is_terminated,
         )
 
@@ -258,8 +256,7 @@ class _Driver:
             sets,
             position=StreamPosition(),
             known=self._known[machine],
-            device=identity.device.key,
-            num_threads=identity.num_threads,
+            identity=partial(_set_id, identity),
             is_over=lambda: time.monotonic() >= self._options.deadline,
         )
 
@@ -284,14 +281,10 @@ class _Driver:
         left = max(0.0, self._options.deadline - time.monotonic())
         seat.size = max(1, min(_LARGEST_BATCH, int(len(batch) / took * min(_BATCH_SECONDS, left))))
         for sample in result.samples.values():
-            self._writer.add(sample, lambda: None)
+            self._writer.add(sample, partial(self._tally.add, sample, sample.source))
         for index, reason in result.failures.items():
-            self._fail(batch[index], reason)
+            self._tally.fail(batch[index].chosen.source, reason)
         self._advance(len(result.samples), took / len(self._seats))
-
-    def _fail(self, item: QueuedSet, reason: str) -> None:
-        self._failed[item.chosen.source] += 1
-        self._reasons[reason] = None
 
     def _replace(self, seat: _Seat) -> None:
         """A worker has died: its sets are queued again, for another one in its place."""
@@ -301,10 +294,14 @@ class _Driver:
             if self._tries[seat.index, item.position] < _MOST_TRIES:
                 seat.again.append(item)
             else:
-                self._fail(item, "the worker that measured it died, twice")
+                self._tally.fail(item.chosen.source, "the worker that measured it died, twice")
         seat.batch = []
         if seat.num_deaths > _MOST_DEATHS:
             raise ExecutionError(f"a Ray worker died {seat.num_deaths} times; see the logs of the cluster")
         seat.size = max(1, seat.size // 2)
         seat.actor = self._actor()
         self._running[seat.actor.identity.remote()] = seat
+
+
+def _set_id(identity: WorkerIdentity, chosen: ChosenSet) -> str:
+    return set_id_of(chosen.shards, device=identity.device.key, num_threads=identity.num_threads)

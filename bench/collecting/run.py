@@ -10,12 +10,14 @@ from pathlib import Path
 import torch
 
 from autoshard.core import LocalShard
-from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
+from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.formats import canonical_json, digest, load_tables, tables_to_json
-from autoshard.formats.samples import devices_in, measured_sets, read_samples, remove_leftovers_in
+from autoshard.formats.collective_samples import COLLECTIVE_SAMPLES
+from autoshard.formats.dense_samples import DENSE_SAMPLES
+from autoshard.formats.samples import KERNEL_SAMPLES, devices_in, measured_sets, read_samples
 from autoshard.plugins import find_trainer
-from bench.collecting.collector import collect_samples
+from bench.collecting.kernels import collect_samples
 from bench.collecting.options import GIB, CollectOptions, What, seconds_until
 from bench.collecting.outcome import Outcome
 from bench.collecting.retraining import collect_and_train
@@ -77,10 +79,8 @@ def check_store(store: Path) -> None:
         SampleStoreError: If a file cannot be read, or removed.
         FormatError: If a file is of another version.
     """
-    try:
-        remove_leftovers_in(store)
-    except FormatError as error:
-        raise SampleStoreError(error.message, source=error.source) from error
+    for samples in (KERNEL_SAMPLES, DENSE_SAMPLES, COLLECTIVE_SAMPLES):
+        samples.remove_leftovers(store)
     measured_sets(store)
 
 
@@ -183,7 +183,7 @@ def _collect_kernels_until(options: CollectOptions, device: BenchDevice, deadlin
 
 
 def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
-    from bench.dense.collector import collect_dense_samples
+    from bench.collecting.dense import collect_dense_samples
     from bench.dense.harness import DenseHarness
     from bench.dense.sampling import choose_dense_shapes
 
@@ -201,9 +201,10 @@ def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float
         device=device.key,
         files=done.files,
         added={What.DENSE.value: done.num_samples} if done.num_samples else {},
-        failed={What.DENSE.value: done.num_skipped} if done.num_skipped else {},
-        reasons=("not run by the device, or not in the time or memory there is",) if done.num_skipped else (),
+        failed={What.DENSE.value: sum(done.failed.values())} if done.failed else {},
+        reasons=("not run by the device, or not in the time or memory there is",) if done.failed else (),
         num_noisy=done.num_noisy,
+        is_terminated=done.is_terminated,
     )
 
 

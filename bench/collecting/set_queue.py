@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 from autoshard.core.errors import FormatError, SampleStoreError
 from autoshard.formats import atomic_write, digest
 from autoshard.formats.files import read_bytes
-from autoshard.formats.samples import set_id_of
-from bench.sampling.stream import REPEAT, ChosenSet
+from bench.sampling.stream import REPEAT
 
 #: Known sets in a row, beyond as many as the store holds, after which the stream is taken to have no others.
 _MOST_SKIPPED = 10_000
 
 
+class Chosen(Protocol):
+    """What a stream chose to measure."""
+
+    @property
+    def source(self) -> str:
+        """How it was chosen; `repeat` for what is to be measured again."""
+        ...
+
+
+ChosenT = TypeVar("ChosenT", bound=Chosen)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedSet:
+class Queued(Generic[ChosenT]):
     """A set to measure, with its place in the stream."""
 
     position: int
-    chosen: ChosenSet
+    chosen: ChosenT
 
 
-class SetQueue:
+class SetQueue(Generic[ChosenT]):
     """An iterator over the sets of a stream that were not measured before.
 
     Sets with the source `repeat` are measured whatever the store holds; that is what they are for.
@@ -37,35 +49,33 @@ class SetQueue:
     Args of the constructor:
         sets: What to measure.
         position: Where in their stream they start, and which of them are done.
-        known: Ids of sets that were measured on this device with this software; ids of those taken are added, so
-            that queues for devices of one kind can share it.
-        device: Key of the device.
-        num_threads: Intra-op threads of the kernels.
+        known: Identities of what was measured on this device with this software; those of the sets taken are added,
+            so that queues for devices of one kind can share it.
+        identity: Tells whether two sets are measured alike.
         is_over: Asked while known sets are passed over; ends the queue.
     """
 
     def __init__(
         self,
-        sets: Iterator[ChosenSet],
+        sets: Iterator[ChosenT],
         *,
         position: StreamPosition,
-        known: set[str],
-        device: str,
-        num_threads: int,
+        known: set[Any],
+        identity: Callable[[ChosenT], Hashable],
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self.skipped: Counter[str] = Counter()
         self._sets = enumerate(sets, position.start)
         self._position = position
         self._known = known
-        self._device, self._num_threads = device, num_threads
+        self._identity = identity
         self._is_over = is_over
         self._most_skipped = len(known) + _MOST_SKIPPED
 
-    def __iter__(self) -> Iterator[QueuedSet]:
+    def __iter__(self) -> Iterator[Queued[ChosenT]]:
         return self
 
-    def __next__(self) -> QueuedSet:
+    def __next__(self) -> Queued[ChosenT]:
         """The next new set.
 
         Raises:
@@ -75,11 +85,11 @@ class SetQueue:
             if self._position.is_done(place):
                 continue
             if chosen.source == REPEAT:
-                return QueuedSet(position=place, chosen=chosen)
-            set_id = set_id_of(chosen.shards, device=self._device, num_threads=self._num_threads)
-            if set_id not in self._known:
-                self._known.add(set_id)
-                return QueuedSet(position=place, chosen=chosen)
+                return Queued(position=place, chosen=chosen)
+            identity = self._identity(chosen)
+            if identity not in self._known:
+                self._known.add(identity)
+                return Queued(position=place, chosen=chosen)
             self.skipped[chosen.source] += 1
             self._position.finish(place)
             if number >= self._most_skipped or self._is_over():

@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,21 +16,21 @@ import torch
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError, InvalidOptionError, SampleStoreError
 from autoshard.formats.collective_samples import (
+    COLLECTIVE_SAMPLES,
     Collective,
     CollectiveSample,
     GroupLevel,
     Operator,
     Splits,
-    collective_devices_in,
-    read_collective_samples,
-    write_collective_samples,
 )
-from bench.collectives.launch import START_S, run_workers
+from autoshard.runtime.launch import START_S, running_workers
 from bench.collectives.operators import Movement, refusal
 from bench.devices import BenchDevice, find_device
 from bench.provenance import installed_software
+from bench.sample_writer import SampleWriter
 from bench.timing import RoundSettings
 
+_WORKER = "bench.collectives.worker"
 MIN_BYTES = 2**10
 MAX_BYTES = 2**28
 OPERATORS = (
@@ -226,19 +225,21 @@ def collect_collectives(
     }
     reported = started
     try:
-        with closing(run_workers(job, nproc, stall_timeout_s)) as events:
+        # `bench` is a generic name: the one beside this file has to come first.
+        path = [str(Path(__file__).resolve().parents[2])]
+        with running_workers(_WORKER, job, nproc, stall_timeout_s=stall_timeout_s, path=path) as (_, events):
             for event in events:
-                count = log.take(event)
+                count = log.take(event) if isinstance(event, dict) and "event" in event else 0
                 if count:
                     advance(count, time.monotonic() - reported)
                     reported = time.monotonic()
     finally:
-        log.write()
+        log.writer.write()
     return CollectiveCollection(
         device=bench_device.key,
         backend=log.backend,
-        num_samples=log.num_samples,
-        files=tuple(log.files),
+        num_samples=log.writer.num_samples,
+        files=tuple(log.writer.files),
         seconds=time.monotonic() - started,
         skipped=tuple(sorted(log.skipped.items())),
     )
@@ -251,12 +252,7 @@ class _SampleLog:
         software = installed_software()
         self.backend = "nccl" if device.is_cuda else "gloo"
         self.skipped: Counter[str] = Counter()
-        self.files: list[Path] = []
-        self.num_samples = 0
-        self._store = store
-        self._pending: list[CollectiveSample] = []
-        self._seconds_per_file = seconds_per_file
-        self._written = time.monotonic()
+        self.writer = SampleWriter(COLLECTIVE_SAMPLES, store, seconds_per_file)
         self._fixed: dict[str, Any] = {
             "device": device.key,
             "device_name": device.name,
@@ -276,18 +272,9 @@ class _SampleLog:
         if event["event"] != "measured":
             return 0
         for row in event["measured"]:
-            self._pending.append(self._sample(collective_from_json(row.pop("collective")), row, event))
-        if time.monotonic() - self._written >= self._seconds_per_file:
-            self.write()
+            self.writer.add(self._sample(collective_from_json(row.pop("collective")), row, event))
+        self.writer.write_when_due()
         return len(event["measured"])
-
-    def write(self) -> None:
-        """Writes what has not been written."""
-        pending, self._pending = self._pending, []
-        if pending:
-            self.files.append(write_collective_samples(self._store, pending))
-            self.num_samples += len(pending)
-        self._written = time.monotonic()
 
     def _sample(self, collective: Collective, row: dict[str, Any], event: dict[str, Any]) -> CollectiveSample:
         group_size, num_nodes = group_shape(collective.level, self._fixed["nproc"], self._fixed["node_size"])
@@ -333,11 +320,11 @@ def fewest_first(
         SampleStoreError: If a file of the store cannot be read.
         FormatError: If one is not a sample file of this version.
     """
-    if device not in collective_devices_in(store):
+    if device not in COLLECTIVE_SAMPLES.devices(store):
         return chosen
     counts = Counter(
         _kind(sample.collective, sample.group_size)
-        for sample in read_collective_samples(store, device)
+        for sample in COLLECTIVE_SAMPLES.read(store, device)
         if (sample.nproc, sample.node_size) == (nproc, node_size)
     )
 

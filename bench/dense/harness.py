@@ -1,7 +1,5 @@
 """The benchmark of dense layers: perceptrons and interactions, forward and backward apart.
 
-Shape suffixes: S shapes, R rounds.
-
 Source:
     Neo, Appendix A, and PARAM's linear benchmark, for the perceptrons' shapes and the way of counting operations.
     Differs: both time the optimizer step, and PARAM a softmax and its loss, together with the backward pass; here
@@ -11,49 +9,33 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
-import torch
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 from autoshard.core import DType
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import DeviceError
-from autoshard.runtime.threads import intra_op_threads
-from bench.arena import free_bytes
-from bench.attempts import Timing, mean_of
+from bench.attempts import Timing
 from bench.caches import CacheFlush
-from bench.clocks import DeviceClocks, read_clocks
+from bench.clocks import DeviceClocks
 from bench.dense.kernels import DenseKernel, kernel_bytes, runnable_dtypes
 from bench.devices import BenchDevice
-from bench.location import locate
-from bench.timing import RoundSettings, time_rounds
+from bench.rounds import GroupHarness, GroupSettings
+from bench.timing import RoundSettings
 
-#: Copies of the reference that each group holds; their mean is the reference.
-_REFERENCE_COPIES = 3
 #: Bytes per second that estimates of latency reckon with, for what is not arithmetic.
 _SLOW_BYTES_PER_S = {"cpu": 1e9, "cuda": 2e11}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseSettings:
+class DenseSettings(GroupSettings):
     """How dense layers are measured."""
 
-    rounds: RoundSettings = field(default_factory=RoundSettings)
-    num_threads: int = 1
-    """Intra-op threads on a CPU: what one of several ranks on a machine gets."""
-    max_group_shapes: int = 24
-    """Shapes that share their rounds."""
     group_seconds: float = 3.0
     """Estimated time of a group: what a killed run loses, twice that where a group is measured again."""
     max_run_seconds: float = 0.25
     """Estimated time of one forward and backward pass; larger shapes are not measured."""
-    max_spread: float = 0.1
-    """Spread of a sample, forward or backward, above which it is measured once more. Both measurements are averaged
-    (`mean_of`), and their mean is marked as noisy if its spread is above the bound still."""
-    max_bytes: int | None = None
-    """Memory for a group; None for a share of what is free."""
     cache_bytes: int | None = None
     """Size of the cache that is flushed; None asks the device."""
     reference_batch: int = 256
@@ -86,7 +68,7 @@ class DenseMeasurement(Timing):
         return max(self.forward_spread, self.backward_spread)
 
 
-class DenseHarness:
+class DenseHarness(GroupHarness[DenseShape, DenseKernel, DenseMeasurement]):
     """Measures dense layers on one device.
 
     Args of the constructor:
@@ -101,20 +83,19 @@ class DenseHarness:
     """
 
     def __init__(self, device: BenchDevice, settings: DenseSettings | None = None) -> None:
-        self.device = device
         self.settings = DenseSettings.for_device(device) if settings is None else settings
-        self._max_bytes = self.settings.max_bytes or free_bytes(device.device)
-        if self._reserved_bytes() >= self._max_bytes:
+        self.flops_per_s = dict.fromkeys(runnable_dtypes(device.device), math.inf)  # until it is measured
+        flush = CacheFlush(device.device, self.settings.cache_bytes)
+        super().__init__(device, self.settings, self.settings.reference, flush)
+        if self._reserved_bytes >= self._max_bytes:
             raise DeviceError(
-                f"dense layers need more than {self._reserved_bytes():,} bytes on {device.name}, "
+                f"dense layers need more than {self._reserved_bytes:,} bytes on {device.name}, "
                 f"the benchmark may fill {self._max_bytes:,}"
             )
-        self._flush = CacheFlush(device.device, self.settings.cache_bytes)
-        self._num_groups = 0
-        references = [replace(self.settings.reference, dtype=dtype) for dtype in runnable_dtypes(device.device)]
+        references = [replace(self.settings.reference, dtype=dtype) for dtype in self.flops_per_s]
         self.flops_per_s = {
             one.shape.dtype: _flops(one.shape) / (one.forward_ms + one.backward_ms) * 1e3
-            for one in self._time(references)
+            for one in self._measure_group(references)
         }
 
     @property
@@ -122,109 +103,47 @@ class DenseHarness:
         """Number formats that the device runs."""
         return tuple(self.flops_per_s)
 
-    @property
-    def num_threads(self) -> int:
-        """Intra-op threads that samples are recorded with; 1 on a GPU."""
-        return 1 if self.device.is_cuda else self.settings.num_threads
-
-    def estimated_s(self, shape: DenseShape) -> float:
+    def estimated_s(self, item: DenseShape) -> float:
         """Rough time of one forward and backward pass, made for dividing the work, not for pricing it."""
-        moving_s = kernel_bytes(shape) / _SLOW_BYTES_PER_S[self.device.device.type]
-        return _flops(shape) / self.flops_per_s[shape.dtype] + moving_s
+        moving_s = kernel_bytes(item) / _SLOW_BYTES_PER_S[self.device.device.type]
+        return _flops(item) / self.flops_per_s[item.dtype] + moving_s
 
     def can_measure(self, shape: DenseShape) -> bool:
         """Whether the device runs the shape's number format, has the memory, and is quick enough for it."""
         return (
             shape.dtype in self.flops_per_s
-            and self._reserved_bytes() + kernel_bytes(shape) <= self._max_bytes
+            and self._reserved_bytes + kernel_bytes(shape) <= self._max_bytes
             and self.estimated_s(shape) <= self.settings.max_run_seconds
         )
 
-    def measure(
-        self, shapes: Sequence[DenseShape], advance: Callable[[int], None] = lambda _: None
-    ) -> list[DenseMeasurement]:
-        """Measures shapes, in groups whose rounds are interleaved; those that spread too much once more.
-
-        Args:
-            shapes: What to measure.
-            advance: Told after every group how many shapes it held.
-
-        Returns:
-            One measurement per shape, in order.
+    def check(self, item: DenseShape) -> None:
+        """Makes sure that a shape can be measured.
 
         Raises:
-            DeviceError: If a shape cannot be measured, or memory runs out.
+            DeviceError: If it cannot.
         """
-        for shape in shapes:
-            if not self.can_measure(shape):
-                raise DeviceError(
-                    f"{shape.kind} of widths {list(shape.widths)} in {shape.dtype} at batch {shape.batch_size} is not "
-                    f"run by {self.device.name}, or takes more than {self._max_bytes:,} bytes or "
-                    f"{self.settings.max_run_seconds:g} s"
-                )
-        result: list[DenseMeasurement] = []
-        for group in self.groups(iter(shapes)):
-            result += self._measure_group(group)
-            advance(len(group))
-        return result
-
-    def groups(self, shapes: Iterator[DenseShape]) -> Iterator[list[DenseShape]]:
-        """Cuts shapes into groups by number, memory and estimated time."""
-        group: list[DenseShape] = []
-        used_bytes, used_s = self._reserved_bytes(), 0.0
-        for shape in shapes:
-            needed_bytes = kernel_bytes(shape)
-            needed_s = self.estimated_s(shape) * self.settings.rounds.num_rounds
-            is_full = len(group) >= self.settings.max_group_shapes or used_bytes + needed_bytes > self._max_bytes
-            if group and (is_full or used_s + needed_s > self.settings.group_seconds):
-                yield group
-                group, used_bytes, used_s = [], self._reserved_bytes(), 0.0
-            group.append(shape)
-            used_bytes, used_s = used_bytes + needed_bytes, used_s + needed_s
-        if group:
-            yield group
-
-    def _reserved_bytes(self) -> int:
-        return _REFERENCE_COPIES * kernel_bytes(self.settings.reference)
-
-    def _measure_group(self, shapes: Sequence[DenseShape]) -> list[DenseMeasurement]:
-        result = self._time(shapes)
-        unsteady = [index for index, one in enumerate(result) if one.spread > self.settings.max_spread]
-        if unsteady:
-            for index, again in zip(unsteady, self._time([shapes[index] for index in unsteady]), strict=True):
-                result[index] = mean_of([result[index], again], self.settings.max_spread)
-        return result
-
-    def _time(self, shapes: Sequence[DenseShape]) -> list[DenseMeasurement]:
-        self._num_groups += 1
-        rounds, all_shapes = self.settings.rounds, [*[self.settings.reference] * _REFERENCE_COPIES, *shapes]
-        before = read_clocks(self.device)
-        try:
-            with intra_op_threads(self.settings.num_threads):
-                kernels = [DenseKernel(shape, self.device.device, seed) for seed, shape in enumerate(all_shapes)]
-                forward_ms_SR, backward_ms_SR = time_rounds(kernels, self._flush, rounds, seed=self._num_groups)
-        except torch.OutOfMemoryError as error:
-            raise DeviceError(f"{self.device.name} ran out of memory; others may be using it") from error
-        after = read_clocks(self.device)
-        forward, backward = (locate(ms_SR, rounds.num_dropped) for ms_SR in (forward_ms_SR, backward_ms_SR))
-        reference_forward_ms, reference_backward_ms = (
-            float(np.mean(one.mean_ms_S[:_REFERENCE_COPIES])) for one in (forward, backward)
-        )
-        return [
-            DenseMeasurement(
-                shape=shape,
-                forward_ms=float(forward.mean_ms_S[row]),
-                backward_ms=float(backward.mean_ms_S[row]),
-                forward_spread=float(forward.spread_S[row]),
-                backward_spread=float(backward.spread_S[row]),
-                reference_forward_ms=reference_forward_ms,
-                reference_backward_ms=reference_backward_ms,
-                num_rounds=rounds.num_measured,
-                sm_clock_mhz=float((after.sm_mhz if after else None) or 0),
-                throttle_reasons=_throttle_reasons(before, after),
+        if not self.can_measure(item):
+            raise DeviceError(
+                f"{item.kind} of widths {list(item.widths)} in {item.dtype} at batch {item.batch_size} is not "
+                f"run by {self.device.name}, or takes more than {self._max_bytes:,} bytes or "
+                f"{self.settings.max_run_seconds:g} s"
             )
-            for row, shape in enumerate(shapes, start=_REFERENCE_COPIES)
-        ]
+
+    def needs(self, item: DenseShape) -> tuple[int, float]:
+        """Bytes that a shape takes while it is measured, and rough seconds of a run."""
+        return kernel_bytes(item), self.estimated_s(item)
+
+    def _build(self, item: DenseShape, seed: int) -> DenseKernel:
+        return DenseKernel(item, self.device.device, seed)
+
+    def _result(self, kernel: DenseKernel, timing: Timing, clocks: Sequence[DeviceClocks | None]) -> DenseMeasurement:
+        after = clocks[-1]
+        return DenseMeasurement(
+            **asdict(timing),
+            shape=kernel.shape,
+            sm_clock_mhz=float((after.sm_mhz if after else None) or 0),
+            throttle_reasons=_throttle_reasons(*clocks),
+        )
 
 
 def _flops(shape: DenseShape) -> int:

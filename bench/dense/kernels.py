@@ -27,6 +27,8 @@ class DenseKernel:
         seed: Of weights and inputs.
     """
 
+    is_idle = False
+
     def __init__(self, shape: DenseShape, device: torch.device, seed: int = 0) -> None:
         self.shape = shape
         self.module = _module(shape, device, seed)

@@ -10,7 +10,8 @@ import numpy as np
 from rich.table import Table
 
 from autoshard.core.dense import DenseShape
-from autoshard.formats.dense_samples import DenseSample, corrected_dense_ms
+from autoshard.formats.dense_samples import DenseSample
+from autoshard.formats.samples import corrected_ms
 from bench.location import SIGMA_PER_DEVIATION
 
 
@@ -54,7 +55,7 @@ def dense_repeatability(samples: Sequence[DenseSample]) -> float | None:
         By the median absolute deviation, over forward plus backward; None without repeated shapes.
     """
     repeated: dict[tuple[DenseShape, str, int], list[float]] = defaultdict(list)
-    for sample, total_ms in zip(samples, np.sum(corrected_dense_ms(samples), axis=0).tolist(), strict=True):
+    for sample, total_ms in zip(samples, np.sum(corrected_ms(samples), axis=0).tolist(), strict=True):
         repeated[sample.shape, sample.device_name, sample.num_threads].append(total_ms)
     deviations = [
         # One of n values lies nearer to their mean than to the truth.

@@ -14,7 +14,7 @@ from autoshard import console
 from autoshard.commands.arguments import check_needed
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
-from autoshard.formats.sample_parts import damaged_samples
+from autoshard.formats.sample_store import damaged_samples
 
 if TYPE_CHECKING:
     from autoshard.formats.collective_samples import CollectiveSample
@@ -43,8 +43,8 @@ def samples(
     Example:
         autoshard samples samples --html coverage.html --tables metasyn
     """
-    from autoshard.formats.collective_samples import collective_devices_in, read_collective_samples
-    from autoshard.formats.dense_samples import dense_devices_in, read_dense_samples
+    from autoshard.formats.collective_samples import COLLECTIVE_SAMPLES
+    from autoshard.formats.dense_samples import DENSE_SAMPLES
     from autoshard.formats.samples import devices_in
     from bench.dense.report import dense_table
     from bench.store.summary import summarise, summary_table
@@ -53,8 +53,8 @@ def samples(
     check_needed(context, "--tables", tables is not None, "--scale")
     found = {
         "kernels": devices_in(store),
-        "dense": dense_devices_in(store),
-        "collectives": collective_devices_in(store),
+        "dense": DENSE_SAMPLES.devices(store),
+        "collectives": COLLECTIVE_SAMPLES.devices(store),
     }
     chosen = {kind: [key for key in keys if device in (None, key)] for kind, keys in found.items()}
     if not any(chosen.values()):
@@ -64,8 +64,8 @@ def samples(
         raise SampleStoreError(f"holds no samples{of_device}; {hint}", source=str(store))
     kernels = {key: _checked(store, key) for key in chosen["kernels"]}
     summaries = [summarise(table) for table in kernels.values()]
-    dense = {key: _intact(store, key, read_dense_samples(store, key)) for key in chosen["dense"]}
-    collectives = {key: _intact(store, key, read_collective_samples(store, key)) for key in chosen["collectives"]}
+    dense = {key: _intact(store, key, DENSE_SAMPLES.read(store, key)) for key in chosen["dense"]}
+    collectives = {key: _intact(store, key, COLLECTIVE_SAMPLES.read(store, key)) for key in chosen["collectives"]}
     parts: list[RenderableType] = [summary_table(summaries)] if summaries else []
     for key, layers in dense.items():
         parts += [f"dense layers on {key}: {len(layers):,} samples", dense_table(layers)]

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 
-from autoshard.formats.samples import SCHEMA_VERSION, SampleTable
+from autoshard.formats.samples import KERNEL_SAMPLES, SampleTable
 from autoshard.report.wording import write_ms, write_percent
 from bench.location import SIGMA_PER_DEVIATION, MsArray
 
@@ -75,7 +75,7 @@ def summarise(table: SampleTable) -> StoreSummary:
         software=tuple(sorted({f"torch {sample.torch_version}, fbgemm {sample.fbgemm_version}" for sample in items})),
         num_samples=len(items),
         num_tables=len({shard for sample in items for shard in sample.local_shards}),
-        schema=SCHEMA_VERSION,
+        schema=KERNEL_SAMPLES.schema,
         num_duplicates=table.num_duplicates,
         num_noisy=sum(sample.is_noisy for sample in items),
         num_measured_again=sum(sample.num_attempts > 1 for sample in items),

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from autoshard.core import AccessProfile, LocalShard
-from bench.collecting.collector import collect_samples
+from bench.collecting.kernels import collect_samples
 from bench.collecting.run import check_store
 from bench.collecting.set_queue import StreamPosition
 from bench.collecting.store_lock import CollectorLock, device_lock_name

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from autoshard import console
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
+from autoshard.formats.sample_store import damaged_samples
 from autoshard.formats.samples import read_sample_file, read_samples
 from studies.kernels.kill_target import collect_endlessly
 
@@ -112,7 +113,7 @@ class StoreWatch:
         faults = (
             [f"{len(expected ^ ids)} samples are missing, or are read that no file held"] if expected != ids else []
         )
-        return (*faults, *(f"sample {sample.sample_id} is damaged" for sample in table.damaged()))
+        return (*faults, *(f"sample {sample.sample_id} is damaged" for sample in damaged_samples(table.samples)))
 
     def _check_file(self, file: Path) -> list[str]:
         if file.name in self._samples_of:  # written once, and never changed: looked at in `check_as_read` again

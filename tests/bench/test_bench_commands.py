@@ -14,7 +14,7 @@ from autoshard.cli import main
 from autoshard.core import DType, ShardingPlan, TableSet
 from autoshard.core.shard import PlacedShard, Shard
 from autoshard.formats import load_tables, load_topology, write_plan, write_tables
-from autoshard.formats.samples import read_sample_file, read_samples, write_samples
+from autoshard.formats.samples import KERNEL_SAMPLES, read_sample_file, read_samples, write_samples
 from bench.collecting.options import CollectOptions
 from bench.collecting.run import set_source
 from bench.collecting.store_lock import CollectorLock, device_lock_name
@@ -213,7 +213,7 @@ def test_samples_shows_a_store(store, capsys):
 
 def test_samples_finds_what_was_tampered_with(store, tmp_path, capsys, monkeypatch):
     honest = read_samples(store).samples[0]
-    monkeypatch.setattr("autoshard.formats.measured.content_hash", lambda _: honest.sample_id)
+    monkeypatch.setattr(KERNEL_SAMPLES, "content_id", lambda _: honest.sample_id)
     write_samples(tmp_path, [replace(honest, forward_ms=0.125)])
     monkeypatch.undo()
     assert main(["samples", str(tmp_path)]) == 1

@@ -20,13 +20,12 @@ from hypothesis import strategies as st
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError, ExecutionError, InvalidOptionError, SampleStoreError
 from autoshard.formats.collective_samples import (
+    COLLECTIVE_SAMPLES,
     Collective,
     CollectiveSample,
     GroupLevel,
     Operator,
     Splits,
-    read_collective_samples,
-    write_collective_samples,
 )
 from bench.collectives.collector import (
     OPERATORS,
@@ -89,7 +88,7 @@ def test_every_operator_and_dtype_is_measured_on_every_level(tmp_path, run_folde
         settings=quick(1024, impossible),
         advance=lambda count, seconds: heard.append((count, seconds)),
     )
-    samples = read_collective_samples(tmp_path / "store")
+    samples = COLLECTIVE_SAMPLES.read(tmp_path / "store")
     measured = Counter(
         (one.collective.level, one.collective.operator, one.collective.splits, one.collective.dtype) for one in samples
     )
@@ -250,7 +249,7 @@ def test_a_killed_worker_is_named_quickly_and_earlier_samples_stay(tmp_path, run
         )
     assert not is_running(run_folder)
     assert list(run_folder.iterdir()) == []
-    assert len(read_collective_samples(tmp_path)) >= 13
+    assert len(COLLECTIVE_SAMPLES.read(tmp_path)) >= 13
 
 
 @pytest.mark.slow
@@ -284,7 +283,7 @@ def test_a_killed_run_leaves_its_samples_and_no_process(tmp_path, run_folder, mo
             assert collecting.poll() is None
             time.sleep(0.1)
         collecting.kill()
-    assert read_collective_samples(tmp_path / "store")
+    assert COLLECTIVE_SAMPLES.read(tmp_path / "store")
     while is_running(run_folder):  # pytest's own timeout ends this if they stay
         time.sleep(0.1)
 
@@ -351,7 +350,7 @@ def test_what_has_fewest_samples_comes_first(tmp_path):
     chosen = choose_collectives(2, 2, quick(1024, 4096))
     assert fewest_first(chosen, tmp_path, "cpu", 2, 2) == chosen
     small = chosen[: len(chosen) // 2]
-    write_collective_samples(tmp_path, [sample_of(one, nproc=2) for one in small])
+    COLLECTIVE_SAMPLES.write(tmp_path, [sample_of(one, nproc=2) for one in small])
     assert fewest_first(chosen, tmp_path, "cpu", 2, 2) == chosen[len(small) :] + small
     assert fewest_first(chosen, tmp_path, "cpu", 4, 2) == chosen  # measured by other processes
 

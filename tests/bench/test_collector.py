@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from autoshard.core.errors import FormatError, InvalidTableError, SampleStoreError
+from autoshard.formats.sample_store import damaged_samples
 from autoshard.formats.samples import read_samples, write_samples
-from bench.collecting.collector import collect_samples
+from bench.collecting.kernels import collect_samples
 from bench.collecting.set_queue import StreamPosition
 from bench.collecting.store_lock import CollectorBusyError, CollectorLock
 from bench.collecting.termination import termination_raised
@@ -26,7 +27,7 @@ ENDLESS = """
 import sys
 from pathlib import Path
 from autoshard.core import AccessProfile, LocalShard
-from bench.collecting.collector import collect_samples
+from bench.collecting.kernels import collect_samples
 from bench.devices import find_device
 from bench.harness import Harness, Settings
 from bench.sampling.stream import choose_sets
@@ -72,7 +73,7 @@ def test_samples_are_appended(harness, pool, tmp_path):
     assert sum(advanced) == 12
     table = read_samples(tmp_path)
     assert len({sample.sample_id for sample in table.samples}) == 12
-    assert not table.damaged()
+    assert not damaged_samples(table.samples)
     by_shards = Counter((sample.local_shards, sample.source) for sample in table.samples)
     assert by_shards == Counter((chosen.shards, chosen.source) for chosen in expected)
     sample = table.samples[0]
@@ -192,7 +193,7 @@ def test_a_full_disk_is_an_error_and_loses_nothing(harness, pool, tmp_path):
         with pytest.raises(SampleStoreError, match=r"cannot be written: (no space left on device|file too large)"):
             collect_samples(harness, stream(pool, seed=1), store, num_samples=40)
         assert read_samples(store).samples == before
-        assert not read_samples(store).damaged()
+        assert not damaged_samples(read_samples(store).samples)
         assert [file for file in store.rglob("*") if file.is_file() and file.name != "filling"] == list(kept.files)
 
 
@@ -294,4 +295,4 @@ def test_a_killed_run_leaves_what_it_wrote(tmp_path):
     assert process.returncode == -signal.SIGKILL
     table = read_samples(store)
     assert len(table) >= 2
-    assert not table.damaged()
+    assert not damaged_samples(table.samples)

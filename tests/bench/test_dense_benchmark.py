@@ -17,11 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from autoshard.core import DenseLayers, DType
 from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape, dense_shapes
 from autoshard.core.errors import DeviceError, FormatError, InvalidOptionError
-from autoshard.formats.dense_samples import read_dense_samples
-from autoshard.formats.sample_parts import damaged_samples
+from autoshard.formats.dense_samples import DENSE_SAMPLES
+from autoshard.formats.sample_store import damaged_samples
 from autoshard.runtime.dense import DenseModel
 from bench.attempts import mean_of
-from bench.dense.collector import collect_dense_samples
+from bench.collecting.dense import collect_dense_samples
 from bench.dense.harness import DenseHarness, DenseSettings
 from bench.dense.kernels import TORCH_DTYPES, DenseKernel, kernel_bytes, runnable_dtypes
 from bench.dense.report import dense_repeatability, dense_table, summarise_dense
@@ -42,7 +42,7 @@ def settings():
     rounds = RoundSettings(num_warmup=0, num_measured=3, num_dropped=1, flush_every_run=False)
     # The flush has tests of its own; a small one keeps these quick.
     return DenseSettings(
-        rounds=rounds, max_group_shapes=3, max_bytes=2**26, cache_bytes=2**16, reference_batch=8, max_spread=1e9
+        rounds=rounds, max_group_sets=3, max_bytes=2**26, cache_bytes=2**16, reference_batch=8, max_spread=1e9
     )
 
 
@@ -154,9 +154,10 @@ def test_memory_is_not_underestimated():
 
 def test_shapes_are_measured_in_order_and_in_groups(harness):
     shapes = [BOTTOM, TOP, DOT, CONCAT, replace(BOTTOM, batch_size=32)]
-    groups = []
+    groups, before = [], harness._num_groups
     measured = harness.measure(shapes, advance=groups.append)
-    assert groups == [3, 2]
+    assert sum(groups) == pytest.approx(5)
+    assert harness._num_groups - before == 2
     assert [one.shape for one in measured] == shapes
     for one in measured:
         assert min(one.forward_ms, one.backward_ms, one.reference_forward_ms, one.reference_backward_ms) > 0
@@ -167,14 +168,14 @@ def test_shapes_are_measured_in_order_and_in_groups(harness):
 
 def test_what_spreads_too_much_is_measured_again_averaged_and_marked(settings, monkeypatch):
     strict = DenseHarness(find_device("cpu"), replace(settings, max_spread=0.0))
-    attempts, time = [], strict._time
+    attempts, time = [], strict._measure_group
 
-    def watched(shapes):
-        found = time(shapes)
+    def watched(shapes, on_round):
+        found = time(shapes, on_round)
         attempts.extend(found)
         return found
 
-    monkeypatch.setattr(strict, "_time", watched)
+    monkeypatch.setattr(strict, "_measure_group", watched)
     (measured,) = strict.measure([TOP])
     assert measured == mean_of(attempts, 0.0)
     assert (measured.num_attempts, measured.is_noisy) == (len(attempts), True) == (2, True)
@@ -247,11 +248,12 @@ def test_collected_samples_are_read_back(harness, tmp_path):
         tmp_path,
         advance=lambda count, _: told.append(count),
     )
-    assert (done.num_samples, done.num_skipped, done.num_known, done.num_noisy) == (4, 1, 1, 0)
-    assert told == [3, 1]
-    samples = read_dense_samples(tmp_path)
+    assert (done.added, done.failed, done.skipped) == ({"model": 4}, {"model": 1}, {"model": 1})
+    assert done.num_noisy == 0
+    assert told == [1] * 4
+    samples = DENSE_SAMPLES.read(tmp_path)
     assert [sample.shape for sample in samples] == [BOTTOM, TOP, DOT, CONCAT]
-    assert len(done.files) == 2
+    assert len(done.files) == 1
     assert damaged_samples(samples) == ()
     assert all(sample.forward_flops_per_s > 0 for sample in samples if sample.shape.kind != DenseKind.CONCAT)
     assert {(sample.device, sample.source, sample.num_threads) for sample in samples} == {("cpu", "model", 1)}
@@ -260,10 +262,10 @@ def test_collected_samples_are_read_back(harness, tmp_path):
 def test_a_second_run_adds_what_is_new_and_repeats_when_told(harness, tmp_path):
     collect_dense_samples(harness, chosen_of(BOTTOM, TOP), tmp_path)
     again = collect_dense_samples(harness, chosen_of(TOP, DOT), tmp_path)
-    assert (again.num_samples, again.num_known) == (1, 1)
+    assert (again.num_samples, again.skipped) == (1, {"model": 1})
     repeated = collect_dense_samples(harness, chosen_of(TOP, source="repeat"), tmp_path)
-    assert (repeated.num_samples, repeated.num_known) == (1, 0)
-    samples = read_dense_samples(tmp_path)
+    assert (repeated.num_samples, repeated.skipped) == (1, {})
+    samples = DENSE_SAMPLES.read(tmp_path)
     assert Counter(sample.shape for sample in samples) == {BOTTOM: 1, TOP: 2, DOT: 1}
     assert dense_repeatability(samples) >= 0
     assert dense_repeatability(samples[:3]) is None
@@ -273,7 +275,7 @@ def test_a_limit_and_a_time_end_the_run(harness, tmp_path):
     shapes = choose_dense_shapes(seed=1, dtypes=[DType.FP32])
     assert collect_dense_samples(harness, shapes, tmp_path, num_samples=4).num_samples == 4
     done = collect_dense_samples(harness, shapes, tmp_path, seconds=0.0)
-    assert (done.num_samples, done.files) == (0, ())
+    assert 1 <= done.num_samples <= harness.settings.max_group_sets  # the first group only
 
 
 def test_a_store_of_another_version_is_refused_before_anything_is_measured(harness, tmp_path):
@@ -290,12 +292,12 @@ import sys
 from pathlib import Path
 from statistics import median
 from bench.dense.harness import DenseHarness, DenseSettings
-from bench.dense.collector import collect_dense_samples
+from bench.collecting.dense import collect_dense_samples
 from bench.dense.sampling import choose_dense_shapes
 from bench.devices import find_device
-settings = DenseSettings(max_group_shapes=1, max_bytes=2**26, cache_bytes=2**16, reference_batch=8)
+settings = DenseSettings(max_group_sets=1, max_bytes=2**26, cache_bytes=2**16, reference_batch=8)
 harness = DenseHarness(find_device("cpu"), settings)
-collect_dense_samples(harness, choose_dense_shapes(seed=0), Path({str(tmp_path)!r}))
+collect_dense_samples(harness, choose_dense_shapes(seed=0), Path({str(tmp_path)!r}), seconds_per_file=0.0)
 """
     process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
     try:
@@ -307,14 +309,14 @@ collect_dense_samples(harness, choose_dense_shapes(seed=0), Path({str(tmp_path)!
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    samples = read_dense_samples(tmp_path)
+    samples = DENSE_SAMPLES.read(tmp_path)
     assert len(samples) >= 2
     assert damaged_samples(samples) == ()
 
 
 def test_the_report_groups_by_part_and_format(harness, tmp_path):
     collect_dense_samples(harness, chosen_of(BOTTOM, TOP, replace(TOP, batch_size=64), CONCAT), tmp_path)
-    samples = read_dense_samples(tmp_path)
+    samples = DENSE_SAMPLES.read(tmp_path)
     summaries = {summary.kind: summary for summary in summarise_dense(samples)}
     assert list(summaries) == ["bottom_mlp", "concat", "top_mlp"]
     assert (summaries["top_mlp"].num_samples, summaries["top_mlp"].batch_sizes) == (2, (16, 64))
@@ -333,4 +335,4 @@ def test_a_gpu_runs_all_formats_and_tells_its_clock(tmp_path):
     ]
     done = collect_dense_samples(harness, chosen_of(*shapes), tmp_path)
     assert done.num_samples == len(shapes)
-    assert all(sample.sm_clock_mhz > 0 for sample in read_dense_samples(tmp_path))
+    assert all(sample.sm_clock_mhz > 0 for sample in DENSE_SAMPLES.read(tmp_path))

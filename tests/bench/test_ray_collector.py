@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from autoshard.cli import main
+from autoshard.formats.sample_store import damaged_samples
 from autoshard.formats.samples import read_samples
 
 pytest.importorskip("ray")
@@ -68,7 +69,7 @@ def run(store, mode):
 def test_workers_of_a_local_cluster_fill_the_store(tmp_path):
     assert run(tmp_path / "store", "live") == (12, 0)
     held = read_samples(tmp_path / "store")
-    assert not held.damaged()
+    assert not damaged_samples(held.samples)
     ids = Counter(sample.set_id for sample in held.samples if sample.source != "repeat")
     assert max(ids.values()) == 1
 
@@ -76,7 +77,7 @@ def test_workers_of_a_local_cluster_fill_the_store(tmp_path):
 @pytest.mark.slow
 def test_sets_of_a_dead_worker_are_measured_by_its_successor(tmp_path):
     assert run(tmp_path / "store", "kill") == (12, 0)
-    assert not read_samples(tmp_path / "store").damaged()
+    assert not damaged_samples(read_samples(tmp_path / "store").samples)
 
 
 def test_ray_that_is_missing_is_one_line(tmp_path, monkeypatch, capsys):

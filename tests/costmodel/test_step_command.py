@@ -12,15 +12,8 @@ from autoshard.core import DenseLayers, DType
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.evaluation import evaluate
-from autoshard.formats.collective_samples import (
-    Collective,
-    CollectiveSample,
-    GroupLevel,
-    Operator,
-    read_collective_samples,
-    write_collective_samples,
-)
-from autoshard.formats.dense_samples import DenseSample, read_dense_samples, write_dense_samples
+from autoshard.formats.collective_samples import COLLECTIVE_SAMPLES, Collective, CollectiveSample, GroupLevel, Operator
+from autoshard.formats.dense_samples import DENSE_SAMPLES, DenseSample
 from autoshard.formats.metasyn import metasyn
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import Risk, make_costs, make_plan
@@ -83,8 +76,8 @@ def dense(batch_size):
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
-    write_collective_samples(folder, [collective(2**power) for power in range(10, 26)])
-    write_dense_samples(folder, [dense(32 * number) for number in range(1, 20)])
+    COLLECTIVE_SAMPLES.write(folder, [collective(2**power) for power in range(10, 26)])
+    DENSE_SAMPLES.write(folder, [dense(32 * number) for number in range(1, 20)])
     return folder
 
 
@@ -145,9 +138,9 @@ def test_a_worse_model_is_not_promoted(registry, store, tmp_path, kind):
     bad = models.load(kind, "cpu", spoil(models, kind))
     models.roll_back(kind, "cpu")
     if kind == "dense":
-        version = dense_version(LearnedDense.from_stored(bad), read_dense_samples(store, "cpu"))
+        version = dense_version(LearnedDense.from_stored(bad), DENSE_SAMPLES.read(store, "cpu"))
     else:
-        version = collective_version(LearnedCollectives.from_stored(bad), read_collective_samples(store, "cpu"))
+        version = collective_version(LearnedCollectives.from_stored(bad), COLLECTIVE_SAMPLES.read(store, "cpu"))
     published = publish_version(models, version, PublishOptions())
     assert [one.against for one in published.refused] == [f"version {good}"]
     assert models.production_id(kind, "cpu") == good

@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from autoshard.core import DenseLayers, DType
 from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape, dense_shapes
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
-from autoshard.formats.dense_samples import (
-    DenseSample,
-    corrected_dense_ms,
-    dense_devices_in,
-    read_dense_sample_file,
-    read_dense_samples,
-    write_dense_samples,
-)
-from autoshard.formats.sample_parts import damaged_samples
-from autoshard.formats.samples import devices_in
+from autoshard.formats.dense_samples import DENSE_SAMPLES, DenseSample
+from autoshard.formats.sample_store import damaged_samples
+from autoshard.formats.samples import corrected_ms, devices_in
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, 123456, tzinfo=UTC)
 TOP = DenseShape(kind=DenseKind.TOP_MLP, batch_size=512, widths=(479, 1024, 1))
@@ -81,18 +74,18 @@ samples = st.builds(
 @settings(max_examples=30, deadline=None)
 def test_what_is_written_is_read(written, tmp_path_factory):
     store = tmp_path_factory.mktemp("store")
-    file = write_dense_samples(store, written)
-    assert read_dense_samples(store) == tuple(sample.identified() for sample in written)
-    assert read_dense_sample_file(file) == read_dense_samples(store)
-    assert damaged_samples(read_dense_samples(store)) == ()
+    file = DENSE_SAMPLES.write(store, written)
+    assert DENSE_SAMPLES.read(store) == tuple(sample.identified() for sample in written)
+    assert DENSE_SAMPLES.read_file(file) == DENSE_SAMPLES.read(store)
+    assert damaged_samples(DENSE_SAMPLES.read(store)) == ()
 
 
 def test_dense_samples_lie_beside_the_others(tmp_path):
-    file = write_dense_samples(tmp_path, [sample_of()])
+    file = DENSE_SAMPLES.write(tmp_path, [sample_of()])
     assert file.parent == tmp_path / "dense" / "device=cpu"
     assert file.name.startswith("part-20260102T120000123456-")
     assert list(file.parent.iterdir()) == [file]
-    assert dense_devices_in(tmp_path) == ("cpu",)
+    assert DENSE_SAMPLES.devices(tmp_path) == ("cpu",)
     assert devices_in(tmp_path) == ()  # those of embeddings
 
 
@@ -100,9 +93,9 @@ def test_the_same_sample_gets_the_same_id_and_is_read_once(tmp_path):
     sample = sample_of()
     assert sample.identified().identified() == sample.identified()
     assert sample.identified().sample_id != sample_of(forward_ms=1.25).identified().sample_id
-    write_dense_samples(tmp_path, [sample])
-    write_dense_samples(tmp_path, [sample, sample_of(minute=1)])
-    assert [one.collected_at.minute for one in read_dense_samples(tmp_path)] == [0, 1]
+    DENSE_SAMPLES.write(tmp_path, [sample])
+    DENSE_SAMPLES.write(tmp_path, [sample, sample_of(minute=1)])
+    assert [one.collected_at.minute for one in DENSE_SAMPLES.read(tmp_path)] == [0, 1]
 
 
 def test_a_changed_sample_is_found():
@@ -113,27 +106,27 @@ def test_a_changed_sample_is_found():
 def test_drift_is_divided_out():
     quick = [sample_of()] * 3
     slow = [sample_of(forward_ms=4.0, backward_ms=8.0, reference_forward_ms=2.0, reference_backward_ms=4.0)] * 2
-    forward_ms, backward_ms = corrected_dense_ms([*quick, *slow])
+    forward_ms, backward_ms = corrected_ms([*quick, *slow])
     np.testing.assert_allclose(forward_ms, 2.0)
     np.testing.assert_allclose(backward_ms, 4.0)
 
 
 def test_devices_are_kept_apart(tmp_path):
     with pytest.raises(SampleStoreError, match="holds no samples of dense layers"):
-        read_dense_samples(tmp_path)
-    write_dense_samples(tmp_path, [sample_of()])
-    write_dense_samples(tmp_path, [sample_of(device="h200")])
-    assert {sample.device for sample in read_dense_samples(tmp_path, "h200")} == {"h200"}
+        DENSE_SAMPLES.read(tmp_path)
+    DENSE_SAMPLES.write(tmp_path, [sample_of()])
+    DENSE_SAMPLES.write(tmp_path, [sample_of(device="h200")])
+    assert {sample.device for sample in DENSE_SAMPLES.read(tmp_path, "h200")} == {"h200"}
     with pytest.raises(SampleStoreError, match="several devices; name one of: cpu, h200"):
-        read_dense_samples(tmp_path)
-    with pytest.raises(SampleStoreError, match='no dense layers of device "a100"; it holds: cpu, h200'):
-        read_dense_samples(tmp_path, "a100")
+        DENSE_SAMPLES.read(tmp_path)
+    with pytest.raises(SampleStoreError, match='no samples of dense layers of device "a100"; it holds: cpu, h200'):
+        DENSE_SAMPLES.read(tmp_path, "a100")
 
 
 def test_a_folder_that_cannot_be_written_is_a_typed_error(tmp_path):
     (tmp_path / "dense").write_text("no folder")
     with pytest.raises(SampleStoreError, match="cannot be written"):
-        write_dense_samples(tmp_path, [sample_of()])
+        DENSE_SAMPLES.write(tmp_path, [sample_of()])
 
 
 def with_column(name, value):
@@ -149,16 +142,16 @@ def with_column(name, value):
     ("change", "message"),
     [
         (lambda table: table.drop_columns(["forward_ms"]), "forward_ms: column is missing"),
-        (lambda table: table.append_column("extra", [[1]]), "extra: column is missing, misplaced, or not"),
-        (lambda table: table.select(table.schema.names[::-1]), "schema: column is missing, misplaced, or not"),
+        (lambda table: table.append_column("extra", [[1]]), "extra: column is missing, misplaced or not"),
+        (lambda table: table.select(table.schema.names[::-1]), "schema: column is missing, misplaced or not"),
         (
             lambda table: table.replace_schema_metadata({b"autoshard.schema": b"autoshard.dense-samples/9"}),
             "schema: must be autoshard.dense-samples/1, got autoshard.dense-samples/9",
         ),
         (lambda table: table.replace_schema_metadata(None), "got none"),
-        (with_column("forward_ms", float("nan")), "forward_ms: must be finite and at least 0"),
-        (with_column("backward_ms", -1.0), "backward_ms: must be finite and at least 0"),
-        (with_column("forward_ms", 0.0), "forward_ms: must be above 0"),
+        (with_column("forward_ms", float("nan")), "forward_ms: must be a number above 0, got "),
+        (with_column("backward_ms", -1.0), "backward_ms: must be a number above 0, got "),
+        (with_column("forward_ms", 0.0), "forward_ms: must be a number above 0, got 0"),
         (with_column("num_rounds", 0), "num_rounds: must be above 0"),
         (with_column("device", None), "device: must not be null"),
         (with_column("widths", None), "widths: must not be null"),
@@ -172,20 +165,20 @@ def with_column(name, value):
     ],
 )
 def test_a_bad_file_is_an_error_that_names_it(change, message, tmp_path):
-    file = write_dense_samples(tmp_path, [sample_of()])
+    file = DENSE_SAMPLES.write(tmp_path, [sample_of()])
     pq.write_table(change(pq.read_table(file)), file)
     with pytest.raises(FormatError) as raised:
-        read_dense_samples(tmp_path)
+        DENSE_SAMPLES.read(tmp_path)
     assert str(raised.value).startswith(f"{file}: ")
     assert message in str(raised.value)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 100, -100])
 def test_a_damaged_file_is_an_error_that_names_it(num_bytes, tmp_path):
-    file = write_dense_samples(tmp_path, [sample_of()])
+    file = DENSE_SAMPLES.write(tmp_path, [sample_of()])
     file.write_bytes(file.read_bytes()[:num_bytes])
     with pytest.raises(FormatError, match="is no Parquet file, or is damaged") as raised:
-        read_dense_samples(tmp_path)
+        DENSE_SAMPLES.read(tmp_path)
     assert str(raised.value).startswith(f"{file}: ")
 
 

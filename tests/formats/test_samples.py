@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from autoshard.core import AccessProfile, DType, Exchange, LocalShard, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.errors import FormatError, SampleStoreError
+from autoshard.formats.sample_store import damaged_samples
 from autoshard.formats.samples import (
+    KERNEL_SAMPLES,
     MeasuredShard,
     Sample,
     SampleTable,
@@ -21,7 +23,6 @@ from autoshard.formats.samples import (
     measured_sets,
     read_sample_file,
     read_samples,
-    remove_leftovers_in,
     set_id_of,
     write_samples,
 )
@@ -101,7 +102,7 @@ def test_what_is_written_is_read(written, tmp_path_factory):
     expected = tuple(sample.identified() for sample in written)
     assert read_sample_file(file) == expected
     assert table.samples == tuple(dict.fromkeys(expected))
-    assert table.damaged() == ()
+    assert damaged_samples(table.samples) == ()
 
 
 def test_a_store_is_read_in_the_order_of_time(tmp_path):
@@ -147,7 +148,7 @@ def test_drift_is_divided_out():
 
 def test_a_changed_sample_is_found():
     honest, changed = sample_of().identified(), replace(sample_of(minute=1).identified(), forward_ms=0.5)
-    assert SampleTable(samples=(honest, changed)).damaged() == (changed,)
+    assert damaged_samples((honest, changed)) == (changed,)
 
 
 @pytest.mark.parametrize("make_folder", [True, False])
@@ -191,24 +192,27 @@ def as_text(name, table):
     ("change", "message"),
     [
         (lambda table: table.drop_columns(["forward_ms"]), "forward_ms: column is missing"),
-        (lambda table: table.append_column("extra", [[1]]), "extra: column is missing or not of this schema"),
-        (lambda table: as_text("num_rounds", table), "num_rounds: column is missing or not of this schema"),
+        (
+            lambda table: table.append_column("extra", [[1]]),
+            "extra: column is missing, misplaced or not",
+        ),
+        (lambda table: as_text("num_rounds", table), "num_rounds: column is missing, misplaced or not of this schema"),
         (lambda table: with_column("shards", [[None]])(table), "shards: must not be null"),
         (
             lambda table: table.replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/9"}),
             "schema: must be autoshard.samples/2, got autoshard.samples/9; collect into another folder",
         ),
         (lambda table: table.replace_schema_metadata(None), "got none"),
-        (with_column("forward_ms", [float("nan")]), "forward_ms: must be finite and at least 0"),
-        (with_column("backward_ms", [-1.0]), "backward_ms: must be finite and at least 0"),
-        (with_column("reference_forward_ms", [0.0]), "reference_forward_ms: must be above 0"),
+        (with_column("forward_ms", [float("nan")]), "forward_ms: must be a number of at least 0, got "),
+        (with_column("backward_ms", [-1.0]), "backward_ms: must be a number of at least 0, got "),
+        (with_column("reference_forward_ms", [0.0]), "reference_forward_ms: must be a number above 0, got 0"),
         (with_column("num_rounds", [0]), "num_rounds: must be above 0"),
         (with_column("num_attempts", [0]), "num_attempts: must be above 0"),
-        (with_column("sm_clock_mhz", [float("inf")]), "sm_clock_mhz: must be finite and at least 0"),
+        (with_column("sm_clock_mhz", [float("inf")]), "sm_clock_mhz: must be a number of at least 0"),
         (with_column("device", [None]), "device: must not be null"),
         (with_shard(pooling="max"), 'shards.pooling: must be one of sum, mean, sequence; got "max"'),
         (with_shard(num_embeddings=0), "shards.num_embeddings: must be at least 1, got 0"),
-        (with_shard(pooling_factor=-1.0), "shards.pooling_factor: must be at least 0"),
+        (with_shard(pooling_factor=-1.0), "shards.pooling_factor: must be a number of at least 0, got -1.0"),
         (with_shard(cache_bytes=-1), "shards.cache_bytes: must be at least 0, got -1"),
         (with_shard(table=None), "shards.table: must not be null"),
         (with_shard(num_distinct=9), "shards: has an impossible measured batch"),
@@ -277,7 +281,7 @@ def test_two_samples_with_one_id_are_both_kept_and_found(tmp_path):
         file.rename(file.with_name(f"part-{index}.parquet"))
     table = read_samples(tmp_path)
     assert table.num_duplicates == 0
-    assert [sample.forward_ms for sample in table.damaged()] == [2.5]
+    assert [sample.forward_ms for sample in damaged_samples(table.samples)] == [2.5]
 
 
 def test_a_set_is_known_whatever_its_order_and_names():
@@ -318,7 +322,7 @@ def test_only_old_temporary_files_of_ours_are_removed(tmp_path):
         file.write_bytes(b"half")
     for file in (old, foreign):
         os.utime(file, (time.time() - 7200,) * 2)
-    assert remove_leftovers_in(tmp_path) == (old,)
+    assert KERNEL_SAMPLES.remove_leftovers(tmp_path) == (old,)
     assert young.exists()
     assert foreign.exists()
     assert len(read_samples(tmp_path)) == 1
@@ -335,7 +339,7 @@ def test_a_killed_writers_temporary_file_is_one_of_ours(tmp_path, monkeypatch):
     monkeypatch.undo()
     (left,) = (file for file in tmp_path.rglob("*") if file.is_file())
     os.utime(left, (0, 0))
-    assert remove_leftovers_in(tmp_path) == (left,)
+    assert KERNEL_SAMPLES.remove_leftovers(tmp_path) == (left,)
 
 
 def test_equal_shards_are_rebuilt_once(tmp_path):

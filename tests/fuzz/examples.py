@@ -15,16 +15,14 @@ from autoshard.core import AccessProfile, DType, LocalShard, MemoryLevel, Optimi
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.step import PART_FEATURES, Overlap
 from autoshard.formats.collective_samples import (
+    COLLECTIVE_SAMPLES,
     Collective,
     CollectiveSample,
     GroupLevel,
     Operator,
-    read_collective_samples,
-    write_collective_samples,
 )
-from autoshard.formats.dense_samples import DenseSample, read_dense_samples, write_dense_samples
-from autoshard.formats.measured import MeasuredShard, Sample
-from autoshard.formats.samples import write_samples
+from autoshard.formats.dense_samples import DENSE_SAMPLES, DenseSample
+from autoshard.formats.samples import MeasuredShard, Sample, write_samples
 from costmodel import CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, Registry, weight_shapes
 from costmodel.card import Interval
 from costmodel.collective_model import COLLECTIVE_KIND
@@ -172,9 +170,9 @@ def _write_archives(folder):
 def _write_stores(folder):
     rng = np.random.default_rng(0)
     write_samples(folder, [_kernel_sample(rng, number) for number in range(NUM_KERNELS)])
-    write_dense_samples(folder, list(map(_dense_sample, range(NUM_DENSE))))
+    DENSE_SAMPLES.write(folder, list(map(_dense_sample, range(NUM_DENSE))))
     kinds = product(Operator, (GroupLevel.NODE, GroupLevel.ACROSS_NODES), [4**power for power in range(5, 10)], (4, 8))
-    write_collective_samples(folder, [_collective_sample(*kind) for kind in kinds])
+    COLLECTIVE_SAMPLES.write(folder, [_collective_sample(*kind) for kind in kinds])
 
 
 def _kernel_sample(rng, number):
@@ -224,9 +222,9 @@ def _collective_sample(operator, level, num_bytes, nproc):
 
 def _write_registry(folder, store):
     registry = Registry(folder, author="test")
-    collectives = train_collective_model(read_collective_samples(store))
+    collectives = train_collective_model(COLLECTIVE_SAMPLES.read(store))
     registry.publish(COLLECTIVE_KIND, "cpu", collectives.tensors(), collectives.card.to_json())
-    dense = train_dense_model(read_dense_samples(store))
+    dense = train_dense_model(DENSE_SAMPLES.read(store))
     registry.publish(DENSE_KIND, "cpu", dense.tensors(), dense.card.to_json())
     rng = np.random.default_rng(0)
     hidden = (8,)

@@ -5,8 +5,9 @@ import sys
 import pytest
 
 from autoshard.core.errors import InvalidOptionError
+from autoshard.formats.sample_store import damaged_samples
 from autoshard.formats.samples import read_samples
-from bench.collecting.collector import collect_samples
+from bench.collecting.kernels import collect_samples
 from bench.sampling.stream import choose_sets
 from studies.kernels.kill_test import StoreWatch, main
 
@@ -25,7 +26,7 @@ def check(result, times, store):
     assert result["moments"]["writing"] >= times // 3
     table = read_samples(store)
     assert len(table) >= result["num_samples"]
-    assert not table.damaged()
+    assert not damaged_samples(table.samples)
 
 
 def test_killed_collectors_lose_nothing(tmp_path):
