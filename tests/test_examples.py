@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 
@@ -61,6 +62,13 @@ def test_the_planner_and_the_cost_model_of_contributing(contributed):
     validate_plan(plan)
     assert Counter(placed.replicas[0][0] for placed in plan.shards) == dict.fromkeys(range(4), 2)
     assert evaluate(plan, costs).cost_model == "bytes:toy"
+
+
+def test_the_sample_kind_of_contributing(contributed):
+    module = contributed("CopySample")
+    sample = module.CopySample(collected_at=datetime.now(UTC), device="cpu", num_bytes=4096, copy_ms=0.5)
+    module.COPY_SAMPLES.write("samples", [sample])
+    assert module.COPY_SAMPLES.read("samples") == (sample.identified(),)
 
 
 @pytest.mark.slow
