@@ -14,7 +14,6 @@ from autoshard import console
 from autoshard.commands.arguments import check_needed
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
-from autoshard.formats.sample_store import damaged_samples
 
 if TYPE_CHECKING:
     from autoshard.formats.collective_samples import CollectiveSample
@@ -92,6 +91,8 @@ def _checked(store: Path, device: str) -> SampleTable:
 
 def _intact(store: Path, device: str, samples: Sequence[_Sample]) -> Sequence[_Sample]:
     """The samples, if the content of each matches its id."""
+    from autoshard.formats.sample_store import damaged_samples
+
     with console.progress("Checking samples", len(samples)) as advance:
         damaged = damaged_samples(samples, advance)
     if damaged:
