@@ -27,7 +27,7 @@ _MAX_PENDING = 1 << 19
 class CountHistogram:
     """Rows of one table by their number of lookups; memory depends on neither rows nor lookups.
 
-    - A bucket is all numbers whose doubles agree but for the lowest `dropped_bits`, and holds its rows and the exact
+    - A bucket is all numbers whose doubles agree but for some lowest bits, and holds its rows and the exact
       sum of their lookups (exact to 2**53). While there are at most `max_buckets` different numbers none is dropped,
       so each number has its own bucket and the profile's knots are exact. Whole numbers from 1 to n, each at least
       once, are n (n + 1) / 2 lookups: up to 2**39 lookups (550 billion) never need more than 2**20 buckets.
