@@ -78,7 +78,9 @@ def train_policy(
     ] = "balance",
     memory_fill: Annotated[
         float | None,
-        share_option("Share of all memory that a task's tables take. [default: unlimited memory]", panel=_TASKS),
+        share_option(
+            "Share of all memory that a task's tables take. [default: unlimited memory]", rich_help_panel=_TASKS
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="Key of the device that plans are for.", rich_help_panel=_TASKS)] = "cpu",
     algorithm: Annotated[
@@ -109,7 +111,8 @@ def train_policy(
         ),
     ] = RewardSource.MODEL,
     measured_share: Annotated[
-        float, share_option("With --reward mixed: share of the updates with measured rewards.", panel=_LEARNING)
+        float,
+        share_option("With --reward mixed: share of the updates with measured rewards.", rich_help_panel=_LEARNING),
     ] = 0.1,
     joint: Annotated[
         bool,

@@ -25,9 +25,9 @@ def positive_option(help: str, **settings: Any) -> Any:
     return typer.Option(callback=_positive, metavar="<float above 0>", help=help, **settings)
 
 
-def share_option(help: str, *, panel: str) -> Any:
+def share_option(help: str, **settings: Any) -> Any:
     """An option that takes a share above 0 and up to 1."""
-    return typer.Option(callback=_share, metavar="<float above 0 to 1>", help=help, rich_help_panel=panel)
+    return typer.Option(callback=_share, metavar="<float above 0 to 1>", help=help, **settings)
 
 
 def _positive(value: float | None) -> float | None:
