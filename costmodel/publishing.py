@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autoshard import console
+from autoshard.commands.options import Needs, command_options
+from autoshard.core.errors import InvalidOptionError
 
 if TYPE_CHECKING:
-    from costmodel.promotion import Published, PublishOptions
+    from costmodel.promotion import Published
 
 
 class Alias(StrEnum):
@@ -22,46 +24,35 @@ class Alias(StrEnum):
     CANDIDATE = "candidate"
 
 
-_PANEL = "Registry"
-
 RegistryOption = Annotated[
     Path | None,
     typer.Option(
         file_okay=False,
         help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]",
-        rich_help_panel=_PANEL,
-    ),
-]
-AliasOption = Annotated[
-    Alias,
-    typer.Option(
-        help="`production` is used by default; `candidate` is to be tried out, and compared with nothing.",
-        rich_help_panel=_PANEL,
-    ),
-]
-PublishOption = Annotated[bool, typer.Option(help="Whether the model goes to the registry.", rich_help_panel=_PANEL)]
-ForceOption = Annotated[
-    bool,
-    typer.Option(
-        "--force",
-        help="Make it the production version even if it is worse than the current one.",
-        rich_help_panel=_PANEL,
     ),
 ]
 
 
-def publish_options(*, publish: bool, alias: Alias, force: bool) -> PublishOptions:
-    """The options of a command line.
+@command_options(panel="Registry")
+class PublishOptions:
+    """What to do with a trained version."""
 
-    Raises:
-        InvalidOptionError: If they contradict each other.
-    """
-    from autoshard.core.errors import InvalidOptionError
-    from costmodel.promotion import PublishOptions
+    registry: RegistryOption = None
+    alias: Annotated[
+        Alias,
+        typer.Option(
+            help="`production` is used by default; `candidate` is to be tried out, and compared with nothing."
+        ),
+        Needs("--publish", lambda options: options.publish),
+    ] = Alias.PRODUCTION
+    publish: Annotated[bool, typer.Option(help="Whether the model goes to the registry.")] = True
+    force: Annotated[
+        bool, typer.Option("--force", help="Make it the production version even if it is worse than the current one.")
+    ] = False
 
-    if force and not (publish and alias is Alias.PRODUCTION):
-        raise InvalidOptionError("goes with --alias production only, and not with --no-publish", field="--force")
-    return PublishOptions(publish=publish, alias=alias.value, force=force)
+    def __post_init__(self) -> None:
+        if self.force and not (self.publish and self.alias == Alias.PRODUCTION):
+            raise InvalidOptionError("goes with --alias production only, and not with --no-publish", field="--force")
 
 
 def report_published(published: Published, kind: str, name: str) -> None:

@@ -127,24 +127,6 @@ class SearchOptions:
         )
 
 
-def check_needed(context: typer.Context, needed: str, is_given: bool, *options: str) -> None:
-    """Refuses options that do nothing without another one.
-
-    Args:
-        context: Of the command.
-        needed: The other option, as the user gives it.
-        is_given: Whether it is there.
-        options: Options that need it.
-
-    Raises:
-        InvalidOptionError: If one of them was given on the command line without the other.
-    """
-    for option in options:
-        source = context.get_parameter_source(option.removeprefix("--").replace("-", "_"))
-        if not is_given and source is not None and source.name == "COMMANDLINE":
-            raise InvalidOptionError(f"needs {needed}", field=option)
-
-
 def parse_settings(settings: Sequence[str]) -> dict[str, object]:
     """Reads `KEY=VALUE` texts.
 

@@ -8,6 +8,7 @@ at its place. `autoshard.cli` turns a function that takes such a dataclass into 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -138,7 +139,8 @@ def _is_options(hint: Any) -> bool:
 def _options_of(cls: type) -> Mapping[str, _Option | type]:
     """Options by the name of their field, and the dataclasses of fields that are options themselves."""
     found: dict[str, _Option | type] = {}
-    hints = get_type_hints(cls, include_extras=True)
+    # The module's names as globals: functions in annotations look names up there when they are called.
+    hints = get_type_hints(cls, globalns=vars(sys.modules[cls.__module__]), localns={}, include_extras=True)
     for field in fields(cls):
         hint = hints[field.name]
         marks = getattr(hint, "__metadata__", ())

@@ -29,7 +29,11 @@ class PaintOptions:
     share: Annotated[float | None, share_option("How much of it.")] = None
     coats: Annotated[int, typer.Option("--coats-of-paint", min=1, max=9, rich_help_panel="Work")] = 2
     varnish: Annotated[bool, typer.Option("--varnish")] = False
-    gloss: Annotated[float, positive_option("How shiny."), Needs("--varnish", lambda options: options.varnish)] = 0.5
+    gloss: Annotated[
+        float,
+        positive_option("How shiny."),
+        Needs("--varnish or --colour blue", lambda options: options.varnish or options.colour is Colour.BLUE),
+    ] = 0.5
 
 
 @command_options()
@@ -111,8 +115,9 @@ def test_ranges_and_checks_hold_on_the_command_line(capsys):
 
 def test_an_option_that_needs_another_one_is_refused_without_it(capsys):
     assert command("a.plan", "--gloss", "0.5") == 2
-    assert capsys.readouterr().err == "error: --gloss: needs --varnish\n"
+    assert capsys.readouterr().err == "error: --gloss: needs --varnish or --colour blue\n"
     assert asked == []
+    assert command("a.plan", "--gloss", "0.5", "--colour", "blue") == 0
 
 
 def test_options_are_frozen_keyword_only_and_have_no_others():
