@@ -11,7 +11,8 @@ import typer
 from autoshard import console
 from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import command_options
-from costmodel.publishing import PublishOptions, report_published, status_of
+from costmodel.publish_options import PublishOptions
+from costmodel.publishing import report_published, status_of
 
 if TYPE_CHECKING:
     from rich.table import Table

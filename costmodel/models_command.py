@@ -14,7 +14,7 @@ from autoshard import console
 from autoshard.commands.options import Needs, command_options
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
-from costmodel.publishing import Alias, RegistryOption
+from costmodel.publish_options import Alias, RegistryOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

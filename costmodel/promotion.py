@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autoshard.core.errors import ModelError
 from costmodel.aliases import AliasEntry
-from costmodel.publishing import Alias, PublishOptions
+from costmodel.publish_options import Alias, PublishOptions
 from costmodel.registry import PRODUCTION, Registry, StoredModel, Tensors, shipped_models
 
 FloatArray = NDArray[np.float64]

@@ -12,7 +12,8 @@ from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import Needs, command_options
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
-from costmodel.publishing import PublishOptions, report_published
+from costmodel.publish_options import PublishOptions
+from costmodel.publishing import report_published
 
 if TYPE_CHECKING:
     from rich.table import Table

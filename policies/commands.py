@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from autoshard import console
-from costmodel.publishing import PublishOptions, report_published, status_of
+from costmodel.publish_options import PublishOptions
+from costmodel.publishing import report_published, status_of
 from policies.run_options import RunOptions
 
 if TYPE_CHECKING:

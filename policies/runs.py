@@ -17,7 +17,7 @@ from autoshard.planning import make_costs
 from costmodel import Registry
 from costmodel.dataset import CostDataset
 from costmodel.promotion import Published, TrainedVersion, publish_version
-from costmodel.publishing import PublishOptions
+from costmodel.publish_options import PublishOptions
 from env import Objective, PlacementTask
 from policies.actors import ActorLauncher
 from policies.choices import RewardSource

@@ -29,7 +29,7 @@ from autoshard.trials import draw_trials, local_topology, plan_trial
 from costmodel.collective_model import LearnedCollectives
 from costmodel.dense_model import LearnedDense
 from costmodel.promotion import publish_version
-from costmodel.publishing import PublishOptions
+from costmodel.publish_options import PublishOptions
 from costmodel.registry import Registry
 from costmodel.step_command import train_step
 from costmodel.step_comparison import collective_version, dense_version

@@ -22,6 +22,7 @@ SHORTEST = {
     "seconds": "0.1",
     "num_samples": "1",
     "updates": "1",
+    "num_updates": "1",
     "num_tasks": "2",
     "num_tables": "3",
     "num_ranks": "2",
@@ -29,7 +30,7 @@ SHORTEST = {
     "nproc": "2",
     "repeats": "1",
     "rounds": "1",
-    "actors": "0",
+    "num_actors": "0",
     "max_tables": "2",
 }
 #: No address of this machine: the service ends.

@@ -13,7 +13,7 @@ from autoshard.formats.metasyn import metasyn
 from costmodel import Registry
 from costmodel.predictor import FULL_CODE_WIDTH
 from costmodel.promotion import publish_version
-from costmodel.publishing import PublishOptions
+from costmodel.publish_options import PublishOptions
 from env import Objective
 from policies.choices import Items
 from policies.comparison import placed_ms, policy_version

@@ -5,7 +5,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from autoshard.cli import main
 from costmodel import Registry
-from costmodel.publishing import PublishOptions
+from costmodel.publish_options import PublishOptions
 from policies.choices import Algorithm
 from policies.planner import PolicyPlanner
 from policies.run_options import RunOptions, TaskOptions
