@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 import typer
 from typer.models import ParameterInfo
 
+from autoshard.core.accepted import Range
 from autoshard.core.errors import InvalidOptionError
 
 T = TypeVar("T")
@@ -105,12 +106,8 @@ class _Option:
     needs: Needs | None
 
     def check_range(self, value: Any) -> None:
-        low, high = self.info.min, self.info.max
-        if value is None:
-            return
-        if (low is not None and not low <= value) or (high is not None and not value <= high):
-            accepted = f"at least {low}" if high is None else f"in [{low}, {high}]"
-            raise InvalidOptionError(f"must be {accepted}, got {value}", field=self.name)
+        if self.info.min is not None or self.info.max is not None:
+            Range(at_least=self.info.min, at_most=self.info.max).check(value, self.name)
         if self.info.callback is not None:
             try:
                 self.info.callback(value)
