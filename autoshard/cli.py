@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 from typing_extensions import override
 
 from autoshard import __version__
+from autoshard.commands.options import as_typer_function
 from autoshard.core.errors import AutoshardError
 from autoshard.core.quoting import printable, shortened
 
@@ -89,6 +90,22 @@ class _LazyGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """The commands' names, in the order of the help."""
         return list(self.commands)
+
+
+class _PanelledCommand(TyperCommand):
+    """A command whose help lists options under the headings of their panels; typer does so with markup only."""
+
+    @override
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record is not None:
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        for panel, records in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(records)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -183,7 +200,7 @@ def _command(point: EntryPoint, name: str) -> Any:
         # One damaged plugin must not take the others' help away.
         return _unavailable(name, f"{point.value} cannot be loaded: {error}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, help=_help_text(function))(function)
+    app.command(name, cls=_PanelledCommand, help=_help_text(function))(as_typer_function(function))
     return get_command(app)
 
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from autoshard import console
-from bench.collecting.command import DeviceOption, collect
+from autoshard.commands.replaying import DeviceOption
+from bench.collecting.command import collect
 from bench.store.command import samples
 
 __all__ = ["collect", "replay", "samples"]

@@ -9,40 +9,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard import console
-from autoshard.commands.arguments import check_needed, seed_option
-from costmodel.publishing import (
-    Alias,
-    AliasOption,
-    ForceOption,
-    PublishOption,
-    RegistryOption,
-    publish_options,
-    report_published,
-    status_of,
-)
+from autoshard.commands.arguments import seed_option
+from autoshard.commands.options import command_options
+from costmodel.publish_options import PublishOptions
+from costmodel.publishing import report_published, status_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from costmodel.card import CostModelCard
-    from costmodel.promotion import Published, PublishOptions
-    from costmodel.training import TrainedCostModel, TrainingOptions
+    from costmodel.promotion import Published
+    from costmodel.training import TrainedCostModel
 
 
-def train_cost(
-    context: typer.Context,
-    store: Annotated[Path, typer.Option(help="Folder with samples, made by `autoshard collect`.")],
-    registry: RegistryOption = None,
+@command_options()
+class TrainCostOptions:
+    """What is trained on, and for how long."""
+
+    store: Annotated[Path, typer.Option(help="Folder with samples, made by `autoshard collect`.")]
     device: Annotated[
         str | None, typer.Option(help="Key of the device to train for; may be left out if the store has one only.")
-    ] = None,
-    updates: Annotated[int | None, typer.Option(min=1, help="Number of updates; more take longer.")] = None,
-    seed: Annotated[int, seed_option("Seed of the weights and of the choice of held-out samples.")] = 0,
-    alias: AliasOption = Alias.PRODUCTION,
-    publish: PublishOption = True,
-    force: ForceOption = False,
-    as_json: console.JsonOption = False,
-) -> None:
+    ] = None
+    updates: Annotated[int | None, typer.Option(min=1, help="Number of updates; more take longer.")] = None
+    seed: Annotated[int, seed_option("Seed of the weights and of the choice of held-out samples.")] = 0
+
+
+def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: console.JsonOption = False) -> None:
     """Trains the cost model of a device from samples, and makes it the production version unless it is worse.
 
     A fifth of the samples is kept from training; the model's accuracy and its intervals come from them. There it is
@@ -55,37 +47,35 @@ def train_cost(
         autoshard train cost --store samples --alias candidate
         autoshard train cost --store samples --force
     """
-    from costmodel.schedules import Shuffled
-    from costmodel.training import TrainingOptions
-
-    check_needed(context, "--publish", publish, "--alias")
-    publishing = publish_options(publish=publish, alias=alias, force=force)
-    options = TrainingOptions()
-    if updates is not None:
-        options = replace(options, schedule=Shuffled(num_updates=updates))
-    trained = _train(store, device, options, seed)
-    published = _publish(trained, registry, publishing)
+    trained = _train(options)
+    published = _publish(trained, publishing)
     console.emit(_result(trained.card, published), _metrics_table(trained.card, published), as_json=as_json)
 
 
-def _train(store: Path, device: str | None, options: TrainingOptions, seed: int) -> TrainedCostModel:
+def _train(options: TrainCostOptions) -> TrainedCostModel:
     from autoshard.formats.samples import read_samples
     from costmodel.dataset import CostDataset
-    from costmodel.training import train_cost_model
+    from costmodel.schedules import Shuffled
+    from costmodel.training import TrainingOptions, train_cost_model
 
-    table = read_samples(store, device)
+    training = TrainingOptions()
+    if options.updates is not None:
+        training = replace(training, schedule=Shuffled(num_updates=options.updates))
+    table = read_samples(options.store, options.device)
     dataset = CostDataset.from_samples(table)
-    with console.progress("Training", options.schedule.num_updates) as advance:
-        return train_cost_model(dataset, device=table.samples[0].device, options=options, seed=seed, advance=advance)
+    with console.progress("Training", training.schedule.num_updates) as advance:
+        return train_cost_model(
+            dataset, device=table.samples[0].device, options=training, seed=options.seed, advance=advance
+        )
 
 
-def _publish(trained: TrainedCostModel, registry: Path | None, options: PublishOptions) -> Published:
+def _publish(trained: TrainedCostModel, options: PublishOptions) -> Published:
     from costmodel.kernel_comparison import kernel_version
     from costmodel.promotion import publish_version
     from costmodel.registry import Registry
 
     version = kernel_version(trained)
-    published = publish_version(Registry(registry), version, options)
+    published = publish_version(Registry(options.registry), version, options)
     report_published(published, version.kind, version.name)
     return published
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard import console
-from autoshard.commands.arguments import check_needed
+from autoshard.commands.options import Needs, command_options
+from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
-from costmodel.publishing import Alias, RegistryOption
+from costmodel.publish_options import Alias, RegistryOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -76,24 +77,40 @@ class _Listed:
         }
 
 
-def models(
-    context: typer.Context,
-    action: Annotated[Action, typer.Argument(help="What to do.", show_default=True)] = Action.LIST,
+@command_options()
+class ModelsOptions:
+    """What to do with which models."""
+
+    action: Annotated[Action, typer.Argument(help="What to do.", show_default=True)] = Action.LIST
     version: Annotated[
         str | None,
         typer.Argument(help="`production`, `candidate`, `shipped`, or the first digits of an id.", show_default=False),
-    ] = None,
-    alias: Annotated[Alias, typer.Option(help="Which alias `promote` and `roll-back` change.")] = Alias.PRODUCTION,
+    ] = None
+    alias: Annotated[
+        Alias,
+        typer.Option(help="Which alias `promote` and `roll-back` change."),
+        Needs("promote or roll-back", lambda options: options.action in (Action.PROMOTE, Action.ROLL_BACK)),
+    ] = Alias.PRODUCTION
     kind: Annotated[
         str | None,
         typer.Option(
             help="Only models of this kind: cost, policy, policy-row_groups, policy-tiers, collective, dense, step."
         ),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="Only models of this device.")] = None,
-    registry: RegistryOption = None,
-    as_json: console.JsonOption = False,
-) -> None:
+    ] = None
+    device: Annotated[str | None, typer.Option(help="Only models of this device.")] = None
+    registry: RegistryOption = None
+
+    def __post_init__(self) -> None:
+        action, version = self.action, self.version
+        if version is None and action in (Action.SHOW, Action.PROMOTE):
+            raise InvalidOptionError(
+                "needs an id, `production`, `candidate` or `shipped`", field="version", source=str(action)
+            )
+        if version is not None and action in (Action.LIST, Action.ROLL_BACK):
+            raise InvalidOptionError(f"takes none, got {shown(version)}", field="version", source=str(action))
+
+
+def models(options: ModelsOptions, as_json: console.JsonOption = False) -> None:
     """Lists the trained models of a registry; a star marks the version in use.
 
     `show VERSION` prints one version's card and history, `promote VERSION` gives it the alias without comparing it, and
@@ -107,29 +124,21 @@ def models(
         autoshard models promote shipped --kind policy --device cpu
         autoshard models roll-back --kind cost --device cpu
     """
-    from autoshard.core.errors import InvalidOptionError
     from costmodel.registry import Registry
 
-    check_needed(context, "promote or roll-back", action in (Action.PROMOTE, Action.ROLL_BACK), "--alias")
-    if version is None and action in (Action.SHOW, Action.PROMOTE):
-        raise InvalidOptionError(
-            "needs an id, `production`, `candidate` or `shipped`", field="version", source=str(action)
-        )
-    if version is not None and action in (Action.LIST, Action.ROLL_BACK):
-        raise InvalidOptionError(f"takes none, got {shown(version)}", field="version", source=str(action))
-    store = Registry(registry)
+    store, kind, device = Registry(options.registry), options.kind, options.device
     chosen = [
         item for item in _listed(store) if kind in (None, item.version.kind) and device in (None, item.version.name)
     ]
-    if action is Action.LIST:
+    if options.action is Action.LIST:
         result: dict[str, Any] = {"registry": str(store.root), "models": [item.to_json() for item in chosen]}
         empty = f"No models in {store.root}; `autoshard train` makes some."
         rendered: RenderableType = _list_table(chosen) if chosen else empty
-    elif action is Action.SHOW:
-        assert version is not None
-        result, rendered = _show(store, _find(chosen, version))
+    elif options.action is Action.SHOW:
+        assert options.version is not None
+        result, rendered = _show(store, _find(chosen, options.version))
     else:
-        result, rendered = _move(store, action, chosen, version, alias)
+        result, rendered = _move(store, options, chosen)
     console.emit(result, rendered, as_json=as_json)
 
 
@@ -188,14 +197,13 @@ def _find(listed: Sequence[_Listed], wanted: str) -> _Listed:
     return found[0]
 
 
-def _move(
-    store: Registry, action: Action, listed: Sequence[_Listed], wanted: str | None, alias: Alias
-) -> tuple[dict[str, Any], str]:
+def _move(store: Registry, options: ModelsOptions, listed: Sequence[_Listed]) -> tuple[dict[str, Any], str]:
     """Has an alias name another version."""
-    if action is Action.ROLL_BACK:  # of what the registry has named; shipped aliases are not ours to change
+    alias = options.alias
+    if options.action is Action.ROLL_BACK:  # of what the registry has named; shipped aliases are not ours to change
         listed = [item for item in listed if store.history(item.version.kind, item.version.name, alias)]
-    item = _find(listed, str(alias) if wanted is None else wanted).version
-    if action is Action.PROMOTE:
+    item = _find(listed, str(alias) if options.version is None else options.version).version
+    if options.action is Action.PROMOTE:
         identity = store.promote(item.kind, item.name, item.id, alias)
     else:
         identity = store.roll_back(item.kind, item.name, alias)

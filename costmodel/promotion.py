@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from autoshard.core.errors import ModelError
 from costmodel.aliases import AliasEntry
+from costmodel.publish_options import Alias, PublishOptions
 from costmodel.registry import PRODUCTION, Registry, StoredModel, Tensors, shipped_models
 
 FloatArray = NDArray[np.float64]
@@ -101,21 +102,6 @@ class TrainedVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishOptions:
-    """What to do with a trained version.
-
-    Attributes:
-        publish: Whether it goes to the registry.
-        alias: What is to name it.
-        force: Whether it becomes the production version without being compared.
-    """
-
-    publish: bool = True
-    alias: str = PRODUCTION
-    force: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
     """What became of a trained version.
 
@@ -176,7 +162,7 @@ def publish_version(models: Registry, trained: TrainedVersion, options: PublishO
         seen, comparisons, notes = _compare(models, trained, version)
         is_worse = any(one.is_worse for one in comparisons)
         if is_worse or models.replace_production(kind, name, version, seen):
-            alias = None if is_worse else PRODUCTION
+            alias = None if is_worse else Alias.PRODUCTION
             return Published(id=version, alias=alias, registry=models.root, comparisons=comparisons, notes=notes)
 
 

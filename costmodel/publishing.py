@@ -1,67 +1,12 @@
-"""What the commands that train share: where the model goes, and what is said of that."""
+"""What the commands that train say of the model that they made."""
 
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
 
 from autoshard import console
-
-if TYPE_CHECKING:
-    from costmodel.promotion import Published, PublishOptions
-
-
-class Alias(StrEnum):
-    """Names of versions, as `costmodel.registry.ALIASES`."""
-
-    PRODUCTION = "production"
-    CANDIDATE = "candidate"
-
-
-_PANEL = "Registry"
-
-RegistryOption = Annotated[
-    Path | None,
-    typer.Option(
-        file_okay=False,
-        help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]",
-        rich_help_panel=_PANEL,
-    ),
-]
-AliasOption = Annotated[
-    Alias,
-    typer.Option(
-        help="`production` is used by default; `candidate` is to be tried out, and compared with nothing.",
-        rich_help_panel=_PANEL,
-    ),
-]
-PublishOption = Annotated[bool, typer.Option(help="Whether the model goes to the registry.", rich_help_panel=_PANEL)]
-ForceOption = Annotated[
-    bool,
-    typer.Option(
-        "--force",
-        help="Make it the production version even if it is worse than the current one.",
-        rich_help_panel=_PANEL,
-    ),
-]
-
-
-def publish_options(*, publish: bool, alias: Alias, force: bool) -> PublishOptions:
-    """The options of a command line.
-
-    Raises:
-        InvalidOptionError: If they contradict each other.
-    """
-    from autoshard.core.errors import InvalidOptionError
-    from costmodel.promotion import PublishOptions
-
-    if force and not (publish and alias is Alias.PRODUCTION):
-        raise InvalidOptionError("goes with --alias production only, and not with --no-publish", field="--force")
-    return PublishOptions(publish=publish, alias=alias.value, force=force)
+from costmodel.promotion import Published
+from costmodel.publish_options import Alias
 
 
 def report_published(published: Published, kind: str, name: str) -> None:

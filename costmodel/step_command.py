@@ -2,68 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autoshard import console
-from autoshard.commands.arguments import check_needed, seed_option
+from autoshard.commands.arguments import seed_option
+from autoshard.commands.options import Needs, command_options
+from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
-from costmodel.publishing import (
-    Alias,
-    AliasOption,
-    ForceOption,
-    PublishOption,
-    RegistryOption,
-    publish_options,
-    report_published,
-)
+from costmodel.publish_options import PublishOptions
+from costmodel.publishing import report_published
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from autoshard.core import TableSet, Topology
-    from autoshard.trials import Trial
-    from costmodel.promotion import PublishOptions, TrainedVersion
+    from costmodel.promotion import TrainedVersion
     from costmodel.registry import Registry
 
 #: Runs that a calibration needs.
 _FEWEST_RUNS = 4
-_OF_CALIBRATION = ("--nproc", "--steps", "--repeats", "--tables", "--scale", "--seed")
+_CALIBRATING = Needs("--calibrate", lambda options: options.calibrate > 0)
 #: Memory of a process for the tables of a calibration run.
 _RUN_BYTES = 8 << 30
 
 
-def train_step(
-    context: typer.Context,
+@command_options()
+class TrainStepOptions:
+    """What is trained on, and which runs steps are calibrated on."""
+
     store: Annotated[
         Path | None, typer.Option(help="Folder with samples of collectives and dense layers; none to calibrate only.")
-    ] = None,
-    registry: RegistryOption = None,
+    ] = None
     device: Annotated[
         str | None, typer.Option(help="Key of the device to train for; may be left out if the store has one only.")
-    ] = None,
+    ] = None
     calibrate: Annotated[
         int,
         typer.Option(
             min=0, help=f"Runs of small plans on this machine to calibrate steps on: 0, or at least {_FEWEST_RUNS}."
         ),
-    ] = 0,
-    nproc: Annotated[int, typer.Option(min=2, help="With --calibrate: processes of a run.")] = 2,
-    steps: Annotated[int, typer.Option(min=1, help="With --calibrate: measured steps of a run.")] = 20,
+    ] = 0
+    nproc: Annotated[int, typer.Option(min=2, help="With --calibrate: processes of a run."), _CALIBRATING] = 2
+    steps: Annotated[int, typer.Option(min=1, help="With --calibrate: measured steps of a run."), _CALIBRATING] = 20
     repeats: Annotated[
-        int, typer.Option(min=1, help="With --calibrate: times that each plan runs; the quickest counts.")
-    ] = 2,
-    tables: Annotated[str, typer.Option(help="With --calibrate: pool that tasks are drawn from.")] = "metasyn",
-    scale: Annotated[int, typer.Option(min=1, help="With --calibrate: divide the rows of the pool.")] = 64,
-    seed: Annotated[int, seed_option("With --calibrate: seed of the runs.")] = 0,
-    alias: AliasOption = Alias.PRODUCTION,
-    publish: PublishOption = True,
-    force: ForceOption = False,
-    as_json: console.JsonOption = False,
-) -> None:
+        int, typer.Option(min=1, help="With --calibrate: times that each plan runs; the quickest counts."), _CALIBRATING
+    ] = 2
+    tables: Annotated[str, typer.Option(help="With --calibrate: pool that tasks are drawn from."), _CALIBRATING] = (
+        "metasyn"
+    )
+    scale: Annotated[int, typer.Option(min=1, help="With --calibrate: divide the rows of the pool."), _CALIBRATING] = 64
+    seed: Annotated[int, seed_option("With --calibrate: seed of the runs."), _CALIBRATING] = 0
+
+    def __post_init__(self) -> None:
+        if 0 < self.calibrate < _FEWEST_RUNS:
+            raise InvalidOptionError(
+                f"must be 0, or at least {_FEWEST_RUNS}, got {self.calibrate}", field="--calibrate"
+            )
+        if self.store is None and not self.calibrate:
+            raise InvalidOptionError("needs a store to train from, or runs to calibrate on", field="store")
+
+
+def train_step(options: TrainStepOptions, publishing: PublishOptions, as_json: console.JsonOption = False) -> None:
     """Trains the models of collectives and of dense layers from samples, and calibrates steps on runs of plans.
 
     Trains what the store holds samples of (`autoshard collect --what dense,collectives`). Calibration comes last and
@@ -77,29 +78,15 @@ def train_step(
         autoshard train step --store samples --calibrate 20
         autoshard train step --calibrate 20 --force
     """
-    from autoshard.core.errors import InvalidOptionError
-    from autoshard.formats import load_tables
-    from autoshard.trials import draw_trials, local_topology
     from costmodel.registry import Registry
 
-    if 0 < calibrate < _FEWEST_RUNS:
-        raise InvalidOptionError(f"must be 0, or at least {_FEWEST_RUNS}, got {calibrate}", field="--calibrate")
-    check_needed(context, "--calibrate", calibrate > 0, *_OF_CALIBRATION)
-    check_needed(context, "--publish", publish, "--alias")
-    if store is None and not calibrate:
-        raise InvalidOptionError("needs a store to train from, or runs to calibrate on", field="store")
-    publishing = publish_options(publish=publish, alias=alias, force=force)
-    models = Registry(registry)
+    models = Registry(publishing.registry)
     trained: list[dict[str, Any]] = []
-    if store is not None:
-        trained += _train(store, device, models, publishing)
-    if calibrate:
-        if device is None:
-            device = str(trained[0]["name"]) if trained else "cpu"
-        pool = load_tables(tables).scaled(scale)
-        trials = draw_trials(calibrate, seed=seed)
-        topology = local_topology(device, nproc, _RUN_BYTES)
-        trained.append(_calibrate(models, trials, pool, topology, steps, repeats, publishing))
+    if options.store is not None:
+        trained += _train(options.store, options.device, models, publishing)
+    if options.calibrate:
+        device = options.device or (str(trained[0]["name"]) if trained else "cpu")
+        trained.append(_calibrate(options, device, models, publishing))
     console.emit({"registry": str(models.root), "models": trained}, _table(trained), as_json=as_json)
 
 
@@ -130,21 +117,24 @@ def _train(store: Path, device: str | None, models: Registry, publishing: Publis
     return found
 
 
-def _calibrate(
-    models: Registry,
-    trials: Sequence[Trial],
-    pool: TableSet,
-    topology: Topology,
-    steps: int,
-    repeats: int,
-    publishing: PublishOptions,
-) -> dict[str, Any]:
+def _calibrate(options: TrainStepOptions, device: str, models: Registry, publishing: PublishOptions) -> dict[str, Any]:
+    from autoshard.formats import load_tables
+    from autoshard.trials import draw_trials, local_topology
     from costmodel.step_calibration import calibrate_step, run_calibration
     from costmodel.step_comparison import step_version
 
+    pool = load_tables(options.tables).scaled(options.scale)
+    trials = draw_trials(options.calibrate, seed=options.seed)
+    topology = local_topology(device, options.nproc, _RUN_BYTES)
     with console.progress("Running plans", len(trials)) as advance:
         runs = run_calibration(
-            trials, pool, topology, registry=models.root, steps=steps, repeats=repeats, advance=advance
+            trials,
+            pool,
+            topology,
+            registry=models.root,
+            steps=options.steps,
+            repeats=options.repeats,
+            advance=advance,
         )
     return _publish(models, step_version(calibrate_step(runs, topology.device), runs), publishing)
 

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from policies.decoding import Placements, decode
     from policies.network import PlacementNetwork
     from policies.planner import PolicyOptions, PolicyPlanner
-    from policies.ppo import PlacementPPO, PPOSettings
-    from policies.runs import FinishedRun, RunOptions, TaskOptions, run_training
+    from policies.ppo import PlacementPPO
+    from policies.run_options import RunOptions, TaskOptions
+    from policies.runs import FinishedRun, run_training
     from policies.tasks import Split, TaskKind, sample_problems, task_seeds
     from policies.trained import PolicyCostModel, TrainedPolicy
     from policies.training import Evaluation, PolicyTrainer
-    from policies.training_options import Budget, TrainingOptions
-    from policies.vtrace import VTrace, VTraceSettings
+    from policies.training_options import Budget, PPOSettings, TrainingOptions, VTraceSettings
+    from policies.vtrace import VTrace
 
 #: What the registry keeps policies of whole tables under; `Items.policy_kind` has those of other items.
 POLICY_KIND = "policy"
@@ -29,13 +30,14 @@ _MODULES = {
     "decoding": ("Placements", "decode"),
     "network": ("PlacementNetwork",),
     "planner": ("PolicyOptions", "PolicyPlanner"),
-    "ppo": ("PPOSettings", "PlacementPPO"),
-    "runs": ("FinishedRun", "RunOptions", "TaskOptions", "run_training"),
+    "ppo": ("PlacementPPO",),
+    "run_options": ("RunOptions", "TaskOptions"),
+    "runs": ("FinishedRun", "run_training"),
     "tasks": ("Split", "TaskKind", "sample_problems", "task_seeds"),
     "trained": ("PolicyCostModel", "TrainedPolicy"),
     "training": ("Evaluation", "PolicyTrainer"),
-    "training_options": ("Budget", "TrainingOptions"),
-    "vtrace": ("VTrace", "VTraceSettings"),
+    "training_options": ("Budget", "PPOSettings", "TrainingOptions", "VTraceSettings"),
+    "vtrace": ("VTrace",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

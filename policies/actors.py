@@ -18,8 +18,9 @@ from stable_baselines3.common.logger import Logger
 from autoshard.core.errors import ExecutionError
 from env import PlacementTask, PlacementVecEnv
 from policies.actor_critic import PlacementPolicy
+from policies.training_options import VTraceSettings
 from policies.trajectories import Trajectories
-from policies.vtrace import VTrace, VTraceSettings
+from policies.vtrace import VTrace
 from policies.weights import Arrays, load_arrays
 
 #: Deaths per actor after which all is given up: something on this machine kills them.

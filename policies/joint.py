@@ -29,9 +29,9 @@ from policies.choices import Algorithm
 from policies.joint_cost import JointCost
 from policies.scores import Baselines
 from policies.training import Evaluation, PolicyTrainer
-from policies.training_options import TrainingOptions
+from policies.training_options import TrainingOptions, VTraceSettings
 from policies.trajectories import Tensors, Trajectories
-from policies.vtrace import VTrace, VTraceSettings
+from policies.vtrace import VTrace
 from policies.weights import with_prefix
 
 

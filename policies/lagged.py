@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from policies.actor_critic import PlacementPolicy
 from policies.actors import ActorPool
-from policies.vtrace import VTrace, VTraceSettings
+from policies.training_options import VTraceSettings
+from policies.vtrace import VTrace
 from policies.weights import to_arrays
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,46 +18,12 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from torch import Tensor
 
-from autoshard.core.accepted import AT_LEAST_1
 from env import ITEM_CODE, REMAINING
 from policies.actor_critic import PlacementPolicy, choose
 from policies.network import LstmState, choices_seen
+from policies.training_options import PPOSettings
 from policies.trajectories import Tensors
 from policies.vtrace import compared_within_task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PPOSettings:
-    """How PPO learns.
-
-    Attributes:
-        learning_rate: Of Adam.
-        num_epochs: Passes over the episodes of an update.
-        num_minibatches: Parts that each pass cuts them into; fewer where episodes cannot be dealt evenly.
-        clip_range: Probabilities may move by this share before they count for nothing.
-        gae_lambda: Of generalised advantages; 1 for whole returns.
-        entropy_weight: Weight of the policy's entropy, which is raised.
-        baseline_weight: Weight of the value head's loss.
-        max_grad_norm: Gradients beyond this norm are scaled down to it.
-        compare_within_task: As for V-trace.
-
-    Source:
-        Schulman et al. 2017; stable-baselines3's defaults but for the learning rate, epochs, entropy, and lambda: the
-        only reward comes with the last item.
-    """
-
-    learning_rate: float = 1e-3
-    num_epochs: int = 4
-    num_minibatches: int = 4
-    clip_range: float = 0.2
-    gae_lambda: float = 1.0
-    entropy_weight: float = 0.001
-    baseline_weight: float = 0.5
-    max_grad_norm: float = 0.5
-    compare_within_task: bool = True
-
-    def __post_init__(self) -> None:
-        AT_LEAST_1.check_fields(self, "num_epochs", "num_minibatches")
 
 
 class EpisodicPolicy(PlacementPolicy):

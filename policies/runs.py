@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import autoshard
 from autoshard.core import CostModel, Costs
-from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
 from autoshard.formats.samples import read_samples
 from autoshard.planners.placement import PlacementProblem
@@ -18,97 +16,26 @@ from autoshard.planners.refine import MeasurePlans
 from autoshard.planning import make_costs
 from costmodel import Registry
 from costmodel.dataset import CostDataset
-from costmodel.promotion import Published, PublishOptions, TrainedVersion, publish_version
+from costmodel.promotion import Published, TrainedVersion, publish_version
+from costmodel.publish_options import PublishOptions
 from env import Objective, PlacementTask
 from policies.actors import ActorLauncher
-from policies.choices import Items, RewardSource
+from policies.choices import RewardSource
 from policies.comparison import policy_version
 from policies.joint import JointTrainer
 from policies.joint_cost import JointCost
 from policies.lagged import LaggedVTrace
 from policies.measured import find_benchmark
 from policies.ray_actors import RayActors
+from policies.run_options import RunOptions
 from policies.scores import Baselines, score_policy
-from policies.tasks import Split, TaskKind, items_task, sample_problems, task_seeds, training_topology
+from policies.tasks import Split, items_task, sample_problems, task_seeds, training_topology
 from policies.trained import PolicyCostModel, TrainedPolicy
 from policies.training import Evaluation, PolicyTrainer
-from policies.training_options import Budget, TrainingOptions
 
 #: Tasks to choose the best weights by, and as many to measure them on.
 NUM_VALIDATION_TASKS = 20
 NUM_TEST_TASKS = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOptions:
-    """What is learned from.
-
-    Attributes:
-        tables: Pool of tables: a file, or the name of a bundled one.
-        scale: Divides rows and batch of the pool.
-        num_tasks: Tasks to train on.
-        num_tables: Tables per task.
-        num_ranks: Ranks per task.
-        device: Key of the device kind.
-        items: What is placed.
-        objective: What for.
-        memory_fill: Share of all memory that a task's tables take; None for unlimited memory.
-    """
-
-    tables: str = "metasyn"
-    scale: int = 64
-    num_tasks: int = 90
-    num_tables: int = 80
-    num_ranks: int = 8
-    device: str = "cpu"
-    items: Items = Items.TABLES
-    objective: Objective = Objective.BALANCE
-    memory_fill: float | None = None
-
-    @property
-    def kind(self) -> TaskKind:
-        """What tasks are like."""
-        return TaskKind(
-            device=self.device,
-            num_tables=self.num_tables,
-            num_ranks=self.num_ranks,
-            items=self.items,
-            memory_fill=self.memory_fill,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What is trained, on what, and for how long.
-
-    Attributes:
-        budget: When to end.
-        tasks: What is learned from.
-        training: How to train.
-        seed: Of the weights, the tasks and what is tried.
-        joint_store: Folder of samples to train the cost model from at the same time; None to take the registry's.
-        folder: Where checkpoints are kept.
-        tensorboard: Folder for TensorBoard's event files.
-        ray_address: Cluster that actors run on, as RayActors takes it; None for processes of this machine.
-    """
-
-    budget: Budget
-    tasks: TaskOptions = field(default_factory=TaskOptions)
-    training: TrainingOptions = field(default_factory=TrainingOptions)
-    seed: int = 0
-    joint_store: Path | None = None
-    folder: Path | None = None
-    tensorboard: Path | None = None
-    ray_address: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.ray_address is not None and not self.training.num_actors:
-            raise InvalidOptionError("needs actors, which are what runs there", field="ray_address")
-        if self.joint_store is not None and (self.tasks.items, self.tasks.objective) != (
-            Items.TABLES,
-            Objective.BALANCE,
-        ):
-            raise InvalidOptionError("trains on whole tables and their balance only", field="joint_store")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,9 +53,8 @@ class FinishedRun:
 
 def run_training(
     options: RunOptions,
-    registry: Path | None,
+    publishing: PublishOptions,
     *,
-    publishing: PublishOptions | None = None,
     advance: Callable[[float], None] = lambda _: None,
     on_evaluated: Callable[[Evaluation], None] = lambda _: None,
 ) -> FinishedRun:
@@ -136,8 +62,7 @@ def run_training(
 
     Args:
         options: What, on what, for how long.
-        registry: Folder of the registry; the default one if None.
-        publishing: What to do with the policy; as `train policy` does it without options if None.
+        publishing: Which registry has the cost model, and what to do with the policy there.
         advance: Told the share of the budget that has just been used up.
         on_evaluated: Told every evaluation.
 
@@ -147,9 +72,9 @@ def run_training(
         SampleStoreError: If the store of a joint training cannot be read, or holds too few samples.
         ExecutionError: If actors fail.
     """
-    models = Registry(registry)
+    models = Registry(publishing.registry)
     policy, version = _Run(options, models).finish(advance, on_evaluated)
-    return FinishedRun(policy=policy, published=publish_version(models, version, publishing or PublishOptions()))
+    return FinishedRun(policy=policy, published=publish_version(models, version, publishing))
 
 
 class _Run:
@@ -158,13 +83,14 @@ class _Run:
     def __init__(self, options: RunOptions, models: Registry) -> None:
         self._options, self._models = options, models
         self._pool = load_tables(options.tasks.tables).scaled(options.tasks.scale)
+        self._objective = Objective(options.tasks.objective)
         self._joint: JointCost | None = None
         self._trainer = self._make_trainer()
 
     def _make_trainer(self) -> PolicyTrainer:
         options, device = self._options, self._options.tasks.device
-        if options.joint_store is not None:
-            dataset = CostDataset.from_samples(read_samples(options.joint_store, device))
+        if options.store is not None:
+            dataset = CostDataset.from_samples(read_samples(options.store, device))
             joint = self._joint = JointCost(dataset, device=device, seed=options.seed)
             return JointTrainer(
                 *self._training_problems(joint.model()),
@@ -178,7 +104,7 @@ class _Run:
             *self._training_problems(model),
             options=options.training,
             seed=options.seed,
-            as_task=self._as_task(model, options.tasks.objective),
+            as_task=self._as_task(model, self._objective),
             measure=self._measure(),
             launcher=self._launcher(),
         )
@@ -201,7 +127,7 @@ class _Run:
         return find_benchmark(self._options.tasks.device)
 
     def _launcher(self) -> ActorLauncher | None:
-        address = self._options.ray_address
+        address = self._options.cluster
         return None if address is None else RayActors(address, self._options.training.num_actors)
 
     def _as_task(self, model: CostModel, objective: Objective) -> Callable[[PlacementProblem], PlacementTask]:
@@ -230,14 +156,14 @@ class _Run:
         """Trains, and measures on test tasks."""
         options, trainer = self._options, self._trainer
         trainer.run(
-            options.budget,
-            folder=options.folder,
+            options.ending,
+            folder=options.checkpoint,
             tensorboard=options.tensorboard,
             advance=advance,
             on_evaluated=on_evaluated,
         )
         cost = self._cost if self._joint is None else self._joint.current()
-        tasks = self._test_tasks(cost.model(), options.tasks.objective)
+        tasks = self._test_tasks(cost.model(), self._objective)
         baselines, network = Baselines.of_tasks(tasks), trainer.best_network
         scores = {
             "policy": score_policy(network, tasks),
@@ -255,10 +181,10 @@ class _Run:
             cost=cost,
             training=training,
             items=options.tasks.items,
-            objective=options.tasks.objective,
+            objective=self._objective,
             memory_fill=options.tasks.memory_fill,
         )
-        costs = self._costs if options.tasks.objective is Objective.STEP else None
+        costs = self._costs if self._objective is Objective.STEP else None
         return policy, policy_version(policy, tasks, self._test_tasks, costs)
 
     def _record(self) -> dict[str, Any]:
@@ -273,7 +199,7 @@ class _Run:
             "num_updates": trainer.num_updates,
             "elapsed_s": round(trainer.elapsed_s, 3),
             "times": trainer.times.to_json(),
-            "stopped_early": trainer.plateau.is_reached(options.budget.patience),
+            "stopped_early": trainer.plateau.is_reached(options.ending.most_stale),
         }
         if trainer.measured is not None:
             record["num_measured"] = trainer.measured.num_measured

@@ -28,8 +28,8 @@ from policies.network import PlacementNetwork
 from policies.ppo import PlacementPPO
 from policies.scores import Baselines, PlacementScore, score_policy
 from policies.training_log import CollectTimer, Times, make_logger
-from policies.training_options import Budget, Plateau, TrainingOptions
-from policies.vtrace import VTrace, VTraceSettings
+from policies.training_options import Budget, Plateau, TrainingOptions, VTraceSettings
+from policies.vtrace import VTrace
 from policies.weights import Arrays, load_arrays, optimizer_arrays, restore_optimizer, to_arrays, with_prefix
 
 __all__ = ["Budget", "Evaluation", "PolicyTrainer", "TrainingOptions"]
@@ -271,7 +271,7 @@ class PolicyTrainer:
 
     def _share(self, budget: Budget) -> float:
         """Share of the budget that is used up; all of it once scores have stopped getting better."""
-        if self.plateau.is_reached(budget.patience):
+        if self.plateau.is_reached(budget.most_stale):
             return 1.0
         return budget.share(self.num_updates, self.elapsed_s)
 

@@ -1,30 +1,91 @@
-"""How a policy is trained, and when training ends."""
+"""How a policy is trained, and when training ends; no torch here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from autoshard.core.accepted import ABOVE_0, AT_LEAST_0, AT_LEAST_1, SHARE
+import typer
+
+from autoshard.commands.arguments import positive_option, share_option
+from autoshard.commands.options import Needs, command_options
+from autoshard.core.accepted import AT_LEAST_1
 from autoshard.core.errors import InvalidOptionError
 from policies.choices import Algorithm, RewardSource
-from policies.ppo import PPOSettings
-from policies.vtrace import VTraceSettings
+
+_DEFAULT_SECONDS = 60.0
+#: Evaluations without progress after which a training of more than a minute ends, if not told otherwise.
+_DEFAULT_PATIENCE = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOptions:
-    """How the policy is trained.
+class VTraceSettings:
+    """How V-trace learns; the defaults are AutoShard's (C.2).
 
     Attributes:
-        num_groups: Tasks per update.
-        num_rollouts: Episodes per task and update.
-        evaluate_every: Updates between two evaluations.
-        algorithm: What learns.
-        num_actors: Processes that play episodes while the learner learns; 0 to do both in turns in one process.
-        reward: Where rewards come from.
-        measured_share: Share of the updates whose rewards are measured, for `RewardSource.MIXED`.
-        settings: Of V-trace; an update's steps are set to the items of a task, so that episodes are whole.
-        ppo: Of PPO.
+        num_steps: Steps of each episode per update.
+        learning_rate: Of Adam.
+        discount: Per step.
+        entropy_weight: Weight of the policy's entropy, which is raised.
+        baseline_weight: Weight of the value head's loss.
+        max_grad_norm: Gradients beyond this norm are scaled down to it.
+        compare_within_task: Whether an advantage is taken over the mean of the same task and step, in units of the
+            task's standard deviation. It takes several episodes of each task at a time, which are then worth more
+            than as many of different tasks, and makes easy and hard tasks count alike.
+        whole_episodes: Whether an update takes as many steps more as it takes each episode to end, and learns from
+            one episode in each environment; for tasks whose episodes differ in length.
+    """
+
+    num_steps: int = 100
+    learning_rate: float = 1e-3
+    discount: float = 1.0
+    entropy_weight: float = 0.001
+    baseline_weight: float = 0.5
+    max_grad_norm: float = 40.0
+    compare_within_task: bool = False
+    whole_episodes: bool = False
+
+    def __post_init__(self) -> None:
+        AT_LEAST_1.check_fields(self, "num_steps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPOSettings:
+    """How PPO learns.
+
+    Attributes:
+        learning_rate: Of Adam.
+        num_epochs: Passes over the episodes of an update.
+        num_minibatches: Parts that each pass cuts them into; fewer where episodes cannot be dealt evenly.
+        clip_range: Probabilities may move by this share before they count for nothing.
+        gae_lambda: Of generalised advantages; 1 for whole returns.
+        entropy_weight: Weight of the policy's entropy, which is raised.
+        baseline_weight: Weight of the value head's loss.
+        max_grad_norm: Gradients beyond this norm are scaled down to it.
+        compare_within_task: As for V-trace.
+
+    Source:
+        Schulman et al. 2017; stable-baselines3's defaults but for the learning rate, epochs, entropy, and lambda: the
+        only reward comes with the last item.
+    """
+
+    learning_rate: float = 1e-3
+    num_epochs: int = 4
+    num_minibatches: int = 4
+    clip_range: float = 0.2
+    gae_lambda: float = 1.0
+    entropy_weight: float = 0.001
+    baseline_weight: float = 0.5
+    max_grad_norm: float = 0.5
+    compare_within_task: bool = True
+
+    def __post_init__(self) -> None:
+        AT_LEAST_1.check_fields(self, "num_epochs", "num_minibatches")
+
+
+@command_options(panel="Learning")
+class TrainingOptions:
+    """How the policy is trained.
 
     Source:
         AutoShard C.2. Differs: each of the 8 tasks of an update is played 4 times, in whole episodes that are compared
@@ -34,25 +95,46 @@ class TrainingOptions:
         two seeds; one core of a Xeon, November 2026).
     """
 
+    algorithm: Annotated[Algorithm, typer.Option(help="Training algorithm; both train the same network.")] = (
+        Algorithm.VTRACE
+    )
+    num_actors: Annotated[
+        int,
+        typer.Option(
+            "--actors",
+            min=0,
+            help="Processes that play episodes while this one learns, with V-trace; 0: this one does both in turns.",
+        ),
+    ] = 0
+    reward: Annotated[
+        RewardSource,
+        typer.Option(
+            help="Where rewards come from: predicted, measured on this machine, or measured in a share of the updates."
+        ),
+    ] = RewardSource.MODEL
+    measured_share: Annotated[
+        float,
+        share_option("With --reward mixed: share of the updates with measured rewards."),
+        Needs("--reward mixed", lambda options: options.reward is RewardSource.MIXED),
+    ] = 0.1
     num_groups: int = 8
+    """Tasks per update."""
     num_rollouts: int = 4
+    """Episodes per task and update."""
     evaluate_every: int = 10
-    algorithm: Algorithm = Algorithm.VTRACE
-    num_actors: int = 0
-    reward: RewardSource = RewardSource.MODEL
-    measured_share: float = 0.1
+    """Updates between two evaluations."""
     settings: VTraceSettings = field(
         default_factory=lambda: VTraceSettings(learning_rate=2e-3, compare_within_task=True)
     )
+    """Of V-trace; an update's steps are set to the items of a task, so that episodes are whole."""
     ppo: PPOSettings = field(default_factory=PPOSettings)
+    """Of PPO."""
 
     def __post_init__(self) -> None:
         AT_LEAST_1.check_fields(self, "num_groups", "num_rollouts", "evaluate_every")
         learner = self.settings if self.algorithm is Algorithm.VTRACE else self.ppo
         if self.num_rollouts == 1 and learner.compare_within_task:
             raise InvalidOptionError("must be at least 2 to compare episodes, got 1", field="num_rollouts")
-        AT_LEAST_0.check_fields(self, "num_actors")
-        SHARE.check_fields(self, "measured_share")
         if self.num_actors and self.algorithm is not Algorithm.VTRACE:
             raise InvalidOptionError(
                 f"must be 0 with {self.algorithm}, which cannot learn from weights of the past, got {self.num_actors}",
@@ -71,29 +153,40 @@ class TrainingOptions:
         return shares[self.reward]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@command_options(panel="When to end")
 class Budget:
-    """When training ends: after so many updates or seconds, whichever comes first; counted over resumed runs.
+    """When training ends: after so many updates or seconds, whichever comes first; counted over resumed runs."""
 
-    Attributes:
-        num_updates: Updates; None for no limit.
-        seconds: Seconds; None for no limit.
-        patience: Evaluations in a row without progress (see Plateau) after which training ends early; None for never.
-    """
+    num_updates: Annotated[int | None, typer.Option("--updates", min=1, help="Ends after so many updates.")] = None
+    seconds: Annotated[
+        float | None,
+        positive_option(f"Ends after so many seconds. [default: {_DEFAULT_SECONDS:g}, without --updates]"),
+    ] = None
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Ends after so many evaluations in a row, one every 10 updates, that are not at least 0.05% better; "
+            f"0 for never. [default: {_DEFAULT_PATIENCE} with --seconds above {_DEFAULT_SECONDS:g}, else never]",
+        ),
+    ] = None
 
-    num_updates: int | None = None
-    seconds: float | None = None
-    patience: int | None = None
+    @property
+    def limit_s(self) -> float | None:
+        """Seconds; None for no limit."""
+        return _DEFAULT_SECONDS if self.num_updates is None and self.seconds is None else self.seconds
 
-    def __post_init__(self) -> None:
-        ABOVE_0.check_fields(self, "num_updates", "seconds", "patience")
-        if self.num_updates is None and self.seconds is None:
-            raise InvalidOptionError("name a number of updates or of seconds", field="budget")
+    @property
+    def most_stale(self) -> int | None:
+        """Evaluations in a row without progress (see Plateau) after which training ends early; None for never."""
+        if self.patience is None and self.seconds is not None and self.seconds > _DEFAULT_SECONDS:
+            return _DEFAULT_PATIENCE
+        return self.patience or None
 
     def share(self, num_updates: int, elapsed_s: float) -> float:
         """Share of the budget that is used up, at most 1."""
         by_updates = num_updates / self.num_updates if self.num_updates else 0.0
-        by_time = elapsed_s / self.seconds if self.seconds else 0.0
+        by_time = elapsed_s / self.limit_s if self.limit_s else 0.0
         return min(1.0, max(by_updates, by_time))
 
 

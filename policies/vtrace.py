@@ -5,7 +5,6 @@ Shape suffixes: T steps, E episodes, B = T * E, A choices, S width of a state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,43 +19,12 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from torch import Tensor
 
-from autoshard.core.accepted import AT_LEAST_1
 from env import ITEM_CODE, REMAINING
 from policies.actor_critic import PlacementPolicy, choose, keep
 from policies.network import LstmState, choices_seen
 from policies.returns import vtrace_returns
+from policies.training_options import VTraceSettings
 from policies.trajectories import Tensors, Trajectories, TrajectoryRecorder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VTraceSettings:
-    """How V-trace learns; the defaults are AutoShard's (C.2).
-
-    Attributes:
-        num_steps: Steps of each episode per update.
-        learning_rate: Of Adam.
-        discount: Per step.
-        entropy_weight: Weight of the policy's entropy, which is raised.
-        baseline_weight: Weight of the value head's loss.
-        max_grad_norm: Gradients beyond this norm are scaled down to it.
-        compare_within_task: Whether an advantage is taken over the mean of the same task and step, in units of the
-            task's standard deviation. It takes several episodes of each task at a time, which are then worth more
-            than as many of different tasks, and makes easy and hard tasks count alike.
-        whole_episodes: Whether an update takes as many steps more as it takes each episode to end, and learns from
-            one episode in each environment; for tasks whose episodes differ in length.
-    """
-
-    num_steps: int = 100
-    learning_rate: float = 1e-3
-    discount: float = 1.0
-    entropy_weight: float = 0.001
-    baseline_weight: float = 0.5
-    max_grad_norm: float = 40.0
-    compare_within_task: bool = False
-    whole_episodes: bool = False
-
-    def __post_init__(self) -> None:
-        AT_LEAST_1.check_fields(self, "num_steps")
 
 
 class VTrace(OnPolicyAlgorithm):

@@ -16,27 +16,20 @@ from server.app import create_app
 from server.logs import set_up_logs
 from server.settings import ServerSettings
 
-MAX_GRACE_S = 3600.0
-
 _log = structlog.get_logger()
 
 
-def run_service(settings: ServerSettings, *, host: str, port: int, grace_s: float) -> None:
+def run_service(settings: ServerSettings) -> None:
     """Listens, serves, and returns after SIGTERM.
 
     Args:
-        settings: Limits and models.
-        host: Address to listen on.
-        port: Port to listen on; 0 takes a free one, which the log names.
-        grace_s: Seconds that running requests may take to end, at most an hour.
+        settings: Address, limits and models. The log names the port if that is 0.
 
     Raises:
-        InvalidOptionError: If the address cannot be listened on, or the grace period is out of range.
+        InvalidOptionError: If the address cannot be listened on.
         AutoshardError: If the models cannot be loaded.
     """
-    if not 0 <= grace_s <= MAX_GRACE_S:
-        raise InvalidOptionError(f"must be seconds in [0, {MAX_GRACE_S:g}], got {grace_s:g}", field="--grace")
-    listener = _listen(host, port)
+    listener = _listen(settings.host, settings.port)
     set_up_logs()
     # The planning processes share the machine's cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // settings.num_workers)))
@@ -52,7 +45,7 @@ def run_service(settings: ServerSettings, *, host: str, port: int, grace_s: floa
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=math.ceil(grace_s),
+            timeout_graceful_shutdown=math.ceil(settings.grace_s),
         )
     )
     # uvicorn ends with the signal that stopped it, which would make an orderly stop look like a crash.

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
 
-from autoshard.core.accepted import Range
+import typer
+
+from autoshard.commands.arguments import RegistryOption
+from autoshard.commands.options import command_options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@command_options()
 class ServerSettings:
-    """Limits and models of one service."""
+    """Address, limits and models of one service."""
 
-    registry: Path | None = None
-    """Registry of trained models; without one, kernels are priced by the analytic model."""
-    num_workers: int = 2
-    """Plans that are made at the same time, each in a process of its own."""
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000
+    registry: RegistryOption = None
+    num_workers: Annotated[
+        int, typer.Option("--workers", min=1, max=64, help="Processes that make plans, one plan at a time each.")
+    ] = 2
+    grace_s: Annotated[
+        float,
+        typer.Option("--grace", min=0, max=3600, help="Seconds that running requests may take to end after SIGTERM."),
+    ] = 10.0
     max_body_bytes: int = 16 << 20
     """Largest request body. The 856 tables of MetaSyn take about 3 MB."""
     body_timeout_s: float = 30.0
     """Longest time that a client may take to send its body."""
     overtime_s: float = 30.0
     """How long after its time limit a planner that does not keep it is ended."""
-
-    def __post_init__(self) -> None:
-        Range(at_least=1, at_most=64).check(self.num_workers, "workers")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autoshard.commands.options import command_options
 from autoshard.core.costs import Risk
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.core.seeds import MAX_SEED
+
+if TYPE_CHECKING:
+    from autoshard.core import Costs, ShardingPlan
+    from autoshard.planners.planner import PlanRequest
 
 
 def seed_option(help: str, **settings: Any) -> Any:
@@ -25,9 +30,9 @@ def positive_option(help: str, **settings: Any) -> Any:
     return typer.Option(callback=_positive, metavar="<float above 0>", help=help, **settings)
 
 
-def share_option(help: str, *, panel: str) -> Any:
+def share_option(help: str, **settings: Any) -> Any:
     """An option that takes a share above 0 and up to 1."""
-    return typer.Option(callback=_share, metavar="<float above 0 to 1>", help=help, rich_help_panel=panel)
+    return typer.Option(callback=_share, metavar="<float above 0 to 1>", help=help, **settings)
 
 
 def _positive(value: float | None) -> float | None:
@@ -59,30 +64,67 @@ RegistryOption = Annotated[
         "autoshard, or else analytically.",
     ),
 ]
-RiskOption = Annotated[
-    Risk,
-    typer.Option(help="Plan for the mean or the 95th percentile of predicted times."),
+SettingsOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the planner; may be repeated.")
 ]
-SeedOption = Annotated[int, seed_option("Seed of random choices. Same seed, same plan, unless time runs out.")]
-TimeLimitOption = Annotated[float, positive_option("Seconds for planners that improve their plan until time is up.")]
+OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")]
+HtmlOption = Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")]
 
 
-def check_needed(context: typer.Context, needed: str, is_given: bool, *options: str) -> None:
-    """Refuses options that do nothing without another one.
+@command_options()
+class PricingOptions:
+    """What prices plans."""
 
-    Args:
-        context: Of the command.
-        needed: The other option, as the user gives it.
-        is_given: Whether it is there.
-        options: Options that need it.
+    registry: RegistryOption = None
+    risk: Annotated[Risk, typer.Option(help="Plan for the mean or the 95th percentile of predicted times.")] = Risk.MEAN
 
-    Raises:
-        InvalidOptionError: If one of them was given on the command line without the other.
-    """
-    for option in options:
-        source = context.get_parameter_source(option.removeprefix("--").replace("-", "_"))
-        if not is_given and source is not None and source.name == "COMMANDLINE":
-            raise InvalidOptionError(f"needs {needed}", field=option)
+    def costs_of(self, plan: ShardingPlan) -> Costs:
+        """The models that price a plan.
+
+        Raises:
+            ModelError: If one is there but damaged.
+        """
+        from autoshard.planning import plan_costs
+
+        return plan_costs(plan, self.registry, risk=self.risk)
+
+
+@command_options()
+class SearchOptions:
+    """How planners search, and what prices their plans."""
+
+    time_limit: Annotated[float, positive_option("Seconds for planners that improve their plan until time is up.")] = (
+        1.0
+    )
+    seed: Annotated[int, seed_option("Seed of random choices. Same seed, same plan, unless time runs out.")] = 0
+    pricing: PricingOptions
+
+    def request(self, tables: str, topology: str, options: Mapping[str, object] | None = None) -> PlanRequest:
+        """One planning task.
+
+        Args:
+            tables: A file with tables, or the name of bundled ones.
+            topology: Where to place them, alike.
+            options: The planner's own options.
+
+        Raises:
+            InputError: If the tables or the topology are not there, or make no sense.
+            ModelError: If a trained model is there but damaged.
+        """
+        from autoshard.formats import load_tables, load_topology
+        from autoshard.planners.planner import PlanRequest
+        from autoshard.planning import make_costs
+
+        task, machine = load_tables(tables), load_topology(topology)
+        return PlanRequest(
+            tables=task,
+            topology=machine,
+            costs=make_costs(task, machine, self.pricing.registry, risk=self.pricing.risk),
+            seed=self.seed,
+            time_limit_s=self.time_limit,
+            options=options or {},
+            registry=self.pricing.registry,
+        )
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, object]:

@@ -11,19 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autoshard.commands.arguments import (
-    RegistryOption,
-    RiskOption,
-    SeedOption,
+    HtmlOption,
+    SearchOptions,
     TablesArgument,
-    TimeLimitOption,
     TopologyOption,
-    check_needed,
     parse_settings,
 )
+from autoshard.commands.options import Needs, command_options
 from autoshard.commands.replaying import DeviceOption, RefineOption, refined
 from autoshard.commands.replaying import replay as replay_all
 from autoshard.console import JsonOption, emit, log, progress
-from autoshard.core.costs import Risk
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.plugins import Replay, find_replay
@@ -36,28 +33,59 @@ if TYPE_CHECKING:
 _REFINABLE, _REFINED = "auto", "auto, refined"
 
 
-def compare(
-    context: typer.Context,
-    tables: TablesArgument,
-    topology: TopologyOption,
-    planners: Annotated[str, typer.Option(help="Names of planners, with commas between them.")],
-    replay: Annotated[
-        bool, typer.Option("--replay", help="Also measure every rank's kernels on this machine.")
-    ] = False,
-    replay_refine: RefineOption = None,
-    device: DeviceOption = "auto",
+@command_options()
+class CompareOptions:
+    """What is compared, and how."""
+
+    tables: TablesArgument
+    topology: TopologyOption
+    planners: Annotated[str, typer.Option(help="Names of planners, with commas between them.")]
+    replay: Annotated[bool, typer.Option("--replay", help="Also measure every rank's kernels on this machine.")] = False
+    replay_refine: RefineOption = None
+    device: Annotated[
+        DeviceOption,
+        Needs("--replay or --replay-refine", lambda options: options.replay or options.replay_refine is not None),
+    ] = "auto"
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PLANNER.KEY=VALUE", help="An option of one of the planners; may be repeated."),
-    ] = None,
-    time_limit: TimeLimitOption = 1.0,
-    seed: SeedOption = 0,
-    registry: RegistryOption = None,
-    risk: RiskOption = Risk.MEAN,
-    output_dir: Annotated[Path | None, typer.Option(help="Folder for the plans, one PLANNER.json each.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")] = None,
-    as_json: JsonOption = False,
-) -> None:
+    ] = None
+    search: SearchOptions
+    output_dir: Annotated[Path | None, typer.Option(help="Folder for the plans, one PLANNER.json each.")] = None
+    html: HtmlOption = None
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise InvalidOptionError("needs at least one name", field="--planners")
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise InvalidOptionError(f"{shown(name)} is given twice", field="--planners")
+        if self.replay_refine is not None and _REFINABLE not in self.names:
+            raise InvalidOptionError(
+                f"refines the plan of {_REFINABLE}, which --planners lacks", field="--replay-refine"
+            )
+
+    @property
+    def names(self) -> list[str]:
+        """The planners' names."""
+        return [name.strip() for name in self.planners.split(",") if name.strip()]
+
+    @property
+    def options_by_planner(self) -> dict[str, dict[str, object]]:
+        """Options of planners, from `PLANNER.KEY=VALUE` texts."""
+        found: dict[str, dict[str, object]] = {}
+        for setting, value in parse_settings(self.settings or []).items():
+            planner, dot, key = setting.partition(".")
+            if not dot or not key or planner not in self.names:
+                raise InvalidOptionError(
+                    f"must be PLANNER.KEY=VALUE for a planner of --planners, got {shown(f'{setting}={value}')}",
+                    field="--set",
+                )
+            found.setdefault(planner, {})[key] = value
+        return found
+
+
+def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
     """Plans one task with several planners, and shows them side by side.
 
     Example:
@@ -66,71 +94,41 @@ def compare(
     Example of plans that `autoshard run` executes:
         autoshard compare tables.json --topology cpu-8 --planners cost-greedy,auto --set auto.tiers=table_wise
     """
-    from autoshard.formats import atomic_write, load_tables, load_topology, write_plan
-    from autoshard.planners.planner import PlanRequest
-    from autoshard.planning import compare as plan_all
-    from autoshard.planning import make_costs
+    from autoshard.formats import atomic_write, write_plan
     from autoshard.report import comparison_page, comparison_table
 
-    check_needed(context, "--replay or --replay-refine", replay or replay_refine is not None, "--device")
-    names = _names(planners)
-    if replay_refine is not None and _REFINABLE not in names:
-        raise InvalidOptionError(f"refines the plan of {_REFINABLE}, which --planners lacks", field="--replay-refine")
-    options = _options(settings or [], names)
-    task, machine = load_tables(tables), load_topology(topology)
-    request = PlanRequest(
-        tables=task,
-        topology=machine,
-        costs=make_costs(task, machine, registry, risk=risk),
-        seed=seed,
-        time_limit_s=time_limit,
-        registry=registry,
-    )
-    with progress("Planning", len(names)) as advance:
-        rows: Sequence[ComparedPlan] = plan_all(names, request, options=options, on_planned=lambda _: advance(1))
-    _check_any(rows)
-    if replay_refine is not None:
-        rows = _with_refined(rows, request.costs, replay_refine, device)
-    if output_dir is not None:
+    rows = _planned(options)
+    if options.output_dir is not None:
         for row in rows:
             if row.plan is not None:
-                write_plan(row.plan, output_dir / f"{row.planner.replace(', ', '-')}.json")
-    measured = _replay(rows, device) if replay else None
+                write_plan(row.plan, options.output_dir / f"{row.planner.replace(', ', '-')}.json")
+    measured = _replay(rows, options.device) if options.replay else None
     if measured is not None:
         results = iter(measured.plans)
         noise = 1 - measured.ceiling.balance
         rows = [row if row.plan is None else replace(row, measured=next(results), measured_noise=noise) for row in rows]
     notes = _notes(rows, measured)
-    if html is not None:
-        atomic_write(html, comparison_page(rows, notes))
+    if options.html is not None:
+        atomic_write(options.html, comparison_page(rows, notes))
     emit(_document(rows, measured), comparison_table(rows, notes), as_json=as_json)
-    for written in (output_dir, html):
+    for written in (options.output_dir, options.html):
         if written is not None:
             log(f"Wrote {written}")
 
 
-def _names(planners: str) -> list[str]:
-    names = [name.strip() for name in planners.split(",") if name.strip()]
-    if not names:
-        raise InvalidOptionError("needs at least one name", field="--planners")
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidOptionError(f"{shown(name)} is given twice", field="--planners")
-    return names
+def _planned(options: CompareOptions) -> Sequence[ComparedPlan]:
+    from autoshard.planning import compare as plan_all
 
-
-def _options(settings: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, object]]:
-    """Options by planner, from `PLANNER.KEY=VALUE` texts."""
-    options: dict[str, dict[str, object]] = {}
-    for setting, value in parse_settings(settings).items():
-        planner, dot, key = setting.partition(".")
-        if not dot or not key or planner not in names:
-            raise InvalidOptionError(
-                f"must be PLANNER.KEY=VALUE for a planner of --planners, got {shown(f'{setting}={value}')}",
-                field="--set",
-            )
-        options.setdefault(planner, {})[key] = value
-    return options
+    by_planner = options.options_by_planner
+    request = options.search.request(options.tables, options.topology)
+    with progress("Planning", len(options.names)) as advance:
+        rows: Sequence[ComparedPlan] = plan_all(
+            options.names, request, options=by_planner, on_planned=lambda _: advance(1)
+        )
+    _check_any(rows)
+    if options.replay_refine is None:
+        return rows
+    return _with_refined(rows, request.costs, options.replay_refine, options.device)
 
 
 def _check_any(rows: Sequence[ComparedPlan]) -> None:

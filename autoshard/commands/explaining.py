@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autoshard.commands.arguments import RegistryOption, RiskOption
+from autoshard.commands.arguments import PricingOptions
+from autoshard.commands.options import command_options
 from autoshard.console import JsonOption, emit
-from autoshard.core.costs import Risk
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 _RANKS_SHOWN = 6
 
 
-def explain(
-    plan: Annotated[Path, typer.Argument(help="Plan to explain.", metavar="PLAN")],
+@command_options()
+class ExplainOptions:
+    """What is explained, and what prices it."""
+
+    plan: Annotated[Path, typer.Argument(help="Plan to explain.", metavar="PLAN")]
     table: Annotated[
         list[str] | None, typer.Option("--table", help="Only this table, with all its alternatives; may be repeated.")
-    ] = None,
-    registry: RegistryOption = None,
-    risk: RiskOption = Risk.MEAN,
-    as_json: JsonOption = False,
-) -> None:
+    ] = None
+    pricing: PricingOptions
+
+
+def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
     """Compares each table's sharding with every alternative, by the predicted step.
 
     Changes one table at a time, placed where it is fastest, and leaves all others as they are.
@@ -38,11 +41,10 @@ def explain(
     """
     from autoshard.formats import read_plan
     from autoshard.planners.granular.explanation import explain as explained
-    from autoshard.planning import plan_costs
 
-    loaded = read_plan(plan)
-    found = explained(loaded, plan_costs(loaded, registry, risk=risk), table or ())
-    emit(found.to_json(), _details(found) if table else _overview(found), as_json=as_json)
+    loaded = read_plan(options.plan)
+    found = explained(loaded, options.pricing.costs_of(loaded), options.table or ())
+    emit(found.to_json(), _details(found) if options.table else _overview(found), as_json=as_json)
 
 
 def _overview(found: Explanation) -> RenderableType:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autoshard.commands.arguments import check_needed, parse_settings, seed_option
+from autoshard.commands.arguments import parse_settings, seed_option
+from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, progress
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
@@ -16,32 +17,39 @@ if TYPE_CHECKING:
     from autoshard.core import TableSet
 
 
-def import_tables(
-    context: typer.Context,
-    source: Annotated[str, typer.Argument(help="A file, a folder, or the name of bundled tables.", metavar="SRC")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write the tables to.")],
+@command_options()
+class ImportOptions:
+    """What is read, and what becomes of it."""
+
+    source: Annotated[str, typer.Argument(help="A file, a folder, or the name of bundled tables.", metavar="SRC")]
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write the tables to.")]
     format: Annotated[
         str | None,
         typer.Option(
             help="`bundled`, `tables-json`, `dlrm-datasets`, `tbe-data-config`, `id-batches` or `row-counts`. "
             "Left out: recognised from the source, except row-counts."
         ),
-    ] = None,
+    ] = None
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the format, such as embedding_dim=32."),
-    ] = None,
+    ] = None
     part: Annotated[
         str | None,
         typer.Option(metavar="K/N", help="Keep the K-th of N parts of the tables; no table is in two parts."),
-    ] = None,
-    num_tables: Annotated[int | None, typer.Option(min=1, help="Draw this many of the tables.")] = None,
-    seed: Annotated[int, seed_option("Seed of the draw, with --num-tables.")] = 0,
+    ] = None
+    num_tables: Annotated[int | None, typer.Option(min=1, help="Draw this many of the tables.")] = None
+    seed: Annotated[
+        int,
+        seed_option("Seed of the draw, with --num-tables."),
+        Needs("--num-tables", lambda options: options.num_tables is not None),
+    ] = 0
     scale: Annotated[
         int, typer.Option(min=1, help="Divide rows and batch by this, so that a smaller machine can hold the task.")
-    ] = 1,
-    as_json: JsonOption = False,
-) -> None:
+    ] = 1
+
+
+def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
     """Makes a tables.json from other formats or from bundled tables, or a smaller task from a larger one.
 
     Example:
@@ -55,24 +63,23 @@ def import_tables(
     from autoshard.formats import import_tables as read_source
     from autoshard.formats import write_tables
 
-    check_needed(context, "--num-tables", num_tables is not None, "--seed")
     with progress("Importing", 1.0) as advance:
-        options = {key: _whole(key, value) for key, value in parse_settings(settings or []).items()}
-        found = read_source(source, format, advance=advance, **options)
-    dealt = found if part is None else found.part(*_part(part, len(found.tables)))
-    chosen = dealt if num_tables is None else dealt.sample(num_tables, seed)
-    made = chosen if scale == 1 else chosen.scaled(scale)
-    write_tables(made, output)
+        settings = {key: _whole(key, value) for key, value in parse_settings(options.settings or []).items()}
+        found = read_source(options.source, options.format, advance=advance, **settings)
+    dealt = found if options.part is None else found.part(*_part(options.part, len(found.tables)))
+    chosen = dealt if options.num_tables is None else dealt.sample(options.num_tables, options.seed)
+    made = chosen if options.scale == 1 else chosen.scaled(options.scale)
+    write_tables(made, options.output)
     result = {
-        "output": str(output),
+        "output": str(options.output),
         "num_tables": len(made.tables),
         "num_tables_in_source": len(found.tables),
-        "part": part,
+        "part": options.part,
         "num_tables_in_part": len(dealt.tables),
         "batch_size": made.batch_size,
         "bytes": sum(table.hbm_bytes for table in made.tables),
-        "seed": seed if num_tables is not None else None,
-        "scale": scale,
+        "seed": options.seed if options.num_tables is not None else None,
+        "scale": options.scale,
     }
     emit(result, "\n".join(_lines(found, made, result)), as_json=as_json)
 

@@ -10,32 +10,37 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from autoshard.commands.arguments import seed_option
+from autoshard.commands.options import command_options
 from autoshard.console import JsonOption, emit, progress
 
 if TYPE_CHECKING:
     from autoshard.runtime import RunProgress, RunResult
 
 
-def run(
-    plan: Annotated[Path, typer.Argument(help="Plan to execute.", metavar="PLAN")],
+@command_options()
+class RunOptions:
+    """What is executed, and how."""
+
+    plan: Annotated[Path, typer.Argument(help="Plan to execute.", metavar="PLAN")]
     nproc: Annotated[
         int | None,
         typer.Option(
             min=1, help="Processes; where there are fewer than ranks, each runs several ranks. Left out: one per core."
         ),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Measured training steps.")] = 20,
-    engine: Annotated[str, typer.Option(help="`thin` (autoshard's own) or `torchrec`.")] = "thin",
+    ] = None
+    steps: Annotated[int, typer.Option(min=1, help="Measured training steps.")] = 20
+    engine: Annotated[str, typer.Option(help="`thin` (autoshard's own) or `torchrec`.")] = "thin"
     verify_steps: Annotated[
         int, typer.Option(min=0, help="Steps to compare with an unsharded model, before the measured ones.")
-    ] = 0,
+    ] = 0
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples per step over all processes. Left out: the plan's.")
-    ] = None,
-    seed: Annotated[int, seed_option("Seed of weights and batches.")] = 0,
-    device: Annotated[str, typer.Option(help="`auto` (GPUs if there are enough), `cpu` or `cuda`.")] = "auto",
-    as_json: JsonOption = False,
-) -> None:
+    ] = None
+    seed: Annotated[int, seed_option("Seed of weights and batches.")] = 0
+    device: Annotated[str, typer.Option(help="`auto` (GPUs if there are enough), `cpu` or `cuda`.")] = "auto"
+
+
+def run(options: RunOptions, as_json: JsonOption = False) -> None:
     """Executes a plan's training steps on processes of this machine, and measures them.
 
     Example:
@@ -44,7 +49,7 @@ def run(
     from autoshard.formats import read_plan
     from autoshard.runtime import run_plan
 
-    num_processes = nproc or _num_processes(read_plan(plan).topology.world_size)
+    num_processes = options.nproc or _num_processes(read_plan(options.plan).topology.world_size)
     done = 0
     # The number of steps in all, warm-up included, comes with the first report.
     with progress(f"Running on {num_processes} processes", 1.0) as advance:
@@ -55,14 +60,14 @@ def run(
             done = state.done
 
         result = run_plan(
-            plan,
+            options.plan,
             num_processes,
-            steps,
-            engine,
-            batch_size,
-            seed,
-            verify_steps=verify_steps,
-            device=device,
+            options.steps,
+            options.engine,
+            options.batch_size,
+            options.seed,
+            verify_steps=options.verify_steps,
+            device=options.device,
             on_progress=on_progress,
         )
     emit(result.to_json(), _rendered(result), as_json=as_json)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autoshard.commands.arguments import HtmlOption
 from autoshard.console import JsonOption, emit, log
 from autoshard.core.errors import FormatError
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def show(
     plan: Annotated[Path, typer.Argument(help="Plan to look at.", metavar="PLAN")],
-    html: Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")] = None,
+    html: HtmlOption = None,
     replayed: Annotated[
         Path | None, typer.Option(help="Output of `autoshard replay --json`, to show measured beside predicted times.")
     ] = None,

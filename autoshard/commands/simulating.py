@@ -8,85 +8,125 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autoshard.commands.arguments import (
-    RegistryOption,
-    RiskOption,
-    SeedOption,
-    TablesArgument,
-    TimeLimitOption,
-    check_needed,
-    parse_settings,
-)
+from autoshard.commands.arguments import SearchOptions, SettingsOption, TablesArgument, parse_settings
+from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress
-from autoshard.core.costs import Risk
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.plan import GroupLayout
 from autoshard.core.quoting import shown
 from autoshard.core.step import Overlap
+from autoshard.simulation import (
+    Lengths,
+    Point,
+    SimulatedPoint,
+    Simulator,
+    SweepRecord,
+    read_record,
+    sweep_points,
+)
+from autoshard.simulation.points import PointStatus, UnpricedPoint
 
 if TYPE_CHECKING:
+    from autoshard.core import TableSet
     from autoshard.report.images import FigureReport
-    from autoshard.simulation import Point, SimulatedPoint, Simulator, SweepRecord
 
 _RANKS = "8,16,32,64,128,256,512,1024,2048,4096"
+_GROUPED = Needs(
+    "--groups or --group-size", lambda options: options.groups is not None or options.group_size is not None
+)
 
 
-def simulate(
-    context: typer.Context,
-    tables: TablesArgument,
+@command_options()
+class SimulateOptions:
+    """Which points are simulated, and how."""
+
+    tables: TablesArgument
     topology: Annotated[
         str,
         typer.Option(
             help="Machines, with commas between them: names of bundled topologies (`autoshard list topologies`) or "
             "files; each is made for every number of ranks."
         ),
-    ] = "dgx-a100",
-    ranks: Annotated[str, typer.Option(help="Numbers of ranks, with commas between them.")] = _RANKS,
-    groups: Annotated[str | None, typer.Option(help="Numbers of replica groups.", show_default="1")] = None,
+    ] = "dgx-a100"
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks, with commas between them.")] = _RANKS
+    groups: Annotated[str | None, typer.Option(help="Numbers of replica groups.", show_default="1")] = None
     group_size: Annotated[
         str | None, typer.Option(help="Ranks per replica group, instead of --groups: larger clusters have more groups.")
-    ] = None,
+    ] = None
     batch_size: Annotated[
         str | None, typer.Option(help="Samples per step over all ranks.", show_default="that of the tables")
-    ] = None,
-    batch_per_rank: Annotated[
-        str | None, typer.Option(help="Samples per step and rank, instead of --batch-size.")
-    ] = None,
+    ] = None
+    batch_per_rank: Annotated[str | None, typer.Option(help="Samples per step and rank, instead of --batch-size.")] = (
+        None
+    )
     planner: Annotated[
         str, typer.Option(help="Planner of each point (`autoshard list planners`); auto uses the time limit.")
-    ] = "neo",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the planner; may be repeated.")
-    ] = None,
-    time_limit: TimeLimitOption = 1.0,
-    layout: Annotated[
-        GroupLayout, typer.Option(help="Whether groups lie across nodes or within them.")
-    ] = GroupLayout.ACROSS_NODES,
-    sync_every: Annotated[int, typer.Option(min=1, help="Steps from one synchronisation of groups to the next.")] = 1,
+    ] = "neo"
+    settings: SettingsOption = None
+    search: SearchOptions
+    layout: Annotated[GroupLayout, typer.Option(help="Whether groups lie across nodes or within them."), _GROUPED] = (
+        GroupLayout.ACROSS_NODES
+    )
+    sync_every: Annotated[
+        int, typer.Option(min=1, help="Steps from one synchronisation of groups to the next."), _GROUPED
+    ] = 1
     overlap: Annotated[
         Overlap | None,
         typer.Option(
             help="Which parts of a step run at the same time.", show_default="what the step model knows, or none"
         ),
-    ] = None,
-    batches: Annotated[int, typer.Option(min=0, help="Batches to draw per point, for the spread; 0 for none.")] = 100,
+    ] = None
+    batches: Annotated[int, typer.Option(min=0, help="Batches to draw per point, for the spread; 0 for none.")] = 100
     lengths: Annotated[
-        str,
+        Lengths,
         typer.Option(help="Ids per sample: declared (the features' variance; without one, a fixed length) or poisson."),
-    ] = "declared",
-    seed: SeedOption = 0,
-    registry: RegistryOption = None,
-    risk: RiskOption = Risk.MEAN,
+        Needs("--batches above 0", lambda options: options.batches > 0),
+    ] = Lengths.DECLARED
     output: Annotated[
         Path | None,
         typer.Option(
             "--output", "-o", help="JSON file of the points; points that it already has are not computed again."
         ),
-    ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write a page with the curves.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Also draw the curves as an image.")] = None,
-    as_json: JsonOption = False,
-) -> None:
+    ] = None
+    html: Annotated[Path | None, typer.Option(help="Also write a page with the curves.")] = None
+    png: Annotated[Path | None, typer.Option(help="Also draw the curves as an image.")] = None
+
+    def __post_init__(self) -> None:
+        if self.groups is not None and self.group_size is not None:
+            raise InvalidOptionError("cannot be given with --group-size", field="--groups")
+        if self.batch_size is not None and self.batch_per_rank is not None:
+            raise InvalidOptionError("cannot be given with --batch-per-rank", field="--batch-size")
+
+    def points(self, task: TableSet) -> Sequence[Point]:
+        """All combinations."""
+        return sweep_points(
+            machines=_texts(self.topology, "--topology"),
+            ranks=_numbers(self.ranks, "--ranks"),
+            groups=_numbers(self.groups or "1", "--groups"),
+            group_sizes=_numbers(self.group_size, "--group-size") if self.group_size else (),
+            batch_sizes=_numbers(self.batch_per_rank or self.batch_size or str(task.batch_size), "--batch-size"),
+            is_batch_per_rank=self.batch_per_rank is not None,
+        )
+
+    def simulator(self, task: TableSet) -> Simulator:
+        """What simulates them."""
+        return Simulator(
+            tables=task,
+            planner=self.planner,
+            options=parse_settings(self.settings or []),
+            time_limit_s=self.search.time_limit,
+            seed=self.search.seed,
+            registry=self.search.pricing.registry,
+            risk=self.search.pricing.risk,
+            overlap=self.overlap,
+            layout=self.layout,
+            sync_every=self.sync_every,
+            num_batches=self.batches,
+            lengths=self.lengths,
+        )
+
+
+def simulate(options: SimulateOptions, as_json: JsonOption = False) -> None:
     """Simulates training steps on clusters of any size: plans and prices every combination.
 
     Points that do not fit the memory are listed with the reason. The models that price plans price kernels, collectives
@@ -99,44 +139,13 @@ def simulate(
     """
     from autoshard.formats import load_tables
     from autoshard.report.simulation import simulation_report, simulation_table
-    from autoshard.simulation import Lengths, Simulator, sweep_points
 
-    check_needed(
-        context, "--groups or --group-size", groups is not None or group_size is not None, "--layout", "--sync-every"
-    )
-    check_needed(context, "--batches above 0", batches > 0, "--lengths")
-    task = load_tables(tables)
-    if lengths not in list(Lengths):
-        raise InvalidOptionError(f"must be one of {', '.join(Lengths)}; got {shown(lengths)}", field="--lengths")
-    _check_alone("--groups", groups, "--group-size", group_size)
-    _check_alone("--batch-size", batch_size, "--batch-per-rank", batch_per_rank)
-    points = sweep_points(
-        machines=_texts(topology, "--topology"),
-        ranks=_numbers(ranks, "--ranks"),
-        groups=_numbers(groups or "1", "--groups"),
-        group_sizes=_numbers(group_size, "--group-size") if group_size else (),
-        batch_sizes=_numbers(batch_per_rank or batch_size or str(task.batch_size), "--batch-size"),
-        is_batch_per_rank=batch_per_rank is not None,
-    )
-    simulator = Simulator(
-        tables=task,
-        planner=planner,
-        options=parse_settings(settings or []),
-        time_limit_s=time_limit,
-        seed=seed,
-        registry=registry,
-        risk=risk,
-        overlap=overlap,
-        layout=layout,
-        sync_every=sync_every,
-        num_batches=batches,
-        lengths=Lengths(lengths),
-    )
-    record = _run(simulator, tables, points, output)
-    if html is not None or png is not None:
-        _draw(simulation_report(record, f"Simulated steps of {tables}"), html, png)
+    task = load_tables(options.tables)
+    record = _run(options.simulator(task), options.tables, options.points(task), options.output)
+    if options.html is not None or options.png is not None:
+        _draw(simulation_report(record, f"Simulated steps of {options.tables}"), options.html, options.png)
     emit(record.to_json(), simulation_table(record.points), as_json=as_json)
-    for written in (output, html, png):
+    for written in (options.output, options.html, options.png):
         if written is not None:
             log(f"Wrote {written}")
     _check_any(record.points)
@@ -146,7 +155,6 @@ def _run(simulator: Simulator, name: str, points: Sequence[Point], output: Path 
     """Simulates the points that the file lacks, and writes it after each; the record of these points alone."""
     from autoshard.formats import load_machine
     from autoshard.planners.registry import get_planner
-    from autoshard.simulation import SweepRecord, read_record
 
     get_planner(simulator.planner)
     for point in points:
@@ -179,8 +187,6 @@ def _draw(report: FigureReport, html: Path | None, png: Path | None) -> None:
 
 def _check_any(points: Sequence[SimulatedPoint]) -> None:
     """The exit code says that nothing was priced."""
-    from autoshard.simulation.points import PointStatus, UnpricedPoint
-
     unpriced = [one for one in points if isinstance(one, UnpricedPoint)]
     if len(unpriced) < len(points):
         return
@@ -188,11 +194,6 @@ def _check_any(points: Sequence[SimulatedPoint]) -> None:
     if any(one.status is PointStatus.DOES_NOT_FIT for one in unpriced):
         raise InfeasiblePlanError(f"no point fits: {reasons}")
     raise InvalidOptionError(f"no point is possible: {reasons}")
-
-
-def _check_alone(one: str, its: str | None, other: str, others: str | None) -> None:
-    if its is not None and others is not None:
-        raise InvalidOptionError(f"cannot be given with {other}", field=one)
 
 
 def _texts(values: str, option: str) -> list[str]:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from autoshard.commands.arguments import positive_option, seed_option
+from autoshard.commands.options import Needs, command_options
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
 
 GIB = 2**30
+_DEFAULT_SECONDS = 60.0
 
 
 class What(StrEnum):
@@ -30,77 +37,170 @@ class IfBusy(StrEnum):
     SKIP = "skip"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _measures(what: What) -> Needs:
+    return Needs(f"--what {what}", lambda options: what in options.kinds)
+
+
+_KERNELS, _COLLECTIVES = _measures(What.KERNELS), _measures(What.COLLECTIVES)
+_ON_RAY = Needs("--ray", lambda options: options.ray)
+_LENGTH, _SETS, _GROUP, _CLUSTER = "How long", "Sets of tables", "Collectives", "Ray cluster"
+
+
+@command_options()
 class CollectOptions:
     """Options of a run of the collector.
 
-    Attributes:
-        store: The store's folder.
-        device: `auto`, `cpu` or `cuda`.
-        what: What is measured, one after the other.
-        seconds: Time to use, counted from `started`; None for no limit.
-        num_samples: Samples to add of each kind; None for no limit.
-        tables: A file with tables, or the name of bundled ones.
-        scale: Divides rows and batch.
-        max_tables: Largest number of tables in a set.
-        rounds: Rounds in which each set is measured; None for the device's usual number.
-        memory_bytes: What sets near the memory limit fill; None for a share of the device's.
-        where: Shares of the strategies that choose sets; None for the usual mixture.
-        registry: Folder of trained models that strategies ask; None to do without.
-        seed: Of all choices.
-        is_resumable: Whether a later run with this seed goes on where this one ends.
-        nproc: Processes of collectives.
-        node_size: Processes that count as one node.
-        workers: Workers on a Ray cluster; None for one per GPU, or per core without GPUs.
-        retrain: How often a cost model is trained while kernels are collected, which needs `seconds`.
-        started: When the run began, by the monotonic clock.
-
     Raises:
-        InvalidOptionError: If a number is out of range.
+        InvalidOptionError: If one is out of range, or does not go with others.
         SampleStoreError: If the store is there and is no folder.
     """
 
-    store: Path
-    device: str = "auto"
-    what: tuple[What, ...] = (What.KERNELS,)
-    seconds: float | None = None
-    num_samples: int | None = None
-    tables: str = "metasyn"
-    scale: int = 64
-    max_tables: int = 15
-    rounds: int | None = None
-    memory_bytes: int | None = None
-    where: Mapping[str, float] | None = None
-    registry: Path | None = None
-    seed: int = 0
-    is_resumable: bool = False
-    nproc: int = 4
-    node_size: int = 2
-    workers: int | None = None
-    retrain: int = 0
+    store: Annotated[Path, typer.Option(help="Folder that samples are appended to; made when missing.")]
+    device: Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu` or `cuda`.")] = "auto"
+    what: Annotated[str, typer.Option(help="Any of kernels, dense, collectives, separated by commas.")] = "kernels"
+    if_busy: Annotated[
+        IfBusy, typer.Option(help="When another collector is measuring on the device: `fail` (code 1) or `skip` (0).")
+    ] = IfBusy.FAIL
+    seed: Annotated[
+        int | None, seed_option("Seed of the choice of sets. Left out: a new one, so other sets, every time.")
+    ] = None
+    seconds: Annotated[
+        float | None, positive_option("Stop after this time, start-up included.", rich_help_panel=_LENGTH)
+    ] = None
+    num_samples: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many samples of each kind.", rich_help_panel=_LENGTH)
+    ] = None
+    where: Annotated[
+        str | None,
+        typer.Option(
+            help="Strategies that choose the sets of tables, with shares: `random=3,slices=1`. Left out: a mixture.",
+            rich_help_panel=_SETS,
+        ),
+        _KERNELS,
+    ] = None
+    tables: Annotated[
+        str, typer.Option(help="Tables to measure: a file, or the name of bundled ones.", rich_help_panel=_SETS)
+    ] = "metasyn"
+    scale: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Divide rows and batch by this, so that a machine can hold them.", rich_help_panel=_SETS
+        ),
+    ] = 64
+    max_tables: Annotated[
+        int, typer.Option(min=1, help="Largest number of tables in a set.", rich_help_panel=_SETS), _KERNELS
+    ] = 15
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Runs of each set that count; fewer leave time for more sets. Left out: 9 on a CPU.",
+            rich_help_panel=_SETS,
+        ),
+        _KERNELS,
+    ] = None
+    memory_gib: Annotated[
+        float | None,
+        positive_option(
+            "Memory of the largest sets. Left out: a quarter of a GPU's, at most 1 GiB on a CPU.",
+            rich_help_panel=_SETS,
+        ),
+        _KERNELS,
+    ] = None
+    registry: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of trained models: measures sets that they place or are least certain about.",
+            rich_help_panel=_SETS,
+        ),
+        _KERNELS,
+    ] = None
+    retrain: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Train a cost model N times in between, and measure where it is least certain.",
+            rich_help_panel=_SETS,
+        ),
+    ] = 0
+    nproc: Annotated[
+        int, typer.Option(min=1, help="Processes that run collectives.", rich_help_panel=_GROUP), _COLLECTIVES
+    ] = 4
+    node_size: Annotated[
+        int,
+        typer.Option(min=1, help="Processes of collectives that count as one node.", rich_help_panel=_GROUP),
+        _COLLECTIVES,
+    ] = 2
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Measure on all GPUs of a Ray cluster.", rich_help_panel=_CLUSTER)
+    ] = False
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            help="Address of the cluster: `auto`, HOST:PORT, or `local` to start one here.", rich_help_panel=_CLUSTER
+        ),
+        _ON_RAY,
+    ] = "auto"
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Workers on the cluster. Left out: one per GPU, or per core with --device cpu.",
+            rich_help_panel=_CLUSTER,
+        ),
+        _ON_RAY,
+    ] = None
     started: float = field(default_factory=time.monotonic)
+    """When the run began, by the monotonic clock."""
+    new_seed: int = field(default_factory=lambda: secrets.randbits(32))
+    """The seed where none is given."""
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "num_samples", "scale", "workers"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise InvalidOptionError(f"must be above 0, got {value}", field=name)
-        for name in ("max_tables", "nproc", "node_size"):
-            if getattr(self, name) < 1:
-                raise InvalidOptionError(f"must be at least 1, got {getattr(self, name)}", field=name)
-        if self.seed < 0:
-            raise InvalidOptionError(f"must be at least 0, got {self.seed}", field="seed")
-        if self.retrain < 0:
-            raise InvalidOptionError(f"must be at least 0, got {self.retrain}", field="retrain")
-        if self.retrain and (self.seconds is None or What.KERNELS not in self.what):
+        kinds, _ = self.kinds, self.shares
+        if self.retrain and (self.limit_s is None or What.KERNELS not in kinds):
             raise InvalidOptionError("needs --seconds, and kernels among what is collected", field="retrain")
+        if self.ray and self.retrain:
+            raise InvalidOptionError("cannot be used with --ray", field="retrain")
+        if self.ray and kinds != (What.KERNELS,):
+            raise InvalidOptionError(f"must be kernels with --ray, got {shown(self.what)}", field="what")
         if self.store.exists() and not self.store.is_dir():
             raise SampleStoreError("is no folder", source=str(self.store))
 
     @property
+    def kinds(self) -> tuple[What, ...]:
+        """What is measured, one after the other."""
+        return _parse_what(self.what)
+
+    @property
+    def shares(self) -> Mapping[str, float] | None:
+        """Shares of the strategies that choose sets; None for the usual mixture."""
+        return None if self.where is None else _parse_where(self.where)
+
+    @property
+    def set_seed(self) -> int:
+        """Seed of all choices."""
+        return self.new_seed if self.seed is None else self.seed
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether a later run with this seed goes on where this one ends."""
+        return self.seed is not None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What sets near the memory limit fill; None for a share of the device's."""
+        return None if self.memory_gib is None else int(self.memory_gib * GIB)
+
+    @property
+    def limit_s(self) -> float | None:
+        """Time to use, counted from `started`; None for no limit."""
+        return _DEFAULT_SECONDS if self.seconds is None and self.num_samples is None else self.seconds
+
+    @property
     def deadline(self) -> float:
         """When the time is up, by the monotonic clock; infinite without a limit."""
-        return math.inf if self.seconds is None else self.started + self.seconds
+        return math.inf if self.limit_s is None else self.started + self.limit_s
 
     def deadline_of_part(self, num_parts: int) -> float:
         """When the next of the parts that are yet to come should end, if they share alike what time is left."""
@@ -113,12 +213,8 @@ def seconds_until(deadline: float) -> float | None:
     return None if math.isinf(deadline) else max(1e-3, deadline - time.monotonic())
 
 
-def parse_what(text: str) -> tuple[What, ...]:
-    """Reads `kernels,dense`.
-
-    Raises:
-        InvalidOptionError: If a kind is unknown or named twice.
-    """
+def _parse_what(text: str) -> tuple[What, ...]:
+    """Reads `kernels,dense`."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in list(What) or names.count(name) > 1:
@@ -126,14 +222,8 @@ def parse_what(text: str) -> tuple[What, ...]:
     return tuple(map(What, names))
 
 
-def parse_where(text: str | None) -> Mapping[str, float] | None:
-    """Reads `random,slices` or `random=3,slices=1`: strategies with their shares, 1 where none is given.
-
-    Raises:
-        InvalidOptionError: If a share is no number above 0, or a name is there twice.
-    """
-    if text is None:
-        return None
+def _parse_where(text: str) -> Mapping[str, float]:
+    """Reads `random,slices` or `random=3,slices=1`: strategies with their shares, 1 where none is given."""
     shares: dict[str, float] = {}
     for item in text.split(","):
         name, _, share = item.partition("=")

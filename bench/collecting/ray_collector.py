@@ -103,7 +103,6 @@ class KernelWorker:
 
 def collect_on_ray(
     options: CollectOptions,
-    address: str = "auto",
     advance: Advance = lambda *_: None,
     settings: Settings | None = None,
 ) -> tuple[Outcome, ...]:
@@ -113,8 +112,7 @@ def collect_on_ray(
     with which two workers died is counted as failed.
 
     Args:
-        options: What to do; `workers` limits the number of workers.
-        address: Of the cluster: `auto`, `HOST:PORT`, or `local` to start one here that ends with this call.
+        options: What to do; a cluster that is started here ends with this call.
         advance: Told how many samples have just arrived, and how long it took.
         settings: How workers measure; the usual ones of their devices when left out.
 
@@ -129,7 +127,7 @@ def collect_on_ray(
     check_names(options)
     with CollectorLock(options.store, "ray"):
         check_store(options.store)
-        with _cluster(ray, address, options.workers):
+        with _cluster(ray, options.ray_address, options.workers):
             return (_Driver(ray, options, advance, settings).run(),)
 
 
@@ -249,8 +247,8 @@ class _Driver:
             self._known[machine] = known_sets(self._options.store, identity.device.name, identity.software)
         sets = stream_sets(
             set_source(self._options, identity.device),
-            seed=self._options.seed + seat.index,
-            weights=self._options.where,
+            seed=self._options.set_seed + seat.index,
+            weights=self._options.shares,
         )
         seat.queue = SetQueue(
             sets,

@@ -52,8 +52,8 @@ def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) 
     outcomes: list[Outcome] = []
     with CollectorLock(options.store, device_lock_name(device)):
         check_store(options.store)
-        for index, what in enumerate(options.what):
-            deadline = options.deadline_of_part(len(options.what) - index)
+        for index, what in enumerate(options.kinds):
+            deadline = options.deadline_of_part(len(options.kinds) - index)
             outcomes.append(_until_terminated(collect[what], what, options, device, deadline, advance))
             if outcomes[-1].is_terminated:
                 break
@@ -67,7 +67,7 @@ def check_names(options: CollectOptions) -> None:
         InputError: If they are not.
     """
     load_tables(options.tables)
-    for name in options.where or ():
+    for name in options.shares or ():
         if name not in STRATEGIES:
             raise InvalidOptionError(f"must be of {', '.join(STRATEGIES)}; got {shown(name)}", field="where")
 
@@ -88,7 +88,7 @@ def set_source(options: CollectOptions, device: BenchDevice) -> SetSource:
     """What sets are chosen from on a device."""
     samples = None
     # Samples change what `uncertain` chooses, so a run that is to be resumed by its seed has to name it.
-    looks_back = "uncertain" in options.where if options.where else not options.is_resumable
+    looks_back = "uncertain" in options.shares if options.shares else not options.is_resumable
     if looks_back and options.store.exists() and device.key in devices_in(options.store):
         samples = read_samples(options.store, device.key)
     return SetSource(
@@ -125,8 +125,8 @@ def stream_position(options: CollectOptions, source: SetSource, device: BenchDev
         "tables": digest(tables_to_json(source.tables)),
         "max_tables": source.max_tables,
         "memory_bytes": source.memory_bytes,
-        "where": None if options.where is None else canonical_json(dict(options.where)),
-        "seed": options.seed,
+        "where": None if options.shares is None else canonical_json(dict(options.shares)),
+        "seed": options.set_seed,
     }
     return StreamPosition.of_stream(options.store, description)
 
@@ -169,7 +169,7 @@ def _collect_kernels(options: CollectOptions, device: BenchDevice, deadline: flo
 def _collect_kernels_until(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
     source = set_source(options, device)
     position = stream_position(options, source, device)
-    sets = stream_sets(source, seed=options.seed, start=position.start, weights=options.where)
+    sets = stream_sets(source, seed=options.set_seed, start=position.start, weights=options.shares)
     done = collect_samples(
         Harness(device, Settings.for_collecting(device, options.rounds)),
         sets,
@@ -190,7 +190,7 @@ def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float
     harness = DenseHarness(device)
     done = collect_dense_samples(
         harness,
-        choose_dense_shapes(seed=options.seed, dtypes=harness.dtypes),
+        choose_dense_shapes(seed=options.set_seed, dtypes=harness.dtypes),
         options.store,
         num_samples=options.num_samples,
         seconds=seconds_until(deadline),
@@ -217,7 +217,7 @@ def _collect_collectives(options: CollectOptions, _device: BenchDevice, deadline
         options.node_size,
         device=options.device,
         seconds=seconds_until(deadline),
-        seed=options.seed,
+        seed=options.set_seed,
         advance=advance,
     )
     skipped = dict(done.skipped)

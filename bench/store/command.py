@@ -11,7 +11,7 @@ import typer
 from rich.console import Group, RenderableType
 
 from autoshard import console
-from autoshard.commands.arguments import check_needed
+from autoshard.commands.options import Needs, command_options
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
 
@@ -23,17 +23,28 @@ if TYPE_CHECKING:
 _Sample = TypeVar("_Sample", "Sample", "DenseSample", "CollectiveSample")
 
 
-def samples(
-    context: typer.Context,
-    store: Annotated[Path, typer.Argument(help="Folder with samples.")],
-    device: Annotated[str | None, typer.Option(help="Look at this device only, such as `cpu` or `h200`.")] = None,
+@command_options()
+class SamplesOptions:
+    """Which samples are looked at."""
+
+    store: Annotated[Path, typer.Argument(help="Folder with samples.")]
+    device: Annotated[str | None, typer.Option(help="Look at this device only, such as `cpu` or `h200`.")] = None
     html: Annotated[
         Path | None, typer.Option(help="Write a page of the regions that the samples of kernels cover.")
-    ] = None,
-    tables: Annotated[str | None, typer.Option(help="With --html: tables to cover, a file or a bundled name.")] = None,
-    scale: Annotated[int, typer.Option(min=1, help="With --tables: divide their rows and batch by this.")] = 64,
-    as_json: console.JsonOption = False,
-) -> None:
+    ] = None
+    tables: Annotated[
+        str | None,
+        typer.Option(help="With --html: tables to cover, a file or a bundled name."),
+        Needs("--html", lambda options: options.html is not None),
+    ] = None
+    scale: Annotated[
+        int,
+        typer.Option(min=1, help="With --tables: divide their rows and batch by this."),
+        Needs("--tables", lambda options: options.tables is not None),
+    ] = 64
+
+
+def samples(options: SamplesOptions, as_json: console.JsonOption = False) -> None:
     """Shows what a store of samples holds, and checks its files for damage.
 
     Counts the samples of kernels by device, and how many of them are noisy (their runs differ too much; models are not
@@ -48,8 +59,7 @@ def samples(
     from bench.dense.report import dense_table
     from bench.store.summary import summarise, summary_table
 
-    check_needed(context, "--html", html is not None, "--tables")
-    check_needed(context, "--tables", tables is not None, "--scale")
+    store, device = options.store, options.device
     found = {
         "kernels": devices_in(store),
         "dense": DENSE_SAMPLES.devices(store),
@@ -69,14 +79,14 @@ def samples(
     for key, layers in dense.items():
         parts += [f"dense layers on {key}: {len(layers):,} samples", dense_table(layers)]
     parts += [f"collectives on {key}: {len(measured):,} samples" for key, measured in collectives.items()]
-    if html is not None:
-        parts.append(f"Wrote {_write_coverage(html, store, kernels, tables, scale)}.")
+    if options.html is not None:
+        parts.append(f"Wrote {_write_coverage(options.html, options, kernels)}.")
     result = {
         "store": str(store),
         "devices": [asdict(summary) for summary in summaries],
         "dense": {key: len(layers) for key, layers in dense.items()},
         "collectives": {key: len(measured) for key, measured in collectives.items()},
-        "html": None if html is None else str(html),
+        "html": None if options.html is None else str(options.html),
     }
     console.emit(result, Group(*parts), as_json=as_json)
 
@@ -104,7 +114,7 @@ def _intact(store: Path, device: str, samples: Sequence[_Sample]) -> Sequence[_S
     return samples
 
 
-def _write_coverage(html: Path, store: Path, kernels: dict[str, SampleTable], tables: str | None, scale: int) -> Path:
+def _write_coverage(html: Path, options: SamplesOptions, kernels: dict[str, SampleTable]) -> Path:
     from autoshard.formats import atomic_write, load_tables
     from bench.store.coverage import coverage_of
     from bench.store.coverage_report import coverage_html
@@ -113,6 +123,6 @@ def _write_coverage(html: Path, store: Path, kernels: dict[str, SampleTable], ta
         held = ", ".join(kernels) or "none"
         raise InvalidOptionError(f"must name one device with samples of kernels; there are: {held}", field="device")
     (table,) = kernels.values()
-    pool = None if tables is None else load_tables(tables).scaled(scale)
-    atomic_write(html, coverage_html(coverage_of(table, pool), title=f"What the samples in {store.name} cover"))
+    pool = None if options.tables is None else load_tables(options.tables).scaled(options.scale)
+    atomic_write(html, coverage_html(coverage_of(table, pool), title=f"What the samples in {options.store.name} cover"))
     return html

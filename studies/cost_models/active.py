@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from autoshard.core.quoting import shown
 from autoshard.formats.files import atomic_write
 from autoshard.formats.json_document import format_json, read_json
 from autoshard.formats.samples import devices_in, read_samples
-from bench.collecting.options import CollectOptions, parse_where
+from bench.collecting.options import CollectOptions
 from bench.collecting.run import run_collection
 from bench.collecting.termination import TERMINATED_EXIT_CODE, termination_raised
 from costmodel.dataset import Evidence
@@ -292,12 +291,11 @@ def collect(store: Path, where: str, seconds: float, options: ActiveOptions, reg
             store=store,
             device=_kind_of(options.device),
             seconds=seconds,
-            where=parse_where(where),
+            where=where,
             registry=registry,
             tables=options.tables,
             scale=options.scale,
             max_tables=options.max_tables,
-            seed=secrets.randbits(32),
         )
     )
     if any(outcome.is_terminated for outcome in outcomes):

@@ -84,9 +84,9 @@ def test_collect_goes_where_the_model_is_in_doubt_once_there_are_samples(store, 
     assert set_source(empty, device).samples is None
     filled = replace(empty, store=store)
     assert set_source(filled, device).samples is not None
-    seeded = replace(filled, seed=3, is_resumable=True)  # the same sets again, whatever has been measured since
+    seeded = replace(filled, seed=3)  # the same sets again, whatever has been measured since
     assert set_source(seeded, device).samples is None
-    assert set_source(replace(seeded, where={"uncertain": 1.0}), device).samples is not None
+    assert set_source(replace(seeded, where="uncertain"), device).samples is not None
 
 
 def test_collect_goes_on_where_it_ended(tables, tmp_path, capsys):

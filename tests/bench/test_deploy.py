@@ -8,8 +8,8 @@ import pytest
 import typer
 from typer.main import get_command
 
-from bench.collecting.options import CollectOptions, parse_what, parse_where
-from bench.commands import collect
+from autoshard.commands.options import as_typer_function
+from bench.collecting.options import CollectOptions, IfBusy
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = ("autoshard-collect.service", "autoshard-collect.timer")
@@ -42,22 +42,17 @@ def test_every_file_runs_the_collector():
 
 
 def test_every_command_line_is_accepted():
+    asked = []
+
+    def collect(options: CollectOptions) -> None:
+        asked.append(options)
+
     app = typer.Typer()
-    app.command()(collect)
+    app.command()(as_typer_function(collect))
     for _, words in command_lines():
-        # Parses the words and checks the values, but does not run what they ask for.
-        context = get_command(app).make_context("collect", list(words))
-        values = context.params
-        CollectOptions(
-            store=Path(values["store"]),
-            device=values["device"],
-            what=parse_what(values["what"]),
-            where=parse_where(values["where"]),
-            seconds=values["seconds"],
-            workers=values["workers"],
-        )
-        assert values["seconds"] == 600
-        assert str(values["if_busy"]) == "skip"
+        get_command(app).main(words, standalone_mode=False)
+        assert asked[-1].seconds == 600
+        assert asked[-1].if_busy is IfBusy.SKIP
 
 
 def test_crontab_is_one():

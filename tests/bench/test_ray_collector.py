@@ -24,8 +24,8 @@ from bench.timing import RoundSettings
 rounds = RoundSettings(num_warmup=0, num_measured=3, num_dropped=1, flush_every_run=False)
 settings = Settings(rounds=rounds, max_group_sets=4, max_bytes=2**24, reference_bags=8, max_spread=1e9)
 store, kill = Path(sys.argv[1]), sys.argv[2] == "kill"
-options = CollectOptions(store=store, device="cpu", workers=2, scale=4096, max_tables=3, where={"random": 1.0}, seed=3,
-                         num_samples=12)
+options = CollectOptions(store=store, device="cpu", workers=2, scale=4096, max_tables=3, where="random", seed=3,
+                         num_samples=12, ray=True, ray_address="local")
 killed = []
 
 def kill_one_worker(count, seconds):
@@ -49,7 +49,7 @@ def ancestors(pid):
         found.append(pid)
     return found
 
-(outcome,) = collect_on_ray(options, "local", kill_one_worker, settings)
+(outcome,) = collect_on_ray(options, kill_one_worker, settings)
 assert bool(killed) == kill, killed
 assert outcome.num_samples == len(read_samples(store)), outcome
 assert outcome.device == "cpu"

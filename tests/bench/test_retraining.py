@@ -76,7 +76,11 @@ def test_too_few_samples_leave_the_model_as_it_is(options, capsys):
     [
         ({"retrain": -1}, "retrain: must be at least 0, got -1"),
         ({"seconds": None, "num_samples": 5}, "retrain: needs --seconds"),
-        ({"what": (What.DENSE,)}, "retrain: needs --seconds, and kernels"),
+        ({"what": "dense"}, "retrain: needs --seconds, and kernels"),
+        ({"ray": True}, "retrain: cannot be used with --ray"),
+        ({"retrain": 0, "ray": True, "what": "kernels,dense"}, "what: must be kernels with --ray, got"),
+        ({"what": "kernels,kernels"}, "what: must be some of kernels, dense, collectives, each once"),
+        ({"where": "random=0"}, "where: must be names of strategies"),
     ],
 )
 def test_options_that_make_no_sense(tmp_path, changes, message):

@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from autoshard.commands.options import as_typer_function
 from autoshard.core import DenseLayers, DType
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
@@ -20,7 +21,8 @@ from autoshard.planning import Risk, make_costs, make_plan
 from autoshard.trials import draw_trials, local_topology, plan_trial
 from costmodel.collective_model import LearnedCollectives
 from costmodel.dense_model import LearnedDense
-from costmodel.promotion import PublishOptions, publish_version
+from costmodel.promotion import publish_version
+from costmodel.publish_options import PublishOptions
 from costmodel.registry import Registry
 from costmodel.step_command import train_step
 from costmodel.step_comparison import collective_version, dense_version
@@ -83,7 +85,7 @@ def store(tmp_path_factory):
 
 def train(*words):
     program = typer.Typer()
-    program.command()(train_step)
+    program.command()(as_typer_function(train_step))
     return CliRunner().invoke(program, [*map(str, words), "--json"])
 
 

@@ -13,7 +13,8 @@ from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, price_step
 from autoshard.formats.metasyn import metasyn
 from autoshard.planning import plan_costs
 from autoshard.trials import LOPSIDED, MeasuredStep, draw_trials, local_topology, plan_trial
-from costmodel.promotion import PublishOptions, publish_version
+from costmodel.promotion import publish_version
+from costmodel.publish_options import PublishOptions
 from costmodel.registry import Registry
 from costmodel.step_calibration import MIN_RUNS, CalibrationRun, calibrate_step, run_calibration
 from costmodel.step_comparison import step_version

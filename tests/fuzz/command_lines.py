@@ -22,6 +22,7 @@ SHORTEST = {
     "seconds": "0.1",
     "num_samples": "1",
     "updates": "1",
+    "num_updates": "1",
     "num_tasks": "2",
     "num_tables": "3",
     "num_ranks": "2",
@@ -29,7 +30,7 @@ SHORTEST = {
     "nproc": "2",
     "repeats": "1",
     "rounds": "1",
-    "actors": "0",
+    "num_actors": "0",
     "max_tables": "2",
 }
 #: No address of this machine: the service ends.
@@ -95,6 +96,8 @@ ODD_NUMBERS = (
     "",
     "1.5",
 )
+#: Numbers that an option of `SHORTEST` may accept, and that take a command of `LONG` for ever.
+ENDLESS = {"1e308", "9" * 25, "2147483648"}
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,8 @@ def command_lines(draw, command):
             arguments += [parameter.flags[0], ALWAYS[parameter.name]]
         elif parameter.name in present | odd:
             values = odd_values(parameter) if parameter.name in odd else good_values(parameter)
+            if is_long and parameter.name in SHORTEST:
+                values = tuple(value for value in values if value not in ENDLESS)
             arguments += draw(_given(parameter, values))
         elif parameter.name in short:
             arguments += [parameter.flags[0], short[parameter.name]]

@@ -12,7 +12,8 @@ from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.formats.metasyn import metasyn
 from costmodel import Registry
 from costmodel.predictor import FULL_CODE_WIDTH
-from costmodel.promotion import PublishOptions, publish_version
+from costmodel.promotion import publish_version
+from costmodel.publish_options import PublishOptions
 from env import Objective
 from policies.choices import Items
 from policies.comparison import placed_ms, policy_version

@@ -13,6 +13,7 @@ from env import Objective, PlacementTask
 from policies.checkpoint import Checkpoint
 from policies.choices import Algorithm, Items, RewardSource
 from policies.network import PlacementNetwork
+from policies.run_options import RunOptions
 from policies.scores import Baselines, score_placements
 from policies.tasks import NUM_ROW_RANGES, Split, TaskKind, items_task, sample_problems, task_seeds
 from policies.training import Budget, PolicyTrainer, TrainingOptions
@@ -206,7 +207,7 @@ def test_other_objectives_are_trained_for(train, validation, model, objective):
         ({"num_actors": 1, "reward": RewardSource.MIXED}, "num_actors: must be 0 with mixed rewards"),
         ({"num_rollouts": 1}, "num_rollouts: must be at least 2 to compare episodes"),
         ({"num_rollouts": 1, "algorithm": Algorithm.PPO}, "num_rollouts: must be at least 2 to compare episodes"),
-        ({"measured_share": 0.0}, r"measured_share: must be in \(0, 1\], got 0.0"),
+        ({"measured_share": 0.0}, "measured_share: must be a number above 0 and up to 1, got 0"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, told):
@@ -214,10 +215,34 @@ def test_options_that_make_no_sense_are_refused(options, told):
         TrainingOptions(**options)
 
 
-@pytest.mark.parametrize("budget", [{}, {"num_updates": 0}, {"seconds": -1.0}, {"num_updates": 1, "patience": 0}])
+@pytest.mark.parametrize("budget", [{"num_updates": 0}, {"seconds": -1.0}, {"num_updates": 1, "patience": -1}])
 def test_a_budget_that_makes_no_sense_is_refused(budget):
     with pytest.raises(InvalidOptionError):
         Budget(**budget)
+
+
+@pytest.mark.parametrize(
+    ("budget", "limit_s", "most_stale"),
+    [
+        ({}, 60.0, None),
+        ({"num_updates": 5}, None, None),
+        ({"seconds": 60.0}, 60.0, None),
+        ({"seconds": 61.0}, 61.0, 60),
+        ({"seconds": 61.0, "patience": 0}, 61.0, None),
+        ({"num_updates": 5, "patience": 3}, None, 3),
+    ],
+)
+def test_what_a_budget_leaves_out_has_a_usual_value(budget, limit_s, most_stale):
+    made = Budget(**budget)
+    assert (made.limit_s, made.most_stale) == (limit_s, most_stale)
+
+
+def test_patience_under_a_cost_model_in_training_is_asked_for(tmp_path):
+    budget = Budget(seconds=100.0)
+    assert RunOptions(budget=budget).ending.most_stale == 60
+    assert RunOptions(budget=budget, joint=True, store=tmp_path).ending.most_stale is None
+    patient = replace(budget, patience=3)
+    assert RunOptions(budget=patient, joint=True, store=tmp_path).ending.most_stale == 3
 
 
 def test_tasks_of_different_sizes_are_refused(make_tasks, validation):

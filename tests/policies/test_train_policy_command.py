@@ -5,10 +5,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from autoshard.cli import main
 from costmodel import Registry
-from costmodel.promotion import PublishOptions
+from costmodel.publish_options import PublishOptions
 from policies.choices import Algorithm
 from policies.planner import PolicyPlanner
-from policies.runs import RunOptions, TaskOptions, run_training
+from policies.run_options import RunOptions, TaskOptions
+from policies.runs import run_training
 from policies.trained import TrainedPolicy
 from policies.training_options import Budget
 
@@ -171,8 +172,7 @@ def test_a_cost_model_that_is_published_meanwhile_waits_for_the_next_training(tm
     options = RunOptions(budget=Budget(num_updates=1), tasks=TaskOptions(num_tasks=4, num_tables=8, num_ranks=2))
     run = run_training(
         options,
-        tmp_path,
-        publishing=PublishOptions(force=True),
+        PublishOptions(registry=tmp_path, force=True),
         on_evaluated=lambda _: models.publish("cost", "cpu", after.weights, after.card.to_json()),
     )
     assert models.production_id("cost", "cpu") != first

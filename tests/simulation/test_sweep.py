@@ -259,7 +259,7 @@ class TestCommand:
             (["--groups", "1", "--group-size", "8"], "--groups: cannot be given with --group-size"),
             (["--batch-size", "1", "--batch-per-rank", "8"], "cannot be given with --batch-per-rank"),
             (["--planner", "nonsense"], 'no planner is named "nonsense"'),
-            (["--lengths", "long"], '--lengths: must be one of declared, poisson; got "long"'),
+            (["--lengths", "long"], "'--lengths': 'long' is not one of 'declared', 'poisson'"),
         ],
     )
     def test_bad_input_is_one_line(self, run, task, options, message):
