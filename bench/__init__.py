@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bench.collecting.collector import Collection
     from bench.collecting.kernels import collect_samples
-    from bench.devices import BenchDevice, find_device
-    from bench.harness import Harness, Measurement, Settings, measure
-    from bench.replay import Replay, replay_plans
+    from bench.kernels.harness import Harness, Measurement, Settings, measure
+    from bench.kernels.replay import Replay, replay_plans
+    from bench.measure.devices import BenchDevice, find_device
+    from bench.measure.timing import RoundSettings
     from bench.sampling.strategies import SetSource
     from bench.sampling.stream import ChosenSet, choose_sets, stream_sets, table_wise_pool
-    from bench.timing import RoundSettings
 
 __all__ = [
     "BenchDevice",
@@ -39,12 +39,12 @@ __all__ = [
 _MODULES = (
     "collecting.collector",
     "collecting.kernels",
-    "devices",
-    "harness",
-    "replay",
+    "measure.devices",
+    "kernels.harness",
+    "kernels.replay",
     "sampling.strategies",
     "sampling.stream",
-    "timing",
+    "measure.timing",
 )
 
 

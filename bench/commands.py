@@ -28,8 +28,8 @@ def replay(
         autoshard replay plan.json
     """
     from autoshard.formats import read_plan
-    from bench.replay import num_replayed, replay_plans
-    from bench.replay_report import replay_json, replay_table
+    from bench.kernels.replay import num_replayed, replay_plans
+    from bench.kernels.replay_report import replay_json, replay_table
 
     plans = [read_plan(plan)]
     with console.progress("Measuring ranks", num_replayed(plans)) as advance:

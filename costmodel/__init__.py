@@ -1,11 +1,11 @@
 """Learned costs of embedding kernels: features, networks, training and the registry of models."""
 
-from costmodel.card import CostModelCard, Coverage, HeldOutMetrics
-from costmodel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling, shard_features
-from costmodel.learned import COST_KIND, LearnedCostModel
-from costmodel.predictor import FULL_CODE_WIDTH
-from costmodel.registry import Registry, StoredModel, Version, default_registry
-from costmodel.weights import CODE_WIDTH, weight_shapes
+from costmodel.kernel.card import CostModelCard, Coverage, HeldOutMetrics
+from costmodel.kernel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling, shard_features
+from costmodel.kernel.learned import COST_KIND, LearnedCostModel
+from costmodel.kernel.predictor import FULL_CODE_WIDTH
+from costmodel.kernel.weights import CODE_WIDTH, weight_shapes
+from costmodel.registry.versions import Registry, StoredModel, Version, default_registry
 
 __all__ = [
     "CODE_WIDTH",

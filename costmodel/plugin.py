@@ -6,8 +6,8 @@ from pathlib import Path
 
 from autoshard.core import CostModel
 from autoshard.plugins import TrainingRound
-from costmodel.learned import COST_KIND, LearnedCostModel
-from costmodel.registry import Registry, find_registry
+from costmodel.kernel.learned import COST_KIND, LearnedCostModel
+from costmodel.registry.versions import Registry, find_registry
 
 
 def load_learned_model(registry: Path | None, device: str) -> CostModel | None:
@@ -38,9 +38,9 @@ def train_learned_model(store: Path, device: str, registry: Path) -> TrainingRou
     Raises:
         SampleStoreError: If there are too few samples.
     """
-    from autoshard.formats.samples import read_samples
-    from costmodel.dataset import CostDataset
-    from costmodel.training import train_cost_model
+    from autoshard.formats.stores.samples import read_samples
+    from costmodel.kernel.dataset import CostDataset
+    from costmodel.kernel.training import train_cost_model
 
     trained = train_cost_model(CostDataset.from_samples(read_samples(store, device)), device=device)
     card = trained.card

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from autoshard.core import CostModel
 from autoshard.core.costs import CodeArray
 from costmodel import LearnedCostModel
-from costmodel.predictor import COUNT, corrected
-from costmodel.weights import NUM_OUTPUTS, SET_HIDDEN, TRAIT_WIDTH
+from costmodel.kernel.predictor import COUNT, corrected
+from costmodel.kernel.weights import NUM_OUTPUTS, SET_HIDDEN, TRAIT_WIDTH
 
 FloatArray = NDArray[np.floating]
 IntArray = NDArray[np.int64]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import MemoryBytes, Shard
-from autoshard.planners.placement import PlacementProblem, RankArray
+from autoshard.planners.space.placement import PlacementProblem, RankArray
 from env.splits import SplitBy, may_go_on, split
 
 _NONE = -1

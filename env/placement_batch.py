@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from autoshard.core.costs import MsArray
-from autoshard.planners.placement import PlacementProblem, RankArray
+from autoshard.planners.space.placement import PlacementProblem, RankArray
 from env.held_sets import HeldSets
 from env.lookahead import Lookahead
 from env.observation import (

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from autoshard.core import Costs
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InvalidOptionError
-from autoshard.planners.placement import PlacementProblem
-from autoshard.planners.step_cost import StepSums
+from autoshard.planners.space.placement import PlacementProblem
+from autoshard.planners.space.step_cost import StepSums
 from env.lookahead import Lookahead
 from env.observation import (
     ACTION_MASK,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.costs import CodeArray, MsArray
-from autoshard.planners.step_cost import StepCost, StepSums
+from autoshard.planners.space.step_cost import StepCost, StepSums
 from env.reward import time_score
 from env.task import PlacementTask
 from env.task_stack import TaskStack

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from autoshard.core import Costs
 from autoshard.core.errors import InvalidOptionError
-from autoshard.planners.placement import PlacementProblem, RankArray
-from autoshard.planners.step_cost import StepCost, StepSums
+from autoshard.planners.space.placement import PlacementProblem, RankArray
+from autoshard.planners.space.step_cost import StepCost, StepSums
 from env.observation import choice_kinds
 from env.parts import Parts
 from env.reward import Objective

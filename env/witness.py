@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.planners.feasibility import Filling, repair
-from autoshard.planners.placement import PlacementProblem, RankArray
+from autoshard.planners.space.feasibility import Filling, repair
+from autoshard.planners.space.placement import PlacementProblem, RankArray
 from env.parts import subset
 
 

@@ -7,37 +7,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from policies.actor_critic import PlacementPolicy
+    from policies.algorithms.ppo import PlacementPPO
+    from policies.algorithms.training_options import Budget, PPOSettings, TrainingOptions, VTraceSettings
+    from policies.algorithms.vtrace import VTrace
     from policies.choices import Algorithm, Items, RewardSource
-    from policies.decoding import Placements, decode
-    from policies.network import PlacementNetwork
-    from policies.planner import PolicyOptions, PolicyPlanner
-    from policies.ppo import PlacementPPO
-    from policies.run_options import RunOptions, TaskOptions
-    from policies.runs import FinishedRun, run_training
-    from policies.tasks import Split, TaskKind, sample_problems, task_seeds
-    from policies.trained import PolicyCostModel, TrainedPolicy
-    from policies.training import Evaluation, PolicyTrainer
-    from policies.training_options import Budget, PPOSettings, TrainingOptions, VTraceSettings
-    from policies.vtrace import VTrace
+    from policies.network.actor_critic import PlacementPolicy
+    from policies.network.network import PlacementNetwork
+    from policies.planning.decoding import Placements, decode
+    from policies.planning.planner import PolicyOptions, PolicyPlanner
+    from policies.planning.tasks import Split, TaskKind, sample_problems, task_seeds
+    from policies.planning.trained import PolicyCostModel, TrainedPolicy
+    from policies.training.run_options import RunOptions, TaskOptions
+    from policies.training.runs import FinishedRun, run_training
+    from policies.training.trainer import Evaluation, PolicyTrainer
 
 #: What the registry keeps policies of whole tables under; `Items.policy_kind` has those of other items.
 POLICY_KIND = "policy"
 
 _MODULES = {
-    "actor_critic": ("PlacementPolicy",),
+    "network.actor_critic": ("PlacementPolicy",),
     "choices": ("Algorithm", "Items", "RewardSource"),
-    "decoding": ("Placements", "decode"),
-    "network": ("PlacementNetwork",),
-    "planner": ("PolicyOptions", "PolicyPlanner"),
-    "ppo": ("PlacementPPO",),
-    "run_options": ("RunOptions", "TaskOptions"),
-    "runs": ("FinishedRun", "run_training"),
-    "tasks": ("Split", "TaskKind", "sample_problems", "task_seeds"),
-    "trained": ("PolicyCostModel", "TrainedPolicy"),
-    "training": ("Evaluation", "PolicyTrainer"),
-    "training_options": ("Budget", "PPOSettings", "TrainingOptions", "VTraceSettings"),
-    "vtrace": ("VTrace",),
+    "planning.decoding": ("Placements", "decode"),
+    "network.network": ("PlacementNetwork",),
+    "planning.planner": ("PolicyOptions", "PolicyPlanner"),
+    "algorithms.ppo": ("PlacementPPO",),
+    "training.run_options": ("RunOptions", "TaskOptions"),
+    "training.runs": ("FinishedRun", "run_training"),
+    "planning.tasks": ("Split", "TaskKind", "sample_problems", "task_seeds"),
+    "planning.trained": ("PolicyCostModel", "TrainedPolicy"),
+    "training.trainer": ("Evaluation", "PolicyTrainer"),
+    "algorithms.training_options": ("Budget", "PPOSettings", "TrainingOptions", "VTraceSettings"),
+    "algorithms.vtrace": ("VTrace",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

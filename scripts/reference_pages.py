@@ -21,15 +21,15 @@ from autoshard.cli import ENTRY_POINT_GROUP, OWN_COMMANDS, command_tree
 from autoshard.core import LocalShard
 from autoshard.core.dense import DenseShape
 from autoshard.formats import json_schemas
-from autoshard.formats.collective_samples import Collective, CollectiveSample
-from autoshard.formats.dense_samples import DenseSample
-from autoshard.formats.samples import MeasuredShard, Sample
+from autoshard.formats.stores.collective_samples import Collective, CollectiveSample
+from autoshard.formats.stores.dense_samples import DenseSample
+from autoshard.formats.stores.samples import MeasuredShard, Sample
 from autoshard.planners.registry import GROUP
 from autoshard.planning import describe_planners
-from costmodel.card import CostModelCard, Coverage, HeldOutMetrics, Interval
-from costmodel.collective_model import CollectiveCard
-from costmodel.dense_model import DenseCard
-from costmodel.step_model import StepCard
+from costmodel.kernel.card import CostModelCard, Coverage, HeldOutMetrics, Interval
+from costmodel.step.collective_model import CollectiveCard
+from costmodel.step.dense_model import DenseCard
+from costmodel.step.model import StepCard
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "docs" / "reference"

@@ -24,7 +24,7 @@ from autoshard.formats import (
 )
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import get_planner, make_costs, make_plan, planner_names
-from costmodel.registry import models_in_use
+from costmodel.registry.versions import models_in_use
 from server.bodies import MAX_TIME_LIMIT_S, PlanAnswer, PlanBody, parse_plan_body
 from server.logs import set_up_logs
 from server.problems import problem_of

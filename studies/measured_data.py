@@ -12,9 +12,9 @@ import numpy as np
 from pydantic import FiniteFloat, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 
 from autoshard.core.errors import FormatError
-from autoshard.formats.json_document import read_json
-from bench.devices import BenchDevice
-from bench.provenance import installed_software
+from autoshard.formats.documents.json_document import read_json
+from bench.measure.devices import BenchDevice
+from bench.measure.provenance import installed_software
 
 _Data = TypeVar("_Data")
 

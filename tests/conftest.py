@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hypothesis
 import pytest
 
-from costmodel.registry import REGISTRY_VARIABLE, SHIPPED_VARIABLE
+from costmodel.registry.versions import REGISTRY_VARIABLE, SHIPPED_VARIABLE
 
 # Examples are timed by nobody: other work on the machine would fail them.
 hypothesis.settings.register_profile("untimed", deadline=None)

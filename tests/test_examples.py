@@ -20,7 +20,7 @@ from autoshard.evaluation import AlphaBetaComm, evaluate
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import read_plan, read_tables, read_topology
 from autoshard.planning import PlanRequest
-from costmodel.registry import SHIPPED_VARIABLE
+from costmodel.registry.versions import SHIPPED_VARIABLE
 
 ROOT = Path(__file__).parent.parent
 #: Each file, and the part of it whose blocks run by themselves.

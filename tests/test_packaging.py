@@ -14,15 +14,15 @@ import pytest
 from setuptools import find_packages
 
 import autoshard
-from autoshard.formats.samples import read_samples
+from autoshard.formats.stores.samples import read_samples
 from costmodel import COST_KIND, Registry
-from costmodel.dataset import CostDataset
-from costmodel.predictor import FULL_CODE_WIDTH
-from costmodel.registry import REGISTRY_VARIABLE, SHIPPED_VARIABLE
-from costmodel.schedules import Shuffled
-from costmodel.training import TrainingOptions, train_cost_model
-from policies.network import PlacementNetwork
-from policies.trained import PolicyCostModel, TrainedPolicy
+from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.predictor import FULL_CODE_WIDTH
+from costmodel.kernel.schedules import Shuffled
+from costmodel.kernel.training import TrainingOptions, train_cost_model
+from costmodel.registry.versions import REGISTRY_VARIABLE, SHIPPED_VARIABLE
+from policies.network.network import PlacementNetwork
+from policies.planning.trained import PolicyCostModel, TrainedPolicy
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

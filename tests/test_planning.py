@@ -16,17 +16,17 @@ from autoshard.evaluation import evaluate
 from autoshard.formats import load_topology, read_plan, write_plan
 from autoshard.formats.bundled import load_machine
 from autoshard.formats.metasyn import metasyn
-from autoshard.formats.samples import read_samples
-from autoshard.planners.greedy import CostGreedyPlanner, RandomPlanner
-from autoshard.planners.placement import PlacementProblem
+from autoshard.formats.stores.samples import read_samples
+from autoshard.planners.heuristics.greedy import CostGreedyPlanner, RandomPlanner
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.search import improve
+from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planning import compare, kernel_model, make_costs, make_plan, plan_costs
 from autoshard.report import speedups_over
 from costmodel import COST_KIND, Registry
-from costmodel.dataset import CostDataset
-from costmodel.schedules import Shuffled
-from costmodel.training import TrainingOptions, train_cost_model
+from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.schedules import Shuffled
+from costmodel.kernel.training import TrainingOptions, train_cost_model
 
 SAMPLES = Path(__file__).parent / "data" / "samples"
 SCALE = 64

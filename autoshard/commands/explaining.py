@@ -14,7 +14,7 @@ from autoshard.console import JsonOption, emit
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from autoshard.planners.granular.explanation import ExplainedTable, Explanation
+    from autoshard.planners.hybrid.explanation import ExplainedTable, Explanation
 
 #: Ranks that a cell names one by one.
 _RANKS_SHOWN = 6
@@ -40,7 +40,7 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
         autoshard explain plan.json --table t3
     """
     from autoshard.formats import read_plan
-    from autoshard.planners.granular.explanation import explain as explained
+    from autoshard.planners.hybrid.explanation import explain as explained
 
     loaded = read_plan(options.plan)
     found = explained(loaded, options.pricing.costs_of(loaded), options.table or ())

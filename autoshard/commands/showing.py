@@ -45,7 +45,7 @@ def show(
 
 def _read_replay(path: Path, num_ranks: int) -> MeasuredPlan:
     from autoshard.formats import read_json
-    from autoshard.formats.fields import from_source, items, number
+    from autoshard.formats.documents.fields import from_source, items, number
     from autoshard.report import MeasuredPlan
 
     document = read_json(path)

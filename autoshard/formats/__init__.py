@@ -8,15 +8,20 @@ from autoshard.formats.bundled import (
     load_tables,
     load_topology,
 )
-from autoshard.formats.digest import canonical_json, digest
-from autoshard.formats.dlrm_datasets import read_dlrm_datasets
+from autoshard.formats.documents.digest import canonical_json, digest
+from autoshard.formats.documents.json_document import format_json, parse_json, read_json
+from autoshard.formats.documents.plan_json import plan_from_json, plan_to_json, read_plan, write_plan
+from autoshard.formats.documents.published_schemas import json_schemas
+from autoshard.formats.documents.tables_json import read_tables, tables_from_json, tables_to_json, write_tables
+from autoshard.formats.documents.topology_json import (
+    read_topology,
+    topology_from_json,
+    topology_to_json,
+    write_topology,
+)
 from autoshard.formats.files import atomic_write
-from autoshard.formats.importing import FORMATS, ImportFormat, import_tables
-from autoshard.formats.json_document import format_json, parse_json, read_json
-from autoshard.formats.plan_json import plan_from_json, plan_to_json, read_plan, write_plan
-from autoshard.formats.published_schemas import json_schemas
-from autoshard.formats.tables_json import read_tables, tables_from_json, tables_to_json, write_tables
-from autoshard.formats.topology_json import read_topology, topology_from_json, topology_to_json, write_topology
+from autoshard.formats.imports.dlrm_datasets import read_dlrm_datasets
+from autoshard.formats.imports.importing import FORMATS, ImportFormat, import_tables
 
 __all__ = [
     "FORMATS",

@@ -12,10 +12,10 @@ from typing import Any
 
 from autoshard.core import EmbeddingTable, Feature, Optimizer, TableSet, Topology
 from autoshard.core.errors import InvalidTopologyError, UnknownNameError
-from autoshard.formats.access_json import AccessContext, access_from_json
+from autoshard.formats.documents.access_json import AccessContext, access_from_json
+from autoshard.formats.documents.tables_json import read_tables
+from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE, read_topology, topology_from_json
 from autoshard.formats.metasyn import metasyn
-from autoshard.formats.tables_json import read_tables
-from autoshard.formats.topology_json import MAX_WORLD_SIZE, read_topology, topology_from_json
 from autoshard.formats.topology_scaling import scaled_topology
 
 _DATA = resources.files("autoshard.formats") / "bundled"

@@ -12,10 +12,10 @@ from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.accepted import AT_LEAST_0, check_choice, listed
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
-from autoshard.planners.granular.step_search import StepSearch, search_steps
+from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.kernel_search import plan_by_kernel
 from autoshard.planners.planner import PlanRequest, parse_options
-from autoshard.planners.schemes import SchemeName
+from autoshard.planners.space.schemes import SchemeName
 
 #: What stands for all tiers, and for those that `autoshard run` executes.
 ALL, EXECUTABLE = "all", "executable"

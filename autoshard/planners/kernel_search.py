@@ -10,19 +10,19 @@ from dataclasses import replace
 from autoshard import __version__
 from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.errors import InfeasiblePlanError, ModelError
-from autoshard.planners.feasibility import repair
-from autoshard.planners.greedy import (
+from autoshard.planners.heuristics.greedy import (
     CostGreedyPlanner,
     DimGreedyPlanner,
     LookupGreedyPlanner,
     PlacementPlanner,
     SizeGreedyPlanner,
 )
-from autoshard.planners.karmarkar_karp import KarmarkarKarpPlanner
-from autoshard.planners.placement import PlacementProblem, RankArray
+from autoshard.planners.heuristics.karmarkar_karp import KarmarkarKarpPlanner
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.search import SearchResult, improve
+from autoshard.planners.space.feasibility import repair
+from autoshard.planners.space.placement import PlacementProblem, RankArray
 
 #: The trained policy, if the package that has it is installed.
 POLICY = "policy"

@@ -14,7 +14,7 @@ from autoshard.core import CostModel, KernelCosts, LocalShard, ShardingPlan
 from autoshard.core.accepted import AT_LEAST_1
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InvalidOptionError
-from autoshard.planners.placement import PlacementProblem, RankArray
+from autoshard.planners.space.placement import PlacementProblem, RankArray
 
 #: Measures the kernels of all ranks of some plans in the same interleaved rounds; milliseconds per rank, plan by plan.
 MeasurePlans = Callable[[Sequence[ShardingPlan]], Sequence[MsArray]]

@@ -12,8 +12,8 @@ import numpy as np
 from autoshard.core import DType, EmbeddingTable, Optimizer, Pooling, ShardingPlan, Topology
 from autoshard.core.errors import InfeasiblePlanError, InvalidTableError, ModelError
 from autoshard.evaluation.device_memory import DEVICE_MEMORY, device_memory
-from autoshard.planners.placement import PlacementProblem, RankArray
 from autoshard.planners.planner import NoOptions, PlanRequest, parse_options
+from autoshard.planners.space.placement import PlacementProblem, RankArray
 
 _HOST_DEVICES = ("cpu",)
 

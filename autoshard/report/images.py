@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.core.errors import AutoshardError, InvalidOptionError
+from autoshard.formats.documents.json_document import format_json
 from autoshard.formats.files import atomic_write
-from autoshard.formats.json_document import format_json
 from autoshard.report.rendering import chart_markup, render_page
 
 #: Image pixels per pixel of the figure: texts stay sharp on screens of high density.

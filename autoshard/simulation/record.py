@@ -9,8 +9,8 @@ from typing import Any
 
 from autoshard.core.errors import FormatError, InputError
 from autoshard.core.quoting import shown
+from autoshard.formats.documents.json_document import format_json, read_json
 from autoshard.formats.files import atomic_write
-from autoshard.formats.json_document import format_json, read_json
 from autoshard.simulation.points import (
     Point,
     PointMemory,

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Generic, Protocol
 
 from autoshard.core.errors import AutoshardError, SampleStoreError
-from autoshard.formats.sample_store import SampleStore, SampleT
-from bench.attempts import Timing
+from autoshard.formats.stores.sample_store import SampleStore, SampleT
 from bench.collecting.set_queue import ChosenT, Queued, SetQueue, StreamPosition
 from bench.collecting.termination import Terminated
-from bench.provenance import Software
-from bench.rounds import GroupHarness, ItemT, ResultT
-from bench.sample_writer import SampleWriter
+from bench.measure.attempts import Timing
+from bench.measure.provenance import Software
+from bench.measure.rounds import GroupHarness, ItemT, ResultT
+from bench.store.writer import SampleWriter
 
 #: Sets that may fail one after the other before it is taken to be the device's fault.
 _MOST_FAILURES = 100

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from autoshard.core.dense import DenseShape
-from autoshard.formats.dense_samples import DENSE_SAMPLES, DenseSample
+from autoshard.formats.stores.dense_samples import DENSE_SAMPLES, DenseSample
 from bench.collecting.collector import CollectedKind, Collection, CollectorRun, recorded
 from bench.collecting.set_queue import StreamPosition
 from bench.dense.harness import DenseHarness, DenseMeasurement
 from bench.dense.sampling import ChosenShape
-from bench.provenance import installed_software
+from bench.measure.provenance import installed_software
 
 
 class DenseLayersKind(CollectedKind[ChosenShape, DenseShape, DenseMeasurement, DenseSample]):

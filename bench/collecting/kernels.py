@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from autoshard.core import LocalShard
-from autoshard.formats.samples import KERNEL_SAMPLES, Sample, measured_sets, set_id_of
+from autoshard.formats.stores.samples import KERNEL_SAMPLES, Sample, measured_sets, set_id_of
 from bench.collecting.collector import Advance, CollectedKind, Collection, CollectorRun, recorded
 from bench.collecting.set_queue import StreamPosition
-from bench.harness import Harness, Measurement
-from bench.provenance import Software, installed_software
+from bench.kernels.harness import Harness, Measurement
+from bench.measure.provenance import Software, installed_software
 from bench.sampling.stream import ChosenSet
 
 

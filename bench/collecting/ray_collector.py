@@ -18,7 +18,7 @@ from typing import Any
 
 from autoshard import console
 from autoshard.core.errors import DeviceError, ExecutionError
-from autoshard.formats.samples import KERNEL_SAMPLES, Sample, set_id_of
+from autoshard.formats.stores.samples import KERNEL_SAMPLES, Sample, set_id_of
 from autoshard.ray_library import import_ray
 from bench.collecting.collector import Tally
 from bench.collecting.kernels import known_sets, to_sample
@@ -28,11 +28,11 @@ from bench.collecting.run import check_names, check_store, set_source
 from bench.collecting.set_queue import Queued, SetQueue, StreamPosition
 from bench.collecting.store_lock import CollectorLock
 from bench.collecting.termination import Terminated
-from bench.devices import BenchDevice, find_device
-from bench.harness import Harness, Settings
-from bench.provenance import Software, installed_software
-from bench.sample_writer import SampleWriter
+from bench.kernels.harness import Harness, Settings
+from bench.measure.devices import BenchDevice, find_device
+from bench.measure.provenance import Software, installed_software
 from bench.sampling.stream import ChosenSet, stream_sets
+from bench.store.writer import SampleWriter
 
 Advance = Callable[[int, float], None]
 

@@ -13,9 +13,9 @@ from autoshard.core import LocalShard
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.formats import canonical_json, digest, load_tables, tables_to_json
-from autoshard.formats.collective_samples import COLLECTIVE_SAMPLES
-from autoshard.formats.dense_samples import DENSE_SAMPLES
-from autoshard.formats.samples import KERNEL_SAMPLES, devices_in, measured_sets, read_samples
+from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
+from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
+from autoshard.formats.stores.samples import KERNEL_SAMPLES, devices_in, measured_sets, read_samples
 from autoshard.plugins import find_trainer
 from bench.collecting.kernels import collect_samples
 from bench.collecting.options import GIB, CollectOptions, What, seconds_until
@@ -24,10 +24,10 @@ from bench.collecting.retraining import collect_and_train
 from bench.collecting.set_queue import StreamPosition
 from bench.collecting.store_lock import CollectorLock, device_lock_name
 from bench.collecting.termination import Terminated
-from bench.devices import BenchDevice, find_device
-from bench.harness import Harness, Settings
-from bench.measurable import is_measurable
-from bench.provenance import installed_software
+from bench.kernels.harness import Harness, Settings
+from bench.kernels.measurable import is_measurable
+from bench.measure.devices import BenchDevice, find_device
+from bench.measure.provenance import installed_software
 from bench.sampling.stream import STRATEGIES, SetSource, stream_sets
 
 Advance = Callable[[int, float], None]

@@ -15,7 +15,7 @@ import torch
 
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError, InvalidOptionError, SampleStoreError
-from autoshard.formats.collective_samples import (
+from autoshard.formats.stores.collective_samples import (
     COLLECTIVE_SAMPLES,
     Collective,
     CollectiveSample,
@@ -25,10 +25,10 @@ from autoshard.formats.collective_samples import (
 )
 from autoshard.runtime.launch import START_S, running_workers
 from bench.collectives.operators import Movement, refusal
-from bench.devices import BenchDevice, find_device
-from bench.provenance import installed_software
-from bench.sample_writer import SampleWriter
-from bench.timing import RoundSettings
+from bench.measure.devices import BenchDevice, find_device
+from bench.measure.provenance import installed_software
+from bench.measure.timing import RoundSettings
+from bench.store.writer import SampleWriter
 
 _WORKER = "bench.collectives.worker"
 MIN_BYTES = 2**10

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autoshard.core import DType
 from autoshard.core.errors import ExecutionError, InvalidOptionError
-from autoshard.formats.collective_samples import Collective, Operator, Splits
+from autoshard.formats.stores.collective_samples import Collective, Operator, Splits
 
 TORCH_DTYPE = {DType.FP32: torch.float32, DType.FP16: torch.float16, DType.BF16: torch.bfloat16, DType.INT8: torch.int8}
 

@@ -22,16 +22,16 @@ import torch.distributed as dist
 
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError
-from autoshard.formats.collective_samples import Collective, GroupLevel, Operator, Splits
+from autoshard.formats.stores.collective_samples import Collective, GroupLevel, Operator, Splits
 from autoshard.runtime.devices import choose_device
 from autoshard.runtime.job import JOB_FILE
 from autoshard.runtime.results import Device
 from autoshard.runtime.worker import run_worker
-from bench.arena import free_bytes
 from bench.collectives.collector import collective_from_json
 from bench.collectives.operators import BoundCollective, Buffers, Movement, verify
-from bench.location import MsArray, locate
-from bench.timing import RoundSettings, quiet_process
+from bench.measure.arena import free_bytes
+from bench.measure.robust_stats import MsArray, locate
+from bench.measure.timing import RoundSettings, quiet_process
 
 #: The reference is measured more than once per round: its mean divides every sample of the chunk.
 _REFERENCE_COPIES = 4

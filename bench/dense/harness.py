@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass, replace
 from autoshard.core import DType
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import DeviceError
-from bench.attempts import Timing
-from bench.caches import CacheFlush
-from bench.clocks import DeviceClocks
 from bench.dense.kernels import DenseKernel, kernel_bytes, runnable_dtypes
-from bench.devices import BenchDevice
-from bench.rounds import GroupHarness, GroupSettings
-from bench.timing import RoundSettings
+from bench.measure.attempts import Timing
+from bench.measure.caches import CacheFlush
+from bench.measure.clocks import DeviceClocks
+from bench.measure.devices import BenchDevice
+from bench.measure.rounds import GroupHarness, GroupSettings
+from bench.measure.timing import RoundSettings
 
 #: Bytes per second that estimates of latency reckon with, for what is not arithmetic.
 _SLOW_BYTES_PER_S = {"cpu": 1e9, "cuda": 2e11}

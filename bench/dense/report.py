@@ -10,9 +10,9 @@ import numpy as np
 from rich.table import Table
 
 from autoshard.core.dense import DenseShape
-from autoshard.formats.dense_samples import DenseSample
-from autoshard.formats.samples import corrected_ms
-from bench.location import SIGMA_PER_DEVIATION
+from autoshard.formats.stores.dense_samples import DenseSample
+from autoshard.formats.stores.samples import corrected_ms
+from bench.measure.robust_stats import SIGMA_PER_DEVIATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from autoshard.core import EmbeddingTable, LocalShard, PlacedShard, Shard, TableSet, local_shard
 from autoshard.core.errors import InvalidOptionError
-from autoshard.formats.samples import SampleTable
+from autoshard.formats.stores.samples import SampleTable
 
 ShardSet = tuple[LocalShard, ...]
 

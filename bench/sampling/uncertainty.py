@@ -24,7 +24,7 @@ from autoshard.core import (
     set_costs,
 )
 from autoshard.core.errors import InvalidOptionError, ModelError
-from autoshard.formats.samples import SampleTable
+from autoshard.formats.stores.samples import SampleTable
 
 FloatArray = NDArray[np.float64]
 

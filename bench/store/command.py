@@ -16,9 +16,9 @@ from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
 
 if TYPE_CHECKING:
-    from autoshard.formats.collective_samples import CollectiveSample
-    from autoshard.formats.dense_samples import DenseSample
-    from autoshard.formats.samples import Sample, SampleTable
+    from autoshard.formats.stores.collective_samples import CollectiveSample
+    from autoshard.formats.stores.dense_samples import DenseSample
+    from autoshard.formats.stores.samples import Sample, SampleTable
 
 _Sample = TypeVar("_Sample", "Sample", "DenseSample", "CollectiveSample")
 
@@ -53,9 +53,9 @@ def samples(options: SamplesOptions, as_json: console.JsonOption = False) -> Non
     Example:
         autoshard samples samples --html coverage.html --tables metasyn
     """
-    from autoshard.formats.collective_samples import COLLECTIVE_SAMPLES
-    from autoshard.formats.dense_samples import DENSE_SAMPLES
-    from autoshard.formats.samples import devices_in
+    from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
+    from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
+    from autoshard.formats.stores.samples import devices_in
     from bench.dense.report import dense_table
     from bench.store.summary import summarise, summary_table
 
@@ -92,7 +92,7 @@ def samples(options: SamplesOptions, as_json: console.JsonOption = False) -> Non
 
 
 def _checked(store: Path, device: str) -> SampleTable:
-    from autoshard.formats.samples import read_samples
+    from autoshard.formats.stores.samples import read_samples
 
     table = read_samples(store, device)
     _intact(store, device, table.samples)
@@ -101,7 +101,7 @@ def _checked(store: Path, device: str) -> SampleTable:
 
 def _intact(store: Path, device: str, samples: Sequence[_Sample]) -> Sequence[_Sample]:
     """The samples, if the content of each matches its id."""
-    from autoshard.formats.sample_store import damaged_samples
+    from autoshard.formats.stores.sample_store import damaged_samples
 
     with console.progress("Checking samples", len(samples)) as advance:
         damaged = damaged_samples(samples, advance)

@@ -14,7 +14,7 @@ from itertools import combinations, islice, pairwise
 import numpy as np
 
 from autoshard.core import LocalShard, TableSet
-from autoshard.formats.samples import Sample, SampleTable
+from autoshard.formats.stores.samples import Sample, SampleTable
 from bench.sampling.stream import SetSource, stream_sets, table_wise_pool
 
 #: What planners ask of a pool: whole tables in placements and at random, and slices.

@@ -11,9 +11,9 @@ import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 
-from autoshard.formats.samples import KERNEL_SAMPLES, SampleTable
+from autoshard.formats.stores.samples import KERNEL_SAMPLES, SampleTable
 from autoshard.report.wording import write_ms, write_percent
-from bench.location import SIGMA_PER_DEVIATION, MsArray
+from bench.measure.robust_stats import SIGMA_PER_DEVIATION, MsArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from autoshard.core import AccessProfile, DType, Exchange, MemoryLevel, Optimizer, Pooling, Update
-from costmodel.dataset import CostDataset
-from costmodel.features import FEATURE_NAMES, NUM_INPUTS
+from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.features import FEATURE_NAMES, NUM_INPUTS
 
 #: The model as it is, beside those that lack something.
 FULL: Final = "nothing"

@@ -14,17 +14,17 @@ import torch
 
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
+from autoshard.formats.documents.json_document import format_json, read_json
 from autoshard.formats.files import atomic_write
-from autoshard.formats.json_document import format_json, read_json
-from autoshard.formats.samples import devices_in, read_samples
+from autoshard.formats.stores.samples import devices_in, read_samples
 from bench.collecting.options import CollectOptions
 from bench.collecting.run import run_collection
 from bench.collecting.termination import TERMINATED_EXIT_CODE, termination_raised
-from costmodel.dataset import Evidence
-from costmodel.learned import COST_KIND
-from costmodel.metrics import held_out_metrics
-from costmodel.registry import Registry
-from costmodel.training import MIN_SAMPLES, TrainedCostModel, TrainingOptions, predict, train_cost_model
+from costmodel.kernel.dataset import Evidence
+from costmodel.kernel.learned import COST_KIND
+from costmodel.kernel.metrics import held_out_metrics
+from costmodel.kernel.training import MIN_SAMPLES, TrainedCostModel, TrainingOptions, predict, train_cost_model
+from costmodel.registry.versions import Registry
 
 SCHEMA: Final = "autoshard.active/1"
 #: How sets are chosen in each round, by the name of the curve.

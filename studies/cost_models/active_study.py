@@ -9,8 +9,8 @@ import typer
 
 from autoshard import console
 from autoshard.report.images import ImageError, write_report
-from costmodel.schedules import Shuffled
-from costmodel.training import TrainingOptions
+from costmodel.kernel.schedules import Shuffled
+from costmodel.kernel.training import TrainingOptions
 from studies.cost_models.active import ActiveOptions, active_folder, run_active_loop
 from studies.cost_models.active_report import active_report, active_result, active_table
 

@@ -21,8 +21,8 @@ from autoshard.core.costs import MsArray
 from autoshard.core.errors import ModelError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.runtime.threads import intra_op_threads
-from costmodel.dataset import CostDataset
-from costmodel.features import FEATURE_NAMES, INPUT_NAMES, FeatureArray
+from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.features import FEATURE_NAMES, INPUT_NAMES, FeatureArray
 
 #: Prices the samples of a dataset in milliseconds, forward plus backward, shape (S,); NaN where it cannot.
 Pricing = Callable[[CostDataset], MsArray]

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from autoshard import console
-from autoshard.formats.samples import devices_in, read_samples
-from costmodel.schedules import Shuffled
-from costmodel.training import TrainingOptions
+from autoshard.formats.stores.samples import devices_in, read_samples
+from costmodel.kernel.schedules import Shuffled
+from costmodel.kernel.training import TrainingOptions
 from studies.cost_models.evaluation import EvaluationOptions, evaluate_methods
 from studies.cost_models.evaluation_report import write_evaluation
 

@@ -16,12 +16,12 @@ import numpy as np
 
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import ExecutionError, InvalidOptionError, ModelError
-from autoshard.formats.samples import SampleTable
-from costmodel.dataset import CostDataset, Evidence, IndexArray
-from costmodel.predictor import CostPredictor
-from costmodel.schedules import Shuffled
-from costmodel.splits import Split, SplitKind
-from costmodel.training import MIN_SAMPLES, TrainingOptions, set_codes, train_cost_model
+from autoshard.formats.stores.samples import SampleTable
+from costmodel.kernel.dataset import CostDataset, Evidence, IndexArray
+from costmodel.kernel.predictor import CostPredictor
+from costmodel.kernel.schedules import Shuffled
+from costmodel.kernel.splits import Split, SplitKind
+from costmodel.kernel.training import MIN_SAMPLES, TrainingOptions, set_codes, train_cost_model
 from studies.cost_models import baselines
 from studies.cost_models.ablation import FULL, REMOVALS, without
 from studies.cost_models.baselines import PaperOptions, Pricing

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from autoshard.report.figures import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, YELLOW, in_house_style
-from costmodel.splits import SplitKind
+from costmodel.kernel.splits import SplitKind
 from studies.cost_models.ablation import FULL
 from studies.cost_models.evaluation import KERNEL, METHODS, Evaluation
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from autoshard.core import DType, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.costs import MsArray
-from autoshard.formats.samples import Sample
-from costmodel.dataset import CostDataset
-from costmodel.metrics import held_out_metrics
-from costmodel.splits import SplitKind
+from autoshard.formats.stores.samples import Sample
+from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.metrics import held_out_metrics
+from costmodel.kernel.splits import SplitKind
 from studies.cost_models.ablation import FULL
 from studies.cost_models.evaluation import KERNEL, METHODS, Evaluation, Priced, SplitResult
 

@@ -18,14 +18,14 @@ import typer
 
 from autoshard import console
 from autoshard.core.errors import InvalidOptionError
+from autoshard.formats.documents.json_document import format_json
 from autoshard.formats.files import atomic_write
-from autoshard.formats.json_document import format_json
-from autoshard.formats.samples import read_samples
+from autoshard.formats.stores.samples import read_samples
 from autoshard.runtime.threads import intra_op_threads
-from costmodel.dataset import CostDataset
-from costmodel.learned import LearnedCostModel
-from costmodel.sums import sum_codes
-from costmodel.training import TrainedCostModel, TrainingOptions, train_cost_model
+from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.learned import LearnedCostModel
+from costmodel.kernel.sums import sum_codes
+from costmodel.kernel.training import TrainedCostModel, TrainingOptions, train_cost_model
 
 SCHEMA: Final = "autoshard.cost_speed/1"
 NUM_SETS, MOST_SHARDS, NUM_CANDIDATES, NUM_TRAINED = 1_000, 100, 10_000, 10_000

@@ -13,7 +13,7 @@ from autoshard.core import Exchange, LocalShard, MemoryLevel, Pooling, Update
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import ModelError
 from autoshard.evaluation.analytic import DEVICE_MEMORY
-from costmodel.dataset import CostDataset
+from costmodel.kernel.dataset import CostDataset
 from studies.cost_models.baselines import summed
 
 _HOST_DEVICES = ("cpu",)

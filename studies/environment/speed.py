@@ -22,9 +22,9 @@ from autoshard import console
 from autoshard.core import CostModel, Level, Link, MemoryBytes, TableSet, Topology
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats import load_tables, load_topology
+from autoshard.formats.documents.json_document import format_json
 from autoshard.formats.files import atomic_write
-from autoshard.formats.json_document import format_json
-from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planning import kernel_model
 from env.observation import ACTION_MASK
 from env.placement_env import PlacementEnv

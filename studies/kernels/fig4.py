@@ -19,11 +19,11 @@ from autoshard.core import AccessProfile, LocalShard
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
 from autoshard.report.images import write_report
-from bench.arena import free_bytes
-from bench.devices import BenchDevice, find_device
-from bench.drift import divide_out_drift
-from bench.harness import Harness, Measurement, Settings
-from bench.location import MsArray
+from bench.kernels.harness import Harness, Measurement, Settings
+from bench.measure.arena import free_bytes
+from bench.measure.devices import BenchDevice, find_device
+from bench.measure.drift import divide_out_drift
+from bench.measure.robust_stats import MsArray
 from bench.sampling.stream import table_wise_pool
 from studies.kernels.fig4_report import FIG4_SCHEMA, fig4_report
 from studies.measured_data import CostGrid, Fig4, Machine, SumOfSingles, read_document

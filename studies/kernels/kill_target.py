@@ -11,10 +11,10 @@ from bench.collecting.kernels import collect_samples
 from bench.collecting.run import check_store
 from bench.collecting.set_queue import StreamPosition
 from bench.collecting.store_lock import CollectorLock, device_lock_name
-from bench.devices import find_device
-from bench.harness import Harness, Settings
+from bench.kernels.harness import Harness, Settings
+from bench.measure.devices import find_device
+from bench.measure.timing import RoundSettings
 from bench.sampling.stream import choose_sets
-from bench.timing import RoundSettings
 
 
 def collect_endlessly(store: str, name: str, seed: int, written: Connection) -> None:

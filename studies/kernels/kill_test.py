@@ -27,8 +27,8 @@ from rich.table import Table
 
 from autoshard import console
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
-from autoshard.formats.sample_store import damaged_samples
-from autoshard.formats.samples import read_sample_file, read_samples
+from autoshard.formats.stores.sample_store import damaged_samples
+from autoshard.formats.stores.samples import read_sample_file, read_samples
 from studies.kernels.kill_target import collect_endlessly
 
 _NUM_COLLECTORS = 2

@@ -29,9 +29,9 @@ from autoshard.core.errors import FormatError, InfeasiblePlanError, InvalidOptio
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.formats import atomic_write, load_topology, read_json
 from autoshard.formats.metasyn import metasyn
-from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
+from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planning import kernel_model
 
 SCALE = 64

@@ -25,9 +25,9 @@ from autoshard.formats import load_tables, load_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import compare, make_costs, refine_plan
 from autoshard.report import ComparedPlan
-from bench.devices import find_device
-from bench.location import MsArray
-from bench.replay import Replay, replay_plans
+from bench.kernels.replay import Replay, replay_plans
+from bench.measure.devices import find_device
+from bench.measure.robust_stats import MsArray
 
 #: `auto` as it searches whole tables by the kernels of the slowest rank, which is what all others but `auto` do.
 WHOLE = "auto+whole"

@@ -11,17 +11,17 @@ import numpy as np
 from autoshard.core import KernelCosts, LocalShard, Shard, local_shard
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InvalidOptionError
-from autoshard.formats.samples import read_samples
-from autoshard.planners.placement import PlacementProblem, RankArray, alone
+from autoshard.formats.stores.samples import read_samples
+from autoshard.planners.space.placement import PlacementProblem, RankArray, alone
 from autoshard.report.images import NumberTable, Section
-from costmodel.dataset import CostDataset
-from costmodel.features import shard_features
-from costmodel.predictor import CostPredictor
-from costmodel.schedules import Shuffled
-from costmodel.training import TrainingOptions, train_cost_model
+from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.features import shard_features
+from costmodel.kernel.predictor import CostPredictor
+from costmodel.kernel.schedules import Shuffled
+from costmodel.kernel.training import TrainingOptions, train_cost_model
 from env import PlacementTask
-from policies.decoding import decode
-from policies.scores import score_placements
+from policies.planning.decoding import decode
+from policies.training.scores import score_placements
 from studies.cost_models.ablation import FULL, REMOVALS, without
 from studies.policies.charts import Panel, bar_chart
 from studies.policies.figure import Figure, Found, Part

@@ -12,18 +12,18 @@ from typing import Any, Final
 from autoshard.core import Costs, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import load_tables
-from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
+from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planning import make_costs, make_plan
 from autoshard.plugins import Replay, find_replay
 from costmodel import Registry
-from costmodel.learned import LearnedCostModel
+from costmodel.kernel.learned import LearnedCostModel
 from env import Objective
 from policies.choices import Items
-from policies.network import PlacementNetwork
-from policies.tasks import Split, TaskKind, sample_problems, task_seeds, training_topology
-from policies.trained import PolicyCostModel, TrainedPolicy
+from policies.network.network import PlacementNetwork
+from policies.planning.tasks import Split, TaskKind, sample_problems, task_seeds, training_topology
+from policies.planning.trained import PolicyCostModel, TrainedPolicy
 from studies.policies.parts import Numbers, PartStore
 from studies.policies.settings import EvaluationSettings, Size
 from studies.policies.trained import NetworkPart, train_network

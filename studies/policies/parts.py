@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from autoshard.core.errors import FormatError, InvalidOptionError
+from autoshard.formats.documents.json_document import format_json, parse_json
 from autoshard.formats.files import atomic_write, read_bytes
-from autoshard.formats.json_document import format_json, parse_json
 
 SCHEMA: Final = "autoshard.policy_evaluation/1"
 

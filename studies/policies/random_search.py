@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from autoshard.core.costs import MsArray
-from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.space.placement import PlacementProblem
 from autoshard.report.images import NumberTable, Section
 from env import balances
 from studies.cost_models.evaluation_numbers import Summary

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import autoshard
+from autoshard.formats.documents.json_document import format_json
 from autoshard.formats.files import atomic_write
-from autoshard.formats.json_document import format_json
 from autoshard.report.images import FigureReport, Section, figure_page, write_png
 from studies.policies.catalogue import FIGURES
 from studies.policies.lab import Lab

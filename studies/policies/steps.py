@@ -11,14 +11,14 @@ from typing import Any, Final
 import numpy as np
 
 from autoshard.core.errors import ModelError
-from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.space.placement import PlacementProblem
 from autoshard.report.images import NumberTable, Section
 from autoshard.report.wording import write_percent
 from env import Objective
 from policies.choices import Items
-from policies.network import PlacementNetwork
-from policies.tasks import items_task
+from policies.network.network import PlacementNetwork
+from policies.planning.tasks import items_task
 from studies.cost_models.evaluation_numbers import Summary
 from studies.policies.charts import Panel, dot_chart
 from studies.policies.figure import Figure, Found, Part

@@ -16,14 +16,14 @@ from typing import Any, Final
 
 import torch
 
-from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.space.placement import PlacementProblem
 from autoshard.runtime.threads import intra_op_threads
 from env import PlacementTask
 from policies.choices import Algorithm, RewardSource
-from policies.measured import find_benchmark
-from policies.network import PlacementNetwork
-from policies.scores import PlacementScore, score_policy
-from policies.training import Budget, PolicyTrainer, TrainingOptions
+from policies.network.network import PlacementNetwork
+from policies.rollout.measured import find_benchmark
+from policies.training.scores import PlacementScore, score_policy
+from policies.training.trainer import Budget, PolicyTrainer, TrainingOptions
 
 
 class NetworkPart(StrEnum):

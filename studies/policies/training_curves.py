@@ -10,7 +10,7 @@ import numpy as np
 
 from autoshard.report.images import NumberTable, Section
 from autoshard.report.wording import write_percent
-from policies.scores import Baselines
+from policies.training.scores import Baselines
 from studies.cost_models.evaluation_numbers import Summary
 from studies.policies.charts import Line, Panel, line_chart
 from studies.policies.figure import Figure, Found, Part

@@ -1,9 +1,9 @@
 import pytest
 
 from autoshard.core import AccessProfile, LocalShard
-from bench.devices import find_device
-from bench.harness import Harness, Settings
-from bench.timing import RoundSettings
+from bench.kernels.harness import Harness, Settings
+from bench.measure.devices import find_device
+from bench.measure.timing import RoundSettings
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from autoshard.core.dense import DenseKind, DenseShape
-from bench.attempts import Timing, combined_spread, mean_of
 from bench.dense.harness import DenseMeasurement
-from bench.harness import Measurement
+from bench.kernels.harness import Measurement
+from bench.measure.attempts import Timing, combined_spread, mean_of
 
 VALUES = {
     "forward_ms": 1.0,

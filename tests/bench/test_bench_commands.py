@@ -14,11 +14,11 @@ from autoshard.cli import main
 from autoshard.core import DType, ShardingPlan, TableSet
 from autoshard.core.shard import PlacedShard, Shard
 from autoshard.formats import load_tables, load_topology, write_plan, write_tables
-from autoshard.formats.samples import KERNEL_SAMPLES, read_sample_file, read_samples, write_samples
+from autoshard.formats.stores.samples import KERNEL_SAMPLES, read_sample_file, read_samples, write_samples
 from bench.collecting.options import CollectOptions
 from bench.collecting.run import set_source
 from bench.collecting.store_lock import CollectorLock, device_lock_name
-from bench.devices import find_device
+from bench.measure.devices import find_device
 
 
 @pytest.fixture(scope="module")

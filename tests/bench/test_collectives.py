@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError, ExecutionError, InvalidOptionError, SampleStoreError
-from autoshard.formats.collective_samples import (
+from autoshard.formats.stores.collective_samples import (
     COLLECTIVE_SAMPLES,
     Collective,
     CollectiveSample,
@@ -38,7 +38,7 @@ from bench.collectives.collector import (
     powers_of_four,
 )
 from bench.collectives.operators import Movement, expected_output, rank_content, refusal, split_matrix, verify
-from bench.timing import RoundSettings
+from bench.measure.timing import RoundSettings
 
 ROOT = Path(__file__).parents[2]
 QUICK = RoundSettings(num_warmup=1, num_measured=3, num_dropped=1, flush_every_run=False)
@@ -122,7 +122,7 @@ ORACLE = """
 import os, sys, time
 import torch, torch.distributed as dist
 from autoshard.core import DType
-from autoshard.formats.collective_samples import Collective, GroupLevel, Operator, Splits
+from autoshard.formats.stores.collective_samples import Collective, GroupLevel, Operator, Splits
 from bench.collectives.operators import BoundCollective, Movement, TORCH_DTYPE, verify
 from bench.collectives.collector import OPERATORS
 

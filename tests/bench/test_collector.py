@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from autoshard.core.errors import FormatError, InvalidTableError, SampleStoreError
-from autoshard.formats.sample_store import damaged_samples
-from autoshard.formats.samples import read_samples, write_samples
+from autoshard.formats.stores.sample_store import damaged_samples
+from autoshard.formats.stores.samples import read_samples, write_samples
 from bench.collecting.kernels import collect_samples
 from bench.collecting.set_queue import StreamPosition
 from bench.collecting.store_lock import CollectorBusyError, CollectorLock
 from bench.collecting.termination import termination_raised
-from bench.devices import find_device
-from bench.harness import Harness
+from bench.kernels.harness import Harness
+from bench.measure.devices import find_device
 from bench.sampling.stream import ChosenSet, choose_sets
 
 ENDLESS = """
@@ -28,10 +28,10 @@ import sys
 from pathlib import Path
 from autoshard.core import AccessProfile, LocalShard
 from bench.collecting.kernels import collect_samples
-from bench.devices import find_device
-from bench.harness import Harness, Settings
+from bench.measure.devices import find_device
+from bench.kernels.harness import Harness, Settings
 from bench.sampling.stream import choose_sets
-from bench.timing import RoundSettings
+from bench.measure.timing import RoundSettings
 
 pool = [
     LocalShard(table=f"t{index}", num_embeddings=100, embedding_dim=8, num_bags=16, pooling_factor=2.0,

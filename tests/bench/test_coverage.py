@@ -4,7 +4,7 @@ import pytest
 
 from autoshard.core import TableSet
 from autoshard.formats import load_tables
-from autoshard.formats.samples import SampleTable, read_samples
+from autoshard.formats.stores.samples import SampleTable, read_samples
 from autoshard.report.coverage_page import MOST_POINTS, _subsample
 from bench.store.coverage import SHARD_AXES, coverage_of
 from bench.store.coverage_report import coverage_html

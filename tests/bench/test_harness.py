@@ -5,8 +5,8 @@ from itertools import count
 import pytest
 
 from autoshard.core.errors import DeviceError, InvalidOptionError, InvalidTableError
-from bench.devices import find_device, gpu_key
-from bench.harness import Harness, Settings, measure, reference_set
+from bench.kernels.harness import Harness, Settings, measure, reference_set
+from bench.measure.devices import find_device, gpu_key
 
 
 def test_measurements_come_in_order(harness, make_shard):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.inputs import BatchCache, draw_batch, reuse_bins_of
+from bench.kernels.inputs import BatchCache, draw_batch, reuse_bins_of
 
 
 def test_a_batch_depends_on_the_shard_and_not_on_its_name(make_shard):

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-import bench.kernels
+import bench.kernels.fused
 from autoshard.core import DType, Exchange, Optimizer, Pooling, Update
-from bench.arena import Arenas
-from bench.inputs import draw_batch
-from bench.kernels import EPSILON, LEARNING_RATE, FusedKernel, PooledGradientKernel, RowGradientKernel, ShardSet
+from bench.kernels.fused import EPSILON, LEARNING_RATE, FusedKernel, PooledGradientKernel, RowGradientKernel, ShardSet
+from bench.kernels.inputs import draw_batch
+from bench.measure.arena import Arenas
 
 CPU = torch.device("cpu")
 GRADIENT = 1e-3
@@ -54,7 +54,9 @@ def stepped(table, optimizer):
 
 
 def in_kernel_order(shards):
-    return sorted(([draw_batch(shard)] for shard in shards), key=lambda d: bench.kernels.fusable(d[0].measured.shard))
+    return sorted(
+        ([draw_batch(shard)] for shard in shards), key=lambda d: bench.kernels.fused.fusable(d[0].measured.shard)
+    )
 
 
 def weights_of(kernel):
@@ -89,10 +91,10 @@ def check_outputs(outputs, expected):
     assert start == len(expected)
 
 
-@pytest.mark.parametrize("takes_memory", [bench.kernels._TAKES_MEMORY, False])
+@pytest.mark.parametrize("takes_memory", [bench.kernels.fused._TAKES_MEMORY, False])
 @pytest.mark.parametrize("case", cases(lambda *_, **__: None))
 def test_a_set_does_what_plain_tables_do(case, takes_memory, make_shard, monkeypatch):
-    monkeypatch.setattr(bench.kernels, "_TAKES_MEMORY", takes_memory)
+    monkeypatch.setattr(bench.kernels.fused, "_TAKES_MEMORY", takes_memory)
     draws = in_kernel_order(cases(make_shard)[case])
     batches = [batch for (batch,) in draws]
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)

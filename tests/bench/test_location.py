@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.location import locate
+from bench.measure.robust_stats import locate
 
 
 @given(

@@ -2,7 +2,7 @@ import pytest
 
 from autoshard.core import DType, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.errors import InvalidTableError
-from bench.measurable import check_measurable, is_measurable, num_draws, set_bytes
+from bench.kernels.measurable import check_measurable, is_measurable, num_draws, set_bytes
 
 
 @pytest.mark.parametrize(

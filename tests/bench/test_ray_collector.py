@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from autoshard.cli import main
-from autoshard.formats.sample_store import damaged_samples
-from autoshard.formats.samples import read_samples
+from autoshard.formats.stores.sample_store import damaged_samples
+from autoshard.formats.stores.samples import read_samples
 
 pytest.importorskip("ray")
 
@@ -15,11 +15,11 @@ pytest.importorskip("ray")
 ON_RAY = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from autoshard.formats.samples import read_samples
+from autoshard.formats.stores.samples import read_samples
 from bench.collecting.options import CollectOptions
-from bench.harness import Settings
+from bench.kernels.harness import Settings
 from bench.collecting.ray_collector import collect_on_ray
-from bench.timing import RoundSettings
+from bench.measure.timing import RoundSettings
 
 rounds = RoundSettings(num_warmup=0, num_measured=3, num_dropped=1, flush_every_run=False)
 settings = Settings(rounds=rounds, max_group_sets=4, max_bytes=2**24, reference_bags=8, max_spread=1e9)

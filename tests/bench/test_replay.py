@@ -6,8 +6,8 @@ from rich.console import Console
 
 from autoshard.core import CostBreakdown, Estimate, PlacedShard, RankCost, Shard, ShardingPlan, TableSet
 from autoshard.formats import load_tables, load_topology
-from bench.replay import num_replayed, replay_plans
-from bench.replay_report import replay_json, replay_table
+from bench.kernels.replay import num_replayed, replay_plans
+from bench.kernels.replay_report import replay_json, replay_table
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.core.errors import InvalidOptionError
-from autoshard.formats.samples import read_samples
+from autoshard.formats.stores.samples import read_samples
 from autoshard.plugins import TrainingRound, find_trainer
 from bench.collecting.options import CollectOptions, What
 from bench.collecting.outcome import Outcome

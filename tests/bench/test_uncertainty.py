@@ -8,7 +8,7 @@ from autoshard.core import AccessProfile, KernelCosts, LocalShard, Pooling
 from autoshard.core.errors import InvalidOptionError, ModelError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats import load_tables
-from autoshard.formats.samples import MeasuredShard, Sample, SampleTable
+from autoshard.formats.stores.samples import MeasuredShard, Sample, SampleTable
 from bench.sampling.candidates import BATCH_SIZE, MostUncertain, spread_out
 from bench.sampling.strategies import SetSource, SingleTables
 from bench.sampling.stream import stream_sets

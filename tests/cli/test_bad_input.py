@@ -7,7 +7,7 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.formats.bundled import load_topology
-from autoshard.formats.topology_json import topology_to_json
+from autoshard.formats.documents.topology_json import topology_to_json
 
 
 def tables_document():

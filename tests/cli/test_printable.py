@@ -9,7 +9,7 @@ from autoshard import console
 from autoshard.cli import main
 from autoshard.core.quoting import printable, shortened, shown
 from autoshard.formats import read_plan
-from costmodel.registry import REGISTRY_VARIABLE, Registry
+from costmodel.registry.versions import REGISTRY_VARIABLE, Registry
 
 #: Clears the screen, sets the window's title, rings, goes back, turns the line around, hides; and rich's markup.
 HOSTILE = "\x1b[2J\x1b]0;x\x07\x08\r\x7f\x9b31m\u202e\u2066\u200b\ufeff\u2028[red]:smile:"

@@ -13,10 +13,10 @@ import torch
 
 from autoshard.core import DType, MemoryLevel, Optimizer, Pooling, RankCost, Update
 from costmodel import FEATURE_NAMES, CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, Registry, weight_shapes
-from costmodel.card import Interval
-from costmodel.predictor import FULL_CODE_WIDTH
-from policies.network import PlacementNetwork
-from policies.trained import PolicyCostModel, TrainedPolicy
+from costmodel.kernel.card import Interval
+from costmodel.kernel.predictor import FULL_CODE_WIDTH
+from policies.network.network import PlacementNetwork
+from policies.planning.trained import PolicyCostModel, TrainedPolicy
 
 #: Widths of the untrained encoder.
 HIDDEN = (16,)

@@ -19,10 +19,10 @@ from autoshard.core.costs import CommModel
 from autoshard.core.errors import InputError
 from autoshard.evaluation import AlphaBetaComm, UpperEndComm
 from autoshard.evaluation.communication import link_bytes
-from autoshard.formats.collective_samples import Collective, CollectiveSample, GroupLevel, Operator
-from costmodel.collective_curve import num_latencies
-from costmodel.collective_model import COLLECTIVES
-from costmodel.collective_training import train_collective_model
+from autoshard.formats.stores.collective_samples import Collective, CollectiveSample, GroupLevel, Operator
+from costmodel.step.collective_curve import num_latencies
+from costmodel.step.collective_model import COLLECTIVES
+from costmodel.step.collective_training import train_collective_model
 
 _PLAIN = {"str": "test", "int": 1, "float": 1.0, "datetime": datetime(2026, 11, 1, tzinfo=UTC)}
 _NEEDED = {item.name: str(item.type) for item in fields(CollectiveSample) if item.default is MISSING}

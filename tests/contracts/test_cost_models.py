@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from autoshard.core import AccessProfile, CostModel, LocalShard, set_costs
 from autoshard.evaluation.analytic import AnalyticCostModel
-from autoshard.formats.samples import read_samples
-from costmodel.dataset import CostDataset
-from costmodel.schedules import Shuffled
-from costmodel.training import TrainingOptions, train_cost_model
+from autoshard.formats.stores.samples import read_samples
+from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.schedules import Shuffled
+from costmodel.kernel.training import TrainingOptions, train_cost_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape
 from autoshard.evaluation import AnalyticDenseModel
 from autoshard.evaluation.dense_time import touched_bytes
 from autoshard.evaluation.upper_end import UpperEndDense
-from autoshard.formats.dense_samples import DenseSample
-from costmodel.dense_training import train_dense_model
+from autoshard.formats.stores.dense_samples import DenseSample
+from costmodel.step.dense_training import train_dense_model
 
 _PLAIN = {"str": "test", "int": 1, "float": 1.0, "datetime": datetime(2026, 11, 1, tzinfo=UTC)}
 _NEEDED = {item.name: str(item.type) for item in fields(DenseSample) if item.default is MISSING}

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from autoshard.core import AccessProfile, LocalShard
-from autoshard.formats.samples import read_samples
-from costmodel.card import CostModelCard, Coverage, HeldOutMetrics, Interval
-from costmodel.dataset import CostDataset
-from costmodel.features import NUM_INPUTS, NUM_WORK, FeatureScaling
-from costmodel.learned import LearnedCostModel
-from costmodel.schedules import Shuffled
-from costmodel.training import TrainingOptions, train_cost_model
-from costmodel.weights import weight_shapes
+from autoshard.formats.stores.samples import read_samples
+from costmodel.kernel.card import CostModelCard, Coverage, HeldOutMetrics, Interval
+from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.features import NUM_INPUTS, NUM_WORK, FeatureScaling
+from costmodel.kernel.learned import LearnedCostModel
+from costmodel.kernel.schedules import Shuffled
+from costmodel.kernel.training import TrainingOptions, train_cost_model
+from costmodel.kernel.weights import weight_shapes
 
 #: 400 measured sets of MetaSyn's tables, rows and batch divided by 64, on one CPU thread.
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from autoshard.core import DType, Level, Link, MemoryBytes, Topology
 from autoshard.core.errors import InvalidTopologyError, ModelError
-from autoshard.formats.collective_samples import Collective, CollectiveSample, GroupLevel, Operator
-from costmodel.collective_curve import num_latencies
-from costmodel.collective_model import COLLECTIVE_KIND, COLLECTIVES, LearnedCollectives
-from costmodel.collective_training import train_collective_model
-from costmodel.registry import Registry
+from autoshard.formats.stores.collective_samples import Collective, CollectiveSample, GroupLevel, Operator
+from costmodel.registry.versions import Registry
+from costmodel.step.collective_curve import num_latencies
+from costmodel.step.collective_model import COLLECTIVE_KIND, COLLECTIVES, LearnedCollectives
+from costmodel.step.collective_training import train_collective_model
 
 #: The truth of synthetic samples: milliseconds per latency and per byte.
 NODE_LATENCY, NODE_BYTE = 0.05, 1e-6

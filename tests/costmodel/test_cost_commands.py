@@ -5,10 +5,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from autoshard.cli import main
-from autoshard.formats.sample_store import damaged_samples
-from autoshard.formats.samples import read_samples, write_samples
-from costmodel.learned import LearnedCostModel
-from costmodel.registry import SHIPPED_VARIABLE, Registry
+from autoshard.formats.stores.sample_store import damaged_samples
+from autoshard.formats.stores.samples import read_samples, write_samples
+from costmodel.kernel.learned import LearnedCostModel
+from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 
 
 @pytest.fixture

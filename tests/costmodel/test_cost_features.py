@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from autoshard.core import DType, Exchange, MemoryLevel, Optimizer, Pooling, Update
-from costmodel.features import (
+from costmodel.kernel.features import (
     FEATURE_NAMES,
     INPUT_NAMES,
     NUM_FEATURES,

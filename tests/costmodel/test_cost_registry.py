@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from autoshard.core.errors import ModelError
-from costmodel.aliases import Action, AliasLog
-from costmodel.registry import (
+from costmodel.registry.aliases import Action, AliasLog
+from costmodel.registry.versions import (
     PRODUCTION,
     REGISTRY_VARIABLE,
     SHIPPED_VARIABLE,
@@ -322,7 +322,7 @@ PUBLISHER = """
 import sys
 from pathlib import Path
 import numpy as np
-from costmodel.registry import Registry
+from costmodel.registry.versions import Registry
 registry, first, count = Registry(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
 print("ready", flush=True)
 for number in range(first, first + count):

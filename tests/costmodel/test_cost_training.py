@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from autoshard.core import Update
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
-from autoshard.formats.samples import SampleTable
-from costmodel.dataset import CostDataset
-from costmodel.features import FeatureScaling, shard_features
-from costmodel.metrics import calibrated_interval, held_out_metrics, kendall_tau
-from costmodel.network import CostNetwork
-from costmodel.predictor import CostPredictor
-from costmodel.schedules import Shuffled
-from costmodel.training import MIN_SAMPLES, TrainingOptions, predict, set_codes, train_cost_model
-from costmodel.weights import LOG_SPREAD_RANGE
+from autoshard.formats.stores.samples import SampleTable
+from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.features import FeatureScaling, shard_features
+from costmodel.kernel.metrics import calibrated_interval, held_out_metrics, kendall_tau
+from costmodel.kernel.network import CostNetwork
+from costmodel.kernel.predictor import CostPredictor
+from costmodel.kernel.schedules import Shuffled
+from costmodel.kernel.training import MIN_SAMPLES, TrainingOptions, predict, set_codes, train_cost_model
+from costmodel.kernel.weights import LOG_SPREAD_RANGE
 
 
 def with_shards(sample, **changes):

@@ -12,11 +12,11 @@ from autoshard.core import DType
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import ModelError
 from autoshard.evaluation import DEVICE_ARITHMETIC, DEVICE_MEMORY, AnalyticDenseModel
-from autoshard.formats.dense_samples import DenseSample
-from costmodel.dense_model import DENSE_KIND, LearnedDense
-from costmodel.dense_training import train_dense_model
-from costmodel.registry import SHIPPED_VARIABLE, Registry
-from costmodel.step_plugin import load_step_models
+from autoshard.formats.stores.dense_samples import DenseSample
+from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
+from costmodel.step.dense_model import DENSE_KIND, LearnedDense
+from costmodel.step.dense_training import train_dense_model
+from costmodel.step.plugin import load_step_models
 
 #: The truth of synthetic samples: milliseconds per billion operations, per layer and to start.
 PER_GFLOP, PER_LAYER, START = 12.0, 0.03, 0.05

@@ -10,13 +10,13 @@ import pytest
 
 from autoshard.core import DType, Exchange, MemoryLevel, Optimizer, Pooling, Update, set_costs
 from autoshard.core.errors import ModelError
-from costmodel.card import CostModelCard, Coverage
-from costmodel.features import NUM_FEATURES
-from costmodel.learned import COST_KIND, LearnedCostModel
+from costmodel.kernel.card import CostModelCard, Coverage
+from costmodel.kernel.features import NUM_FEATURES
+from costmodel.kernel.learned import COST_KIND, LearnedCostModel
+from costmodel.kernel.predictor import COUNT, FULL_CODE_WIDTH, NUM_OUTSIDE
+from costmodel.kernel.weights import CODE_WIDTH, MAX_LOG_FUSION, TRAIT_WIDTH
 from costmodel.plugin import load_learned_model
-from costmodel.predictor import COUNT, FULL_CODE_WIDTH, NUM_OUTSIDE
-from costmodel.registry import Registry
-from costmodel.weights import CODE_WIDTH, MAX_LOG_FUSION, TRAIT_WIDTH
+from costmodel.registry.versions import Registry
 
 
 @pytest.fixture

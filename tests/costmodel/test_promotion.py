@@ -8,11 +8,11 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.core.errors import ModelError
-from costmodel.kernel_comparison import kernel_version, unseen_by
-from costmodel.learned import LearnedCostModel
-from costmodel.promotion import LEAST_TOLERANCE, Comparison, TrainedVersion, publish_version
-from costmodel.publish_options import PublishOptions
-from costmodel.registry import SHIPPED_VARIABLE, Registry
+from costmodel.kernel.comparison import kernel_version, unseen_by
+from costmodel.kernel.learned import LearnedCostModel
+from costmodel.registry.promotion import LEAST_TOLERANCE, Comparison, TrainedVersion, publish_version
+from costmodel.registry.publish_options import PublishOptions
+from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 
 TENSORS = {"a": np.zeros(3)}
 

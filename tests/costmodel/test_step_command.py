@@ -13,19 +13,25 @@ from autoshard.core import DenseLayers, DType
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.evaluation import evaluate
-from autoshard.formats.collective_samples import COLLECTIVE_SAMPLES, Collective, CollectiveSample, GroupLevel, Operator
-from autoshard.formats.dense_samples import DENSE_SAMPLES, DenseSample
 from autoshard.formats.metasyn import metasyn
+from autoshard.formats.stores.collective_samples import (
+    COLLECTIVE_SAMPLES,
+    Collective,
+    CollectiveSample,
+    GroupLevel,
+    Operator,
+)
+from autoshard.formats.stores.dense_samples import DENSE_SAMPLES, DenseSample
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import Risk, make_costs, make_plan
 from autoshard.trials import draw_trials, local_topology, plan_trial
-from costmodel.collective_model import LearnedCollectives
-from costmodel.dense_model import LearnedDense
-from costmodel.promotion import publish_version
-from costmodel.publish_options import PublishOptions
-from costmodel.registry import Registry
-from costmodel.step_command import train_step
-from costmodel.step_comparison import collective_version, dense_version
+from costmodel.registry.promotion import publish_version
+from costmodel.registry.publish_options import PublishOptions
+from costmodel.registry.versions import Registry
+from costmodel.step.collective_model import LearnedCollectives
+from costmodel.step.command import train_step
+from costmodel.step.comparison import collective_version, dense_version
+from costmodel.step.dense_model import LearnedDense
 
 WHERE = {
     "collected_at": datetime(2026, 11, 1, tzinfo=UTC),

@@ -13,13 +13,13 @@ from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, price_step
 from autoshard.formats.metasyn import metasyn
 from autoshard.planning import plan_costs
 from autoshard.trials import LOPSIDED, MeasuredStep, draw_trials, local_topology, plan_trial
-from costmodel.promotion import publish_version
-from costmodel.publish_options import PublishOptions
-from costmodel.registry import Registry
-from costmodel.step_calibration import MIN_RUNS, CalibrationRun, calibrate_step, run_calibration
-from costmodel.step_comparison import step_version
-from costmodel.step_model import STEP_KIND, CalibratedStep, StepCard
-from costmodel.step_regression import fit_nonnegative, quantile_bounds
+from costmodel.registry.promotion import publish_version
+from costmodel.registry.publish_options import PublishOptions
+from costmodel.registry.versions import Registry
+from costmodel.step.calibration import MIN_RUNS, CalibrationRun, calibrate_step, run_calibration
+from costmodel.step.comparison import step_version
+from costmodel.step.model import STEP_KIND, CalibratedStep, StepCard
+from costmodel.step.regression import fit_nonnegative, quantile_bounds
 
 COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 #: What synthetic runs take, in the order of `PART_FEATURES`.

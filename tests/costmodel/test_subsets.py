@@ -7,11 +7,11 @@ import torch
 import costmodel
 from autoshard.core import PlacedShard, Shard, local_shard
 from autoshard.formats.metasyn import metasyn
-from costmodel.learned import LearnedCostModel
-from costmodel.network import CostNetwork
-from costmodel.registry import Registry
-from costmodel.subsets import missing_growth
-from costmodel.weights import NUM_OUTPUTS, TRAIT_WIDTH
+from costmodel.kernel.learned import LearnedCostModel
+from costmodel.kernel.network import CostNetwork
+from costmodel.kernel.subsets import missing_growth
+from costmodel.kernel.weights import NUM_OUTPUTS, TRAIT_WIDTH
+from costmodel.registry.versions import Registry
 
 NUM_SHARDS = 12
 

@@ -23,11 +23,11 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
-from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.space.placement import PlacementProblem
 from costmodel import CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, LearnedCostModel
-from costmodel.card import Interval
-from costmodel.features import NUM_FEATURES
-from costmodel.weights import ENCODER_HIDDEN, weight_shapes
+from costmodel.kernel.card import Interval
+from costmodel.kernel.features import NUM_FEATURES
+from costmodel.kernel.weights import ENCODER_HIDDEN, weight_shapes
 
 
 @pytest.fixture(scope="session")

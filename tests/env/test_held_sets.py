@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from costmodel.predictor import COUNT, FULL_CODE_WIDTH
+from costmodel.kernel.predictor import COUNT, FULL_CODE_WIDTH
 from env.held_sets import HeldSets
 
 NUM_PARTS = 9

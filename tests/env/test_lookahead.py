@@ -21,7 +21,7 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.validator import validate_plan
-from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.space.placement import PlacementProblem
 from env import PlacementBatch, PlacementEnv, PlacementTask, SplitBy
 from env.witness import find_witness
 

@@ -5,7 +5,7 @@ import pytest
 
 from autoshard.core import Tier
 from autoshard.core.errors import InvalidOptionError
-from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.space.placement import PlacementProblem
 from env import Objective, PlacementBatch, PlacementEnv, PlacementTask, SplitBy
 
 TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)

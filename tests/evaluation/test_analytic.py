@@ -20,7 +20,7 @@ from autoshard.core import (
 from autoshard.evaluation import DEVICE_MEMORY, AnalyticCostModel
 from autoshard.evaluation.device_memory import DeviceMemory
 from autoshard.evaluation.kernel_time import kernel_seconds
-from autoshard.formats.samples import read_samples
+from autoshard.formats.stores.samples import read_samples
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 

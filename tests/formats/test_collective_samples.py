@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import DType
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
-from autoshard.formats.collective_samples import (
+from autoshard.formats.stores.collective_samples import (
     COLLECTIVE_SAMPLES,
     Collective,
     CollectiveSample,

@@ -8,7 +8,7 @@ import torch
 from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
 from autoshard.core.errors import InputError, InvalidOptionError, UnknownNameError
 from autoshard.formats import FORMATS, import_tables, load_tables, write_tables
-from autoshard.formats.importing import ImportFormat
+from autoshard.formats.imports.importing import ImportFormat
 
 #: The least that a TBEDataConfig says.
 CONFIG = (

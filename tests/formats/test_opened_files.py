@@ -7,8 +7,8 @@ import pytest
 
 from autoshard.core.errors import FormatError
 from autoshard.formats import import_tables, read_json, read_plan, read_tables, read_topology
+from autoshard.formats.documents.row_counts import read_row_counts
 from autoshard.formats.files import MAX_DOCUMENT_BYTES, read_bytes
-from autoshard.formats.row_counts import read_row_counts
 
 READERS = [read_bytes, read_json, read_tables, read_topology, read_plan]
 

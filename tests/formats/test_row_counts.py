@@ -14,7 +14,7 @@ import pytest
 from autoshard.core import AccessProfile
 from autoshard.core.errors import FormatError, InputError, InvalidOptionError, InvalidTableError
 from autoshard.formats import import_tables
-from autoshard.formats.row_counts import read_row_counts
+from autoshard.formats.documents.row_counts import read_row_counts
 
 COUNTS = np.random.default_rng(3).zipf(1.3, 5000).clip(max=10**12)
 
@@ -135,7 +135,7 @@ _READER = """
 import json, resource, sys
 from pathlib import Path
 import pyarrow.parquet
-from autoshard.formats.row_counts import read_row_counts
+from autoshard.formats.documents.row_counts import read_row_counts
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before = peak()
 histogram = read_row_counts(Path(sys.argv[1]))

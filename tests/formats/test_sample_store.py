@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from autoshard.core.errors import FormatError, SampleStoreError
-from autoshard.formats.collective_samples import COLLECTIVE_SAMPLES
-from autoshard.formats.dense_samples import DENSE_SAMPLES
-from autoshard.formats.sample_store import damaged_samples
-from autoshard.formats.samples import KERNEL_SAMPLES
+from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
+from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
+from autoshard.formats.stores.sample_store import damaged_samples
+from autoshard.formats.stores.samples import KERNEL_SAMPLES
 from tests.formats.test_collective_samples import sample_of as collective_sample
 from tests.formats.test_dense_samples import sample_of as dense_sample
 from tests.formats.test_samples import sample_of as kernel_sample

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from autoshard.core import AccessProfile, DType, Exchange, LocalShard, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.errors import FormatError, SampleStoreError
-from autoshard.formats.sample_store import damaged_samples
-from autoshard.formats.samples import (
+from autoshard.formats.stores.sample_store import damaged_samples
+from autoshard.formats.stores.samples import (
     KERNEL_SAMPLES,
     MeasuredShard,
     Sample,

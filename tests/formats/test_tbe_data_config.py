@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from autoshard.core import AccessProfile
 from autoshard.core.errors import FormatError, InputError, InvalidTableError
 from autoshard.formats import import_tables, read_tables, write_tables
-from autoshard.formats.tbe_data_config import read_tbe_data_config, tbe_access
+from autoshard.formats.imports.tbe_data_config import read_tbe_data_config, tbe_access
 
 
 def indices(hitters=(0.2, 0.1), q=10.0, s=1.2):

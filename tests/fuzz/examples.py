@@ -14,27 +14,27 @@ from autoshard.cli import main
 from autoshard.core import AccessProfile, DType, LocalShard, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.step import PART_FEATURES, Overlap
-from autoshard.formats.collective_samples import (
+from autoshard.formats.stores.collective_samples import (
     COLLECTIVE_SAMPLES,
     Collective,
     CollectiveSample,
     GroupLevel,
     Operator,
 )
-from autoshard.formats.dense_samples import DENSE_SAMPLES, DenseSample
-from autoshard.formats.samples import MeasuredShard, Sample, write_samples
+from autoshard.formats.stores.dense_samples import DENSE_SAMPLES, DenseSample
+from autoshard.formats.stores.samples import MeasuredShard, Sample, write_samples
 from costmodel import CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, Registry, weight_shapes
-from costmodel.card import Interval
-from costmodel.collective_model import COLLECTIVE_KIND
-from costmodel.collective_training import train_collective_model
-from costmodel.dense_model import DENSE_KIND
-from costmodel.dense_training import train_dense_model
-from costmodel.features import NUM_FEATURES
-from costmodel.learned import COST_KIND
-from costmodel.predictor import FULL_CODE_WIDTH
-from costmodel.step_model import STEP_KIND, CalibratedStep, StepCard
-from policies.network import PlacementNetwork
-from policies.trained import PolicyCostModel, TrainedPolicy
+from costmodel.kernel.card import Interval
+from costmodel.kernel.features import NUM_FEATURES
+from costmodel.kernel.learned import COST_KIND
+from costmodel.kernel.predictor import FULL_CODE_WIDTH
+from costmodel.step.collective_model import COLLECTIVE_KIND
+from costmodel.step.collective_training import train_collective_model
+from costmodel.step.dense_model import DENSE_KIND
+from costmodel.step.dense_training import train_dense_model
+from costmodel.step.model import STEP_KIND, CalibratedStep, StepCard
+from policies.network.network import PlacementNetwork
+from policies.planning.trained import PolicyCostModel, TrainedPolicy
 
 NUM_ROWS = 40
 #: As few as training accepts; of dense layers, four more of another kind.

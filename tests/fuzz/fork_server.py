@@ -31,9 +31,15 @@ LIGHT = (
         "bench.commands",
         "bench.dense.report",
         "bench.store",
-        "costmodel.commands",
+        "costmodel.kernel.command",
     ),
-    *("costmodel.models_command", "costmodel.plugin", "costmodel.step_plugin", "policies.commands", "server.commands"),
+    *(
+        "costmodel.registry.command",
+        "costmodel.plugin",
+        "costmodel.step.plugin",
+        "policies.training.command",
+        "server.commands",
+    ),
     *(
         "numpy.ma",
         "plotly.graph_objs",

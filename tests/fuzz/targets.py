@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from autoshard.core.errors import AutoshardError
-from autoshard.formats.sample_columns import parquet_bytes, read_sample_file
+from autoshard.formats.stores.sample_columns import parquet_bytes, read_sample_file
 from tests.fuzz.command_lines import all_commands, command_lines
 from tests.fuzz.harness import Case
 from tests.fuzz.mutations import archives, json_texts, parquets, spoilt, weights

@@ -19,8 +19,8 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
-from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.space.placement import PlacementProblem
 
 Task = tuple[TableSet, Topology]
 

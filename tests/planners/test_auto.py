@@ -11,7 +11,7 @@ from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables, load_topology
 from autoshard.formats.metasyn import metasyn
 from autoshard.planners.auto import AutoOptions, AutoPlanner
-from autoshard.planners.greedy import (
+from autoshard.planners.heuristics.greedy import (
     CostGreedyPlanner,
     DimGreedyPlanner,
     LookupGreedyPlanner,
@@ -20,7 +20,7 @@ from autoshard.planners.greedy import (
 )
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
-from autoshard.planners.schemes import SchemeName
+from autoshard.planners.space.schemes import SchemeName
 from autoshard.planning import compare, make_costs, make_plan
 from autoshard.runtime.ownership import TableOwners
 
@@ -189,7 +189,7 @@ def test_is_among_the_planners():
 
 
 def test_a_world_too_large_to_be_searched_gets_the_best_plan_of_other_planners(monkeypatch, caplog):
-    monkeypatch.setattr("autoshard.planners.granular.step_search._MAX_RANKS", 7)
+    monkeypatch.setattr("autoshard.planners.hybrid.step_search._MAX_RANKS", 7)
     request = bundled("criteo-kaggle", "cpu-8", options={"policy": False}, time_limit_s=SECONDS)
     plan = make_plan("auto", request)
     assert plan.provenance.models["search"].startswith("not searched, over 7 ranks: as ")

@@ -6,7 +6,7 @@ import pytest
 
 from autoshard.core import AccessProfile, Constraints, EmbeddingTable, Feature, TableSet
 from autoshard.core.errors import InvalidPlanError
-from autoshard.planners.constraints import allowed_ranks, check_constraints, colocated
+from autoshard.planners.space.constraints import allowed_ranks, check_constraints, colocated
 
 
 def tables_of(**colocate_with):

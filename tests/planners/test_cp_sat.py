@@ -9,8 +9,8 @@ import pytest
 
 from autoshard.core.errors import InvalidOptionError, ModelError
 from autoshard.evaluation import evaluate
-from autoshard.planners.cp_sat import CpSatPlanner
-from autoshard.planners.karmarkar_karp import KarmarkarKarpPlanner
+from autoshard.planners.exact.cp_sat import CpSatPlanner
+from autoshard.planners.heuristics.karmarkar_karp import KarmarkarKarpPlanner
 
 
 def numbers(plan):

@@ -7,9 +7,9 @@ import pytest
 from autoshard.core import Constraints, Level, Link, Tier
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.evaluation import evaluate
-from autoshard.planners.granular.explanation import explain
-from autoshard.planners.placement import shared
+from autoshard.planners.hybrid.explanation import explain
 from autoshard.planners.registry import get_planner
+from autoshard.planners.space.placement import shared
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import Constraints, TableSet
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.planners.feasibility import Filling, repair
+from autoshard.planners.space.feasibility import Filling, repair
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_small_problems_are_solved_to_the_last_byte(planted_exactly, seed, num_t
 @pytest.fixture(scope="module")
 def planted_exactly():
     """Bare problems, since hypothesis draws many: only what `repair` reads, as PlacementProblem has it."""
-    from autoshard.planners.placement import PlacementProblem
+    from autoshard.planners.space.placement import PlacementProblem
 
     class Bare(SimpleNamespace):
         rank_bytes = PlacementProblem.rank_bytes

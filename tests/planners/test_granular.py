@@ -21,13 +21,13 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
 from autoshard.evaluation import activation_bytes, evaluate, price_step
 from autoshard.evaluation.validator import validate_plan
-from autoshard.planners.granular.descent import improve
-from autoshard.planners.granular.layout import NOTHING, Layout, Limits
-from autoshard.planners.granular.starts import balanced_layouts, layout_of
-from autoshard.planners.granular.step_search import StepSearch, catalog_of, search_steps
+from autoshard.planners.hybrid.descent import improve
+from autoshard.planners.hybrid.layout import NOTHING, Layout, Limits
+from autoshard.planners.hybrid.starts import balanced_layouts, layout_of
+from autoshard.planners.hybrid.step_search import StepSearch, catalog_of, search_steps
 from autoshard.planners.registry import get_planner
-from autoshard.planners.schemes import SchemeName
-from autoshard.planners.step_sums import PARTS
+from autoshard.planners.space.schemes import SchemeName
+from autoshard.planners.space.step_sums import PARTS
 
 #: Ends searches by steps, so that seeds decide.
 STEPS = StepSearch(steps=12, with_policy=False)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autoshard.core import Constraints, Pooling, TableSet
-from autoshard.planners.greedy import (
+from autoshard.planners.heuristics.greedy import (
     CostGreedyPlanner,
     DimGreedyPlanner,
     LookupGreedyPlanner,

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.core import Constraints
-from autoshard.planners.feasibility import repair
-from autoshard.planners.karmarkar_karp import KarmarkarKarpPlanner, partition
+from autoshard.planners.heuristics.karmarkar_karp import KarmarkarKarpPlanner, partition
+from autoshard.planners.space.feasibility import repair
 
 
 def sums(costs, num_subsets):

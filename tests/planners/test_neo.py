@@ -32,7 +32,7 @@ from autoshard.planners.neo import CostFunction, NeoOptions, NeoPlanner
 from autoshard.planners.neo.choice import NEO_SCHEMES
 from autoshard.planners.neo.planner import _Planning
 from autoshard.planners.planner import PlanRequest
-from autoshard.planners.schemes import SchemeName, scheme_of_placed, schemes_of
+from autoshard.planners.space.schemes import SchemeName, scheme_of_placed, schemes_of
 
 COSTS = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 TERA = 10**12

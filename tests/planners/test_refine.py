@@ -7,9 +7,9 @@ import pytest
 
 from autoshard.core import ReplicaGroups, Tier
 from autoshard.core.errors import InvalidOptionError
-from autoshard.planners.greedy import CostGreedyPlanner
-from autoshard.planners.placement import shared
+from autoshard.planners.heuristics.greedy import CostGreedyPlanner
 from autoshard.planners.refine import CorrectedKernels, refine
+from autoshard.planners.space.placement import shared
 
 
 class Machine:

@@ -27,8 +27,8 @@ from autoshard.core import (
 from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import PairTraffic, cheaper_exchange
 from autoshard.evaluation.validator import validate_plan
-from autoshard.planners.placement import alone, shared
-from autoshard.planners.schemes import (
+from autoshard.planners.space.placement import alone, shared
+from autoshard.planners.space.schemes import (
     COLUMN_STEP,
     Hold,
     Part,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from autoshard.core import Constraints, KernelCosts, TableSet
-from autoshard.planners.feasibility import repair
-from autoshard.planners.greedy import CostGreedyPlanner
-from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.heuristics.greedy import CostGreedyPlanner
 from autoshard.planners.search import improve
 from autoshard.planners.search.blocks import Blocks, StepSettings
+from autoshard.planners.space.feasibility import repair
+from autoshard.planners.space.placement import PlacementProblem
 
 LATER_S = 600.0
 

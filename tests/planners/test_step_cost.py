@@ -10,8 +10,8 @@ from autoshard.core import DenseLayers, Level, Link, RowRange, RowsBy, Shard, Ti
 from autoshard.core.step import PART_FEATURES, Overlap
 from autoshard.evaluation import evaluate, price_step
 from autoshard.evaluation.validator import validate_plan
-from autoshard.planners.placement import PlacementProblem
-from autoshard.planners.step_cost import PARTS, StepCost
+from autoshard.planners.space.placement import PlacementProblem
+from autoshard.planners.space.step_cost import PARTS, StepCost
 
 TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
 

@@ -13,13 +13,13 @@ from autoshard.core import (
     TableSet,
     Topology,
 )
-from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.space.placement import PlacementProblem
 from costmodel import CostModelCard, Coverage, FeatureScaling, HeldOutMetrics
-from costmodel.card import Interval
-from costmodel.features import INPUT_NAMES, NUM_FEATURES, NUM_WORK, WORK_NAMES
-from costmodel.weights import ENCODER_HIDDEN, LOG_PRICE_RANGE, weight_shapes
+from costmodel.kernel.card import Interval
+from costmodel.kernel.features import INPUT_NAMES, NUM_FEATURES, NUM_WORK, WORK_NAMES
+from costmodel.kernel.weights import ENCODER_HIDDEN, LOG_PRICE_RANGE, weight_shapes
 from env import PlacementTask
-from policies.trained import PolicyCostModel
+from policies.planning.trained import PolicyCostModel
 
 METRICS = HeldOutMetrics(num_samples=1, mae_ms=0.0, mse_ms2=0.0, relative_error=0.0, kendall_tau=1.0)
 KIND = "fused/hbm/fp32/rowwise_adagrad/sum"

@@ -11,13 +11,13 @@ import torch
 
 from autoshard.core.errors import ExecutionError
 from env import PlacementVecEnv
-from policies.actor_critic import PlacementPolicy
-from policies.actor_processes import ActorProcesses
-from policies.actors import MOST_DEATHS, ActorDiedError, ActorPool, ActorSetup, Order, Player
-from policies.lagged import LaggedVTrace
-from policies.training import Budget, PolicyTrainer, TrainingOptions
-from policies.vtrace import VTraceSettings
-from policies.weights import to_arrays
+from policies.algorithms.vtrace import VTraceSettings
+from policies.network.actor_critic import PlacementPolicy
+from policies.network.weights import to_arrays
+from policies.rollout.actor_processes import ActorProcesses
+from policies.rollout.actors import MOST_DEATHS, ActorDiedError, ActorPool, ActorSetup, Order, Player
+from policies.rollout.lagged import LaggedVTrace
+from policies.training.trainer import Budget, PolicyTrainer, TrainingOptions
 
 NUM_ITEMS = 8
 
@@ -152,7 +152,7 @@ def test_learning_is_corrected_for_the_lag(setup):
 
     from stable_baselines3.common.logger import Logger
 
-    from policies.network import choices_seen
+    from policies.network.network import choices_seen
 
     settings = VTraceSettings(num_steps=NUM_ITEMS, learning_rate=1e-2, compare_within_task=True)
     with ActorPool(PlayersHere(), setup, 2) as pool:
@@ -233,8 +233,8 @@ def test_a_failure_of_an_actor_is_told(setup):
 TRAIN_FOR_LONG = """
 import sys
 import pytest
-from policies.training import Budget, PolicyTrainer, TrainingOptions
-from policies.tasks import Split, TaskKind, sample_problems, task_seeds
+from policies.training.trainer import Budget, PolicyTrainer, TrainingOptions
+from policies.planning.tasks import Split, TaskKind, sample_problems, task_seeds
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats import load_tables
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from autoshard.core.errors import FormatError
-from policies.checkpoint import Checkpoint
+from policies.training.checkpoint import Checkpoint
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ from autoshard.core import Costs
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.formats.metasyn import metasyn
 from costmodel import Registry
-from costmodel.predictor import FULL_CODE_WIDTH
-from costmodel.promotion import publish_version
-from costmodel.publish_options import PublishOptions
+from costmodel.kernel.predictor import FULL_CODE_WIDTH
+from costmodel.registry.promotion import publish_version
+from costmodel.registry.publish_options import PublishOptions
 from env import Objective
 from policies.choices import Items
-from policies.comparison import placed_ms, policy_version
-from policies.decoding import decode
-from policies.network import PlacementNetwork
-from policies.tasks import Split, TaskKind, items_task, sample_problems, task_seeds
-from policies.trained import TrainedPolicy
+from policies.network.network import PlacementNetwork
+from policies.planning.decoding import decode
+from policies.planning.tasks import Split, TaskKind, items_task, sample_problems, task_seeds
+from policies.planning.trained import TrainedPolicy
+from policies.training.comparison import placed_ms, policy_version
 
 NUM_TASKS = 6
 

@@ -10,8 +10,8 @@ from stable_baselines3.common.utils import ConstantSchedule
 
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from env import PlacementEnv, PlacementTask
-from policies.actor_critic import PlacementPolicy
-from policies.decoding import decode, decode_beam
+from policies.network.actor_critic import PlacementPolicy
+from policies.planning.decoding import decode, decode_beam
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,15 @@ import torch
 
 from autoshard.core import LocalShard
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
-from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.space.placement import PlacementProblem
 from costmodel import shard_features
-from costmodel.dataset import CostDataset
+from costmodel.kernel.dataset import CostDataset
 from env import PlacementTask
 from policies.choices import Algorithm, RewardSource
-from policies.cost_buffer import CostBuffer
-from policies.joint import JointTrainer
-from policies.joint_cost import CostUpdates, JointCost
-from policies.training import Budget, TrainingOptions
+from policies.training.cost_buffer import CostBuffer
+from policies.training.joint import JointTrainer
+from policies.training.joint_cost import CostUpdates, JointCost
+from policies.training.trainer import Budget, TrainingOptions
 
 OPTIONS = TrainingOptions(num_groups=2, num_rollouts=3, evaluate_every=2)
 

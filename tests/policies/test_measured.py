@@ -4,8 +4,8 @@ import pytest
 from autoshard.core.errors import InvalidOptionError
 from env import PlacementTask, PlacementVecEnv
 from policies.choices import RewardSource
-from policies.measured import MeasuredVecEnv, find_benchmark
-from policies.training import PolicyTrainer, TrainingOptions
+from policies.rollout.measured import MeasuredVecEnv, find_benchmark
+from policies.training.trainer import PolicyTrainer, TrainingOptions
 
 NUM_ITEMS = 4
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.network import PlacementNetwork
+from policies.network.network import PlacementNetwork
 
 WIDTH = 32
 

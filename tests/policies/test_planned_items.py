@@ -12,20 +12,20 @@ from autoshard.evaluation import evaluate
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.validator import validate_plan
-from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.space.placement import PlacementProblem
 from costmodel import Registry
-from costmodel.predictor import FULL_CODE_WIDTH
+from costmodel.kernel.predictor import FULL_CODE_WIDTH
 from env import NUM_CHOICE_KINDS, ChoiceKind, CostColumn, Objective, SplitBy
 from env.splits import split
 from policies.choices import Items
-from policies.comparison import placed_ms
-from policies.decoding import decode
-from policies.joined_parts import joined
-from policies.network import PlacementNetwork
-from policies.planner import PolicyPlanner
-from policies.tasks import items_problem, items_task
-from policies.trained import TrainedPolicy
+from policies.network.network import PlacementNetwork
+from policies.planning.decoding import decode
+from policies.planning.joined_parts import joined
+from policies.planning.planner import PolicyPlanner
+from policies.planning.tasks import items_problem, items_task
+from policies.planning.trained import TrainedPolicy
+from policies.training.comparison import placed_ms
 
 CUT = [Items.ROW_GROUPS, Items.TIERS]
 

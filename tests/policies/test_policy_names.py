@@ -16,7 +16,7 @@ def test_other_names_are_not():
         policies.nothing  # noqa: B018
 
 
-@pytest.mark.parametrize("module", ["policies.commands", "policies.planner"])
+@pytest.mark.parametrize("module", ["policies.training.command", "policies.planning.planner"])
 def test_commands_and_lists_of_planners_do_not_wait_for_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

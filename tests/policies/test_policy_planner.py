@@ -11,17 +11,17 @@ from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, Model
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.auto import AutoPlanner
-from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
+from autoshard.planners.space.placement import PlacementProblem
 from costmodel import Registry
-from costmodel.predictor import FULL_CODE_WIDTH
-from costmodel.registry import SHIPPED_VARIABLE
+from costmodel.kernel.predictor import FULL_CODE_WIDTH
+from costmodel.registry.versions import SHIPPED_VARIABLE
 from env import Objective
 from policies.choices import Items
-from policies.network import PlacementNetwork
-from policies.planner import PolicyPlanner
-from policies.trained import TrainedPolicy
+from policies.network.network import PlacementNetwork
+from policies.planning.planner import PolicyPlanner
+from policies.planning.trained import TrainedPolicy
 
 
 @pytest.fixture(scope="module")

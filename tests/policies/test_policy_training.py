@@ -10,14 +10,14 @@ from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
 from env import Objective, PlacementTask
-from policies.checkpoint import Checkpoint
+from policies.algorithms.training_options import Plateau
 from policies.choices import Algorithm, Items, RewardSource
-from policies.network import PlacementNetwork
-from policies.run_options import RunOptions
-from policies.scores import Baselines, score_placements
-from policies.tasks import NUM_ROW_RANGES, Split, TaskKind, items_task, sample_problems, task_seeds
-from policies.training import Budget, PolicyTrainer, TrainingOptions
-from policies.training_options import Plateau
+from policies.network.network import PlacementNetwork
+from policies.planning.tasks import NUM_ROW_RANGES, Split, TaskKind, items_task, sample_problems, task_seeds
+from policies.training.checkpoint import Checkpoint
+from policies.training.run_options import RunOptions
+from policies.training.scores import Baselines, score_placements
+from policies.training.trainer import Budget, PolicyTrainer, TrainingOptions
 
 OPTIONS = TrainingOptions(num_groups=2, num_rollouts=4, evaluate_every=2)
 

@@ -7,9 +7,9 @@ from autoshard.planners.registry import get_planner
 from bench.sampling.strategies import SetSource
 from bench.sampling.visited import PLANNERS, SETS_PER_PLAN, Placements
 from costmodel import Registry
-from costmodel.predictor import FULL_CODE_WIDTH
-from policies.network import PlacementNetwork
-from policies.trained import TrainedPolicy
+from costmodel.kernel.predictor import FULL_CODE_WIDTH
+from policies.network.network import PlacementNetwork
+from policies.planning.trained import TrainedPolicy
 
 
 def test_plans_of_a_registrys_policy_are_visited(cost, make_tables, tmp_path):

@@ -5,8 +5,8 @@ from stable_baselines3.common.logger import Logger
 
 from autoshard.core.errors import InvalidOptionError
 from env import PlacementVecEnv
-from policies.ppo import PlacementPPO, PPOSettings
-from policies.vtrace import compared_within_task
+from policies.algorithms.ppo import PlacementPPO, PPOSettings
+from policies.algorithms.vtrace import compared_within_task
 
 NUM_ITEMS = 12
 

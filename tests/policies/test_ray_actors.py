@@ -13,10 +13,10 @@ import numpy as np
 from autoshard.core.errors import ExecutionError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats import load_tables
-from policies.ray_actors import RayActors
-from policies.tasks import Split, TaskKind, sample_problems, task_seeds
-from policies.training import Budget, PolicyTrainer, TrainingOptions
-from policies.weights import to_arrays
+from policies.rollout.ray_actors import RayActors
+from policies.planning.tasks import Split, TaskKind, sample_problems, task_seeds
+from policies.training.trainer import Budget, PolicyTrainer, TrainingOptions
+from policies.network.weights import to_arrays
 
 def ancestors(pid):
     found = []

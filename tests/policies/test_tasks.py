@@ -6,7 +6,7 @@ from autoshard.core import Shard
 from autoshard.core.errors import InvalidOptionError, InvalidTableError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from policies.choices import Items
-from policies.tasks import (
+from policies.planning.tasks import (
     Split,
     TaskKind,
     cut,

@@ -5,13 +5,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from autoshard.cli import main
 from costmodel import Registry
-from costmodel.publish_options import PublishOptions
+from costmodel.registry.publish_options import PublishOptions
+from policies.algorithms.training_options import Budget
 from policies.choices import Algorithm
-from policies.planner import PolicyPlanner
-from policies.run_options import RunOptions, TaskOptions
-from policies.runs import run_training
-from policies.trained import TrainedPolicy
-from policies.training_options import Budget
+from policies.planning.planner import PolicyPlanner
+from policies.planning.trained import TrainedPolicy
+from policies.training.run_options import RunOptions, TaskOptions
+from policies.training.runs import run_training
 
 SMALL = ["--num-tables", "8", "--num-ranks", "2", "--num-tasks", "4", "--updates", "2"]
 

@@ -3,7 +3,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from autoshard.core.errors import FormatError
 from policies.choices import Algorithm
-from policies.training import Budget, PolicyTrainer, TrainingOptions
+from policies.training.trainer import Budget, PolicyTrainer, TrainingOptions
 
 LOSSES = {Algorithm.VTRACE: "train/policy_loss", Algorithm.PPO: "train/policy_gradient_loss"}
 

@@ -7,10 +7,8 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from env import PlacementEnv, PlacementTask, PlacementVecEnv, SplitBy
-from policies.actor_critic import PlacementPolicy
-from policies.decoding import decode
-from policies.trajectories import Trajectories
-from policies.vtrace import (
+from policies.algorithms.trajectories import Trajectories
+from policies.algorithms.vtrace import (
     VTrace,
     VTraceSettings,
     _first_episodes,
@@ -18,6 +16,8 @@ from policies.vtrace import (
     _whole_advantages,
     compared_within_task,
 )
+from policies.network.actor_critic import PlacementPolicy
+from policies.planning.decoding import decode
 
 
 class Checked(VTrace):

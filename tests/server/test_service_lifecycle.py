@@ -15,7 +15,7 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.core.errors import InvalidOptionError
-from costmodel.registry import SHIPPED_VARIABLE, Registry
+from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 from server.problems import BusyError, OvertimeError
 from server.settings import ServerSettings
 from server.workers import WorkerPool

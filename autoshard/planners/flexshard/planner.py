@@ -18,15 +18,15 @@ from autoshard.core import (
 )
 from autoshard.core.accepted import AT_LEAST_0, check_choice
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from autoshard.planners.constraints import check_constraints
 from autoshard.planners.flexshard.equations import Machine, Strategy
 from autoshard.planners.flexshard.frontier import Frontier, TierBounds, TierChoice
 from autoshard.planners.flexshard.memory import gradient_sum, held_bytes, segments
 from autoshard.planners.flexshard.paper_rule import paper_choice
 from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
 from autoshard.planners.flexshard.whole_tables import WholeTables, unsplit
-from autoshard.planners.placement import shared
 from autoshard.planners.planner import PlanRequest, parse_options
+from autoshard.planners.space.constraints import check_constraints
+from autoshard.planners.space.placement import shared
 
 _EXCHANGES = {
     "auto": tuple(Exchange),

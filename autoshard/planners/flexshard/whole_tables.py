@@ -14,14 +14,14 @@ from autoshard.core import EmbeddingTable, PlacedShard, Shard, TableSet, Tier
 from autoshard.core.access import FloatArray
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.traffic import cheaper_exchange
-from autoshard.planners.constraints import allowed_ranks, colocated
-from autoshard.planners.feasibility import repair
 from autoshard.planners.flexshard.equations import Machine
 from autoshard.planners.flexshard.memory import pair_bytes
 from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
-from autoshard.planners.greedy import place_by_cost
-from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.heuristics.greedy import place_by_cost
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.space.constraints import allowed_ranks, colocated
+from autoshard.planners.space.feasibility import repair
+from autoshard.planners.space.placement import PlacementProblem
 
 
 def unsplit(tables: TableSet, machine: Machine, num_tiers: int, below_rows: int) -> frozenset[str]:

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from autoshard.core import CostModel, MemoryLevel, Shard, TableSet, Topology
 from autoshard.core.access import FloatArray
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.planners.feasibility import Filling, repair
-from autoshard.planners.karmarkar_karp import partition
+from autoshard.planners.heuristics.karmarkar_karp import partition
 from autoshard.planners.neo.choice import Choice
-from autoshard.planners.placement import PlacementProblem, RankArray
-from autoshard.planners.schemes import Hold, Part
+from autoshard.planners.space.feasibility import Filling, repair
+from autoshard.planners.space.placement import PlacementProblem, RankArray
+from autoshard.planners.space.schemes import Hold, Part
 
 GREEDY, KARMARKAR_KARP = "greedy", "karmarkar_karp"
 _LEVELS = tuple(MemoryLevel)

@@ -18,7 +18,7 @@ from autoshard.core import EmbeddingTable, MemoryLevel, TableSet, Topology
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.cached_rows import behind_cache
 from autoshard.planners.neo.cost import CostFunction, PartCost
-from autoshard.planners.schemes import Hold, Part, Scheme, SchemeName, allowed_sites, schemes_of, why_not
+from autoshard.planners.space.schemes import Hold, Part, Scheme, SchemeName, allowed_sites, schemes_of, why_not
 
 #: Schemes that Neo has (Sec. 4).
 NEO_SCHEMES = (

@@ -19,7 +19,7 @@ from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.evaluation.cached_rows import TransferSpeeds, transfer_seconds
 from autoshard.evaluation.device_memory import DeviceMemory, device_memory
 from autoshard.evaluation.traffic import REDUCED_BYTES, PairTraffic, synced_bytes
-from autoshard.planners.schemes import Hold, Part
+from autoshard.planners.space.schemes import Hold, Part
 
 #: A looked-up row is read by the lookup, and read and written by the update.
 _MOVES_PER_LOOKUP: Final = 3

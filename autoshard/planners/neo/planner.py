@@ -14,13 +14,13 @@ from autoshard.core.accepted import AT_LEAST_0, SHARE, check_choice, listed
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.cached_rows import LFU, LRU
-from autoshard.planners.constraints import check_constraints, colocated
 from autoshard.planners.neo.arrangement import GREEDY, KARMARKAR_KARP, Arrangement, Arranger
 from autoshard.planners.neo.caches import FILLS, fewest_cached, levels_of, with_grown_caches
 from autoshard.planners.neo.choice import NEO_SCHEMES, Choice, Chooser
 from autoshard.planners.neo.cost import CostFunction
 from autoshard.planners.planner import PlanRequest, parse_options
-from autoshard.planners.schemes import SchemeName
+from autoshard.planners.space.constraints import check_constraints, colocated
+from autoshard.planners.space.schemes import SchemeName
 
 _PLACEMENTS = (GREEDY, KARMARKAR_KARP)
 _STEP, _COST = "step", "cost"

@@ -9,7 +9,7 @@ from itertools import groupby
 from autoshard.core import Exchange, GradSync, PlacedShard, Pooling, RowRange, RowsBy, Shard, TableSet, Tier, Topology
 from autoshard.evaluation.traffic import cheaper_exchange
 from autoshard.planners.oper.row_group import RowGroup
-from autoshard.planners.placement import alone, shared
+from autoshard.planners.space.placement import alone, shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

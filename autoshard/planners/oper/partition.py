@@ -12,7 +12,7 @@ import numpy as np
 
 from autoshard.core import AccessProfile, EmbeddingTable, RowRange, RowsBy, Shard, TableSet
 from autoshard.core.accepted import AT_LEAST_1, SHARE
-from autoshard.planners.constraints import colocated
+from autoshard.planners.space.constraints import colocated
 
 
 def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:

@@ -17,15 +17,15 @@ from autoshard.core.accepted import AT_LEAST_0, Range, check_choice
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidTopologyError
 from autoshard.evaluation.evaluate import evaluate
-from autoshard.planners.greedy import SizeGreedyPlanner
+from autoshard.planners.heuristics.greedy import SizeGreedyPlanner
 from autoshard.planners.oper.balance import MAX_CAPACITY, ByteArray, Method, Placement, pack, place
 from autoshard.planners.oper.cost_matrix import FloatArray, fetch_matrix_ms, mean_row_bytes
 from autoshard.planners.oper.held_groups import HeldGroup, placed_shards, with_exchange
 from autoshard.planners.oper.partition import row_groups
 from autoshard.planners.oper.replication import finer, hot_groups, replicate_evenly, topology_frequency
 from autoshard.planners.oper.row_group import RowGroup
-from autoshard.planners.placement import PlacementProblem
 from autoshard.planners.planner import PlanRequest, parse_options
+from autoshard.planners.space.placement import PlacementProblem
 
 #: Finer partitions than this are not tried: about 10 s of planning at worst.
 _MIN_THRESHOLD = 1e-5

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.planners.placement import PlacementProblem, RankArray
+from autoshard.planners.space.placement import PlacementProblem, RankArray
 
 FloatArray = NDArray[np.float32]
 IndexArray = NDArray[np.int64]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autoshard.planners.placement import PlacementProblem
+from autoshard.planners.space.placement import PlacementProblem
 
 
 def costliest_item_ms(problem: PlacementProblem) -> float:

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.planners.feasibility import repair
-from autoshard.planners.placement import PlacementProblem, RankArray
 from autoshard.planners.search.blocks import Blocks, FloatArray, IndexArray, StepSettings
 from autoshard.planners.search.bounds import costliest_item_ms
+from autoshard.planners.space.feasibility import repair
+from autoshard.planners.space.placement import PlacementProblem, RankArray
 
 # Settings, of 80 tables of MetaSyn / 64 on 8 ranks (eight tasks, the learned model of a CPU, November 2026): after 400
 # steps from the greedy plan the slowest rank is 0.4% above the best of a minute's search on average.

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from autoshard import console
+from autoshard.formats.documents.json_document import format_json
 from autoshard.formats.files import atomic_write
-from autoshard.formats.json_document import format_json
 from autoshard.report.images import write_png
 from studies.papers.flexshard.document import results_document, results_tables
 from studies.papers.flexshard.figures import (

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from autoshard import console
+from autoshard.formats.documents.json_document import format_json
 from autoshard.formats.files import atomic_write
-from autoshard.formats.json_document import format_json
 from autoshard.report.images import write_png
 from studies.papers.oper.document import OperResults, results_document, results_tables
 from studies.papers.oper.figures import FIG10_HEIGHT, HEIGHT, WIDTH, fig8_figure, fig10_figure

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from autoshard import console
+from autoshard.formats.documents.json_document import format_json
 from autoshard.formats.files import atomic_write
-from autoshard.formats.json_document import format_json
 from autoshard.planners.replica_groups import ReplicaGroupsPlanner
 from autoshard.report.images import write_png
 from studies.papers.two_d.document import choice_table, document, table1, table2

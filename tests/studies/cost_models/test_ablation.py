@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from autoshard.core import DType, Optimizer, Update
-from costmodel.dataset import CostDataset
-from costmodel.features import FEATURE_NAMES, INPUT_NAMES, WORK_NAMES, shard_features
+from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.features import FEATURE_NAMES, INPUT_NAMES, WORK_NAMES, shard_features
 from studies.cost_models.ablation import FULL, REMOVALS, without
 
 #: A shard that differs from another in one thing, which its group's removal makes invisible.

@@ -4,9 +4,9 @@ import shutil
 import pytest
 
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError, UnknownNameError
-from autoshard.formats.samples import read_samples, write_samples
-from costmodel.schedules import Shuffled
-from costmodel.training import TrainingOptions
+from autoshard.formats.stores.samples import read_samples, write_samples
+from costmodel.kernel.schedules import Shuffled
+from costmodel.kernel.training import TrainingOptions
 from studies.cost_models.active import ActiveOptions, Progress, Round, active_folder, collect, run_active_loop
 from studies.cost_models.active_report import active_report, active_result, curve_figure
 

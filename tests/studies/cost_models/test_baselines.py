@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from autoshard.core import Exchange, Update
-from costmodel.dataset import CostDataset
-from costmodel.features import shard_features
+from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.features import shard_features
 from studies.cost_models.baselines import (
     PaperNetwork,
     PaperOptions,

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
-from autoshard.formats.samples import SampleTable
+from autoshard.formats.stores.samples import SampleTable
 from autoshard.report.images import NumberTable
-from costmodel.schedules import Shuffled
-from costmodel.splits import Split, SplitKind, half_of_tables, some_tables, unseen_shares
-from costmodel.training import TrainingOptions, train_cost_model
+from costmodel.kernel.schedules import Shuffled
+from costmodel.kernel.splits import Split, SplitKind, half_of_tables, some_tables, unseen_shares
+from costmodel.kernel.training import TrainingOptions, train_cost_model
 from studies.cost_models.ablation import FULL, REMOVALS
 from studies.cost_models.evaluation import (
     KERNEL,

@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from autoshard.formats.samples import read_samples
-from costmodel.dataset import CostDataset
-from costmodel.schedules import Shuffled
-from costmodel.training import TrainingOptions
+from autoshard.formats.stores.samples import read_samples
+from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.schedules import Shuffled
+from costmodel.kernel.training import TrainingOptions
 from studies.cost_models.speed import as_markdown, machine, time_pricing, time_training, to_document
 
 

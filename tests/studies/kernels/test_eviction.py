@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bench.caches import device_cache_bytes
+from bench.measure.caches import device_cache_bytes
 from studies.kernels.eviction import measure_eviction
 
 

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from autoshard.core.errors import InvalidOptionError
-from autoshard.formats.sample_store import damaged_samples
-from autoshard.formats.samples import read_samples
+from autoshard.formats.stores.sample_store import damaged_samples
+from autoshard.formats.stores.samples import read_samples
 from bench.collecting.kernels import collect_samples
 from bench.sampling.stream import choose_sets
 from studies.kernels.kill_test import StoreWatch, main

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from autoshard.core.errors import FormatError, InvalidOptionError
-from bench.devices import find_device
-from bench.harness import Settings
+from bench.kernels.harness import Settings
+from bench.measure.devices import find_device
 from studies.kernels.repeatability import (
     Repeatability,
     Run,

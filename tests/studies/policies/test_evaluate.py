@@ -18,7 +18,7 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from autoshard.report.images import NumberTable
 from env import NUM_CHOICE_KINDS, NUM_COST_COLUMNS
-from policies.network import PlacementNetwork
+from policies.network.network import PlacementNetwork
 from studies.cost_models.ablation import REMOVALS
 from studies.policies import FIGURES, EvaluationSettings, PartStore, choose
 from studies.policies.ablations import _PAPER_FEATURES

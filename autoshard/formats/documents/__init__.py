@@ -1,0 +1,1 @@
+"""Documents of autoshard: tables, topologies, plans, access profiles, and their published schemas."""

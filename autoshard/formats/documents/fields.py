@@ -1,0 +1,268 @@
+"""Typed reading of JSON objects: every field by name and type, every fault with its dotted path."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Collection
+from enum import StrEnum
+from typing import TypeVar
+
+from autoshard.core.errors import AutoshardError, FormatError, InputError
+from autoshard.core.quoting import shortened, shown
+from autoshard.formats.documents.json_document import join
+
+#: Upper limit of whole numbers that have no limit of their own: beyond it doubles are no longer exact.
+MAX_WHOLE = 2**53
+
+EnumT = TypeVar("EnumT", bound=StrEnum)
+BuiltT = TypeVar("BuiltT")
+
+
+class Fields:
+    """One JSON object, whose set of fields has been checked and whose values are read by type.
+
+    A getter of a field that was left out returns its `default`; required fields are always there.
+
+    Args:
+        value: What stands where the object should.
+        path: Dotted path of the object, empty for the document itself.
+        required: Names of fields that must be there.
+        optional: Names of fields that may be there.
+        schema: What the field `schema` has to say, if the object is a document.
+
+    Raises:
+        FormatError: If the value is no object or another document, or fields are missing or unknown.
+    """
+
+    __slots__ = ("_values", "path")
+
+    def __init__(
+        self,
+        value: object,
+        path: str,
+        *,
+        required: Collection[str],
+        optional: Collection[str] = (),
+        schema: str | None = None,
+    ) -> None:
+        if not isinstance(value, dict):
+            raise FormatError(f"must be an object, got {shown(value)}", field=path)
+        # Before all else: a document of another kind has other fields.
+        if schema is not None and value.get("schema", schema) != schema:
+            raise FormatError(f'must be "{schema}", got {shown(value["schema"])}', field=join(path, "schema"))
+        for name in value:
+            if name not in required and name not in optional:
+                raise FormatError(_unknown(name, [*required, *optional]), field=join(path, shortened(name)))
+        for name in required:
+            if name not in value:
+                raise FormatError("is missing", field=join(path, name))
+        self.path = path
+        self._values: dict[str, object] = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def __getitem__(self, name: str) -> object:
+        return self._values[name]
+
+    def at(self, name: str) -> str:
+        """Dotted path of a field."""
+        return join(self.path, name)
+
+    def text(self, name: str, default: str = "") -> str:
+        """A text that is not empty."""
+        return text(self._values[name], self.at(name)) if name in self._values else default
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """`true` or `false`."""
+        value = self._values.get(name, default)
+        if not isinstance(value, bool):
+            raise FormatError(f"must be true or false, got {shown(value)}", field=self.at(name))
+        return value
+
+    def whole(self, name: str, *, minimum: int = 0, maximum: int = MAX_WHOLE, default: int = 0) -> int:
+        """A whole number in [minimum, maximum]."""
+        if name not in self._values:
+            return default
+        return whole(self._values[name], self.at(name), minimum=minimum, maximum=maximum)
+
+    def number(self, name: str, *, minimum: float = 0.0, maximum: float = math.inf, default: float = 0.0) -> float:
+        """A finite number in [minimum, maximum]."""
+        if name not in self._values:
+            return default
+        return number(self._values[name], self.at(name), minimum=minimum, maximum=maximum)
+
+    def choice(self, name: str, kind: type[EnumT], default: EnumT) -> EnumT:
+        """One of an enumeration's words."""
+        return choice(self._values[name], self.at(name), kind) if name in self._values else default
+
+    def word(self, name: str, accepted: Collection[str], default: str = "") -> str:
+        """One of the accepted words."""
+        value = self._values.get(name, default)
+        if not isinstance(value, str) or value not in accepted:
+            raise FormatError(f"must be one of {', '.join(accepted)}, got {shown(value)}", field=self.at(name))
+        return value
+
+    def items(self, name: str, *, minimum: int = 1, maximum: int = 1_000_000) -> list[object]:
+        """A list of `minimum` to `maximum` values; empty if the field was left out."""
+        return items(self._values[name], self.at(name), minimum=minimum, maximum=maximum) if name in self else []
+
+    def whole_numbers(self, name: str, *, minimum: int = 0, maximum: int = MAX_WHOLE) -> tuple[int, ...]:
+        """A list of one or more whole numbers; empty if the field was left out."""
+        path = self.at(name)
+        return tuple(
+            whole(value, f"{path}[{index}]", minimum=minimum, maximum=maximum)
+            for index, value in enumerate(self.items(name))
+        )
+
+    def fields(self, name: str, *, required: Collection[str], optional: Collection[str] = ()) -> Fields:
+        """An object within this one; one without fields if it was left out."""
+        return Fields(self._values.get(name, {}), self.at(name), required=required, optional=optional)
+
+    def mapping(self, name: str) -> dict[str, object]:
+        """An object whose fields have names of the user's own; an empty one if it was left out."""
+        value = self._values.get(name, {})
+        if not isinstance(value, dict):
+            raise FormatError(f"must be an object, got {shown(value)}", field=self.at(name))
+        return value
+
+    def build(self, make: Callable[[], BuiltT]) -> BuiltT:
+        """Calls `make`; errors of the values that it checks get this object's path.
+
+        Raises:
+            InputError: What `make` raised, with the path.
+        """
+        return at_path(self.path, make)
+
+
+def at_path(path: str, make: Callable[[], BuiltT]) -> BuiltT:
+    """Calls `make`, and puts `path` before the field that an error of it names.
+
+    Errors of this reader (FormatError) name the whole path already.
+
+    Raises:
+        InputError: What `make` raised, with the path.
+    """
+    try:
+        return make()
+    except FormatError:
+        raise
+    except InputError as error:
+        raise type(error)(error.message, field=join(path, error.field) if error.field else path) from None
+
+
+def from_source(source: str, make: Callable[[], BuiltT]) -> BuiltT:
+    """Calls `make`, and names `source` in an error of it that names no source yet.
+
+    Raises:
+        AutoshardError: What `make` raised, with the source.
+    """
+    try:
+        return make()
+    except AutoshardError as error:
+        if error.source is not None:
+            raise
+        raise error.in_source(source) from None
+
+
+def text(value: object, path: str) -> str:
+    """The value, a text of 1 to 512 characters.
+
+    Raises:
+        FormatError: If it is none.
+    """
+    if not isinstance(value, str) or not 0 < len(value) <= 512:
+        raise FormatError(f"must be a text of 1 to 512 characters, got {shown(value)}", field=path)
+    check_characters(value, path)
+    return value
+
+
+def check_characters(value: str, path: str) -> None:
+    """Refuses halves of surrogate pairs, which JSON can escape but which are no characters and cannot be written.
+
+    Raises:
+        FormatError: If the text holds one.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise FormatError(f"must be made of whole characters, got {shown(value)}", field=path)
+
+
+def check_writable(value: object, path: str) -> None:
+    """Refuses what a parser lets through but no file can hold: numbers that are not finite, halves of characters.
+
+    Raises:
+        FormatError: If the value is one of them, or holds one; the text names its path.
+    """
+    if isinstance(value, float):
+        number(value, path, minimum=-math.inf)
+    elif isinstance(value, str):
+        check_characters(value, path)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            check_characters(name, path)
+            check_writable(inner, join(path, shortened(name)))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            check_writable(inner, f"{path}[{index}]")
+
+
+def whole(value: object, path: str, *, minimum: int = 0, maximum: int = MAX_WHOLE) -> int:
+    """The value, a whole number in [minimum, maximum].
+
+    Raises:
+        FormatError: If it is none; `true` is none, and neither is 1.0.
+    """
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise FormatError(f"must be a whole number in [{minimum}, {maximum}], got {shown(value)}", field=path)
+    return value
+
+
+def number(value: object, path: str, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
+    """The value, a finite number in [minimum, maximum].
+
+    Raises:
+        FormatError: If it is none.
+    """
+    if type(value) is int:
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
+    if type(value) is not float or not math.isfinite(value) or not minimum <= value <= maximum:
+        limits = f" in [{minimum:g}, {maximum:g}]" if maximum < math.inf else f" of at least {minimum:g}"
+        accepted = "a finite number" + (limits if minimum > -math.inf else "")
+        raise FormatError(f"must be {accepted}, got {shown(value)}", field=path)
+    return value
+
+
+def choice(value: object, path: str, kind: type[EnumT]) -> EnumT:
+    """The value, one of an enumeration's words.
+
+    Raises:
+        FormatError: If it is none.
+    """
+    member = kind.__members__.get(value.upper()) if isinstance(value, str) else None
+    if member is None or member.value != value:
+        raise FormatError(f"must be one of {', '.join(kind)}, got {shown(value)}", field=path)
+    return member
+
+
+def items(value: object, path: str, *, minimum: int = 1, maximum: int = 1_000_000) -> list[object]:
+    """The value, a list of `minimum` to `maximum` values.
+
+    Raises:
+        FormatError: If it is none.
+    """
+    if not isinstance(value, list):
+        raise FormatError(f"must be a list, got {shown(value)}", field=path)
+    if not minimum <= len(value) <= maximum:
+        accepted = str(minimum) if minimum == maximum else f"{minimum} to {maximum}"
+        raise FormatError(f"must hold {accepted} values, got {len(value)}", field=path)
+    return value
+
+
+def _unknown(name: str, accepted: list[str]) -> str:
+    close = difflib.get_close_matches(name[:100], accepted, n=1)
+    guess = f" (did you mean {close[0]}?)" if close else ""
+    return f"is not known{guess}; accepted: {', '.join(accepted) or 'no fields'}"

@@ -1,0 +1,218 @@
+"""Formats that tables can be imported from, by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autoshard.core import TableSet
+from autoshard.core.errors import FormatError, InvalidOptionError, UnknownNameError
+from autoshard.core.quoting import shortened, shown
+from autoshard.formats.bundled import bundled_table_sets, load_tables
+from autoshard.formats.documents.fields import from_source
+from autoshard.formats.documents.json_document import read_json
+from autoshard.formats.documents.tables_json import (
+    MAX_BATCH_SIZE,
+    MAX_EMBEDDING_DIM,
+    MAX_POOLING_FACTOR,
+    MAX_ROWS,
+    MAX_TOTAL_BYTES,
+    read_tables,
+)
+from autoshard.formats.files import open_file
+from autoshard.formats.imports.count_tables import read_count_tables
+from autoshard.formats.imports.dlrm_datasets import Advance, read_dlrm_datasets
+from autoshard.formats.imports.id_batches import DEFAULT_BATCH_SIZE, DEFAULT_EMBEDDING_DIM, read_id_batches
+from autoshard.formats.imports.tbe_data_config import is_tbe_data_config, read_tbe_data_config
+from autoshard.formats.imports.torch_archive import read_tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportFormat:
+    """A format that tables can be imported from.
+
+    Attributes:
+        name: What the user calls it.
+        description: One line about it.
+        read: Reads a source; takes `advance` and the options as keywords.
+        options: The format's own options, whole numbers all, by name: what they mean, and the values accepted.
+    """
+
+    name: str
+    description: str
+    read: Callable[..., TableSet]
+    options: Mapping[str, tuple[str, range]] = field(default_factory=dict)
+
+
+def import_tables(
+    source: str | Path, format: str | None = None, *, advance: Advance = lambda _: None, **options: object
+) -> TableSet:
+    """Tables from a file, a folder or a name, in one of `FORMATS`.
+
+    Args:
+        source: File, folder, or name of a bundled table set.
+        format: Name of the format; None tells it from the source.
+        advance: Is told of progress where a format takes long, in shares that add up to 1.
+        options: The format's own options.
+
+    Raises:
+        UnknownNameError: If there is no such format, or it cannot be told.
+        InvalidOptionError: If the format has no such option, or does not accept its value.
+        InputError: If the source does not follow its format.
+    """
+    chosen = FORMATS.get(format or _told_from(str(source)))
+    if chosen is None:
+        raise UnknownNameError(
+            f"no import format is named {shown(format)}; there are {', '.join(FORMATS)}", field="format"
+        )
+    for name, value in options.items():
+        if name not in chosen.options:
+            accepted = ", ".join(chosen.options) or "none"
+            raise InvalidOptionError(f"format {chosen.name} takes these options: {accepted}", field=f"options.{name}")
+        limits = chosen.options[name][1]
+        if type(value) is not int or value not in limits:
+            raise InvalidOptionError(
+                f"must be a whole number in [{limits.start}, {limits.stop - 1}], got {shown(value)}",
+                field=f"options.{name}",
+            )
+    return from_source(str(source), lambda: _within_limits(chosen.read(source, advance=advance, **options)))
+
+
+def _within_limits(tables: TableSet) -> TableSet:
+    """The tables, which a tables.json can hold."""
+    for table in tables.tables:
+        for feature in table.features:
+            if feature.pooling_factor > MAX_POOLING_FACTOR:
+                raise FormatError(
+                    f"must have at most {MAX_POOLING_FACTOR:g} ids per sample, got {feature.pooling_factor:g}",
+                    field=shortened(feature.name),
+                )
+    if sum(table.hbm_bytes for table in tables.tables) > MAX_TOTAL_BYTES:
+        raise FormatError(f"must need at most {MAX_TOTAL_BYTES:,} bytes in total")
+    return tables
+
+
+def _told_from(source: str) -> str:
+    if source in bundled_table_sets():
+        return "bundled"
+    if os.path.isdir(source):
+        return _told_from_folder(source)
+    if source.endswith(".json"):
+        return "tbe-data-config" if _is_tbe_data_config(source) else "tables-json"
+    if source.endswith(".parquet"):
+        return "id-batches"
+    if source.endswith((".pt", ".pt.gz")):
+        return "id-batches" if _is_values_and_lengths(source) else "dlrm-datasets"
+    raise UnknownNameError(
+        f"is neither a bundled table set ({', '.join(bundled_table_sets())}) nor a .json, .parquet, .pt or .pt.gz "
+        f"file; name its format: {', '.join(FORMATS)}",
+        source=source,
+    )
+
+
+def _told_from_folder(source: str) -> str:
+    try:
+        suffixes = {os.path.splitext(name)[1] for name in os.listdir(source) if not name.startswith(".")}
+    except OSError as error:
+        raise FormatError(f"cannot be read: {(error.strerror or str(error)).lower()}", source=source) from error
+    by_suffix = {".json": "tbe-data-config", ".parquet": "id-batches", ".pt": "id-batches"}
+    told = {by_suffix[suffix] for suffix in suffixes if suffix in by_suffix}
+    if len(told) == 1:
+        return told.pop()
+    found = f"both {' and '.join(sorted(suffixes & by_suffix.keys()))}" if told else "no .json, .parquet or .pt"
+    raise UnknownNameError(f"is a folder with {found} files; name its format: {', '.join(FORMATS)}", source=source)
+
+
+def _is_tbe_data_config(source: str) -> bool:
+    try:
+        return is_tbe_data_config(read_json(source))
+    except FormatError:  # the reader says it, with all that it knows of the format
+        return False
+
+
+def _is_values_and_lengths(source: str) -> bool:
+    try:
+        with open_file(source) as file:
+            return len(read_tensors(file)) == 2
+    except (FormatError, OSError):
+        return False
+
+
+def _read_bundled(source: str | Path, advance: Advance) -> TableSet:
+    tables = load_tables(source)
+    advance(1.0)
+    return tables
+
+
+def _read_tables_json(source: str | Path, advance: Advance) -> TableSet:
+    tables = read_tables(source)
+    advance(1.0)
+    return tables
+
+
+#: Formats by name.
+FORMATS: Mapping[str, ImportFormat] = {
+    item.name: item
+    for item in (
+        ImportFormat(name="bundled", description="Name of a table set that comes with autoshard", read=_read_bundled),
+        ImportFormat(name="tables-json", description="autoshard's own tables.json", read=_read_tables_json),
+        ImportFormat(
+            name="dlrm-datasets",
+            description="One batch of ids as in facebookresearch/dlrm_datasets: .pt or .pt.gz",
+            read=read_dlrm_datasets,
+            options={
+                "embedding_dim": (
+                    "Dimension of all tables; left out, each draws from 16 and 32",
+                    range(1, MAX_EMBEDDING_DIM + 1),
+                ),
+                "seed": ("Of that draw", range(2**32)),
+            },
+        ),
+        ImportFormat(
+            name="tbe-data-config",
+            description="FBGEMM's TBEDataConfig .json, as its parameter reporter writes it; or a folder of them",
+            read=read_tbe_data_config,
+            options={
+                "batch_size": (
+                    "Global batch; left out, the files say it and must agree",
+                    range(1, MAX_BATCH_SIZE + 1),
+                ),
+                "seed": ("Of the draw of dimensions where a file has mixed ones and no list", range(2**32)),
+            },
+        ),
+        ImportFormat(
+            name="id-batches",
+            description="Raw ids: .parquet with a column per feature, or .pt of (values, lengths); or a folder of them",
+            read=read_id_batches,
+            options={
+                "embedding_dim": (
+                    f"Dimension of all tables; left out, {DEFAULT_EMBEDDING_DIM}",
+                    range(1, MAX_EMBEDDING_DIM + 1),
+                ),
+                "batch_size": (
+                    "Global batch; left out, the samples of the largest .pt, or of Parquet at most 65,536",
+                    range(1, MAX_BATCH_SIZE + 1),
+                ),
+                "num_embeddings": (
+                    "Rows of every table; left out, one more than its largest id",
+                    range(1, MAX_ROWS + 1),
+                ),
+            },
+        ),
+        ImportFormat(
+            name="row-counts",
+            description="Lookups per row: .parquet with a column count; or a folder of them, a table each",
+            read=read_count_tables,
+            options={
+                "num_samples": ("Samples over which lookups were counted; needed", range(1, 2**53)),
+                "embedding_dim": (
+                    f"Dimension of all tables; left out, {DEFAULT_EMBEDDING_DIM}",
+                    range(1, MAX_EMBEDDING_DIM + 1),
+                ),
+                "batch_size": (f"Global batch; left out, {DEFAULT_BATCH_SIZE:,}", range(1, MAX_BATCH_SIZE + 1)),
+            },
+        ),
+    )
+}

@@ -1,0 +1,330 @@
+"""Measured sets of shards: the samples of kernels, stored as `sample_store` says.
+
+Shape suffixes: S samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from autoshard.core import (
+    NUM_REUSE_BINS,
+    AccessProfile,
+    DType,
+    Exchange,
+    LocalShard,
+    MemoryLevel,
+    Optimizer,
+    Pooling,
+    Update,
+)
+from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1
+from autoshard.core.errors import FormatError, SampleStoreError
+from autoshard.formats.documents.digest import digest
+from autoshard.formats.stores.sample_columns import (
+    Amount,
+    Count,
+    Milliseconds,
+    RecordColumns,
+    SharedObjects,
+    StoredRows,
+)
+from autoshard.formats.stores.sample_store import SampleStore, without_copies
+
+MsArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredShard:
+    """A shard with what its measured batch held.
+
+    Attributes:
+        shard: What was measured; its access profile is what the batch was drawn from.
+        num_lookups: Ids in the measured batch.
+        num_distinct: Distinct rows among them.
+        reuse_bins: Amounts of the distinct rows per reuse bin of AutoShard, 17 numbers; all 0 in an empty batch.
+    """
+
+    shard: LocalShard
+    num_lookups: int
+    num_distinct: int
+    reuse_bins: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ShardRow:
+    """A measured shard as it is stored. Caches are measured as FBGEMM has them by default, and not described."""
+
+    table: str
+    num_embeddings: Annotated[int, AT_LEAST_1]
+    embedding_dim: Annotated[int, pa.int32(), AT_LEAST_1]
+    num_bags: Annotated[int, AT_LEAST_1]
+    pooling_factor: Amount
+    dtype: DType
+    pooling: Pooling
+    optimizer: Optimizer
+    output: Exchange
+    update: Update
+    level: MemoryLevel
+    cache_bytes: Annotated[int, AT_LEAST_0]
+    num_lookups: int
+    num_distinct: Annotated[int, AT_LEAST_0]
+    reuse_bins: tuple[Annotated[float, pa.float32()], ...]
+    access_ranks: NDArray[np.float64]
+    access_cumulative: NDArray[np.float64]
+
+
+_OF_BATCH = ("num_lookups", "num_distinct", "reuse_bins")
+_OF_ACCESS = ("access_ranks", "access_cumulative")
+_OF_SHARD = tuple(item.name for item in fields(_ShardRow) if item.name not in (*_OF_BATCH, *_OF_ACCESS))
+
+
+def _shard_row(measured: MeasuredShard) -> _ShardRow:
+    shard = measured.shard
+    return _ShardRow(
+        **{name: getattr(shard, name) for name in _OF_SHARD},
+        **{name: getattr(measured, name) for name in _OF_BATCH},
+        access_ranks=shard.access.ranks_K,
+        access_cumulative=shard.access.cumulative_K,
+    )
+
+
+def _measured_shards(columns: Mapping[str, Sequence[Any]], shared: SharedObjects) -> list[MeasuredShard]:
+    access = ([values_K.tobytes() for values_K in columns[name]] for name in _OF_ACCESS)
+    keys = zip(*(columns[name] for name in _OF_SHARD), *access, strict=True)
+    result = []
+    for key, *batch in zip(keys, *(columns[name] for name in _OF_BATCH), strict=True):
+        if key not in shared:
+            shared[key] = _local_shard(*key)
+        num_lookups, num_distinct, bins = batch
+        if not (num_distinct <= num_lookups and len(bins) == NUM_REUSE_BINS and math.isfinite(sum(bins))):
+            raise FormatError("has an impossible measured batch", field="shards")
+        result.append(
+            MeasuredShard(shard=shared[key], num_lookups=num_lookups, num_distinct=num_distinct, reuse_bins=bins)
+        )
+    return result
+
+
+def _local_shard(*values: Any) -> LocalShard:
+    *plain, ranks, cumulative = values
+    access = AccessProfile(np.frombuffer(ranks), np.frombuffer(cumulative))
+    shard = LocalShard(**dict(zip(_OF_SHARD, plain, strict=True)), access=access)
+    if access.num_rows != shard.num_embeddings:
+        raise FormatError(
+            f"describes {access.num_rows} rows, the shard has {shard.num_embeddings}", field="shards.access_ranks"
+        )
+    return shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Measured kernel latency of one set of shards, run fused.
+
+    Attributes:
+        sample_id: Hash of all else; given by `identified`.
+        set_id: Hash of what was measured, see `set_id_of`; given by `identified`.
+        collected_at: When the measurement ended, in UTC.
+        device: Key of the kind of device, such as `cpu` or `h200`; cost models are made per key.
+        device_name: Full name of the processor.
+        num_threads: Intra-op threads of the kernel; 1 on devices that do not care.
+        source: How the set was chosen, such as `random`.
+        shards: The set.
+        forward_ms: Forward kernel.
+        backward_ms: Backward kernel with the fused optimizer.
+        forward_spread: Standard deviation of single rounds over the mean, drift divided out.
+        backward_spread: As `forward_spread`.
+        reference_forward_ms: The reference set of the device in the same rounds.
+        reference_backward_ms: As `reference_forward_ms`.
+        num_rounds: Rounds measured, warm-ups left out.
+        num_attempts: Measurements that this is the mean of: more than one if their spread asked for it.
+        is_noisy: Whether the spread stayed above the harness's bound.
+        sm_clock_mhz: Clock of the processor while it was measured; 0 where it is not read.
+        throttle_reasons: Why the device held its clock back, as its driver names it; empty for no reason.
+    """
+
+    sample_id: str = ""
+    set_id: str = ""
+    collected_at: datetime
+    device: str
+    device_name: str
+    num_threads: Count
+    torch_version: str
+    fbgemm_version: str
+    autoshard_version: str
+    git_commit: str
+    source: str
+    shards: Annotated[tuple[MeasuredShard, ...], StoredRows(_ShardRow, _shard_row, _measured_shards)]
+    forward_ms: Amount
+    backward_ms: Amount
+    forward_spread: Amount
+    backward_spread: Amount
+    reference_forward_ms: Milliseconds
+    reference_backward_ms: Milliseconds
+    num_rounds: Count
+    num_attempts: Count = 1
+    is_noisy: bool = False
+    sm_clock_mhz: Amount = 0.0
+    throttle_reasons: str = ""
+
+    @property
+    def kernel_ms(self) -> float:
+        """Forward plus backward."""
+        return self.forward_ms + self.backward_ms
+
+    @property
+    def local_shards(self) -> tuple[LocalShard, ...]:
+        """The set, without what was measured of it."""
+        return tuple(measured.shard for measured in self.shards)
+
+    def identified(self) -> Sample:
+        """The same sample with its ids filled in."""
+        set_id = set_id_of(self.local_shards, device=self.device, num_threads=self.num_threads)
+        return replace(self, sample_id=KERNEL_SAMPLES.content_id(self), set_id=set_id)
+
+
+KERNEL_SAMPLES = SampleStore(
+    Sample, schema="autoshard.samples/2", folder="", kind="samples", command="autoshard collect"
+)
+write_samples, read_sample_file = KERNEL_SAMPLES.write, KERNEL_SAMPLES.read_file
+
+
+def set_id_of(shards: Iterable[LocalShard], *, device: str, num_threads: int) -> str:
+    """Hash of what is measured: where, and a multiset of shards, whatever their order and their tables' names."""
+    return digest([device, num_threads, *sorted(map(_shard_digest, shards))])
+
+
+_SHARD_COLUMNS = RecordColumns(_ShardRow)
+
+
+@lru_cache(maxsize=65536)
+def _shard_digest(shard: LocalShard) -> str:
+    row = _SHARD_COLUMNS.row(_shard_row(MeasuredShard(shard=shard, num_lookups=0, num_distinct=0, reuse_bins=())))
+    return digest({name: value for name, value in row.items() if name not in ("table", *_OF_BATCH)})
+
+
+class TimedSample(Protocol):
+    """A sample with latencies of a forward and a backward pass, and of a reference in the same rounds, in ms."""
+
+    @property
+    def forward_ms(self) -> float:
+        """Forward pass."""
+        ...
+
+    @property
+    def backward_ms(self) -> float:
+        """Backward pass."""
+        ...
+
+    @property
+    def reference_forward_ms(self) -> float:
+        """Forward pass of the reference."""
+        ...
+
+    @property
+    def reference_backward_ms(self) -> float:
+        """Backward pass of the reference."""
+        ...
+
+
+def corrected_ms(samples: Sequence[TimedSample]) -> tuple[MsArray, MsArray]:
+    """Forward and backward latencies of one device's samples with its drift divided out, shapes (S,).
+
+    Each latency relative to the reference of the same rounds, times the median reference latency.
+    """
+    forward_S2 = np.array([(one.forward_ms, one.reference_forward_ms) for one in samples]).reshape(-1, 2)
+    backward_S2 = np.array([(one.backward_ms, one.reference_backward_ms) for one in samples]).reshape(-1, 2)
+    forward_S, backward_S = (ms_S2[:, 0] / ms_S2[:, 1] * np.median(ms_S2[:, 1]) for ms_S2 in (forward_S2, backward_S2))
+    return forward_S, backward_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTable:
+    """Samples of one device.
+
+    Attributes:
+        samples: In the order in which they were written, each once.
+        num_duplicates: Copies that were left out, equal to one of `samples` in all that they say.
+    """
+
+    samples: tuple[Sample, ...]
+    num_duplicates: int = 0
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def reference_forward_ms(self) -> float:
+        """Median over samples of the reference set's forward latency."""
+        return float(np.median([sample.reference_forward_ms for sample in self.samples]))
+
+    @property
+    def reference_backward_ms(self) -> float:
+        """Median over samples of the reference set's backward latency."""
+        return float(np.median([sample.reference_backward_ms for sample in self.samples]))
+
+    def corrected_ms(self) -> tuple[MsArray, MsArray]:
+        """As `corrected_ms` of the samples."""
+        return corrected_ms(self.samples)
+
+
+def devices_in(store: str | Path) -> tuple[str, ...]:
+    """Keys of the devices that a store holds samples of kernels of.
+
+    Raises:
+        SampleStoreError: If there is no such folder.
+    """
+    if not Path(store).is_dir():
+        raise SampleStoreError("is no folder; `autoshard collect --store` makes one", source=str(store))
+    return KERNEL_SAMPLES.devices(store)
+
+
+def read_samples(store: str | Path, device: str | None = None) -> SampleTable:
+    """Reads all samples of kernels of one device; one that was written twice, as in a copied file, counts once.
+
+    Args:
+        store: The store's folder.
+        device: Key of the device; may be left out when the store holds one only.
+
+    Raises:
+        SampleStoreError: If the store is missing, holds no samples of the device, or a file cannot be read.
+        FormatError: If a file is not a sample file of this version, or holds impossible values.
+    """
+    devices_in(store)
+    read = KERNEL_SAMPLES.read_all(store, device)
+    samples = without_copies(read)
+    return SampleTable(samples=samples, num_duplicates=len(read) - len(samples))
+
+
+class MeasuredSet(NamedTuple):
+    """What decides whether a set was measured before; a tuple, for there may be a hundred thousand."""
+
+    set_id: str
+    """Hash of the set and the kind of device, see `set_id_of`."""
+    device_name: str
+    """Full name of the processor."""
+    torch_version: str
+    fbgemm_version: str
+
+
+def measured_sets(store: str | Path) -> Mapping[MeasuredSet, int]:
+    """How many times each set of shards was measured; reads no more than four columns of each file.
+
+    Args:
+        store: The store's folder; a missing one holds nothing.
+
+    Raises:
+        SampleStoreError: If a file cannot be read.
+        FormatError: If a file is not a sample file of this version.
+    """
+    return Counter(map(MeasuredSet._make, KERNEL_SAMPLES.read_columns(store, MeasuredSet._fields)))

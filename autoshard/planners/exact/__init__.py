@@ -1,0 +1,1 @@
+"""Exact plans of small tasks, by CP-SAT."""

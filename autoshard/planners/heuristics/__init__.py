@@ -1,0 +1,1 @@
+"""Planners that take one item after the other: greedy ones, and Karmarkar-Karp."""

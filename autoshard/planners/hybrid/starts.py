@@ -1,0 +1,155 @@
+"""Where the search starts: plans of other planners, and units at what would cost least if all ranks were alike."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from autoshard.core import PlacedShard, ShardingPlan, Tier
+from autoshard.core.errors import AutoshardError, InfeasiblePlanError
+from autoshard.planners.hybrid.balanced import balanced_options, leanest_options, placed_options
+from autoshard.planners.hybrid.catalog import Catalog
+from autoshard.planners.hybrid.layout import Layout, Limits
+from autoshard.planners.hybrid.rates import FlatOptions, Rates
+from autoshard.planners.planner import PlanRequest
+from autoshard.planners.registry import get_planner, planner_names
+from autoshard.planners.space.schemes import SchemeName, scheme_of_placed
+
+#: Largest piece on one rank, over the mean of what ranks have, for which balanced starts are made: of all tiers, and
+#: of few.
+_LUMPS, _FEW_LUMPS = (math.inf, 1.0, 0.5, 0.25), (math.inf, 0.5)
+#: Tiers that balanced starts may use, besides all: where kernels are short, each further kind of them counts.
+_FEW_TIERS = (
+    (Tier.TABLE_WISE,),
+    (Tier.TABLE_WISE, Tier.TABLE_ROW_WISE, Tier.ROW_WISE),
+    (Tier.TABLE_WISE, Tier.DATA_PARALLEL),
+)
+#: Shards of plans that are searched from, over tables, or in all.
+_MAX_SHARDS = 8
+_FEWEST_SHARDS = 256
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Another planner whose plan may be a start.
+
+    Attributes:
+        name: Of the planner.
+        base_s: Seconds that it takes whatever the task: CPU time of one core of a Xeon, November 2026.
+        table_s: And for each table.
+        rank_s: And for each rank.
+        table_rank_s: And for each table and rank.
+        share: Share of the time limit that it may be thought to take.
+    """
+
+    name: str
+    base_s: float = 0.0
+    table_s: float = 0.0
+    rank_s: float = 0.0
+    table_rank_s: float = 0.0
+    share: float = 0.2
+
+    def seconds(self, num_tables: int, num_ranks: int) -> float:
+        """About what it takes for a task."""
+        per_table = num_tables * (self.table_s + num_ranks * self.table_rank_s)
+        return self.base_s + num_ranks * self.rank_s + per_table
+
+
+def asked_plans(request: PlanRequest, asked: Sequence[Asked]) -> dict[str, ShardingPlan]:
+    """Plans of other planners, of those that are thought to be done within their share of the time limit."""
+    num_tables, num_ranks = len(request.tables.tables), request.topology.world_size
+    known = planner_names()
+    plans: dict[str, ShardingPlan] = {}
+    for one in asked:
+        needed_s = one.seconds(num_tables, num_ranks)
+        if one.name not in known or needed_s > one.share * request.time_limit_s:
+            _log.info("no start from %s: it takes about %.2g s", one.name, needed_s)
+            continue
+        try:
+            plans[one.name] = get_planner(one.name).plan(replace(request, options={}))
+        except AutoshardError as error:
+            _log.info("no start from %s: %s", one.name, error)
+    return plans
+
+
+def layout_of(
+    catalog: Catalog, limits: Limits, plan: ShardingPlan, names: Collection[SchemeName] = tuple(SchemeName)
+) -> Layout | None:
+    """A plan as a layout; None if it holds tables in ways that layouts do not have.
+
+    Args:
+        catalog: Gets the plan's ways to hold tables as options.
+        limits: Memory.
+        plan: Of the same task.
+        names: Ways that tables may be held.
+    """
+    if plan.replica_groups.num_groups > 1:
+        return None
+    held: dict[str, list[PlacedShard]] = {}
+    for placed in plan.shards:
+        held.setdefault(placed.shard.table.name, []).append(placed)
+    schemes_U, sites_U = [], []
+    for unit in catalog.units:
+        read = [scheme_of_placed(held[table.name], catalog.topology) for table in unit.tables]
+        found = [one for one in read if one is not None]
+        if len(found) < len(read) or any(scheme.name not in names for scheme, _ in found):
+            return None
+        schemes = [scheme for scheme, _ in found]
+        is_everywhere = all(scheme.is_everywhere for scheme in schemes)
+        # Tables that share their ranks are cut alike, unless all ranks hold all of them.
+        alike = {(tuple(part.hold for part in scheme.parts), sites) for scheme, sites in found}
+        if len(alike) > 1 and not is_everywhere:
+            return None
+        schemes_U.append(schemes)
+        sites_U.append(tuple(0 for scheme in schemes for _ in scheme.parts) if is_everywhere else found[0][1])
+    chosen = list(zip(catalog.add(schemes_U), sites_U, strict=True))
+    known = [(number, sites) for number, sites in chosen if number is not None]
+    if len(known) < len(chosen):
+        return None
+    return Layout(catalog, limits, known)
+
+
+def is_searchable(plan: ShardingPlan) -> bool:
+    """Whether a plan has few enough shards to be searched from; plans of more row groups are only compared with."""
+    return len(plan.shards) <= max(_FEWEST_SHARDS, _MAX_SHARDS * len(plan.tables.tables))
+
+
+def balanced_layouts(catalog: Catalog, limits: Limits) -> list[Layout]:
+    """Layouts of units at what would cost least if all ranks were alike, for several limits of what is in one piece."""
+    flat, rates = FlatOptions.of(catalog), Rates.of(catalog)
+    found: list[Layout] = []
+    seen: set[tuple[int, ...]] = set()
+    choices = [
+        balanced_options(catalog, flat, rates, limits, max_lump=lump, tiers=tiers)
+        for tiers in (tuple(Tier), *_FEW_TIERS)
+        for lump in (_LUMPS if len(tiers) == len(Tier) else _FEW_LUMPS)
+    ]
+    for options in [*choices, leanest_options(catalog, flat)]:
+        key = tuple(options.tolist())
+        if key in seen:
+            continue
+        seen.add(key)
+        layout = placed_options(catalog, rates, limits, options)
+        if layout is not None:
+            found.append(layout)
+    return found
+
+
+def no_room(catalog: Catalog, limits: Limits) -> InfeasiblePlanError:
+    """The error for tables that no start found room for."""
+    needed = sum(table.hbm_bytes for table in catalog.tables.tables)
+    room = int(sum(max(0.0, free) for free in limits.capacity_RM.sum(axis=1).tolist()))
+    if needed > room:
+        return InfeasiblePlanError(
+            f"all tables need {needed:,} bytes, {needed - room:,} bytes more than the "
+            f"{len(limits.capacity_RM)} ranks have together"
+        )
+    largest = max(catalog.units, key=lambda unit: sum(table.hbm_bytes for table in unit.tables))
+    return InfeasiblePlanError(
+        f"no way was found to hold all tables, {needed:,} bytes of the {room:,} bytes that the ranks have; the largest "
+        f"is {largest.label} with {sum(table.hbm_bytes for table in largest.tables):,} bytes"
+    )

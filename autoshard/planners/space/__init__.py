@@ -1,0 +1,1 @@
+"""What planners choose from: items and ranks, ways to hold tables, constraints, feasibility, prices of steps."""

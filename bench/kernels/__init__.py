@@ -1,0 +1,1 @@
+"""Sets of shards as FBGEMM runs them, and the replay of plans."""

@@ -1,0 +1,166 @@
+"""The micro-benchmark: measures sets of shards. Collecting, replaying and rewarding all go through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from autoshard.core import AccessProfile, LocalShard
+from autoshard.core.errors import DeviceError
+from autoshard.formats.stores.samples import MeasuredShard
+from bench.kernels.fused import ShardSet
+from bench.kernels.inputs import BatchCache
+from bench.kernels.measurable import check_measurable, num_draws, set_bytes
+from bench.measure.arena import Arenas
+from bench.measure.attempts import Timing
+from bench.measure.caches import CacheFlush
+from bench.measure.clocks import DeviceClocks
+from bench.measure.devices import BenchDevice, find_device
+from bench.measure.rounds import GroupHarness, GroupSettings
+from bench.measure.timing import RoundSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(GroupSettings):
+    """How sets are measured; `max_bytes` is for the weights of a group."""
+
+    reference_bags: int = 1024
+    """Batch of the reference set."""
+    max_spread: float = 0.075
+    max_attempts: int = 4
+
+    @classmethod
+    def for_device(cls, device: BenchDevice) -> Settings:
+        """The usual settings of a device."""
+        if device.is_cuda:
+            return cls(reference_bags=65536)
+        rounds = RoundSettings(num_warmup=2, num_measured=9, num_dropped=2, flush_every_run=False)
+        return cls(rounds=rounds)
+
+    @classmethod
+    def for_collecting(cls, device: BenchDevice, num_rounds: int | None = None) -> Settings:
+        """Settings for many sets: larger groups, and on a CPU one round for warming up.
+
+        Args:
+            device: Where sets are measured.
+            num_rounds: Rounds that count; 9 on a CPU and 10 on a GPU when left out. Fewer leave time for more sets.
+        """
+        usual = cls.for_device(device)
+        number = usual.rounds.num_measured if num_rounds is None else num_rounds
+        # Two dropped at each end of nine, one of three: about a fifth, and the median where there are few.
+        dropped = min(2, (number - 1) // 2 if number < 5 else (number - 1) // 4)
+        rounds = replace(usual.rounds, num_measured=number, num_dropped=dropped)
+        if device.is_cuda:
+            return replace(usual, rounds=rounds, max_group_sets=48)
+        return replace(usual, rounds=replace(rounds, num_warmup=1), max_group_sets=32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement(Timing):
+    """Kernel latency of one set, the backward kernel with its fused optimizer. An empty set takes no time.
+
+    Attributes:
+        shards: The set, with what the measured batches held.
+        group: Sets with the same number were measured in the same rounds.
+        clocks: The GPU's clocks after the rounds; None on a CPU.
+    """
+
+    shards: tuple[MeasuredShard, ...]
+    group: int
+    clocks: DeviceClocks | None = None
+
+    @property
+    def kernel_ms(self) -> float:
+        """Forward plus backward."""
+        return self.forward_ms + self.backward_ms
+
+    @property
+    def reference_ms(self) -> float:
+        """Forward plus backward of the reference set."""
+        return self.reference_forward_ms + self.reference_backward_ms
+
+
+class Harness(GroupHarness[Sequence[LocalShard], ShardSet, Measurement]):
+    """Measures sets of shards on one device; holds the memory that they run on.
+
+    Args of the constructor:
+        device: Where to measure.
+        settings: How; the device's usual ones when left out.
+    """
+
+    def __init__(self, device: BenchDevice, settings: Settings | None = None) -> None:
+        self.settings = Settings.for_device(device) if settings is None else settings
+        super().__init__(device, self.settings, reference_set(self.settings.reference_bags), CacheFlush(device.device))
+        # A GPU's caching allocator does what the arenas do.
+        self._arenas = Arenas(0 if device.is_cuda else self._max_bytes, device.device)
+        self._batches_of = BatchCache()
+        self._measure_group([self._reference])  # FBGEMM compiles its kernels when they first run
+        self._timed_s = self._wall_s = 0.0
+
+    def check(self, item: Sequence[LocalShard]) -> None:
+        """Makes sure that a set can be measured.
+
+        Raises:
+            InvalidTableError: If a shard is of a kind that cannot be.
+            DeviceError: If the set does not fit in memory.
+        """
+        for shard in item:
+            check_measurable(shard, on_cuda=self.device.is_cuda)
+        needed, free = set_bytes(item), self._max_bytes - self._reserved_bytes
+        if needed > free:
+            raise DeviceError(
+                f"a set of {len(item)} shards has {needed:,} bytes of weights and optimizer state, more than the "
+                f"{free:,} that the benchmark may fill on {self.device.name}"
+            )
+
+    def needs(self, item: Sequence[LocalShard]) -> tuple[int, float]:
+        """Bytes that a set takes while it is measured; groups are not limited by time."""
+        return set_bytes(item), 0.0
+
+    def _measure_group(
+        self, items: Sequence[Sequence[LocalShard]], on_round: Callable[[], None] = lambda: None
+    ) -> list[Measurement]:
+        self._arenas.clear()
+        return super()._measure_group(items, on_round)
+
+    def _build(self, item: Sequence[LocalShard], _seed: int) -> ShardSet:
+        draws = [self._batches_of(shard, num_draws(shard)) for shard in item]
+        return ShardSet(draws, self._arenas, self.device.device)
+
+    def _result(self, kernel: ShardSet, timing: Timing, clocks: Sequence[DeviceClocks | None]) -> Measurement:
+        return Measurement(**asdict(timing), shards=kernel.measured, group=self._num_groups, clocks=clocks[-1])
+
+
+def measure(
+    sets: Sequence[Sequence[LocalShard]], device: BenchDevice | None = None, settings: Settings | None = None
+) -> list[Measurement]:
+    """Measures sets of shards once; `Harness` does so many times over.
+
+    Args:
+        sets: What one rank runs, for each set.
+        device: Where; a GPU if there is one, when left out.
+        settings: How; the device's usual ones when left out.
+
+    Raises:
+        InvalidTableError: If a shard is of a kind that cannot be measured.
+        DeviceError: If a set does not fit in memory.
+    """
+    return Harness(find_device() if device is None else device, settings).measure(sets)
+
+
+def reference_set(num_bags: int) -> tuple[LocalShard, ...]:
+    """The set that is measured beside all others: eight tables of middling size, hot and cold."""
+    shards = []
+    for index in range(8):
+        num_embeddings = num_bags * (16 << (index % 4))
+        shards.append(
+            LocalShard(
+                table=f"reference{index}",
+                num_embeddings=num_embeddings,
+                embedding_dim=32,
+                num_bags=num_bags,
+                pooling_factor=4.0 + index,
+                access=AccessProfile.zipf(num_embeddings, 0.6 + 0.1 * index),
+            )
+        )
+    return tuple(shards)

@@ -1,0 +1,105 @@
+"""Batches of ids for shards, drawn once per shard and reused.
+
+Shape suffixes: B bags, L lookups.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from autoshard.core import NUM_REUSE_BINS, REUSE_BIN_EDGES, LocalShard
+from autoshard.core.batches import Bags, draw_bags
+from autoshard.formats.stores.samples import MeasuredShard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardBatch:
+    """One batch of a shard and what it holds."""
+
+    bags: Bags
+    measured: MeasuredShard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedInput:
+    """The input of a fused table-batched embedding: all ids of one table, then of the next.
+
+    Attributes:
+        indices_L: Ids, int64.
+        offsets_B: Where bags start in `indices_L`, one more number than bags.
+    """
+
+    indices_L: torch.Tensor
+    offsets_B: torch.Tensor
+
+
+class BatchCache:
+    """Draws each shard's batches once, and keeps as many as fit.
+
+    A batch depends on the shard alone (its name aside), so all runs on all machines look up the same rows.
+    """
+
+    def __init__(self, max_bytes: int = 512 * 2**20) -> None:
+        """Starts empty; batches beyond `max_bytes` push the oldest out."""
+        self._max_bytes = max_bytes
+        self._held_bytes = 0
+        self._batches: dict[tuple[LocalShard, int], ShardBatch] = {}
+
+    def __call__(self, shard: LocalShard, num_draws: int = 1) -> list[ShardBatch]:
+        """The shard's first `num_draws` batches."""
+        return [self._draw(shard, draw) for draw in range(num_draws)]
+
+    def _draw(self, shard: LocalShard, draw: int) -> ShardBatch:
+        if (shard, draw) not in self._batches:
+            batch = draw_batch(shard, draw)
+            self._batches[shard, draw] = batch
+            self._held_bytes += _num_bytes(batch)
+            while self._held_bytes > self._max_bytes and len(self._batches) > 1:
+                oldest = next(iter(self._batches))
+                self._held_bytes -= _num_bytes(self._batches.pop(oldest))
+        return self._batches[shard, draw]
+
+
+def draw_batch(shard: LocalShard, draw: int = 0) -> ShardBatch:
+    """Draws a batch of a shard, with a seed made of what the batch depends on and the number of the draw."""
+    depends_on = (shard.num_embeddings, shard.num_bags, shard.pooling_factor, *([draw] if draw else []))
+    seed = hashlib.sha256(repr(depends_on).encode())
+    seed.update(shard.access.ranks_K.tobytes() + shard.access.cumulative_K.tobytes())
+    rng = np.random.default_rng(int.from_bytes(seed.digest()[:8], "little"))
+    bags = draw_bags(shard.access, shard.pooling_factor, shard.num_bags, rng)
+    _, counts = np.unique(bags.ids_L, return_counts=True)
+    measured = MeasuredShard(
+        shard=shard, num_lookups=len(bags.ids_L), num_distinct=len(counts), reuse_bins=reuse_bins_of(counts)
+    )
+    return ShardBatch(bags=bags, measured=measured)
+
+
+def reuse_bins_of(counts: NDArray[np.int64]) -> tuple[float, ...]:
+    """Shares of AutoShard's 17 reuse bins (0, 1], (1, 2], (2, 4] ... of rows hit `counts` times each; all 0 of none.
+
+    Source:
+        AutoShard B.2.
+    """
+    if not len(counts):
+        return (0.0,) * NUM_REUSE_BINS
+    bins = np.searchsorted(REUSE_BIN_EDGES, counts)
+    shares = np.bincount(bins, minlength=NUM_REUSE_BINS) / len(counts)
+    return tuple(shares.astype(np.float32).tolist())
+
+
+def fuse(batches: Sequence[ShardBatch], device: torch.device) -> FusedInput:
+    """Joins the batches of a set of shards, in order."""
+    ids_L = np.concatenate([batch.bags.ids_L for batch in batches])
+    lengths_B = np.concatenate([batch.bags.lengths_B for batch in batches])
+    offsets_B = np.concatenate([[0], np.cumsum(lengths_B)])
+    return FusedInput(indices_L=torch.from_numpy(ids_L).to(device), offsets_B=torch.from_numpy(offsets_B).to(device))
+
+
+def _num_bytes(batch: ShardBatch) -> int:
+    return batch.bags.ids_L.nbytes + batch.bags.lengths_B.nbytes

@@ -1,0 +1,279 @@
+"""The round loop: measures things of one kind in groups whose rounds are interleaved, beside a reference.
+
+Shape suffixes: S sets, R rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from autoshard.core.errors import AutoshardError, DeviceError, InputError
+from autoshard.runtime.threads import intra_op_threads
+from bench.measure.arena import free_bytes
+from bench.measure.attempts import Timing, mean_of
+from bench.measure.caches import CacheFlush
+from bench.measure.clocks import DeviceClocks, read_clocks
+from bench.measure.devices import BenchDevice
+from bench.measure.robust_stats import MsArray, locate
+from bench.measure.timing import RoundSettings, TimedKernel, time_rounds
+
+#: Copies of the reference that each group holds, in memory of their own; their mean is the reference.
+_REFERENCE_COPIES = 3
+
+ItemT = TypeVar("ItemT")
+KernelT = TypeVar("KernelT", bound="GroupedKernel")
+ResultT = TypeVar("ResultT", bound=Timing)
+OnSkip = Callable[[int, AutoshardError], None]
+
+
+class GroupedKernel(TimedKernel, Protocol):
+    """What can be timed in a group."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it runs nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSettings:
+    """How things are measured in groups."""
+
+    rounds: RoundSettings = field(default_factory=RoundSettings)
+    num_threads: int = 1
+    """Intra-op threads of a CPU kernel: what one of several ranks on a machine gets."""
+    max_group_sets: int = 24
+    """Sets that share their rounds."""
+    max_bytes: int | None = None
+    """Memory of a group; None for a share of what is free."""
+    group_seconds: float = math.inf
+    """Estimated time of a group."""
+    max_spread: float = 0.1
+    """Spread of single runs, relative to their mean, above which a set is measured again. Measurements of a set are
+    averaged (`mean_of`), so that twice the spread takes four of them."""
+    max_attempts: int = 2
+    """Measurements of a set, after which their mean is marked as noisy if its spread is above the bound still."""
+
+
+@dataclass(slots=True)
+class _Waiting(Generic[ItemT, ResultT]):
+    """What is not measured well enough yet, and its measurements so far."""
+
+    index: int
+    item: ItemT
+    attempts: list[ResultT] = field(default_factory=list)
+
+
+class GroupHarness(ABC, Generic[ItemT, KernelT, ResultT]):
+    """Measures things of one kind on one device; a subclass says what they are.
+
+    Args of the constructor:
+        device: Where to measure.
+        settings: How.
+        reference: What is measured beside all others.
+        flush: Empties the device's caches.
+    """
+
+    def __init__(self, device: BenchDevice, settings: GroupSettings, reference: ItemT, flush: CacheFlush) -> None:
+        self.device = device
+        self._group_settings, self._reference, self._flush = settings, reference, flush
+        self._max_bytes = free_bytes(device.device) if settings.max_bytes is None else settings.max_bytes
+        self._reserved_bytes = _REFERENCE_COPIES * self.needs(reference)[0]
+        self._num_groups = 0
+        self._timed_s = self._wall_s = 0.0
+
+    @abstractmethod
+    def check(self, item: ItemT) -> None:
+        """Makes sure that an item can be measured.
+
+        Raises:
+            InputError: If it is of a kind that the device does not run.
+            DeviceError: If it does not fit in memory.
+        """
+
+    @abstractmethod
+    def needs(self, item: ItemT) -> tuple[int, float]:
+        """Bytes that an item takes while it is measured, and rough seconds of a run; 0 where they do not matter."""
+
+    @abstractmethod
+    def _build(self, item: ItemT, seed: int) -> KernelT:
+        """What is timed."""
+
+    @abstractmethod
+    def _result(
+        self, kernel: KernelT, timing: Timing, clocks: tuple[DeviceClocks | None, DeviceClocks | None]
+    ) -> ResultT:
+        """The record of a measurement, with the device's clocks before and after its group."""
+
+    @property
+    def num_threads(self) -> int:
+        """Intra-op threads that samples are recorded with; 1 on a GPU."""
+        return 1 if self.device.is_cuda else self._group_settings.num_threads
+
+    @property
+    def timed_share(self) -> float:
+        """Share of the wall time of all measuring so far that went to counted runs of kernels, references included."""
+        return self._timed_s / self._wall_s if self._wall_s else 0.0
+
+    def measure(self, items: Sequence[ItemT], advance: Callable[[float], None] = lambda _: None) -> list[ResultT]:
+        """Measures items, in groups whose rounds are interleaved.
+
+        Args:
+            items: What to measure.
+            advance: Told after every round how many items' worth of work it was; measuring again is not counted.
+
+        Returns:
+            One measurement per item, in order.
+
+        Raises:
+            InputError: If an item is of a kind that cannot be measured.
+            DeviceError: If an item does not fit in memory.
+        """
+        for item in items:
+            self.check(item)
+        found = dict(self.measure_each(items, advance=advance))
+        return [found[index] for index in range(len(items))]
+
+    def measure_each(
+        self,
+        items: Iterable[ItemT],
+        *,
+        advance: Callable[[float], None] = lambda _: None,
+        on_skip: OnSkip | None = None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[int, ResultT]]:
+        """Measures items one group after the other; one whose runs disagree is measured again with the next group.
+
+        Args:
+            items: What to measure; taken when a group is made, so they may be endless.
+            advance: As in `measure`.
+            on_skip: Told of items that cannot be measured, with the reason; without it, the reason is raised.
+            is_over: Asked before every group; once it holds, what waits to be measured again is given as it is.
+
+        Yields:
+            The place of an item in `items` and its measurement, each item once, not always in order.
+
+        Raises:
+            InputError: If an item is of a kind that cannot be measured, and there is no `on_skip`.
+            DeviceError: If an item does not fit in memory, likewise.
+        """
+        settings = self._group_settings
+        coming = (_Waiting[ItemT, ResultT](index, item) for index, item in enumerate(items))
+        waiting: deque[_Waiting[ItemT, ResultT]] = deque()
+        while not is_over() and (group := self._next_group(waiting, coming, on_skip)):
+            share = sum(not one.attempts for one in group) / settings.rounds.num_rounds
+            for one, result in self._measured(group, partial(advance, share), on_skip):
+                one.attempts.append(result)
+                mean = mean_of(one.attempts, settings.max_spread)
+                if mean.is_noisy and len(one.attempts) < settings.max_attempts:
+                    waiting.append(one)
+                else:
+                    yield one.index, mean
+        for one in waiting:
+            if one.attempts:
+                yield one.index, mean_of(one.attempts, settings.max_spread)
+
+    def _next_group(
+        self,
+        waiting: deque[_Waiting[ItemT, ResultT]],
+        coming: Iterator[_Waiting[ItemT, ResultT]],
+        on_skip: OnSkip | None,
+    ) -> list[_Waiting[ItemT, ResultT]]:
+        """Items that fit together; one that does not fit any more is put back."""
+        settings = self._group_settings
+        group: list[_Waiting[ItemT, ResultT]] = []
+        used_bytes, used_s = self._reserved_bytes, 0.0
+        while len(group) < settings.max_group_sets:
+            one = waiting.popleft() if waiting else next(coming, None)
+            if one is None:
+                break
+            if not one.attempts:
+                try:
+                    self.check(one.item)
+                except (DeviceError, InputError) as error:
+                    if on_skip is None:
+                        raise
+                    on_skip(one.index, error)
+                    continue
+            num_bytes, seconds = self.needs(one.item)
+            used_bytes, used_s = used_bytes + num_bytes, used_s + seconds * settings.rounds.num_rounds
+            if group and (used_bytes > self._max_bytes or used_s > settings.group_seconds):
+                waiting.appendleft(one)
+                break
+            group.append(one)
+        return group
+
+    def _measured(
+        self, group: list[_Waiting[ItemT, ResultT]], on_round: Callable[[], None], on_skip: OnSkip | None
+    ) -> list[tuple[_Waiting[ItemT, ResultT], ResultT]]:
+        """Measures a group; when memory runs out on the way, in halves, down to the item that does not fit."""
+        try:
+            results = self._measure_group([one.item for one in group], on_round)
+        except DeviceError as error:
+            if on_skip is None:
+                raise
+            if len(group) == 1:
+                on_skip(group[0].index, error)
+                return []
+            half = len(group) // 2
+            return [*self._measured(group[:half], on_round, on_skip), *self._measured(group[half:], on_round, on_skip)]
+        return list(zip(group, results, strict=True))
+
+    def _measure_group(self, items: Sequence[ItemT], on_round: Callable[[], None] = lambda: None) -> list[ResultT]:
+        started = time.perf_counter()
+        self._num_groups += 1
+        rounds = self._group_settings.rounds
+        before = read_clocks(self.device)
+        with intra_op_threads(self._group_settings.num_threads), _memory_as_device_error(self.device):
+            measured = [*[self._reference] * _REFERENCE_COPIES, *items]
+            kernels = [self._build(item, seed) for seed, item in enumerate(measured)]
+            passes_ms_SR = time_rounds(kernels, self._flush, rounds, seed=self._num_groups, on_round=on_round)
+        self._timed_s += float(sum(ms_SR.sum() for ms_SR in passes_ms_SR)) / 1e3
+        self._wall_s += time.perf_counter() - started
+        idle_S = [kernel.is_idle for kernel in kernels]
+        for ms_SR in passes_ms_SR:
+            ms_SR[idle_S] = 0.0  # what was timed is the clock itself
+        timings = _timings(*passes_ms_SR, rounds)
+        clocks = before, read_clocks(self.device)
+        return [
+            self._result(kernel, timing, clocks)
+            for kernel, timing in zip(kernels[_REFERENCE_COPIES:], timings, strict=True)
+        ]
+
+
+def _timings(forward_ms_SR: MsArray, backward_ms_SR: MsArray, rounds: RoundSettings) -> list[Timing]:
+    """Timings of all but the references, which come first."""
+    forward, backward = (locate(ms_SR, rounds.num_dropped) for ms_SR in (forward_ms_SR, backward_ms_SR))
+    references = slice(_REFERENCE_COPIES)
+    return [
+        Timing(
+            forward_ms=float(forward.mean_ms_S[row]),
+            backward_ms=float(backward.mean_ms_S[row]),
+            forward_spread=float(forward.spread_S[row]),
+            backward_spread=float(backward.spread_S[row]),
+            reference_forward_ms=float(np.mean(forward.mean_ms_S[references])),
+            reference_backward_ms=float(np.mean(backward.mean_ms_S[references])),
+            num_rounds=rounds.num_measured,
+        )
+        for row in range(_REFERENCE_COPIES, len(forward_ms_SR))
+    ]
+
+
+@contextmanager
+def _memory_as_device_error(device: BenchDevice) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise DeviceError(f"{device.name} ran out of memory; others may be using it") from error

@@ -1,0 +1,1 @@
+"""The learned model of embedding kernels: features, network, training."""

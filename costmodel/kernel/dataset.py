@@ -1,0 +1,146 @@
+"""Samples as arrays, ready for training.
+
+Shape suffixes: S samples, B samples of a batch, U distinct shards, N shards of all samples, F features, O outputs
+(forward, backward).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core import LocalShard
+from autoshard.core.errors import SampleStoreError
+from autoshard.formats.stores.samples import Sample, SampleTable
+from costmodel.kernel.card import Coverage
+from costmodel.kernel.features import FeatureArray, shard_features
+
+IndexArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CostDataset:
+    """Measured sets of shards.
+
+    Attributes:
+        shards_U: The distinct shards.
+        features_UF: Their features, not scaled.
+        shard_N: Which shards the samples hold, sample after sample.
+        num_shards_S: Shards of each sample, so that they can be told apart.
+        set_S: Which set each sample measured; alike for samples of the same set, in any store.
+        latency_ms_SO: Forward and backward latency, the machine's drift divided out.
+    """
+
+    shards_U: tuple[LocalShard, ...]
+    features_UF: FeatureArray
+    shard_N: IndexArray
+    num_shards_S: IndexArray
+    set_S: IndexArray
+    latency_ms_SO: NDArray[np.float64]
+
+    @classmethod
+    def from_samples(cls, table: SampleTable) -> CostDataset:
+        """Turns samples of one device into arrays; those that are marked as noisy, and empty sets, are left out.
+
+        Raises:
+            SampleStoreError: If no sample is left.
+        """
+        kept = tuple(sample for sample in table.samples if sample.shards and not sample.is_noisy)
+        if not kept:
+            raise SampleStoreError(f"none of {len(table)} samples can be trained on: all are noisy or of empty sets")
+        table = replace(table, samples=kept)
+        sets = [sample.local_shards for sample in kept]
+        index_of: dict[LocalShard, int] = {}
+        shard_N = np.array([index_of.setdefault(shard, len(index_of)) for members in sets for shard in members])
+        return cls(
+            shards_U=tuple(index_of),
+            features_UF=shard_features(list(index_of)),
+            shard_N=shard_N,
+            num_shards_S=np.array([len(members) for members in sets]),
+            set_S=np.array([_number_of(sample.set_id) for sample in kept]),
+            latency_ms_SO=np.stack(table.corrected_ms(), axis=1),
+        )
+
+    def __len__(self) -> int:
+        return len(self.num_shards_S)
+
+    @property
+    def kernel_ms(self) -> NDArray[np.float64]:
+        """Forward plus backward, shape (S,)."""
+        return self.latency_ms_SO.sum(axis=1)
+
+    @property
+    def coverage(self) -> Coverage:
+        """The shards that its samples hold."""
+        used = (self.shards_U[index] for index in np.unique(self.shard_N).tolist())
+        return Coverage.of(used, num_tables=(int(self.num_shards_S.min()), int(self.num_shards_S.max())))
+
+    def shards_of(self, samples_B: IndexArray) -> tuple[IndexArray, IndexArray]:
+        """Indices of the shards that some samples hold, and where each of these samples starts among them."""
+        counts_B = self.num_shards_S[samples_B]
+        starts_B = np.cumsum(counts_B) - counts_B
+        # Each shard's place in `shard_N`: where its sample starts there, plus its place within the sample.
+        shift_B = np.cumsum(self.num_shards_S)[samples_B] - counts_B - starts_B
+        places_N = np.repeat(shift_B, counts_B) + np.arange(counts_B.sum())
+        return self.shard_N[places_N], starts_B
+
+    def take(self, samples_B: IndexArray) -> CostDataset:
+        """The samples with the given indices, in that order."""
+        return replace(
+            self,
+            shard_N=self.shards_of(samples_B)[0],
+            num_shards_S=self.num_shards_S[samples_B],
+            set_S=self.set_S[samples_B],
+            latency_ms_SO=self.latency_ms_SO[samples_B],
+        )
+
+    def split(self, held_out_share: float, seed: int) -> tuple[CostDataset, CostDataset]:
+        """A random part for training and one held out; all samples of a set are in the same part.
+
+        A set's part depends on the set, the share and the seed alone. So what a model was not trained on stays known
+        when its store grows, and later models can be compared with it there.
+        """
+        draw_S = _draws(self.set_S, seed)
+        is_held_out_S = draw_S < max(held_out_share, np.nextafter(draw_S.min(), 1))
+        return self.take(np.flatnonzero(~is_held_out_S)), self.take(np.flatnonzero(is_held_out_S))
+
+    def with_features_of(self, shards: Iterable[LocalShard]) -> CostDataset:
+        """The same measurements, said to be of other shards: one for each of `shards_U`."""
+        others = tuple(shards)
+        assert len(others) == len(self.shards_U)
+        return replace(self, shards_U=others, features_UF=shard_features(others))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evidence:
+    """The samples that can be learned from, as arrays and as they were measured; index for index."""
+
+    dataset: CostDataset
+    samples: tuple[Sample, ...]
+    num_left_out: int
+    """Noisy samples and empty sets."""
+
+    @classmethod
+    def of(cls, table: SampleTable) -> Evidence:
+        """What `CostDataset.from_samples` keeps of a table of samples."""
+        dataset = CostDataset.from_samples(table)
+        kept = tuple(sample for sample in table.samples if sample.shards and not sample.is_noisy)
+        assert len(kept) == len(dataset)
+        return cls(dataset=dataset, samples=kept, num_left_out=len(table) - len(kept))
+
+
+def _number_of(set_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(set_id.encode(), digest_size=8).digest()) >> 1
+
+
+def _draws(set_S: IndexArray, seed: int) -> NDArray[np.float64]:
+    """A number in [0, 1) for every sample, drawn by its set and the seed (SplitMix64's mixing)."""
+    mixed_S = set_S.astype(np.uint64) + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed_S = (mixed_S ^ (mixed_S >> np.uint64(shift))) * np.uint64(factor)
+    mixed_S ^= mixed_S >> np.uint64(31)
+    return (mixed_S >> np.uint64(11)) / 2.0**53

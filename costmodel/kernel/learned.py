@@ -1,0 +1,126 @@
+"""The learned cost model, as planners see it.
+
+Shape suffixes: N shards, S sets of shards, H width of a code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core import KernelCosts, LocalShard
+from autoshard.core.costs import CodeArray, MsArray, OutsideRange
+from autoshard.core.errors import ModelError
+from costmodel.kernel.card import CostModelCard
+from costmodel.kernel.features import shard_features
+from costmodel.kernel.predictor import NUM_OUTSIDE, CostPredictor, SetHead
+from costmodel.kernel.weights import Weights
+from costmodel.registry.versions import PRODUCTION, Registry, StoredModel
+
+COST_KIND = "cost"
+#: How much wider intervals are where a shard is unlike all that were measured.
+_OUTSIDE_FACTOR = 3.0
+
+
+class LearnedCostModel:
+    """Prices sets of shards with a trained network: encode each shard, add the codes up, price the sum.
+
+    Source:
+        AutoShard Sec. 4.2; what differs, see `CostNetwork`.
+
+    Args:
+        weights: Tensors named and shaped as `costmodel.kernel.weights.weight_shapes` says.
+        card: What the weights are of.
+        source: Where they come from, for error messages.
+        version: What answers say besides the device: the id in the registry, and whether the model came with this
+            package; empty for a model that was not published.
+
+    Raises:
+        ModelError: If a tensor is missing, of another shape, or not finite.
+    """
+
+    def __init__(self, weights: Weights, card: CostModelCard, source: str = "weights", version: str = "") -> None:
+        self.card = card
+        self._version = version
+        self._predictor = CostPredictor(
+            weights,
+            encoder_hidden=card.encoder_hidden,
+            scaling=card.scaling,
+            scale_ms=card.scale_ms,
+            source=source,
+        )
+
+    @classmethod
+    def load(cls, registry: Registry, device: str, version: str = PRODUCTION) -> LearnedCostModel:
+        """The model of a device from a registry.
+
+        Raises:
+            ModelError: If it is missing, damaged, or of another schema or device; the text names the file.
+        """
+        return cls.from_stored(registry.load(COST_KIND, device, version))
+
+    @classmethod
+    def from_stored(cls, stored: StoredModel) -> LearnedCostModel:
+        """The model of a registry's version.
+
+        Raises:
+            ModelError: If it is damaged, or of another schema.
+        """
+        card = CostModelCard.from_json(stored.card, stored.source)
+        return cls(stored.tensors, card, stored.source, stored.label)
+
+    @property
+    def name(self) -> str:
+        """`learned:<device>@<version>`, or `learned:<device>` for a model that was not published."""
+        return f"learned:{self.card.device}@{self._version}" if self._version else f"learned:{self.card.device}"
+
+    def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
+        """Codes of single shards, shape (N, H): see `FULL_CODE_WIDTH`.
+
+        Raises:
+            ModelError: If no kernel of a shard's kind was measured.
+        """
+        for shard in shards:
+            self.card.coverage.check(shard)
+        codes_NH = self._predictor.encode(shard_features(shards))
+        self._check_finite(codes_NH)
+        codes_NH[:, NUM_OUTSIDE] = [self.card.coverage.outside(shard) is not None for shard in shards]
+        return codes_NH
+
+    @property
+    def set_head(self) -> SetHead:
+        """What `price` works with."""
+        return self._predictor.set_head
+
+    def notes(self, shards: Sequence[LocalShard]) -> tuple[OutsideRange, ...]:
+        """Which of the shards lie outside the range that the model was trained on, and how; each once."""
+        found = (self.card.coverage.outside(shard) for shard in shards)
+        return tuple(dict.fromkeys(note for note in found if note is not None))
+
+    def price(self, codes_SH: CodeArray) -> MsArray:
+        """Kernel time in milliseconds, forward plus backward, of sets given by the sums of their codes."""
+        kernel_ms_S: MsArray = self._predictor.predict(codes_SH).sum(axis=1)
+        self._check_finite(kernel_ms_S)
+        return kernel_ms_S
+
+    def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
+        """As `price`, with forward and backward apart, and the 90% interval."""
+        parts_SO = self._predictor.predict(codes_SH)
+        kernel_ms_S = parts_SO.sum(axis=1)
+        self._check_finite(kernel_ms_S)
+        spread_S = self._predictor.spread(codes_SH)
+        spread_S *= np.where(codes_SH[:, NUM_OUTSIDE] > 0.5, _OUTSIDE_FACTOR, 1.0)
+        low_S, high_S = self.card.interval.factors(spread_S)
+        return KernelCosts(
+            forward_ms_S=parts_SO[:, 0],
+            backward_ms_S=parts_SO[:, 1],
+            low_ms_S=kernel_ms_S * low_S,
+            high_ms_S=kernel_ms_S * high_S,
+        )
+
+    def _check_finite(self, values: NDArray[np.floating]) -> None:
+        # The limits of cards and weights leave room for this only with tables far beyond any that were measured.
+        if not np.isfinite(values).all():
+            raise ModelError(f"{self.name} gives no finite time for these tables; train it anew", field="weights")

@@ -1,0 +1,74 @@
+"""How well predicted latencies agree with measured ones.
+
+Shape suffixes: S samples.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.kernel.card import HeldOutMetrics, Interval
+
+MsArray = NDArray[np.float64]
+
+#: Ends of the interval, as quantiles.
+_ENDS = (0.05, 0.95)
+#: With fewer samples, a share of them says nothing about coverage.
+_MIN_FOR_COVERAGE = 20
+# A prediction of 0 has no ratio; a nanosecond is below every latency that can be measured.
+_SMALLEST_MS = 1e-6
+
+
+def held_out_metrics(predicted_ms_S: MsArray, measured_ms_S: MsArray) -> HeldOutMetrics:
+    """Compares predictions with measurements that were kept from training; all above 0."""
+    error_ms_S = np.abs(predicted_ms_S - measured_ms_S)
+    return HeldOutMetrics(
+        num_samples=len(measured_ms_S),
+        mae_ms=float(error_ms_S.mean()),
+        mse_ms2=float((error_ms_S**2).mean()),
+        relative_error=float((error_ms_S / measured_ms_S).mean()),
+        kendall_tau=kendall_tau(predicted_ms_S, measured_ms_S),
+    )
+
+
+def calibrated_interval(predicted_ms_S: MsArray, spread_S: MsArray, measured_ms_S: MsArray) -> Interval:
+    """The interval that holds nine tenths of the measurements.
+
+    Every other sample sets its ends, the rest measure its coverage; its ends are then set anew on all.
+    """
+    # np.log of a ratio of 0 has no bound; predictions are above 0 for sets that are not empty.
+    off_S = np.log(measured_ms_S / np.maximum(predicted_ms_S, _SMALLEST_MS)) / spread_S
+    ends = _ends(off_S)
+    if len(off_S) < 2 * _MIN_FOR_COVERAGE:
+        return Interval(low=ends[0], high=ends[1])
+    low, high = _ends(off_S[::2])
+    half = Interval(low=low, high=high)
+    tested_S = off_S[1::2]
+    is_within_S = (tested_S >= half.low) & (tested_S <= half.high)
+    low_S, high_S = half.factors(spread_S[1::2])
+    half_width_S = (high_S - low_S) / 2
+    return Interval(
+        low=ends[0], high=ends[1], coverage=float(is_within_S.mean()), half_width=float(np.median(half_width_S))
+    )
+
+
+def _ends(off_S: MsArray) -> tuple[float, float]:
+    low, high = np.quantile(off_S, _ENDS)
+    return min(float(low), 0.0), max(float(high), 0.0)
+
+
+def kendall_tau(first_S: MsArray, second_S: MsArray) -> float:
+    """Kendall's rank correlation (tau-a): pairs in the same order minus pairs in opposite order, over all pairs.
+
+    Returns:
+        From -1 to 1; 0 for fewer than two samples.
+    """
+    num_samples = len(first_S)
+    if num_samples < 2:
+        return 0.0
+    agreeing = 0.0
+    for index in range(num_samples - 1):  # a row of pairs at a time: all pairs at once would not fit for large S
+        rest = slice(index + 1, None)
+        agreeing += float(np.sign(first_S[rest] - first_S[index]) @ np.sign(second_S[rest] - second_S[index]))
+    return agreeing / (num_samples * (num_samples - 1) / 2)

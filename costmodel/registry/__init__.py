@@ -1,0 +1,1 @@
+"""The registry of trained models: versions, aliases, promotion."""

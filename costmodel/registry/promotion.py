@@ -1,0 +1,185 @@
+"""Which of the versions that training makes become production ones: those that are not worse than what they replace.
+
+Shape suffixes: P pairs, which are samples or tasks that both sides were measured on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core.errors import ModelError
+from costmodel.registry.aliases import AliasEntry
+from costmodel.registry.publish_options import Alias, PublishOptions
+from costmodel.registry.versions import PRODUCTION, Registry, StoredModel, Tensors, shipped_models
+
+FloatArray = NDArray[np.float64]
+
+#: Differences up to this share count as none, however small their standard error is.
+LEAST_TOLERANCE = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A trained version against another one, or a planner, on the same held-out samples or tasks.
+
+    Attributes:
+        against: What it is compared with.
+        measure: What is compared, the lower the better.
+        difference: Mean over pairs of how much higher the version's measure is, as a share; below 0 if it is lower.
+        tolerance: Difference up to which the version counts as not worse.
+        num_pairs: Samples or tasks.
+        of: What these are.
+        unit: Of the difference and the tolerance, when they are shown.
+    """
+
+    against: str
+    measure: str
+    difference: float
+    tolerance: float
+    num_pairs: int
+    of: str
+    unit: str = "%"
+
+    @classmethod
+    def paired(cls, difference_P: FloatArray, *, against: str, measure: str, of: str, unit: str = "%") -> Comparison:
+        """The comparison of pairs; its tolerance is the mean's standard error, but at least `LEAST_TOLERANCE`."""
+        count = len(difference_P)
+        error = float(difference_P.std(ddof=1)) / count**0.5 if count > 1 else 0.0
+        return cls(
+            against=against,
+            measure=measure,
+            difference=float(difference_P.mean()),
+            tolerance=max(error, LEAST_TOLERANCE),
+            num_pairs=count,
+            of=of,
+            unit=unit,
+        )
+
+    @classmethod
+    def of_errors(cls, difference_P: FloatArray, stored: StoredModel, of: str) -> Comparison:
+        """The comparison with a stored version by the relative errors of both on the same samples or runs."""
+        against = f"version {stored.label}"
+        return cls.paired(difference_P, against=against, measure="mean relative error", of=of, unit=" points")
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the version is worse by more than the tolerance."""
+        return not self.difference <= self.tolerance  # not a number is worse, too
+
+    def __str__(self) -> str:
+        side = "above" if self.difference > 0 else "below"
+        return (
+            f"{self.measure} {100 * abs(self.difference):.2f}{self.unit} {side} that of {self.against} on "
+            f"{self.num_pairs} {self.of} (tolerance {100 * self.tolerance:.2f}{self.unit})"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainedVersion:
+    """What a training made, and how it compares.
+
+    Attributes:
+        kind: What the model is for.
+        name: Which one of its kind, such as the device.
+        tensors: Weights by name.
+        card: What they are.
+        compare: Compares it with another version of the kind; raises ModelError if that one cannot price the samples.
+        baselines: Comparisons with what needs no training.
+    """
+
+    kind: str
+    name: str
+    tensors: Tensors
+    card: Mapping[str, Any]
+    compare: Callable[[StoredModel], Comparison]
+    baselines: tuple[Comparison, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What became of a trained version.
+
+    Attributes:
+        id: Its version in the registry; None if it was not published.
+        alias: What names it; None for nothing.
+        registry: The registry's folder; None if it was not published.
+        comparisons: What it was compared with.
+        notes: Why it was not compared with the production version, if it was not.
+    """
+
+    id: str | None = None
+    alias: str | None = None
+    registry: Path | None = None
+    comparisons: tuple[Comparison, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def refused(self) -> tuple[Comparison, ...]:
+        """The comparisons that kept it from production."""
+        return () if self.alias else tuple(one for one in self.comparisons if one.is_worse)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "id": self.id,
+            "alias": self.alias,
+            "promoted": self.alias == PRODUCTION,
+            "registry": None if self.registry is None else str(self.registry),
+            "comparisons": [{**asdict(one), "worse": one.is_worse} for one in self.comparisons],
+            "notes": list(self.notes),
+        }
+
+
+def publish_version(models: Registry, trained: TrainedVersion, options: PublishOptions) -> Published:
+    """Stores a trained version, and makes it the production one if it is not worse than that, nor than the baselines.
+
+    The version that is refused stays in the registry, and `Registry.promote` may still make it the production one.
+    If another process changes the production version meanwhile, the comparison is made again, with the new one.
+
+    Args:
+        models: The registry; where it has no production version, the shipped one is what is replaced.
+        trained: The version.
+        options: What to do with it.
+
+    Raises:
+        ModelError: If the registry cannot be written.
+    """
+    if not options.publish:
+        return Published()
+    is_compared = options.alias == PRODUCTION and not options.force
+    alias = None if is_compared else options.alias
+    kind, name = trained.kind, trained.name
+    version = models.publish(kind, name, trained.tensors, trained.card, alias=alias)
+    if not is_compared:
+        return Published(id=version, alias=alias, registry=models.root)
+    while True:
+        seen, comparisons, notes = _compare(models, trained, version)
+        is_worse = any(one.is_worse for one in comparisons)
+        if is_worse or models.replace_production(kind, name, version, seen):
+            alias = None if is_worse else Alias.PRODUCTION
+            return Published(id=version, alias=alias, registry=models.root, comparisons=comparisons, notes=notes)
+
+
+def _compare(
+    models: Registry, trained: TrainedVersion, version: str
+) -> tuple[tuple[AliasEntry, ...], tuple[Comparison, ...], tuple[str, ...]]:
+    """The production alias as it is, the comparisons, and why the production version is in none of them."""
+    seen: tuple[AliasEntry, ...] = ()
+    try:
+        seen = models.history(trained.kind, trained.name)
+        shipped = shipped_models()
+        replaced = seen[-1].id if seen else shipped.production_id(trained.kind, trained.name)
+        if replaced is None:
+            return seen, trained.baselines, ()
+        if replaced == version:
+            return seen, (), ()
+        stored = (models if seen else shipped).load(trained.kind, trained.name, replaced)
+        return seen, (*trained.baselines, trained.compare(stored)), ()
+    except ModelError as error:
+        return seen, trained.baselines, (f"not compared with the production version: {error}",)

@@ -1,0 +1,50 @@
+"""Options of the commands that train: where the model goes, and what becomes of it there."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autoshard.commands.options import Needs, command_options
+from autoshard.core.errors import InvalidOptionError
+
+
+class Alias(StrEnum):
+    """Names of versions, as `costmodel.registry.versions.ALIASES`."""
+
+    PRODUCTION = "production"
+    CANDIDATE = "candidate"
+
+
+RegistryOption = Annotated[
+    Path | None,
+    typer.Option(
+        file_okay=False,
+        help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]",
+    ),
+]
+
+
+@command_options(panel="Registry")
+class PublishOptions:
+    """What to do with a trained version."""
+
+    registry: RegistryOption = None
+    alias: Annotated[
+        Alias,
+        typer.Option(
+            help="`production` is used by default; `candidate` is to be tried out, and compared with nothing."
+        ),
+        Needs("--publish", lambda options: options.publish),
+    ] = Alias.PRODUCTION
+    publish: Annotated[bool, typer.Option(help="Whether the model goes to the registry.")] = True
+    force: Annotated[
+        bool, typer.Option("--force", help="Make it the production version even if it is worse than the current one.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.force and not (self.publish and self.alias == Alias.PRODUCTION):
+            raise InvalidOptionError("goes with --alias production only, and not with --no-publish", field="--force")

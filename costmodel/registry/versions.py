@@ -1,0 +1,410 @@
+"""The registry of trained models: folders of weights and a card, addressed by their content.
+
+    ROOT/<kind>/<name>/<id>/weights.safetensors
+    ROOT/<kind>/<name>/<id>/card.json
+    ROOT/<kind>/<name>/production            the versions that were used by default, the current one last
+    ROOT/<kind>/<name>/candidate             as `production`, of a version that is tried out
+
+A version's id is a digest of its card, and the card holds the digest of the weights, so versions never change
+and damage shows when it is loaded. Nothing is unpickled.
+
+Models that come with this package are a registry, too, in its folder `shipped`: models of kernels, collectives, dense
+layers and steps, and policies beside the cost models that they were trained on. `find_registry` turns to it where the
+user's own has nothing, and an alias of the user's own may name a shipped version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from autoshard.core.errors import FormatError, ModelError
+from autoshard.core.quoting import shown
+from autoshard.core.topology import DEVICE_KEY
+from autoshard.formats.documents.fields import check_writable
+from autoshard.formats.documents.json_document import parse_json
+from autoshard.formats.files import read_bytes
+from costmodel.registry.aliases import (
+    ALIASES,
+    CANDIDATE,
+    LEFTOVER_SECONDS,
+    PRODUCTION,
+    VERSION_ID,
+    Action,
+    AliasEntry,
+    AliasLog,
+)
+
+__all__ = [
+    "ALIASES",
+    "CANDIDATE",
+    "PRODUCTION",
+    "REGISTRY_VARIABLE",
+    "SHIPPED_VARIABLE",
+    "Registry",
+    "StoredModel",
+    "Version",
+    "default_registry",
+    "find_registry",
+    "models_in_use",
+    "shipped_models",
+]
+
+REGISTRY_VARIABLE = "AUTOSHARD_REGISTRY"
+SHIPPED_VARIABLE = "AUTOSHARD_SHIPPED_MODELS"
+_WEIGHTS, _CARD = "weights.safetensors", "card.json"
+_WEIGHTS_DIGEST = "weights_sha256"
+#: A card and weights are no larger; those that come with this package have 0.6 MB at most.
+_MAX_CARD_BYTES, _MAX_WEIGHTS_BYTES = 1 << 22, 1 << 27
+_STAGING = ".publish-"
+
+Tensors = Mapping[str, NDArray[Any]]
+
+
+def default_registry() -> Path:
+    """The folder named by AUTOSHARD_REGISTRY, else `~/.local/share/autoshard/registry`."""
+    named = os.environ.get(REGISTRY_VARIABLE)
+    return Path(named) if named else Path.home() / ".local" / "share" / "autoshard" / "registry"
+
+
+def shipped_models() -> Registry:
+    """The models of all kinds that come with this package, or those in the folder named by AUTOSHARD_SHIPPED_MODELS."""
+    named = os.environ.get(SHIPPED_VARIABLE)
+    return Registry(Path(named) if named else Path(__file__).parents[1] / "shipped")
+
+
+def models_in_use(root: Path | None = None) -> tuple[tuple[str, str, Registry], ...]:
+    """Kind and name of every production model, and the registry that `find_registry` has it from.
+
+    Args:
+        root: Folder of the user's registry; the default one if None.
+
+    Raises:
+        ModelError: If a card or an alias is damaged.
+    """
+    listed = [version for models in (Registry(root), shipped_models()) for version in models.list()]
+    names = sorted({(version.kind, version.name) for version in listed})
+    found = ((kind, name, find_registry(kind, name, root)) for kind, name in names)
+    return tuple((kind, name, models) for kind, name, models in found if models is not None)
+
+
+def find_registry(kind: str, name: str, root: Path | None = None) -> Registry | None:
+    """The registry to load a model from: the user's, or that of shipped models if it has no production version.
+
+    Args:
+        kind: What the model is for: `cost`, `policy`.
+        name: Which one of its kind, such as the device.
+        root: Folder of the user's registry; the default one if None.
+
+    Returns:
+        None if neither has one.
+
+    Raises:
+        ModelError: If an alias is damaged.
+    """
+    return next(
+        (models for models in (Registry(root), shipped_models()) if models.production_id(kind, name) is not None), None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredModel:
+    """A version as loaded: digests checked, contents not interpreted."""
+
+    id: str
+    tensors: dict[str, NDArray[Any]]
+    card: dict[str, Any]
+    source: str
+    """Its folder, for error messages."""
+    is_shipped: bool = False
+
+    @property
+    def label(self) -> str:
+        """What answers name it by: its id, and whether it came with this package."""
+        return f"{self.id} (shipped)" if self.is_shipped else self.id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A version as listed."""
+
+    kind: str
+    name: str
+    id: str
+    aliases: tuple[str, ...]
+    published_s: float
+    """Seconds since the epoch."""
+    card: dict[str, Any]
+
+
+class Registry:
+    """Trained models under one folder, which is made when something is first published.
+
+    Args:
+        root: The folder; the default registry when left out.
+        author: Who is named in the history of aliases; user and host when left out.
+    """
+
+    def __init__(self, root: Path | None = None, author: str | None = None) -> None:
+        self.root = root or default_registry()
+        self._author = author
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it is that of the models that come with this package."""
+        return self.root.resolve() == shipped_models().root.resolve()
+
+    def publish(
+        self, kind: str, name: str, tensors: Tensors, card: Mapping[str, Any], *, alias: str | None = PRODUCTION
+    ) -> str:
+        """Stores a version and gives it an alias; readers see all of it or nothing.
+
+        Args:
+            kind: What the model is for: `cost`, `policy`.
+            name: Which one of its kind, such as the device.
+            tensors: Weights by name.
+            card: JSON object that says what the weights are; its `device`, if it has one, must be `name`.
+            alias: What names it from now on; None for nothing.
+
+        Returns:
+            The version's id: the same content has the same id, and is stored once.
+
+        Raises:
+            ModelError: If a name is not a plain one, the card is not JSON or of another device, or the folder cannot
+                be written.
+        """
+        folder = self._folder(kind, name)
+        log = AliasLog(folder=folder, alias=alias) if alias is not None else None
+        _check_device(card, name, str(folder))
+        weights = save({key: np.ascontiguousarray(value) for key, value in tensors.items()})
+        text = _canonical({**card, _WEIGHTS_DIGEST: hashlib.sha256(weights).hexdigest()})
+        for content, limit in ((text, _MAX_CARD_BYTES), (weights, _MAX_WEIGHTS_BYTES)):
+            if len(content) > limit:
+                raise ModelError(f"must be at most {limit:,} bytes, got {len(content):,}", source=str(folder))
+        version = _id_of(text)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _store(folder, version, {_WEIGHTS: weights, _CARD: text})
+        except OSError as error:
+            raise ModelError(f"cannot publish a model: {error.strerror}", source=str(folder)) from error
+        if log is not None:
+            log.point(version, Action.PUBLISH, self._author)
+        return version
+
+    def load(self, kind: str, name: str, version: str = PRODUCTION) -> StoredModel:
+        """Loads a version by its id or alias.
+
+        Raises:
+            ModelError: If it is missing, damaged, or of another device; the text names the file.
+        """
+        folder = self._folder(kind, name)
+        identity = AliasLog(folder=folder, alias=version).current() if version in ALIASES else version
+        if identity is None:
+            missing = "has been published" if version == PRODUCTION else f"is the {version}"
+            raise ModelError(f"no {kind} model named {name} {missing}", source=str(folder))
+        if not VERSION_ID.fullmatch(identity):
+            raise ModelError(
+                f"a version is {', '.join(ALIASES)} or 16 hexadecimal digits, got {shown(identity)}", source=str(folder)
+            )
+        home = self._home(kind, name, identity)
+        folder = home.root / kind / name / identity
+        card = home._card(folder / _CARD)
+        _check_device(card, name, str(folder / _CARD))
+        path = folder / _WEIGHTS
+        weights = _read(path, _MAX_WEIGHTS_BYTES)
+        if hashlib.sha256(weights).hexdigest() != card[_WEIGHTS_DIGEST]:
+            raise ModelError("damaged: its digest is not the one in the card", source=str(path))
+        try:
+            tensors = load(weights)
+        except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:  # the others: of its dtypes
+            raise ModelError(f"not a safetensors file: {error}", source=str(path)) from error
+        return StoredModel(id=identity, tensors=tensors, card=card, source=str(folder), is_shipped=home.is_shipped)
+
+    def _home(self, kind: str, name: str, version: str) -> Registry:
+        """The registry that holds a version: this one, or that of shipped models."""
+        shipped = shipped_models()
+        is_here, is_shipped = ((root / kind / name / version).exists() for root in (self.root, shipped.root))
+        return shipped if is_shipped and not is_here else self
+
+    def production_id(self, kind: str, name: str) -> str | None:
+        """Id of the production version; None if there is none under the name.
+
+        Raises:
+            ModelError: If the alias is damaged.
+        """
+        return AliasLog(folder=self._folder(kind, name), alias=PRODUCTION).current()
+
+    def history(self, kind: str, name: str, alias: str = PRODUCTION) -> tuple[AliasEntry, ...]:
+        """The versions that an alias has named, the current one last.
+
+        Raises:
+            ModelError: If there is no such alias, or it is damaged.
+        """
+        return AliasLog(folder=self._folder(kind, name), alias=alias).entries()
+
+    def promote(self, kind: str, name: str, version: str, alias: str = PRODUCTION) -> str:
+        """Gives a version an alias, after loading it whole.
+
+        Args:
+            kind: What the model is for.
+            name: Which one of its kind.
+            version: Its id, which may be that of a shipped version, or another alias of it.
+            alias: What names it from now on.
+
+        Returns:
+            The version's id.
+
+        Raises:
+            ModelError: If it is missing or damaged, or the registry cannot be written; the alias stays as it was.
+        """
+        folder = self._folder(kind, name)
+        log = AliasLog(folder=folder, alias=alias)
+        identity = self.load(kind, name, version).id
+        try:
+            folder.mkdir(parents=True, exist_ok=True)  # of a shipped version, there may be nothing here yet
+        except OSError as error:
+            raise ModelError(f"cannot be written: {error.strerror}", source=str(folder)) from error
+        log.point(identity, Action.PROMOTE, self._author)
+        return identity
+
+    def replace_production(self, kind: str, name: str, version: str, seen: tuple[AliasEntry, ...]) -> bool:
+        """Makes a version that was published here the production one, if that is still the one it was compared with.
+
+        Args:
+            kind: What the model is for.
+            name: Which one of its kind.
+            version: Its id.
+            seen: As for `AliasLog.point`.
+
+        Returns:
+            False if the production version was changed since.
+
+        Raises:
+            ModelError: If the registry cannot be written.
+        """
+        log = AliasLog(folder=self._folder(kind, name), alias=PRODUCTION)
+        return log.point(version, Action.PUBLISH, self._author, seen=seen)
+
+    def roll_back(self, kind: str, name: str, alias: str = PRODUCTION) -> str:
+        """Gives an alias back to the version that had it before, and returns its id.
+
+        Before the first production version, the shipped one was in use, if there is one.
+
+        Raises:
+            ModelError: If there is none, or the registry cannot be written.
+        """
+        shipped = shipped_models()
+        first = shipped.production_id(kind, name) if alias == PRODUCTION and not self.is_shipped else None
+        return AliasLog(folder=self._folder(kind, name), alias=alias).roll_back(self._author, first=first)
+
+    def list(self) -> tuple[Version, ...]:
+        """All versions by kind, name and time; empty if the folder is not there.
+
+        Raises:
+            ModelError: If a card or an alias is damaged; the text names the file.
+        """
+        versions = []
+        for folder in sorted(self.root.glob("*/*")):
+            cards = [path for path in folder.glob(f"*/{_CARD}") if VERSION_ID.fullmatch(path.parent.name)]
+            logs = {alias: AliasLog(folder=folder, alias=alias).entries() for alias in ALIASES} if cards else {}
+            for path in cards:
+                identity = path.parent.name
+                versions.append(
+                    Version(
+                        kind=folder.parent.name,
+                        name=folder.name,
+                        id=identity,
+                        aliases=tuple(alias for alias, log in logs.items() if log and log[-1].id == identity),
+                        published_s=path.stat().st_mtime,
+                        card=self._card(path),
+                    )
+                )
+        return tuple(sorted(versions, key=lambda item: (item.kind, item.name, item.published_s, item.id)))
+
+    def _folder(self, kind: str, name: str) -> Path:
+        for label, value in (("kind", kind), ("name", name)):
+            if not DEVICE_KEY.fullmatch(value):
+                raise ModelError(f"must be letters, digits, '.', '_' or '-', got {shown(value)}", field=label)
+        return self.root / kind / name
+
+    def _card(self, path: Path) -> dict[str, Any]:
+        text = _read(path, _MAX_CARD_BYTES)
+        if _id_of(text) != path.parent.name:
+            raise ModelError("damaged: its digest is not the name of its folder", source=str(path))
+        try:
+            card = parse_json(text)
+            check_writable(card, "")
+        except FormatError as error:
+            raise ModelError(str(error), source=str(path)) from error
+        if not isinstance(card, dict) or _WEIGHTS_DIGEST not in card:
+            raise ModelError(f"needs a field {_WEIGHTS_DIGEST}", source=str(path))
+        return card
+
+
+def _store(folder: Path, version: str, files: Mapping[str, bytes]) -> None:
+    """Writes a version's folder under another name, and renames it when it is complete."""
+    _remove_leftovers(folder)
+    staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder))
+    try:
+        for name, content in files.items():
+            with (staging / name).open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        staging.chmod(0o755)
+        try:
+            staging.rename(folder / version)
+        except OSError:
+            if not (folder / version).is_dir():  # else it was there, or another process was quicker
+                raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Removes what publishers left that were killed an hour ago or more."""
+    for staging in folder.glob(f"{_STAGING}*"):
+        try:
+            if time.time() - staging.stat().st_mtime > LEFTOVER_SECONDS:
+                shutil.rmtree(staging, ignore_errors=True)
+        except FileNotFoundError:  # another process was quicker
+            continue
+
+
+def _check_device(card: Mapping[str, Any], name: str, source: str) -> None:
+    if card.get("device", name) != name:
+        raise ModelError(
+            f"was trained for {shown(card['device'])}, not for {shown(name)}", field="device", source=source
+        )
+
+
+def _canonical(card: Mapping[str, Any]) -> bytes:
+    try:
+        text = json.dumps(card, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"the card is not JSON: {error}", field="card") from error
+    return text.encode()
+
+
+def _id_of(card_text: bytes) -> str:
+    return hashlib.sha256(card_text).hexdigest()[:16]
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    try:
+        return read_bytes(path, max_bytes=max_bytes)
+    except FormatError as error:
+        raise ModelError(error.message, source=error.source) from error

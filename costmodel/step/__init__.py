@@ -1,0 +1,1 @@
+"""Learned models of the rest of a step: collectives, dense layers, calibrated steps."""

@@ -1,0 +1,250 @@
+"""The learned model of collectives.
+
+Shape suffixes: R ranks; [i, j] is what rank i sends to rank j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, get_args
+
+import numpy as np
+
+from autoshard.core import Link, Topology
+from autoshard.core.costs import CollectiveName, LinkBytes, MsArray
+from autoshard.core.errors import FormatError, ModelError
+from autoshard.evaluation.communication import link_bytes
+from autoshard.formats.documents.fields import Fields, items, number
+from costmodel.registry.card_fields import MAX_BOUND, MAX_METRIC, metrics, read_card
+from costmodel.registry.versions import PRODUCTION, Registry, StoredModel
+from costmodel.step.collective_curve import CollectiveCurve
+from costmodel.step.regression import FloatArray
+
+COLLECTIVE_KIND: Final = "collective"
+COLLECTIVE_SCHEMA: Final = "autoshard.collective-model/1"
+COLLECTIVES: Final[tuple[CollectiveName, ...]] = get_args(CollectiveName)
+#: Inside a node, and between nodes.
+#: Rows of an interval's bounds.
+_MAX_BOUNDS = 1000
+LINKS: Final = ("node", "across_nodes")
+
+Curves = Mapping[tuple[str, CollectiveName], CollectiveCurve]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCard:
+    """All of a model of collectives but its curves.
+
+    Attributes:
+        device: Key of the device kind that was measured.
+        backend: `gloo` or `nccl`.
+        alongside: For each collective, the share of the shorter of a node's time and that between nodes that does not
+            hide behind the longer: 0 for links that work side by side, 1 for one after the other.
+        bounds: For each collective, (up to ms, low, high): ends of the 90% interval over the predicted time, for times
+            up to so many milliseconds, rising.
+        metrics: Accuracy on held-out samples, for information.
+        training: Counts and options, for information.
+    """
+
+    device: str
+    backend: str
+    alongside: dict[str, float]
+    bounds: dict[str, tuple[tuple[float, float, float], ...]]
+    metrics: dict[str, float]
+    training: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """As the JSON object that is stored beside the curves."""
+        return {
+            "schema": COLLECTIVE_SCHEMA,
+            "device": self.device,
+            "backend": self.backend,
+            "alongside": self.alongside,
+            "bounds": {name: [list(row) for row in rows] for name, rows in self.bounds.items()},
+            "metrics": self.metrics,
+            "training": self.training,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], source: str) -> CollectiveCard:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ModelError: If it is of another schema or lacks a field.
+        """
+        return read_card(
+            data,
+            source,
+            schema=COLLECTIVE_SCHEMA,
+            fixed={},
+            required=("device", "backend", "alongside", "bounds", "metrics", "training"),
+            read=_card_of,
+        )
+
+
+def _card_of(fields: Fields) -> CollectiveCard:
+    alongside = fields.fields("alongside", required=COLLECTIVES)
+    bounds = fields.fields("bounds", required=COLLECTIVES)
+    return CollectiveCard(
+        device=fields.text("device"),
+        backend=fields.text("backend"),
+        alongside={name: alongside.number(name, maximum=1.0) for name in COLLECTIVES},
+        bounds={name: _bounds_rows(bounds, name) for name in COLLECTIVES},
+        metrics=metrics(fields),
+        training=fields.mapping("training"),
+    )
+
+
+def _bounds_rows(fields: Fields, name: CollectiveName) -> tuple[tuple[float, float, float], ...]:
+    path = fields.at(name)
+    rows = []
+    for index, row in enumerate(fields.items(name, maximum=_MAX_BOUNDS)):
+        where = f"{path}[{index}]"
+        upto, low, high = items(row, where, minimum=3, maximum=3)
+        rows.append(
+            (
+                number(upto, f"{where}[0]", maximum=MAX_METRIC),
+                number(low, f"{where}[1]", maximum=1.0),
+                number(high, f"{where}[2]", minimum=1.0, maximum=MAX_BOUND),
+            )
+        )
+    if any(left[0] > right[0] for left, right in pairwise(rows)):
+        raise FormatError("must be of rising milliseconds", field=path)
+    return tuple(rows)
+
+
+class LearnedCollectives:
+    """Prices collectives with curves that were fitted to measured ones.
+
+    Bytes inside a node take the node's curve, bytes that leave it the other one; links that nobody measured are priced
+    by the topology's latency and bandwidth. Ranks of a node may be relabelled, and nodes as well.
+
+    Args:
+        curves: By link (`node`, `across_nodes`) and collective.
+        card: What they are of.
+        version: Of the registry that they come from, if they do, and whether that came with this package.
+    """
+
+    def __init__(self, curves: Curves, card: CollectiveCard, version: str = "") -> None:
+        self.card = card
+        self.version = version
+        self._curves = dict(curves)
+
+    @classmethod
+    def load(cls, registry: Registry, device: str, version: str = PRODUCTION) -> LearnedCollectives:
+        """The model of a device from a registry.
+
+        Raises:
+            ModelError: If it is missing, damaged, of another schema or of another device.
+        """
+        return cls.from_stored(registry.load(COLLECTIVE_KIND, device, version))
+
+    @classmethod
+    def from_stored(cls, stored: StoredModel) -> LearnedCollectives:
+        """The model of a registry's version."""
+        card = CollectiveCard.from_json(stored.card, stored.source)
+        curves: dict[tuple[str, CollectiveName], CollectiveCurve] = {}
+        for link in LINKS:
+            for name in COLLECTIVES:
+                prefix = f"{link}.{name}."
+                if any(key.startswith(prefix) for key in stored.tensors):
+                    try:
+                        curves[link, name] = CollectiveCurve.from_tensors(name, stored.tensors, prefix)
+                    except ModelError as error:
+                        raise error.in_source(stored.source) from error
+        return cls(curves, card, stored.label)
+
+    def tensors(self) -> dict[str, FloatArray]:
+        """What is stored of the curves."""
+        return {
+            f"{link}.{name}.{key}": value
+            for (link, name), curve in self._curves.items()
+            for key, value in curve.tensors().items()
+        }
+
+    @property
+    def name(self) -> str:
+        """`learned:<device>`, and which version of a registry it is, if it is one."""
+        return f"learned:{self.card.device}" + (f"@{self.version}" if self.version else "")
+
+    def curve(self, link: str, collective: CollectiveName) -> CollectiveCurve:
+        """What prices a collective within a node or across nodes.
+
+        Raises:
+            ModelError: If it was not measured.
+        """
+        if (link, collective) not in self._curves:
+            raise ModelError(f"was not fitted to any {collective} of link {link}", field="collective")
+        return self._curves[link, collective]
+
+    def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
+        """Time per rank of an all-to-all in which rank i sends `sent_bytes_RR[i, j]` to rank j; shape (R,).
+
+        Raises:
+            InvalidTopologyError: If the matrix is of another world.
+        """
+        return self.links_ms(link_bytes(sent_bytes_RR, topology), topology)
+
+    def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
+        """As `all_to_all_ms`, from what leaves and reaches ranks by level; shape (..., R)."""
+        inside_R = np.maximum(links.leaving_LR[0], links.arriving_LR[0])
+        outside_R = np.maximum(links.leaving_LR[1:].sum(axis=0), links.arriving_LR[1:].sum(axis=0))
+        return self._both("all_to_all", inside_R, outside_R, topology)
+
+    def all_reduce_ms(self, num_bytes: float, topology: Topology) -> float:
+        """Time of an all-reduce of `num_bytes` on every rank."""
+        return self._reduction("all_reduce", 2.0 * num_bytes, topology)
+
+    def reduce_scatter_ms(self, num_bytes: float, topology: Topology) -> float:
+        """Time of a reduce-scatter of inputs of `num_bytes`."""
+        return self._reduction("reduce_scatter", num_bytes, topology)
+
+    def all_gather_ms(self, num_bytes: float, topology: Topology) -> float:
+        """Time of an all-gather into outputs of `num_bytes`."""
+        return self._reduction("all_gather", num_bytes, topology)
+
+    def bounds_ms(self, collective: CollectiveName, value_ms: MsArray, topology: Topology) -> tuple[MsArray, MsArray]:
+        """Ends of the 90% intervals of held-out samples, wider for numbers of ranks that were not measured.
+
+        Each doubling outside the measured numbers widens them by their own width once more, on the logarithm.
+        """
+        rows = self.card.bounds[collective]
+        at = np.minimum(np.searchsorted([upto for upto, _, _ in rows], value_ms), len(rows) - 1)
+        known = [curve for (_, name), curve in self._curves.items() if name == collective]
+        outside = min((curve.octaves_outside(topology.world_size) for curve in known), default=1.0)
+        low, high = (np.array([row[end] for row in rows])[at] ** (1.0 + outside) for end in (1, 2))
+        return np.asarray(value_ms * low), np.asarray(value_ms * high)
+
+    def _reduction(self, collective: CollectiveName, num_bytes: float, topology: Topology) -> float:
+        """A collective in which every rank does the same: inside nodes, then between them what a node's ranks share.
+
+        `num_bytes` would leave a rank if there were infinitely many.
+        """
+        if num_bytes <= 0 or topology.world_size == 1:
+            return 0.0
+        local, nodes = topology.local_world_size, topology.num_nodes
+        inside = np.array(num_bytes * (local - 1) / local)
+        outside = np.array(num_bytes * (nodes - 1) / nodes / local)
+        return float(self._both(collective, inside, outside, topology))
+
+    def _both(self, collective: CollectiveName, inside: MsArray, outside: MsArray, topology: Topology) -> MsArray:
+        local, nodes, world = topology.local_world_size, topology.num_nodes, topology.world_size
+        peers = world - local if collective == "all_to_all" else nodes - 1
+        near = self._link_ms(collective, 0, inside, local, topology)
+        far = self._link_ms(collective, 1, outside, 1 + peers, topology) if nodes > 1 else np.zeros_like(near)
+        return np.asarray(np.maximum(near, far) + self.card.alongside[collective] * np.minimum(near, far))
+
+    def _link_ms(
+        self, collective: CollectiveName, link: int, num_bytes: MsArray, group: int, topology: Topology
+    ) -> MsArray:
+        curve = self._curves.get((LINKS[link], collective))
+        if curve is not None:
+            return curve.ms(num_bytes, group, topology.world_size)
+        level = topology.levels[0 if link == 0 else -1]
+        published: Link = level.all_to_all if collective == "all_to_all" else level.all_reduce
+        # An all-reduce's published bandwidth is that of its buffer, half of what leaves a rank.
+        doubled = 0.5 if collective == "all_reduce" else 1.0
+        seconds = published.latency_s + doubled * num_bytes / published.bytes_per_s
+        return np.where(num_bytes > 0, seconds * 1e3, 0.0)

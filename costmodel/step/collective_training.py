@@ -1,0 +1,215 @@
+"""Fits the model of collectives to a store's samples.
+
+Shape suffixes: S samples.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.core import Level, Link, MemoryBytes, Topology
+from autoshard.core.costs import CollectiveName
+from autoshard.core.errors import ModelError
+from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel
+from costmodel.step.collective_curve import CollectiveCurve, CurvePoints
+from costmodel.step.collective_model import COLLECTIVES, LINKS, CollectiveCard, Curves, LearnedCollectives
+from costmodel.step.regression import FloatArray, quantile_bounds
+
+NUM_FOLDS = 5
+#: A curve has up to ten coefficients, most of them drawn to zero.
+MIN_SAMPLES = 8
+#: Times are sorted into so many classes, each with an interval of its own, if each gets enough samples.
+_NUM_CLASSES = 3
+_MIN_PER_CLASS = 20
+#: Without samples of whole worlds: links of nodes and between them are different hardware, but a reduction is one
+#: stage after the other.
+_DEFAULT_ALONGSIDE = {"all_to_all": 0.0, "reduce_scatter": 1.0, "all_gather": 1.0, "all_reduce": 1.0}
+#: Interval of collectives that nobody measured, as of published bandwidths.
+_UNMEASURED = (0.0, 0.4, 4.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """Predictions of samples that the curve was not fitted to."""
+
+    predicted_ms_S: FloatArray
+    ratio_S: FloatArray
+    """Measured over predicted."""
+
+
+def train_collective_model(samples: Sequence[CollectiveSample]) -> LearnedCollectives:
+    """Fits curves to samples of one device; intervals come from samples held out, a fifth at a time.
+
+    Latencies are divided by those of the reference collective in the same rounds.
+
+    Raises:
+        ModelError: If samples are of several devices or backends, too few, or not finite.
+    """
+    _check(samples)
+    points = _points(samples)
+    curves: dict[tuple[str, CollectiveName], CollectiveCurve] = {}
+    held: dict[CollectiveName, list[_Held]] = defaultdict(list)
+    for link in LINKS:
+        for name in COLLECTIVES:
+            known = points.get((link, name))
+            if known is not None and len(known) >= MIN_SAMPLES:
+                curves[link, name] = CollectiveCurve.fit(name, known)
+                held[name].append(_cross_validated(name, known))
+    if not curves:
+        raise ModelError(f"needs at least {MIN_SAMPLES} samples of one collective, got {len(samples)}", field="samples")
+    alongside: dict[str, float] = {name: _alongside(name, samples, curves) for name in COLLECTIVES}
+    together = {name: _joined(parts) for name, parts in held.items()}
+    card = CollectiveCard(
+        device=samples[0].device,
+        backend=samples[0].backend,
+        alongside=alongside,
+        bounds={name: _bounds(together[name]) if name in together else (_UNMEASURED,) for name in COLLECTIVES},
+        metrics=_metrics(_joined(list(together.values()))),
+        training={
+            "num_samples": len(samples),
+            "num_ranks": sorted({sample.group_size for sample in samples}),
+            "num_folds": NUM_FOLDS,
+        },
+    )
+    return LearnedCollectives(curves, card)
+
+
+def collective_errors(model: LearnedCollectives, samples: Sequence[CollectiveSample]) -> FloatArray:
+    """Relative errors of a model's prices of all samples that curves are fitted to.
+
+    Raises:
+        ModelError: If the model has no curve of a link and collective that was measured often enough for one.
+    """
+    known = {key: points for key, points in _points(samples).items() if len(points) >= MIN_SAMPLES}
+    priced = [np.abs(model.curve(*key).predict(points) / points.measured_ms_S - 1) for key, points in known.items()]
+    return np.concatenate(priced)
+
+
+def _check(samples: Sequence[CollectiveSample]) -> None:
+    for label, values in (
+        ("device", {sample.device for sample in samples}),
+        ("backend", {sample.backend for sample in samples}),
+    ):
+        if len(values) != 1:
+            raise ModelError(f"samples must be of one {label}, got {', '.join(sorted(values)) or 'none'}", field=label)
+    for name in ("latency_ms", "reference_ms"):
+        if not all(0 < getattr(sample, name) < float("inf") for sample in samples):
+            raise ModelError("must be finite and above 0 in every sample", field=name)
+
+
+def _corrected_ms(samples: Sequence[CollectiveSample]) -> FloatArray:
+    """Latencies with the machine's drift divided out, arrangement by arrangement: each has a reference of its own."""
+    references: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for sample in samples:
+        references[sample.nproc, sample.node_size].append(sample.reference_ms)
+    usual = {key: float(np.median(values)) for key, values in references.items()}
+    return np.array([one.latency_ms / one.reference_ms * usual[one.nproc, one.node_size] for one in samples])
+
+
+def _points(samples: Sequence[CollectiveSample]) -> dict[tuple[str, CollectiveName], CurvePoints]:
+    corrected_S = _corrected_ms(samples)
+    rows: dict[tuple[str, CollectiveName], list[tuple[float, ...]]] = defaultdict(list)
+    for sample, measured_ms in zip(samples, corrected_S, strict=True):
+        busiest = float(max(sample.max_sent_bytes, sample.max_received_bytes))
+        if sample.collective.level is not GroupLevel.WORLD and busiest > 0:
+            name = _name(sample)
+            rows[sample.collective.level.value, name].append((busiest, sample.group_size, sample.nproc, measured_ms))
+    return {key: _curve_points(np.array(values, dtype=np.float64)) for key, values in rows.items()}
+
+
+def _curve_points(rows_S4: FloatArray) -> CurvePoints:
+    return CurvePoints(
+        num_bytes_S=rows_S4[:, 0], group_S=rows_S4[:, 1], world_S=rows_S4[:, 2], measured_ms_S=rows_S4[:, 3]
+    )
+
+
+def _name(sample: CollectiveSample) -> CollectiveName:
+    return next(name for name in COLLECTIVES if name == sample.collective.operator.value)
+
+
+def _cross_validated(name: CollectiveName, points: CurvePoints) -> _Held:
+    fold_S = np.random.default_rng(0).permutation(len(points)) % NUM_FOLDS
+    predicted_S = np.empty(len(points))
+    for fold in range(NUM_FOLDS):
+        curve = CollectiveCurve.fit(name, points.only(fold_S != fold))
+        predicted_S[fold_S == fold] = curve.predict(points.only(fold_S == fold))
+    return _Held(predicted_ms_S=predicted_S, ratio_S=points.measured_ms_S / np.maximum(predicted_S, 1e-9))
+
+
+def _joined(parts: Sequence[_Held]) -> _Held:
+    return _Held(
+        predicted_ms_S=np.concatenate([part.predicted_ms_S for part in parts]),
+        ratio_S=np.concatenate([part.ratio_S for part in parts]),
+    )
+
+
+def _bounds(held: _Held) -> tuple[tuple[float, float, float], ...]:
+    count = max(1, min(_NUM_CLASSES, len(held.ratio_S) // _MIN_PER_CLASS))
+    order = np.argsort(held.predicted_ms_S)
+    rows = []
+    for members in np.array_split(order, count):
+        low, high = quantile_bounds(held.ratio_S[members])
+        rows.append((float(held.predicted_ms_S[members].max()), low, high))
+    return tuple(rows)
+
+
+def _metrics(held: _Held) -> dict[str, float]:
+    error_S = np.abs(1.0 / held.ratio_S - 1.0)
+    return {
+        "num_samples": float(len(error_S)),
+        "relative_error": float(error_S.mean()),
+        "median_error": float(np.median(error_S)),
+    }
+
+
+def _alongside(name: CollectiveName, samples: Sequence[CollectiveSample], curves: Curves) -> float:
+    """The share of the shorter time that adds to the longer one, from collectives of whole worlds."""
+    fallback = _DEFAULT_ALONGSIDE[name]
+    worlds = [
+        (sample, measured_ms)
+        for sample, measured_ms in zip(samples, _corrected_ms(samples), strict=True)
+        if sample.collective.level is GroupLevel.WORLD and _name(sample) == name
+    ]
+    if len(worlds) < MIN_SAMPLES or any((link, name) not in curves for link in LINKS):
+        return fallback
+    errors = {}
+    for share in np.linspace(0.0, 1.0, 11):
+        card = CollectiveCard(
+            device="",
+            backend="",
+            alongside=dict.fromkeys(COLLECTIVES, float(share)),
+            bounds={},
+            metrics={},
+            training={},
+        )
+        model = LearnedCollectives(curves, card)
+        ratios = [_world_ms(model, sample) / measured_ms for sample, measured_ms in worlds]
+        errors[float(share)] = float(np.mean(np.abs(np.log(ratios))))
+    return min(errors, key=lambda share: errors[share])
+
+
+def _world_ms(model: LearnedCollectives, sample: CollectiveSample) -> float:
+    link = Link(bytes_per_s=1e9)
+    levels = tuple(
+        Level(name=name, size=size, all_to_all=link, all_reduce=link)
+        for name, size in (("node", sample.node_size), ("cluster", sample.nproc))
+    )
+    topology = Topology(world_size=sample.nproc, device=sample.device, memory_bytes=MemoryBytes(hbm=1), levels=levels)
+    buffer_bytes = float(sample.collective.bytes_per_rank)
+    name = _name(sample)
+    if name == "all_to_all":
+        # Bytes of the busiest rank to each of its peers: the file has sums only.
+        busiest = max(sample.max_sent_bytes, sample.max_received_bytes) / (sample.nproc - 1)
+        sent_RR = np.full((sample.nproc, sample.nproc), busiest)
+        np.fill_diagonal(sent_RR, 0.0)
+        return float(model.all_to_all_ms(sent_RR, topology).max())
+    price = {
+        "all_reduce": model.all_reduce_ms,
+        "reduce_scatter": model.reduce_scatter_ms,
+        "all_gather": model.all_gather_ms,
+    }[name]
+    return price(buffer_bytes, topology)

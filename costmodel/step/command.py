@@ -1,0 +1,169 @@
+"""Command `train step`: models of collectives and dense layers, and the calibration of whole steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autoshard import console
+from autoshard.commands.arguments import seed_option
+from autoshard.commands.options import Needs, command_options
+from autoshard.core.errors import InvalidOptionError
+from autoshard.core.quoting import shown
+from costmodel.registry.publish_options import PublishOptions
+from costmodel.registry.publishing import report_published
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from costmodel.registry.promotion import TrainedVersion
+    from costmodel.registry.versions import Registry
+
+#: Runs that a calibration needs.
+_FEWEST_RUNS = 4
+_CALIBRATING = Needs("--calibrate", lambda options: options.calibrate > 0)
+#: Memory of a process for the tables of a calibration run.
+_RUN_BYTES = 8 << 30
+
+
+@command_options()
+class TrainStepOptions:
+    """What is trained on, and which runs steps are calibrated on."""
+
+    store: Annotated[
+        Path | None, typer.Option(help="Folder with samples of collectives and dense layers; none to calibrate only.")
+    ] = None
+    device: Annotated[
+        str | None, typer.Option(help="Key of the device to train for; may be left out if the store has one only.")
+    ] = None
+    calibrate: Annotated[
+        int,
+        typer.Option(
+            min=0, help=f"Runs of small plans on this machine to calibrate steps on: 0, or at least {_FEWEST_RUNS}."
+        ),
+    ] = 0
+    nproc: Annotated[int, typer.Option(min=2, help="With --calibrate: processes of a run."), _CALIBRATING] = 2
+    steps: Annotated[int, typer.Option(min=1, help="With --calibrate: measured steps of a run."), _CALIBRATING] = 20
+    repeats: Annotated[
+        int, typer.Option(min=1, help="With --calibrate: times that each plan runs; the quickest counts."), _CALIBRATING
+    ] = 2
+    tables: Annotated[str, typer.Option(help="With --calibrate: pool that tasks are drawn from."), _CALIBRATING] = (
+        "metasyn"
+    )
+    scale: Annotated[int, typer.Option(min=1, help="With --calibrate: divide the rows of the pool."), _CALIBRATING] = 64
+    seed: Annotated[int, seed_option("With --calibrate: seed of the runs."), _CALIBRATING] = 0
+
+    def __post_init__(self) -> None:
+        if 0 < self.calibrate < _FEWEST_RUNS:
+            raise InvalidOptionError(
+                f"must be 0, or at least {_FEWEST_RUNS}, got {self.calibrate}", field="--calibrate"
+            )
+        if self.store is None and not self.calibrate:
+            raise InvalidOptionError("needs a store to train from, or runs to calibrate on", field="store")
+
+
+def train_step(options: TrainStepOptions, publishing: PublishOptions, as_json: console.JsonOption = False) -> None:
+    """Trains the models of collectives and of dense layers from samples, and calibrates steps on runs of plans.
+
+    Trains what the store holds samples of (`autoshard collect --what dense,collectives`). Calibration comes last and
+    uses the production models, those of kernels included, so train these first.
+
+    A model becomes the production version unless it is worse than that: its mean relative error is higher by more than
+    the standard error of the difference, and by more than 0.1 points. Fits are compared on all samples, a calibration
+    on its runs. What is worse goes to the registry without an alias, and the exit code is 0.
+
+    Example:
+        autoshard train step --store samples --calibrate 20
+        autoshard train step --calibrate 20 --force
+    """
+    from costmodel.registry.versions import Registry
+
+    models = Registry(publishing.registry)
+    trained: list[dict[str, Any]] = []
+    if options.store is not None:
+        trained += _train(options.store, options.device, models, publishing)
+    if options.calibrate:
+        device = options.device or (str(trained[0]["name"]) if trained else "cpu")
+        trained.append(_calibrate(options, device, models, publishing))
+    console.emit({"registry": str(models.root), "models": trained}, _table(trained), as_json=as_json)
+
+
+def _train(store: Path, device: str | None, models: Registry, publishing: PublishOptions) -> list[dict[str, Any]]:
+    from autoshard.core.errors import SampleStoreError
+    from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
+    from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
+    from costmodel.step.collective_training import train_collective_model
+    from costmodel.step.comparison import collective_version, dense_version
+    from costmodel.step.dense_training import train_dense_model
+
+    found: list[dict[str, Any]] = []
+    has_collectives, has_dense = COLLECTIVE_SAMPLES.devices(store), DENSE_SAMPLES.devices(store)
+    if not has_collectives and not has_dense:
+        raise SampleStoreError(
+            "holds no samples of collectives or dense layers; `autoshard collect --what dense,collectives` adds some",
+            source=str(store),
+        )
+    if has_collectives and (device is None or device in has_collectives):
+        moved = COLLECTIVE_SAMPLES.read(store, device)
+        found.append(_publish(models, collective_version(train_collective_model(moved), moved), publishing))
+    if has_dense and (device is None or device in has_dense):
+        layers = DENSE_SAMPLES.read(store, device)
+        found.append(_publish(models, dense_version(train_dense_model(layers), layers), publishing))
+    if not found:
+        held = ", ".join(sorted({*has_collectives, *has_dense}))
+        raise SampleStoreError(f"holds no samples of device {shown(device)}; it holds: {held}", source=str(store))
+    return found
+
+
+def _calibrate(options: TrainStepOptions, device: str, models: Registry, publishing: PublishOptions) -> dict[str, Any]:
+    from autoshard.formats import load_tables
+    from autoshard.trials import draw_trials, local_topology
+    from costmodel.step.calibration import calibrate_step, run_calibration
+    from costmodel.step.comparison import step_version
+
+    pool = load_tables(options.tables).scaled(options.scale)
+    trials = draw_trials(options.calibrate, seed=options.seed)
+    topology = local_topology(device, options.nproc, _RUN_BYTES)
+    with console.progress("Running plans", len(trials)) as advance:
+        runs = run_calibration(
+            trials,
+            pool,
+            topology,
+            registry=models.root,
+            steps=options.steps,
+            repeats=options.repeats,
+            advance=advance,
+        )
+    return _publish(models, step_version(calibrate_step(runs, topology.device), runs), publishing)
+
+
+def _publish(models: Registry, version: TrainedVersion, options: PublishOptions) -> dict[str, Any]:
+    from costmodel.registry.promotion import publish_version
+
+    published = publish_version(models, version, options)
+    report_published(published, version.kind, version.name)
+    card = version.card
+    return {
+        "kind": version.kind,
+        "name": version.name,
+        **published.to_json(),
+        "metrics": card["metrics"],
+        "training": card["training"],
+    }
+
+
+def _table(trained: list[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="Trained", title_justify="left")
+    for heading in ("kind", "device", "version", "alias", "held-out"):
+        table.add_column(heading)
+    for one in trained:
+        metrics = one["metrics"]
+        error = f"median error {metrics['median_error']:.1%}"
+        if "share_within_15_percent" in metrics:
+            error += f", {metrics['share_within_15_percent']:.0%} within 15%"
+        table.add_row(one["kind"], one["name"], one["id"] or "not published", one["alias"] or "none", error)
+    return table

@@ -1,0 +1,221 @@
+"""The learned model of dense layers: a fitted roofline per kind of part, and what it gets wrong.
+
+Shape suffixes: N parts, F terms of the roofline, Q numbers that its residual sees, C columns of the residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from autoshard.core.costs import DenseCosts
+from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape
+from autoshard.core.errors import FormatError, ModelError
+from autoshard.evaluation.dense_time import AnalyticDenseModel
+from autoshard.formats.documents.fields import Fields
+from costmodel.registry.card_fields import MAX_BOUND, check_tensor, metrics, numbers, read_card
+from costmodel.registry.versions import PRODUCTION, Registry, StoredModel
+from costmodel.step.dense_features import RESIDUAL_NAMES, TERM_NAMES, residual_features, term_features
+from costmodel.step.regression import FloatArray
+
+DENSE_KIND: Final = "dense"
+DENSE_SCHEMA: Final = "autoshard.dense-model/1"
+PASSES: Final = ("forward", "backward")
+#: The residual is a factor, at most this either way.
+MAX_LOG_RESIDUAL = 0.7
+#: Of a fit: milliseconds for one unit of a term, and what residuals are made of.
+_MAX_NUMBER = 1e6
+#: What may have a fit of its own, as `fit_key` names it.
+_FIT_KEYS = tuple(f"{kind.value}.{dtype.value}" for kind in DenseKind for dtype in DENSE_DTYPES)
+_NUM_COLUMNS = 1 + 2 * len(RESIDUAL_NAMES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DenseFit:
+    """One kind of part in one number format, one pass.
+
+    Attributes:
+        terms_F: Milliseconds per term of the roofline, at least 0.
+        residual_C: Weights of the logarithm of the factor on it: a constant, scaled logarithms of sizes, squares.
+        middle_Q: Means of the logarithms.
+        spread_Q: Their standard deviations, above 0.
+        low_Q: Smallest logarithms that were measured.
+        high_Q: Largest.
+    """
+
+    terms_F: FloatArray
+    residual_C: FloatArray
+    middle_Q: FloatArray
+    spread_Q: FloatArray
+    low_Q: FloatArray
+    high_Q: FloatArray
+
+    def __post_init__(self) -> None:
+        widths = {"terms_F": len(TERM_NAMES), "residual_C": _NUM_COLUMNS}
+        for name in self.__slots__:
+            tensor, width = getattr(self, name), widths.get(name, len(RESIDUAL_NAMES))
+            if tensor.shape != (width,) or not np.isfinite(tensor).all():
+                raise ModelError(f"must be {width} finite numbers, got shape {tensor.shape}", field=name)
+        if (self.terms_F < 0).any() or not self.terms_F.any() or (self.spread_Q < 1e-9).any():
+            raise ModelError("must be at least 0, and not all 0", field="terms_F")
+
+    def ms(self, shapes: Sequence[DenseShape], *, backward: bool) -> FloatArray:
+        """Predicted times, shape (N,), above 0."""
+        base_N = term_features(shapes, backward=backward) @ self.terms_F
+        return np.asarray(np.maximum(base_N * np.exp(self.log_residual(residual_features(shapes))), 1e-6))
+
+    def log_residual(self, logs_NQ: FloatArray) -> FloatArray:
+        """Logarithm of the factor, shape (N,); fades to 0 one e-fold outside of what was measured."""
+        raw_N = residual_columns((logs_NQ - self.middle_Q) / self.spread_Q) @ self.residual_C
+        outside_N = np.maximum(np.maximum(self.low_Q - logs_NQ, logs_NQ - self.high_Q), 0.0).max(axis=1)
+        kept_N = np.clip(1.0 - outside_N, 0.0, 1.0)
+        return np.asarray(np.clip(raw_N, -MAX_LOG_RESIDUAL, MAX_LOG_RESIDUAL) * kept_N)
+
+
+def residual_columns(scaled_NQ: FloatArray) -> FloatArray:
+    """A constant, the scaled logarithms and their squares, shape (N, C)."""
+    return np.concatenate([np.ones((len(scaled_NQ), 1)), scaled_NQ, scaled_NQ**2], axis=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseCard:
+    """All of a model of dense layers but its fits.
+
+    Attributes:
+        device: Key of the device kind that was measured.
+        bounds: For each kind and number format (`dot.fp32`), ends of the 90% interval of forward plus backward over
+            the prediction.
+        metrics: Accuracy on held-out samples, for information.
+        training: Counts and options, for information.
+    """
+
+    device: str
+    bounds: dict[str, tuple[float, float]]
+    metrics: dict[str, float]
+    training: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """As the JSON object that is stored beside the fits."""
+        return {
+            "schema": DENSE_SCHEMA,
+            "device": self.device,
+            "terms": list(TERM_NAMES),
+            "residual": list(RESIDUAL_NAMES),
+            "bounds": {name: list(ends) for name, ends in self.bounds.items()},
+            "metrics": self.metrics,
+            "training": self.training,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], source: str) -> DenseCard:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ModelError: If it is of another schema, has other features, or lacks a field.
+        """
+        return read_card(
+            data,
+            source,
+            schema=DENSE_SCHEMA,
+            fixed={"terms": list(TERM_NAMES), "residual": list(RESIDUAL_NAMES)},
+            required=("device", "bounds", "metrics", "training"),
+            read=lambda fields: cls(
+                device=fields.text("device"),
+                bounds=_bounds(fields.fields("bounds", required=(), optional=_FIT_KEYS)),
+                metrics=metrics(fields),
+                training=fields.mapping("training"),
+            ),
+        )
+
+
+def _bounds(fields: Fields) -> dict[str, tuple[float, float]]:
+    bounds = {}
+    for name in (key for key in _FIT_KEYS if key in fields):
+        low, high = numbers(fields, name, length=2, minimum=0.0, maximum=MAX_BOUND)
+        if not low <= 1 <= high:
+            raise FormatError(f"must lie around 1, got {low:g} to {high:g}", field=fields.at(name))
+        bounds[name] = (low, high)
+    return bounds
+
+
+class LearnedDense:
+    """Prices dense layers with rooflines fitted to measured ones; kinds that were not measured, analytically.
+
+    Args:
+        fits: By kind, number format and pass: `dot.fp32.forward`.
+        card: What they are of.
+        version: Of the registry that they come from, if they do, and whether that came with this package.
+    """
+
+    def __init__(self, fits: Mapping[str, DenseFit], card: DenseCard, version: str = "") -> None:
+        self.card = card
+        self.version = version
+        self._fits = dict(fits)
+        self._analytic = AnalyticDenseModel.for_device(card.device)
+
+    @classmethod
+    def load(cls, registry: Registry, device: str, version: str = PRODUCTION) -> LearnedDense:
+        """The model of a device from a registry.
+
+        Raises:
+            ModelError: If it is missing, damaged, of another schema or of another device.
+        """
+        return cls.from_stored(registry.load(DENSE_KIND, device, version))
+
+    @classmethod
+    def from_stored(cls, stored: StoredModel) -> LearnedDense:
+        """The model of a registry's version."""
+        card = DenseCard.from_json(stored.card, stored.source)
+        fits = {}
+        for key in card.bounds:
+            for name in PASSES:
+                parts = {}
+                for item in DenseFit.__slots__:
+                    tensor = stored.tensors.get(f"{key}.{name}.{item}")
+                    if tensor is None:
+                        raise ModelError("needs a tensor", field=f"{key}.{name}.{item}", source=stored.source)
+                    check_tensor(tensor, f"{key}.{name}.{item}", stored.source, dtype="float64", limit=_MAX_NUMBER)
+                    parts[item] = np.asarray(tensor, dtype=np.float64)
+                try:
+                    fits[f"{key}.{name}"] = DenseFit(**parts)
+                except ModelError as error:
+                    raise error.in_source(stored.source) from error
+        return cls(fits, card, stored.label)
+
+    def tensors(self) -> dict[str, FloatArray]:
+        """What is stored of the fits."""
+        return {f"{key}.{name}": getattr(fit, name) for key, fit in self._fits.items() for name in DenseFit.__slots__}
+
+    @property
+    def name(self) -> str:
+        """`learned:<device>`, and which version of a registry it is, if it is one."""
+        return f"learned:{self.card.device}" + (f"@{self.version}" if self.version else "")
+
+    def price(self, shapes: Sequence[DenseShape]) -> DenseCosts:
+        """Forward and backward of each part."""
+        priced = [self._price(shape) for shape in shapes]
+        parts = ("forward_ms_N", "backward_ms_N", "low_ms_N", "high_ms_N")
+        return DenseCosts(
+            **{name: np.concatenate([getattr(one, name) for one in priced] or [np.zeros(0)]) for name in parts}
+        )
+
+    def _price(self, shape: DenseShape) -> DenseCosts:
+        key = fit_key(shape)
+        if key not in self.card.bounds:
+            return self._analytic.price([shape])
+        forward_ms, backward_ms = (
+            self._fits[f"{key}.{name}"].ms([shape], backward=name == "backward") for name in PASSES
+        )
+        low, high = self.card.bounds[key]
+        total = forward_ms + backward_ms
+        return DenseCosts(
+            forward_ms_N=forward_ms, backward_ms_N=backward_ms, low_ms_N=total * low, high_ms_N=total * high
+        )
+
+
+def fit_key(shape: DenseShape) -> str:
+    """Kind and number format: what has a fit of its own."""
+    return f"{shape.kind.value}.{shape.dtype.value}"

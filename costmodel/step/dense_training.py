@@ -1,0 +1,139 @@
+"""Fits the model of dense layers to a store's samples.
+
+Shape suffixes: S samples, Q numbers that the residual sees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from autoshard.core.dense import DenseShape
+from autoshard.core.errors import ModelError
+from autoshard.formats.stores.dense_samples import DenseSample
+from autoshard.formats.stores.samples import corrected_ms
+from costmodel.step.dense_features import RESIDUAL_NAMES, residual_features, term_features
+from costmodel.step.dense_model import PASSES, DenseCard, DenseFit, LearnedDense, fit_key, residual_columns
+from costmodel.step.regression import FloatArray, fit_nonnegative, quantile_bounds
+
+NUM_FOLDS = 5
+#: A roofline has seven coefficients, drawn to zero.
+MIN_SAMPLES = 10
+#: Pull of the residual's weights to 0, in samples.
+_RESIDUAL_PULL = 3.0
+
+
+def train_dense_model(samples: Sequence[DenseSample]) -> LearnedDense:
+    """Fits a roofline to every kind and number format of one device's samples, with a residual where that helps.
+
+    Latencies are divided by those of the reference perceptron in the same rounds. A residual is kept only if it lowers
+    the error on samples held out, a fifth at a time, which the intervals come from as well.
+
+    Raises:
+        ModelError: If samples are of several devices, too few, or not finite.
+    """
+    _check(samples)
+    measured = dict(zip(PASSES, corrected_ms(samples), strict=True))
+    members: dict[str, list[int]] = defaultdict(list)
+    for index, sample in enumerate(samples):
+        members[fit_key(sample.shape)].append(index)
+    fits: dict[str, DenseFit] = {}
+    bounds: dict[str, tuple[float, float]] = {}
+    errors: list[FloatArray] = []
+    for key, indices in sorted(members.items()):
+        if len(indices) < MIN_SAMPLES:
+            continue
+        shapes = [samples[index].shape for index in indices]
+        held_S = np.zeros(len(indices))
+        for name in PASSES:
+            fit, predicted_S = _fit_checked(shapes, measured[name][indices], backward=name == "backward")
+            fits[f"{key}.{name}"] = fit
+            held_S += predicted_S
+        ratio_S = sum(measured[name][indices] for name in PASSES) / held_S
+        bounds[key] = quantile_bounds(np.asarray(ratio_S))
+        errors.append(np.abs(1.0 / np.asarray(ratio_S) - 1.0))
+    if not fits:
+        most = max(len(indices) for indices in members.values())
+        raise ModelError(f"needs at least {MIN_SAMPLES} samples of one kind and dtype, got {most}", field="samples")
+    error_S = np.concatenate(errors)
+    card = DenseCard(
+        device=samples[0].device,
+        bounds=bounds,
+        metrics={
+            "num_samples": float(len(error_S)),
+            "relative_error": float(error_S.mean()),
+            "median_error": float(np.median(error_S)),
+        },
+        training={
+            "num_samples": len(samples),
+            "num_folds": NUM_FOLDS,
+            "with_residual": sorted(key for key, fit in fits.items() if fit.residual_C.any()),
+        },
+    )
+    return LearnedDense(fits, card)
+
+
+def dense_errors(model: LearnedDense, samples: Sequence[DenseSample]) -> FloatArray:
+    """Relative errors of a model's prices of all samples, forward plus backward.
+
+    Raises:
+        ModelError: If the model was fitted to none of a kind that was measured often enough for a fit.
+    """
+    counts = Counter(fit_key(sample.shape) for sample in samples)
+    if missing := sorted(key for key, count in counts.items() if count >= MIN_SAMPLES and key not in model.card.bounds):
+        raise ModelError(f"was not fitted to any {', '.join(missing)}", field="kind")
+    costs = model.price([sample.shape for sample in samples])
+    measured_S = sum(corrected_ms(samples))
+    errors_S: FloatArray = np.abs((costs.forward_ms_N + costs.backward_ms_N) / measured_S - 1)
+    return errors_S
+
+
+def _check(samples: Sequence[DenseSample]) -> None:
+    devices = sorted({sample.device for sample in samples})
+    if len(devices) != 1:
+        raise ModelError(f"samples must be of one device, got {', '.join(devices) or 'none'}", field="device")
+    for name in ("forward_ms", "backward_ms", "reference_forward_ms", "reference_backward_ms"):
+        if not all(0 < getattr(sample, name) < float("inf") for sample in samples):
+            raise ModelError("must be finite and above 0 in every sample", field=name)
+
+
+def _fit_checked(
+    shapes: Sequence[DenseShape], measured_ms_S: FloatArray, *, backward: bool
+) -> tuple[DenseFit, FloatArray]:
+    """The better of a fit with and one without a residual, and its predictions of held-out samples."""
+    fold_S = np.random.default_rng(0).permutation(len(shapes)) % NUM_FOLDS
+    best: tuple[float, bool, FloatArray] | None = None
+    for with_residual in (False, True):
+        predicted_S = np.empty(len(shapes))
+        for fold in range(NUM_FOLDS):
+            kept, out = np.flatnonzero(fold_S != fold).tolist(), np.flatnonzero(fold_S == fold).tolist()
+            fit = _fit([shapes[i] for i in kept], measured_ms_S[kept], backward=backward, with_residual=with_residual)
+            predicted_S[out] = fit.ms([shapes[i] for i in out], backward=backward)
+        error = float(np.mean(np.abs(np.log(predicted_S / measured_ms_S))))
+        if best is None or error < best[0]:
+            best = error, with_residual, predicted_S
+    assert best is not None
+    return _fit(shapes, measured_ms_S, backward=backward, with_residual=best[1]), best[2]
+
+
+def _fit(shapes: Sequence[DenseShape], measured_ms_S: FloatArray, *, backward: bool, with_residual: bool) -> DenseFit:
+    features_SF = term_features(shapes, backward=backward)
+    terms_F = fit_nonnegative(features_SF, measured_ms_S)
+    logs_SQ = residual_features(shapes)
+    middle_Q, spread_Q = logs_SQ.mean(axis=0), np.maximum(logs_SQ.std(axis=0), 0.1)
+    residual_C: FloatArray = np.zeros(1 + 2 * len(RESIDUAL_NAMES))
+    if with_residual:
+        columns_SC = residual_columns((logs_SQ - middle_Q) / spread_Q)
+        left_S = np.log(measured_ms_S / np.maximum(features_SF @ terms_F, 1e-9))
+        pulled = columns_SC.T @ columns_SC + _RESIDUAL_PULL * np.eye(len(residual_C))
+        residual_C = np.asarray(np.linalg.solve(pulled, columns_SC.T @ left_S), dtype=np.float64)
+    return DenseFit(
+        terms_F=terms_F,
+        residual_C=residual_C,
+        middle_Q=middle_Q,
+        spread_Q=spread_Q,
+        low_Q=logs_SQ.min(axis=0),
+        high_Q=logs_SQ.max(axis=0),
+    )

@@ -1,0 +1,1 @@
+"""What policies learn by: V-trace, PPO, returns."""

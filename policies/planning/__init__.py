@@ -1,0 +1,1 @@
+"""The trained policy as a planner: tasks, decoding, the choices that it has."""

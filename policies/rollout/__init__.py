@@ -1,0 +1,1 @@
+"""Actors that play episodes: in this process, in processes of their own, on Ray."""

@@ -1,0 +1,92 @@
+"""Command `train policy`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from autoshard import console
+from costmodel.registry.publish_options import PublishOptions
+from costmodel.registry.publishing import report_published, status_of
+from policies.training.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from policies.training.runs import FinishedRun
+    from policies.training.trainer import Evaluation
+
+
+def train_policy(publishing: PublishOptions, options: RunOptions, as_json: console.JsonOption = False) -> None:
+    """Trains the sharding policy of a device, and makes it the production version unless it is worse.
+
+    The planner `policy` uses the production version for such items. On 20 held-out tasks, the trained policy is
+    compared with `cost-greedy` and with the production version, or with the shipped one where the registry has none:
+    if its slowest rank (its step, if that is the objective) takes longer in the mean by more than the standard error
+    of the difference, and by more than 0.1%, it goes to the registry without an alias, and the exit code is 0. --force
+    promotes it anyway, as `autoshard models promote` does. The cost model of this training predicts all these times.
+
+    Rewards come from the device's cost model (`autoshard train cost`), so nothing is measured unless --reward says so.
+    Seeds of training tasks lie above those that `--seed` takes, so the policy has not seen any task that you draw.
+
+    Examples:
+        autoshard train policy --registry registry --seconds 75
+
+        autoshard train policy --updates 20 --alias candidate
+
+        autoshard train policy --seconds 600 --actors 1 --checkpoint run --tensorboard logs
+
+        autoshard train policy --objective step --memory-fill 0.9 --algorithm ppo --updates 200
+
+        autoshard train policy --items tiers --objective step && autoshard plan ... --planner policy --set items=tiers
+    """
+    from policies.training.runs import run_training
+
+    with console.progress("Training", 1.0) as advance:
+        finished = run_training(options, publishing, advance=advance, on_evaluated=_report)
+    report_published(finished.published, finished.policy.items.policy_kind, finished.policy.cost.card.device)
+    console.emit(_result(finished), _table(finished), as_json=as_json)
+
+
+def _report(evaluation: Evaluation) -> None:
+    what = "slowest rank" if evaluation.policy.step_ms is None else "step"
+    policy, greedy = evaluation.policy, evaluation.baselines.cost_greedy
+    lookup = evaluation.baselines.lookup_greedy
+    console.log(
+        f"update {evaluation.num_updates}: balance {policy.balance:.3f}, {what} {policy.objective_ms:.3f} ms "
+        f"(cost-greedy {greedy.balance:.3f}, {greedy.objective_ms:.3f} ms; "
+        f"lookup-greedy {lookup.balance:.3f}, {lookup.objective_ms:.3f} ms)"
+    )
+
+
+def _result(finished: FinishedRun) -> dict[str, Any]:
+    return {
+        "kind": finished.policy.items.policy_kind,
+        "name": finished.policy.cost.card.device,
+        **finished.published.to_json(),
+        "cost_model": finished.policy.cost.id,
+        "training": dict(finished.policy.training),
+    }
+
+
+def _table(finished: FinishedRun) -> Table:
+    from rich.table import Table
+
+    training = finished.policy.training
+    times = training["times"]
+    table = Table(
+        title=f"Policy of {finished.policy.cost.card.device}, {status_of(finished.published)}",
+        title_justify="left",
+        caption=f"{training['num_updates']} updates, {training['elapsed_s']:.0f} s: "
+        + ", ".join(f"{name.removesuffix('_s')} {seconds:.0f} s" for name, seconds in times.items() if seconds),
+        caption_justify="left",
+    )
+    with_steps = "step_ms" in training["test"]["policy"]
+    table.add_column(f"on {training['num_test_tasks']} unseen tasks")
+    table.add_column("balance", justify="right")
+    table.add_column("slowest rank, predicted ms", justify="right")
+    if with_steps:
+        table.add_column("step, predicted ms", justify="right")
+    for name, score in training["test"].items():
+        step = [f"{score['step_ms']:.3f}"] if with_steps else []
+        table.add_row(name, f"{score['balance']:.3f}", f"{score['max_ms']:.3f}", *step)
+    return table

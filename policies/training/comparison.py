@@ -1,0 +1,81 @@
+"""A trained policy against greedy planning and against other versions, on the same held-out tasks.
+
+Shape suffixes: P tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autoshard.core import CostModel, Costs
+from autoshard.core.costs import MsArray
+from autoshard.planners.space.placement import PlacementProblem
+from autoshard.planners.space.step_cost import StepCost
+from costmodel.registry.promotion import Comparison, TrainedVersion
+from costmodel.registry.versions import StoredModel
+from env import Objective, PlacementTask
+from policies.planning.decoding import Placements, decode
+from policies.planning.trained import TrainedPolicy
+from policies.training.scores import cost_greedy_ms
+
+#: Makes the held-out tasks, as a cost model prices and encodes them.
+MakeTasks = Callable[[CostModel, Objective], Sequence[PlacementTask]]
+
+
+def policy_version(
+    policy: TrainedPolicy, tasks: Sequence[PlacementTask], make_tasks: MakeTasks, costs: Costs | None = None
+) -> TrainedVersion:
+    """A policy that is compared by its objective: the predicted step, else the predicted slowest rank.
+
+    Another policy sees the tasks as in its own training, by its own cost model and for its own objective. All
+    placements are priced by the cost model of the policy that is to be published.
+
+    Args:
+        policy: The policy.
+        tasks: Held-out tasks, made with its cost model and objective.
+        make_tasks: Makes them for other policies.
+        costs: Models of steps, if these are the objective; kernels aside.
+    """
+    model = policy.cost.model()
+    ours_ms_P = decode(policy.network, tasks).objective_ms_E
+
+    def compared(others_ms_P: MsArray, against: str) -> Comparison:
+        measure = "slowest rank" if policy.objective is not Objective.STEP else "step"
+        return Comparison.paired(ours_ms_P / others_ms_P - 1, against=against, measure=measure, of="held-out tasks")
+
+    def compare(stored: StoredModel) -> Comparison:
+        other = TrainedPolicy.from_stored(stored, items=policy.items)
+        placements = decode(other.network, make_tasks(other.cost.model(), other.objective))
+        step_costs = replace(costs, kernel=model) if costs is not None else None
+        return compared(placed_ms(placements, model, step_costs), f"version {stored.label}")
+
+    tensors, card = policy.content()
+    return TrainedVersion(
+        kind=policy.items.policy_kind,
+        name=policy.cost.card.device,
+        tensors=tensors,
+        card=card,
+        compare=compare,
+        baselines=(compared(cost_greedy_ms(tasks), "cost-greedy"),),
+    )
+
+
+def placed_ms(placements: Placements, model: CostModel, costs: Costs | None) -> MsArray:
+    """Predicted steps of placements by `costs`, or kernel times of their slowest ranks by a model, shape (P,).
+
+    Raises:
+        ModelError: If the model cannot price a shard of theirs.
+    """
+    found = []
+    for problem, ranks_N in zip(placements.problems, placements.ranks, strict=True):
+        tiers = [tier.tier for tier in problem.tiers]
+        priced = PlacementProblem.of(problem.tables, problem.topology, model, problem.shards, tiers)
+        if costs is None:
+            found.append(float(priced.rank_ms(ranks_N).max()))
+        else:
+            step = StepCost(priced, costs)
+            found.append(float(step.step_ms(step.sums(ranks_N))[0]))
+    return np.array(found)
