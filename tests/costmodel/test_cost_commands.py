@@ -281,7 +281,9 @@ def test_latencies_that_are_no_numbers(own_store, registry, capsys):
         return table.set_column(index, table.schema.field(index), [column])
 
     damage(own_store, spoil)
-    assert train(own_store, registry) == fails(capsys, 2, "part-", "forward_ms", "must be finite")
+    assert train(own_store, registry) == fails(
+        capsys, 2, "part-", "forward_ms", "must be a number of at least 0, got nan"
+    )
     assert not registry.exists()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from autoshard.core.errors import AutoshardError
-from autoshard.formats.stores.sample_columns import parquet_bytes, read_sample_file
+from autoshard.formats.stores.samples import KERNEL_SAMPLES
 from tests.fuzz.command_lines import all_commands, command_lines
 from tests.fuzz.harness import Case
 from tests.fuzz.mutations import archives, json_texts, parquets, spoilt, weights
@@ -141,10 +141,10 @@ def _identified(content):
         file.write(content)
         file.flush()
         try:
-            samples = read_sample_file(Path(file.name))
+            samples = KERNEL_SAMPLES.read_file(Path(file.name))
         except AutoshardError:
             return content
-    return parquet_bytes([sample.identified() for sample in samples])
+    return KERNEL_SAMPLES.file_content([sample.identified() for sample in samples])
 
 
 def _packed(content):

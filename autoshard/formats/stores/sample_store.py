@@ -84,6 +84,13 @@ class SampleStore(Generic[SampleT]):
         stamp = sample.collected_at.astimezone(UTC).isoformat(timespec="microseconds")
         return digest(row | {"collected_at": stamp})
 
+    def file_content(self, samples: Sequence[SampleT]) -> bytes:
+        """A whole Parquet file that holds some samples, which have their ids."""
+        content = io.BytesIO()
+        table = pa.Table.from_pylist(list(map(self._columns.row, samples)), self._arrow_schema)
+        pq.write_table(table, content, compression="zstd")
+        return content.getvalue()
+
     def write(self, store: str | Path, samples: Sequence[SampleT]) -> Path:
         """Appends samples to a store as a new file.
 
@@ -102,11 +109,8 @@ class SampleStore(Generic[SampleT]):
         newest = max(sample.collected_at for sample in complete).astimezone(UTC)
         mark = digest([sample.sample_id for sample in complete]).removeprefix("sha256:")[:12]
         file = Path(store, self._folder, f"device={device}", f"part-{newest:%Y%m%dT%H%M%S%f}-{mark}.parquet")
-        content = io.BytesIO()
-        table = pa.Table.from_pylist(list(map(self._columns.row, complete)), self._arrow_schema)
-        pq.write_table(table, content, compression="zstd")
         try:
-            atomic_write(file, content.getvalue())
+            atomic_write(file, self.file_content(complete))
         except FormatError as error:
             raise SampleStoreError(error.message, source=error.source) from error
         return file
