@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from bench.collecting.kernels import collect_samples
     from bench.kernels.harness import Harness, Measurement, Settings, measure
     from bench.kernels.replay import Replay, replay_plans
-    from bench.measure.devices import BenchDevice, find_device
-    from bench.measure.timing import RoundSettings
+    from bench.measuring.devices import BenchDevice, find_device
+    from bench.measuring.timing import RoundSettings
     from bench.sampling.strategies import SetSource
     from bench.sampling.stream import ChosenSet, choose_sets, stream_sets, table_wise_pool
 
@@ -39,12 +39,12 @@ __all__ = [
 _MODULES = (
     "collecting.collector",
     "collecting.kernels",
-    "measure.devices",
+    "measuring.devices",
     "kernels.harness",
     "kernels.replay",
     "sampling.strategies",
     "sampling.stream",
-    "measure.timing",
+    "measuring.timing",
 )
 
 

@@ -13,8 +13,8 @@ from pydantic import FiniteFloat, PositiveFloat, PositiveInt, TypeAdapter, Valid
 
 from autoshard.core.errors import FormatError
 from autoshard.formats.documents.json_document import read_json
-from bench.measure.devices import BenchDevice
-from bench.measure.provenance import installed_software
+from bench.measuring.devices import BenchDevice
+from bench.measuring.provenance import installed_software
 
 _Data = TypeVar("_Data")
 

@@ -18,9 +18,9 @@ from autoshard.core.errors import AutoshardError, SampleStoreError
 from autoshard.formats.stores.sample_store import SampleStore, SampleT
 from bench.collecting.set_queue import ChosenT, Queued, SetQueue, StreamPosition
 from bench.collecting.termination import Terminated
-from bench.measure.attempts import Timing
-from bench.measure.provenance import Software
-from bench.measure.rounds import GroupHarness, ItemT, ResultT
+from bench.measuring.attempts import Timing
+from bench.measuring.provenance import Software
+from bench.measuring.rounds import GroupHarness, ItemT, ResultT
 from bench.store.writer import SampleWriter
 
 #: Sets that may fail one after the other before it is taken to be the device's fault.

@@ -11,7 +11,7 @@ from bench.collecting.collector import CollectedKind, Collection, CollectorRun, 
 from bench.collecting.set_queue import StreamPosition
 from bench.dense.harness import DenseHarness, DenseMeasurement
 from bench.dense.sampling import ChosenShape
-from bench.measure.provenance import installed_software
+from bench.measuring.provenance import installed_software
 
 
 class DenseLayersKind(CollectedKind[ChosenShape, DenseShape, DenseMeasurement, DenseSample]):

@@ -10,7 +10,7 @@ from autoshard.formats.stores.samples import KERNEL_SAMPLES, Sample, measured_se
 from bench.collecting.collector import Advance, CollectedKind, Collection, CollectorRun, recorded
 from bench.collecting.set_queue import StreamPosition
 from bench.kernels.harness import Harness, Measurement
-from bench.measure.provenance import Software, installed_software
+from bench.measuring.provenance import Software, installed_software
 from bench.sampling.stream import ChosenSet
 
 

@@ -29,8 +29,8 @@ from bench.collecting.set_queue import Queued, SetQueue, StreamPosition
 from bench.collecting.store_lock import CollectorLock
 from bench.collecting.termination import Terminated
 from bench.kernels.harness import Harness, Settings
-from bench.measure.devices import BenchDevice, find_device
-from bench.measure.provenance import Software, installed_software
+from bench.measuring.devices import BenchDevice, find_device
+from bench.measuring.provenance import Software, installed_software
 from bench.sampling.stream import ChosenSet, stream_sets
 from bench.store.writer import SampleWriter
 

@@ -26,8 +26,8 @@ from bench.collecting.store_lock import CollectorLock, device_lock_name
 from bench.collecting.termination import Terminated
 from bench.kernels.harness import Harness, Settings
 from bench.kernels.measurable import is_measurable
-from bench.measure.devices import BenchDevice, find_device
-from bench.measure.provenance import installed_software
+from bench.measuring.devices import BenchDevice, find_device
+from bench.measuring.provenance import installed_software
 from bench.sampling.stream import STRATEGIES, SetSource, stream_sets
 
 Advance = Callable[[int, float], None]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from autoshard.core.errors import DeviceError, SampleStoreError
 
 if TYPE_CHECKING:  # this module does without torch
-    from bench.measure.devices import BenchDevice
+    from bench.measuring.devices import BenchDevice
 
 _FOLDER = "locks"
 

@@ -25,9 +25,9 @@ from autoshard.formats.stores.collective_samples import (
 )
 from autoshard.runtime.launch import START_S, running_workers
 from bench.collectives.operators import Movement, refusal
-from bench.measure.devices import BenchDevice, find_device
-from bench.measure.provenance import installed_software
-from bench.measure.timing import RoundSettings
+from bench.measuring.devices import BenchDevice, find_device
+from bench.measuring.provenance import installed_software
+from bench.measuring.timing import RoundSettings
 from bench.store.writer import SampleWriter
 
 _WORKER = "bench.collectives.worker"

@@ -29,9 +29,9 @@ from autoshard.runtime.results import Device
 from autoshard.runtime.worker import run_worker
 from bench.collectives.collector import collective_from_json
 from bench.collectives.operators import BoundCollective, Buffers, Movement, verify
-from bench.measure.arena import free_bytes
-from bench.measure.robust_stats import MsArray, locate
-from bench.measure.timing import RoundSettings, quiet_process
+from bench.measuring.arena import free_bytes
+from bench.measuring.robust_stats import MsArray, locate
+from bench.measuring.timing import RoundSettings, quiet_process
 
 #: The reference is measured more than once per round: its mean divides every sample of the chunk.
 _REFERENCE_COPIES = 4

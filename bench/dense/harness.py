@@ -17,12 +17,12 @@ from autoshard.core import DType
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import DeviceError
 from bench.dense.kernels import DenseKernel, kernel_bytes, runnable_dtypes
-from bench.measure.attempts import Timing
-from bench.measure.caches import CacheFlush
-from bench.measure.clocks import DeviceClocks
-from bench.measure.devices import BenchDevice
-from bench.measure.rounds import GroupHarness, GroupSettings
-from bench.measure.timing import RoundSettings
+from bench.measuring.attempts import Timing
+from bench.measuring.caches import CacheFlush
+from bench.measuring.clocks import DeviceClocks
+from bench.measuring.devices import BenchDevice
+from bench.measuring.rounds import GroupHarness, GroupSettings
+from bench.measuring.timing import RoundSettings
 
 #: Bytes per second that estimates of latency reckon with, for what is not arithmetic.
 _SLOW_BYTES_PER_S = {"cpu": 1e9, "cuda": 2e11}

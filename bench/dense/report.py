@@ -12,7 +12,7 @@ from rich.table import Table
 from autoshard.core.dense import DenseShape
 from autoshard.formats.stores.dense_samples import DenseSample
 from autoshard.formats.stores.samples import corrected_ms
-from bench.measure.robust_stats import SIGMA_PER_DEVIATION
+from bench.measuring.robust_stats import SIGMA_PER_DEVIATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 
 from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, Update
 from bench.kernels.inputs import FusedInput, ShardBatch, fuse
-from bench.measure.arena import Arenas
+from bench.measuring.arena import Arenas
 
 _POOLING = {"sum": PoolingMode.SUM, "mean": PoolingMode.MEAN}
 _PRECISIONS = {DType.FP32: SparseType.FP32, DType.FP16: SparseType.FP16, DType.BF16: SparseType.BF16}

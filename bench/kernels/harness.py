@@ -11,13 +11,13 @@ from autoshard.formats.stores.samples import MeasuredShard
 from bench.kernels.fused import ShardSet
 from bench.kernels.inputs import BatchCache
 from bench.kernels.measurable import check_measurable, num_draws, set_bytes
-from bench.measure.arena import Arenas
-from bench.measure.attempts import Timing
-from bench.measure.caches import CacheFlush
-from bench.measure.clocks import DeviceClocks
-from bench.measure.devices import BenchDevice, find_device
-from bench.measure.rounds import GroupHarness, GroupSettings
-from bench.measure.timing import RoundSettings
+from bench.measuring.arena import Arenas
+from bench.measuring.attempts import Timing
+from bench.measuring.caches import CacheFlush
+from bench.measuring.clocks import DeviceClocks
+from bench.measuring.devices import BenchDevice, find_device
+from bench.measuring.rounds import GroupHarness, GroupSettings
+from bench.measuring.timing import RoundSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

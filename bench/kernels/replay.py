@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from autoshard.core import LocalShard, ShardingPlan
 from autoshard.evaluation.measured import MeasuredPlan
 from bench.kernels.harness import Harness, Settings
-from bench.measure.devices import find_device
-from bench.measure.drift import divide_out_drift
+from bench.measuring.devices import find_device
+from bench.measuring.drift import divide_out_drift
 
 #: Largest number of sets that share their rounds, so that all ranks of all plans do where memory allows.
 _MAX_GROUP_SETS = 4096

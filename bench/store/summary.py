@@ -13,7 +13,7 @@ from rich.table import Table
 
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, SampleTable
 from autoshard.report.wording import write_ms, write_percent
-from bench.measure.robust_stats import SIGMA_PER_DEVIATION, MsArray
+from bench.measuring.robust_stats import SIGMA_PER_DEVIATION, MsArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ import typer
 
 from autoshard import console
 from autoshard.runtime.threads import intra_op_threads
-from bench.measure.caches import CacheFlush, device_cache_bytes
-from bench.measure.devices import find_device
+from bench.measuring.caches import CacheFlush, device_cache_bytes
+from bench.measuring.devices import find_device
 
 _MAX_BUFFER_BYTES: Final = 8 * 2**20
 _CACHE_LINE_BYTES: Final = 64

@@ -20,10 +20,10 @@ from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
 from autoshard.report.images import write_report
 from bench.kernels.harness import Harness, Measurement, Settings
-from bench.measure.arena import free_bytes
-from bench.measure.devices import BenchDevice, find_device
-from bench.measure.drift import divide_out_drift
-from bench.measure.robust_stats import MsArray
+from bench.measuring.arena import free_bytes
+from bench.measuring.devices import BenchDevice, find_device
+from bench.measuring.drift import divide_out_drift
+from bench.measuring.robust_stats import MsArray
 from bench.sampling.stream import table_wise_pool
 from studies.kernels.fig4_report import FIG4_SCHEMA, fig4_report
 from studies.measured_data import CostGrid, Fig4, Machine, SumOfSingles, read_document

@@ -12,8 +12,8 @@ from bench.collecting.run import check_store
 from bench.collecting.set_queue import StreamPosition
 from bench.collecting.store_lock import CollectorLock, device_lock_name
 from bench.kernels.harness import Harness, Settings
-from bench.measure.devices import find_device
-from bench.measure.timing import RoundSettings
+from bench.measuring.devices import find_device
+from bench.measuring.timing import RoundSettings
 from bench.sampling.stream import choose_sets
 
 

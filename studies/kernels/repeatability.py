@@ -16,9 +16,9 @@ from autoshard.core import LocalShard
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.formats import load_tables
 from bench.kernels.harness import Harness, Measurement, Settings
-from bench.measure.devices import BenchDevice
-from bench.measure.drift import Drift, Variation, divide_out_drift, drift_of, variation
-from bench.measure.robust_stats import MsArray
+from bench.measuring.devices import BenchDevice
+from bench.measuring.drift import Drift, Variation, divide_out_drift, drift_of, variation
+from bench.measuring.robust_stats import MsArray
 from bench.sampling.stream import table_wise_pool
 from studies.measured_data import Machine
 

@@ -9,7 +9,7 @@ import typer
 
 from autoshard import console
 from autoshard.report.images import write_report
-from bench.measure.devices import find_device
+from bench.measuring.devices import find_device
 from studies.kernels.repeatability import Repeatability, measure_repeatability, settings_of
 from studies.kernels.repeatability_report import SCHEMA, repeatability_report, repeatability_table
 from studies.measured_data import read_document

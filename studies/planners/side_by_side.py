@@ -26,8 +26,8 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planning import compare, make_costs, refine_plan
 from autoshard.report import ComparedPlan
 from bench.kernels.replay import Replay, replay_plans
-from bench.measure.devices import find_device
-from bench.measure.robust_stats import MsArray
+from bench.measuring.devices import find_device
+from bench.measuring.robust_stats import MsArray
 
 #: `auto` as it searches whole tables by the kernels of the slowest rank, which is what all others but `auto` do.
 WHOLE = "auto+whole"

@@ -26,7 +26,7 @@ from autoshard.formats import load_tables
 from autoshard.formats.files import atomic_write
 from autoshard.planning import plan_costs
 from autoshard.trials import DEFAULT_PLANNERS, Trial, draw_trials, local_topology, plan_trial, run_trials
-from bench.measure.devices import find_device
+from bench.measuring.devices import find_device
 
 SCHEMA = "autoshard.step-runs/1"
 #: What the share of runs within it is of.

@@ -2,8 +2,8 @@ import pytest
 
 from autoshard.core import AccessProfile, LocalShard
 from bench.kernels.harness import Harness, Settings
-from bench.measure.devices import find_device
-from bench.measure.timing import RoundSettings
+from bench.measuring.devices import find_device
+from bench.measuring.timing import RoundSettings
 
 
 @pytest.fixture(scope="session")

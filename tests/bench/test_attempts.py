@@ -7,7 +7,7 @@ import pytest
 from autoshard.core.dense import DenseKind, DenseShape
 from bench.dense.harness import DenseMeasurement
 from bench.kernels.harness import Measurement
-from bench.measure.attempts import Timing, combined_spread, mean_of
+from bench.measuring.attempts import Timing, combined_spread, mean_of
 
 VALUES = {
     "forward_ms": 1.0,

@@ -18,7 +18,7 @@ from autoshard.formats.stores.samples import KERNEL_SAMPLES, read_sample_file, r
 from bench.collecting.options import CollectOptions
 from bench.collecting.run import set_source
 from bench.collecting.store_lock import CollectorLock, device_lock_name
-from bench.measure.devices import find_device
+from bench.measuring.devices import find_device
 
 
 @pytest.fixture(scope="module")

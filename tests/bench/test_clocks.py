@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from bench.measure.clocks import DeviceClocks, parse_clocks, query_clocks, read_clocks
-from bench.measure.devices import find_device
+from bench.measuring.clocks import DeviceClocks, parse_clocks, query_clocks, read_clocks
+from bench.measuring.devices import find_device
 
 H100 = "1980, 1980, 2619, 34, 121.53, 0x0000000000000000\n"
 BUS_ID = "00000000:1b:00.0"

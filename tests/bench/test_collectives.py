@@ -38,7 +38,7 @@ from bench.collectives.collector import (
     powers_of_four,
 )
 from bench.collectives.operators import Movement, expected_output, rank_content, refusal, split_matrix, verify
-from bench.measure.timing import RoundSettings
+from bench.measuring.timing import RoundSettings
 
 ROOT = Path(__file__).parents[2]
 QUICK = RoundSettings(num_warmup=1, num_measured=3, num_dropped=1, flush_every_run=False)

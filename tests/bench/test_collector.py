@@ -20,7 +20,7 @@ from bench.collecting.set_queue import StreamPosition
 from bench.collecting.store_lock import CollectorBusyError, CollectorLock
 from bench.collecting.termination import termination_raised
 from bench.kernels.harness import Harness
-from bench.measure.devices import find_device
+from bench.measuring.devices import find_device
 from bench.sampling.stream import ChosenSet, choose_sets
 
 ENDLESS = """
@@ -28,10 +28,10 @@ import sys
 from pathlib import Path
 from autoshard.core import AccessProfile, LocalShard
 from bench.collecting.kernels import collect_samples
-from bench.measure.devices import find_device
+from bench.measuring.devices import find_device
 from bench.kernels.harness import Harness, Settings
 from bench.sampling.stream import choose_sets
-from bench.measure.timing import RoundSettings
+from bench.measuring.timing import RoundSettings
 
 pool = [
     LocalShard(table=f"t{index}", num_embeddings=100, embedding_dim=8, num_bags=16, pooling_factor=2.0,

@@ -25,9 +25,9 @@ from bench.dense.harness import DenseHarness, DenseSettings
 from bench.dense.kernels import TORCH_DTYPES, DenseKernel, kernel_bytes, runnable_dtypes
 from bench.dense.report import dense_repeatability, dense_table, summarise_dense
 from bench.dense.sampling import ChosenShape, choose_dense_shapes
-from bench.measure.attempts import mean_of
-from bench.measure.devices import find_device
-from bench.measure.timing import RoundSettings
+from bench.measuring.attempts import mean_of
+from bench.measuring.devices import find_device
+from bench.measuring.timing import RoundSettings
 
 CPU = torch.device("cpu")
 LAYERS = DenseLayers(num_dense_features=5, bottom_mlp=(12, 8), top_mlp=(16, 6, 1))
@@ -294,7 +294,7 @@ from statistics import median
 from bench.dense.harness import DenseHarness, DenseSettings
 from bench.collecting.dense import collect_dense_samples
 from bench.dense.sampling import choose_dense_shapes
-from bench.measure.devices import find_device
+from bench.measuring.devices import find_device
 settings = DenseSettings(max_group_sets=1, max_bytes=2**26, cache_bytes=2**16, reference_batch=8)
 harness = DenseHarness(find_device("cpu"), settings)
 collect_dense_samples(harness, choose_dense_shapes(seed=0), Path({str(tmp_path)!r}), seconds_per_file=0.0)

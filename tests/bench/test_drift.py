@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.measure.drift import divide_out_drift, drift_of, variation
+from bench.measuring.drift import divide_out_drift, drift_of, variation
 
 RNG = np.random.default_rng(7)
 TIMES_S = np.linspace(0, 600, 400)

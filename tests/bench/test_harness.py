@@ -6,7 +6,7 @@ import pytest
 
 from autoshard.core.errors import DeviceError, InvalidOptionError, InvalidTableError
 from bench.kernels.harness import Harness, Settings, measure, reference_set
-from bench.measure.devices import find_device, gpu_key
+from bench.measuring.devices import find_device, gpu_key
 
 
 def test_measurements_come_in_order(harness, make_shard):

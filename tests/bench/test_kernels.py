@@ -6,7 +6,7 @@ import bench.kernels.fused
 from autoshard.core import DType, Exchange, Optimizer, Pooling, Update
 from bench.kernels.fused import EPSILON, LEARNING_RATE, FusedKernel, PooledGradientKernel, RowGradientKernel, ShardSet
 from bench.kernels.inputs import draw_batch
-from bench.measure.arena import Arenas
+from bench.measuring.arena import Arenas
 
 CPU = torch.device("cpu")
 GRADIENT = 1e-3

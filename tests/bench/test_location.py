@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.measure.robust_stats import locate
+from bench.measuring.robust_stats import locate
 
 
 @given(

@@ -3,8 +3,8 @@ import torch
 
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError
-from bench.measure.arena import Arena, Arenas, _available_bytes, free_bytes
-from bench.measure.caches import FALLBACK_CPU_BYTES, CacheFlush, device_cache_bytes, last_level_cache_bytes
+from bench.measuring.arena import Arena, Arenas, _available_bytes, free_bytes
+from bench.measuring.caches import FALLBACK_CPU_BYTES, CacheFlush, device_cache_bytes, last_level_cache_bytes
 
 CPU = torch.device("cpu")
 

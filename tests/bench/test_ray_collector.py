@@ -19,7 +19,7 @@ from autoshard.formats.stores.samples import read_samples
 from bench.collecting.options import CollectOptions
 from bench.kernels.harness import Settings
 from bench.collecting.ray_collector import collect_on_ray
-from bench.measure.timing import RoundSettings
+from bench.measuring.timing import RoundSettings
 
 rounds = RoundSettings(num_warmup=0, num_measured=3, num_dropped=1, flush_every_run=False)
 settings = Settings(rounds=rounds, max_group_sets=4, max_bytes=2**24, reference_bags=8, max_spread=1e9)

@@ -6,8 +6,8 @@ import torch
 
 from autoshard.core.errors import InvalidOptionError
 from autoshard.runtime.threads import intra_op_threads
-from bench.measure.caches import CacheFlush
-from bench.measure.timing import RoundSettings, quiet_process, time_rounds
+from bench.measuring.caches import CacheFlush
+from bench.measuring.timing import RoundSettings, quiet_process, time_rounds
 
 
 class Spinning:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -24,8 +25,12 @@ from costmodel.step.collective_curve import num_latencies
 from costmodel.step.collective_model import COLLECTIVES
 from costmodel.step.collective_training import train_collective_model
 
-_PLAIN = {"str": "test", "int": 1, "float": 1.0, "datetime": datetime(2026, 11, 1, tzinfo=UTC)}
-_NEEDED = {item.name: str(item.type) for item in fields(CollectiveSample) if item.default is MISSING}
+_PLAIN = {str: "test", int: 1, float: 1.0, datetime: datetime(2026, 11, 1, tzinfo=UTC)}
+_NEEDED = {
+    item.name: get_type_hints(CollectiveSample)[item.name]
+    for item in fields(CollectiveSample)
+    if item.default is MISSING
+}
 
 
 def learned(*levels: GroupLevel) -> CommModel:

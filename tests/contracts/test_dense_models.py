@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
 from datetime import UTC, datetime
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ from autoshard.evaluation.upper_end import UpperEndDense
 from autoshard.formats.stores.dense_samples import DenseSample
 from costmodel.step.dense_training import train_dense_model
 
-_PLAIN = {"str": "test", "int": 1, "float": 1.0, "datetime": datetime(2026, 11, 1, tzinfo=UTC)}
-_NEEDED = {item.name: str(item.type) for item in fields(DenseSample) if item.default is MISSING}
+_PLAIN = {str: "test", int: 1, float: 1.0, datetime: datetime(2026, 11, 1, tzinfo=UTC)}
+_NEEDED = {item.name: get_type_hints(DenseSample)[item.name] for item in fields(DenseSample) if item.default is MISSING}
 TIMES = ("forward_ms_N", "backward_ms_N", "low_ms_N", "high_ms_N")
 
 

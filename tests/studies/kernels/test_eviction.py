@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bench.measure.caches import device_cache_bytes
+from bench.measuring.caches import device_cache_bytes
 from studies.kernels.eviction import measure_eviction
 
 

@@ -8,7 +8,7 @@ import pytest
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.report.images import ImageError, find_browser
 from bench.kernels.harness import Settings
-from bench.measure.devices import find_device
+from bench.measuring.devices import find_device
 from studies.kernels.fig4 import TableGrid, measure_fig4, num_sets
 from studies.kernels.fig4_report import FIG4_SCHEMA, fig4_report
 from studies.measured_data import CostGrid, Fig4, SumOfSingles, read_document, to_document

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from autoshard.core.errors import FormatError, InvalidOptionError
 from bench.kernels.harness import Settings
-from bench.measure.devices import find_device
+from bench.measuring.devices import find_device
 from studies.kernels.repeatability import (
     Repeatability,
     Run,

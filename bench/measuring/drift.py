@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bench.measure.robust_stats import SIGMA_PER_DEVIATION, MsArray
+from bench.measuring.robust_stats import SIGMA_PER_DEVIATION, MsArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

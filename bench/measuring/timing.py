@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from autoshard.core.errors import InvalidOptionError
-from bench.measure.caches import CacheFlush
-from bench.measure.robust_stats import MsArray
+from bench.measuring.caches import CacheFlush
+from bench.measuring.robust_stats import MsArray
 
 
 class TimedKernel(Protocol):

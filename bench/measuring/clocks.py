@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.measure.devices import BenchDevice
+from bench.measuring.devices import BenchDevice
 
 #: The last field's name changed with driver 535; older drivers refuse the new one.
 _FIELDS = "clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw,"

@@ -20,13 +20,13 @@ import torch
 
 from autoshard.core.errors import AutoshardError, DeviceError, InputError
 from autoshard.runtime.threads import intra_op_threads
-from bench.measure.arena import free_bytes
-from bench.measure.attempts import Timing, mean_of
-from bench.measure.caches import CacheFlush
-from bench.measure.clocks import DeviceClocks, read_clocks
-from bench.measure.devices import BenchDevice
-from bench.measure.robust_stats import MsArray, locate
-from bench.measure.timing import RoundSettings, TimedKernel, time_rounds
+from bench.measuring.arena import free_bytes
+from bench.measuring.attempts import Timing, mean_of
+from bench.measuring.caches import CacheFlush
+from bench.measuring.clocks import DeviceClocks, read_clocks
+from bench.measuring.devices import BenchDevice
+from bench.measuring.robust_stats import MsArray, locate
+from bench.measuring.timing import RoundSettings, TimedKernel, time_rounds
 
 #: Copies of the reference that each group holds, in memory of their own; their mean is the reference.
 _REFERENCE_COPIES = 3
