@@ -142,13 +142,14 @@ def simulate(options: SimulateOptions, as_json: JsonOption = False) -> None:
 
     task = load_tables(options.tables)
     record = _run(options.simulator(task), options.tables, options.points(task), options.output)
+    _check_possible(record.points)
     if options.html is not None or options.png is not None:
         _draw(simulation_report(record, f"Simulated steps of {options.tables}"), options.html, options.png)
     emit(record.to_json(), simulation_table(record.points), as_json=as_json)
     for written in (options.output, options.html, options.png):
         if written is not None:
             log(f"Wrote {written}")
-    _check_any(record.points)
+    _check_priced(record.points)
 
 
 def _run(simulator: Simulator, name: str, points: Sequence[Point], output: Path | None) -> SweepRecord:
@@ -185,15 +186,22 @@ def _draw(report: FigureReport, html: Path | None, png: Path | None) -> None:
         write_png(report.image, png, width=report.image_size[0], height=report.image_size[1])
 
 
-def _check_any(points: Sequence[SimulatedPoint]) -> None:
-    """The exit code says that nothing was priced."""
+def _check_possible(points: Sequence[SimulatedPoint]) -> None:
+    """Refuses options with which no point can be planned at all, before anything is printed."""
     unpriced = [one for one in points if isinstance(one, UnpricedPoint)]
-    if len(unpriced) < len(points):
-        return
-    reasons = "; ".join(dict.fromkeys(one.reason for one in unpriced))
-    if any(one.status is PointStatus.DOES_NOT_FIT for one in unpriced):
-        raise InfeasiblePlanError(f"no point fits: {reasons}")
-    raise InvalidOptionError(f"no point is possible: {reasons}")
+    if len(unpriced) == len(points) and all(one.status is PointStatus.IMPOSSIBLE for one in unpriced):
+        raise InvalidOptionError(f"no point is possible: {_reasons(unpriced)}")
+
+
+def _check_priced(points: Sequence[SimulatedPoint]) -> None:
+    """The exit code says that no point has a plan; the printed points say why."""
+    unpriced = [one for one in points if isinstance(one, UnpricedPoint)]
+    if len(unpriced) == len(points):
+        raise InfeasiblePlanError(f"no point fits: {_reasons(unpriced)}")
+
+
+def _reasons(unpriced: Sequence[UnpricedPoint]) -> str:
+    return "; ".join(dict.fromkeys(one.reason for one in unpriced))
 
 
 def _texts(values: str, option: str) -> list[str]:

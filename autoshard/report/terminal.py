@@ -94,8 +94,8 @@ def _rank_table(plan: ShardingPlan, measured: MeasuredPlan | None) -> Table:
     for index, cost in sorted(by_kernel[:_MAX_RANKS], key=lambda one: one[0]):
         used = cost.hbm_bytes + cost.activation_bytes
         capacity = topology.memory_of(cost.rank).hbm
-        forward = round(_BAR_WIDTH * cost.forward_kernel_ms / longest)
-        both = round(_BAR_WIDTH * cost.kernel_ms / longest)
+        # A plan written by hand may have ranks that take longer than its slowest.
+        forward, both = (round(_BAR_WIDTH * min(1.0, ms / longest)) for ms in (cost.forward_kernel_ms, cost.kernel_ms))
         table.add_row(
             str(cost.rank),
             str(len(held[index % len(held)])),

@@ -185,7 +185,7 @@ def _error_faults(case, outcome):
         return
     if outcome.is_hanging or outcome.code not in (OTHER, BAD_INPUT, INFEASIBLE):
         return
-    if outcome.out:
+    if outcome.out and outcome.code != INFEASIBLE:  # `simulate` prints the points that have no plan, and why
         yield "a failure that printed on standard output"
     # Warnings and what was done may come before it.
     if len(lines) != 1 or not outcome.err.endswith(f"{lines[0]}\n"):
