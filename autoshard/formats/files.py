@@ -32,10 +32,10 @@ def atomic_write(path: str | Path, data: str | bytes) -> None:
         FormatError: If no file can be written there.
     """
     target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        raise FormatError("cannot be written: it is there and is no regular file", source=str(path))
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")  # as `_TEMPORARY` knows it
     try:
+        if target.exists() and not target.is_file():  # fails for a name that is too long
+            raise FormatError("cannot be written: it is there and is no regular file", source=str(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:

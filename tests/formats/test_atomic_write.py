@@ -67,3 +67,9 @@ def test_a_place_where_no_file_can_be_is_refused_and_left_alone(tmp_path, place)
     assert str(tmp_path / place) in str(caught.value)
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
     assert sorted(item.name for item in tmp_path.iterdir()) == ["file", "pipe"]
+
+
+def test_a_name_that_is_too_long_is_an_error_of_that_file(tmp_path):
+    with pytest.raises(FormatError, match="cannot be written: file name too long"):
+        atomic_write(tmp_path / ("a" * 5000), "text")
+    assert list(tmp_path.iterdir()) == []
