@@ -11,7 +11,7 @@ from pathlib import Path
 from autoshard import __version__
 from autoshard.core import (
     CostModel,
-    Costs,
+    CostModels,
     LocalShard,
     PlacedShard,
     Provenance,
@@ -92,7 +92,9 @@ def step_models(device: str, registry: Path | None = None) -> StepModels:
     return found
 
 
-def make_costs(tables: TableSet, topology: Topology, registry: Path | None = None, *, risk: Risk = Risk.MEAN) -> Costs:
+def make_costs(
+    tables: TableSet, topology: Topology, registry: Path | None = None, *, risk: Risk = Risk.MEAN
+) -> CostModels:
     """Models that price plans of a task.
 
     Collectives without a trained model are priced by the topology's latencies and bandwidths, dense layers
@@ -109,7 +111,7 @@ def make_costs(tables: TableSet, topology: Topology, registry: Path | None = Non
     return _costs_of(shards, topology, registry, risk)
 
 
-def plan_costs(plan: ShardingPlan, registry: Path | None = None, *, risk: Risk = Risk.MEAN) -> Costs:
+def plan_costs(plan: ShardingPlan, registry: Path | None = None, *, risk: Risk = Risk.MEAN) -> CostModels:
     """Models that price a plan as it is, whatever its shards; as `make_costs` otherwise.
 
     Raises:
@@ -119,7 +121,7 @@ def plan_costs(plan: ShardingPlan, registry: Path | None = None, *, risk: Risk =
     return _costs_of(shards, plan.topology, registry, risk)
 
 
-def _costs_of(shards: Sequence[LocalShard], topology: Topology, registry: Path | None, risk: Risk) -> Costs:
+def _costs_of(shards: Sequence[LocalShard], topology: Topology, registry: Path | None, risk: Risk) -> CostModels:
     model = kernel_model(topology, registry)
     try:
         model.encode(shards)
@@ -132,7 +134,7 @@ def _costs_of(shards: Sequence[LocalShard], topology: Topology, registry: Path |
     if isinstance(model, MeasuredRange) and (notes := model.notes(shards)):
         _log.warning("%s: %s", model.name, _range_warning(notes))
     others = step_models(topology.device, registry)
-    costs = Costs(kernel=model, comm=others.comm or AlphaBetaComm(), dense=others.dense, step=others.step)
+    costs = CostModels(kernel=model, comm=others.comm or AlphaBetaComm(), dense=others.dense, step=others.step)
     return at_upper_end(costs, topology.device) if risk is Risk.HIGH else costs
 
 
@@ -164,7 +166,7 @@ def make_plan(planner_name: str, request: PlanRequest) -> ShardingPlan:
 
 
 def refine_plan(
-    plan: ShardingPlan, costs: Costs, measure: MeasurePlans, *, num_measurements: int
+    plan: ShardingPlan, costs: CostModels, measure: MeasurePlans, *, num_measurements: int
 ) -> tuple[ShardingPlan, str]:
     """A plan corrected by what its ranks are measured to take, see `refine`: checked and priced like any plan.
 
@@ -190,7 +192,7 @@ def refine_plan(
     return _finished(replace(found.plan, provenance=None), costs, provenance), found.summary
 
 
-def _finished(plan: ShardingPlan, costs: Costs, provenance: Provenance) -> ShardingPlan:
+def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> ShardingPlan:
     """A plan checked, priced, and with its provenance; to `models` comes what priced it, and what the plan itself says.
 
     Raises:

@@ -222,7 +222,7 @@ def run_trials(
                 device=device,  # type: ignore[arg-type]
             )
             requests.append(request)
-        told = None if on_step is None else lambda progress: on_step(progress.done, progress.total)
-        results = run_requests(requests * repeats, plans[0].topology.world_size, on_progress=told)
+        report = None if on_step is None else lambda progress: on_step(progress.done, progress.total)
+        results = run_requests(requests * repeats, plans[0].topology.world_size, on_progress=report)
     measured = [MeasuredStep.of(result) for result in results]
     return tuple(MeasuredStep.quickest(measured[index :: len(plans)]) for index in range(len(plans)))

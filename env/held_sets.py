@@ -90,7 +90,7 @@ class HeldSets:
         """
         added_EH = self._codes_WFH[way].take(self._part_E, axis=0) if way else self.item_EH
         codes_ERH = self.codes_ERH + added_EH[:, None]
-        return self._model.price(codes_ERH.reshape(-1, codes_ERH.shape[-1])).reshape(self._shape_RE[::-1]).T
+        return self._model.predict_ms(codes_ERH.reshape(-1, codes_ERH.shape[-1])).reshape(self._shape_RE[::-1]).T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -150,7 +150,7 @@ def _cut(
 
 def _overlapping(problem: PlacementProblem, shards: list[Shard]) -> PlacementProblem:
     """A problem of shards that overlap, and together take more memory than there is."""
-    roomy = MemoryBytes(hbm=2 * sum(shard.hbm_bytes for shard in shards))
+    roomy = MemoryBytes(hbm=2 * sum(shard.storage_bytes for shard in shards))
     every = PlacementProblem.of(
         problem.tables,
         replace(problem.topology, memory_bytes=roomy, overrides=()),

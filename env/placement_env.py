@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from autoshard.core import Costs
+from autoshard.core import CostModels
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.space.placement import PlacementProblem
@@ -130,7 +130,7 @@ class PlacementEnv(gymnasium.Env):
         problems: Sequence[PlacementProblem],
         *,
         objective: Objective = Objective.BALANCE,
-        costs: Costs | None = None,
+        costs: CostModels | None = None,
         max_splits: int = 0,
         split_by: SplitBy = SplitBy.COLUMNS,
         reward_ms: RewardMs | None = None,
@@ -276,7 +276,7 @@ class PlacementEnv(gymnasium.Env):
     ) -> NDArray[np.float32]:
         task, problem = self.tasks[self.task_index], self.tasks[self.task_index].parts.problem
         num_ranks = task.num_ranks
-        price = problem.model.price
+        price = problem.model.predict_ms
         now_R, with_item_R = price(codes_RH), price(codes_RH + item_H)
         costs_AC = np.empty((task.num_actions, NUM_COST_COLUMNS))
         costs_AC[:] = now_R.max()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import Costs
+from autoshard.core import CostModels
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.space.placement import PlacementProblem, RankArray
 from autoshard.planners.space.step_cost import StepCost, StepSums
@@ -64,7 +64,7 @@ class PlacementTask:
         problem: PlacementProblem,
         *,
         objective: Objective = Objective.BALANCE,
-        costs: Costs | None = None,
+        costs: CostModels | None = None,
         max_splits: int = 0,
         split_by: SplitBy = SplitBy.COLUMNS,
     ) -> PlacementTask:
@@ -86,7 +86,7 @@ class PlacementTask:
         order_N = np.argsort(-problem.kernel_ms_N, kind="stable")
         parts = Parts.of(problem, order_N, max_splits, split_by)
         share_H = problem.codes_NH.sum(axis=0, dtype=np.float64) / problem.num_ranks
-        even_ms = _positive(float(problem.model.price(share_H[None].astype(np.float32))[0]))
+        even_ms = _positive(float(problem.model.predict_ms(share_H[None].astype(np.float32))[0]))
         step_cost = _step_cost(parts.problem, costs) if objective is Objective.STEP else None
         return cls(
             problem=problem,
@@ -190,7 +190,7 @@ def check_reward(tasks: Sequence[PlacementTask], reward_ms: RewardMs | None) -> 
         raise InvalidOptionError("gives kernel times, which are not what steps are made of alone", field="reward_ms")
 
 
-def _step_cost(problem: PlacementProblem, costs: Costs | None) -> StepCost:
+def _step_cost(problem: PlacementProblem, costs: CostModels | None) -> StepCost:
     if costs is None or costs.kernel is not problem.model:
         raise InvalidOptionError(
             f"objective {Objective.STEP} needs them, with the problem's kernel model", field="costs"

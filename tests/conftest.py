@@ -11,7 +11,7 @@ import pytest
 from costmodel.registry.versions import REGISTRY_VARIABLE, SHIPPED_VARIABLE
 
 # Examples are timed by nobody: other work on the machine would fail them.
-hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 
 

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from autoshard.cli import main
-from autoshard.core import Costs
+from autoshard.core import CostModels
 from autoshard.evaluation import AlphaBetaComm, evaluate
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import read_plan, read_tables, read_topology
@@ -56,7 +56,7 @@ def contributed(monkeypatch):
 
 def test_the_planner_and_the_cost_model_of_contributing(contributed):
     tables, topology = read_tables("examples/tables.json"), read_topology("examples/topology.json")
-    costs = Costs(kernel=contributed("BytesModel").load(None, "toy"), comm=AlphaBetaComm())
+    costs = CostModels(kernel=contributed("BytesModel").load(None, "toy"), comm=AlphaBetaComm())
     planner = contributed("TurnsPlanner").TurnsPlanner()
     plan = planner.plan(PlanRequest(tables=tables, topology=topology, costs=costs))
     validate_plan(plan)

@@ -84,7 +84,7 @@ class TestModels:
         shards = [
             local_shard(PlacedShard.table_wise(Shard.whole(table), 0), group_batch_size=1024) for table in tables.tables
         ]
-        fast, slow = (model.price(model.encode(shards)) for model in models)
+        fast, slow = (model.predict_ms(model.encode(shards)) for model in models)
         assert (fast < slow).all()
 
     def test_tables_of_a_kind_that_was_not_learned(self, tables, topology, registry, caplog):
@@ -238,8 +238,8 @@ class TestRisk:
             for table in tables.tables
         ]
         codes_NH = mean.encode(shards)
-        assert (high.price(codes_NH) > mean.price(codes_NH)).all()
-        assert high.price(codes_NH) == pytest.approx(mean.price_parts(codes_NH).high_ms_S)
+        assert (high.predict_ms(codes_NH) > mean.predict_ms(codes_NH)).all()
+        assert high.predict_ms(codes_NH) == pytest.approx(mean.predict_parts(codes_NH).high_ms_S)
 
     def test_tables_unlike_all_that_were_measured_are_named(self, tables, topology, registry, request_of, caplog):
         odd = replace(tables.tables[0], features=(replace(tables.tables[0].features[0], pooling_factor=3000.0),))

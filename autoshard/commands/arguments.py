@@ -16,7 +16,7 @@ from autoshard.core.quoting import shown
 from autoshard.core.seeds import MAX_SEED
 
 if TYPE_CHECKING:
-    from autoshard.core import Costs, ShardingPlan
+    from autoshard.core import CostModels, ShardingPlan
     from autoshard.planners.planner import PlanRequest
 
 
@@ -78,7 +78,7 @@ class PricingOptions:
     registry: RegistryOption = None
     risk: Annotated[Risk, typer.Option(help="Plan for the mean or the 95th percentile of predicted times.")] = Risk.MEAN
 
-    def costs_of(self, plan: ShardingPlan) -> Costs:
+    def costs_of(self, plan: ShardingPlan) -> CostModels:
         """The models that price a plan.
 
         Raises:

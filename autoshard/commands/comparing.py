@@ -26,7 +26,7 @@ from autoshard.core.quoting import shown
 from autoshard.plugins import Replay, find_replay
 
 if TYPE_CHECKING:
-    from autoshard.core import Costs
+    from autoshard.core import CostModels
     from autoshard.report import ComparedPlan
 
 #: The planner whose plan `--replay-refine` refines, and the row of what comes out.
@@ -139,7 +139,9 @@ def _check_any(rows: Sequence[ComparedPlan]) -> None:
     raise kind("; ".join(f"{row.planner}: {row.failure}" for row in rows))
 
 
-def _with_refined(rows: Sequence[ComparedPlan], costs: Costs, num_measurements: int, device: str) -> list[ComparedPlan]:
+def _with_refined(
+    rows: Sequence[ComparedPlan], costs: CostModels, num_measurements: int, device: str
+) -> list[ComparedPlan]:
     """One row more, after that of the planner whose plan is refined."""
     found = []
     for row in rows:

@@ -77,7 +77,7 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
         "part": options.part,
         "num_tables_in_part": len(dealt.tables),
         "batch_size": made.batch_size,
-        "bytes": sum(table.hbm_bytes for table in made.tables),
+        "bytes": sum(table.storage_bytes for table in made.tables),
         "seed": options.seed if options.num_tables is not None else None,
         "scale": options.scale,
     }
@@ -106,7 +106,7 @@ def _lines(found: TableSet, made: TableSet, result: dict[str, object]) -> list[s
 
     lines = [
         f"Wrote {result['output']}: {len(made.tables):,} tables, "
-        f"{write_bytes(sum(table.hbm_bytes for table in made.tables))} with optimizer state, "
+        f"{write_bytes(sum(table.storage_bytes for table in made.tables))} with optimizer state, "
         f"global batch {made.batch_size:,}."
     ]
     if result["part"] is not None:

@@ -11,7 +11,7 @@ from autoshard.console import log, progress
 from autoshard.plugins import Replay, ReplayPlans, find_replay
 
 if TYPE_CHECKING:
-    from autoshard.core import Costs, ShardingPlan
+    from autoshard.core import CostModels, ShardingPlan
     from autoshard.core.costs import MsArray
 
 DeviceOption = Annotated[
@@ -41,7 +41,7 @@ def replay(replay_plans: ReplayPlans, plans: Sequence[ShardingPlan], device: str
         return replay_plans(plans, device=device, advance=advance)
 
 
-def refined(made: ShardingPlan, costs: Costs, num_measurements: int, device: str) -> ShardingPlan:
+def refined(made: ShardingPlan, costs: CostModels, num_measurements: int, device: str) -> ShardingPlan:
     """A plan refined by measuring it on this machine; logs what that changed.
 
     Args:
@@ -67,8 +67,8 @@ def refined(made: ShardingPlan, costs: Costs, num_measurements: int, device: str
         measured_on.append(result.device)
         return [np.array(plan.kernel_ms_per_rank) for plan in result.plans]
 
-    plan, said = refine_plan(made, costs, measure, num_measurements=num_measurements)
-    log(said)
+    plan, status = refine_plan(made, costs, measure, num_measurements=num_measurements)
+    log(status)
     if measured_on[0] != made.topology.device:
         log(f"warning: measured on {measured_on[0]}, but the plan is for {made.topology.device}")
     return plan

@@ -1,7 +1,7 @@
 """Plain, immutable data: tables, access profiles, shards, topology, plans, cost protocols, errors."""
 
 from autoshard.core.access import NUM_REUSE_BINS, REUSE_BIN_EDGES, REUSE_BIN_MIDDLES, AccessProfile
-from autoshard.core.costs import CommModel, CostModel, Costs, KernelCosts, set_costs
+from autoshard.core.costs import CommModel, CostModel, CostModels, KernelCosts, set_costs
 from autoshard.core.plan import (
     CostBreakdown,
     Estimate,
@@ -48,7 +48,7 @@ __all__ = [
     "Constraints",
     "CostBreakdown",
     "CostModel",
-    "Costs",
+    "CostModels",
     "DType",
     "DenseLayers",
     "EmbeddingTable",

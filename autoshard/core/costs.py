@@ -60,12 +60,12 @@ class CostModel(Protocol):
         """
         ...
 
-    def price(self, codes_SH: CodeArray) -> MsArray:
+    def predict_ms(self, codes_SH: CodeArray) -> MsArray:
         """Kernel time, forward plus backward, of sets given by the sums of their codes; shape (S,)."""
         ...
 
-    def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
-        """As `price`, with forward and backward apart and with intervals."""
+    def predict_parts(self, codes_SH: CodeArray) -> KernelCosts:
+        """As `predict_ms`, with forward and backward apart and with intervals."""
         ...
 
 
@@ -189,7 +189,7 @@ class DenseCostModel(Protocol):
         """What answers say, such as `learned:cpu` or `analytic:a100`."""
         ...
 
-    def price(self, shapes: Sequence[DenseShape]) -> DenseCosts:
+    def predict_parts(self, shapes: Sequence[DenseShape]) -> DenseCosts:
         """Forward and backward of each part by itself: finite, above 0."""
         ...
 
@@ -204,7 +204,7 @@ class StepModels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class CostModels:
     """The models that price a plan.
 
     Attributes:
@@ -227,4 +227,4 @@ def set_costs(model: CostModel, sets: Sequence[Sequence[LocalShard]]) -> KernelC
     owner = np.repeat(np.arange(len(sets)), [len(shards) for shards in sets])
     codes_SH = np.zeros((len(sets), codes_NH.shape[1]), dtype=np.float32)
     np.add.at(codes_SH, owner, codes_NH)
-    return model.price_parts(codes_SH)
+    return model.predict_parts(codes_SH)

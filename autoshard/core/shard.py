@@ -118,7 +118,7 @@ class Shard:
         return self.columns[1] - self.columns[0]
 
     @property
-    def hbm_bytes(self) -> int:
+    def storage_bytes(self) -> int:
         """Bytes of weights and optimizer state of one copy, wherever it lives."""
         per_row = self.embedding_dim * self.table.dtype.num_bytes
         return self.num_embeddings * (per_row + self.table.optimizer.state_bytes_per_row(self.embedding_dim))

@@ -129,7 +129,7 @@ class EmbeddingTable:
         return self.num_embeddings * self.embedding_dim * self.dtype.num_bytes
 
     @property
-    def hbm_bytes(self) -> int:
+    def storage_bytes(self) -> int:
         """Bytes of weights and optimizer state."""
         return self.weight_bytes + self.num_embeddings * self.optimizer.state_bytes_per_row(self.embedding_dim)
 

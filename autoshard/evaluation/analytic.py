@@ -82,11 +82,11 @@ class AnalyticCostModel:
             codes_NH[index, _FIRST_KIND + _kind_of(shard)] = 1.0
         return codes_NH
 
-    def price(self, codes_SH: CodeArray) -> MsArray:
+    def predict_ms(self, codes_SH: CodeArray) -> MsArray:
         """Forward plus backward, shape (S,)."""
-        return self.price_parts(codes_SH).kernel_ms_S
+        return self.predict_parts(codes_SH).kernel_ms_S
 
-    def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
+    def predict_parts(self, codes_SH: CodeArray) -> KernelCosts:
         """Forward, backward and the interval."""
         # Sums of float32 codes from which shards were taken off again may miss 0 by a little; counts do not.
         parts_SP = np.maximum(np.asarray(codes_SH[:, :_FIRST_KIND], dtype=np.float64), 0.0)

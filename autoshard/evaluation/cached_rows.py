@@ -260,13 +260,13 @@ class CachedRowsModel:
         transfers_ms = np.array([transfer_seconds(shard, self.speeds) for shard in shards]).reshape(-1, 2) * 1e3
         return np.concatenate([codes, transfers_ms.astype(np.float32)], axis=1)
 
-    def price(self, codes_SH: CodeArray) -> MsArray:
+    def predict_ms(self, codes_SH: CodeArray) -> MsArray:
         """Kernels and transfers, forward plus backward, shape (S,)."""
-        return np.asarray(self.model.price(codes_SH[:, :-2]) + _transfers(codes_SH).sum(axis=1))
+        return np.asarray(self.model.predict_ms(codes_SH[:, :-2]) + _transfers(codes_SH).sum(axis=1))
 
-    def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
+    def predict_parts(self, codes_SH: CodeArray) -> KernelCosts:
         """Forward, backward and the interval."""
-        kernels, transfers_SP = self.model.price_parts(codes_SH[:, :-2]), _transfers(codes_SH)
+        kernels, transfers_SP = self.model.predict_parts(codes_SH[:, :-2]), _transfers(codes_SH)
         both_S = transfers_SP.sum(axis=1)
         return KernelCosts(
             forward_ms_S=kernels.forward_ms_S + transfers_SP[:, 0],

@@ -102,7 +102,7 @@ class AnalyticDenseModel:
         unknown = "" if self.known_as == self.device else f" (unknown device, priced as {self.known_as})"
         return f"analytic:{self.device}{unknown}"
 
-    def price(self, shapes: Sequence[DenseShape]) -> DenseCosts:
+    def predict_parts(self, shapes: Sequence[DenseShape]) -> DenseCosts:
         """Forward and backward of each part."""
         forward_ms_N = np.array([self._ms(shape, shape.forward_flops, 1) for shape in shapes])
         backward_ms_N = np.array([self._ms(shape, shape.backward_flops, 2) for shape in shapes])

@@ -12,7 +12,7 @@ import numpy as np
 from autoshard.core import (
     CostBreakdown,
     CostModel,
-    Costs,
+    CostModels,
     KernelCosts,
     MemoryLevel,
     RankCost,
@@ -28,7 +28,7 @@ from autoshard.evaluation.step_price import StepPrice, compose_step
 from autoshard.evaluation.traffic import Traffic, plan_traffic
 
 
-def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None) -> CostBreakdown:
+def evaluate(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None = None) -> CostBreakdown:
     """Predicted cost of one training step, per rank and in total.
 
     Kernels come from the cost model: all shards of a rank run fused. Each collective waits for the slowest rank of
@@ -88,7 +88,7 @@ def evaluate(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None
     )
 
 
-def price_step(plan: ShardingPlan, costs: Costs, *, overlap: Overlap | None = None) -> StepPrice:
+def price_step(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None = None) -> StepPrice:
     """The step of `evaluate` with all its parts, the overlap, and the names of the models behind it."""
     kernels, traffic, stages = _priced(plan, plan.of_one_group(), costs)
     return compose_step(plan, costs, kernels.costs, traffic, stages, overlap)
@@ -104,7 +104,7 @@ class _Kernels:
     binding_shard: str
 
 
-def _priced(plan: ShardingPlan, group: ShardingPlan, costs: Costs) -> tuple[_Kernels, Traffic, Stages]:
+def _priced(plan: ShardingPlan, group: ShardingPlan, costs: CostModels) -> tuple[_Kernels, Traffic, Stages]:
     kernels, traffic = _price_kernels(group, costs.kernel), plan_traffic(group)
     return kernels, traffic, Stages.of(plan, group, costs, traffic, _held_bytes(kernels.held, group.group_size))
 
@@ -119,8 +119,8 @@ def _price_kernels(group: ShardingPlan, model: CostModel) -> _Kernels:
     for shard, code_H in zip(held, codes_NH, strict=True):
         codes_RH[shard.ranks] += code_H
         num_held_R[shard.ranks] += 1
-    costs = model.price_parts(codes_RH)
-    alone_ms_N = model.price(codes_NH)
+    costs = model.predict_parts(codes_RH)
+    alone_ms_N = model.predict_ms(codes_NH)
     # A rank without shards is never the slowest, even where nothing costs anything.
     binding = int(np.where(num_held_R > 0, costs.kernel_ms_S, -1.0).argmax())
     on_binding = [index for index, shard in enumerate(held) if binding in shard.ranks]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoshard.core import Costs, MemoryLevel, ShardingPlan, Topology
+from autoshard.core import CostModels, MemoryLevel, ShardingPlan, Topology
 from autoshard.core.costs import MsArray
 from autoshard.evaluation.traffic import Stream, Traffic
 
@@ -41,7 +41,7 @@ class Stages:
         cls,
         plan: ShardingPlan,
         group: ShardingPlan,
-        costs: Costs,
+        costs: CostModels,
         traffic: Traffic,
         held_bytes: Mapping[MemoryLevel, Sequence[int]],
     ) -> Stages:
@@ -75,7 +75,7 @@ class Stages:
         )
 
 
-def _all_reduces_ms(bytes_R: MsArray, costs: Costs, topology: Topology) -> MsArray:
+def _all_reduces_ms(bytes_R: MsArray, costs: CostModels, topology: Topology) -> MsArray:
     """All-reduces of different sizes, shape (R,)."""
     distinct, which_R = np.unique(bytes_R, return_inverse=True)
     return np.array([costs.comm.all_reduce_ms(float(size), topology) for size in distinct])[which_R]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import Costs, Estimate, KernelCosts, ShardingPlan, TableSet, Topology
+from autoshard.core import CostModels, Estimate, KernelCosts, ShardingPlan, TableSet, Topology
 from autoshard.core.costs import CollectiveName, DenseCosts, MsArray
 from autoshard.core.dense import dense_shapes
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
@@ -53,7 +53,7 @@ class DenseWork:
     basis: str
 
     @classmethod
-    def of(cls, plan: ShardingPlan, costs: Costs) -> DenseWork | None:
+    def of(cls, plan: ShardingPlan, costs: CostModels) -> DenseWork | None:
         """Prices a plan's dense layers; None if its tables describe none.
 
         Raises:
@@ -71,7 +71,7 @@ class DenseWork:
         model = costs.dense or AnalyticDenseModel.for_device(plan.topology.device)
         num_parameters = sum(shape.num_parameters for shape in shapes)
         return cls(
-            costs=model.price(shapes),
+            costs=model.predict_parts(shapes),
             all_reduce_ms=costs.comm.all_reduce_ms(float(num_parameters * _GRADIENT_BYTES), plan.topology),
             num_parameters=num_parameters,
             interacted_bytes=float(_GRADIENT_BYTES * local_batch * sum(shapes[1].widths)),
@@ -106,7 +106,7 @@ class StepPrice:
         return self.parts[part].value
 
 
-def model_names(costs: Costs, tables: TableSet, device: str) -> dict[str, str]:
+def model_names(costs: CostModels, tables: TableSet, device: str) -> dict[str, str]:
     """Names of the models that price a task's plans; dense layers and steps only where they are priced."""
     names = {"kernel": costs.kernel.name, "communication": costs.comm.name}
     if tables.dense is not None:
@@ -117,7 +117,12 @@ def model_names(costs: Costs, tables: TableSet, device: str) -> dict[str, str]:
 
 
 def compose_step(
-    plan: ShardingPlan, costs: Costs, kernels: KernelCosts, traffic: Traffic, stages: Stages, overlap: Overlap | None
+    plan: ShardingPlan,
+    costs: CostModels,
+    kernels: KernelCosts,
+    traffic: Traffic,
+    stages: Stages,
+    overlap: Overlap | None,
 ) -> StepPrice:
     """Puts the parts of a step together; see `evaluate`.
 
@@ -239,12 +244,12 @@ def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:
     return np.sum(list(has_kernel.values()), axis=0, dtype=np.float64), num_features_R
 
 
-def _basis(part: StepPart, costs: Costs, dense: DenseWork | None) -> str:
+def _basis(part: StepPart, costs: CostModels, dense: DenseWork | None) -> str:
     """The model whose milliseconds a part's first feature is, whichever version of it."""
     return _priced_by(part, costs, dense).removesuffix(UPPER_END).split("@")[0]
 
 
-def _priced_by(part: StepPart, costs: Costs, dense: DenseWork | None) -> str:
+def _priced_by(part: StepPart, costs: CostModels, dense: DenseWork | None) -> str:
     if part in (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL):
         return costs.kernel.name
     if part is StepPart.DENSE:
@@ -252,7 +257,7 @@ def _priced_by(part: StepPart, costs: Costs, dense: DenseWork | None) -> str:
     return costs.comm.name
 
 
-def part_weights(costs: Costs, bases: Mapping[StepPart, str]) -> dict[StepPart, Coefficients]:
+def part_weights(costs: CostModels, bases: Mapping[StepPart, str]) -> dict[StepPart, Coefficients]:
     """Weights of every part's features: the step model's where it was calibrated with the part's basis, else plain."""
     step = costs.step
     return {
@@ -320,7 +325,7 @@ class _Spreads:
 
     @classmethod
     def of(
-        cls, plan: ShardingPlan, costs: Costs, kernels: KernelCosts, stages: Stages, dense: DenseWork | None
+        cls, plan: ShardingPlan, costs: CostModels, kernels: KernelCosts, stages: Stages, dense: DenseWork | None
     ) -> _Spreads:
         def collective(name: CollectiveName, ms_R: MsArray, topology: Topology) -> _Spread:
             low_R, high_R = costs.comm.bounds_ms(name, ms_R, topology)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import CommModel, CostModel, Costs, KernelCosts, LocalShard, Topology
+from autoshard.core import CommModel, CostModel, CostModels, KernelCosts, LocalShard, Topology
 from autoshard.core.costs import (
     CodeArray,
     CollectiveName,
@@ -26,7 +26,7 @@ from autoshard.core.step import UPPER_END
 from autoshard.evaluation.dense_time import AnalyticDenseModel
 
 
-def at_upper_end(costs: Costs, device: str) -> Costs:
+def at_upper_end(costs: CostModels, device: str) -> CostModels:
     """The same models, each at the upper end of its 90% interval.
 
     A step model stays as it is: it corrects the upper ends as it corrects the values.
@@ -60,13 +60,13 @@ class UpperEndKernels:
         """Codes of single shards, shape (N, H)."""
         return self.model.encode(shards)
 
-    def price(self, codes_SH: CodeArray) -> MsArray:
+    def predict_ms(self, codes_SH: CodeArray) -> MsArray:
         """Upper ends, shape (S,)."""
-        return self.model.price_parts(codes_SH).high_ms_S
+        return self.model.predict_parts(codes_SH).high_ms_S
 
-    def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
+    def predict_parts(self, codes_SH: CodeArray) -> KernelCosts:
         """Forward and backward grow alike; nothing is above the upper end."""
-        parts = self.model.price_parts(codes_SH)
+        parts = self.model.predict_parts(codes_SH)
         kernel_ms_S = parts.kernel_ms_S
         growth_S = np.divide(parts.high_ms_S, kernel_ms_S, out=np.ones_like(kernel_ms_S), where=kernel_ms_S > 0)
         return KernelCosts(
@@ -129,8 +129,8 @@ class UpperEndDense:
         """What answers say."""
         return self.model.name + UPPER_END
 
-    def price(self, shapes: Sequence[DenseShape]) -> DenseCosts:
+    def predict_parts(self, shapes: Sequence[DenseShape]) -> DenseCosts:
         """Forward and backward grow alike."""
-        costs = self.model.price(shapes)
+        costs = self.model.predict_parts(shapes)
         growth_N = costs.high_ms_N / (costs.forward_ms_N + costs.backward_ms_N)
         return replace(costs, forward_ms_N=costs.forward_ms_N * growth_N, backward_ms_N=costs.backward_ms_N * growth_N)

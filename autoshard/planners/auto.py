@@ -141,8 +141,8 @@ class AutoPlanner:
             with_groups=options.with_groups,
         )
         found = search_steps(request, search)
-        _log.info("auto: %s", found.said)
+        _log.info("auto: %s", found.status)
         provenance = Provenance(
-            planner=self.name, version=__version__, seed=request.seed, models={**found.models, "search": found.said}
+            planner=self.name, version=__version__, seed=request.seed, models={**found.models, "search": found.status}
         )
         return replace(found.plan, provenance=provenance)

@@ -62,9 +62,9 @@ def plan_by_kernel(request: PlanRequest, *, steps: int, with_policy: bool) -> Sh
     least_s = time.perf_counter() + _LEAST_SHARE * request.time_limit_s
     deadline_s = max(started_s + request.time_limit_s, least_s)
     result = improve(problem, starts, seed=request.seed, deadline_s=deadline_s, max_steps=steps or None)
-    said = _describe(result)
-    _log.info("auto: %s", said)
-    provenance = Provenance(planner="auto", version=__version__, seed=request.seed, models={**models, "search": said})
+    status = _describe(result)
+    _log.info("auto: %s", status)
+    provenance = Provenance(planner="auto", version=__version__, seed=request.seed, models={**models, "search": status})
     return replace(problem.to_plan(result.ranks_N), provenance=provenance)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from autoshard.core import Costs, ShardingPlan, TableSet, Topology
+from autoshard.core import CostModels, ShardingPlan, TableSet, Topology
 from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
@@ -33,7 +33,7 @@ class PlanRequest:
 
     tables: TableSet
     topology: Topology
-    costs: Costs
+    costs: CostModels
     seed: int = 0
     time_limit_s: float = 1.0
     options: Mapping[str, object] = field(default_factory=dict)

@@ -64,16 +64,16 @@ class CorrectedKernels:
         """Codes without correction, shape (N, H)."""
         return np.pad(self.model.encode(shards), ((0, 0), (0, 1)))
 
-    def price(self, codes_SH: CodeArray) -> MsArray:
+    def predict_ms(self, codes_SH: CodeArray) -> MsArray:
         """Kernel times with corrections, shape (S,); never negative."""
-        price_ms_S = self.model.price(np.ascontiguousarray(codes_SH[:, :-1]))
+        price_ms_S = self.model.predict_ms(np.ascontiguousarray(codes_SH[:, :-1]))
         return np.maximum(price_ms_S + codes_SH[:, -1], 0.0)
 
-    def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
-        """As `price`; forward and backward change alike."""
-        parts = self.model.price_parts(np.ascontiguousarray(codes_SH[:, :-1]))
+    def predict_parts(self, codes_SH: CodeArray) -> KernelCosts:
+        """As `predict_ms`; forward and backward change alike."""
+        parts = self.model.predict_parts(np.ascontiguousarray(codes_SH[:, :-1]))
         known_ms_S = parts.kernel_ms_S
-        change_S = np.divide(self.price(codes_SH), known_ms_S, out=np.ones_like(known_ms_S), where=known_ms_S > 0)
+        change_S = np.divide(self.predict_ms(codes_SH), known_ms_S, out=np.ones_like(known_ms_S), where=known_ms_S > 0)
         return KernelCosts(
             forward_ms_S=parts.forward_ms_S * change_S,
             backward_ms_S=parts.backward_ms_S * change_S,
@@ -193,7 +193,7 @@ def _best_exchange(problem: PlacementProblem, ranks_N: RankArray, slow: int) -> 
     codes_RH = problem.rank_codes(ranks_N)
     change_H = problem.codes_NH[mine_G[give]] - taken_TH[take]
     slower_ms = np.maximum(
-        problem.model.price(codes_RH[slow] - change_H), problem.model.price(codes_RH[to_T[take]] + change_H)
+        problem.model.predict_ms(codes_RH[slow] - change_H), problem.model.predict_ms(codes_RH[to_T[take]] + change_H)
     )
     best = int(slower_ms.argmin())
     taken = int(take[best])
@@ -208,7 +208,7 @@ def _best_exchange(problem: PlacementProblem, ranks_N: RankArray, slow: int) -> 
 def _corrected(problem: PlacementProblem, correction_ms_N: MsArray) -> PlacementProblem:
     codes_NH = np.concatenate([problem.codes_NH, correction_ms_N[:, None].astype(np.float32)], axis=1)
     model = CorrectedKernels(problem.model)
-    return replace(problem, codes_NH=codes_NH, model=model, kernel_ms_N=model.price(codes_NH))
+    return replace(problem, codes_NH=codes_NH, model=model, kernel_ms_N=model.predict_ms(codes_NH))
 
 
 def _corrections(problem: PlacementProblem, seen: Sequence[tuple[RankArray, MsArray]]) -> MsArray:

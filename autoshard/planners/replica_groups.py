@@ -127,9 +127,9 @@ class _Trials:
         self.request, self.options = request, options
         self.base = get_planner(options.base)
         self.base_options = options.of_base()
-        self.total_bytes = sum(table.hbm_bytes for table in request.tables.tables)
+        self.total_bytes = sum(table.storage_bytes for table in request.tables.tables)
         self.fastest: _Trial | None = None
-        self.told: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
         self.failures: list[InfeasiblePlanError] = []
         self._num_candidates = 1
 
@@ -144,7 +144,7 @@ class _Trials:
                 group, copies = groups.group_topology(topology), groups.replica_topology(topology)
             except InvalidPlanError as error:
                 refused = refused or error
-                self.told[_label(groups)] = f"dropped: {error.message}"
+                self.notes[_label(groups)] = f"dropped: {error.message}"
                 continue
             view = (groups.num_groups, group.levels, copies.levels, group.overrides, group.fetch_ms)
             if view not in views:
@@ -162,14 +162,14 @@ class _Trials:
             trial = self._trial(groups)
         except InfeasiblePlanError as error:
             self.failures.append(error)
-            self.told[label] = f"dropped, out of memory: {error.message}"
-            _log.info("%s: %s", label, self.told[label])
+            self.notes[label] = f"dropped, out of memory: {error.message}"
+            _log.info("%s: %s", label, self.notes[label])
             return
         if trial is None:
             return
         step_ms, sync_ms = trial.priced.step_ms.value, trial.priced.group_sync_ms or 0.0
-        self.told[label] = f"step {step_ms:.4g} ms, of which synchronisation {sync_ms:.4g} ms"
-        _log.info("%s: %s", label, self.told[label])
+        self.notes[label] = f"step {step_ms:.4g} ms, of which synchronisation {sync_ms:.4g} ms"
+        _log.info("%s: %s", label, self.notes[label])
         if self.fastest is None or step_ms < self.fastest.priced.step_ms.value:
             self.fastest = trial
 
@@ -187,8 +187,8 @@ class _Trials:
             )
         plan = self.fastest.plan
         of_base = dict(plan.provenance.models) if plan.provenance is not None else {}
-        told = {label: text[:_MAX_CHARACTERS] for label, text in self.told.items()}
-        models = {**of_base, "group_planner": self.options.base, **told}
+        notes = {label: text[:_MAX_CHARACTERS] for label, text in self.notes.items()}
+        models = {**of_base, "group_planner": self.options.base, **notes}
         return replace(
             plan, provenance=Provenance(planner=ReplicaGroupsPlanner.name, version=__version__, models=models)
         )
@@ -197,7 +197,7 @@ class _Trials:
         options, world = self.options, self.request.topology.world_size
         numbers = [options.num_groups] if options.num_groups else _divisors(world)
         if not options.num_groups and any(table.constraints.pinned_ranks for table in self.request.tables.tables):
-            self.told["other numbers of groups"] = "dropped: tables are pinned to ranks of the world"
+            self.notes["other numbers of groups"] = "dropped: tables are pinned to ranks of the world"
             numbers = [1]
         layouts = list(GroupLayout) if options.layout == _ANY else [GroupLayout(options.layout)]
         for number in numbers:
@@ -222,7 +222,7 @@ class _Trials:
         mean_bytes = self.total_bytes / group.world_size
         least_ms = costs.comm.all_reduce_ms(mean_bytes, groups.replica_topology(topology)) / groups.sync_every
         if self.fastest is not None and least_ms >= self.fastest.priced.step_ms.value:
-            self.told[_label(groups)] = f"dropped, too slow: synchronisation alone takes {least_ms:.4g} ms or more"
+            self.notes[_label(groups)] = f"dropped, too slow: synchronisation alone takes {least_ms:.4g} ms or more"
             return None
         return self._fastest(groups, group)
 
@@ -250,7 +250,7 @@ class _Trials:
     def _shard_bytes(self, trials: list[_Trial]) -> list[int]:
         """Bytes of what ranks hold in a plan; of whole tables, if there is none yet."""
         if not trials:
-            return [table.hbm_bytes for table in self.request.tables.tables]
+            return [table.storage_bytes for table in self.request.tables.tables]
         return [shard.local.memory_bytes for shard in trials[0].plan.of_one_group().held_shards()]
 
     def _fitting(self, groups: ReplicaGroups, group: Topology, memory_R: NDArray[np.float64]) -> _Trial:

@@ -116,7 +116,7 @@ class _StaticStorage:
     """Storage estimator that counts what our limits count: weights and optimizer state."""
 
     def __init__(self, problem: PlacementProblem) -> None:
-        self._bytes_of = {table.name: table.hbm_bytes for table in problem.tables.tables}
+        self._bytes_of = {table.name: table.storage_bytes for table in problem.tables.tables}
         self._on_host = problem.topology.device in _HOST_DEVICES
 
     def estimate(self, sharding_options: list[Any], **_: Any) -> None:

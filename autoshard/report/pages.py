@@ -97,7 +97,7 @@ def task_line(plan: ShardingPlan) -> str:
     tables = plan.tables.tables
     return (
         f"{len(tables):,} table{'' if len(tables) == 1 else 's'}, "
-        f"{write_bytes(sum(table.hbm_bytes for table in tables))} with optimizer state, "
+        f"{write_bytes(sum(table.storage_bytes for table in tables))} with optimizer state, "
         f"global batch {plan.tables.batch_size:,}, "
         f"on {plan.topology.world_size:,} rank{'' if plan.topology.world_size == 1 else 's'} of {plan.topology.device}"
         + _groups_text(plan)
@@ -211,7 +211,7 @@ def _shard_lines(plan: ShardingPlan) -> list[dict[str, object]]:
             "embedding_dim": placed.shard.table.embedding_dim,
             "columns": write_columns(placed.shard),
             "pooling_factor": f"{placed.shard.table.pooling_factor:.3g}",
-            "memory": write_bytes(placed.shard.hbm_bytes),
+            "memory": write_bytes(placed.shard.storage_bytes),
         }
         for placed in plan.shards
     ]

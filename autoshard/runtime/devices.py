@@ -46,7 +46,7 @@ def check_memory(owners: TableOwners, process: int, device: torch.device) -> Non
         tables, free_bytes = owners.tables_of(process), torch.cuda.mem_get_info(device)[0]
     else:
         tables, free_bytes = owners.tables.tables, _free_host_bytes()
-    needed_bytes = sum(table.hbm_bytes for table in tables)
+    needed_bytes = sum(table.storage_bytes for table in tables)
     if needed_bytes > free_bytes:
         raise DeviceError(
             f"the tables need {needed_bytes:,} bytes on this {device.type}, {free_bytes:,} are free: "

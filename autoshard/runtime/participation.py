@@ -78,8 +78,8 @@ class Participation:
         """Their embedding dims."""
         return tuple(table.embedding_dim for table in self.owners.tables.tables for _ in table.features)
 
-    def _check(self, said: object) -> None:
-        digest = hashlib.sha256(repr(said).encode()).digest()
+    def _check(self, statement: object) -> None:
+        digest = hashlib.sha256(repr(statement).encode()).digest()
         own = torch.tensor([int.from_bytes(digest[:7], "little")], dtype=torch.int64, device=self.device)
         everybody = own.new_empty(self.group.size())
         dist.all_gather_single(everybody, own, group=self.group)

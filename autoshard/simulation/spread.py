@@ -18,7 +18,7 @@ from autoshard.core import (
     AccessProfile,
     CommModel,
     CostModel,
-    Costs,
+    CostModels,
     EmbeddingTable,
     Exchange,
     LocalShard,
@@ -75,7 +75,7 @@ class StepSpread:
 
 def sample_steps(
     plan: ShardingPlan,
-    costs: Costs,
+    costs: CostModels,
     *,
     num_batches: int,
     seed: int = 0,
@@ -197,7 +197,7 @@ class _Slopes:
 
         def change(grown: Sequence[LocalShard]) -> tuple[MsArray, MsArray]:
             moved_NH = around_NH + model.encode(grown) - codes_NH
-            before, after = model.price_parts(around_NH), model.price_parts(moved_NH)
+            before, after = model.predict_parts(around_NH), model.predict_parts(moved_NH)
             return after.forward_ms_S - before.forward_ms_S, after.backward_ms_S - before.backward_ms_S
 
         lookups_N = np.array([one.local.num_lookups for one in held])

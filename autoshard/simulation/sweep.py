@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from autoshard import __version__
-from autoshard.core import Costs, ReplicaGroups, ShardingPlan, TableSet, Topology
+from autoshard.core import CostModels, ReplicaGroups, ShardingPlan, TableSet, Topology
 from autoshard.core.costs import Risk
 from autoshard.core.errors import InfeasiblePlanError, InputError, InvalidOptionError, UnknownNameError
 from autoshard.core.plan import GroupLayout
@@ -116,7 +116,7 @@ class Simulator:
         """
         started = time.perf_counter()
         topology = load_machine(point.machine, point.num_ranks)
-        needed_bytes = sum(table.hbm_bytes for table in self.tables.tables)
+        needed_bytes = sum(table.storage_bytes for table in self.tables.tables)
         available_bytes = _capacity(topology) // point.num_groups
         try:
             plan, costs = self._planned(point, topology)
@@ -136,7 +136,7 @@ class Simulator:
         spread = self._spread(plan, costs) if self.num_batches else None
         return _priced(point, plan, needed_bytes, available_bytes, planning_s, spread)
 
-    def _planned(self, point: Point, topology: Topology) -> tuple[ShardingPlan, Costs]:
+    def _planned(self, point: Point, topology: Topology) -> tuple[ShardingPlan, CostModels]:
         """A priced plan for the point, made for one of its groups."""
         tables = replace(self.tables, batch_size=point.global_batch_size)
         groups = ReplicaGroups(num_groups=point.num_groups, layout=self.layout, sync_every=self.sync_every)
@@ -168,7 +168,7 @@ class Simulator:
             plan = plan.with_predicted(evaluate(plan, costs, overlap=self.overlap))
         return plan, costs
 
-    def _spread(self, plan: ShardingPlan, costs: Costs) -> StepSpread:
+    def _spread(self, plan: ShardingPlan, costs: CostModels) -> StepSpread:
         return sample_steps(
             plan,
             costs,

@@ -53,7 +53,7 @@ def collect(options: CollectOptions, as_json: console.JsonOption = False) -> Non
 
 
 def _measured(options: CollectOptions) -> Sequence[Outcome]:
-    total = options.num_samples * len(options.kinds) if options.num_samples else options.limit_s or 0
+    total = options.num_samples * len(options.sample_kinds) if options.num_samples else options.limit_s or 0
     with termination_raised(), console.progress("Measuring", total) as bar:
 
         def advance(count: int, elapsed: float) -> None:
@@ -80,7 +80,7 @@ def _result(options: CollectOptions, outcomes: Sequence[Outcome], took: float) -
         "is_terminated": any(outcome.is_terminated for outcome in outcomes),
         "parts": [
             {
-                "what": outcome.what.value,
+                "kind": outcome.kind.value,
                 "device": outcome.device,
                 "num_samples": outcome.num_samples,
                 "added": dict(outcome.added),
@@ -102,7 +102,7 @@ def _text(options: CollectOptions, outcomes: Sequence[Outcome], took: float) -> 
     ended = " Ended by SIGTERM." if any(outcome.is_terminated for outcome in outcomes) else ""
     lines = [f"Added {number} samples of {devices} to {options.store} in {took:.0f} s ({number / took:.1f}/s).{ended}"]
     for outcome in outcomes:
-        lines.append(f"{outcome.what.value}: added {_counted(outcome.added)}; {outcome.num_noisy} noisy")
+        lines.append(f"{outcome.kind.value}: added {_counted(outcome.added)}; {outcome.num_noisy} noisy")
         if outcome.num_measured_again:
             lines[-1] += f", {outcome.num_measured_again} measured again"
         if outcome.timed_share:

@@ -15,6 +15,7 @@ import typer
 
 from autoshard.commands.arguments import positive_option, seed_option
 from autoshard.commands.options import Needs, command_options
+from autoshard.core.accepted import listed
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
 
@@ -22,7 +23,7 @@ GIB = 2**30
 _DEFAULT_SECONDS = 60.0
 
 
-class What(StrEnum):
+class SampleKind(StrEnum):
     """Kinds of things that are measured, each with samples of its own."""
 
     KERNELS = "kernels"
@@ -37,11 +38,11 @@ class IfBusy(StrEnum):
     SKIP = "skip"
 
 
-def _measures(what: What) -> Needs:
-    return Needs(f"--what {what}", lambda options: what in options.kinds)
+def _measures(kind: SampleKind) -> Needs:
+    return Needs(f"--kinds {kind}", lambda options: kind in options.sample_kinds)
 
 
-_KERNELS, _COLLECTIVES = _measures(What.KERNELS), _measures(What.COLLECTIVES)
+_KERNELS, _COLLECTIVES = _measures(SampleKind.KERNELS), _measures(SampleKind.COLLECTIVES)
 _ON_RAY = Needs("--ray", lambda options: options.ray)
 _LENGTH, _SETS, _GROUP, _CLUSTER = "How long", "Sets of tables", "Collectives", "Ray cluster"
 
@@ -57,7 +58,7 @@ class CollectOptions:
 
     store: Annotated[Path, typer.Option(help="Folder that samples are appended to; made when missing.")]
     device: Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu` or `cuda`.")] = "auto"
-    what: Annotated[str, typer.Option(help="Any of kernels, dense, collectives, separated by commas.")] = "kernels"
+    kinds: Annotated[str, typer.Option(help="Any of kernels, dense, collectives, separated by commas.")] = "kernels"
     if_busy: Annotated[
         IfBusy, typer.Option(help="When another collector is measuring on the device: `fail` (code 1) or `skip` (0).")
     ] = IfBusy.FAIL
@@ -70,7 +71,7 @@ class CollectOptions:
     num_samples: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many samples of each kind.", rich_help_panel=_LENGTH)
     ] = None
-    where: Annotated[
+    strategies: Annotated[
         str | None,
         typer.Option(
             help="Strategies that choose the sets of tables, with shares: `random=3,slices=1`. Left out: a mixture.",
@@ -157,25 +158,25 @@ class CollectOptions:
     """The seed where none is given."""
 
     def __post_init__(self) -> None:
-        kinds, _ = self.kinds, self.shares
-        if self.retrain and (self.limit_s is None or What.KERNELS not in kinds):
+        kinds, _ = self.sample_kinds, self.shares
+        if self.retrain and (self.limit_s is None or SampleKind.KERNELS not in kinds):
             raise InvalidOptionError("needs --seconds, and kernels among what is collected", field="retrain")
         if self.ray and self.retrain:
             raise InvalidOptionError("cannot be used with --ray", field="retrain")
-        if self.ray and kinds != (What.KERNELS,):
-            raise InvalidOptionError(f"must be kernels with --ray, got {shown(self.what)}", field="what")
+        if self.ray and kinds != (SampleKind.KERNELS,):
+            raise InvalidOptionError(f"must be kernels with --ray, got {shown(self.kinds)}", field="kinds")
         if self.store.exists() and not self.store.is_dir():
             raise SampleStoreError("is no folder", source=str(self.store))
 
     @property
-    def kinds(self) -> tuple[What, ...]:
+    def sample_kinds(self) -> tuple[SampleKind, ...]:
         """What is measured, one after the other."""
-        return _parse_what(self.what)
+        return _parse_kinds(self.kinds)
 
     @property
     def shares(self) -> Mapping[str, float] | None:
         """Shares of the strategies that choose sets; None for the usual mixture."""
-        return None if self.where is None else _parse_where(self.where)
+        return None if self.strategies is None else _parse_strategies(self.strategies)
 
     @property
     def set_seed(self) -> int:
@@ -213,19 +214,20 @@ def seconds_until(deadline: float) -> float | None:
     return None if math.isinf(deadline) else max(1e-3, deadline - time.monotonic())
 
 
-def _parse_what(text: str) -> tuple[What, ...]:
+def _parse_kinds(text: str) -> tuple[SampleKind, ...]:
     """Reads `kernels,dense`."""
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in list(What) or names.count(name) > 1:
-            raise InvalidOptionError(f"must be some of {', '.join(What)}, each once; got {shown(text)}", field="what")
-    return tuple(map(What, names))
+    names = listed(text)
+    if not set(names) <= set(SampleKind) or len(set(names)) < len(names):
+        raise InvalidOptionError(
+            f"must be some of {', '.join(SampleKind)}, each once; got {shown(text)}", field="kinds"
+        )
+    return tuple(map(SampleKind, names))
 
 
-def _parse_where(text: str) -> Mapping[str, float]:
+def _parse_strategies(text: str) -> Mapping[str, float]:
     """Reads `random,slices` or `random=3,slices=1`: strategies with their shares, 1 where none is given."""
     shares: dict[str, float] = {}
-    for item in text.split(","):
+    for item in listed(text):
         name, _, share = item.partition("=")
         try:
             value = float(share or 1)
@@ -234,7 +236,7 @@ def _parse_where(text: str) -> Mapping[str, float]:
         if not (math.isfinite(value) and value > 0) or name.strip() in shares:
             raise InvalidOptionError(
                 f"must be names of strategies, each once, with a share above 0 (random=3,slices=1), got {shown(text)}",
-                field="where",
+                field="strategies",
             )
         shares[name.strip()] = value
     return shares

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from bench.collecting.collector import Collection
-from bench.collecting.options import What
+from bench.collecting.options import SampleKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,14 +13,16 @@ class Outcome(Collection):
     """What was added of one kind.
 
     Attributes:
-        what: The kind.
+        kind: The kind.
         device: Key of the device.
     """
 
-    what: What
+    kind: SampleKind
     device: str
 
     @classmethod
     def of_kernels(cls, done: Collection, device: str) -> Outcome:
         """What a run of the collector of kernels added."""
-        return cls(what=What.KERNELS, device=device, **{item.name: getattr(done, item.name) for item in fields(done)})
+        return cls(
+            kind=SampleKind.KERNELS, device=device, **{item.name: getattr(done, item.name) for item in fields(done)}
+        )

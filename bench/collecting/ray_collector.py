@@ -22,7 +22,7 @@ from autoshard.formats.stores.samples import KERNEL_SAMPLES, Sample, set_id_of
 from autoshard.ray_library import import_ray
 from bench.collecting.collector import Tally
 from bench.collecting.kernels import known_sets, to_sample
-from bench.collecting.options import CollectOptions, What
+from bench.collecting.options import CollectOptions, SampleKind
 from bench.collecting.outcome import Outcome
 from bench.collecting.run import check_names, check_store, set_source
 from bench.collecting.set_queue import Queued, SetQueue, StreamPosition
@@ -190,7 +190,7 @@ class _Driver:
             self._writer.write()
         queues = [seat.queue for seat in self._seats if seat.queue is not None]
         return Outcome(
-            what=What.KERNELS,
+            kind=SampleKind.KERNELS,
             device=", ".join(self._devices),
             files=tuple(self._writer.files),
             skipped=dict(sum((queue.skipped for queue in queues), Counter())),

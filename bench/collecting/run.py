@@ -18,7 +18,7 @@ from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, devices_in, measured_sets, read_samples
 from autoshard.plugins import find_trainer
 from bench.collecting.kernels import collect_samples
-from bench.collecting.options import GIB, CollectOptions, What, seconds_until
+from bench.collecting.options import GIB, CollectOptions, SampleKind, seconds_until
 from bench.collecting.outcome import Outcome
 from bench.collecting.retraining import collect_and_train
 from bench.collecting.set_queue import StreamPosition
@@ -48,13 +48,17 @@ def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) 
     """
     check_names(options)
     device = find_device(options.device)
-    collect = {What.KERNELS: _collect_kernels, What.DENSE: _collect_dense, What.COLLECTIVES: _collect_collectives}
+    collect = {
+        SampleKind.KERNELS: _collect_kernels,
+        SampleKind.DENSE: _collect_dense,
+        SampleKind.COLLECTIVES: _collect_collectives,
+    }
     outcomes: list[Outcome] = []
     with CollectorLock(options.store, device_lock_name(device)):
         check_store(options.store)
-        for index, what in enumerate(options.kinds):
-            deadline = options.deadline_of_part(len(options.kinds) - index)
-            outcomes.append(_until_terminated(collect[what], what, options, device, deadline, advance))
+        for index, kind in enumerate(options.sample_kinds):
+            deadline = options.deadline_of_part(len(options.sample_kinds) - index)
+            outcomes.append(_until_terminated(collect[kind], kind, options, device, deadline, advance))
             if outcomes[-1].is_terminated:
                 break
     return tuple(outcomes)
@@ -69,7 +73,7 @@ def check_names(options: CollectOptions) -> None:
     load_tables(options.tables)
     for name in options.shares or ():
         if name not in STRATEGIES:
-            raise InvalidOptionError(f"must be of {', '.join(STRATEGIES)}; got {shown(name)}", field="where")
+            raise InvalidOptionError(f"must be of {', '.join(STRATEGIES)}; got {shown(name)}", field="strategies")
 
 
 def check_store(store: Path) -> None:
@@ -125,7 +129,7 @@ def stream_position(options: CollectOptions, source: SetSource, device: BenchDev
         "tables": digest(tables_to_json(source.tables)),
         "max_tables": source.max_tables,
         "memory_bytes": source.memory_bytes,
-        "where": None if options.shares is None else canonical_json(dict(options.shares)),
+        "strategies": None if options.shares is None else canonical_json(dict(options.shares)),
         "seed": options.set_seed,
     }
     return StreamPosition.of_stream(options.store, description)
@@ -137,7 +141,7 @@ def _accepts(shard: LocalShard, on_cuda: bool) -> bool:
 
 def _until_terminated(
     collect: Callable[[CollectOptions, BenchDevice, float, Advance], Outcome],
-    what: What,
+    kind: SampleKind,
     options: CollectOptions,
     device: BenchDevice,
     deadline: float,
@@ -153,7 +157,7 @@ def _until_terminated(
         return collect(options, device, deadline, count)
     except Terminated:
         return Outcome(
-            what=what, device=device.key, added={what.value: sum(counts)} if counts else {}, is_terminated=True
+            kind=kind, device=device.key, added={kind.value: sum(counts)} if counts else {}, is_terminated=True
         )
 
 
@@ -197,11 +201,11 @@ def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float
         advance=advance,
     )
     return Outcome(
-        what=What.DENSE,
+        kind=SampleKind.DENSE,
         device=device.key,
         files=done.files,
-        added={What.DENSE.value: done.num_samples} if done.num_samples else {},
-        failed={What.DENSE.value: sum(done.failed.values())} if done.failed else {},
+        added={SampleKind.DENSE.value: done.num_samples} if done.num_samples else {},
+        failed={SampleKind.DENSE.value: sum(done.failed.values())} if done.failed else {},
         reasons=("not run by the device, or not in the time or memory there is",) if done.failed else (),
         num_noisy=done.num_noisy,
         is_terminated=done.is_terminated,
@@ -222,7 +226,7 @@ def _collect_collectives(options: CollectOptions, _device: BenchDevice, deadline
     )
     skipped = dict(done.skipped)
     return Outcome(
-        what=What.COLLECTIVES,
+        kind=SampleKind.COLLECTIVES,
         device=done.device,
         files=done.files,
         added={done.backend: done.num_samples} if done.num_samples else {},

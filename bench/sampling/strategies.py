@@ -169,9 +169,9 @@ class NearMemoryLimit:
         chosen: list[EmbeddingTable] = []
         held = 0
         for table in order:
-            if len(chosen) < size and held + table.hbm_bytes <= target:
+            if len(chosen) < size and held + table.storage_bytes <= target:
                 chosen.append(table)
-                held += table.hbm_bytes
+                held += table.storage_bytes
         if held < self._limit * LEAST_FILLED:
             chosen = _filled(chosen or order[:1], target)
         return tuple(whole_shard(table, self._source.tables.batch_size) for table in chosen)
@@ -182,15 +182,15 @@ def _filled(tables: Sequence[EmbeddingTable], target_bytes: int) -> list[Embeddi
     left = target_bytes
     filled = []
     # The smallest first: what a table at the most rows cannot take goes to the larger ones after it.
-    ordered = sorted(tables, key=lambda table: table.hbm_bytes)
+    ordered = sorted(tables, key=lambda table: table.storage_bytes)
     for index, table in enumerate(ordered):
-        rest = sum(item.hbm_bytes for item in ordered[index:])
+        rest = sum(item.storage_bytes for item in ordered[index:])
         rows = int(table.num_embeddings * left / rest)
         rows = min(max(1, rows), _MOST_ROWS)
         filled.append(replace(table, num_embeddings=rows, access=table.access.thinned(rows)))
-        left -= filled[-1].hbm_bytes
+        left -= filled[-1].storage_bytes
     return filled
 
 
 def _row_bytes(table: EmbeddingTable) -> int:
-    return table.hbm_bytes // table.num_embeddings
+    return table.storage_bytes // table.num_embeddings

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from autoshard.core import Constraints, Costs, Level, Link, MemoryBytes, ShardingPlan, TableSet, Topology
+from autoshard.core import Constraints, CostModels, Level, Link, MemoryBytes, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import InfeasiblePlanError, ModelError
 from autoshard.evaluation.analytic import DEVICE_MEMORY, AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
@@ -135,13 +135,13 @@ class Placements:
         model = self._costs.kernel
         held = []
         for shards in plan.local_shards():
-            ms_N = model.price(model.encode(shards)) if shards else np.zeros(0)
+            ms_N = model.predict_ms(model.encode(shards)) if shards else np.zeros(0)
             held.append(tuple(shards[index] for index in np.argsort(-ms_N, kind="stable")))
         return tuple(held)
 
     def _request(self, tables: TableSet, num_ranks: int, seed: int) -> PlanRequest:
         limit = self._source.memory_bytes
-        hbm_bytes = sum(table.hbm_bytes for table in tables.tables) if limit is None else limit
+        hbm_bytes = sum(table.storage_bytes for table in tables.tables) if limit is None else limit
         topology = single_level(self._source.device, num_ranks, hbm_bytes)
         return PlanRequest(
             tables=tables, topology=topology, costs=self._costs, seed=seed, registry=self._source.registry
@@ -155,7 +155,7 @@ def single_level(device: str, num_ranks: int, hbm_bytes: int) -> Topology:
     return Topology(world_size=num_ranks, device=device, memory_bytes=MemoryBytes(hbm=hbm_bytes), levels=(level,))
 
 
-def planning_costs(pool: TableSet, source: SetSource) -> Costs:
+def planning_costs(pool: TableSet, source: SetSource) -> CostModels:
     """What planners price a pool with: the registry's model of the device if there is one, else the analytic one."""
     if source.registry is not None:
         try:
@@ -164,7 +164,7 @@ def planning_costs(pool: TableSet, source: SetSource) -> Costs:
             if source.device in DEVICE_MEMORY:
                 raise
     known = source.device if source.device in DEVICE_MEMORY else _STAND_IN
-    return Costs(kernel=AnalyticCostModel.for_device(known), comm=AlphaBetaComm())
+    return CostModels(kernel=AnalyticCostModel.for_device(known), comm=AlphaBetaComm())
 
 
 def _task_size(pool_size: int, rng: np.random.Generator) -> tuple[int, int]:

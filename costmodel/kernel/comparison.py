@@ -61,6 +61,6 @@ def kernel_errors(model: LearnedCostModel, samples: CostDataset) -> MsArray:
     used_U, shard_N = np.unique(samples.shard_N, return_inverse=True)
     codes_UH = model.encode([samples.shards_U[index] for index in used_U.tolist()])
     starts_S = np.cumsum(samples.num_shards_S) - samples.num_shards_S
-    predicted_ms_S = model.price(sum_codes(codes_UH, shard_N, starts_S))
+    predicted_ms_S = model.predict_ms(sum_codes(codes_UH, shard_N, starts_S))
     errors_S: MsArray = np.abs(predicted_ms_S / samples.kernel_ms - 1)
     return errors_S

@@ -91,7 +91,7 @@ class LearnedCostModel:
 
     @property
     def set_head(self) -> SetHead:
-        """What `price` works with."""
+        """What `predict_ms` works with."""
         return self._predictor.set_head
 
     def notes(self, shards: Sequence[LocalShard]) -> tuple[OutsideRange, ...]:
@@ -99,14 +99,14 @@ class LearnedCostModel:
         found = (self.card.coverage.outside(shard) for shard in shards)
         return tuple(dict.fromkeys(note for note in found if note is not None))
 
-    def price(self, codes_SH: CodeArray) -> MsArray:
+    def predict_ms(self, codes_SH: CodeArray) -> MsArray:
         """Kernel time in milliseconds, forward plus backward, of sets given by the sums of their codes."""
         kernel_ms_S: MsArray = self._predictor.predict(codes_SH).sum(axis=1)
         self._check_finite(kernel_ms_S)
         return kernel_ms_S
 
-    def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
-        """As `price`, with forward and backward apart, and the 90% interval."""
+    def predict_parts(self, codes_SH: CodeArray) -> KernelCosts:
+        """As `predict_ms`, with forward and backward apart, and the 90% interval."""
         parts_SO = self._predictor.predict(codes_SH)
         kernel_ms_S = parts_SO.sum(axis=1)
         self._check_finite(kernel_ms_S)

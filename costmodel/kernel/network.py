@@ -86,9 +86,9 @@ class CostNetwork(nn.Module):
             shard_N: Which shards the sets hold, set after set; no set is empty.
             start_S: Where each set starts in `shard_N`.
         """
-        return self.price(self.encoder(features_UF), shard_N, start_S)
+        return self.predict_ms(self.encoder(features_UF), shard_N, start_S)
 
-    def price(self, codes_UH: Tensor, shard_N: Tensor, start_S: Tensor) -> tuple[Tensor, Tensor]:
+    def predict_ms(self, codes_UH: Tensor, shard_N: Tensor, start_S: Tensor) -> tuple[Tensor, Tensor]:
         """As `forward`, from the codes of the distinct shards."""
         codes_SH = nn.functional.embedding_bag(shard_N, codes_UH, start_S, mode="sum")
         counts_S = torch.diff(start_S, append=torch.tensor([len(shard_N)])).to(codes_SH.dtype)

@@ -51,7 +51,7 @@ def missing_growth(
     is_kept_N = _kept(own_N, start_B.numpy(), rng)
     counts_B = np.add.reduceat(is_kept_N.astype(np.int64), start_B.numpy())
     kept_M, start_kept_B = shard_N[torch.from_numpy(is_kept_N)], torch.from_numpy(np.cumsum(counts_B) - counts_B)
-    part_BO, _ = network.price(codes_UH, kept_M, start_kept_B)
+    part_BO, _ = network.predict_ms(codes_UH, kept_M, start_kept_B)
     left_N = torch.from_numpy(~is_kept_N)
     left_out_N = codes_UH[:, TRAIT_WIDTH:].sum(dim=1)[shard_N] * left_N
     left_out_B = torch.zeros(len(start_B)).index_add(0, _owners(start_B, len(shard_N)), left_out_N)

@@ -195,7 +195,7 @@ def _fit(
         used_U, shard_N = np.unique(shard_N, return_inverse=True)
         codes_UH = network.encoder(torch.from_numpy(features_UF[used_U]))
         shards, starts = torch.from_numpy(shard_N), torch.from_numpy(starts_B)
-        predicted_BO, log_spread_B = network.price(codes_UH, shards, starts)
+        predicted_BO, log_spread_B = network.predict_ms(codes_UH, shards, starts)
         loss = _loss(predicted_BO, log_spread_B, torch.from_numpy(latency_SO[samples_B]))
         if options.least_share > 0:
             loss = loss + missing_growth(network, codes_UH, shards, starts, predicted_BO, options.least_share, rng)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autoshard.core import Costs, Estimate, ShardingPlan, TableSet, Topology
+from autoshard.core import CostModels, Estimate, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import ModelError
 from autoshard.core.step import PART_FEATURES, Coefficients, Overlap, StepPart, plain_coefficients
 from autoshard.evaluation.evaluate import price_step
@@ -40,7 +40,7 @@ class CalibrationRun:
     """A plan, the models that price it, and what it took."""
 
     plan: ShardingPlan
-    costs: Costs
+    costs: CostModels
     measured: MeasuredStep
 
 
@@ -178,7 +178,7 @@ def _fit(part: StepPart, rows: Sequence[tuple[FloatArray, float]]) -> Coefficien
     return tuple(float(weight) for weight in weights)
 
 
-def _names(costs: Costs) -> tuple[str, ...]:
+def _names(costs: CostModels) -> tuple[str, ...]:
     dense = (costs.dense.name,) if costs.dense else ()
     return (costs.kernel.name, costs.comm.name, *dense)
 

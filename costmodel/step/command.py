@@ -67,7 +67,7 @@ class TrainStepOptions:
 def train_step(options: TrainStepOptions, publishing: PublishOptions, as_json: console.JsonOption = False) -> None:
     """Trains the models of collectives and of dense layers from samples, and calibrates steps on runs of plans.
 
-    Trains what the store holds samples of (`autoshard collect --what dense,collectives`). Calibration comes last and
+    Trains what the store holds samples of (`autoshard collect --kinds dense,collectives`). Calibration comes last and
     uses the production models, those of kernels included, so train these first.
 
     A model becomes the production version unless it is worse than that: its mean relative error is higher by more than
@@ -102,7 +102,7 @@ def _train(store: Path, device: str | None, models: Registry, publishing: Publis
     has_collectives, has_dense = COLLECTIVE_SAMPLES.devices(store), DENSE_SAMPLES.devices(store)
     if not has_collectives and not has_dense:
         raise SampleStoreError(
-            "holds no samples of collectives or dense layers; `autoshard collect --what dense,collectives` adds some",
+            "holds no samples of collectives or dense layers; `autoshard collect --kinds dense,collectives` adds some",
             source=str(store),
         )
     if has_collectives and (device is None or device in has_collectives):

@@ -194,7 +194,7 @@ class LearnedDense:
         """`learned:<device>`, and which version of a registry it is, if it is one."""
         return f"learned:{self.card.device}" + (f"@{self.version}" if self.version else "")
 
-    def price(self, shapes: Sequence[DenseShape]) -> DenseCosts:
+    def predict_parts(self, shapes: Sequence[DenseShape]) -> DenseCosts:
         """Forward and backward of each part."""
         priced = [self._price(shape) for shape in shapes]
         parts = ("forward_ms_N", "backward_ms_N", "low_ms_N", "high_ms_N")
@@ -205,7 +205,7 @@ class LearnedDense:
     def _price(self, shape: DenseShape) -> DenseCosts:
         key = fit_key(shape)
         if key not in self.card.bounds:
-            return self._analytic.price([shape])
+            return self._analytic.predict_parts([shape])
         forward_ms, backward_ms = (
             self._fits[f"{key}.{name}"].ms([shape], backward=name == "backward") for name in PASSES
         )

@@ -84,7 +84,7 @@ def dense_errors(model: LearnedDense, samples: Sequence[DenseSample]) -> FloatAr
     counts = Counter(fit_key(sample.shape) for sample in samples)
     if missing := sorted(key for key, count in counts.items() if count >= MIN_SAMPLES and key not in model.card.bounds):
         raise ModelError(f"was not fitted to any {', '.join(missing)}", field="kind")
-    costs = model.price([sample.shape for sample in samples])
+    costs = model.predict_parts([sample.shape for sample in samples])
     measured_S = sum(corrected_ms(samples))
     errors_S: FloatArray = np.abs((costs.forward_ms_N + costs.backward_ms_N) / measured_S - 1)
     return errors_S

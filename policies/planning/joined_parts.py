@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from autoshard.core import PlacedShard, RowRange, Shard, ShardingPlan, Tier, Topology
-from autoshard.planners.space.placement import alone, shared
+from autoshard.planners.space.placement import on_all_ranks, on_rank
 
 _Holding = tuple[str, Tier, tuple[tuple[int, ...], ...]]
 
@@ -42,5 +42,5 @@ def _joined(run: Sequence[PlacedShard], topology: Topology) -> PlacedShard:
     is_whole = rows.num_rows == table.num_embeddings
     shard = Shard.whole(table) if is_whole else replace(first.shard, rows=rows)
     if first.tier is Tier.TABLE_WISE:
-        return alone(shard, first.replicas[0][0])
-    return shared(shard, first.tier, topology)
+        return on_rank(shard, first.replicas[0][0])
+    return on_all_ranks(shard, first.tier, topology)

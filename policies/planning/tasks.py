@@ -11,7 +11,7 @@ from enum import Enum
 
 import numpy as np
 
-from autoshard.core import CostModel, Costs, Level, Link, MemoryBytes, Shard, TableSet, Tier, Topology
+from autoshard.core import CostModel, CostModels, Level, Link, MemoryBytes, Shard, TableSet, Tier, Topology
 from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, SHARE, Range
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.oper.partition import equal_row_ranges
@@ -101,7 +101,7 @@ def sample_problems(pool: TableSet, model: CostModel, kind: TaskKind, seeds: ran
     """
     num_parts = NUM_ROW_RANGES if kind.items is Items.ROW_GROUPS else 1
     kept = tuple(table for table in pool.tables if table.num_embeddings >= num_parts)
-    whole_bytes = sum(table.hbm_bytes for table in pool.tables)
+    whole_bytes = sum(table.storage_bytes for table in pool.tables)
     topology = training_topology(kind.device, kind.num_ranks, whole_bytes)
     return tuple(
         _problem(replace(pool, tables=kept).sample(kind.num_tables, seed), model, kind, topology) for seed in seeds
@@ -125,7 +125,11 @@ def items_problem(tables: TableSet, topology: Topology, model: CostModel, items:
 
 
 def items_task(
-    problem: PlacementProblem, items: Items, *, objective: Objective = Objective.BALANCE, costs: Costs | None = None
+    problem: PlacementProblem,
+    items: Items,
+    *,
+    objective: Objective = Objective.BALANCE,
+    costs: CostModels | None = None,
 ) -> PlacementTask:
     """The task of placing such items: with tiers, hot rows may be cut off every table.
 

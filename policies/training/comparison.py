@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autoshard.core import CostModel, Costs
+from autoshard.core import CostModel, CostModels
 from autoshard.core.costs import MsArray
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.step_cost import StepCost
@@ -26,7 +26,7 @@ MakeTasks = Callable[[CostModel, Objective], Sequence[PlacementTask]]
 
 
 def policy_version(
-    policy: TrainedPolicy, tasks: Sequence[PlacementTask], make_tasks: MakeTasks, costs: Costs | None = None
+    policy: TrainedPolicy, tasks: Sequence[PlacementTask], make_tasks: MakeTasks, costs: CostModels | None = None
 ) -> TrainedVersion:
     """A policy that is compared by its objective: the predicted step, else the predicted slowest rank.
 
@@ -63,7 +63,7 @@ def policy_version(
     )
 
 
-def placed_ms(placements: Placements, model: CostModel, costs: Costs | None) -> MsArray:
+def placed_ms(placements: Placements, model: CostModel, costs: CostModels | None) -> MsArray:
     """Predicted steps of placements by `costs`, or kernel times of their slowest ranks by a model, shape (P,).
 
     Raises:

@@ -59,7 +59,7 @@ class TaskTables:
         """The problem with the codes that another model has for its tables."""
         codes_NH = np.zeros((problem.num_items, codes_MH.shape[1]), dtype=np.float32)
         np.add.at(codes_NH, self.item_M, codes_MH)
-        return replace(problem, codes_NH=codes_NH, kernel_ms_N=model.price(codes_NH), model=model)
+        return replace(problem, codes_NH=codes_NH, kernel_ms_N=model.predict_ms(codes_NH), model=model)
 
 
 class JointVTrace(VTrace):

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import autoshard
-from autoshard.core import CostModel, Costs
+from autoshard.core import CostModel, CostModels
 from autoshard.formats import load_tables
 from autoshard.formats.stores.samples import read_samples
 from autoshard.planners.refine import MeasurePlans
@@ -115,10 +115,12 @@ class _Run:
         return PolicyCostModel.load(self._models, self._options.tasks.device)
 
     @cached_property
-    def _costs(self) -> Costs:
+    def _costs(self) -> CostModels:
         """What prices whole steps, of the same moment; kernels aside."""
         tasks = self._options.tasks
-        topology = training_topology(tasks.device, tasks.num_ranks, sum(table.hbm_bytes for table in self._pool.tables))
+        topology = training_topology(
+            tasks.device, tasks.num_ranks, sum(table.storage_bytes for table in self._pool.tables)
+        )
         return make_costs(self._pool, topology, self._models.root)
 
     def _measure(self) -> MeasurePlans | None:

@@ -291,7 +291,7 @@ def collect(store: Path, where: str, seconds: float, options: ActiveOptions, reg
             store=store,
             device=_kind_of(options.device),
             seconds=seconds,
-            where=where,
+            strategies=where,
             registry=registry,
             tables=options.tables,
             scale=options.scale,

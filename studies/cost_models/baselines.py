@@ -232,7 +232,7 @@ def _tree_features(dataset: CostDataset) -> NDArray[np.float64]:
 def fit_analytic(device: str) -> Pricing:
     """This project's model from published bandwidths; nothing is fitted."""
     model = AnalyticCostModel.for_device(device)
-    return lambda dataset: np.maximum(model.price(summed(dataset, model.encode)), _LEAST_MS)
+    return lambda dataset: np.maximum(model.predict_ms(summed(dataset, model.encode)), _LEAST_MS)
 
 
 def summed(

@@ -70,9 +70,9 @@ def time_pricing(model: LearnedCostModel, dataset: CostDataset, num_runs: int, s
     shard_C = rng.integers(len(codes_NH), size=NUM_CANDIDATES)
     last_C = shard_N[(starts_S + num_shards_S - 1)[set_C]]
     runs: dict[str, Callable[[], object]] = {
-        "sum": lambda: model.price(sum_codes(codes_NH, shard_N, starts_S)),
-        "add": lambda: model.price(codes_SH[set_C] + codes_NH[shard_C]),
-        "remove": lambda: model.price(codes_SH[set_C] - codes_NH[last_C]),
+        "sum": lambda: model.predict_ms(sum_codes(codes_NH, shard_N, starts_S)),
+        "add": lambda: model.predict_ms(codes_SH[set_C] + codes_NH[shard_C]),
+        "remove": lambda: model.predict_ms(codes_SH[set_C] - codes_NH[last_C]),
     }
     with intra_op_threads(1):
         took = {name: _seconds(run, num_runs) for name, run in runs.items()}

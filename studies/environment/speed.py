@@ -74,8 +74,8 @@ def draw_problems(
     problems = []
     for seed in range(num_tasks):
         tables = pool.sample(num_tables, seed)
-        share = sum(table.hbm_bytes for table in tables.tables) / num_ranks
-        hbm = max(int(memory * share), max(table.hbm_bytes for table in tables.tables))
+        share = sum(table.storage_bytes for table in tables.tables) / num_ranks
+        hbm = max(int(memory * share), max(table.storage_bytes for table in tables.tables))
         topology = Topology(world_size=num_ranks, device=_DEVICE, memory_bytes=MemoryBytes(hbm=hbm), levels=(level,))
         problems.append(PlacementProblem.table_wise(tables, topology, model))
     return problems

@@ -24,7 +24,7 @@ import typer
 from rich.table import Table
 
 from autoshard.console import JsonOption, emit, log, progress
-from autoshard.core import Costs, Level, TableSet, Topology
+from autoshard.core import CostModels, Level, TableSet, Topology
 from autoshard.core.errors import FormatError, InfeasiblePlanError, InvalidOptionError, ModelError
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.formats import atomic_write, load_topology, read_json
@@ -167,7 +167,7 @@ class SearchBenchmark:
         return PlanRequest(
             tables=tables,
             topology=widened(self.topology, num_ranks),
-            costs=Costs(kernel=self.model, comm=AlphaBetaComm()),
+            costs=CostModels(kernel=self.model, comm=AlphaBetaComm()),
             registry=self.registry,
             time_limit_s=limit_s,
         )

@@ -12,7 +12,7 @@ from autoshard.core import KernelCosts, LocalShard, Shard, local_shard
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.samples import read_samples
-from autoshard.planners.space.placement import PlacementProblem, RankArray, alone
+from autoshard.planners.space.placement import PlacementProblem, RankArray, on_rank
 from autoshard.report.images import NumberTable, Section
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import shard_features
@@ -67,7 +67,7 @@ class FeaturelessCostModel:
         if lab.settings.store is None:
             raise InvalidOptionError("needs the folder of samples that cost models are trained from", field="--store")
         tables = [
-            local_shard(alone(Shard.whole(table)), group_batch_size=lab.pool.batch_size) for table in lab.pool.tables
+            local_shard(on_rank(Shard.whole(table)), group_batch_size=lab.pool.batch_size) for table in lab.pool.tables
         ]
         dataset = CostDataset.from_samples(read_samples(lab.settings.store, lab.settings.device))
         # Samples and tables lose features together, so that both get the same values instead.
@@ -82,13 +82,13 @@ class FeaturelessCostModel:
         """Codes of whole tables of the pool; shape (N, H)."""
         return np.stack([self._codes[shard] for shard in shards])
 
-    def price(self, codes_SH: CodeArray) -> MsArray:
+    def predict_ms(self, codes_SH: CodeArray) -> MsArray:
         """Kernel time in milliseconds, forward plus backward."""
         kernel_ms_S: MsArray = self._predictor.predict(codes_SH).sum(axis=1)
         return kernel_ms_S
 
-    def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
-        """As `price`, with forward and backward apart, without an interval."""
+    def predict_parts(self, codes_SH: CodeArray) -> KernelCosts:
+        """As `predict_ms`, with forward and backward apart, without an interval."""
         parts_SO = self._predictor.predict(codes_SH)
         kernel_ms_S = parts_SO.sum(axis=1)
         return KernelCosts(

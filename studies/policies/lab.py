@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from autoshard.core import Costs, ShardingPlan, TableSet, Topology
+from autoshard.core import CostModels, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import load_tables
 from autoshard.planners.planner import PlanRequest
@@ -91,7 +91,7 @@ class Lab:
         return self.cost.model()
 
     @cached_property
-    def costs(self) -> Costs:
+    def costs(self) -> CostModels:
         """The models that price whole plans."""
         costs = make_costs(self.pool, self.topology(self.settings.num_ranks), self.settings.registry)
         return replace(costs, kernel=self.model)
@@ -106,7 +106,7 @@ class Lab:
 
     def topology(self, num_ranks: int, hbm_bytes: int | None = None) -> Topology:
         """Ranks of the device, with memory for the whole pool each if not told otherwise."""
-        whole = sum(table.hbm_bytes for table in self.pool.tables)
+        whole = sum(table.storage_bytes for table in self.pool.tables)
         return training_topology(self.settings.device, num_ranks, whole if hbm_bytes is None else hbm_bytes)
 
     def train_seeds(self, seed: int) -> range:

@@ -36,7 +36,7 @@ def random_costs(problem: PlacementProblem, count: int, seed: int) -> Iterator[M
         ranks_PN = rng.integers(problem.num_ranks, size=(min(_AT_ONCE, count - start), problem.num_items))
         is_there_PRN = (ranks_PN[:, None] == ranks_R1).astype(np.float32)
         codes_PRH = is_there_PRN @ problem.codes_NH
-        yield problem.model.price(codes_PRH.reshape(-1, codes_PRH.shape[-1])).reshape(codes_PRH.shape[:2])
+        yield problem.model.predict_ms(codes_PRH.reshape(-1, codes_PRH.shape[-1])).reshape(codes_PRH.shape[:2])
 
 
 def marks(count: int) -> list[int]:

@@ -113,7 +113,7 @@ def _best(planner: str, problem: PlacementProblem, request: PlanRequest, lab: La
 
 def _options(planner: str, problem: PlacementProblem) -> tuple[Mapping[str, object], ...]:
     """A planner's usual options, and those that let it use all memory that there is."""
-    room, held = int(problem.capacity_R.sum()), sum(table.hbm_bytes for table in problem.tables.tables)
+    room, held = int(problem.capacity_R.sum()), sum(table.storage_bytes for table in problem.tables.tables)
     if planner in (FLEXSHARD, FLEXSHARD_CUT):
         usual = {"tiers": 3, "count_activations": planner == FLEXSHARD}
         return usual, {**usual, "memory_budget_bytes": max(0, (room - held) // problem.num_ranks)}

@@ -61,7 +61,7 @@ def _plan(case: _Case, seed: int, lab: Lab) -> Numbers:
     tasks = []
     for task in lab.target_seeds():
         tables = case.draw(lab, task)
-        needed = sum(table.hbm_bytes for table in tables.tables)
+        needed = sum(table.storage_bytes for table in tables.tables)
         hbm_bytes = int(np.ceil(needed / (lab.settings.memory_share * num_ranks))) if case.is_full else None
         request = lab.request(tables, lab.topology(num_ranks, hbm_bytes), policies=policies)
         tasks.append(lab.plan_all(_PLANNERS, request))

@@ -47,7 +47,7 @@ def store(tables, tmp_path_factory):
         "3",
         "--seed",
         "1",
-        "--where",
+        "--strategies",
         "random",
     ]
     store = folder / "store"
@@ -67,14 +67,23 @@ def test_collect_appends_samples_of_the_tables(store, tables):
 
 def test_collect_says_what_it_added(tables, tmp_path, capsys):
     write_tables(tables, tmp_path / "tables.json")
-    arguments = ["--tables", str(tmp_path / "tables.json"), "--scale", "1", "--seconds", "0.001", "--where", "random"]
+    arguments = [
+        "--tables",
+        str(tmp_path / "tables.json"),
+        "--scale",
+        "1",
+        "--seconds",
+        "0.001",
+        "--strategies",
+        "random",
+    ]
     assert main(["collect", "--store", str(tmp_path / "store"), *arguments, "--device", "cpu", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["device"] == "cpu"
     assert result["num_samples"] == len(read_samples(tmp_path / "store")) > 0
     assert [str(file) for file in (tmp_path / "store").rglob("*.parquet")] == result["files"]
     (part,) = result["parts"]
-    assert (part["what"], sum(part["added"].values())) == ("kernels", result["num_samples"])
+    assert (part["kind"], sum(part["added"].values())) == ("kernels", result["num_samples"])
     assert not result["is_terminated"]
 
 
@@ -86,7 +95,7 @@ def test_collect_goes_where_the_model_is_in_doubt_once_there_are_samples(store, 
     assert set_source(filled, device).samples is not None
     seeded = replace(filled, seed=3)  # the same sets again, whatever has been measured since
     assert set_source(seeded, device).samples is None
-    assert set_source(replace(seeded, where="uncertain"), device).samples is not None
+    assert set_source(replace(seeded, strategies="uncertain"), device).samples is not None
 
 
 def test_collect_goes_on_where_it_ended(tables, tmp_path, capsys):
@@ -98,7 +107,7 @@ def test_collect_goes_on_where_it_ended(tables, tmp_path, capsys):
         "1",
         "--device",
         "cpu",
-        "--where",
+        "--strategies",
         "random=2,singles",
     ]
     arguments += ["--max-tables", "6", "--store", str(tmp_path / "store"), "--num-samples", "5", "--json"]
@@ -131,7 +140,18 @@ def test_sigterm_ends_collect_cleanly_and_frees_the_device(tables, tmp_path):
     write_tables(tables, tmp_path / "tables.json")
     store = tmp_path / "store"
     command = [sys.executable, "-W", "ignore", "-c", "import sys; from autoshard.cli import main; sys.exit(main())"]
-    command += ["collect", "--store", str(store), "--device", "cpu", "--seconds", "600", "--where", "random", "--json"]
+    command += [
+        "collect",
+        "--store",
+        str(store),
+        "--device",
+        "cpu",
+        "--seconds",
+        "600",
+        "--strategies",
+        "random",
+        "--json",
+    ]
     command += ["--tables", str(tmp_path / "tables.json"), "--scale", "1", "--max-tables", "3"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -263,11 +283,15 @@ def test_replay_refuses_what_it_cannot_measure(plan, tables, tmp_path, capsys):
         ),
         (["collect", "--store", "s", "--device", "tpu"], 2, 'device: must be auto, cpu or cuda, got "tpu"'),
         (["collect", "--store", "s", "--tables", "nonesuch"], 2, "nonesuch"),
-        (["collect", "--store", "s", "--what", "kernels,heat"], 2, "what: must be some of kernels, dense, collectives"),
-        (["collect", "--store", "s", "--where", "random=0"], 2, "where: must be names of strategies"),
-        (["collect", "--store", "s", "--where", "nonesuch"], 2, "where: must be of random, placements"),
+        (
+            ["collect", "--store", "s", "--kinds", "kernels,heat"],
+            2,
+            "kinds: must be some of kernels, dense, collectives",
+        ),
+        (["collect", "--store", "s", "--strategies", "random=0"], 2, "strategies: must be names of strategies"),
+        (["collect", "--store", "s", "--strategies", "nonesuch"], 2, "strategies: must be of random, placements"),
         (["collect", "--store", "s", "--memory-gib", "0"], 2, "'--memory-gib': must be a number above 0, got 0"),
-        (["collect", "--store", "s", "--ray", "--what", "dense"], 2, "what: must be kernels with --ray"),
+        (["collect", "--store", "s", "--ray", "--kinds", "dense"], 2, "kinds: must be kernels with --ray"),
         (["samples", "s", "--tables", "metasyn"], 2, "--tables: needs --html"),
         (["replay", "missing.json"], 2, "missing.json"),
     ],
@@ -283,7 +307,7 @@ def test_bad_input_is_one_line(arguments, code, message, tmp_path, capsys, monke
 
 def test_samples_checks_dense_layers_too(tmp_path, capsys):
     store = tmp_path / "store"
-    arguments = ["--what", "dense", "--device", "cpu", "--num-samples", "1", "--seed", "3"]
+    arguments = ["--kinds", "dense", "--device", "cpu", "--num-samples", "1", "--seed", "3"]
     assert main(["collect", "--store", str(store), *arguments]) == 0
     capsys.readouterr()
     assert main(["samples", str(store)]) == 0

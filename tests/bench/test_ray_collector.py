@@ -24,7 +24,7 @@ from bench.measuring.timing import RoundSettings
 rounds = RoundSettings(num_warmup=0, num_measured=3, num_dropped=1, flush_every_run=False)
 settings = Settings(rounds=rounds, max_group_sets=4, max_bytes=2**24, reference_bags=8, max_spread=1e9)
 store, kill = Path(sys.argv[1]), sys.argv[2] == "kill"
-options = CollectOptions(store=store, device="cpu", workers=2, scale=4096, max_tables=3, where="random", seed=3,
+options = CollectOptions(store=store, device="cpu", workers=2, scale=4096, max_tables=3, strategies="random", seed=3,
                          num_samples=12, ray=True, ray_address="local")
 killed = []
 

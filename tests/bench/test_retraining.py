@@ -10,7 +10,7 @@ from autoshard.cli import main
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.samples import read_samples
 from autoshard.plugins import TrainingRound, find_trainer
-from bench.collecting.options import CollectOptions, What
+from bench.collecting.options import CollectOptions, SampleKind
 from bench.collecting.outcome import Outcome
 from bench.collecting.retraining import collect_and_train
 
@@ -24,7 +24,7 @@ def options(tmp_path):
 
 def collected(asked, stretches, **counts):
     stretches.append(asked.registry)
-    return Outcome(what=What.KERNELS, device="cpu", added={"random": 3}, timed_share=0.5, num_noisy=1, **counts)
+    return Outcome(kind=SampleKind.KERNELS, device="cpu", added={"random": 3}, timed_share=0.5, num_noisy=1, **counts)
 
 
 def test_each_stretch_asks_the_model_of_the_one_before(options):
@@ -77,11 +77,11 @@ def test_too_few_samples_leave_the_model_as_it_is(options, capsys):
     [
         ({"retrain": -1}, "retrain: must be at least 0, got -1"),
         ({"seconds": None, "num_samples": 5}, "retrain: needs --seconds"),
-        ({"what": "dense"}, "retrain: needs --seconds, and kernels"),
+        ({"kinds": "dense"}, "retrain: needs --seconds, and kernels"),
         ({"ray": True}, "retrain: cannot be used with --ray"),
-        ({"retrain": 0, "ray": True, "what": "kernels,dense"}, "what: must be kernels with --ray, got"),
-        ({"what": "kernels,kernels"}, "what: must be some of kernels, dense, collectives, each once"),
-        ({"where": "random=0"}, "where: must be names of strategies"),
+        ({"retrain": 0, "ray": True, "kinds": "kernels,dense"}, "kinds: must be kernels with --ray, got"),
+        ({"kinds": "kernels,kernels"}, "kinds: must be some of kernels, dense, collectives, each once"),
+        ({"strategies": "random=0"}, "strategies: must be names of strategies"),
     ],
 )
 def test_options_that_make_no_sense(tmp_path, changes, message):

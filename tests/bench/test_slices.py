@@ -2,7 +2,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.core import (
@@ -25,15 +25,15 @@ from bench.sampling.strategies import SetSource
 
 
 @st.composite
-def tables(draw):
-    rows = draw(st.integers(1, 50_000))
+def tables(draw, min_rows=1, max_alpha=1.6):
+    rows = draw(st.integers(min_rows, 50_000))
     names = [f"f{index}" for index in range(draw(st.integers(1, 3)))]
     return EmbeddingTable(
         name="t",
         num_embeddings=rows,
         embedding_dim=4 * draw(st.integers(1, 32)),
         features=tuple(Feature(name=name, pooling_factor=draw(st.floats(0.01, 80))) for name in names),
-        access=AccessProfile.zipf(rows, draw(st.floats(0, 1.6))),
+        access=AccessProfile.zipf(rows, draw(st.floats(0, max_alpha))),
         pooling=draw(st.sampled_from(Pooling)),
     )
 
@@ -86,9 +86,9 @@ def test_columns_come_in_fours(name, table, seed):
         assert piece.local().num_bags % len(table.features) == 0
 
 
-@given(table=tables(), seed=st.integers(0, 2**32))
+# No row gets as many as two of a thousand lookups.
+@given(table=tables(min_rows=5_000, max_alpha=0.3), seed=st.integers(0, 2**32))
 def test_a_thin_tier_gets_the_lookups_that_it_was_cut_for(table, seed):
-    assume(table.num_embeddings > 1000 and float(table.access.probability_at(0.0)) < 1e-3)
     rng, again = np.random.default_rng(seed), np.random.default_rng(seed)
     per_bag = table.pooling_factor / len(table.features)
     pieces = CUTS["lookups"](table, 4096, rng)

@@ -56,7 +56,7 @@ def measured(shards, kernel_ms):
 
 def priced(sets):
     codes = [ANALYTIC.encode(list(shards)).sum(axis=0) for shards in sets]
-    return ANALYTIC.price(np.stack(codes))
+    return ANALYTIC.predict_ms(np.stack(codes))
 
 
 def random_sets(rng, count, dims=(16, 32)):
@@ -116,11 +116,11 @@ class Hesitant:
             raise ModelError("too small")
         return np.pad(ANALYTIC.encode(shards), ((0, 0), (0, 1)), constant_values=1.0)
 
-    def price(self, codes_SH):
-        return ANALYTIC.price(codes_SH[:, :-1])
+    def predict_ms(self, codes_SH):
+        return ANALYTIC.predict_ms(codes_SH[:, :-1])
 
-    def price_parts(self, codes_SH):
-        costs = ANALYTIC.price_parts(codes_SH[:, :-1])
+    def predict_parts(self, codes_SH):
+        costs = ANALYTIC.predict_parts(codes_SH[:, :-1])
         half = np.where(codes_SH[:, -1] > 4, 0.9, 0.01) * costs.kernel_ms_S
         return KernelCosts(
             forward_ms_S=costs.forward_ms_S,

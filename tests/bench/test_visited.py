@@ -36,10 +36,10 @@ def test_half_filled_ranks_are_states_of_a_placement_by_falling_cost(source):
     model = placements._costs.kernel
     for number in range(10):
         visit = placements.visit(number)
-        ms = model.price(model.encode(visit.shards))
+        ms = model.predict_ms(model.encode(visit.shards))
         left = [shard for shard in visit.plan.local_shards()[visit.rank] if shard not in visit.shards]
         assert list(ms) == sorted(ms, reverse=True)
-        assert not left or model.price(model.encode(left)).max() <= ms[-1]
+        assert not left or model.predict_ms(model.encode(left)).max() <= ms[-1]
 
 
 def test_tasks_have_several_sizes(source):

@@ -78,7 +78,7 @@ def test_import_draws_and_scales_and_says_so(succeeds, tmp_path):
     assert result["num_tables"] == 5
     assert result["batch_size"] == 1024
     assert result["scale"] == 64
-    assert result["bytes"] == sum(table.hbm_bytes for table in read_tables(file).tables)
+    assert result["bytes"] == sum(table.storage_bytes for table in read_tables(file).tables)
 
 
 def test_parts_of_a_pool_share_no_table(succeeds, tmp_path):

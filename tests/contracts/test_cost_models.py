@@ -102,7 +102,9 @@ def test_prices_are_finite_and_not_negative_with_the_price_inside_its_interval(s
 @given(drawn=st.lists(sketches, min_size=1, max_size=12))
 def test_price_is_the_sum_of_its_parts(subject, drawn):
     codes_SH = subject.model.encode(subject.shards(drawn))
-    assert subject.model.price(codes_SH) == pytest.approx(subject.model.price_parts(codes_SH).kernel_ms_S, rel=1e-6)
+    assert subject.model.predict_ms(codes_SH) == pytest.approx(
+        subject.model.predict_parts(codes_SH).kernel_ms_S, rel=1e-6
+    )
 
 
 def test_an_empty_set_costs_nothing(subject):
@@ -114,7 +116,7 @@ def test_an_empty_set_costs_nothing(subject):
 def test_no_sets_at_all(subject):
     codes_NH = subject.model.encode([])
     assert codes_NH.shape[0] == 0
-    assert subject.model.price(codes_NH).shape == (0,)
+    assert subject.model.predict_ms(codes_NH).shape == (0,)
 
 
 @given(data=st.data(), drawn=st.lists(sketches, min_size=2, max_size=12))
@@ -134,9 +136,9 @@ def test_codes_can_be_added_and_taken_away(subject, drawn):
         rank_H += code_H
     for code_H in codes_NH[1:]:
         rank_H -= code_H
-    left = subject.model.price(np.stack([rank_H, rank_H - codes_NH[0]]))
-    scale_ms = subject.model.price(codes_NH).sum()
-    assert left[0] == pytest.approx(subject.model.price(codes_NH[:1])[0], rel=1e-2, abs=1e-3 * scale_ms + 1e-6)
+    left = subject.model.predict_ms(np.stack([rank_H, rank_H - codes_NH[0]]))
+    scale_ms = subject.model.predict_ms(codes_NH).sum()
+    assert left[0] == pytest.approx(subject.model.predict_ms(codes_NH[:1])[0], rel=1e-2, abs=1e-3 * scale_ms + 1e-6)
     assert left[1] <= 1e-3 * scale_ms + 1e-6
 
 
@@ -167,4 +169,4 @@ def test_batches_of_other_sizes_have_a_price(subject):
         pooling_factor=1.0,
         access=AccessProfile.uniform(100),
     )
-    assert subject.model.price(subject.model.encode([shard]))[0] > 0
+    assert subject.model.predict_ms(subject.model.encode([shard]))[0] > 0

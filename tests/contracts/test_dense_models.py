@@ -82,7 +82,7 @@ shapes = st.one_of(perceptrons, tops, interactions)
 
 
 def total_ms(model: DenseCostModel, shape: DenseShape) -> float:
-    costs = model.price([shape])
+    costs = model.predict_parts([shape])
     return float(costs.forward_ms_N[0] + costs.backward_ms_N[0])
 
 
@@ -93,7 +93,7 @@ def test_it_says_its_name(model):
 
 @given(drawn=st.lists(shapes, min_size=1, max_size=6))
 def test_prices_are_finite_and_above_zero_with_the_price_inside_its_interval(model, drawn):
-    costs = model.price(drawn)
+    costs = model.predict_parts(drawn)
     for name in TIMES:
         values_N = getattr(costs, name)
         assert values_N.shape == (len(drawn),)
@@ -109,15 +109,15 @@ def test_prices_are_finite_and_above_zero_with_the_price_inside_its_interval(mod
 @given(data=st.data(), drawn=st.lists(shapes, min_size=1, max_size=6))
 def test_every_part_is_priced_by_itself_in_any_order(model, data, drawn):
     order = data.draw(st.permutations(range(len(drawn))))
-    together, shuffled = model.price(drawn), model.price([drawn[index] for index in order])
-    alone = [model.price([shape]) for shape in drawn]
+    together, shuffled = model.predict_parts(drawn), model.predict_parts([drawn[index] for index in order])
+    alone = [model.predict_parts([shape]) for shape in drawn]
     for name in TIMES:
         np.testing.assert_allclose(getattr(together, name), [getattr(one, name)[0] for one in alone])
         np.testing.assert_allclose(getattr(shuffled, name), getattr(together, name)[list(order)])
 
 
 def test_no_parts_at_all(model):
-    costs = model.price([])
+    costs = model.predict_parts([])
     assert [getattr(costs, name).shape for name in TIMES] == [(0,)] * len(TIMES)
 
 

@@ -20,7 +20,7 @@ import pytest
 from autoshard.core import (
     AccessProfile,
     Constraints,
-    Costs,
+    CostModels,
     DType,
     EmbeddingTable,
     Feature,
@@ -198,7 +198,7 @@ def constrained(rng, tables, world_size):
 def drawn_request(name, seed, registry):
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     tables = drawn_tables(rng)
-    topology = drawn_topology(rng, sum(table.hbm_bytes for table in tables))
+    topology = drawn_topology(rng, sum(table.storage_bytes for table in tables))
     if rng.random() < 0.3:
         tables = constrained(rng, tables, topology.world_size)
     options = {key: values[rng.integers(len(values))] for key, values in CHOICES.get(name, {}).items()}
@@ -207,7 +207,7 @@ def drawn_request(name, seed, registry):
     return PlanRequest(
         tables=TableSet(batch_size=int(rng.choice([1, 7, 64, 4096])), tables=tuple(tables)),
         topology=topology,
-        costs=Costs(kernel=AnalyticCostModel.for_device(topology.device), comm=AlphaBetaComm()),
+        costs=CostModels(kernel=AnalyticCostModel.for_device(topology.device), comm=AlphaBetaComm()),
         seed=seed,
         time_limit_s=30.0,
         options={**ALWAYS.get(name, {}), **(options if rng.random() < 0.7 else {})},
@@ -223,7 +223,7 @@ def is_loose(request):
     batch_bytes = request.tables.batch_size * sum(
         (1 + table.pooling_factor + 3 * len(table.features)) * (table.embedding_dim * 4 + 16) for table in tables
     )
-    needed = sum(table.hbm_bytes for table in tables) + 10 * batch_bytes
+    needed = sum(table.storage_bytes for table in tables) + 10 * batch_bytes
     least = min(request.topology.memory_of(rank).hbm for rank in range(request.topology.world_size))
     least -= request.options.get("reserved_bytes", 0)
     return least >= needed and all(table.constraints == Constraints() for table in tables)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autoshard.core import (
     AccessProfile,
     Constraints,
-    Costs,
+    CostModels,
     EmbeddingTable,
     Feature,
     Level,
@@ -27,7 +27,7 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 
 BATCH = 64
-COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 #: Time limits aside, seeds decide: these make `auto` end by its number of steps.
 #: What these tests leave room for is tables, not the inputs and outputs of a batch.
 NO_ACTIVATIONS = {"count_activations": False}
@@ -114,7 +114,7 @@ def test_respects_tight_memory(make_plan, name, num_tables, world_size, seed):
     rng = np.random.default_rng(seed)
     tables = drawn_tables(num_tables, rng)
     hidden = rng.integers(0, world_size, num_tables)
-    sizes = np.array([item.hbm_bytes for item in tables])
+    sizes = np.array([item.storage_bytes for item in tables])
     room = [int(1.05 * sizes[hidden == rank].sum()) for rank in range(world_size)]
     try:
         plan = make_plan(name, tables, topology(*room))
@@ -143,7 +143,7 @@ def test_repeats_itself_by_seed(make_plan, name):
 )
 def test_says_which_bytes_are_missing(make_plan, name, num_tables, room):
     tables = [table(f"t{index}") for index in range(num_tables)]
-    ranks = topology(*[int(room * tables[0].hbm_bytes)] * 2)
+    ranks = topology(*[int(room * tables[0].storage_bytes)] * 2)
     if name in CUTTERS and num_tables <= 2 * room:
         make_plan(name, tables, ranks)
         return

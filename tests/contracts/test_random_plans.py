@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
-    Costs,
+    CostModels,
     DType,
     EmbeddingTable,
     Exchange,
@@ -127,7 +127,7 @@ def drawn_placed(rng, shard, size, nodes):
         splits.append(Split.BLOCK)
     exchange = Exchange.ROWS if shard.table.pooling is Pooling.SEQUENCE else list(Exchange)[rng.integers(2)]
     level = list(MemoryLevel)[rng.integers(3)] if rng.random() < 0.3 else MemoryLevel.HBM
-    cache_bytes = 0 if level is MemoryLevel.HBM else int(rng.choice([0, 1000, shard.hbm_bytes]))
+    cache_bytes = 0 if level is MemoryLevel.HBM else int(rng.choice([0, 1000, shard.storage_bytes]))
     fetch = None
     if tier is Tier.REPLICATED:
         fetch = tuple(int(index) for index in rng.integers(len(replicas), size=size))
@@ -174,7 +174,7 @@ def drawn_plan(seed):
 
 
 def costs_of(plan):
-    return Costs(kernel=AnalyticCostModel.for_device(plan.topology.device), comm=AlphaBetaComm())
+    return CostModels(kernel=AnalyticCostModel.for_device(plan.topology.device), comm=AlphaBetaComm())
 
 
 def check(seed, check_prediction):

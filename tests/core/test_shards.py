@@ -84,7 +84,7 @@ def test_the_whole_table_keeps_its_profile():
 def test_a_column_shard_keeps_a_moment_of_its_own():
     # Neo Sec. 4: column shards of a row-wise AdaGrad table keep one moment each.
     halves = [cut(0, 1000, columns=(0, 8)), cut(0, 1000, columns=(8, 16))]
-    assert sum(half.hbm_bytes for half in halves) == Shard.whole(table()).hbm_bytes + 1000 * 4
+    assert sum(half.storage_bytes for half in halves) == Shard.whole(table()).storage_bytes + 1000 * 4
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_rank_sees_the_groups_batch_of_all_features():
     local = local_shard(PlacedShard.table_wise(Shard.whole(table()), 0), group_batch_size=64)
     assert local.num_bags == 128
     assert local.num_lookups == pytest.approx(64 * 4.0)
-    assert local.memory_bytes == Shard.whole(table()).hbm_bytes
+    assert local.memory_bytes == Shard.whole(table()).storage_bytes
     assert local.update is Update.FUSED
 
 

@@ -91,7 +91,7 @@ def test_impossible_values_are_refused_by_field(make, field):
     ],
 )
 def test_bytes_are_weights_and_optimizer_state(optimizer, dtype, bytes_per_row):
-    assert table(optimizer=optimizer, dtype=dtype).hbm_bytes == 1000 * bytes_per_row
+    assert table(optimizer=optimizer, dtype=dtype).storage_bytes == 1000 * bytes_per_row
 
 
 def test_a_shared_table_is_looked_up_by_all_its_features():

@@ -106,21 +106,21 @@ class TestLearned:
             DenseShape(kind=DenseKind.BOTTOM_MLP, batch_size=700, widths=(13, 300, 200, 40)),
             DenseShape(kind=DenseKind.TOP_MLP, batch_size=1500, widths=(500, 300, 300, 1)),
         ]
-        costs = model.price(unseen)
+        costs = model.predict_parts(unseen)
         expected = np.array([true_ms(shape) for shape in unseen])
         np.testing.assert_allclose(costs.forward_ms_N, expected[:, 0], rtol=0.15)
         np.testing.assert_allclose(costs.backward_ms_N, expected[:, 1], rtol=0.15)
 
     def test_intervals_hold_samples_that_training_has_not_seen(self, model):
         fresh = drawn_samples(100, seed=17)
-        costs = model.price([one.shape for one in fresh])
+        costs = model.predict_parts([one.shape for one in fresh])
         measured = np.array([one.forward_ms + one.backward_ms for one in fresh])
         held = (costs.low_ms_N <= measured) & (measured <= costs.high_ms_N)
         assert held.mean() >= 0.8
 
     @given(shape=shapes)
     def test_prices_are_finite_and_above_nothing(self, model, shape):
-        costs = model.price([shape])
+        costs = model.predict_parts([shape])
         for times in (costs.forward_ms_N, costs.backward_ms_N):
             assert 0 < times[0] < float("inf")
         total = costs.forward_ms_N[0] + costs.backward_ms_N[0]
@@ -129,12 +129,12 @@ class TestLearned:
 
     def test_number_formats_that_were_not_measured_are_analytic(self, model):
         shape = DenseShape(kind=DenseKind.BOTTOM_MLP, batch_size=64, widths=(8, 8), dtype=DType.BF16)
-        costs, analytic = model.price([shape]), AnalyticDenseModel.for_device("cpu").price([shape])
+        costs, analytic = model.predict_parts([shape]), AnalyticDenseModel.for_device("cpu").predict_parts([shape])
         np.testing.assert_array_equal(costs.forward_ms_N, analytic.forward_ms_N)
         np.testing.assert_array_equal(costs.high_ms_N, analytic.high_ms_N)
 
     def test_nothing_costs_nothing(self, model):
-        assert model.price([]).forward_ms_N.shape == (0,)
+        assert model.predict_parts([]).forward_ms_N.shape == (0,)
 
 
 class TestAnalytic:
@@ -144,7 +144,7 @@ class TestAnalytic:
     def test_large_layers_take_their_arithmetic(self):
         # Neo Appendix B: perceptrons reach 70.5% of an A100's 19.5 TFLOP/s; launches are noise at this size.
         shape = DenseShape(kind=DenseKind.BOTTOM_MLP, batch_size=4096, widths=(4096,) * 21)
-        costs = AnalyticDenseModel.for_device("a100").price([shape])
+        costs = AnalyticDenseModel.for_device("a100").predict_parts([shape])
         assert costs.forward_ms_N[0] == pytest.approx(shape.forward_flops / (19.5e12 * 0.705) * 1e3, rel=0.01)
         assert costs.backward_ms_N[0] == pytest.approx(shape.backward_flops / (19.5e12 * 0.705) * 1e3, rel=0.01)
 
@@ -167,7 +167,9 @@ class TestRegistry:
         version = registry.publish(DENSE_KIND, "cpu", model.tensors(), model.card.to_json())
         loaded = LearnedDense.load(registry, "cpu")
         shape = DenseShape.interaction(512, 26, 16)
-        np.testing.assert_array_equal(loaded.price([shape]).forward_ms_N, model.price([shape]).forward_ms_N)
+        np.testing.assert_array_equal(
+            loaded.predict_parts([shape]).forward_ms_N, model.predict_parts([shape]).forward_ms_N
+        )
         assert loaded.card == model.card
         assert loaded.name == f"learned:cpu@{version}"
 

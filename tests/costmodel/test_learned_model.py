@@ -43,15 +43,15 @@ def test_codes_are_what_the_encoder_learned_and_counts(random_model, shards):
 
 def test_an_empty_set_costs_nothing_and_one_of_idle_shards_what_starting_a_kernel_costs(random_model, make_shard):
     codes_NH = random_model.encode([make_shard(num_embeddings=10, pooling_factor=0.0)])
-    assert random_model.price(np.zeros((1, FULL_CODE_WIDTH), np.float32)).tolist() == [0.0]
-    assert random_model.price(codes_NH)[0] > 0
+    assert random_model.predict_ms(np.zeros((1, FULL_CODE_WIDTH), np.float32)).tolist() == [0.0]
+    assert random_model.predict_ms(codes_NH)[0] > 0
 
 
 def test_fusing_changes_a_sum_within_bounds(random_model, shards):
     codes_NH = random_model.encode(shards)
     own_ms = 2.0 * codes_NH[:, TRAIT_WIDTH:CODE_WIDTH].sum()  # the card's scale_ms
     overhead_ms = 2.0 * np.exp(random_model._predictor._overhead_O.astype(float)).sum()
-    priced_ms = random_model.price(codes_NH.sum(axis=0, keepdims=True))[0]
+    priced_ms = random_model.predict_ms(codes_NH.sum(axis=0, keepdims=True))[0]
     assert own_ms * np.exp(-MAX_LOG_FUSION) <= priced_ms <= (own_ms + overhead_ms) * np.exp(MAX_LOG_FUSION)
 
 
@@ -65,7 +65,7 @@ def test_parts_add_up_and_lie_in_their_interval(trained, samples):
 
 def test_the_interval_is_that_of_the_card_times_the_spread(random_model, shards, card):
     codes_NH = random_model.encode(shards)
-    parts = random_model.price_parts(codes_NH)
+    parts = random_model.predict_parts(codes_NH)
     spread_S = random_model._predictor.spread(codes_NH)
     assert len(set(spread_S.tolist())) == 5  # some are less certain than others
     assert parts.low_ms_S == pytest.approx(parts.kernel_ms_S * np.exp(card.interval.low * spread_S))
@@ -93,7 +93,7 @@ def test_what_was_never_measured_is_priced_with_a_wider_interval_and_a_note(rand
     assert codes_NH[:, NUM_OUTSIDE].tolist() == [0, 1]
     tame_NH = codes_NH.copy()
     tame_NH[:, NUM_OUTSIDE] = 0
-    wide, tame = random_model.price_parts(codes_NH), random_model.price_parts(tame_NH)
+    wide, tame = random_model.predict_parts(codes_NH), random_model.predict_parts(tame_NH)
     assert wide.kernel_ms_S.tolist() == tame.kernel_ms_S.tolist()
     assert wide.high_ms_S[0] == tame.high_ms_S[0]
     assert wide.high_ms_S[1] > tame.high_ms_S[1]
@@ -107,7 +107,9 @@ def test_little_of_what_costs_little_is_no_cause_for_a_note(random_model, make_s
 def test_many_sets_are_priced_as_few(random_model, shards):
     codes_NH = random_model.encode(shards)
     many_SH = np.tile(codes_NH, (20_000, 1))
-    assert random_model.price(many_SH) == pytest.approx(np.tile(random_model.price(codes_NH), 20_000), rel=1e-4)
+    assert random_model.predict_ms(many_SH) == pytest.approx(
+        np.tile(random_model.predict_ms(codes_NH), 20_000), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(

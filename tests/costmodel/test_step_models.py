@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import Costs
+from autoshard.core import CostModels
 from autoshard.core.errors import ModelError
 from autoshard.core.step import PART_FEATURES, Overlap, StepPart, weighted_ms
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, price_step
@@ -21,7 +21,7 @@ from costmodel.step.comparison import step_version
 from costmodel.step.model import STEP_KIND, CalibratedStep, StepCard
 from costmodel.step.regression import fit_nonnegative, quantile_bounds
 
-COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 #: What synthetic runs take, in the order of `PART_FEATURES`.
 TRUTH = {
     StepPart.INPUT: (1.5, 0.4, 3.0, 0.0),

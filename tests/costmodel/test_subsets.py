@@ -24,7 +24,7 @@ def codes():
 
 def loss_of(network, codes_UH, least_share):
     shard_N, start_B = torch.arange(NUM_SHARDS), torch.tensor([0, 5])
-    times_BO, _ = network.price(codes_UH, shard_N, start_B)
+    times_BO, _ = network.predict_ms(codes_UH, shard_N, start_B)
     return missing_growth(network, codes_UH, shard_N, start_B, times_BO, least_share, np.random.default_rng(3))
 
 
@@ -64,8 +64,8 @@ def test_hardly_a_table_makes_another_cheaper_for_the_model_that_ships():
     model = LearnedCostModel.load(Registry(Path(costmodel.__file__).parent / "shipped"), "cpu")
     shards = [PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables]
     codes_NH = model.encode([local_shard(shard, group_batch_size=tables.batch_size) for shard in shards])
-    alone_ms_N = model.price(codes_NH)
-    slower_NN = np.array([model.price(codes_NH + code_H) for code_H in codes_NH]) / np.maximum.outer(
+    alone_ms_N = model.predict_ms(codes_NH)
+    slower_NN = np.array([model.predict_ms(codes_NH + code_H) for code_H in codes_NH]) / np.maximum.outer(
         alone_ms_N, alone_ms_N
     )
     # Of 732,736 pairs 128 take less than their costlier table, by 1.8% at most; before this was trained for 12,148 did,

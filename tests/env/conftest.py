@@ -9,7 +9,7 @@ import pytest
 from autoshard.core import (
     AccessProfile,
     Constraints,
-    Costs,
+    CostModels,
     EmbeddingTable,
     Feature,
     Level,
@@ -69,7 +69,7 @@ TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
 
 @pytest.fixture(scope="session")
 def costs(model):
-    return Costs(kernel=model, comm=AlphaBetaComm())
+    return CostModels(kernel=model, comm=AlphaBetaComm())
 
 
 def _row_groups(table):

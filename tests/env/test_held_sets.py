@@ -29,7 +29,7 @@ def assert_priced(held, model, expected_ERH, codes_WFH, rng):
         held.bring_up(part_E)
         np.testing.assert_array_equal(held.item_EH, codes_WFH[0, part_E])
         with_ERH = expected_ERH + codes_WFH[way, part_E][:, None]
-        price_RE = model.price(with_ERH.reshape(-1, width)).reshape(num_episodes, num_ranks).T
+        price_RE = model.predict_ms(with_ERH.reshape(-1, width)).reshape(num_episodes, num_ranks).T
         np.testing.assert_allclose(held.price_with(way), price_RE, rtol=2e-5, atol=1e-7)
 
 

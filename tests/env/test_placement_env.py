@@ -90,7 +90,7 @@ def test_observed_costs_are_those_of_the_ranks_without_and_with_the_item(env):
         for rank in range(3):
             held = [task.order_N[index] for index in range(step) if actions[index] == rank]
             expected = [
-                problem.model.price(problem.codes_NH[items].sum(axis=0, keepdims=True))[0] / task.even_ms
+                problem.model.predict_ms(problem.codes_NH[items].sum(axis=0, keepdims=True))[0] / task.even_ms
                 for items in (held, [*held, task.order_N[step]])
             ]
             assert observations[step]["choice_costs"][rank, :2] == pytest.approx(expected, rel=1e-5)
@@ -196,7 +196,7 @@ def test_a_split_brings_both_halves(make_problem, model):
     validate_plan(plan)
     held = {placed.shard.columns: placed.replicas[0][0] for placed in plan.shards if placed.shard.table is shard.table}
     assert held == {(0, width // 2): 0, (width // 2, width * 3 // 4): 1, (width * 3 // 4, width): 2}
-    cost_ms = [model.price(model.encode(part).sum(axis=0, keepdims=True))[0] for part in plan.local_shards()]
+    cost_ms = [model.predict_ms(model.encode(part).sum(axis=0, keepdims=True))[0] for part in plan.local_shards()]
     assert info["cost_ms"] == pytest.approx(cost_ms, rel=1e-5)
     assert reward == pytest.approx(min(cost_ms) / max(cost_ms), rel=1e-5)
 

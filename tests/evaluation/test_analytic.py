@@ -177,7 +177,7 @@ def test_bandwidths_are_those_of_the_datasheets(device, bytes_per_s):
 def test_is_labelled_and_its_interval_wide(device):
     model = AnalyticCostModel.for_device(device)
     assert model.name == f"analytic:{device}"
-    parts = model.price_parts(model.encode([SHARD]))
+    parts = model.predict_parts(model.encode([SHARD]))
     assert (parts.low_ms_S <= 0.4 * parts.kernel_ms_S).all()
     assert (parts.high_ms_S >= 2.5 * parts.kernel_ms_S).all()
 
@@ -197,10 +197,10 @@ def test_unknown_devices_are_priced_as_a_slow_gpu_and_say_so():
     assert model.name == "analytic:abacus (unknown device, priced as t4)"
     slow = AnalyticCostModel.for_device("t4")
     codes = model.encode([SHARD])
-    parts, known = model.price_parts(codes), slow.price_parts(slow.encode([SHARD]))
+    parts, known = model.predict_parts(codes), slow.predict_parts(slow.encode([SHARD]))
     assert parts.kernel_ms_S == pytest.approx(known.kernel_ms_S)
     assert parts.low_ms_S < known.low_ms_S
     assert parts.high_ms_S > known.high_ms_S
     for name in ("a100", "h100", "mi300x"):
         fast = AnalyticCostModel.for_device(name)
-        assert parts.kernel_ms_S > fast.price(fast.encode([SHARD]))
+        assert parts.kernel_ms_S > fast.predict_ms(fast.encode([SHARD]))

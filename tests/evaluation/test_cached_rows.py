@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
-    Costs,
+    CostModels,
     DType,
     EmbeddingTable,
     Feature,
@@ -191,7 +191,7 @@ def test_evaluate_prices_transfers_and_counts_caches_as_device_memory():
         features=(Feature(name="f", pooling_factor=SHARD.pooling_factor),),
         access=SKEWED,
     )
-    costs = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+    costs = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 
     def cost_of(memory):
         placed = replace(PlacedShard.table_wise(Shard.whole(table), 0), memory=memory)
@@ -204,8 +204,8 @@ def test_evaluate_prices_transfers_and_counts_caches_as_device_memory():
     assert cached.max_kernel_ms - near.max_kernel_ms == pytest.approx(transfers_ms, rel=1e-4)
     assert cached.step_ms.value - near.step_ms.value == pytest.approx(transfers_ms, rel=1e-4)
     assert cached.step_ms.high > near.step_ms.high
-    assert (near.ranks[0].hbm_bytes, near.ranks[0].ddr_bytes) == (table.hbm_bytes, 0)
-    assert (cached.ranks[0].hbm_bytes, cached.ranks[0].ddr_bytes) == (256, table.hbm_bytes)
+    assert (near.ranks[0].hbm_bytes, near.ranks[0].ddr_bytes) == (table.storage_bytes, 0)
+    assert (cached.ranks[0].hbm_bytes, cached.ranks[0].ddr_bytes) == (256, table.storage_bytes)
     assert cached.cost_model == near.cost_model == "analytic:a100"
 
 
@@ -219,7 +219,7 @@ class TestModel:
         forward_s, backward_s = transfer_seconds(SHARD, TransferSpeeds.of(machine()))
         assert cached.forward_ms_S[0] - plain.forward_ms_S[0] == pytest.approx(1e3 * forward_s, rel=1e-4)
         assert cached.backward_ms_S[0] - plain.backward_ms_S[0] == pytest.approx(1e3 * backward_s, rel=1e-4)
-        assert model.price(model.encode([SHARD]))[0] == pytest.approx(set_costs(model, [[SHARD]]).kernel_ms_S[0])
+        assert model.predict_ms(model.encode([SHARD]))[0] == pytest.approx(set_costs(model, [[SHARD]]).kernel_ms_S[0])
 
     def test_the_analytic_model_says_the_same_of_its_device(self):
         kernels = AnalyticCostModel.for_device("a100")

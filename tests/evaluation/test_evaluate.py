@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
-    Costs,
+    CostModels,
     DType,
     EmbeddingTable,
     Exchange,
@@ -34,7 +34,7 @@ from autoshard.core.step import Overlap
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, activation_bytes, evaluate, plan_traffic
 from autoshard.evaluation.traffic import Stream
 
-COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 BATCH, WORLD, NODE = 64, 4, 2
 ROWS, DIM, POOLING = 1000, 16, 3.0
 #: Of one rank, which has a quarter of the batch.
@@ -235,7 +235,7 @@ class TestEvaluate:
         costs = evaluate(plan, COSTS)
         kernel = COSTS.kernel
         codes = [kernel.encode(shards).sum(axis=0) for shards in plan.local_shards()]
-        expected = kernel.price(np.stack(codes))
+        expected = kernel.predict_ms(np.stack(codes))
         assert [rank.kernel_ms for rank in costs.ranks] == pytest.approx(expected.tolist())
         assert (costs.binding_rank, costs.binding_shard) == (1, "t2")
         assert costs.floor_kernel_ms == pytest.approx(expected[1])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
-    Costs,
+    CostModels,
     DenseLayers,
     EmbeddingTable,
     Feature,
@@ -34,7 +34,7 @@ from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, pri
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.documents.plan_json import plan_from_json, plan_to_json
 
-COSTS = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 ROWS, DIM, BATCH = 1 << 20, 64, 1 << 14
 NODE_BYTES_PER_S, BUILDING_BYTES_PER_S, REGION_BYTES_PER_S = 70e9, 60e9, 40e9
 ACROSS, WITHIN = GroupLayout.ACROSS_NODES, GroupLayout.WITHIN_NODES

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
-    Costs,
+    CostModels,
     DenseLayers,
     EmbeddingTable,
     Feature,
@@ -34,7 +34,7 @@ from autoshard.evaluation import (
     price_step,
 )
 
-COSTS = Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 DENSE = DenseLayers(num_dense_features=13, bottom_mlp=(64, 16), top_mlp=(32, 1))
 #: The time of every part, all different, so that a sum or a maximum tells what it is of.
 TIMES = StepTimes(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
-    Costs,
+    CostModels,
     EmbeddingTable,
     Exchange,
     Feature,
@@ -181,7 +181,7 @@ def test_traffic_of_thousands_of_ranks_needs_no_matrix_of_ranks():
 @pytest.mark.slow
 def test_a_thousand_tables_on_thousands_of_ranks_are_priced():
     plan = large_plan(1000, machine(8, 256, 4096))
-    costs = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=COMM)
+    costs = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=COMM)
     tracemalloc.start()
     priced = evaluate(plan, costs)
     _, peak = tracemalloc.get_traced_memory()

@@ -258,7 +258,7 @@ class TestGroups:
 
     def test_the_smallest_rank_of_all_groups_sets_the_limit(self):
         of = table()
-        small = topology(overrides=((6, MemoryBytes(hbm=of.hbm_bytes - 1)),))
+        small = topology(overrides=((6, MemoryBytes(hbm=of.storage_bytes - 1)),))
         for layout, tight in ((GroupLayout.ACROSS_NODES, 3), (GroupLayout.WITHIN_NODES, 2)):
             groups = ReplicaGroups(num_groups=2, layout=layout)
             for rank in range(4):
@@ -377,9 +377,11 @@ class TestMemory:
         of = table()
         lower = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=500)
         shard = placed(part(of), memory=lower)
-        validate_plan(plan(shard, machine=topology(hbm=500, ddr=of.hbm_bytes)))
-        assert "bytes of ddr, 1 bytes more" in fault_of(plan(shard, machine=topology(hbm=500, ddr=of.hbm_bytes - 1)))
-        assert "bytes of hbm, 1 bytes more" in fault_of(plan(shard, machine=topology(hbm=499, ddr=of.hbm_bytes)))
+        validate_plan(plan(shard, machine=topology(hbm=500, ddr=of.storage_bytes)))
+        assert "bytes of ddr, 1 bytes more" in fault_of(
+            plan(shard, machine=topology(hbm=500, ddr=of.storage_bytes - 1))
+        )
+        assert "bytes of hbm, 1 bytes more" in fault_of(plan(shard, machine=topology(hbm=499, ddr=of.storage_bytes)))
 
     def test_absurd_sizes_do_not_wrap_around(self):
         huge = [

@@ -104,7 +104,7 @@ def test_a_sample_that_is_there_twice_counts_once(tmp_path):
 
 def test_no_samples_are_an_error(tmp_path):
     assert COLLECTIVE_SAMPLES.devices(tmp_path / "nowhere") == ()
-    with pytest.raises(SampleStoreError, match="`autoshard collect --what collectives` adds some"):
+    with pytest.raises(SampleStoreError, match="`autoshard collect --kinds collectives` adds some"):
         COLLECTIVE_SAMPLES.read(tmp_path / "nowhere")
 
 

@@ -9,7 +9,7 @@ import pytest
 from autoshard.core import (
     AccessProfile,
     Constraints,
-    Costs,
+    CostModels,
     EmbeddingTable,
     Feature,
     Level,
@@ -26,8 +26,8 @@ Task = tuple[TableSet, Topology]
 
 
 @pytest.fixture(scope="session")
-def costs() -> Costs:
-    return Costs(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+def costs() -> CostModels:
+    return CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +78,7 @@ def draw_task(make_table, make_topology) -> Callable[..., Task]:
         ]
         tables = [replace(item, access=AccessProfile.zipf(item.num_embeddings, 0.9)) for item in tables]
         table_set = TableSet(batch_size=batch_size, tables=tuple(tables))
-        total = sum(item.hbm_bytes for item in tables)
+        total = sum(item.storage_bytes for item in tables)
         return table_set, make_topology(world_size, total if spare is None else int(total / world_size * (1 + spare)))
 
     return draw

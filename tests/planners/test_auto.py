@@ -112,7 +112,7 @@ def test_does_without_a_policy(draw_task, make_request, tmp_path, options):
 @pytest.mark.parametrize("options", [KERNEL, {**STEP, "tiers": "table_wise"}])
 def test_says_what_does_not_fit(make_table, make_topology, make_request, options):
     tables = tuple(make_table(f"t{index}") for index in range(3))
-    task = (TableSet(batch_size=8, tables=tables), make_topology(2, int(tables[0].hbm_bytes / 0.6)))
+    task = (TableSet(batch_size=8, tables=tables), make_topology(2, int(tables[0].storage_bytes / 0.6)))
     with pytest.raises(InfeasiblePlanError, match=r"[\d,]+ bytes"):
         AutoPlanner().plan(make_request(task, options=options))
 
@@ -137,7 +137,7 @@ def test_plans_that_the_runtime_executes(draw_task, make_request, options):
 
 def test_tiers_are_kept_to_and_memory_stays_free(draw_task, make_request, make_topology):
     tables, _ = draw_task(12, 4, seed=5)
-    hbm = 2 * sum(table.hbm_bytes for table in tables.tables) // 4
+    hbm = 2 * sum(table.storage_bytes for table in tables.tables) // 4
     options = {**STEP, "tiers": "row_wise, data_parallel", "reserved_bytes": hbm // 4}
     request = make_request((tables, make_topology(4, hbm)), options=options, time_limit_s=SECONDS)
     plan = AutoPlanner().plan(request)
@@ -149,7 +149,7 @@ def test_tiers_are_kept_to_and_memory_stays_free(draw_task, make_request, make_t
 
 def test_ranks_of_different_memory_are_filled_as_they_are(draw_task, make_request, make_topology):
     tables, _ = draw_task(12, 4, seed=5)
-    total = sum(table.hbm_bytes for table in tables.tables)
+    total = sum(table.storage_bytes for table in tables.tables)
     uneven = make_topology(4, total // 20, overrides=((2, MemoryBytes(hbm=total)),))
     validate_plan(AutoPlanner().plan(make_request((tables, uneven), options=STEP, time_limit_s=SECONDS)))
 

@@ -9,7 +9,7 @@ from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.evaluation import evaluate
 from autoshard.planners.hybrid.explanation import explain
 from autoshard.planners.registry import get_planner
-from autoshard.planners.space.placement import shared
+from autoshard.planners.space.placement import on_all_ranks
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def task(draw_task, make_topology):
     )
     link = Link(bytes_per_s=1e9, latency_s=1e-5)
     levels = tuple(Level(name=f"level{size}", size=size, all_to_all=link, all_reduce=link) for size in (2, 4))
-    largest = max(table.hbm_bytes for table in tables.tables)
+    largest = max(table.storage_bytes for table in tables.tables)
     return replace(tables, tables=constrained), replace(make_topology(4, 2 * largest), levels=levels)
 
 
@@ -40,7 +40,7 @@ def test_alternatives_cost_what_such_plans_cost(plan, costs):
     known = {other.scheme: other.step_ms for other in one.alternatives}
     for tier in (Tier.ROW_WISE, Tier.DATA_PARALLEL, Tier.FLEX):
         shards = tuple(
-            shared(placed.shard, tier, plan.topology) if placed.shard.table == table else placed
+            on_all_ranks(placed.shard, tier, plan.topology) if placed.shard.table == table else placed
             for placed in plan.shards
         )
         placed = next(shard for shard in shards if shard.shard.table == table)
@@ -61,7 +61,9 @@ def test_the_best_of_all_ranks_is_found(plan, costs):
     for node in range(2):
         ranks = tuple(range(2 * node, 2 * node + 2))
         shards = tuple(
-            replace(shared(placed.shard, Tier.ROW_WISE, plan.topology), tier=Tier.TABLE_ROW_WISE, replicas=(ranks,))
+            replace(
+                on_all_ranks(placed.shard, Tier.ROW_WISE, plan.topology), tier=Tier.TABLE_ROW_WISE, replicas=(ranks,)
+            )
             if placed.shard.table == table
             else placed
             for placed in plan.shards
@@ -106,7 +108,7 @@ def test_names_must_be_there(plan, costs):
 def test_copies_on_some_ranks_are_refused(plan, costs):
     first = plan.shards[4]
     copied = replace(
-        shared(first.shard, Tier.DATA_PARALLEL, plan.topology), tier=Tier.REPLICATED, replicas=((0,), (2,))
+        on_all_ranks(first.shard, Tier.DATA_PARALLEL, plan.topology), tier=Tier.REPLICATED, replicas=((0,), (2,))
     )
     shards = tuple(copied if placed is first else placed for placed in plan.shards)
     with pytest.raises(InvalidPlanError, match="copies on some of the ranks"):

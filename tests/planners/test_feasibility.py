@@ -79,7 +79,7 @@ def planted_exactly():
 def test_moves_no_more_than_it_needs_to(make_table, make_topology, make_problem):
     # Rank 0 holds 6 tables and has room for 5: one move makes it fit.
     tables = tuple(make_table(f"t{index}") for index in range(9))
-    problem = make_problem((TableSet(batch_size=8, tables=tables), make_topology(2, 5 * tables[0].hbm_bytes)))
+    problem = make_problem((TableSet(batch_size=8, tables=tables), make_topology(2, 5 * tables[0].storage_bytes)))
     start_N = np.array([0] * 6 + [1] * 3)
     assert (repair(problem, start_N, 0) != start_N).sum() == 1
 
@@ -89,14 +89,14 @@ def test_keeps_to_allowed_ranks(make_table, make_topology, make_problem):
     tables = tuple(
         make_table(f"t{index}", constraints=Constraints(pinned_ranks=(1,) if index < 3 else ())) for index in range(6)
     )
-    problem = make_problem((TableSet(batch_size=8, tables=tables), make_topology(2, 3 * tables[0].hbm_bytes)))
+    problem = make_problem((TableSet(batch_size=8, tables=tables), make_topology(2, 3 * tables[0].storage_bytes)))
     np.testing.assert_array_equal(repair(problem, np.ones(6, dtype=np.int64), 0), [1, 1, 1, 0, 0, 0])
 
 
 def test_names_the_bytes_that_are_missing(make_table, make_topology, make_problem):
     # Three tables of 60% of a rank on two ranks: together 90% of the memory, but no two fit on one rank.
     tables = tuple(make_table(f"t{index}") for index in range(3))
-    size = tables[0].hbm_bytes
+    size = tables[0].storage_bytes
     room = int(size / 0.6)
     problem = make_problem((TableSet(batch_size=8, tables=tables), make_topology(2, room)))
     with pytest.raises(InfeasiblePlanError, match=re.escape(f"{size - (room - size):,} bytes more than are free")):
@@ -105,10 +105,10 @@ def test_names_the_bytes_that_are_missing(make_table, make_topology, make_proble
 
 def test_filling_prefers_low_scores_among_ranks_with_room(make_table, make_topology, make_problem):
     tables = (make_table("big", num_embeddings=10), make_table("small", num_embeddings=5))
-    room = tables[0].hbm_bytes
+    room = tables[0].storage_bytes
     problem = make_problem((TableSet(batch_size=8, tables=tables), make_topology(3, room)))
     filling = Filling(problem)
     assert filling.put(0, np.array([2.0, 1.0, 3.0])) == 1
     assert filling.put(1, np.array([2.0, 1.0, 3.0])) == 0
     assert filling.failure is None
-    assert filling.free_bytes().tolist() == [room - tables[1].hbm_bytes, 0, room]
+    assert filling.free_bytes().tolist() == [room - tables[1].storage_bytes, 0, room]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from autoshard.core import (
     AccessProfile,
     Constraints,
-    Costs,
+    CostModels,
     DType,
     EmbeddingTable,
     Exchange,
@@ -31,7 +31,7 @@ from autoshard.planners.flexshard.planner import FlexShardPlanner
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_plan
 
-COSTS = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 ROOM = 1 << 40
 
 
@@ -320,7 +320,7 @@ def test_any_task_has_a_valid_plan_or_a_typed_error(seed, nodes, per_node, spare
     rng = np.random.default_rng(seed)
     tables = tuple(drawn_table(index, rng) for index in range(rng.integers(1, 5)))
     batch_size = int(10 ** rng.uniform(0, 4))
-    share = sum(one.hbm_bytes for one in tables) / (nodes * per_node)
+    share = sum(one.storage_bytes for one in tables) / (nodes * per_node)
     active = sum(
         batch_size * (one.pooling_factor * 2 + 4 * len(one.features)) * one.embedding_dim * 8 for one in tables
     )

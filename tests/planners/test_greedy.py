@@ -62,7 +62,7 @@ def test_full_ranks_are_passed_over(ranks_of, make_table, make_topology):
     # Dimensions 64, 4, 4, 4: three small ones would balance the big one, but a rank holds two of them only.
     tables = [make_table("big", num_embeddings=1, embedding_dim=64)]
     tables += [make_table(f"t{i}", num_embeddings=100, embedding_dim=4) for i in range(3)]
-    assert ranks_of(DimGreedyPlanner(), tables, make_topology(2, 2 * tables[1].hbm_bytes)) == [0, 1, 1, 0]
+    assert ranks_of(DimGreedyPlanner(), tables, make_topology(2, 2 * tables[1].storage_bytes)) == [0, 1, 1, 0]
 
 
 def test_random_draws_all_ranks_alike(make_table, make_topology, make_request, make_problem):

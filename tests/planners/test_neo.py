@@ -8,7 +8,7 @@ import pytest
 from autoshard.core import (
     AccessProfile,
     Constraints,
-    Costs,
+    CostModels,
     DType,
     EmbeddingTable,
     Exchange,
@@ -34,7 +34,7 @@ from autoshard.planners.neo.planner import _Planning
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.schemes import SchemeName, scheme_of_placed, schemes_of
 
-COSTS = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 TERA = 10**12
 
 
@@ -170,10 +170,10 @@ class TestSchemes:
 
     def test_a_table_too_large_for_a_rank_is_cut(self):
         large = table("large", 10**6)
-        plan = plan_of([large], machine(hbm=large.hbm_bytes // 7), schemes="table_wise,row_wise")
+        plan = plan_of([large], machine(hbm=large.storage_bytes // 7), schemes="table_wise,row_wise")
         assert names_in(plan) == [SchemeName.ROW_WISE]
         with pytest.raises(InfeasiblePlanError, match=r"large needs 260,000,000 bytes of hbm on one rank"):
-            plan_of([large], machine(hbm=large.hbm_bytes // 7), schemes="table_wise")
+            plan_of([large], machine(hbm=large.storage_bytes // 7), schemes="table_wise")
 
     def test_sequence_tables_exchange_rows(self):
         sequence = table("t", pooling=Pooling.SEQUENCE)
@@ -254,20 +254,20 @@ class TestPlacement:
 class TestMemoryLevels:
     def test_nothing_leaves_the_device_memory_unless_it_has_to(self):
         tables = [table(f"t{index}") for index in range(6)]
-        plan = plan_of(tables, machine(1, hbm=2 * tables[0].hbm_bytes, ddr=TERA, ssd=TERA))
+        plan = plan_of(tables, machine(1, hbm=2 * tables[0].storage_bytes, ddr=TERA, ssd=TERA))
         assert {placed.memory.level for placed in plan.shards} == {MemoryLevel.HBM}
 
     @pytest.mark.parametrize("policy", ["lru", "lfu"])
     def test_the_coldest_tables_go_behind_caches_that_fill_what_is_left(self, policy):
         hot, cold = table("hot", 50_000, pooling_factor=50.0), table("cold", 400_000, pooling_factor=1.0)
-        hbm = hot.hbm_bytes + cold.hbm_bytes // 20
+        hbm = hot.storage_bytes + cold.storage_bytes // 20
         plan = plan_of([cold, hot], machine(1, 1, hbm=hbm, ddr=TERA), cache_policy=policy)
         placed = {one.shard.table.name: one for one in plan.shards}
         assert placed["hot"].memory.level is MemoryLevel.HBM
         memory = placed["cold"].memory
         assert (memory.level, memory.policy) == (MemoryLevel.DDR, policy)
         row_bytes = 64 * 4
-        assert hbm - hot.hbm_bytes - row_bytes < memory.cache_bytes <= hbm - hot.hbm_bytes
+        assert hbm - hot.storage_bytes - row_bytes < memory.cache_bytes <= hbm - hot.storage_bytes
         local = plan.local_shards()[0][0]
         cached = memory.cache_bytes // row_bytes
         if policy == "lfu":
@@ -299,7 +299,7 @@ class TestMemoryLevels:
             return best(planning, levels, *rest)
 
         monkeypatch.setattr(_Planning, "_best", watched)
-        topology = machine(1, 2, hbm=3 * tables[0].hbm_bytes // 2, ddr=TERA)
+        topology = machine(1, 2, hbm=3 * tables[0].storage_bytes // 2, ddr=TERA)
         plan = plan_of(tables, topology, schemes="table_wise")
         assert MemoryLevel.DDR in {placed.memory.level for placed in plan.shards}
         assert tried[0] == {MemoryLevel.HBM}
@@ -307,7 +307,7 @@ class TestMemoryLevels:
 
     def test_disks_come_after_host_memory(self):
         tables = [table(f"t{index}", pooling_factor=float(index + 1)) for index in range(6)]
-        size = tables[0].hbm_bytes
+        size = tables[0].storage_bytes
         plan = plan_of(tables, machine(1, 1, hbm=3 * size, ddr=2 * size, ssd=9 * size))
         levels = [one.memory.level for one in plan.shards]
         # By heat; host memory is full before a disk is used.
@@ -320,7 +320,7 @@ class TestMemoryLevels:
 
     def test_a_share_of_the_device_memory_can_be_kept_free(self):
         tables = [table(f"t{index}") for index in range(6)]
-        room = machine(1, 1, hbm=6 * tables[0].hbm_bytes, ddr=TERA)
+        room = machine(1, 1, hbm=6 * tables[0].storage_bytes, ddr=TERA)
         assert {one.memory.level for one in plan_of(tables, room).shards} == {MemoryLevel.HBM}
         shared = plan_of(tables, room, memory_share=0.7)
         (held,) = (rank.hbm_bytes for rank in evaluate(shared, COSTS).ranks)
@@ -329,7 +329,7 @@ class TestMemoryLevels:
     def test_more_tables_than_must_go_behind_caches_if_that_is_faster(self):
         # One cold table's worth of memory is missing; with a single table out there, no room is left for its cache.
         tables = [*(table(f"cold{i}", 10**6, pooling_factor=2.0) for i in range(4)), table("hot", pooling_factor=9.0)]
-        hbm = sum(one.hbm_bytes for one in tables) - tables[0].hbm_bytes
+        hbm = sum(one.storage_bytes for one in tables) - tables[0].storage_bytes
         plan = plan_of(tables, machine(1, 1, hbm=hbm + 10**6, ddr=TERA))
         levels = {one.shard.table.name: one.memory.level for one in plan.shards}
         assert levels["hot"] is MemoryLevel.HBM
@@ -337,8 +337,8 @@ class TestMemoryLevels:
 
     def test_a_cached_table_takes_longer_by_its_transfers(self):
         one = table("t", 10**6)
-        near = plan_of([one], machine(1, 1, hbm=one.hbm_bytes))
-        cached = plan_of([one], machine(1, 1, hbm=one.hbm_bytes // 50, ddr=TERA))
+        near = plan_of([one], machine(1, 1, hbm=one.storage_bytes))
+        cached = plan_of([one], machine(1, 1, hbm=one.storage_bytes // 50, ddr=TERA))
         assert evaluate(cached, COSTS).max_kernel_ms > 1.05 * evaluate(near, COSTS).max_kernel_ms
 
 
@@ -355,7 +355,7 @@ class TestModelF:
         return [*massive, *rest]
 
     def held(self, dtype, optimizer):
-        return sum(Shard.whole(one).hbm_bytes for one in self.tables(dtype, optimizer))
+        return sum(Shard.whole(one).storage_bytes for one in self.tables(dtype, optimizer))
 
     def test_it_has_12_trillion_parameters(self):
         tables = self.tables(DType.FP16, Optimizer.ROWWISE_ADAGRAD)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autoshard.core import (
     AccessProfile,
     Constraints,
-    Costs,
+    CostModels,
     DType,
     EmbeddingTable,
     Exchange,
@@ -34,7 +34,7 @@ from autoshard.formats.bundled import load_tables, load_topology
 from autoshard.planners.oper import OperPlanner
 from autoshard.planners.planner import PlanRequest
 
-COSTS = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 ROOM = 1 << 40
 DGX_A100 = load_topology("a100-8")
 #: Zipf access with exponent 1.05; batch 2,048, 26 lookups of 64 bytes per sample.
@@ -87,7 +87,7 @@ def held(plan):
 
 
 def extra_bytes(plan):
-    return held(plan).sum() - sum(one.hbm_bytes for one in plan.tables.tables)
+    return held(plan).sum() - sum(one.storage_bytes for one in plan.tables.tables)
 
 
 def served(plan):
@@ -113,7 +113,7 @@ def test_links_that_differ_fourfold_cost_alike():
 
     def costs(ratio):
         plan = make_plan(KAGGLE, cluster, mode="inference", extra_memory_ratio=ratio)
-        assert extra_bytes(plan) <= ratio * sum(one.hbm_bytes for one in KAGGLE.tables)
+        assert extra_bytes(plan) <= ratio * sum(one.storage_bytes for one in KAGGLE.tables)
         return fetched(plan) * fetch
 
     alone, copied = costs(0.0), costs(0.05)
@@ -206,7 +206,7 @@ def test_training_copies_exactly_the_rows_above_the_frequency():
 def test_copies_keep_to_the_extra_memory(mode, ratio):
     tables = task(*(table(f"t{index}", 20_000 * (index + 1)) for index in range(4)))
     plan = make_plan(tables, topology(), mode=mode, extra_memory_ratio=ratio)
-    total = sum(one.hbm_bytes for one in tables.tables)
+    total = sum(one.storage_bytes for one in tables.tables)
     assert extra_bytes(plan) <= ratio * total
     assert extra_bytes(plan) >= 0.9 * ratio * total or mode == "training"
     assert (extra_bytes(plan) > 0) == (ratio > 0)
@@ -242,7 +242,7 @@ def test_all_that_fits_everywhere_is_everywhere():
 
 def test_tables_larger_than_a_rank_are_cut_to_fit():
     tables = task(table(num_embeddings=9973))
-    sizes = [tables["t"].hbm_bytes * share // 10 for share in (1, 3, 2, 5)]
+    sizes = [tables["t"].storage_bytes * share // 10 for share in (1, 3, 2, 5)]
     overrides = tuple((rank, MemoryBytes(hbm=size)) for rank, size in enumerate(sizes))
     plan = make_plan(tables, topology(overrides=overrides), threshold=1.0)
     assert (held(plan) <= sizes).all()
@@ -250,7 +250,7 @@ def test_tables_larger_than_a_rank_are_cut_to_fit():
 
 def test_memory_may_be_full_to_the_last_row():
     tables = task(table("wide", 333, embedding_dim=64), table("slim", 1001, embedding_dim=4))
-    wide, slim = (one.hbm_bytes // one.num_embeddings for one in tables.tables)
+    wide, slim = (one.storage_bytes // one.num_embeddings for one in tables.tables)
     # Each rank has room for 111 wide rows and for a third of the slim ones, rounded up.
     full = topology(per_node=3, hbm_bytes=111 * wide + 334 * slim)
     assert make_plan(tables, full).shards
@@ -259,7 +259,7 @@ def test_memory_may_be_full_to_the_last_row():
 def test_whole_tables_are_placed_where_row_groups_find_no_room():
     # Two tables of one row each: only one order of them fits.
     tables = task(table("small", 1, alpha=0.0, embedding_dim=4), table("large", 1, alpha=0.0, embedding_dim=64))
-    sizes = [one.hbm_bytes for one in tables.tables]
+    sizes = [one.storage_bytes for one in tables.tables]
     overrides = tuple((rank, MemoryBytes(hbm=size)) for rank, size in enumerate(sizes[::-1]))
     plan = make_plan(tables, topology(per_node=2, overrides=overrides), method="ag")
     assert sorted(held(plan).tolist()) == sorted(sizes)
@@ -267,7 +267,7 @@ def test_whole_tables_are_placed_where_row_groups_find_no_room():
 
 def test_says_what_is_missing():
     tables = task(table())
-    total = tables["t"].hbm_bytes
+    total = tables["t"].storage_bytes
     with pytest.raises(InfeasiblePlanError, match=f"all tables need {total:,} bytes, 4 bytes more than the 4 ranks"):
         make_plan(tables, topology(hbm_bytes=total // 4 - 1))
     pinned = replace(tables["t"], constraints=Constraints(pinned_ranks=(1,)))
@@ -368,7 +368,7 @@ def tasks(draw):
                 ),
             )
         )
-    total = sum(one.hbm_bytes for one in tables)
+    total = sum(one.storage_bytes for one in tables)
     memory = [MemoryBytes(hbm=int(total * draw(st.sampled_from([0.0, 0.1, 0.4, 1.0])))) for _ in range(num_ranks)]
     entries = st.sampled_from([0.0, 1e-5, 3e-5])
     fetch = draw(st.sampled_from([None, "drawn"]))
@@ -404,12 +404,12 @@ def test_any_task_has_a_valid_plan_or_a_typed_error(drawn, mode, method, exchang
         room = sum(ranks.memory_of(rank).hbm for rank in range(ranks.world_size))
         constrained = any(one.constraints.pinned_ranks or one.constraints.colocate_with for one in tables.tables)
         # Rows cannot be cut, so that each rank may be left with a little less room than one of them needs.
-        widest = max(one.hbm_bytes // one.num_embeddings for one in tables.tables)
-        assert constrained or sum(one.hbm_bytes for one in tables.tables) > room - ranks.world_size * widest
+        widest = max(one.storage_bytes // one.num_embeddings for one in tables.tables)
+        assert constrained or sum(one.storage_bytes for one in tables.tables) > room - ranks.world_size * widest
         return
     assert np.isfinite(evaluate(plan, COSTS).step_ms.value)
     assert plan == make_plan(tables, ranks, **options)
-    assert extra_bytes(plan) <= ratio * sum(one.hbm_bytes for one in tables.tables)
+    assert extra_bytes(plan) <= ratio * sum(one.storage_bytes for one in tables.tables)
 
 
 def test_a_world_with_too_many_pairs_of_ranks_is_refused():

@@ -58,12 +58,12 @@ def assert_tiles(tables, shards):
 def test_groups_tile_the_tables_and_keep_to_the_threshold(tables, threshold):
     shards = row_groups(tables, threshold)
     assert_tiles(tables, shards)
-    all_bytes = sum(one.hbm_bytes for one in tables.tables)
+    all_bytes = sum(one.storage_bytes for one in tables.tables)
     all_lookups = sum(lookup_bytes(Shard.whole(one)) for one in tables.tables)
     assert sum(lookup_bytes(shard) for shard in shards) == pytest.approx(all_lookups)
     for shard in shards:
         if shard.num_embeddings > 1:
-            assert shard.hbm_bytes <= threshold * all_bytes * (1 + 1e-9)
+            assert shard.storage_bytes <= threshold * all_bytes * (1 + 1e-9)
             assert lookup_bytes(shard) <= threshold * all_lookups * (1 + 1e-6) + 1e-12
     assert len(shards) <= 3 / threshold + 2 * len(tables.tables)
 
@@ -71,14 +71,14 @@ def test_groups_tile_the_tables_and_keep_to_the_threshold(tables, threshold):
 @given(tables=table_sets())
 def test_no_group_stops_before_it_reaches_the_threshold(tables):
     threshold = 0.02
-    all_bytes = sum(one.hbm_bytes for one in tables.tables)
+    all_bytes = sum(one.storage_bytes for one in tables.tables)
     all_lookups = sum(lookup_bytes(Shard.whole(one)) for one in tables.tables)
     for shard in row_groups(tables, threshold):
         if shard.rows.stop < shard.table.num_embeddings:
             longer = replace(
                 shard, rows=replace(shard.rows, start=shard.rows.start, stop=shard.rows.stop + 1, by=RowsBy.ACCESS_RANK)
             )
-            over_bytes = longer.hbm_bytes > threshold * all_bytes * (1 - 1e-9)
+            over_bytes = longer.storage_bytes > threshold * all_bytes * (1 - 1e-9)
             assert over_bytes or lookup_bytes(longer) > threshold * all_lookups * (1 - 1e-6)
 
 

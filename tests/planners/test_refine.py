@@ -9,7 +9,7 @@ from autoshard.core import ReplicaGroups, Tier
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.heuristics.greedy import CostGreedyPlanner
 from autoshard.planners.refine import CorrectedKernels, refine
-from autoshard.planners.space.placement import shared
+from autoshard.planners.space.placement import on_all_ranks
 
 
 class Machine:
@@ -24,7 +24,9 @@ class Machine:
     def rank_ms(self, plan):
         return np.array(
             [
-                sum(float(self.model.price(self.model.encode([one]))[0]) * self.errors[one.table] for one in shards)
+                sum(
+                    float(self.model.predict_ms(self.model.encode([one]))[0]) * self.errors[one.table] for one in shards
+                )
                 for shards in plan.local_shards()
             ]
         )
@@ -75,14 +77,14 @@ def test_corrections_add_up(planned):
     model = CorrectedKernels(problem.model)
     codes_NH = np.pad(problem.codes_NH, ((0, 0), (0, 1)), constant_values=0.25)
     together = codes_NH[:3].sum(axis=0, keepdims=True)
-    expected = problem.model.price(problem.codes_NH[:3].sum(axis=0, keepdims=True)) + 0.75
-    np.testing.assert_allclose(model.price(together), expected, rtol=1e-6)
-    np.testing.assert_allclose(model.price_parts(together).kernel_ms_S, expected, rtol=1e-6)
+    expected = problem.model.predict_ms(problem.codes_NH[:3].sum(axis=0, keepdims=True)) + 0.75
+    np.testing.assert_allclose(model.predict_ms(together), expected, rtol=1e-6)
+    np.testing.assert_allclose(model.predict_parts(together).kernel_ms_S, expected, rtol=1e-6)
 
 
 def test_plans_over_several_ranks_are_refused(planned):
     problem, plan, machine = planned
-    spread = shared(plan.shards[0].shard, Tier.ROW_WISE, plan.topology)
+    spread = on_all_ranks(plan.shards[0].shard, Tier.ROW_WISE, plan.topology)
     mixed = replace(plan, shards=(spread, *plan.shards[1:]))
     with pytest.raises(InvalidOptionError, match="replay_refine"):
         refine(mixed, problem.model, machine, num_measurements=2)

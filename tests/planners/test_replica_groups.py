@@ -8,7 +8,7 @@ import pytest
 from autoshard.core import (
     AccessProfile,
     Constraints,
-    Costs,
+    CostModels,
     EmbeddingTable,
     Feature,
     GroupLayout,
@@ -27,7 +27,7 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.replica_groups import ReplicaGroupsPlanner
 from autoshard.planning import make_plan
 
-COSTS = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 BATCH = 1 << 16
 ACROSS, WITHIN = GroupLayout.ACROSS_NODES, GroupLayout.WITHIN_NODES
 
@@ -108,7 +108,7 @@ def test_provenance_says_what_each_would_have_cost():
 
 
 def test_groups_that_do_not_fit_are_dropped_with_the_bytes():
-    total = sum(table.hbm_bytes for table in tables().tables)
+    total = sum(table.storage_bytes for table in tables().tables)
     plan = planned(topology=machine(hbm=total // 6), count_activations=False)
     told = plan.provenance.models
     assert plan.replica_groups.num_groups == 2

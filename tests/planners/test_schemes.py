@@ -27,7 +27,7 @@ from autoshard.core import (
 from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import PairTraffic, cheaper_exchange
 from autoshard.evaluation.validator import validate_plan
-from autoshard.planners.space.placement import alone, shared
+from autoshard.planners.space.placement import on_all_ranks, on_rank
 from autoshard.planners.space.schemes import (
     COLUMN_STEP,
     Hold,
@@ -128,7 +128,7 @@ def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha
     topology = nodes_of_four(8)
     hold = {Tier.ROW_WISE: Hold.ALL, Tier.FLEX: Hold.EACH_NODE, Tier.DATA_PARALLEL: Hold.EACH}[tier]
     held = Part.of(shard, hold, topology).placed(0, topology)
-    assert held == shared(shard, tier, topology)
+    assert held == on_all_ranks(shard, tier, topology)
 
     def forward_bytes(exchange):
         return PairTraffic.of(replace(held, exchange=exchange), 64, Payload()).forward
@@ -141,7 +141,7 @@ def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha
     else:
         # Roundings of the two sides' products may differ in the last bit.
         assert forward_bytes(held.exchange) <= min(map(forward_bytes, Exchange)) * (1 + 1e-12)
-    assert Part.of(shard, Hold.RANK, topology).placed(3, topology) == alone(shard, 3)
+    assert Part.of(shard, Hold.RANK, topology).placed(3, topology) == on_rank(shard, 3)
 
 
 def test_rows_over_eight_ranks_are_sent_by_lookup(make_table):
@@ -149,7 +149,7 @@ def test_rows_over_eight_ranks_are_sent_by_lookup(make_table):
     shard = Shard.whole(make_table("t", pooling_factor=3.0))
     wanted = [Exchange.PARTIAL_SUMS, Exchange.PARTIAL_SUMS, Exchange.ROWS]
     assert [cheaper_exchange(shard, owners) for owners in (1, 2, 8)] == wanted
-    assert shared(shard, Tier.ROW_WISE, nodes_of_four(8)).exchange is Exchange.ROWS
+    assert on_all_ranks(shard, Tier.ROW_WISE, nodes_of_four(8)).exchange is Exchange.ROWS
 
 
 def test_constraints_say_what_they_rule_out(table, two_nodes):

@@ -151,12 +151,12 @@ class CompanyIsCheaper:
     def encode(self, shards):
         return np.array([[shard.embedding_dim, 1] for shard in shards], dtype=np.float32)
 
-    def price(self, codes_SH):
+    def predict_ms(self, codes_SH):
         codes = np.asarray(codes_SH, dtype=np.float64)
         return codes[:, 0] * (1 + np.exp(1 - codes[:, 1]))
 
-    def price_parts(self, codes_SH):
-        price = self.price(codes_SH)
+    def predict_parts(self, codes_SH):
+        price = self.predict_ms(codes_SH)
         return KernelCosts(forward_ms_S=price, backward_ms_S=0 * price, low_ms_S=price, high_ms_S=price)
 
 

@@ -110,7 +110,7 @@ def test_counts_memory_as_the_others_do(draw_task, make_request):
 
 def test_says_what_does_not_fit(make_table, make_topology, make_request):
     tables = tuple(make_table(f"t{index}") for index in range(3))
-    size = tables[0].hbm_bytes
+    size = tables[0].storage_bytes
     task = (TableSet(batch_size=8, tables=tables), make_topology(2, int(size / 0.6)))
     with pytest.raises(InfeasiblePlanError, match=f"all need {3 * size:,} bytes .* the largest {size:,} bytes"):
         TorchRecPlanner().plan(make_request(task))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.core import Costs
+from autoshard.core import CostModels
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.formats.metasyn import metasyn
 from costmodel import Registry
@@ -49,7 +49,7 @@ def make_tasks():
     def make(model, objective, items=Items.TABLES):
         kind = TaskKind(device="cpu", num_tables=6, num_ranks=2, items=items)
         problems = sample_problems(pool, model, kind, task_seeds(Split.TEST, NUM_TASKS))
-        costs = Costs(kernel=model, comm=AlphaBetaComm())
+        costs = CostModels(kernel=model, comm=AlphaBetaComm())
         return [items_task(problem, items, objective=objective, costs=costs) for problem in problems]
 
     return make
@@ -78,7 +78,7 @@ def passing(version):
 @pytest.mark.parametrize("objective", [Objective.BALANCE, Objective.STEP])
 def test_placements_cost_what_their_tasks_say(make_policy, make_tasks, cost, objective):
     model = cost.model()
-    costs = Costs(kernel=model, comm=AlphaBetaComm()) if objective is Objective.STEP else None
+    costs = CostModels(kernel=model, comm=AlphaBetaComm()) if objective is Objective.STEP else None
     placements = decode(make_policy().network, make_tasks(model, objective))
     assert placed_ms(placements, model, costs) == pytest.approx(placements.objective_ms_E)
 

@@ -35,7 +35,7 @@ def dataset(pool, cost, make_topology):
     shard_N = rng.integers(0, len(locals_), num_shards_S.sum())
     ends = np.cumsum(num_shards_S)
     codes = model.encode(locals_)
-    parts = model.price_parts(np.stack([codes[part].sum(axis=0) for part in np.split(shard_N, ends[:-1])]))
+    parts = model.predict_parts(np.stack([codes[part].sum(axis=0) for part in np.split(shard_N, ends[:-1])]))
     return CostDataset(
         shards_U=locals_,
         features_UF=shard_features(locals_),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.core import Constraints, Costs, Link, RowsBy, Shard, Tier
+from autoshard.core import Constraints, CostModels, Link, RowsBy, Shard, Tier
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, ModelError
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.analytic import AnalyticCostModel
@@ -88,7 +88,7 @@ def registry(tmp_path_factory, cut_cost):
 
 @pytest.fixture
 def make_request(registry, cut_cost, tables, make_topology):
-    costs = Costs(kernel=cut_cost.model(), comm=AlphaBetaComm())
+    costs = CostModels(kernel=cut_cost.model(), comm=AlphaBetaComm())
 
     def make(items, tables=tables, hbm_bytes=1 << 40, num_ranks=3, registry=registry, bytes_per_s=1e9, **options):
         topology, link = make_topology(num_ranks, hbm_bytes), Link(bytes_per_s=bytes_per_s)
@@ -108,7 +108,7 @@ def make_request(registry, cut_cost, tables, make_topology):
 @pytest.mark.parametrize("share", [1.0, 0.4])
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_parts_tile_their_tables_within_the_limits(make_request, tables, registry, items, share, num_ranks):
-    total = sum(table.hbm_bytes for table in tables.tables)
+    total = sum(table.storage_bytes for table in tables.tables)
     hbm_bytes = int(total * max(share, 1 / num_ranks))
     request = make_request(items, hbm_bytes=hbm_bytes, num_ranks=num_ranks, num_samples=4)
     plan = PolicyPlanner().plan(request)
@@ -231,7 +231,7 @@ def test_the_prediction_is_of_what_was_joined(make_request, tables):
 @pytest.mark.parametrize("objective", [Objective.BALANCE, Objective.STEP])
 def test_placements_are_priced_anew_with_all_that_was_cut(tables, make_topology, cut_cost, items, objective):
     model = cut_cost.model()
-    costs = Costs(kernel=model, comm=AlphaBetaComm()) if objective is Objective.STEP else None
+    costs = CostModels(kernel=model, comm=AlphaBetaComm()) if objective is Objective.STEP else None
     problem = items_problem(tables, make_topology(2), model, items)
     task = items_task(problem, items, objective=objective, costs=costs)
     placements = decode(greedy(cuts=4.0), [task])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.core import Constraints, Costs, DType
+from autoshard.core import Constraints, CostModels, DType
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, ModelError
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.validator import validate_plan
@@ -40,7 +40,7 @@ def make_request(registry, model, make_tables, make_topology):
         return PlanRequest(
             tables=tables or make_tables(np.random.default_rng(0).uniform(1, 9, 20).tolist()),
             topology=make_topology(num_ranks, hbm_bytes),
-            costs=Costs(kernel=model, comm=AlphaBetaComm()),
+            costs=CostModels(kernel=model, comm=AlphaBetaComm()),
             seed=seed,
             options=options,
             registry=registry,
@@ -50,7 +50,9 @@ def make_request(registry, model, make_tables, make_topology):
 
 
 def max_ms(plan, model):
-    return max(model.price(model.encode(held).sum(axis=0, keepdims=True))[0] for held in plan.local_shards() if held)
+    return max(
+        model.predict_ms(model.encode(held).sum(axis=0, keepdims=True))[0] for held in plan.local_shards() if held
+    )
 
 
 def test_it_is_found_by_its_name():
@@ -60,7 +62,7 @@ def test_it_is_found_by_its_name():
 def test_every_table_is_placed_within_the_limits(make_request, make_tables):
     rows = np.random.default_rng(1).integers(100, 5000, 20).tolist()
     tables = make_tables(np.random.default_rng(0).uniform(1, 9, 20).tolist(), rows)
-    total = sum(table.hbm_bytes for table in tables.tables)
+    total = sum(table.storage_bytes for table in tables.tables)
     for share in (1.0, 0.5, 0.36):
         request = make_request(tables, hbm_bytes=int(total * share))
         plan = PolicyPlanner().plan(request)
@@ -88,11 +90,11 @@ def test_candidates_are_compared_by_the_requests_cost_model(make_request, model)
     class Inverted:
         name = "inverted"
         encode = staticmethod(model.encode)
-        price_parts = staticmethod(model.price_parts)
+        predict_parts = staticmethod(model.predict_parts)
 
         @staticmethod
-        def price(codes_SH):
-            return 1000.0 / (1.0 + model.price(codes_SH))
+        def predict_ms(codes_SH):
+            return 1000.0 / (1.0 + model.predict_ms(codes_SH))
 
     request = make_request(num_samples=64)
     worst = replace(request, costs=replace(request.costs, kernel=Inverted()))
@@ -117,7 +119,7 @@ def test_a_dead_end_is_repaired(make_request, make_tables):
     # Items of 5, 5, 3, 3, 3 units on ranks of 10: only 5+5 | 3+3+3 fits. Prices say 5 | 5 first.
     tables = make_tables([9, 9, 1, 1, 1], rows=[5000, 5000, 3000, 3000, 3000])
     tables = replace(tables, tables=tuple(replace(table, embedding_dim=16) for table in tables.tables))
-    hbm_bytes = 2 * tables.tables[0].hbm_bytes
+    hbm_bytes = 2 * tables.tables[0].storage_bytes
     request = make_request(tables, hbm_bytes=hbm_bytes, num_ranks=2)
     plan = PolicyPlanner().plan(request)
     validate_plan(plan)

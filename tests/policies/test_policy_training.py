@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.core import Costs
+from autoshard.core import CostModels
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
@@ -165,7 +165,7 @@ def test_parts_of_tables_are_trained_on_and_compared_with_planners(make_tables, 
     pool = make_tables([1, 9, 4, 2, 7, 3], rows=[4000, 90, 800, 6000, 50, 700])
     kind = TaskKind(device="cpu", num_tables=4, num_ranks=2, items=items, memory_fill=0.9)
     problems = sample_problems(pool, model, kind, task_seeds(Split.TRAIN, 3))
-    costs = Costs(kernel=model, comm=AlphaBetaComm())
+    costs = CostModels(kernel=model, comm=AlphaBetaComm())
     as_task = partial(items_task, items=items, objective=Objective.STEP, costs=costs)
     trainer = PolicyTrainer(problems, problems, options=OPTIONS, as_task=as_task)
     trainer.run(Budget(num_updates=2))
@@ -187,7 +187,7 @@ def test_ppo_cannot_learn_from_episodes_of_different_lengths(make_tables):
 
 @pytest.mark.parametrize("objective", [Objective.MAX_KERNEL, Objective.STEP])
 def test_other_objectives_are_trained_for(train, validation, model, objective):
-    as_task = partial(PlacementTask.of, objective=objective, costs=Costs(kernel=model, comm=AlphaBetaComm()))
+    as_task = partial(PlacementTask.of, objective=objective, costs=CostModels(kernel=model, comm=AlphaBetaComm()))
     trainer = PolicyTrainer(train, validation, options=OPTIONS, as_task=as_task)
     trainer.run(Budget(num_updates=2))
     (evaluation,) = trainer.evaluations

@@ -44,7 +44,7 @@ def test_it_trains_and_publishes_a_policy_that_says_what_it_was_trained_on(regis
 def test_its_policy_plans(registry, make_tables, make_topology, make_cost, capsys):
     from dataclasses import replace
 
-    from autoshard.core import Costs
+    from autoshard.core import CostModels
     from autoshard.evaluation.communication import AlphaBetaComm
     from autoshard.planners.planner import PlanRequest
 
@@ -53,7 +53,7 @@ def test_its_policy_plans(registry, make_tables, make_topology, make_cost, capsy
     request = PlanRequest(
         tables=replace(make_tables([1, 2, 3, 4, 5]), batch_size=1024),
         topology=make_topology(3),
-        costs=Costs(kernel=make_cost(1024).model(), comm=AlphaBetaComm()),
+        costs=CostModels(kernel=make_cost(1024).model(), comm=AlphaBetaComm()),
         registry=registry,
     )
     assert len(PolicyPlanner().plan(request).shards) == 5

@@ -13,7 +13,7 @@ import choreographer
 import pytest
 from plotly.offline import get_plotlyjs_version
 
-from autoshard.core import AccessProfile, Costs, EmbeddingTable, Feature, TableSet
+from autoshard.core import AccessProfile, CostModels, EmbeddingTable, Feature, TableSet
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation import DEVICE_MEMORY, AlphaBetaComm, AnalyticCostModel
 from autoshard.formats import load_topology
@@ -50,7 +50,7 @@ def a_plan():
         ),
     )
     model = AnalyticCostModel(device="cpu", memory=DEVICE_MEMORY["cpu"])
-    costs = Costs(kernel=model, comm=AlphaBetaComm())
+    costs = CostModels(kernel=model, comm=AlphaBetaComm())
     return make_plan("cost-greedy", PlanRequest(tables=tables, topology=load_topology("cpu-8"), costs=costs))
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from autoshard.core import (
     AccessProfile,
-    Costs,
+    CostModels,
     EmbeddingTable,
     Estimate,
     Feature,
@@ -73,7 +73,7 @@ def make_plan(num_ranks=4, ranks=(0, 1, 1, 2, 3, 3), seed=7):
     source = Provenance(planner="by hand", version="0.1.0", seed=seed, options={"why": EVIL})
     plan = ShardingPlan(tables=tables, topology=topology, shards=shards, provenance=source)
     model = AnalyticCostModel(device="cpu", memory=DEVICE_MEMORY["cpu"])
-    return plan.with_predicted(evaluate(plan, Costs(kernel=model, comm=AlphaBetaComm())))
+    return plan.with_predicted(evaluate(plan, CostModels(kernel=model, comm=AlphaBetaComm())))
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_a_plan_over_replica_groups_says_how_they_lie_and_what_they_cost():
     shards = tuple(PlacedShard.table_wise(placed.shard, placed.replicas[0][0] % num_ranks) for placed in plan.shards)
     grouped = replace(plan, topology=small, shards=shards, replica_groups=groups, predicted=None)
     model = AnalyticCostModel(device="cpu", memory=DEVICE_MEMORY["cpu"])
-    grouped = grouped.with_predicted(evaluate(grouped, Costs(kernel=model, comm=AlphaBetaComm())))
+    grouped = grouped.with_predicted(evaluate(grouped, CostModels(kernel=model, comm=AlphaBetaComm())))
     predicted, shown, page = grouped.predicted, rendered(plan_summary(grouped)), Page(plan_page(grouped))
     line = f"in 2 groups of {num_ranks} ranks across nodes that meet every 3 steps (shown per rank of one group)"
     assert "rank of one group  shards" in shown

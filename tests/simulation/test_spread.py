@@ -7,7 +7,7 @@ import pytest
 
 from autoshard.core import (
     AccessProfile,
-    Costs,
+    CostModels,
     EmbeddingTable,
     Feature,
     Link,
@@ -26,7 +26,7 @@ from autoshard.formats import load_topology
 from autoshard.simulation import Lengths, sample_steps
 from autoshard.simulation.spread import batch_variance, distinct_variance, draw_lookups
 
-COSTS = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 BATCH = 512
 
 

@@ -73,7 +73,7 @@ def tables_from_json(document: object, path: str = "", *, folder: Path | None = 
         _table_from_json(value, f"{where}[{index}]", folder)
         for index, value in enumerate(fields.items("tables", maximum=MAX_TABLES))
     )
-    if sum(table.hbm_bytes for table in tables) > MAX_TOTAL_BYTES:
+    if sum(table.storage_bytes for table in tables) > MAX_TOTAL_BYTES:
         raise FormatError(f"must need at most {MAX_TOTAL_BYTES:,} bytes in total", field=where)
     dense = _dense_from_json(fields) if "dense" in fields else None
     return fields.build(lambda: TableSet(batch_size=batch_size, tables=tables, dense=dense))

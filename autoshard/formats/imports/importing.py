@@ -89,7 +89,7 @@ def _within_limits(tables: TableSet) -> TableSet:
                     f"must have at most {MAX_POOLING_FACTOR:g} ids per sample, got {feature.pooling_factor:g}",
                     field=shortened(feature.name),
                 )
-    if sum(table.hbm_bytes for table in tables.tables) > MAX_TOTAL_BYTES:
+    if sum(table.storage_bytes for table in tables.tables) > MAX_TOTAL_BYTES:
         raise FormatError(f"must need at most {MAX_TOTAL_BYTES:,} bytes in total")
     return tables
 
@@ -118,10 +118,10 @@ def _told_from_folder(source: str) -> str:
     except OSError as error:
         raise FormatError(f"cannot be read: {(error.strerror or str(error)).lower()}", source=source) from error
     by_suffix = {".json": "tbe-data-config", ".parquet": "id-batches", ".pt": "id-batches"}
-    told = {by_suffix[suffix] for suffix in suffixes if suffix in by_suffix}
-    if len(told) == 1:
-        return told.pop()
-    found = f"both {' and '.join(sorted(suffixes & by_suffix.keys()))}" if told else "no .json, .parquet or .pt"
+    formats = {by_suffix[suffix] for suffix in suffixes if suffix in by_suffix}
+    if len(formats) == 1:
+        return formats.pop()
+    found = f"both {' and '.join(sorted(suffixes & by_suffix.keys()))}" if formats else "no .json, .parquet or .pt"
     raise UnknownNameError(f"is a folder with {found} files; name its format: {', '.join(FORMATS)}", source=source)
 
 

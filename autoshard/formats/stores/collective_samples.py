@@ -154,5 +154,5 @@ COLLECTIVE_SAMPLES = SampleStore(
     schema="autoshard.collective-samples/1",
     folder="collectives",
     kind="samples of collectives",
-    command="autoshard collect --what collectives",
+    command="autoshard collect --kinds collectives",
 )

@@ -78,5 +78,5 @@ DENSE_SAMPLES = SampleStore(
     schema="autoshard.dense-samples/1",
     folder="dense",
     kind="samples of dense layers",
-    command="autoshard collect --what dense",
+    command="autoshard collect --kinds dense",
 )

@@ -116,10 +116,10 @@ class CpSatPlanner:
         best_N = min(found, key=lambda ranks_N: float(problem.rank_ms(ranks_N).max()))
         best_N = search.refine(best_N)
         best_ms = float(problem.rank_ms(best_N).max())
-        said = f"slowest rank {best_ms:.6g} ms; with costs made linear no plan is below {first.bound_ms:.6g} ms"
-        _log.info("cp-sat: %s", said)
+        status = f"slowest rank {best_ms:.6g} ms; with costs made linear no plan is below {first.bound_ms:.6g} ms"
+        _log.info("cp-sat: %s", status)
         provenance = Provenance(
-            planner=self.name, version=__version__, seed=request.seed, models={"linearised bound": said}
+            planner=self.name, version=__version__, seed=request.seed, models={"linearised bound": status}
         )
         plan = problem.to_plan(best_N)
         return ShardingPlan(tables=plan.tables, topology=plan.topology, shards=plan.shards, provenance=provenance)
@@ -150,7 +150,7 @@ def _around(problem: PlacementProblem, ranks_N: RankArray, max_changes: int) -> 
     item_ms_NR = np.empty((problem.num_items, problem.num_ranks))
     for rank in range(problem.num_ranks):
         sign_N = np.where(ranks_N == rank, np.float32(-1), np.float32(1))
-        with_ms_N = problem.model.price(codes_RH[rank] + sign_N[:, None] * problem.codes_NH)
+        with_ms_N = problem.model.predict_ms(codes_RH[rank] + sign_N[:, None] * problem.codes_NH)
         item_ms_NR[:, rank] = sign_N * (with_ms_N - cost_ms_R[rank])
     held_ms_R = np.bincount(ranks_N, weights=item_ms_NR[np.arange(len(ranks_N)), ranks_N], minlength=problem.num_ranks)
     return _Linear(base_ms_R=cost_ms_R - held_ms_R, item_ms_NR=item_ms_NR, near_N=ranks_N, max_changes=max_changes)

@@ -137,7 +137,7 @@ def place_by_cost(problem: PlacementProblem, order: NDArray[np.int64]) -> RankAr
     for item in order:
         with_item_ms_R = np.full(problem.num_ranks, problem.kernel_ms_N[item])
         if is_used_R.any():
-            with_item_ms_R[is_used_R] = problem.model.price(codes_RH[is_used_R] + problem.codes_NH[item])
+            with_item_ms_R[is_used_R] = problem.model.predict_ms(codes_RH[is_used_R] + problem.codes_NH[item])
         rank = filling.put(int(item), with_item_ms_R)
         codes_RH[rank] += problem.codes_NH[item]
         is_used_R[rank] = True

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import (
-    Costs,
+    CostModels,
     EmbeddingTable,
     LocalShard,
     MemoryLevel,
@@ -104,7 +104,7 @@ class Catalog:
         self,
         tables: TableSet,
         topology: Topology,
-        costs: Costs,
+        costs: CostModels,
         schemes: Callable[[EmbeddingTable], Sequence[Scheme]],
     ) -> None:
         # Rows behind caches are priced as `evaluate` prices them.
@@ -256,7 +256,7 @@ def _twins(tables: TableSet) -> dict[str, int]:
     return found
 
 
-def _encoded(costs: Costs, locals_: Sequence[LocalShard]) -> tuple[NDArray[np.float64], list[bool]]:
+def _encoded(costs: CostModels, locals_: Sequence[LocalShard]) -> tuple[NDArray[np.float64], list[bool]]:
     """Codes of the shards that the kernel model can price, and which these are."""
     try:
         return costs.kernel.encode(locals_).astype(np.float64), [True] * len(locals_)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from autoshard.core import Costs, ShardingPlan
+from autoshard.core import CostModels, ShardingPlan
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.evaluate import evaluate
@@ -93,7 +93,7 @@ class Explanation:
         return asdict(self)
 
 
-def explain(plan: ShardingPlan, costs: Costs, names: Collection[str] = ()) -> Explanation:
+def explain(plan: ShardingPlan, costs: CostModels, names: Collection[str] = ()) -> Explanation:
     """Prices every other way to hold each table, at its best place and with all other tables as they are.
 
     Args:

@@ -141,15 +141,15 @@ def balanced_layouts(catalog: Catalog, limits: Limits) -> list[Layout]:
 
 def no_room(catalog: Catalog, limits: Limits) -> InfeasiblePlanError:
     """The error for tables that no start found room for."""
-    needed = sum(table.hbm_bytes for table in catalog.tables.tables)
+    needed = sum(table.storage_bytes for table in catalog.tables.tables)
     room = int(sum(max(0.0, free) for free in limits.capacity_RM.sum(axis=1).tolist()))
     if needed > room:
         return InfeasiblePlanError(
             f"all tables need {needed:,} bytes, {needed - room:,} bytes more than the "
             f"{len(limits.capacity_RM)} ranks have together"
         )
-    largest = max(catalog.units, key=lambda unit: sum(table.hbm_bytes for table in unit.tables))
+    largest = max(catalog.units, key=lambda unit: sum(table.storage_bytes for table in unit.tables))
     return InfeasiblePlanError(
         f"no way was found to hold all tables, {needed:,} bytes of the {room:,} bytes that the ranks have; the largest "
-        f"is {largest.label} with {sum(table.hbm_bytes for table in largest.tables):,} bytes"
+        f"is {largest.label} with {sum(table.storage_bytes for table in largest.tables):,} bytes"
     )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autoshard.core import Costs, EmbeddingTable, MemoryLevel, ShardingPlan, TableSet, Topology
+from autoshard.core import CostModels, EmbeddingTable, MemoryLevel, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import (
     AutoshardError,
     InfeasiblePlanError,
@@ -87,13 +87,13 @@ class Found:
     Attributes:
         plan: The plan.
         step_ms: Its step, by `evaluate`.
-        said: How the search ended.
+        status: How the search ended.
         models: Names of trained models that a start came from.
     """
 
     plan: ShardingPlan
     step_ms: float
-    said: str
+    status: str
     models: dict[str, str] = field(default_factory=dict)
 
 
@@ -151,19 +151,19 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
     if layouts:
         improved = _improved([layout for _, _, layout in layouts], request.seed, search.steps, deadline_s)
         start_ms, start, _ = layouts[0]
-        said = (
+        status = (
             f"stopped by {improved.stopped} after {improved.num_steps} steps: {start_ms:.6g} ms ({start}) -> "
             f"{improved.step_ms:.6g} ms"
         )
         plan = _with_caches(improved.layout)
-        others.append((price_step(plan, request.costs).step_ms.value, said, plan))
+        others.append((price_step(plan, request.costs).step_ms.value, status, plan))
     return _best_of(others, plans)
 
 
 def _best_of(priced: Sequence[tuple[float, str, ShardingPlan]], plans: Mapping[str, ShardingPlan]) -> Found:
-    step_ms, said, plan = min(priced, key=lambda one: one[0])
+    step_ms, status, plan = min(priced, key=lambda one: one[0])
     models = plans["policy"].provenance.models if "policy" in plans and plans["policy"].provenance else {}
-    return Found(plan=plan, step_ms=step_ms, said=said, models=dict(models))
+    return Found(plan=plan, step_ms=step_ms, status=status, models=dict(models))
 
 
 def _best_start(request: PlanRequest, search: StepSearch) -> Found:
@@ -180,7 +180,7 @@ def _best_start(request: PlanRequest, search: StepSearch) -> Found:
         )
     _log.warning("auto: worlds of more than %s ranks are not searched; the best plan of others is taken", _MAX_RANKS)
     found = _best_of(priced, plans)
-    return replace(found, said=f"not searched, over {_MAX_RANKS:,} ranks: {found.said}")
+    return replace(found, status=f"not searched, over {_MAX_RANKS:,} ranks: {found.status}")
 
 
 def _within_groups(
@@ -196,10 +196,10 @@ def _within_groups(
     except InfeasiblePlanError:
         return []
     whole = replace(plan, shards=found.plan.shards, predicted=None, provenance=None)
-    said = f"{plan.replica_groups.num_groups} replica groups, in one of them: {found.said}"
+    status = f"{plan.replica_groups.num_groups} replica groups, in one of them: {found.status}"
     if not _is_valid(whole):
         return []
-    return [(price_step(whole, request.costs).step_ms.value, said, whole)]
+    return [(price_step(whole, request.costs).step_ms.value, status, whole)]
 
 
 def _plans(request: PlanRequest, search: StepSearch) -> dict[str, ShardingPlan]:
@@ -213,7 +213,7 @@ def _plans(request: PlanRequest, search: StepSearch) -> dict[str, ShardingPlan]:
     return plans | asked_plans(request, planners)
 
 
-def _as_it_is(name: str, plan: ShardingPlan, costs: Costs) -> list[tuple[float, str, ShardingPlan]]:
+def _as_it_is(name: str, plan: ShardingPlan, costs: CostModels) -> list[tuple[float, str, ShardingPlan]]:
     """A plan with its price, if the models have one."""
     try:
         return [(price_step(plan, costs).step_ms.value, f"as {name} has it", plan)]
@@ -253,7 +253,7 @@ def _improved(layouts: Sequence[Layout], seed: int, steps: int, deadline_s: floa
 def _spare_levels(tables: TableSet, topology: Topology) -> list[MemoryLevel]:
     """Memory levels below the devices' that there are, if the devices' memory is scarce; the fastest first."""
     memories = [topology.memory_of(rank) for rank in range(topology.world_size)]
-    held = sum(table.hbm_bytes for table in tables.tables)
+    held = sum(table.storage_bytes for table in tables.tables)
     if held <= _SCARCE_SHARE * sum(memory.hbm for memory in memories):
         return []
     return [level for level in (MemoryLevel.DDR, MemoryLevel.SSD) if any(memory[level] for memory in memories)]

@@ -38,7 +38,7 @@ def levels_of(
     by_heat = coldest_first(units)
     room = fill * sum(capacity[MemoryLevel.DDR])
     for index in reversed(by_heat[:num_cached]):
-        held = sum(table.hbm_bytes for table in units[index])
+        held = sum(table.storage_bytes for table in units[index])
         levels[index] = MemoryLevel.DDR if held <= room or not sum(capacity[MemoryLevel.SSD]) else MemoryLevel.SSD
         room -= held if levels[index] is MemoryLevel.DDR else 0
     return levels
@@ -46,11 +46,11 @@ def levels_of(
 
 def fewest_cached(units: Sequence[Sequence[EmbeddingTable]], hbm_bytes: int) -> int:
     """How many of the coldest units have to leave, at least, for the others to fit that many bytes."""
-    held = sum(table.hbm_bytes for unit in units for table in unit)
+    held = sum(table.storage_bytes for unit in units for table in unit)
     for count, index in enumerate(coldest_first(units)):
         if held <= hbm_bytes:
             return count
-        held -= sum(table.hbm_bytes for table in units[index])
+        held -= sum(table.storage_bytes for table in units[index])
     return len(units)
 
 
@@ -58,7 +58,7 @@ def coldest_first(units: Sequence[Sequence[EmbeddingTable]]) -> list[int]:
     """Indices of units by rising lookups per byte; of those alike, the larger first."""
 
     def heat(index: int) -> tuple[float, int]:
-        held = sum(table.hbm_bytes for table in units[index])
+        held = sum(table.storage_bytes for table in units[index])
         moved = sum(table.pooling_factor * table.embedding_dim * table.dtype.num_bytes for table in units[index])
         return moved / held, -held
 

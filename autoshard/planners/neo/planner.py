@@ -286,7 +286,7 @@ class _Planning:
 
     def _check_total(self) -> None:
         """Refuses what no plan can hold: every row is on some rank, on some level."""
-        needed = sum(table.hbm_bytes for table in self.request.tables.tables)
+        needed = sum(table.storage_bytes for table in self.request.tables.tables)
         there = sum(sum(of_level) for of_level in self.capacity.values())
         if needed > there:
             levels = ", ".join(level for level, of_level in self.capacity.items() if any(of_level)) or "any level"

@@ -37,14 +37,14 @@ def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:
     """
     SHARE.check(threshold, "threshold")
     max_lookup_bytes = threshold * sum(lookup_bytes(Shard.whole(table)) for table in tables.tables)
-    max_bytes = threshold * sum(table.hbm_bytes for table in tables.tables)
+    max_bytes = threshold * sum(table.storage_bytes for table in tables.tables)
     kept = _kept_whole(tables)
     shards: list[Shard] = []
     for table in tables.tables:
         whole = Shard.whole(table)
         read = lookup_bytes(whole)
         max_share = max_lookup_bytes / read if read > 0 else math.inf
-        max_rows = max(1, int(max_bytes / table.hbm_bytes * table.num_embeddings))
+        max_rows = max(1, int(max_bytes / table.storage_bytes * table.num_embeddings))
         is_kept = table.name in kept
         bounds = [0, table.num_embeddings] if is_kept else _bounds(table.access, max_share, max_rows)
         shards.extend(_cut(table, bounds, RowsBy.ACCESS_RANK))

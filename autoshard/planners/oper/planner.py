@@ -150,7 +150,7 @@ class _Search:
         self.may_copy = self.method is Method.OPER and self.num_ranks > 1
         capacities = [min(topology.memory_of(rank).hbm, MAX_CAPACITY) for rank in range(self.num_ranks)]
         self.capacity_R: ByteArray = np.array(capacities, dtype=np.int64)
-        self.total_bytes = sum(table.hbm_bytes for table in tables.tables)
+        self.total_bytes = sum(table.storage_bytes for table in tables.tables)
         missing = self.total_bytes - sum(capacities)
         if missing > 0:
             raise InfeasiblePlanError(

@@ -32,7 +32,7 @@ class RowGroup:
     @cached_property
     def num_bytes(self) -> int:
         """Weights and optimizer state."""
-        return sum(shard.hbm_bytes for shard in self.shards)
+        return sum(shard.storage_bytes for shard in self.shards)
 
     @cached_property
     def lookup_bytes(self) -> float:

@@ -193,7 +193,7 @@ class Blocks:
         sum_GCH += self._resting_LH.take(rank_GC, axis=0)
         sets_GCMH = np.where(here_GCM, np.float32(-1), np.float32(1))[..., None] * codes_GMH[:, None]
         sets_GCMH += sum_GCH[:, :, None]
-        price_ms = self._problem.model.price(sets_GCMH.reshape(-1, sets_GCMH.shape[-1])).astype(np.float32)
+        price_ms = self._problem.model.predict_ms(sets_GCMH.reshape(-1, sets_GCMH.shape[-1])).astype(np.float32)
         price_ms_GCM = price_ms.reshape(here_GCM.shape)
         cost_ms_GC = price_ms_GCM[:, :, -1]
         self.cost_ms_GK.reshape(-1)[rank_GC] = cost_ms_GC

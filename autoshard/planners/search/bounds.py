@@ -17,6 +17,6 @@ def costliest_item_ms(problem: PlacementProblem) -> float:
     the bound is as good as proven, not proven; for one whose prices never fall it holds.
     """
     costliest = int(problem.kernel_ms_N.argmax())
-    joined_ms = problem.model.price(problem.codes_NH[costliest] + np.delete(problem.codes_NH, costliest, axis=0))
+    joined_ms = problem.model.predict_ms(problem.codes_NH[costliest] + np.delete(problem.codes_NH, costliest, axis=0))
     alone_ms = float(problem.kernel_ms_N[costliest])
     return alone_ms if (joined_ms >= alone_ms).all() else 0.0

@@ -121,7 +121,7 @@ class PlacementProblem:
         """
         check_constraints(tables, topology)
         shards = tuple(shards)
-        locals_ = tuple(local_shard(alone(shard), group_batch_size=tables.batch_size) for shard in shards)
+        locals_ = tuple(local_shard(on_rank(shard), group_batch_size=tables.batch_size) for shard in shards)
         members = _items(tables, shards)
         codes_NH = _added(model.encode(locals_), members)
         problem = cls(
@@ -131,8 +131,8 @@ class PlacementProblem:
             members=members,
             locals=locals_,
             codes_NH=codes_NH,
-            kernel_ms_N=model.price(codes_NH),
-            bytes_N=_added(np.array([shard.hbm_bytes for shard in shards], dtype=np.int64), members),
+            kernel_ms_N=model.predict_ms(codes_NH),
+            bytes_N=_added(np.array([shard.storage_bytes for shard in shards], dtype=np.int64), members),
             capacity_R=np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.int64),
             allowed_NR=_allowed(tables, topology, shards, members),
             model=model,
@@ -180,7 +180,7 @@ class PlacementProblem:
 
     def rank_ms(self, ranks_N: RankArray) -> MsArray:
         """Predicted kernel time per rank, shape (R,); a rank without items costs 0."""
-        cost_ms = self.model.price(self.rank_codes(ranks_N))
+        cost_ms = self.model.predict_ms(self.rank_codes(ranks_N))
         if (ranks_N >= self.num_ranks).any():
             return cost_ms
         return np.where(np.bincount(ranks_N, minlength=self.num_ranks) > 0, cost_ms, 0.0)
@@ -199,7 +199,7 @@ class PlacementProblem:
         """The plan that places item n as `ranks_N[n]` says."""
         choice_of = {index: int(rank) for group, rank in zip(self.members, ranks_N, strict=True) for index in group}
         shards = tuple(
-            alone(shard, choice_of[index])
+            on_rank(shard, choice_of[index])
             if choice_of[index] < self.num_ranks
             else self.tiers[choice_of[index] - self.num_ranks].placed[index]
             for index, shard in enumerate(self.shards)
@@ -248,12 +248,12 @@ def does_not_fit(
     )
 
 
-def alone(shard: Shard, rank: int = 0) -> PlacedShard:
+def on_rank(shard: Shard, rank: int = 0) -> PlacedShard:
     """The shard on a single rank, with the exchange that moves fewer bytes."""
     return replace(PlacedShard.table_wise(shard, rank), exchange=cheaper_exchange(shard, 1))
 
 
-def shared(shard: Shard, tier: Tier, topology: Topology) -> PlacedShard:
+def on_all_ranks(shard: Shard, tier: Tier, topology: Topology) -> PlacedShard:
     """The shard held by all ranks: a copy each, a copy per node with rows split within, or rows split over all."""
     ranks, node = range(topology.world_size), topology.local_world_size
     groups = {Tier.DATA_PARALLEL: 1, Tier.FLEX: node, Tier.ROW_WISE: topology.world_size}
@@ -278,7 +278,7 @@ def _shared(
     shards: Sequence[Shard],
     members: Sequence[Sequence[int]],
 ) -> SharedTier:
-    placed = tuple(shared(shard, tier, topology) for shard in shards)
+    placed = tuple(on_all_ranks(shard, tier, topology) for shard in shards)
     share = 1 / len(placed[0].replicas)
     locals_ = tuple(local_shard(one, group_batch_size=tables.batch_size, bags_share=share) for one in placed)
     is_free_U = np.array(

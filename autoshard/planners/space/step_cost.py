@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.core import Costs, PlacedShard
+from autoshard.core import CostModels, PlacedShard
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.shard import fused_kernel
-from autoshard.planners.space.placement import PlacementProblem, RankArray, alone
+from autoshard.planners.space.placement import PlacementProblem, RankArray, on_rank
 from autoshard.planners.space.step_sums import KERNEL_PARTS, PARTS, SYNC, MovedArray, StepSums, SumPrices
 
 __all__ = ["PARTS", "StepCost", "StepSums"]
@@ -36,9 +36,9 @@ class StepCost:
         InvalidPlanError: If the dense layers make no model.
     """
 
-    def __init__(self, problem: PlacementProblem, costs: Costs) -> None:
+    def __init__(self, problem: PlacementProblem, costs: CostModels) -> None:
         self.problem = problem
-        held = [tuple(alone(shard) for shard in problem.shards), *(tier.placed for tier in problem.tiers)]
+        held = [tuple(on_rank(shard) for shard in problem.shards), *(tier.placed for tier in problem.tiers)]
         kernels = {fused_kernel(one.shard.table, one.update) for placed in held for one in placed}
         self.prices = SumPrices(problem.tables, problem.topology, costs, kernels)
         moved = [self._moved(placed) for placed in held]

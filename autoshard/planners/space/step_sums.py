@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import (
-    Costs,
+    CostModels,
     PlacedShard,
     Shard,
     ShardingPlan,
@@ -79,7 +79,9 @@ class SumPrices:
         InvalidPlanError: If the dense layers make no model.
     """
 
-    def __init__(self, tables: TableSet, topology: Topology, costs: Costs, kernels: Collection[FusedKernel]) -> None:
+    def __init__(
+        self, tables: TableSet, topology: Topology, costs: CostModels, kernels: Collection[FusedKernel]
+    ) -> None:
         self.tables, self.topology, self.costs = tables, topology, costs
         self._kernels = {kernel: index for index, kernel in enumerate(sorted(set(kernels)))}
         # All that does not depend on who holds what; one shard is enough to say it.
@@ -147,7 +149,7 @@ class SumPrices:
 
     def kernels_ms(self, codes_BRH: CodeArray) -> tuple[MsArray, MsArray]:
         """What the kernel model's milliseconds add to forward and backward, shapes (B, R)."""
-        parts = self.costs.kernel.price_parts(codes_BRH.reshape(-1, codes_BRH.shape[-1]))
+        parts = self.costs.kernel.predict_parts(codes_BRH.reshape(-1, codes_BRH.shape[-1]))
         shape = codes_BRH.shape[:-1]
         forward, backward = (self._weights[part][0] for part in KERNEL_PARTS)
         return forward * parts.forward_ms_S.reshape(shape), backward * parts.backward_ms_S.reshape(shape)

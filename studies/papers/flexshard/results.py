@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoshard.core import Costs, TableSet, Tier
+from autoshard.core import CostModels, TableSet, Tier
 from autoshard.core.access import FloatArray
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
 from autoshard.formats.bundled import load_topology
@@ -90,7 +90,7 @@ def planned_tiers(model: PaperModel, length: float, num_tiers: int) -> dict[Tier
     request = PlanRequest(
         tables=TableSet(batch_size=WORLD * LOCAL_BATCH, tables=(model.table(length),)),
         topology=load_topology(TOPOLOGY),
-        costs=Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm()),
+        costs=CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm()),
         options={"tiers": num_tiers, "rule": "paper", "memory_multiplier": PAPER_MEMORY_MULTIPLIER},
     )
     return {

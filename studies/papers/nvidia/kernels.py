@@ -60,11 +60,11 @@ class TensorFlowKernels:
         """Codes of single shards, shape (N, 2)."""
         return np.array([self._seconds(shard) for shard in shards], dtype=np.float32).reshape(-1, 2) * np.float32(1e3)
 
-    def price(self, codes_SH: CodeArray) -> MsArray:
+    def predict_ms(self, codes_SH: CodeArray) -> MsArray:
         """Forward plus backward, shape (S,)."""
-        return self.price_parts(codes_SH).kernel_ms_S
+        return self.predict_parts(codes_SH).kernel_ms_S
 
-    def price_parts(self, codes_SH: CodeArray) -> KernelCosts:
+    def predict_parts(self, codes_SH: CodeArray) -> KernelCosts:
         """Forward and backward; the interval is the tolerance that the prediction is checked with."""
         parts_SP = np.asarray(codes_SH, dtype=np.float64)
         total_S = parts_SP.sum(axis=1)

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from autoshard.core import Costs, PlacedShard, RowRange, Shard, ShardingPlan, TableSet, Tier, Topology
+from autoshard.core import CostModels, PlacedShard, RowRange, Shard, ShardingPlan, TableSet, Tier, Topology
 from autoshard.core.costs import CollectiveName, LinkBytes, MsArray
 from autoshard.core.step import Overlap, StepTimes
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, price_step
@@ -150,11 +150,13 @@ def predict(name: str, num_ranks: int) -> Prediction:
     lengths = {table.name: tuple(feature.pooling_factor for feature in table.features) for table in tables.tables}
     kernels = TensorFlowKernels(lengths=lengths, batch_size=tables.batch_size, is_distributed=num_ranks > 1)
     comm = HorovodComm()
-    parts = price_step(plan, Costs(kernel=kernels, comm=comm), overlap=Overlap.NEO).times
+    parts = price_step(plan, CostModels(kernel=kernels, comm=comm), overlap=Overlap.NEO).times
     # Every rank makes the ids of its own tables itself (`dp_input` is false), so that none are exchanged.
     times = replace(parts, **_dense_times(model, num_ranks, comm, topology), input=0.0)
     links = AlphaBetaComm()
-    fused = price_step(plan, Costs(kernel=AnalyticCostModel.for_device("a100"), comm=links), overlap=Overlap.NEO).times
+    fused = price_step(
+        plan, CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=links), overlap=Overlap.NEO
+    ).times
     fused = replace(fused, **{**_dense_times(model, num_ranks, links, topology), "overhead": 0.0}, input=0.0)
     return Prediction(
         model=name,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import Costs, Exchange, PlacedShard, Shard, ShardingPlan, TableSet, Topology
+from autoshard.core import CostModels, Exchange, PlacedShard, Shard, ShardingPlan, TableSet, Topology
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
 from autoshard.evaluation.traffic import Stream
 from autoshard.evaluation.validator import validate_plan
@@ -35,7 +35,7 @@ RATIO, THRESHOLD = 0.05, 0.001
 COARSE = 0.05
 #: Work of CP-SAT in its own units: 20 to 40 s of one core.
 _EFFORT = 30.0
-_COSTS = Costs(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+_COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,9 +208,9 @@ def against_exact(ratio: float, *, effort: float = _EFFORT) -> Reference:
     row_bytes, unit_ms = _unit(tables, topology)
     task = ExactTask(
         lookups_N=np.array([_rows_per_step(shard, tables, row_bytes, topology) for shard in shards]),
-        bytes_N=np.array([shard.hbm_bytes for shard in shards], dtype=np.int64),
+        bytes_N=np.array([shard.storage_bytes for shard in shards], dtype=np.int64),
         capacity_R=np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.int64),
-        extra_bytes=int(ratio * sum(shard.hbm_bytes for shard in shards)),
+        extra_bytes=int(ratio * sum(shard.storage_bytes for shard in shards)),
         fetch_ms_RR=fetch_matrix_ms(topology, row_bytes),
     )
     start_s = time.process_time()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from autoshard.core import Costs, GroupLayout, ShardingPlan
+from autoshard.core import CostModels, GroupLayout, ShardingPlan
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
@@ -151,9 +151,9 @@ class Outcome:
         return (self.qps / self.run.world_size) / (base.qps / base.run.world_size)
 
 
-def paper_costs(machine: PaperMachine = MACHINE) -> Costs:
+def paper_costs(machine: PaperMachine = MACHINE) -> CostModels:
     """The models that price the runs: published bandwidths, nothing measured."""
-    return Costs(kernel=AnalyticCostModel.for_device(machine.device), comm=AlphaBetaComm())
+    return CostModels(kernel=AnalyticCostModel.for_device(machine.device), comm=AlphaBetaComm())
 
 
 def request_of(run: Run, machine: PaperMachine = MACHINE, **options: object) -> PlanRequest:
@@ -176,7 +176,7 @@ def outcome(run: Run, machine: PaperMachine = MACHINE) -> Outcome:
     return priced(run, plan, request.costs)
 
 
-def priced(run: Run, plan: ShardingPlan, costs: Costs) -> Outcome:
+def priced(run: Run, plan: ShardingPlan, costs: CostModels) -> Outcome:
     """What a run's plan comes to."""
     started_s = time.perf_counter()
     found = evaluate(plan, costs, overlap=Overlap.NEO)

@@ -114,7 +114,7 @@ class TestKernels:
             launch_s=1e-3,
         )
         model = self.kernels(*tables, gpu=still, **options)
-        parts = model.price_parts(model.encode([self.local(one) for one in tables]))
+        parts = model.predict_parts(model.encode([self.local(one) for one in tables]))
         return parts.forward_ms_S.round(3).tolist(), parts.backward_ms_S.round(3).tolist()
 
     def test_kernels_are_counted(self):
@@ -146,8 +146,8 @@ class TestKernels:
         tables = [table("a"), table("b", rows=10**5, dim=64, lengths=(1.0, 20.0))]
         model = self.kernels(*tables)
         codes = model.encode([self.local(one) for one in tables])
-        together = model.price(codes.sum(axis=0, keepdims=True))
-        np.testing.assert_allclose(together, model.price(codes).sum(), rtol=1e-6)
+        together = model.predict_ms(codes.sum(axis=0, keepdims=True))
+        np.testing.assert_allclose(together, model.predict_ms(codes).sum(), rtol=1e-6)
 
 
 def test_collectives_wait_half_a_round_of_horovod():

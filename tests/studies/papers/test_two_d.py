@@ -28,7 +28,7 @@ class TestModels:
     @pytest.mark.parametrize(("model", "terabytes"), [(CTR, 0.5), (EXFM, 1.7)])
     def test_tables_are_as_large_as_the_paper_says(self, model, terabytes):
         # Sec. 4: "The CTR model has a total embedding table size of 0.5TB while ExFM is 1.7TB."
-        total = sum(table.hbm_bytes for table in model.tables(1).tables)
+        total = sum(table.storage_bytes for table in model.tables(1).tables)
         assert total == pytest.approx(terabytes * 1e12, rel=1e-3)
 
     def test_the_machine_has_three_levels_where_the_paper_has_buildings(self):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.core import Costs
+from autoshard.core import CostModels
 from autoshard.core.errors import FormatError, InvalidOptionError, UnknownNameError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
@@ -226,7 +226,7 @@ class TestEqualMemory:
     def test_rivals_may_use_what_is_left(self, make_problem):
         """Five tables, ranks with room for twice as much: as much again for copies."""
         loose = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2)
-        held = sum(table.hbm_bytes for table in loose.tables.tables)
+        held = sum(table.storage_bytes for table in loose.tables.tables)
         problem = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2, hbm_bytes=held)
         assert _options(OPER, problem) == ({}, {"extra_memory_ratio": pytest.approx(1.0)})
         for planner in (FLEXSHARD, FLEXSHARD_CUT):
@@ -247,7 +247,9 @@ class TestEqualMemory:
 
 @pytest.fixture
 def costs_of():
-    return lambda problem: Costs(kernel=AnalyticCostModel.for_device(problem.topology.device), comm=AlphaBetaComm())
+    return lambda problem: CostModels(
+        kernel=AnalyticCostModel.for_device(problem.topology.device), comm=AlphaBetaComm()
+    )
 
 
 @pytest.fixture
