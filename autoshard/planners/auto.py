@@ -15,14 +15,14 @@ from autoshard.core.quoting import shown
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.kernel_search import plan_by_kernel
 from autoshard.planners.planner import PlanRequest, parse_options
-from autoshard.planners.space.schemes import SchemeName
+from autoshard.planners.space.options import ShardingType
 
 #: What stands for all tiers, and for those that `autoshard run` executes.
 ALL, EXECUTABLE = "all", "executable"
-_EXECUTABLE = (SchemeName.TABLE_WISE,)
+_EXECUTABLE = (ShardingType.TABLE_WISE,)
 #: Plans over several replica groups; not a way to hold one table, but to hold all of them several times.
 _GROUPS = "replica_groups"
-_NAMES = (*map(str, SchemeName), _GROUPS)
+_NAMES = (*map(str, ShardingType), _GROUPS)
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class AutoOptions:
             self._check_kernel()
 
     def _check_kernel(self) -> None:
-        if self.tiers != ALL and set(self._listed) != {SchemeName.TABLE_WISE}:
+        if self.tiers != ALL and set(self._listed) != {ShardingType.TABLE_WISE}:
             raise InvalidOptionError(
                 f"must be table_wise where objective is kernel, got {shown(self.tiers)}", field="options.tiers"
             )
@@ -98,10 +98,10 @@ class AutoOptions:
         return listed(self.tiers)
 
     @property
-    def schemes(self) -> frozenset[SchemeName]:
+    def schemes(self) -> frozenset[ShardingType]:
         """Ways that tables may be held."""
-        names = frozenset(SchemeName(name) for name in self._listed if name != _GROUPS)
-        return names or frozenset(SchemeName)
+        names = frozenset(ShardingType(name) for name in self._listed if name != _GROUPS)
+        return names or frozenset(ShardingType)
 
     @property
     def with_groups(self) -> bool:

@@ -20,7 +20,7 @@ from autoshard.planners.heuristics.greedy import (
 )
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
-from autoshard.planners.space.schemes import SchemeName
+from autoshard.planners.space.options import ShardingType
 from autoshard.planning import compare, make_costs, make_plan
 from autoshard.runtime.ownership import TableOwners
 
@@ -172,10 +172,10 @@ def test_refuses_options_that_there_are_not(draw_task, make_request, options, me
 
 
 def test_options_name_schemes_and_groups():
-    assert AutoOptions().schemes == AutoOptions(tiers="replica_groups").schemes == frozenset(SchemeName)
+    assert AutoOptions().schemes == AutoOptions(tiers="replica_groups").schemes == frozenset(ShardingType)
     assert AutoOptions().with_groups
     assert not AutoOptions(tiers="grid,flex").with_groups
-    assert AutoOptions(tiers="grid,flex").schemes == {SchemeName.GRID, SchemeName.FLEX}
+    assert AutoOptions(tiers="grid,flex").schemes == {ShardingType.GRID, ShardingType.FLEX}
 
 
 def test_ends_at_its_time_limit(draw_task, make_request):

@@ -26,7 +26,7 @@ from autoshard.planners.hybrid.layout import NOTHING, Layout, Limits
 from autoshard.planners.hybrid.starts import balanced_layouts, layout_of
 from autoshard.planners.hybrid.step_search import StepSearch, catalog_of, search_steps
 from autoshard.planners.registry import get_planner
-from autoshard.planners.space.schemes import SchemeName
+from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.step_sums import PARTS
 
 #: Ends searches by steps, so that seeds decide.
@@ -174,7 +174,7 @@ def test_the_same_seed_and_steps_give_the_same_plan(draw_task, two_nodes, make_r
 def test_only_what_is_allowed_is_used(draw_task, two_nodes, make_request):
     tables, _ = draw_task(16, 8, seed=4)
     request = make_request((tables, two_nodes()), time_limit_s=SECONDS)
-    for names in ({SchemeName.TABLE_WISE}, {SchemeName.ROW_WISE, SchemeName.FLEX}):
+    for names in ({ShardingType.TABLE_WISE}, {ShardingType.ROW_WISE, ShardingType.FLEX}):
         found = search_steps(request, replace(STEPS, names=frozenset(names)))
         assert {str(placed.tier) for placed in found.plan.shards} <= set(map(str, names))
 
@@ -252,7 +252,7 @@ def test_says_what_is_missing(draw_task, make_topology, make_request):
     with pytest.raises(InfeasiblePlanError, match=r"all tables need [\d,]+ bytes, [\d,]+ bytes more than the 4 ranks"):
         search_steps(request, STEPS)
     with pytest.raises(InfeasiblePlanError, match=r"bytes"):
-        search_steps(request, replace(STEPS, names=frozenset({SchemeName.TABLE_WISE})))
+        search_steps(request, replace(STEPS, names=frozenset({ShardingType.TABLE_WISE})))
 
 
 def test_says_which_constraint_names_no_rank(make_table, make_topology, make_request, draw_task):

@@ -29,10 +29,10 @@ from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
 from autoshard.evaluation.cached_rows import cache_traffic
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.neo import CostFunction, NeoOptions, NeoPlanner
-from autoshard.planners.neo.choice import NEO_SCHEMES
+from autoshard.planners.neo.choice import NEO_TYPES
 from autoshard.planners.neo.planner import _Planning
 from autoshard.planners.planner import PlanRequest
-from autoshard.planners.space.schemes import SchemeName, scheme_of_placed, schemes_of
+from autoshard.planners.space.options import ShardingType, enumerate_options, option_of_placed
 
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 TERA = 10**12
@@ -75,7 +75,7 @@ def plan_of(tables, topology, batch_size=4096, **options):
 
 
 def scheme_in(plan, name):
-    found = scheme_of_placed([one for one in plan.shards if one.shard.table.name == name], plan.topology)
+    found = option_of_placed([one for one in plan.shards if one.shard.table.name == name], plan.topology)
     assert found is not None
     return found[0]
 
@@ -91,11 +91,11 @@ class TestCost:
         return CostFunction(topology=topology or machine(), batch_size=self.BATCH, **weights)
 
     def part(self, name, topology=None, **changes):
-        schemes = schemes_of(table("t", 1000, 16, 5.0, **changes), topology or machine(), (name,))
+        schemes = enumerate_options(table("t", 1000, 16, 5.0, **changes), topology or machine(), (name,))
         return schemes[0].parts[0]
 
     def test_counts_what_a_whole_table_sends_and_reads(self):
-        cost = self.cost().of(self.part(SchemeName.TABLE_WISE))
+        cost = self.cost().of(self.part(ShardingType.TABLE_WISE))
         # Of each reader: 10 samples: 10 lengths of 4, 50 ids of 8, 10 vectors of 64 bytes there and 10 back.
         pair = 10 * 4 + 50 * 8 + 2 * 10 * 64
         assert cost.exchange_s == pytest.approx(3 * pair / 2.4e11 + 4 * pair / 7e9)
@@ -107,7 +107,7 @@ class TestCost:
 
     def test_rows_over_all_ranks_cost_each_as_many_vectors_as_a_whole_table(self):
         # Sec. 4: "the communication cost scales linearly with the number of trainers".
-        whole, split = (self.cost().of(self.part(name)) for name in (SchemeName.TABLE_WISE, SchemeName.ROW_WISE))
+        whole, split = (self.cost().of(self.part(name)) for name in (ShardingType.TABLE_WISE, ShardingType.ROW_WISE))
         assert split.num_holders == 8
         assert split.access_s == pytest.approx(whole.access_s / 8)
         # A lookup in eight: rows are sent, not vectors, so only lengths are as many.
@@ -116,7 +116,9 @@ class TestCost:
 
     def test_columns_repeat_the_ids(self):
         # Sec. 4: column-wise parallelism "increases the payload for the input indices".
-        schemes = schemes_of(table("t", 1000, 16, 5.0), machine(), (SchemeName.TABLE_WISE, SchemeName.COLUMN_WISE))
+        schemes = enumerate_options(
+            table("t", 1000, 16, 5.0), machine(), (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE)
+        )
         (whole,), halves = ([self.cost().of(part) for part in scheme.parts] for scheme in schemes)
         assert [half.access_s for half in halves] == pytest.approx([whole.access_s / 2] * 2)
         inputs_s = (10 * 4 + 50 * 8) * (3 / 2.4e11 + 4 / 7e9)
@@ -125,33 +127,33 @@ class TestCost:
         assert sum(half.held_bytes[MemoryLevel.HBM] for half in halves) == 1000 * (64 + 2 * 4)
 
     def test_replicas_send_nothing_and_reduce_the_rows_that_were_hit(self):
-        cost = self.cost().of(self.part(SchemeName.DATA_PARALLEL))
+        cost = self.cost().of(self.part(ShardingType.DATA_PARALLEL))
         hit = table("t", 1000).access.expected_distinct(400)
         assert cost.exchange_s == 0
         assert cost.reduce_s == pytest.approx(hit * 64 / 6e10)
         assert cost.access_s == pytest.approx((3 * 50 * 64 + 2 * 1000 * 64) / 1300e9)
 
     def test_weights_are_those_of_communication_and_access(self):
-        part = self.part(SchemeName.TABLE_WISE)
+        part = self.part(ShardingType.TABLE_WISE)
         plain = self.cost().of(part)
         weighted = self.cost(communication_weight=2.0, access_weight=3.0).of(part)
         assert weighted.weighted_s == pytest.approx(2 * plain.exchange_s + 3 * plain.access_s)
 
     def test_latencies_are_a_fixed_cost_of_the_plan(self):
-        owned, copied = self.part(SchemeName.TABLE_WISE), self.part(SchemeName.DATA_PARALLEL)
+        owned, copied = self.part(ShardingType.TABLE_WISE), self.part(ShardingType.DATA_PARALLEL)
         launch_s = 0.11e-3
         assert self.cost().fixed_s([owned] * 5) == pytest.approx(4 * 2e-5 + launch_s)
         assert self.cost().fixed_s([owned, copied]) == pytest.approx(4 * 2e-5 + 3e-5 + 2 * launch_s)
 
 
 class TestSchemes:
-    @pytest.mark.parametrize("name", NEO_SCHEMES)
+    @pytest.mark.parametrize("name", NEO_TYPES)
     def test_each_scheme_can_be_the_only_one(self, name):
         plan = plan_of([table(f"t{index}") for index in range(3)], machine(), schemes=name.value)
         found = {scheme_in(plan, one.name).name for one in plan.tables.tables}
         # Columns on one node are column shards that happen to be there.
-        assert found == {SchemeName.COLUMN_WISE if name is SchemeName.TABLE_COLUMN_WISE else name}
-        if name is SchemeName.TABLE_COLUMN_WISE:
+        assert found == {ShardingType.COLUMN_WISE if name is ShardingType.TABLE_COLUMN_WISE else name}
+        if name is ShardingType.TABLE_COLUMN_WISE:
             for one in plan.tables.tables:
                 ranks = [placed.replicas[0][0] for placed in plan.shards if placed.shard.table is one]
                 assert len({rank // 4 for rank in ranks}) == 1
@@ -159,8 +161,8 @@ class TestSchemes:
     def test_a_costly_table_is_split_and_small_ones_are_replicated(self):
         tables = [table("large", 10**7, 128, 100.0), *(table(f"s{i}", 300, 128, 2.0) for i in range(8))]
         plan = plan_of(tables, machine(), batch_size=65536)
-        assert scheme_in(plan, "large").name not in (SchemeName.TABLE_WISE, SchemeName.DATA_PARALLEL)
-        assert names_in(plan)[1:] == [SchemeName.DATA_PARALLEL] * 8
+        assert scheme_in(plan, "large").name not in (ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL)
+        assert names_in(plan)[1:] == [ShardingType.DATA_PARALLEL] * 8
 
     def test_columns_are_multiples_of_four(self):
         plan = plan_of([table("t", embedding_dim=50)], machine(), schemes="column_wise")
@@ -171,7 +173,7 @@ class TestSchemes:
     def test_a_table_too_large_for_a_rank_is_cut(self):
         large = table("large", 10**6)
         plan = plan_of([large], machine(hbm=large.storage_bytes // 7), schemes="table_wise,row_wise")
-        assert names_in(plan) == [SchemeName.ROW_WISE]
+        assert names_in(plan) == [ShardingType.ROW_WISE]
         with pytest.raises(InfeasiblePlanError, match=r"large needs 260,000,000 bytes of hbm on one rank"):
             plan_of([large], machine(hbm=large.storage_bytes // 7), schemes="table_wise")
 
@@ -190,7 +192,7 @@ class TestSchemes:
             *(table(f"t{index}") for index in range(4)),
         ]
         plan = plan_of(tables, machine())  # which the validator finds no fault with
-        assert scheme_in(plan, "node").name is SchemeName.TABLE_ROW_WISE
+        assert scheme_in(plan, "node").name is ShardingType.TABLE_ROW_WISE
         assert scheme_in(plan, "whole").tiers == (Tier.TABLE_WISE,)
 
     def test_neighbours_that_may_not_be_held_alike_are_on_all_ranks(self):
@@ -199,7 +201,7 @@ class TestSchemes:
             table("b", 10**6, constraints=Constraints(forbidden_tiers=(Tier.TABLE_WISE, Tier.DATA_PARALLEL))),
         ]
         plan = plan_of(tables, machine(1))
-        assert names_in(plan) == [SchemeName.DATA_PARALLEL, SchemeName.ROW_WISE]
+        assert names_in(plan) == [ShardingType.DATA_PARALLEL, ShardingType.ROW_WISE]
 
 
 def test_arrangements_are_compared_by_predicted_steps_or_by_the_cost_function():
@@ -219,7 +221,7 @@ class TestPlacement:
         sums_R = np.zeros(plan.topology.world_size)
         for one in plan.tables.tables:
             placed = [shard for shard in plan.shards if shard.shard.table.name == one.name]
-            scheme, sites = scheme_of_placed(placed, plan.topology)
+            scheme, sites = option_of_placed(placed, plan.topology)
             for part, site in zip(scheme.parts, sites, strict=True):
                 sums_R[site] += cost.of(part).weighted_s
         return sums_R

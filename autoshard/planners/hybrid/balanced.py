@@ -14,7 +14,7 @@ from autoshard.core import Tier
 from autoshard.planners.hybrid.catalog import Catalog, Option, Piece
 from autoshard.planners.hybrid.layout import FloatArray, IndexArray, Layout, Limits
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
-from autoshard.planners.space.schemes import Hold
+from autoshard.planners.space.options import Hold
 
 #: Doublings and halvings of the price of memory.
 _NUM_PRICES = 24

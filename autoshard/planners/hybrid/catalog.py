@@ -26,7 +26,7 @@ from autoshard.core.errors import InfeasiblePlanError, ModelError
 from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import behind_caches
 from autoshard.planners.space.constraints import check_constraints, colocated
-from autoshard.planners.space.schemes import Hold, Part, Scheme, allowed_sites, why_not
+from autoshard.planners.space.options import Hold, ShardingOption, UnplacedShard, allowed_sites, why_not
 from autoshard.planners.space.step_sums import SumPrices
 
 LEVELS = tuple(MemoryLevel)
@@ -45,7 +45,7 @@ class Piece:
         sites: Where it may go, memory aside.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[UnplacedShard, ...]
     hold: Hold
     kind: int
     sites: tuple[int, ...]
@@ -61,7 +61,7 @@ class Option:
         in_one_node: Whether pieces on single ranks must be in one node.
     """
 
-    schemes: tuple[Scheme, ...]
+    schemes: tuple[ShardingOption, ...]
     pieces: tuple[Piece, ...]
     in_one_node: bool = False
 
@@ -105,7 +105,7 @@ class Catalog:
         tables: TableSet,
         topology: Topology,
         costs: CostModels,
-        schemes: Callable[[EmbeddingTable], Sequence[Scheme]],
+        schemes: Callable[[EmbeddingTable], Sequence[ShardingOption]],
     ) -> None:
         # Rows behind caches are priced as `evaluate` prices them.
         has_caches = any(
@@ -119,7 +119,7 @@ class Catalog:
         self._kinds: dict[Hashable, int] = {}
         self._unpriced: set[Hashable] = set()
         self._twins = _twins(tables)
-        some = Part.of(Shard.whole(tables.tables[0]), Hold.RANK, topology)
+        some = UnplacedShard.of(Shard.whole(tables.tables[0]), Hold.RANK, topology)
         width = self.costs.kernel.encode([some.local(topology, tables.batch_size)]).shape[1]
         self.codes_VH = np.zeros((0, width))
         self.moved_VC = np.zeros((0, self.prices.num_columns))
@@ -139,7 +139,7 @@ class Catalog:
                     f"{unit.label}: its constraints leave no rank that may hold any of it, so no bytes of it fit"
                 )
 
-    def add(self, schemes_U: Sequence[Sequence[Scheme]]) -> list[int | None]:
+    def add(self, schemes_U: Sequence[Sequence[ShardingOption]]) -> list[int | None]:
         """For each unit the number of the option that holds its tables so; None if something rules it out.
 
         Args:
@@ -148,7 +148,7 @@ class Catalog:
         self._learn_kinds(part for schemes in schemes_U for scheme in schemes for part in scheme.parts)
         return [self._number(unit, tuple(schemes)) for unit, schemes in zip(self.units, schemes_U, strict=True)]
 
-    def _number(self, unit: Unit, schemes: tuple[Scheme, ...]) -> int | None:
+    def _number(self, unit: Unit, schemes: tuple[ShardingOption, ...]) -> int | None:
         parts = tuple(scheme.parts for scheme in schemes)
         for number, option in enumerate(unit.options):
             if tuple(scheme.parts for scheme in option.schemes) == parts:
@@ -162,7 +162,7 @@ class Catalog:
             part.placed(site, self.topology) for piece, site in zip(pieces, sites, strict=True) for part in piece.parts
         ]
 
-    def _add(self, unit: Unit, schemes: Sequence[Scheme]) -> bool:
+    def _add(self, unit: Unit, schemes: Sequence[ShardingOption]) -> bool:
         if any(why_not(scheme, self.topology) for scheme in schemes):
             return False
         pieces = []
@@ -177,7 +177,7 @@ class Catalog:
         unit.options.append(Option(schemes=tuple(schemes), pieces=tuple(pieces), in_one_node=schemes[0].in_one_node))
         return True
 
-    def _kind(self, parts: Sequence[Part]) -> int | None:
+    def _kind(self, parts: Sequence[UnplacedShard]) -> int | None:
         keys = tuple(self._key(part) for part in parts)
         if any(key in self._unpriced for key in keys):
             return None
@@ -191,15 +191,15 @@ class Catalog:
                 setattr(self, name, np.concatenate([known, known[kinds].sum(axis=0, keepdims=True)]))
         return self._kinds[keys]
 
-    def _key(self, part: Part) -> Hashable:
+    def _key(self, part: UnplacedShard) -> Hashable:
         """Parts with the same key add the same to the sums of the ranks that hold them."""
         shard = part.shard
         rows = (shard.rows.start, shard.rows.stop, shard.rows.by)
         held = (part.hold, part.exchange, part.grad_sync, part.memory)
         return (self._twins[shard.table.name], rows, shard.embedding_dim, *held)
 
-    def _learn_kinds(self, parts: Iterable[Part]) -> None:
-        new: dict[Hashable, Part] = {}
+    def _learn_kinds(self, parts: Iterable[UnplacedShard]) -> None:
+        new: dict[Hashable, UnplacedShard] = {}
         for part in parts:
             key = self._key(part)
             if key not in self._kinds and key not in self._unpriced:
@@ -226,14 +226,14 @@ class Catalog:
         self.bytes_VM = np.concatenate([self.bytes_VM, np.array(held).reshape(-1, len(LEVELS))])
 
 
-def _together(schemes: Sequence[Scheme]) -> list[tuple[Part, ...]]:
+def _together(schemes: Sequence[ShardingOption]) -> list[tuple[UnplacedShard, ...]]:
     """Parts of several tables that share a piece: what all ranks hold needs no company."""
     if all(scheme.is_everywhere for scheme in schemes):
         return [(part,) for scheme in schemes for part in scheme.parts]
     return list(zip(*(scheme.parts for scheme in schemes), strict=True))
 
 
-def _alike(of_tables: Sequence[Sequence[Scheme]]) -> list[tuple[Scheme, ...]]:
+def _alike(of_tables: Sequence[Sequence[ShardingOption]]) -> list[tuple[ShardingOption, ...]]:
     """Schemes of a unit's tables; of several tables only those that put all of them on the same ranks."""
     if len(of_tables) == 1:
         return [(scheme,) for scheme in of_tables[0]]

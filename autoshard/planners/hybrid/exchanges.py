@@ -12,7 +12,7 @@ import numpy as np
 
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.layout import Change, FloatArray, IndexArray, Layout
-from autoshard.planners.space.schemes import Hold
+from autoshard.planners.space.options import Hold
 
 #: Most pieces of the slow rank and of the others that are weighed.
 _MAX_GIVEN, _MAX_TAKEN = 24, 512

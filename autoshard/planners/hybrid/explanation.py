@@ -21,7 +21,7 @@ from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.hybrid.starts import layout_of
 from autoshard.planners.hybrid.step_search import catalog_of
 from autoshard.planners.planner import PlanRequest
-from autoshard.planners.space.schemes import schemes_of, why_not
+from autoshard.planners.space.options import enumerate_options, why_not
 from autoshard.planners.space.step_sums import PARTS
 
 #: p of the norm that tells which sites look best; only the true step is reported.
@@ -199,7 +199,7 @@ class _Explainer:
                     ruled_out="the tables must be on the same ranks",
                 )
             ]
-        for scheme in schemes_of(one.tables[0], self.catalog.topology):
+        for scheme in enumerate_options(one.tables[0], self.catalog.topology):
             reason = why_not(scheme, self.catalog.topology)
             if not reason and any(option.schemes[0].parts == scheme.parts for option in one.options):
                 continue

@@ -13,7 +13,7 @@ from autoshard.planners.hybrid.catalog import Option, Piece
 from autoshard.planners.hybrid.exchanges import best_exchanges
 from autoshard.planners.hybrid.layout import Change, FloatArray, Layout
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
-from autoshard.planners.space.schemes import Hold
+from autoshard.planners.space.options import Hold
 
 #: Changes of each kind that a step of the search prices.
 _NUM_OPTIONS, _NUM_MOVES, _NUM_EXCHANGES = 24, 8, 48

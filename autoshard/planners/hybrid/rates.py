@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.catalog import Catalog
 from autoshard.planners.hybrid.layout import FloatArray, IndexArray, Layout
-from autoshard.planners.space.schemes import Hold
+from autoshard.planners.space.options import Hold
 from autoshard.planners.space.step_sums import KERNEL_PARTS, PARTS, SYNC, MovedArray
 
 #: By how much sums are changed to see what that does: a share, and bytes where there are none.

@@ -15,7 +15,7 @@ from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
-from autoshard.planners.space.schemes import SchemeName, scheme_of_placed
+from autoshard.planners.space.options import ShardingType, option_of_placed
 
 #: Largest piece on one rank, over the mean of what ranks have, for which balanced starts are made: of all tiers, and
 #: of few.
@@ -77,7 +77,7 @@ def asked_plans(request: PlanRequest, asked: Sequence[Asked]) -> dict[str, Shard
 
 
 def layout_of(
-    catalog: Catalog, limits: Limits, plan: ShardingPlan, names: Collection[SchemeName] = tuple(SchemeName)
+    catalog: Catalog, limits: Limits, plan: ShardingPlan, names: Collection[ShardingType] = tuple(ShardingType)
 ) -> Layout | None:
     """A plan as a layout; None if it holds tables in ways that layouts do not have.
 
@@ -94,7 +94,7 @@ def layout_of(
         held.setdefault(placed.shard.table.name, []).append(placed)
     schemes_U, sites_U = [], []
     for unit in catalog.units:
-        read = [scheme_of_placed(held[table.name], catalog.topology) for table in unit.tables]
+        read = [option_of_placed(held[table.name], catalog.topology) for table in unit.tables]
         found = [one for one in read if one is not None]
         if len(found) < len(read) or any(scheme.name not in names for scheme, _ in found):
             return None

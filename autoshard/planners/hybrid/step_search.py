@@ -24,8 +24,8 @@ from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.starts import Asked, asked_plans, balanced_layouts, is_searchable, layout_of, no_room
 from autoshard.planners.neo.caches import with_grown_caches
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.space.options import ShardingOption, ShardingType, enumerate_options
 from autoshard.planners.space.placement import PlacementProblem
-from autoshard.planners.space.schemes import Scheme, SchemeName, schemes_of
 
 #: Share of the time limit that descents from each of the best starts get, before the long one from the best of them.
 _TRIAL_SHARE = 0.1
@@ -73,7 +73,7 @@ class StepSearch:
         with_groups: Whether the plan may have several replica groups.
     """
 
-    names: frozenset[SchemeName] = frozenset(SchemeName)
+    names: frozenset[ShardingType] = frozenset(ShardingType)
     steps: int = 0
     reserved_bytes: int = 0
     with_policy: bool = True
@@ -97,14 +97,14 @@ class Found:
     models: dict[str, str] = field(default_factory=dict)
 
 
-def catalog_of(request: PlanRequest, names: Collection[SchemeName] = tuple(SchemeName)) -> Catalog:
+def catalog_of(request: PlanRequest, names: Collection[ShardingType] = tuple(ShardingType)) -> Catalog:
     """Every way to hold the tables of a task, with rows behind caches where device memory is scarce."""
     topology, tables = request.topology, request.tables
     levels = _spare_levels(tables, topology)
 
-    def schemes(table: EmbeddingTable) -> list[Scheme]:
-        offered = list(schemes_of(table, topology, names))
-        simple = [scheme for scheme in offered if scheme.name is not SchemeName.ROW_TIERS]
+    def schemes(table: EmbeddingTable) -> list[ShardingOption]:
+        offered = list(enumerate_options(table, topology, names))
+        simple = [scheme for scheme in offered if scheme.name is not ShardingType.ROW_TIERS]
         for level in levels:
             for share in _CACHE_SHARES:
                 offered += [_behind_cache(scheme, level, share, topology, tables.batch_size) for scheme in simple]
@@ -206,7 +206,7 @@ def _plans(request: PlanRequest, search: StepSearch) -> dict[str, ShardingPlan]:
     """Plans of other planners that are quick enough; whole tables always."""
     plans = asked_plans(request, _HEURISTICS)
     planners = [one for one in _PLANNERS if search.with_groups or one.name != "replica-groups"]
-    if search.names == {SchemeName.TABLE_WISE}:
+    if search.names == {ShardingType.TABLE_WISE}:
         planners = []
     if search.with_policy:
         planners.append(_POLICY)
@@ -225,7 +225,7 @@ def _is_allowed(plan: ShardingPlan, search: StepSearch) -> bool:
     """Whether a plan that the search cannot work on may be the answer as it is."""
     if search.reserved_bytes or (plan.replica_groups.num_groups > 1 and not search.with_groups):
         return False
-    return search.names == frozenset(SchemeName) and _is_valid(plan)
+    return search.names == frozenset(ShardingType) and _is_valid(plan)
 
 
 def _is_valid(plan: ShardingPlan) -> bool:
@@ -259,7 +259,9 @@ def _spare_levels(tables: TableSet, topology: Topology) -> list[MemoryLevel]:
     return [level for level in (MemoryLevel.DDR, MemoryLevel.SSD) if any(memory[level] for memory in memories)]
 
 
-def _behind_cache(scheme: Scheme, level: MemoryLevel, share: float, topology: Topology, batch_size: int) -> Scheme:
+def _behind_cache(
+    scheme: ShardingOption, level: MemoryLevel, share: float, topology: Topology, batch_size: int
+) -> ShardingOption:
     """The scheme with rows in another memory, behind caches for a share of the rows that a batch hits."""
     local = scheme.parts[0].local(topology, batch_size)
     num_rows = max(1, round(share * local.access.expected_distinct(local.num_lookups)))
@@ -280,7 +282,7 @@ def _with_caches(layout: Layout) -> ShardingPlan:
 
 def _why(request: PlanRequest, catalog: Catalog, limits: Limits, search: StepSearch) -> AutoshardError:
     """Why there is no start: what whole tables lack if they have to be whole, else the memory of all ranks."""
-    if search.names == {SchemeName.TABLE_WISE}:
+    if search.names == {ShardingType.TABLE_WISE}:
         try:
             PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel)
         except InfeasiblePlanError as error:

@@ -17,8 +17,8 @@ from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.heuristics.karmarkar_karp import partition
 from autoshard.planners.neo.choice import Choice
 from autoshard.planners.space.feasibility import Filling, repair
+from autoshard.planners.space.options import Hold, UnplacedShard
 from autoshard.planners.space.placement import PlacementProblem, RankArray
-from autoshard.planners.space.schemes import Hold, Part
 
 GREEDY, KARMARKAR_KARP = "greedy", "karmarkar_karp"
 _LEVELS = tuple(MemoryLevel)
@@ -59,7 +59,7 @@ class Arrangement:
     sites: tuple[tuple[int, ...], ...]
     sums_R: FloatArray
 
-    def parts(self) -> list[tuple[Part, int]]:
+    def parts(self) -> list[tuple[UnplacedShard, int]]:
         """All parts with their sites."""
         return [
             (part, site)

@@ -18,17 +18,25 @@ from autoshard.core import EmbeddingTable, MemoryLevel, TableSet, Topology
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.cached_rows import behind_cache
 from autoshard.planners.neo.cost import CostFunction, PartCost
-from autoshard.planners.space.schemes import Hold, Part, Scheme, SchemeName, allowed_sites, schemes_of, why_not
+from autoshard.planners.space.options import (
+    Hold,
+    ShardingOption,
+    ShardingType,
+    UnplacedShard,
+    allowed_sites,
+    enumerate_options,
+    why_not,
+)
 
 #: Schemes that Neo has (Sec. 4).
-NEO_SCHEMES = (
-    SchemeName.TABLE_WISE,
-    SchemeName.ROW_WISE,
-    SchemeName.COLUMN_WISE,
-    SchemeName.DATA_PARALLEL,
-    SchemeName.TABLE_ROW_WISE,
-    SchemeName.TABLE_COLUMN_WISE,
-    SchemeName.GRID,
+NEO_TYPES = (
+    ShardingType.TABLE_WISE,
+    ShardingType.ROW_WISE,
+    ShardingType.COLUMN_WISE,
+    ShardingType.DATA_PARALLEL,
+    ShardingType.TABLE_ROW_WISE,
+    ShardingType.TABLE_COLUMN_WISE,
+    ShardingType.GRID,
 )
 #: Share of the memory that the cheapest schemes leave free which replicated tables may take: the rest is room to move.
 _REPLICAS_SHARE = 0.9
@@ -47,7 +55,7 @@ class Choice:
         sites: For each part of the first scheme, the sites that all tables' pins and memory allow.
     """
 
-    schemes: tuple[Scheme, ...]
+    schemes: tuple[ShardingOption, ...]
     costs: tuple[tuple[PartCost, ...], ...]
     part_bytes: tuple[Mapping[MemoryLevel, int], ...]
     sites: tuple[tuple[int, ...], ...]
@@ -98,7 +106,7 @@ class Chooser:
         tables: TableSet,
         topology: Topology,
         cost: CostFunction,
-        names: Collection[SchemeName],
+        names: Collection[ShardingType],
         capacity: Mapping[MemoryLevel, Sequence[int]],
         cache_policy: str,
     ) -> None:
@@ -124,8 +132,8 @@ class Chooser:
         listed = [
             [
                 self._on(level, scheme, least_cache)
-                for scheme in schemes_of(table, self._topology, self._names)
-                if level is MemoryLevel.HBM or scheme.name is not SchemeName.DATA_PARALLEL
+                for scheme in enumerate_options(table, self._topology, self._names)
+                if level is MemoryLevel.HBM or scheme.name is not ShardingType.DATA_PARALLEL
             ]
             for table in unit
         ]
@@ -177,7 +185,7 @@ class Chooser:
                 picked[index], spare, room = choice, spare - more, room - own
         return picked
 
-    def _on(self, level: MemoryLevel, scheme: Scheme, least_cache: float) -> Scheme:
+    def _on(self, level: MemoryLevel, scheme: ShardingOption, least_cache: float) -> ShardingOption:
         """The scheme with its rows on a level, behind the smallest caches."""
         if level is MemoryLevel.HBM:
             return scheme
@@ -188,14 +196,14 @@ class Chooser:
             parts.append(replace(part, memory=behind_cache(local, level, rows, self._cache_policy)))
         return replace(scheme, parts=tuple(parts))
 
-    def _choice(self, schemes: Sequence[Scheme]) -> Choice:
+    def _choice(self, schemes: Sequence[ShardingOption]) -> Choice:
         costs = tuple(self._costs(scheme) for scheme in schemes)
         held = tuple(_added(of_part) for of_part in zip(*costs, strict=True))
         parts = zip(*(scheme.parts for scheme in schemes), strict=True)
         sites = tuple(self._sites_of(same, part_held) for same, part_held in zip(parts, held, strict=True))
         return Choice(schemes=tuple(schemes), costs=costs, part_bytes=held, sites=sites)
 
-    def _costs(self, scheme: Scheme) -> tuple[PartCost, ...]:
+    def _costs(self, scheme: ShardingOption) -> tuple[PartCost, ...]:
         """Costs of the parts; column shards of one width cost the same."""
         known: dict[tuple[object, ...], PartCost] = {}
         costs = []
@@ -206,7 +214,7 @@ class Chooser:
             costs.append(known[key])
         return tuple(costs)
 
-    def _sites_of(self, parts: Sequence[Part], held: Mapping[MemoryLevel, int]) -> tuple[int, ...]:
+    def _sites_of(self, parts: Sequence[UnplacedShard], held: Mapping[MemoryLevel, int]) -> tuple[int, ...]:
         """Where the parts of a unit's tables may go together, and fit."""
         hold, pins = parts[0].hold, tuple(part.shard.table.constraints.pinned_ranks for part in parts)
         key = (hold, pins, *held.values())
@@ -232,7 +240,7 @@ class Chooser:
         )
 
 
-def _together(listed: Sequence[Sequence[Scheme]]) -> Iterator[tuple[Scheme, ...]]:
+def _together(listed: Sequence[Sequence[ShardingOption]]) -> Iterator[tuple[ShardingOption, ...]]:
     """Schemes, one for each table of a unit, that can be on the same ranks.
 
     Several tables are in one part each, all held alike; on all ranks, some may be replicated and others split by rows.
@@ -245,7 +253,7 @@ def _together(listed: Sequence[Sequence[Scheme]]) -> Iterator[tuple[Scheme, ...]
         if all(name in of_table for of_table in whole):
             yield tuple(of_table[name] for of_table in whole)
     everywhere = [
-        [scheme for name, scheme in of_table.items() if name in (SchemeName.ROW_WISE, SchemeName.DATA_PARALLEL)]
+        [scheme for name, scheme in of_table.items() if name in (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)]
         for of_table in whole
     ]
     if len(listed) <= _MAX_MIXED:

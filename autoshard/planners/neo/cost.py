@@ -19,7 +19,7 @@ from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.evaluation.cached_rows import TransferSpeeds, transfer_seconds
 from autoshard.evaluation.device_memory import DeviceMemory, device_memory
 from autoshard.evaluation.traffic import REDUCED_BYTES, PairTraffic, synced_bytes
-from autoshard.planners.space.schemes import Hold, Part
+from autoshard.planners.space.options import Hold, UnplacedShard
 
 #: A looked-up row is read by the lookup, and read and written by the update.
 _MOVES_PER_LOOKUP: Final = 3
@@ -86,7 +86,7 @@ class CostFunction:
     access_weight: float = 1.0
     payload: Payload = field(default_factory=Payload)
 
-    def of(self, part: Part) -> PartCost:
+    def of(self, part: UnplacedShard) -> PartCost:
         """The cost of a part on each of its ranks."""
         topology = self.topology
         placed = part.placed(0, topology)
@@ -108,7 +108,7 @@ class CostFunction:
             held_bytes=local.held_bytes,
         )
 
-    def fixed_s(self, parts: Iterable[Part]) -> float:
+    def fixed_s(self, parts: Iterable[UnplacedShard]) -> float:
         """Cost that a plan has whatever its volumes: latencies of its collectives, and launches of its fused kernels.
 
         Four all-to-alls where parts have owners to ask (lengths, ids, vectors, gradients), an all-reduce where rows are

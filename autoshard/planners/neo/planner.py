@@ -16,11 +16,11 @@ from autoshard.evaluation import evaluate
 from autoshard.evaluation.cached_rows import LFU, LRU
 from autoshard.planners.neo.arrangement import GREEDY, KARMARKAR_KARP, Arrangement, Arranger
 from autoshard.planners.neo.caches import FILLS, fewest_cached, levels_of, with_grown_caches
-from autoshard.planners.neo.choice import NEO_SCHEMES, Choice, Chooser
+from autoshard.planners.neo.choice import NEO_TYPES, Choice, Chooser
 from autoshard.planners.neo.cost import CostFunction
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.constraints import check_constraints, colocated
-from autoshard.planners.space.schemes import SchemeName
+from autoshard.planners.space.options import ShardingType
 
 _PLACEMENTS = (GREEDY, KARMARKAR_KARP)
 _STEP, _COST = "step", "cost"
@@ -41,7 +41,7 @@ class NeoOptions:
     """Options of the `neo` planner."""
 
     schemes: str = field(
-        default=",".join(NEO_SCHEMES),
+        default=",".join(NEO_TYPES),
         metadata={"help": "Schemes that tables may have, a comma between them."},
     )
     placement: str = field(default=KARMARKAR_KARP, metadata={"help": "How parts are placed: greedy or karmarkar_karp."})
@@ -77,7 +77,7 @@ class NeoOptions:
         AT_LEAST_0.check_fields(self, "communication_weight", "access_weight", within="options.")
         SHARE.check_fields(self, "memory_share", within="options.")
         for name in self.names:
-            check_choice(name, NEO_SCHEMES, "options.schemes")
+            check_choice(name, NEO_TYPES, "options.schemes")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ class _Planning:
             access_weight=options.access_weight,
         )
         self.capacity = _capacity(topology, options)
-        names = tuple(SchemeName(name) for name in options.names)
+        names = tuple(ShardingType(name) for name in options.names)
         self.chooser = Chooser(request.tables, topology, self.cost, names, self.capacity, options.cache_policy)
         self.arranger = Arranger(request.tables, topology, self.capacity, options.placement, request.costs.kernel)
         self.units = colocated(request.tables)

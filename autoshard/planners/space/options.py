@@ -98,7 +98,7 @@ _TIERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class UnplacedShard:
     """A shard and how it is held, but for its site.
 
     Attributes:
@@ -116,7 +116,7 @@ class Part:
     memory: MemoryPlacement = field(default_factory=MemoryPlacement)
 
     @classmethod
-    def of(cls, shard: Shard, hold: Hold, topology: Topology) -> Part:
+    def of(cls, shard: Shard, hold: Hold, topology: Topology) -> UnplacedShard:
         """The shard with the exchange that moves fewer bytes, in the device's memory."""
         return cls(
             shard=shard,
@@ -144,7 +144,7 @@ class Part:
         return local_shard(self.placed(0, topology), group_batch_size=batch_size, bags_share=share)
 
 
-class SchemeName(StrEnum):
+class ShardingType(StrEnum):
     """Ways to hold a table, by the names that Neo, FlexShard and TorchRec give them."""
 
     TABLE_WISE = "table_wise"
@@ -162,7 +162,7 @@ class SchemeName(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scheme:
+class ShardingOption:
     """The parts of a table.
 
     Attributes:
@@ -171,8 +171,8 @@ class Scheme:
         in_one_node: Whether parts on single ranks must be on ranks of one node.
     """
 
-    name: SchemeName
-    parts: tuple[Part, ...]
+    name: ShardingType
+    parts: tuple[UnplacedShard, ...]
     in_one_node: bool = False
 
     @property
@@ -183,7 +183,7 @@ class Scheme:
     @property
     def label(self) -> str:
         """Its name, with the number of column shards, or the share of lookups that each tier of rows gets."""
-        if self.name is SchemeName.ROW_TIERS:
+        if self.name is ShardingType.ROW_TIERS:
             return " + ".join(f"{part.hold.tier} {part.shard.access()[1]:.0%}" for part in self.parts)
         return f"{self.name} x{len(self.parts)}" if len(self.parts) > 1 else str(self.name)
 
@@ -197,7 +197,7 @@ class Scheme:
         """Whether all ranks hold some of every part."""
         return all(part.hold.is_everywhere for part in self.parts)
 
-    def in_memory(self, memory: MemoryPlacement) -> Scheme:
+    def in_memory(self, memory: MemoryPlacement) -> ShardingOption:
         """The same parts with their rows in another memory."""
         return replace(self, parts=tuple(replace(part, memory=memory) for part in self.parts))
 
@@ -216,9 +216,9 @@ def column_cuts(shard: Shard, num_parts: int) -> tuple[Shard, ...]:
     return tuple(replace(shard, columns=pair) for pair in pairwise(bounds))
 
 
-def schemes_of(
-    table: EmbeddingTable, topology: Topology, names: Collection[SchemeName] = tuple(SchemeName)
-) -> tuple[Scheme, ...]:
+def enumerate_options(
+    table: EmbeddingTable, topology: Topology, names: Collection[ShardingType] = tuple(ShardingType)
+) -> tuple[ShardingOption, ...]:
     """Ways to hold a table on a machine, whatever its constraints (see `why_not`); the simplest comes first.
 
     Ways that are the same there are listed once: without several nodes none is hierarchical, with one rank there is
@@ -239,36 +239,36 @@ def schemes_of(
     for name, hold, most in _offered(world, node, nodes):
         if name not in names:
             continue
-        if name is SchemeName.ROW_TIERS:
+        if name is ShardingType.ROW_TIERS:
             schemes += _row_tiers(table, topology)
         elif most == 1:
-            schemes.append(_scheme(name, [Part.of(whole, hold, topology)]))
+            schemes.append(_scheme(name, [UnplacedShard.of(whole, hold, topology)]))
         else:
             schemes += [_columns(name, table, hold, count, topology) for count in _column_counts(table, most)]
     return tuple(schemes)
 
 
-def _offered(world: int, node: int, nodes: int) -> list[tuple[SchemeName, Hold, int]]:
+def _offered(world: int, node: int, nodes: int) -> list[tuple[ShardingType, Hold, int]]:
     """Schemes that differ on a machine, how their parts are held, and the most column shards."""
-    offered = [(SchemeName.TABLE_WISE, Hold.RANK, 1)]
+    offered = [(ShardingType.TABLE_WISE, Hold.RANK, 1)]
     if world > 1:
         offered += [
-            (SchemeName.DATA_PARALLEL, Hold.EACH, 1),
-            (SchemeName.ROW_WISE, Hold.ALL, 1),
-            (SchemeName.COLUMN_WISE, Hold.RANK, world),
-            (SchemeName.ROW_TIERS, Hold.EACH, 1),
+            (ShardingType.DATA_PARALLEL, Hold.EACH, 1),
+            (ShardingType.ROW_WISE, Hold.ALL, 1),
+            (ShardingType.COLUMN_WISE, Hold.RANK, world),
+            (ShardingType.ROW_TIERS, Hold.EACH, 1),
         ]
     if node > 1 and nodes > 1:
         offered += [
-            (SchemeName.TABLE_ROW_WISE, Hold.NODE, 1),
-            (SchemeName.FLEX, Hold.EACH_NODE, 1),
-            (SchemeName.TABLE_COLUMN_WISE, Hold.RANK, node),
-            (SchemeName.GRID, Hold.NODE, nodes),
+            (ShardingType.TABLE_ROW_WISE, Hold.NODE, 1),
+            (ShardingType.FLEX, Hold.EACH_NODE, 1),
+            (ShardingType.TABLE_COLUMN_WISE, Hold.RANK, node),
+            (ShardingType.GRID, Hold.NODE, nodes),
         ]
     return offered
 
 
-def why_not(scheme: Scheme, topology: Topology) -> str:
+def why_not(scheme: ShardingOption, topology: Topology) -> str:
     """Which constraint of the table rules a scheme out; empty if none does."""
     constraints = scheme.table.constraints
     for tier in scheme.tiers:
@@ -282,7 +282,7 @@ def why_not(scheme: Scheme, topology: Topology) -> str:
     return ""
 
 
-def allowed_sites(part: Part, topology: Topology) -> tuple[int, ...]:
+def allowed_sites(part: UnplacedShard, topology: Topology) -> tuple[int, ...]:
     """Sites whose ranks the table's pins allow, memory aside."""
     sites = range(part.hold.num_sites(topology))
     if not part.shard.table.constraints.pinned_ranks:
@@ -293,7 +293,7 @@ def allowed_sites(part: Part, topology: Topology) -> tuple[int, ...]:
     )
 
 
-def scheme_of_placed(held: Sequence[PlacedShard], topology: Topology) -> tuple[Scheme, tuple[int, ...]] | None:
+def option_of_placed(held: Sequence[PlacedShard], topology: Topology) -> tuple[ShardingOption, tuple[int, ...]] | None:
     """How a plan holds a table, with the site of each part; None if that is no scheme (copies on some ranks only).
 
     Args:
@@ -308,7 +308,7 @@ def scheme_of_placed(held: Sequence[PlacedShard], topology: Topology) -> tuple[S
             return None
         first = placed.replicas[0][0]
         site = {Hold.RANK: first, Hold.NODE: topology.node_of(first)}.get(hold, 0)
-        part = Part(
+        part = UnplacedShard(
             shard=placed.shard,
             hold=hold,
             exchange=placed.exchange,
@@ -317,28 +317,30 @@ def scheme_of_placed(held: Sequence[PlacedShard], topology: Topology) -> tuple[S
         )
         parts.append(part)
         sites.append(site)
-    return Scheme(name=_name_of(parts), parts=tuple(parts)), tuple(sites)
+    return ShardingOption(name=_name_of(parts), parts=tuple(parts)), tuple(sites)
 
 
-def _name_of(parts: Sequence[Part]) -> SchemeName:
+def _name_of(parts: Sequence[UnplacedShard]) -> ShardingType:
     table, holds = parts[0].shard.table, {part.hold for part in parts}
     if len(parts) == 1:
-        return SchemeName(str(parts[0].hold.tier))
+        return ShardingType(str(parts[0].hold.tier))
     is_columns = all(part.shard.num_embeddings == table.num_embeddings for part in parts)
     if is_columns and holds == {Hold.RANK}:
-        return SchemeName.COLUMN_WISE
+        return ShardingType.COLUMN_WISE
     if is_columns and holds == {Hold.NODE}:
-        return SchemeName.GRID
-    return SchemeName.ROW_GROUPS if holds == {Hold.RANK} else SchemeName.ROW_TIERS
+        return ShardingType.GRID
+    return ShardingType.ROW_GROUPS if holds == {Hold.RANK} else ShardingType.ROW_TIERS
 
 
-def _scheme(name: SchemeName, parts: Sequence[Part]) -> Scheme:
-    return Scheme(name=name, parts=tuple(parts), in_one_node=name is SchemeName.TABLE_COLUMN_WISE)
+def _scheme(name: ShardingType, parts: Sequence[UnplacedShard]) -> ShardingOption:
+    return ShardingOption(name=name, parts=tuple(parts), in_one_node=name is ShardingType.TABLE_COLUMN_WISE)
 
 
-def _columns(name: SchemeName, table: EmbeddingTable, hold: Hold, num_parts: int, topology: Topology) -> Scheme:
+def _columns(
+    name: ShardingType, table: EmbeddingTable, hold: Hold, num_parts: int, topology: Topology
+) -> ShardingOption:
     shards = column_cuts(Shard.whole(table), num_parts)
-    return _scheme(name, [Part.of(shard, hold, topology) for shard in shards])
+    return _scheme(name, [UnplacedShard.of(shard, hold, topology) for shard in shards])
 
 
 def _column_counts(table: EmbeddingTable, most: int) -> tuple[int, ...]:
@@ -352,7 +354,7 @@ def _column_counts(table: EmbeddingTable, most: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _row_tiers(table: EmbeddingTable, topology: Topology) -> list[Scheme]:
+def _row_tiers(table: EmbeddingTable, topology: Topology) -> list[ShardingOption]:
     """Few hot rows on every rank, the rest on one rank or over all of them."""
     schemes = []
     seen: set[int] = set()
@@ -370,7 +372,10 @@ def _row_tiers(table: EmbeddingTable, topology: Topology) -> list[Scheme]:
             for start, stop in ((0, num_hot), (num_hot, table.num_embeddings))
         )
         schemes += [
-            _scheme(SchemeName.ROW_TIERS, [Part.of(hot, Hold.EACH, topology), Part.of(rest, hold, topology)])
+            _scheme(
+                ShardingType.ROW_TIERS,
+                [UnplacedShard.of(hot, Hold.EACH, topology), UnplacedShard.of(rest, hold, topology)],
+            )
             for hold in (Hold.RANK, Hold.ALL)
         ]
     return schemes

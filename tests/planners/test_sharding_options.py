@@ -27,18 +27,18 @@ from autoshard.core import (
 from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import PairTraffic, cheaper_exchange
 from autoshard.evaluation.validator import validate_plan
-from autoshard.planners.space.placement import on_all_ranks, on_rank
-from autoshard.planners.space.schemes import (
+from autoshard.planners.space.options import (
     COLUMN_STEP,
     Hold,
-    Part,
-    SchemeName,
+    ShardingType,
+    UnplacedShard,
     allowed_sites,
     column_cuts,
-    scheme_of_placed,
-    schemes_of,
+    enumerate_options,
+    option_of_placed,
     why_not,
 )
+from autoshard.planners.space.placement import on_all_ranks, on_rank
 
 LINK = Link(bytes_per_s=1e9)
 
@@ -71,25 +71,25 @@ def plan_of(scheme, topology):
 
 @pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.SEQUENCE])
 def test_every_scheme_makes_a_valid_plan_from_which_it_is_read_again(table, two_nodes, pooling):
-    schemes = schemes_of(replace(table, pooling=pooling), two_nodes)
-    assert {scheme.name for scheme in schemes} == set(SchemeName) - {SchemeName.ROW_GROUPS}
+    schemes = enumerate_options(replace(table, pooling=pooling), two_nodes)
+    assert {scheme.name for scheme in schemes} == set(ShardingType) - {ShardingType.ROW_GROUPS}
     for scheme in schemes:
         plan, sites = plan_of(scheme, two_nodes)
         validate_plan(plan)
-        found, at = scheme_of_placed(plan.shards, two_nodes)
+        found, at = option_of_placed(plan.shards, two_nodes)
         assert (found.parts, list(at)) == (scheme.parts, sites)
 
 
 def test_what_is_the_same_on_a_machine_is_listed_once(table, make_topology):
-    assert [scheme.name for scheme in schemes_of(table, make_topology(1))] == [SchemeName.TABLE_WISE]
-    of_one_node = {scheme.name for scheme in schemes_of(table, make_topology(8))}
+    assert [scheme.name for scheme in enumerate_options(table, make_topology(1))] == [ShardingType.TABLE_WISE]
+    of_one_node = {scheme.name for scheme in enumerate_options(table, make_topology(8))}
     assert of_one_node.isdisjoint(
-        {SchemeName.FLEX, SchemeName.GRID, SchemeName.TABLE_ROW_WISE, SchemeName.TABLE_COLUMN_WISE}
+        {ShardingType.FLEX, ShardingType.GRID, ShardingType.TABLE_ROW_WISE, ShardingType.TABLE_COLUMN_WISE}
     )
 
 
 def test_ranks_hold_what_the_part_says(table, two_nodes):
-    for scheme in schemes_of(table, two_nodes):
+    for scheme in enumerate_options(table, two_nodes):
         plan, _ = plan_of(scheme, two_nodes)
         held = {local for locals_ in plan.local_shards() for local in locals_}
         assert held == {part.local(two_nodes, 64) for part in scheme.parts}
@@ -127,7 +127,7 @@ def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha
     shard = Shard(table=table, rows=rows, columns=columns)
     topology = nodes_of_four(8)
     hold = {Tier.ROW_WISE: Hold.ALL, Tier.FLEX: Hold.EACH_NODE, Tier.DATA_PARALLEL: Hold.EACH}[tier]
-    held = Part.of(shard, hold, topology).placed(0, topology)
+    held = UnplacedShard.of(shard, hold, topology).placed(0, topology)
     assert held == on_all_ranks(shard, tier, topology)
 
     def forward_bytes(exchange):
@@ -141,7 +141,7 @@ def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha
     else:
         # Roundings of the two sides' products may differ in the last bit.
         assert forward_bytes(held.exchange) <= min(map(forward_bytes, Exchange)) * (1 + 1e-12)
-    assert Part.of(shard, Hold.RANK, topology).placed(3, topology) == on_rank(shard, 3)
+    assert UnplacedShard.of(shard, Hold.RANK, topology).placed(3, topology) == on_rank(shard, 3)
 
 
 def test_rows_over_eight_ranks_are_sent_by_lookup(make_table):
@@ -154,22 +154,24 @@ def test_rows_over_eight_ranks_are_sent_by_lookup(make_table):
 
 def test_constraints_say_what_they_rule_out(table, two_nodes):
     pinned = replace(table, constraints=Constraints(pinned_ranks=(4, 5, 6, 7)))
-    left = {scheme.name for scheme in schemes_of(pinned, two_nodes) if not why_not(scheme, two_nodes)}
+    left = {scheme.name for scheme in enumerate_options(pinned, two_nodes) if not why_not(scheme, two_nodes)}
     assert left == {
-        *(SchemeName.TABLE_WISE, SchemeName.COLUMN_WISE, SchemeName.TABLE_ROW_WISE),
-        *(SchemeName.TABLE_COLUMN_WISE, SchemeName.GRID),
+        *(ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.TABLE_ROW_WISE),
+        *(ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID),
     }
-    by_name = {scheme.name: scheme for scheme in schemes_of(pinned, two_nodes)}
-    assert allowed_sites(by_name[SchemeName.TABLE_ROW_WISE].parts[0], two_nodes) == (1,)
-    assert why_not(by_name[SchemeName.ROW_WISE], two_nodes) == "the table is pinned to ranks 4, 5, 6, 7"
+    by_name = {scheme.name: scheme for scheme in enumerate_options(pinned, two_nodes)}
+    assert allowed_sites(by_name[ShardingType.TABLE_ROW_WISE].parts[0], two_nodes) == (1,)
+    assert why_not(by_name[ShardingType.ROW_WISE], two_nodes) == "the table is pinned to ranks 4, 5, 6, 7"
     barred = replace(table, constraints=Constraints(forbidden_tiers=(Tier.DATA_PARALLEL,)))
-    reasons = {scheme.name: why_not(scheme, two_nodes) for scheme in schemes_of(barred, two_nodes)}
-    assert reasons[SchemeName.ROW_TIERS] == reasons[SchemeName.DATA_PARALLEL] == "the table forbids tier data_parallel"
-    assert not reasons[SchemeName.FLEX]
+    reasons = {scheme.name: why_not(scheme, two_nodes) for scheme in enumerate_options(barred, two_nodes)}
+    assert (
+        reasons[ShardingType.ROW_TIERS] == reasons[ShardingType.DATA_PARALLEL] == "the table forbids tier data_parallel"
+    )
+    assert not reasons[ShardingType.FLEX]
     paired = replace(table, constraints=Constraints(colocate_with=("u",)))
-    reasons = {scheme.name: why_not(scheme, two_nodes) for scheme in schemes_of(paired, two_nodes)}
-    assert reasons[SchemeName.COLUMN_WISE] == "the table must be on the ranks of u"
-    assert not reasons[SchemeName.ROW_WISE]
+    reasons = {scheme.name: why_not(scheme, two_nodes) for scheme in enumerate_options(paired, two_nodes)}
+    assert reasons[ShardingType.COLUMN_WISE] == "the table must be on the ranks of u"
+    assert not reasons[ShardingType.ROW_WISE]
 
 
 def test_holds_say_how_many_ranks_take_part(two_nodes):
