@@ -20,11 +20,11 @@ def pipe(tmp_path):
 
 
 @pytest.mark.parametrize("read", READERS)
-def test_devices_pipes_sockets_and_folders_are_not_opened(read, pipe, tmp_path):
+def test_devices_pipes_sockets_and_folders_are_not_opened(read, pipe, tmp_path, monkeypatch):
     link = tmp_path / "link.json"
     link.symlink_to("/dev/zero")
     with socket.socket(socket.AF_UNIX) as server:
-        os.chdir(tmp_path)  # paths of sockets are short
+        monkeypatch.chdir(tmp_path)  # paths of sockets are short
         server.bind("socket")
         for path, got in ((pipe, "a pipe"), (link, "a device"), (tmp_path / "socket", "a socket")):
             with pytest.raises(FormatError, match=f"must be a regular file, got {got}") as caught:

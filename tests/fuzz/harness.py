@@ -32,6 +32,10 @@ _DIGITS = string.digits + " "
 _WARNING = re.compile(r"^\S*:\d+: \w*Warning: ", re.MULTILINE)
 
 
+#: Characters of an argument that are shown of a case: some are as long as a command line may be.
+_LONGEST_SHOWN = 200
+
+
 @dataclass(frozen=True)
 class Case:
     """A command with the files that it finds.
@@ -47,7 +51,8 @@ class Case:
     needs: tuple[str, ...] = ()
 
     def __repr__(self):
-        return f"Case({self.arguments}, {sorted(self.files)})"
+        arguments = ", ".join(repr(argument[:_LONGEST_SHOWN]) for argument in self.arguments)
+        return f"Case(({arguments}), {sorted(self.files)})"
 
     def to_json(self):
         files = {name: _content_to_json(content) for name, content in self.files.items()}
