@@ -5,7 +5,7 @@ The names here start runs in child processes and need no torch. A trainer that a
 """
 
 from autoshard.runtime.launch import RunProgress, run_plan, run_requests, verify_plan
-from autoshard.runtime.ownership import TableOwners
+from autoshard.runtime.ownership import ownership_of
 from autoshard.runtime.results import Device, Engine, RankTiming, RunRequest, RunResult, Verification
 
 __all__ = [
@@ -15,8 +15,8 @@ __all__ = [
     "RunProgress",
     "RunRequest",
     "RunResult",
-    "TableOwners",
     "Verification",
+    "ownership_of",
     "run_plan",
     "run_requests",
     "verify_plan",

@@ -1,11 +1,11 @@
 """Batches of ids as the runtime takes them.
 
-Shape suffixes: F features, B samples of the local batch, L lookups.
+Shape suffixes: F features, B samples of the local batch, L lookups, C columns of all pooled features, D embedding dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,6 +55,19 @@ class BatchOfIds:
     def to(self, device: torch.device) -> BatchOfIds:
         """The same batch on a device."""
         return BatchOfIds(self.lengths_FB.to(device), self.ids_L.to(device))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedded:
+    """Embeddings of a local batch.
+
+    Attributes:
+        pooled_BC: Pooled features side by side, in the plan's order.
+        sequences: Rows of each sequence feature by name, in the order of its ids; (L, D) each.
+    """
+
+    pooled_BC: torch.Tensor
+    sequences: Mapping[str, torch.Tensor]
 
 
 class KeyedJagged(Protocol):

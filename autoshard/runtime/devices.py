@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from autoshard.core.errors import DeviceError
-from autoshard.runtime.ownership import TableOwners
+from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.results import Device
 
 
@@ -31,7 +31,7 @@ def choose_device(wanted: Set[Device]) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def check_memory(owners: TableOwners, process: int, device: torch.device) -> None:
+def check_memory(owners: Ownership, process: int, device: torch.device) -> None:
     """Refuses tables that the device cannot hold; on a CPU the system would end the process without a word.
 
     Args:
@@ -43,10 +43,10 @@ def check_memory(owners: TableOwners, process: int, device: torch.device) -> Non
         DeviceError: If the tables and their optimizer state need more than is free.
     """
     if device.type == "cuda":
-        tables, free_bytes = owners.tables_of(process), torch.cuda.mem_get_info(device)[0]
+        processes, free_bytes = [process], torch.cuda.mem_get_info(device)[0]
     else:
-        tables, free_bytes = owners.tables.tables, _free_host_bytes()
-    needed_bytes = sum(table.storage_bytes for table in tables)
+        processes, free_bytes = list(range(owners.num_processes)), _free_host_bytes()
+    needed_bytes = sum(owners.storage_bytes(one) for one in processes)
     if needed_bytes > free_bytes:
         raise DeviceError(
             f"the tables need {needed_bytes:,} bytes on this {device.type}, {free_bytes:,} are free: "

@@ -22,7 +22,7 @@ from typing import IO, Any
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
 from autoshard.formats import atomic_write, read_plan
 from autoshard.runtime.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord
-from autoshard.runtime.ownership import TableOwners, even_share
+from autoshard.runtime.ownership import even_share, ownership_of
 from autoshard.runtime.results import RunRequest, RunResult, Verification
 
 DEFAULT_TIMEOUT_S = 3600.0
@@ -171,7 +171,7 @@ def running_workers(
 def _check(request: RunRequest, nproc: int) -> None:
     plan = read_plan(request.plan_path)
     try:
-        TableOwners.of_plan(plan, nproc)
+        ownership_of(plan, nproc)
         even_share(request.batch_size or plan.tables.batch_size, nproc)
     except InvalidOptionError:
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,8 @@ import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
-from autoshard.runtime.ownership import TableOwners, even_share
+from autoshard.runtime.engine.holdings import Ownership
+from autoshard.runtime.ownership import even_share, ownership_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +20,13 @@ class Participation:
     """Which processes execute a plan, and this one's place among them.
 
     Attributes:
-        owners: The process that holds each table.
+        owners: Who holds what.
         group: The processes.
         device: Where this one has its tables and batches.
         local_batch_size: Samples per process and step.
     """
 
-    owners: TableOwners
+    owners: Ownership
     group: dist.ProcessGroup
     device: torch.device
     local_batch_size: int
@@ -38,29 +40,32 @@ class Participation:
         local_batch_size: int | None = None,
         group: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
+        row_orders: Mapping[str, torch.Tensor] | None = None,
     ) -> Participation:
         """Reads the plan and checks that all processes mean the same; all of them have to call it.
 
         Args:
-            plan: A plan of whole tables.
+            plan: The plan.
             settings: Whatever else has to be the same everywhere; compared by `repr`.
             local_batch_size: Samples per process and step; None for an even share of the plan's batch.
             group: The processes; None for all.
             device: Where tables and batches are; None for the CPU.
+            row_orders: Row ids in falling access frequency, by table.
 
         Raises:
             InvalidPlanError: If the plan holds tables in a way that is not executed.
             InputError: If the processes do not agree, or the plan's batch cannot be shared evenly.
         """
         members = group or dist.distributed_c10d._get_default_group()
-        owners = TableOwners.of_plan(plan, members.size())
+        owners = ownership_of(plan, members.size())
         part = cls(
             owners=owners,
             group=members,
             device=device or torch.device("cpu"),
             local_batch_size=local_batch_size or even_share(plan.tables.batch_size, members.size()),
         )
-        part._check((owners.identity, settings, part.local_batch_size))
+        orders = {name: _digest(ids.cpu().numpy().tobytes()) for name, ids in sorted((row_orders or {}).items())}
+        part._check((owners.identity, settings, plan.payload, part.local_batch_size, orders))
         return part
 
     @property
@@ -75,11 +80,11 @@ class Participation:
 
     @property
     def feature_dims(self) -> tuple[int, ...]:
-        """Their embedding dims."""
+        """Their embedding dims, sequences among them."""
         return tuple(table.embedding_dim for table in self.owners.tables.tables for _ in table.features)
 
     def _check(self, statement: object) -> None:
-        digest = hashlib.sha256(repr(statement).encode()).digest()
+        digest = _digest(repr(statement).encode())
         own = torch.tensor([int.from_bytes(digest[:7], "little")], dtype=torch.int64, device=self.device)
         everybody = own.new_empty(self.group.size())
         dist.all_gather_single(everybody, own, group=self.group)
@@ -88,3 +93,7 @@ class Participation:
             raise InputError(
                 f"process {different[0]} has another plan, batch size or settings than process {self.process}"
             )
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()

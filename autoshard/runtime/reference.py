@@ -10,20 +10,25 @@ features, N rows, D embedding dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import embedding_bag
+from torch.nn.functional import embedding, embedding_bag
 
-from autoshard.core import EmbeddingTable, Optimizer, TableSet
+from autoshard.core import EmbeddingTable, Optimizer, Pooling, RowsBy, ShardingPlan, TableSet
 from autoshard.core.errors import ExecutionError, InvalidOptionError
-from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.dense import DenseModel
+from autoshard.runtime.engine.addresses import RowOrder
 from autoshard.runtime.results import RunRequest, Verification
 from autoshard.runtime.synthetic import Samples, draw_samples
 from autoshard.runtime.training import EmbeddingEngine, TrainingStep
 from autoshard.runtime.weights import initialise
+
+#: Row ids and columns that have moments of their own.
+MomentBlock: TypeAlias = tuple[torch.Tensor, tuple[int, int]]
 
 #: The reference holds every table, and a dense gradient of it, on one process.
 MAX_VERIFIED_BYTES = 2**30
@@ -37,10 +42,19 @@ class ReferenceEmbeddings:
         learning_rate: Learning rate.
         eps: Added to the root of the moments.
         seed: Seed of the initial weights.
+        blocks: For each table, the rows and columns that share moments of row-wise AdaGrad; left out, whole rows do.
     """
 
-    def __init__(self, tables: TableSet, *, learning_rate: float, eps: float, seed: int) -> None:
-        self._tables = tables.tables
+    def __init__(
+        self,
+        tables: TableSet,
+        *,
+        learning_rate: float,
+        eps: float,
+        seed: int,
+        blocks: Mapping[str, Sequence[MomentBlock]] | None = None,
+    ) -> None:
+        self._tables, self._blocks = tables.tables, blocks or {}
         self._learning_rate = learning_rate
         self._eps = eps
         self.weights: dict[str, torch.Tensor] = {}
@@ -49,19 +63,20 @@ class ReferenceEmbeddings:
             weights_ND = torch.empty(table.num_embeddings, table.embedding_dim)
             initialise(weights_ND, table, seed)
             self.weights[table.name] = weights_ND.requires_grad_()
-            row_wise = table.optimizer is Optimizer.ROWWISE_ADAGRAD
-            self.moments[table.name] = torch.zeros(len(weights_ND)) if row_wise else torch.zeros_like(weights_ND)
+            self.moments[table.name] = torch.zeros(table.num_embeddings, table.embedding_dim)
 
-    def __call__(self, ids: BatchOfIds) -> torch.Tensor:
-        """Pooled embeddings, shape (G, C)."""
-        features = [table for table in self._tables for _ in table.features]
-        per_feature = ids.per_feature()
-        pooled = []
-        for table, feature_ids, lengths in zip(features, per_feature, ids.lengths_FB, strict=True):
-            offsets = torch.cumsum(lengths, 0) - lengths
+    def __call__(self, ids: BatchOfIds) -> Embedded:
+        """Embeddings of all samples."""
+        features = [(table, feature.name) for table in self._tables for feature in table.features]
+        pooled, sequences = [torch.empty(ids.batch_size, 0)], {}
+        for (table, name), feature_ids, lengths in zip(features, ids.per_feature(), ids.lengths_FB, strict=True):
             weights_ND = self.weights[table.name]
+            if table.pooling is Pooling.SEQUENCE:
+                sequences[name] = embedding(feature_ids, weights_ND)
+                continue
+            offsets = torch.cumsum(lengths, 0) - lengths
             pooled.append(embedding_bag(feature_ids, weights_ND, offsets, mode=table.pooling.value))
-        return torch.cat(pooled, dim=1)
+        return Embedded(torch.cat(pooled, dim=1), sequences)
 
     def step(self) -> None:
         """Updates all tables from their gradients and forgets these.
@@ -82,8 +97,10 @@ class ReferenceEmbeddings:
         if table.optimizer is Optimizer.SGD:
             step_ND = gradient_ND
         elif table.optimizer is Optimizer.ROWWISE_ADAGRAD:
-            moments += gradient_ND.square().mean(dim=1)
-            step_ND = gradient_ND / (moments.sqrt() + self._eps).unsqueeze(1)
+            whole = (torch.arange(table.num_embeddings), (0, table.embedding_dim))
+            for rows_L, (first, last) in self._blocks.get(table.name, [whole]):
+                moments[rows_L, first:last] += gradient_ND[rows_L, first:last].square().mean(dim=1, keepdim=True)
+            step_ND = gradient_ND / (moments.sqrt() + self._eps)
         else:
             moments += gradient_ND.square()
             step_ND = gradient_ND / (moments.sqrt() + self._eps)
@@ -95,23 +112,54 @@ class Reference:
     """A whole DLRM on one process, trained on global batches.
 
     Args:
-        tables: The tables.
+        plan: The plan; of its shards only columns matter, which have moments of their own.
         dense: A model whose layers have the weights to start from; it is not changed.
         request: Learning rate, epsilon and seed.
+        row_orders: Row ids in falling access frequency, by table.
     """
 
-    def __init__(self, tables: TableSet, dense: DenseModel, request: RunRequest) -> None:
+    def __init__(
+        self,
+        plan: ShardingPlan,
+        dense: DenseModel,
+        request: RunRequest,
+        row_orders: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         self.embeddings = ReferenceEmbeddings(
-            tables, learning_rate=request.learning_rate, eps=request.eps, seed=request.seed
+            plan.tables,
+            learning_rate=request.learning_rate,
+            eps=request.eps,
+            seed=request.seed,
+            blocks=moment_blocks(plan, row_orders or {}),
         )
         self.dense = dense
-        self._train = TrainingStep(self.embeddings, dense, request.learning_rate)
+        self._train = TrainingStep(self.embeddings, plan.tables, dense, request.learning_rate)
 
     def step(self, samples: Samples) -> torch.Tensor:
-        """Trains on one global batch; returns its pooled embeddings before the update, shape (G, C)."""
-        pooled_GC = self._train(samples).pooled_BC
+        """Trains on one global batch; returns the vectors of its features before the update, shape (G, C)."""
+        vectors_GC = self._train(samples).vectors_BC
         self.embeddings.step()
-        return pooled_GC
+        return vectors_GC
+
+
+def moment_blocks(plan: ShardingPlan, row_orders: Mapping[str, torch.Tensor]) -> dict[str, list[MomentBlock]]:
+    """For each table, the row ids and columns of its shards.
+
+    Args:
+        plan: The plan.
+        row_orders: Row ids in falling access frequency, by table.
+    """
+    blocks: dict[str, list[MomentBlock]] = {table.name: [] for table in plan.tables.tables}
+    for placed in plan.shards:
+        shard = placed.shard
+        rows_L = torch.arange(shard.rows.start, shard.rows.stop)
+        ids_N = row_orders.get(shard.table.name)
+        if ids_N is not None and shard.rows.by is RowsBy.ACCESS_RANK:
+            all_rows = shard.table.num_embeddings
+            ranks_L = RowOrder(ids_N, all_rows, torch.device("cpu")).ranks(torch.arange(all_rows))
+            rows_L = ((ranks_L >= shard.rows.start) & (ranks_L < shard.rows.stop)).nonzero().squeeze(1)
+        blocks[shard.table.name].append((rows_L, shard.columns))
+    return blocks
 
 
 def global_samples(parts: Sequence[Samples]) -> Samples:
@@ -164,19 +212,19 @@ def compare(
     for step in range(request.verify_steps):
         needed = (rank,) if reference is None else range(world_size)
         parts = {process: draw_samples(tables, num_dense, B, (request.seed, step, process)) for process in needed}
-        pooled_BC = training(parts[rank].to(device)).pooled_BC
-        pooled_GC = pooled_BC.new_empty(world_size * B, pooled_BC.shape[1])
-        dist.all_gather_single(pooled_GC, pooled_BC.contiguous())
+        vectors_BC = training(parts[rank].to(device)).vectors_BC
+        vectors_GC = vectors_BC.new_empty(world_size * B, vectors_BC.shape[1])
+        dist.all_gather_single(vectors_GC, vectors_BC.contiguous())
         if reference is not None:
-            output_error = max(output_error, _error(pooled_GC, reference.step(global_samples(list(parts.values())))))
+            output_error = max(output_error, _error(vectors_GC, reference.step(global_samples(list(parts.values())))))
     for table in tables.tables:
         state = engine.table_state(table.name)
         if reference is not None:
             weight_error = max(weight_error, _error(state.weights_ND, reference.embeddings.weights[table.name]))
-            if state.moments is not None:
+            if state.moments_ND is not None:
                 moments = reference.embeddings.moments[table.name]
                 largest = moments.max().clamp(min=torch.finfo(torch.float32).tiny)
-                moment_error = max(moment_error, _error(state.moments / largest.to(device), moments / largest))
+                moment_error = max(moment_error, _error(state.moments_ND / largest.to(device), moments / largest))
     if reference is None:
         return None
     for own, expected in zip(training.dense.parameters(), reference.dense.parameters(), strict=True):

@@ -78,7 +78,8 @@ class RankTiming:
         forward_kernel_ms: Fused lookups.
         forward_exchange_ms: All-to-all of pooled embeddings and putting them in order, waiting included.
         backward_exchange_ms: All-to-all of their gradients, waiting included.
-        backward_kernel_ms: Fused backward kernels with the optimizer.
+        backward_kernel_ms: Backward kernels with the optimizer.
+        sync_ms: Sums of gradients of rows that several processes hold, waiting included.
     """
 
     process: int
@@ -89,6 +90,7 @@ class RankTiming:
     forward_exchange_ms: float
     backward_exchange_ms: float
     backward_kernel_ms: float
+    sync_ms: float = 0.0
 
     @property
     def kernel_ms(self) -> float:

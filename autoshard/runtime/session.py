@@ -18,10 +18,12 @@ import torch.distributed as dist
 from autoshard.core import DenseLayers, ShardingPlan
 from autoshard.core.errors import ExecutionError
 from autoshard.formats import read_plan
+from autoshard.formats.row_orders import read_row_orders
 from autoshard.runtime.dense import DenseModel, default_layers
 from autoshard.runtime.devices import check_memory, choose_device
-from autoshard.runtime.fused import FusedSettings
-from autoshard.runtime.ownership import TableOwners
+from autoshard.runtime.engine.fused import FusedSettings
+from autoshard.runtime.engine.holdings import Ownership
+from autoshard.runtime.ownership import ownership_of
 from autoshard.runtime.reference import Reference, check_verifiable, compare
 from autoshard.runtime.results import Device, Engine, RankTiming, RunRequest, RunResult, Verification
 from autoshard.runtime.synthetic import Samples, draw_samples
@@ -68,7 +70,7 @@ class Session:
         plan = read_plan(request.plan_path)
         batch_size = request.batch_size or plan.tables.batch_size
         plan = replace(plan, tables=replace(plan.tables, batch_size=batch_size))
-        check_memory(TableOwners.of_plan(plan, dist.get_world_size()), dist.get_rank(), self._device)
+        check_memory(ownership_of(plan, dist.get_world_size()), dist.get_rank(), self._device)
         if request.verify_steps:
             check_verifiable(plan.tables)
         timer = StepTimer(self._device)
@@ -85,10 +87,10 @@ class Session:
         layers = plan.tables.dense or default_layers(engine.feature_dims)
         smooth = request.verify_steps > 0
         dense = DenseModel(layers, engine.feature_dims, request.seed, smooth=smooth).to(self._device)
-        training = TrainingStep(engine, dense, request.learning_rate, dist.group.WORLD)
+        training = TrainingStep(engine, plan.tables, dense, request.learning_rate, dist.group.WORLD)
         verification = None
         if request.verify_steps:
-            verification = self._verified(request, engine, training, layers)
+            verification = self._verified(request, plan, engine, training, layers)
         batches = self._batches(request, engine, layers.num_dense_features)
         measured_SM = self._steps(request, training, batches, timer)
         measured_PSM = measured_SM.new_empty(dist.get_world_size(), *measured_SM.shape)
@@ -96,12 +98,17 @@ class Session:
         return _summary(request, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification)
 
     def _verified(
-        self, request: RunRequest, engine: EmbeddingEngine, training: TrainingStep, layers: DenseLayers
+        self,
+        request: RunRequest,
+        plan: ShardingPlan,
+        engine: EmbeddingEngine,
+        training: TrainingStep,
+        layers: DenseLayers,
     ) -> Verification | None:
         reference = None
         if dist.get_rank() == 0:
             untrained = DenseModel(layers, engine.feature_dims, request.seed, smooth=True)
-            reference = Reference(engine.owners.tables, untrained, request)
+            reference = Reference(plan, untrained, request, _row_orders(plan, request))
         return compare(engine, training, reference, request, layers.num_dense_features)
 
     def _batches(self, request: RunRequest, engine: EmbeddingEngine, num_dense: int) -> list[Samples]:
@@ -160,12 +167,21 @@ def make_engine(
         return TorchRecEmbeddings(plan, settings, device=device, timer=timer)
     from autoshard.runtime.embeddings import ShardedEmbeddings
 
-    return ShardedEmbeddings(plan, settings, device=device, timer=timer)
+    orders = _row_orders(plan, request)
+    return ShardedEmbeddings(plan, settings, device=device, timer=timer, row_orders=orders)
+
+
+def _row_orders(plan: ShardingPlan, request: RunRequest) -> dict[str, torch.Tensor]:
+    """Row orders of tables whose order is not that of their ids.
+
+    Generated batches follow the access profiles, whose access ranks are row ids: tables without an order are in theirs.
+    """
+    return {name: torch.from_numpy(ids_N) for name, ids_N in read_row_orders(plan, request.plan_path).items()}
 
 
 def _summary(
     request: RunRequest,
-    owners: TableOwners,
+    owners: Ownership,
     interaction: str,
     device: torch.device,
     measured_PSM: torch.Tensor,

@@ -1,4 +1,4 @@
-"""The state of one table.
+"""The state of one table, gathered from all processes.
 
 Shape suffixes: N rows, D embedding dim.
 """
@@ -10,40 +10,69 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from autoshard.core import DType, Optimizer
+from autoshard.core import EmbeddingTable, Optimizer
+from autoshard.runtime.engine.addresses import RowOrder
+from autoshard.runtime.engine.holdings import Holding
+from autoshard.runtime.engine.places import held_chunks
+from autoshard.runtime.engine.replicated import TORCH_DTYPES
 from autoshard.runtime.participation import Participation
-
-_TORCH_DTYPE = {DType.FP32: torch.float32, DType.FP16: torch.float16}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableState:
-    """Weights of a table, shape (N, D), and the optimizer's moments: (N,) row-wise, (N, D) else, None for SGD."""
+    """Weights of a table, and the optimizer's moments, both of shape (N, D).
 
+    Attributes:
+        weights_ND: The weights.
+        moments_ND: For each weight the moment that its updates are divided by: row-wise AdaGrad has one for a row, or
+            for each part of its columns that is a shard. None for SGD.
+    """
+
+    weights_ND: torch.Tensor
+    moments_ND: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldState:
+    """Weights and moments of what one process has of a holding, one row per place.
+
+    Attributes:
+        holding: The holding.
+        weights_ND: Weights.
+        moments: Moments: (N,) row-wise, (N, D) else; None for SGD.
+    """
+
+    holding: Holding
     weights_ND: torch.Tensor
     moments: torch.Tensor | None
 
 
-def broadcast_state(name: str, own: TableState | None, part: Participation) -> TableState:
+def gathered_state(
+    table: EmbeddingTable, held: list[HeldState], order: RowOrder | None, part: Participation
+) -> TableState:
     """Gives every process the state of a table; all of them have to call it.
 
     Args:
-        name: Name of the table.
-        own: The state, on the table's owner; None elsewhere.
+        table: The table.
+        held: What this process has of it.
+        order: Its row order; None for that of the ids.
         part: The processes.
     """
-    table, owner = part.owners.tables[name], part.owners.owner(name)
-    rows, dim = table.num_embeddings, table.embedding_dim
-    shapes = {Optimizer.ROWWISE_ADAGRAD: (rows,), Optimizer.ADAGRAD: (rows, dim)}
-
-    def broadcast(value: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        tensor = torch.empty(shape, dtype=dtype, device=part.device)
-        if value is not None:
-            tensor.copy_(value.detach().view(shape))
-        dist.broadcast(tensor, group=part.group, group_src=owner)
-        return tensor
-
-    weights_ND = broadcast(own.weights_ND if own else None, (rows, dim), _TORCH_DTYPE[table.dtype])
-    if table.optimizer not in shapes:
-        return TableState(weights_ND, None)
-    return TableState(weights_ND, broadcast(own.moments if own else None, shapes[table.optimizer], torch.float32))
+    shape = (table.num_embeddings, table.embedding_dim)
+    weights_ND = torch.zeros(shape, dtype=TORCH_DTYPES[table.dtype], device=part.device)
+    moments_ND = None if table.optimizer is Optimizer.SGD else torch.zeros(shape, device=part.device)
+    for state in held:
+        # One of those who have the same rows gives them.
+        if any(part.process in of[1:] for of in state.holding.sync_groups() if len(of) > 1):
+            continue
+        first, last = state.holding.columns
+        for start, rows_L, places_L in held_chunks(state.holding, part.process, order):
+            rows_L, places_L = (rows_L + start).to(part.device), places_L.to(part.device)
+            weights_ND[rows_L, first:last] = state.weights_ND[places_L].detach()
+            if moments_ND is not None and state.moments is not None:
+                moments = state.moments.view(len(state.weights_ND), -1)[places_L]
+                moments_ND[rows_L, first:last] = moments.expand(-1, last - first).detach()
+    dist.all_reduce(weights_ND, group=part.group)
+    if moments_ND is not None:
+        dist.all_reduce(moments_ND, group=part.group)
+    return TableState(weights_ND, moments_ND)

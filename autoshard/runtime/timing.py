@@ -19,6 +19,7 @@ class Part(StrEnum):
     FORWARD_EXCHANGE = "forward_exchange_ms"
     BACKWARD_EXCHANGE = "backward_exchange_ms"
     BACKWARD_KERNEL = "backward_kernel_ms"
+    SYNC = "sync_ms"
 
 
 class StepTimer:

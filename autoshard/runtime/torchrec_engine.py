@@ -21,10 +21,12 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 
 from autoshard.core import DType, Pooling, ShardingPlan
 from autoshard.core.errors import InvalidPlanError
-from autoshard.runtime.batch import BatchOfIds
-from autoshard.runtime.fused import FUSED_OPTIMIZERS, FusedSettings
+from autoshard.core.quoting import shown
+from autoshard.runtime.batch import BatchOfIds, Embedded
+from autoshard.runtime.engine.fused import FUSED_OPTIMIZERS, FusedSettings
+from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.participation import Participation
-from autoshard.runtime.state import TableState, broadcast_state
+from autoshard.runtime.state import HeldState, TableState, gathered_state
 from autoshard.runtime.timing import Part, StepTimer
 from autoshard.runtime.weights import initialise
 
@@ -62,22 +64,21 @@ class TorchRecEmbeddings:
         timer: StepTimer | None = None,
     ) -> None:
         self._part = Participation.agree(plan, settings, local_batch_size=local_batch_size, group=group, device=device)
+        self._owner_T = _owners(self._part.owners)
         self.owners, self.local_batch_size = self._part.owners, self._part.local_batch_size
         self.feature_dims = self._part.feature_dims
         self._features = [f"feature_{index}" for index in range(len(self.feature_dims))]
         self._timer = timer or StepTimer(self._part.device, enabled=False)
         processes = range(self._part.group.size())
-        self._placeholders = {
-            process: _placeholder(process) for process in processes if process not in self.owners.owner_T
-        }
+        self._placeholders = {process: _placeholder(process) for process in processes if process not in self._owner_T}
         self._sharded: Any = self._shard(settings)
         self._kernels = self._find_kernels()
         for index, table in enumerate(plan.tables.tables):
             if _name(index) in self._kernels:
                 initialise(self._kernels[_name(index)].weights_ND, table, settings.seed)
 
-    def __call__(self, ids: BatchOfIds) -> torch.Tensor:
-        """Pooled embeddings of the local batch, shape (B, C), features in the plan's order."""
+    def __call__(self, ids: BatchOfIds) -> Embedded:
+        """Pooled embeddings of the local batch."""
         context = self._sharded.create_context()
         with self._timer.measure(Part.INPUT):
             distributed = self._sharded.input_dist(context, self._keyed(ids)).wait().wait()
@@ -87,12 +88,14 @@ class TorchRecEmbeddings:
             pooled_BC: torch.Tensor = KeyedTensor.regroup([output], [self._features])[0]
         if pooled_BC.requires_grad:
             pooled_BC.register_hook(lambda _: self._timer.begin(Part.BACKWARD_EXCHANGE))  # type: ignore[no-untyped-call]
-        return pooled_BC
+        return Embedded(pooled_BC, {})
 
     def table_state(self, name: str) -> TableState:
         """A table's weights and moments, on every process. All processes have to call it."""
-        index = self.owners.tables.tables.index(self.owners.tables[name])
-        return broadcast_state(name, self._kernels.get(_name(index)), self._part)
+        table = self.owners.tables[name]
+        index = self.owners.tables.tables.index(table)
+        held = [] if _name(index) not in self._kernels else [self._kernels[_name(index)]]
+        return gathered_state(table, held, None, self._part)
 
     def close(self) -> None:
         """Lets go of TorchRec's modules; without this, processes may abort when the group is destroyed after it."""
@@ -120,7 +123,7 @@ class TorchRecEmbeddings:
                 "bounds_check_mode": BoundsCheckMode.FATAL,
             }
         )
-        owners = {_name(index): owner for index, owner in enumerate(self.owners.owner_T)}
+        owners = {_name(index): owner for index, owner in enumerate(self._owner_T)}
         owners |= {placeholder.name: process for process, placeholder in self._placeholders.items()}
         module_plan = construct_module_sharding_plan(
             collection,
@@ -154,16 +157,19 @@ class TorchRecEmbeddings:
             for index, table in enumerate(self.owners.tables.tables)
         ]
 
-    def _find_kernels(self) -> dict[str, TableState]:
+    def _find_kernels(self) -> dict[str, HeldState]:
         """State of the tables here, by TorchRec's names; its `modules()` does not lead to them."""
-        found: dict[str, TableState] = {}
+        found: dict[str, HeldState] = {}
+        holdings = {_name(one.table): one for one in self.owners.holdings}
         for lookup in self._sharded._lookups:
             for kernel in lookup._emb_modules:
                 fused = kernel.emb_module
                 states = fused.split_optimizer_states()
                 for index, config in enumerate(kernel.config.embedding_tables):
                     moments = states[index][0] if states and states[index] else None
-                    found[config.name] = TableState(fused.split_embedding_weights()[index], moments)
+                    if config.name in holdings:
+                        weights_ND = fused.split_embedding_weights()[index]
+                        found[config.name] = HeldState(holdings[config.name], weights_ND, moments)
                 fused.register_forward_pre_hook(self._before_kernel)
                 fused.register_forward_hook(self._after_kernel)
         return found
@@ -183,6 +189,25 @@ class TorchRecEmbeddings:
         if empty:
             lengths_FB = torch.cat([lengths_FB, lengths_FB.new_zeros(len(empty), ids.batch_size)])
         return KeyedJaggedTensor(keys=self._features + empty, values=ids.ids_L, lengths=lengths_FB.reshape(-1))
+
+
+def _owners(ownership: Ownership) -> list[int]:
+    """The process of each table.
+
+    Raises:
+        InvalidPlanError: If a table is not whole on one process, or is a sequence table.
+    """
+    owners = {}
+    for one in ownership.holdings:
+        is_whole = one.is_whole and one.embedding_dim == one.of.embedding_dim and len(one.owners(0)) == 1
+        if not is_whole or one.is_replicated or one.of.pooling is Pooling.SEQUENCE:
+            raise InvalidPlanError(
+                f"the torchrec engine executes table_wise tables with sums or means; {shown(one.of.name)} is held "
+                "otherwise: use the thin engine",
+                field="shards",
+            )
+        owners[one.table] = one.owners(0)[0]
+    return [owners[index] for index in range(len(owners))]
 
 
 def _name(index: int) -> str:

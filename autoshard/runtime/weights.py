@@ -31,13 +31,24 @@ def initial_chunks(table: EmbeddingTable, seed: int) -> Iterator[tuple[int, torc
     Yields:
         First row of the chunk, and its weights, fp32 of shape (N, D), uniform in [-1/sqrt(rows), 1/sqrt(rows)).
     """
-    bound = 1 / math.sqrt(table.num_embeddings)
     for start in range(0, table.num_embeddings, CHUNK_ROWS):
-        rows = min(CHUNK_ROWS, table.num_embeddings - start)
-        digest = hashlib.sha256(f"{seed}/{start // CHUNK_ROWS}/{table.name}".encode()).digest()
-        rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
-        drawn_ND = rng.random((rows, table.embedding_dim), dtype=np.float32)
-        yield start, torch.from_numpy(drawn_ND).mul_(2 * bound).sub_(bound)
+        yield start, initial_chunk(table, start, seed)
+
+
+def initial_chunk(table: EmbeddingTable, start: int, seed: int) -> torch.Tensor:
+    """One piece of a table's initial weights, see `initial_chunks`.
+
+    Args:
+        table: The table.
+        start: First row of the chunk, a multiple of `CHUNK_ROWS`.
+        seed: Same seed, same weights.
+    """
+    bound = 1 / math.sqrt(table.num_embeddings)
+    rows = min(CHUNK_ROWS, table.num_embeddings - start)
+    digest = hashlib.sha256(f"{seed}/{start // CHUNK_ROWS}/{table.name}".encode()).digest()
+    rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+    drawn_ND = rng.random((rows, table.embedding_dim), dtype=np.float32)
+    return torch.from_numpy(drawn_ND).mul_(2 * bound).sub_(bound)
 
 
 def initialise(weights_ND: torch.Tensor, table: EmbeddingTable, seed: int) -> None:

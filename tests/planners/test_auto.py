@@ -22,7 +22,7 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.space.options import ShardingType
 from autoshard.planning import compare, make_costs, make_plan
-from autoshard.runtime.ownership import TableOwners
+from autoshard.runtime.ownership import ownership_of
 
 KERNEL = {"steps": 400, "objective": "kernel"}
 STEP = {"steps": 20, "policy": False}
@@ -132,7 +132,7 @@ def test_plans_that_the_runtime_executes(draw_task, make_request, options):
     plan = AutoPlanner().plan(make_request(draw_task(20, 4, seed=5), options=options, time_limit_s=SECONDS))
     assert all(placed.shard == Shard.whole(placed.shard.table) for placed in plan.shards)
     assert {placed.tier for placed in plan.shards} == {Tier.TABLE_WISE}
-    assert TableOwners.of_plan(plan, 4).plan_world_size == 4
+    assert ownership_of(plan, 4).plan_world_size == 4
 
 
 def test_tiers_are_kept_to_and_memory_stays_free(draw_task, make_request, make_topology):

@@ -5,7 +5,7 @@ import torch
 
 from autoshard.core.errors import DeviceError
 from autoshard.runtime.devices import check_memory, choose_device
-from autoshard.runtime.ownership import TableOwners
+from autoshard.runtime.ownership import ownership_of
 from autoshard.runtime.results import Device
 
 
@@ -25,7 +25,7 @@ def test_processes_without_a_gpu_each_use_the_cpu():
 
 def test_tables_that_do_not_fit_are_refused(make_plan, make_table, monkeypatch):
     # Plans are checked against their own topology, which may be larger than the machine that executes them.
-    owners = TableOwners.of_plan(make_plan([make_table("t", 1000, 16)], [0]), 2)
+    owners = ownership_of(make_plan([make_table("t", 1000, 16)], [0]), 2)
     check_memory(owners, 0, torch.device("cpu"))
     monkeypatch.setattr("autoshard.runtime.devices._free_host_bytes", lambda: 67_999)
     with pytest.raises(DeviceError, match=r"^the tables need 68,000 bytes on this cpu, 67,999 are free: scale them"):

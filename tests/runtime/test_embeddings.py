@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from autoshard.core import DType, Feature, Optimizer, Pooling
-from autoshard.core.errors import InputError, InvalidPlanError
+from autoshard.core.errors import InputError
 from autoshard.runtime.batch import BatchOfIds, as_batch
 from autoshard.runtime.dense import DenseModel, default_layers
 from autoshard.runtime.embeddings import ShardedEmbeddings
-from autoshard.runtime.fused import FusedSettings
+from autoshard.runtime.engine.fused import FusedSettings
 from autoshard.runtime.reference import Reference, ReferenceEmbeddings, compare
 from autoshard.runtime.results import RunRequest
 from autoshard.runtime.synthetic import draw_samples
@@ -37,13 +37,13 @@ def plan(make_plan, tables):
 
 
 def reference_output(plan, batch):
-    return ReferenceEmbeddings(plan.tables, learning_rate=0.05, eps=1e-8, seed=0)(batch)
+    return ReferenceEmbeddings(plan.tables, learning_rate=0.05, eps=1e-8, seed=0)(batch).pooled_BC
 
 
 def test_features_come_out_in_the_plans_order(plan):
     embeddings = ShardedEmbeddings(plan, SETTINGS)
     batch = draw_samples(plan.tables, 1, BATCH_SIZE, (0,)).ids
-    output_BC = embeddings(batch)
+    output_BC = embeddings(batch).pooled_BC
     assert embeddings.feature_names == ["a", "b", "u.ids", "v.ids"]
     assert embeddings.feature_dims == (8, 8, 12, 4)
     assert torch.allclose(output_BC, reference_output(plan, batch), atol=1e-6)
@@ -55,9 +55,9 @@ def test_keyed_jagged_tensors_may_have_another_order(plan):
     batch = draw_samples(plan.tables, 1, BATCH_SIZE, (1,)).ids
     keyed = KeyedJaggedTensor(keys=["a", "b", "u.ids", "v.ids"], values=batch.ids_L, lengths=batch.lengths_FB.view(-1))
     embeddings = ShardedEmbeddings(plan, SETTINGS)
-    expected_BC = embeddings(batch)
-    assert torch.equal(embeddings(keyed), expected_BC)
-    assert torch.equal(embeddings(keyed.permute([2, 0, 3, 1])), expected_BC)
+    expected_BC = embeddings(batch).pooled_BC
+    assert torch.equal(embeddings(keyed).pooled_BC, expected_BC)
+    assert torch.equal(embeddings(keyed.permute([2, 0, 3, 1])).pooled_BC, expected_BC)
     with pytest.raises(InputError, match=r"^keys: has no feature 'b'"):
         embeddings(keyed.permute([0, 2, 3]))
     weighted = KeyedJaggedTensor(
@@ -73,9 +73,9 @@ def test_half_precision_weights_train(make_plan, make_table):
     embeddings = ShardedEmbeddings(plan, SETTINGS)
     batch = draw_samples(plan.tables, 1, BATCH_SIZE, (2,)).ids
     before = embeddings.table_state("t").weights_ND.clone()
-    embeddings(batch).square().mean().backward()
+    embeddings(batch).pooled_BC.square().mean().backward()
     reference = ReferenceEmbeddings(plan.tables, learning_rate=0.05, eps=1e-8, seed=0)
-    reference(batch).square().mean().backward()
+    reference(batch).pooled_BC.square().mean().backward()
     reference.step()
     after = embeddings.table_state("t").weights_ND
     assert after.dtype == torch.float16
@@ -111,18 +111,12 @@ def test_batches_of_another_shape_are_refused(plan):
     assert as_batch(batch, embeddings.feature_names) is batch
 
 
-def test_sequence_tables_are_refused(make_plan, make_table):
-    plan = make_plan([make_table("s", pooling=Pooling.SEQUENCE)], [0], world_size=1)
-    with pytest.raises(InvalidPlanError, match="'s' is a sequence table"):
-        ShardedEmbeddings(plan, SETTINGS)
-
-
 def compared(plan, settings, request):
     embeddings = ShardedEmbeddings(plan, settings)
     layers = default_layers(embeddings.feature_dims)
     dense, same_dense = (DenseModel(layers, embeddings.feature_dims, 0) for _ in range(2))
-    training = TrainingStep(embeddings, dense, request.learning_rate)
-    reference = Reference(plan.tables, same_dense, request)
+    training = TrainingStep(embeddings, plan.tables, dense, request.learning_rate)
+    reference = Reference(plan, same_dense, request)
     return compare(embeddings, training, reference, request, layers.num_dense_features)
 
 
@@ -143,10 +137,10 @@ def test_the_comparison_notices_what_differs(plan, settings, error):
 def test_a_timer_counts_every_part(plan):
     timer = StepTimer(torch.device("cpu"))
     embeddings = ShardedEmbeddings(plan, SETTINGS, timer=timer)
-    embeddings(draw_samples(plan.tables, 1, BATCH_SIZE, (5,)).ids).sum().backward()
+    embeddings(draw_samples(plan.tables, 1, BATCH_SIZE, (5,)).ids).pooled_BC.sum().backward()
     parts = timer.take()
     assert set(parts) == set(Part)
-    assert all(milliseconds > 0 for milliseconds in parts.values())
+    assert all((milliseconds > 0) == (part is not Part.SYNC) for part, milliseconds in parts.items())
     assert not any(timer.take().values())
 
 

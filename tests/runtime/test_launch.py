@@ -166,5 +166,5 @@ def test_bad_plans_name_their_file(plan, tmp_path):
         ),
         odd,
     )
-    with pytest.raises(InvalidPlanError, match=r"odd.json: tables.tables\[0\].embedding_dim: must be a multiple of 4"):
+    with pytest.raises(InvalidPlanError, match=r"odd.json: shards\[0\].columns: must be a multiple of 4"):
         run_plan(odd, 2)

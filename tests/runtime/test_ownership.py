@@ -9,35 +9,28 @@ from autoshard.core import (
     MemoryLevel,
     MemoryPlacement,
     Optimizer,
-    Payload,
-    PlacedShard,
-    Pooling,
     ReplicaGroups,
-    Shard,
-    Split,
-    Tier,
 )
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
-from autoshard.runtime.ownership import TableOwners, even_share
+from autoshard.runtime.ownership import even_share, ownership_of
 
 
 def test_ranks_are_folded_onto_processes(make_plan, make_table):
     tables = [make_table(f"t{index}") for index in range(5)]
     plan = make_plan(tables, [0, 3, 7, 4, 3], world_size=8)
-    owners = TableOwners.of_plan(plan, 4)
-    assert owners.owner_T == (0, 3, 3, 0, 3)
+    owners = ownership_of(plan, 4)
+    assert [one.owners(0) for one in owners.holdings] == [(0,), (3,), (3,), (0,), (3,)]
     assert owners.is_folded
     assert owners.plan_ranks_of(3) == (3, 7)
     assert [table.name for table in owners.tables_of(0)] == ["t0", "t3"]
     assert owners.tables_of(1) == ()
-    assert owners.owner("t2") == 3
-    assert not TableOwners.of_plan(plan, 8).is_folded
+    assert not ownership_of(plan, 8).is_folded
 
 
 @pytest.mark.parametrize("num_processes", [0, 3])
 def test_the_number_of_processes_lies_within_the_ranks(make_plan, make_table, num_processes):
     with pytest.raises(InvalidOptionError, match=r"nproc: must be in \[1, 2\]"):
-        TableOwners.of_plan(make_plan([make_table("t")], [0]), num_processes)
+        ownership_of(make_plan([make_table("t")], [0]), num_processes)
 
 
 def test_a_batch_is_shared_evenly():
@@ -48,17 +41,16 @@ def test_a_batch_is_shared_evenly():
 
 def test_the_same_tables_elsewhere_are_another_identity(make_plan, make_table):
     tables = [make_table("a"), make_table("b")]
-    here, there = (TableOwners.of_plan(make_plan(tables, ranks), 2) for ranks in ([0, 1], [1, 0]))
+    here, there = (ownership_of(make_plan(tables, ranks), 2) for ranks in ([0, 1], [1, 0]))
     assert here.identity != there.identity
-    assert here.identity == TableOwners.of_plan(make_plan(tables, [0, 1]), 2).identity
+    assert here.identity == ownership_of(make_plan(tables, [0, 1]), 2).identity
 
 
 REFUSED_TABLES = [
-    ({"pooling": Pooling.SEQUENCE}, r"tables.tables\[0\].pooling", "sum and mean pooling"),
     ({"dtype": DType.BF16}, r"tables.tables\[0\].dtype", "fp32 and fp16"),
     ({"dtype": DType.INT8}, r"tables.tables\[0\].dtype", "fp32 and fp16"),
     ({"optimizer": Optimizer.ADAM}, r"tables.tables\[0\].optimizer", "sgd, rowwise_adagrad, adagrad"),
-    ({"embedding_dim": 6}, r"tables.tables\[0\].embedding_dim", "multiple of 4"),
+    ({"embedding_dim": 6}, r"shards\[0\].columns", "multiple of 4"),
 ]
 
 
@@ -66,49 +58,10 @@ REFUSED_TABLES = [
 def test_tables_that_cannot_be_executed_are_refused(make_plan, make_table, options, field, accepted):
     plan = make_plan([make_table("t", **options)], [0])
     with pytest.raises(InvalidPlanError, match=f"^{field}: .*{accepted}"):
-        TableOwners.of_plan(plan, 2)
+        ownership_of(plan, 2)
 
 
-def halves_of_rows(table):
-    whole = Shard.whole(table)
-    middle = table.num_embeddings // 2
-    return (
-        replace(whole, rows=replace(whole.rows, stop=middle)),
-        replace(whole, rows=replace(whole.rows, start=middle)),
-    )
-
-
-def halves_of_columns(table):
-    middle = table.embedding_dim // 2
-    return (
-        replace(Shard.whole(table), columns=(0, middle)),
-        replace(Shard.whole(table), columns=(middle, table.embedding_dim)),
-    )
-
-
-REFUSED_SHARDS = [
-    (halves_of_rows, "rows"),
-    (halves_of_columns, "columns"),
-]
-
-
-@pytest.mark.parametrize(("cut", "field"), REFUSED_SHARDS)
-def test_parts_of_tables_are_refused(make_plan, make_table, cut, field):
-    table = make_table("t")
-    shards = tuple(PlacedShard.table_wise(part, rank) for rank, part in enumerate(cut(table)))
-    plan = replace(make_plan([table], [0]), shards=shards)
-    with pytest.raises(InvalidPlanError, match=rf"^shards\[0\].{field}: the runtime executes table_wise shards"):
-        TableOwners.of_plan(plan, 2)
-
-
-def test_rows_over_ranks_are_refused(make_plan, make_table):
-    table = make_table("t")
-    shard = PlacedShard(shard=Shard.whole(table), tier=Tier.ROW_WISE, replicas=((0, 1),), split=Split.BLOCK)
-    with pytest.raises(InvalidPlanError, match=r"^shards\[0\].tier: .* got row_wise"):
-        TableOwners.of_plan(replace(make_plan([table], [0]), shards=(shard,)), 2)
-
-
-def test_other_memory_groups_and_payloads_are_refused(make_plan, make_table):
+def test_other_memory_and_groups_are_refused(make_plan, make_table):
     table = make_table("t")
     plan = make_plan([table], [0])
     cached = replace(plan.shards[0], memory=MemoryPlacement(level=MemoryLevel.DDR))
@@ -116,11 +69,10 @@ def test_other_memory_groups_and_payloads_are_refused(make_plan, make_table):
     refused = {
         r"shards\[0\].memory": replace(plan, topology=roomy, shards=(cached,)),
         "replica_groups.num_groups": replace(plan, replica_groups=ReplicaGroups(num_groups=2)),
-        "payload.backward": replace(plan, payload=Payload(backward=DType.FP16)),
     }
     for field, bad in refused.items():
         with pytest.raises(InvalidPlanError, match=f"^{field}: the runtime "):
-            TableOwners.of_plan(bad, 2)
+            ownership_of(bad, 2)
 
 
 def test_plans_that_are_not_valid_are_refused(make_plan, make_table):
@@ -128,4 +80,4 @@ def test_plans_that_are_not_valid_are_refused(make_plan, make_table):
     plan = make_plan(tables, [0, 1])
     for shards in (plan.shards[:1], (*plan.shards, plan.shards[0])):
         with pytest.raises(InvalidPlanError):
-            TableOwners.of_plan(replace(plan, shards=shards), 2)
+            ownership_of(replace(plan, shards=shards), 2)

@@ -32,7 +32,7 @@ BATCH = BatchOfIds(torch.tensor([[2, 1]]), torch.tensor([0, 2, 2]))
 )
 def test_bags_are_pooled(make_table, pooling, expected):
     reference = one_table(make_table("t", 3, 4, pooling=pooling))
-    assert reference(BATCH).tolist() == expected
+    assert reference(BATCH).pooled_BC.tolist() == expected
 
 
 # The gradient is [1, 2, 3, 4] for the first bag and [2, 0, 0, 0] for the second: row 0 gets the first, row 2 the
@@ -53,7 +53,7 @@ def test_bags_are_pooled(make_table, pooling, expected):
 def test_optimizers_take_the_step_of_their_formula(make_table, optimizer, step_0, step_2):
     reference = one_table(make_table("t", 3, 4, optimizer=optimizer))
     before = reference.weights["t"].detach().clone()
-    reference(BATCH).backward(torch.tensor([[1.0, 2, 3, 4], [2, 0, 0, 0]]))
+    reference(BATCH).pooled_BC.backward(torch.tensor([[1.0, 2, 3, 4], [2, 0, 0, 0]]))
     reference.step()
     moved = (before - reference.weights["t"].detach()) / 0.5
     assert torch.allclose(moved, torch.tensor([step_0, [0.0] * 4, step_2]), atol=1e-6)
@@ -66,8 +66,8 @@ def test_local_batches_make_the_global_batch(make_table):
     parts = [draw_samples(tables, 3, 2, (0, 0, process)) for process in range(2)]
     whole = global_samples(parts)
     reference = ReferenceEmbeddings(tables, learning_rate=1.0, eps=1.0, seed=0)
-    separate = torch.cat([reference(part.ids) for part in parts])
-    assert torch.equal(reference(whole.ids), separate)
+    separate = torch.cat([reference(part.ids).pooled_BC for part in parts])
+    assert torch.equal(reference(whole.ids).pooled_BC, separate)
     assert torch.equal(whole.labels_B, torch.cat([part.labels_B for part in parts]))
     assert not torch.equal(parts[0].ids.ids_L, parts[1].ids.ids_L)
 

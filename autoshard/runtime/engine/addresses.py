@@ -1,0 +1,333 @@
+"""The address map: from ids to the processes that hold their rows, and the places of the rows there.
+
+Shape suffixes: F features that are cut, B samples of a local batch, L lookups, D destinations, E ranges of the
+features, K parts of the ranges, N ordered rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from autoshard.core import Split
+from autoshard.core.errors import InputError
+from autoshard.runtime.engine.holdings import Holding
+
+#: A process, and the holding that it is asked for.
+Destination: TypeAlias = tuple[int, int]
+
+#: Multipliers of hashed splits are below this, so that products with row ids stay within 64 bits.
+_MAX_MULTIPLIER = 1 << 20
+#: Probes of the hash map that are tried at once are vectors over all ids that are still unknown.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+class RowOrder:
+    """Access ranks of the rows of one table, from the ids that are listed in falling access frequency.
+
+    A listed id has its place in the list. All others have ranks behind the list in an order of their own, which needs
+    no memory: an id that is no rank of the list keeps its number, and those that are take the numbers of listed ids
+    beyond the list. Every lookup takes a constant number of steps, and memory is that of the listed rows.
+
+    Args:
+        ids_N: Listed ids, each once.
+        num_rows: Rows of the table.
+        device: Where batches are.
+
+    Raises:
+        InputError: If an id is no row, or listed twice.
+    """
+
+    def __init__(self, ids_N: torch.Tensor, num_rows: int, device: torch.device) -> None:
+        ids_N = ids_N.to(device=device, dtype=torch.int64)
+        N = len(ids_N)
+        if N and (int(ids_N.min()) < 0 or int(ids_N.max()) >= num_rows):
+            raise InputError(f"must be rows 0 to {num_rows - 1}", field="row order")
+        if len(torch.unique(ids_N)) < N:
+            raise InputError("must list each row once", field="row order")
+        self._num_rows = num_rows
+        ranks_N = torch.arange(N, device=device)
+        is_low_N = ids_N < N
+        # Ranks of ids below N: their place, or for those that are not listed a number that a listed id has given up.
+        self._low_N = torch.full((N,), -1, dtype=torch.int64, device=device)
+        self._low_N[ids_N[is_low_N]] = ranks_N[is_low_N]
+        high, high_ranks = ids_N[~is_low_N], ranks_N[~is_low_N]
+        self._low_N[self._low_N < 0] = high.sort().values
+        self._slots, self._shift = _hash_map(high, high_ranks, device)
+
+    @property
+    def num_ordered(self) -> int:
+        """N."""
+        return len(self._low_N)
+
+    def ranks(self, ids_L: torch.Tensor) -> torch.Tensor:
+        """Access ranks of ids, shape (L,), int64."""
+        ranks_L = ids_L.long().clone()
+        low = (ids_L < self.num_ordered).nonzero().squeeze(1)
+        high = (ids_L >= self.num_ordered).nonzero().squeeze(1)
+        if len(low):
+            ranks_L[low] = self._low_N[ranks_L[low]]
+        if len(high) and len(self._slots):
+            ranks_L[high] = self._known(ranks_L[high])
+        return ranks_L
+
+    def _known(self, ids_L: torch.Tensor) -> torch.Tensor:
+        """Ranks of listed ids, and other ids as they are."""
+        found_L, mask = ids_L.clone(), len(self._slots) - 1
+        slot_L = _slot(ids_L, self._shift)
+        left = torch.arange(len(ids_L), device=ids_L.device)
+        while len(left):
+            keys = self._slots[slot_L, 0]
+            is_hit = keys == ids_L[left]
+            found_L[left[is_hit]] = self._slots[slot_L[is_hit], 1]
+            goes_on = ~is_hit & (keys >= 0)
+            left, slot_L = left[goes_on], (slot_L[goes_on] + 1) & mask
+        return found_L
+
+
+def _hash_map(keys: torch.Tensor, values: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, int]:
+    """Slots with a key and a value each, at most half of them full, and how far hashes are shifted."""
+    if not len(keys):
+        return torch.empty(0, 2, dtype=torch.int64, device=device), 0
+    bits = max(1, (2 * len(keys) - 1).bit_length())
+    slots = torch.full((1 << bits, 2), -1, dtype=torch.int64, device=device)
+    shift, mask = 64 - bits, (1 << bits) - 1
+    left, slot = torch.arange(len(keys), device=device), _slot(keys, 64 - bits)
+    while len(left):
+        is_free = slots[slot, 0] < 0
+        # Of those that want the same free slot, one gets it; the others find it taken and go on.
+        slots[slot[is_free], 0] = keys[left[is_free]]
+        is_mine = slots[slot, 0] == keys[left]
+        slots[slot[is_mine], 1] = values[left[is_mine]]
+        left, slot = left[~is_mine], (slot[~is_mine] + 1) & mask
+    return slots, shift
+
+
+def _slot(ids_L: torch.Tensor, shift: int) -> torch.Tensor:
+    mixed = ids_L * _GOLDEN
+    # Shifts of signed numbers keep the sign, which a mask takes off.
+    return (mixed >> shift) & ((1 << (64 - shift)) - 1)
+
+
+def hash_multiplier(num_rows: int) -> int:
+    """A multiplier that permutes rows: it has no divisor in common with their number."""
+    multiplier = min(_MAX_MULTIPLIER - 1, max(1, int(num_rows * 0.6180339887)))
+    while _gcd(multiplier, num_rows) != 1:
+        multiplier -= 1
+    return max(multiplier, 1)
+
+
+def _gcd(one: int, other: int) -> int:
+    while other:
+        one, other = other, one % other
+    return one
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CutFeature:
+    """Where the rows of one feature's table are, for one reader.
+
+    Attributes:
+        feature: The feature.
+        holdings: Those that have rows of the table, in columns that are cut by rows alike.
+    """
+
+    feature: int
+    holdings: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bucketized:
+    """Lookups by destination.
+
+    Attributes:
+        lengths_DFB: Bag lengths by destination; of one batch, int32.
+        offsets_L: Places of the rows among those that the destination holds of the holding.
+        lookups_L: Lookup of the cut features that each is of.
+    """
+
+    lengths_DFB: torch.Tensor
+    offsets_L: torch.Tensor
+    lookups_L: torch.Tensor
+
+
+class AddressMap:
+    """Addresses of one reader, for the features of tables that it reads from several places.
+
+    An id becomes a position (itself, or its access rank), the position a range and a part of it by arithmetic, and
+    these a virtual address: the places of all destinations, one destination after the other. FBGEMM's bucketing then
+    deals the addresses to the destinations. None of it depends on how many rows there are.
+
+    Args:
+        cut: The features.
+        holdings: Of the plan.
+        reader: The process that looks up.
+        orders: Row orders by table, of tables that are cut by access rank; those without one are in the order of ids.
+        device: Where batches are.
+    """
+
+    def __init__(
+        self,
+        cut: Sequence[CutFeature],
+        holdings: Sequence[Holding],
+        reader: int,
+        orders: Mapping[str, RowOrder],
+        device: torch.device,
+    ) -> None:
+        self._device = device
+        self.destinations: list[list[Destination]] = []
+        self._orders: list[RowOrder | None] = []
+        range_starts: list[list[int]] = []
+        first_range: list[int] = []
+        spans: list[tuple[int, int, int, int, int]] = []
+        parts: list[int] = []
+        bounds: list[torch.Tensor] = []
+        for one in cut:
+            table = holdings[one.holdings[0]].of
+            first_range.append(len(spans))
+            pairs = sorted({(p, h) for h in one.holdings for p in holdings[h].owners(reader)})
+            self.destinations.append(pairs)
+            self._orders.append(orders.get(table.name))
+            sizes = [holdings[holding].num_rows(process) for process, holding in pairs]
+            base = dict(zip(pairs, _sums(sizes), strict=False))
+            nowhere = sum(sizes)
+            listed = _ranges(one, holdings, reader, base, nowhere, table.num_embeddings)
+            range_starts.append([start for start, *_ in listed])
+            for start, num_parts, kind, block, bases in listed:
+                spans.append((start, num_parts, kind, block, len(parts)))
+                parts += bases
+            bounds.append(torch.tensor(_sums(sizes), dtype=torch.int64))
+        self.num_buckets = max((len(pairs) + 1 for pairs in self.destinations), default=0)
+        self._bounds = [_padded(one, self.num_buckets, device) for one in bounds]
+        self._blocks_F = torch.ones(len(cut), dtype=torch.int64, device=device)
+        self._first_range_F = torch.tensor(first_range, dtype=torch.int64, device=device)
+        self._spans_E5 = torch.tensor(spans, dtype=torch.int64, device=device).reshape(-1, 5)
+        self._parts_K = torch.tensor(parts, dtype=torch.int64, device=device)
+        self._starts = [torch.tensor(starts, dtype=torch.int64, device=device) for starts in range_starts]
+        multipliers = [hash_multiplier(block) if kind == _HASH else 1 for _, _, kind, block, _ in spans]
+        self._multipliers_E = torch.tensor(multipliers, dtype=torch.int64, device=device)
+        self._kinds = {kind for _, _, kind, _, _ in spans}
+
+    def __call__(self, lengths_FB: torch.Tensor, ids_L: torch.Tensor, counts_F: Sequence[int]) -> Bucketized:
+        """Deals a batch's lookups to their destinations.
+
+        Args:
+            lengths_FB: Bag lengths of the cut features, int32.
+            ids_L: Their ids, rows of their tables.
+            counts_F: Lookups of each feature, on the host.
+        """
+        addresses_L = self._addresses(ids_L.long(), counts_F)
+        lengths, offsets_L, _, _, order_L = torch.ops.fbgemm.block_bucketize_sparse_features(
+            lengths_FB.reshape(-1),
+            addresses_L,
+            False,
+            True,
+            self._blocks_F,
+            self.num_buckets,
+            None,
+            None,
+            -1,
+            self._bounds,
+        )
+        lookups_L = torch.empty_like(order_L)
+        lookups_L[order_L] = torch.arange(len(order_L), device=order_L.device, dtype=order_L.dtype)
+        return Bucketized(lengths.view(self.num_buckets, *lengths_FB.shape), offsets_L, lookups_L)
+
+    def _addresses(self, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
+        """Virtual addresses, shape (L,)."""
+        position_L = self._positions(ids_L, counts_F)
+        range_L = torch.repeat_interleave(
+            self._first_range_F, torch.tensor(counts_F, device=self._device), output_size=len(ids_L)
+        )
+        start = 0
+        for starts, count in zip(self._starts, counts_F, strict=True):
+            if len(starts) > 1 and count:
+                inner = position_L[start : start + count]
+                range_L[start : start + count] += torch.searchsorted(starts, inner, right=True) - 1
+            start += count
+        span_L5 = self._spans_E5[range_L]
+        first_L, num_parts_L, kind_L, block_L, bases_L = span_L5.unbind(1)
+        inner_L = position_L - first_L
+        if _HASH in self._kinds:
+            # A permutation of the range's rows; the range's rows are kept where others keep blocks.
+            hashed_L = inner_L * self._multipliers_E[range_L] % block_L.clamp(min=1)
+            inner_L = torch.where(kind_L == _HASH, hashed_L, inner_L)
+        if self._kinds == {_BLOCK}:
+            part_L = torch.div(inner_L, block_L, rounding_mode="floor")
+            place_L = inner_L - part_L * block_L
+        else:
+            place_L = torch.div(inner_L, num_parts_L, rounding_mode="floor")
+            part_L = inner_L - place_L * num_parts_L
+            if _BLOCK in self._kinds:
+                block_part_L = torch.div(inner_L, block_L.clamp(min=1), rounding_mode="floor")
+                is_block_L = kind_L == _BLOCK
+                part_L = torch.where(is_block_L, block_part_L, part_L)
+                place_L = torch.where(is_block_L, inner_L - block_part_L * block_L, place_L)
+        return self._parts_K[bases_L + part_L] + place_L
+
+    def _positions(self, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
+        if not any(self._orders):
+            return ids_L
+        position_L, start = ids_L.clone(), 0
+        for order, count in zip(self._orders, counts_F, strict=True):
+            if order is not None and count:
+                position_L[start : start + count] = order.ranks(ids_L[start : start + count])
+            start += count
+        return position_L
+
+
+#: Kinds of spans: full blocks of rows to each part, rows in turn, or rows in turn after a permutation.
+_BLOCK, _CYCLIC, _HASH = range(3)
+_KINDS = {Split.BLOCK: _BLOCK, Split.CYCLIC: _CYCLIC, Split.HASH: _HASH}
+_Listed: TypeAlias = tuple[int, int, int, int, list[int]]
+
+
+def _ranges(
+    one: CutFeature,
+    holdings: Sequence[Holding],
+    reader: int,
+    base: Mapping[Destination, int],
+    nowhere: int,
+    num_rows: int,
+) -> list[_Listed]:
+    """First position, number of parts, kind, block (or rows), and the address of each part, of a feature's ranges."""
+    listed: list[_Listed] = []
+    for index in one.holdings:
+        holding = holdings[index]
+        for number, held in enumerate(holding.ranges):
+            owners = held.replicas[held.read_by[reader]]
+            places = []
+            for part, process in enumerate(owners):
+                mine = [own for own in holding.parts_of(process) if (own.range, own.part) == (number, part)]
+                places.append(base[process, index] + mine[0].offset if mine else 0)
+            block = held.num_rows if held.split is Split.HASH else -(-held.num_rows // held.num_parts)
+            listed.append((held.start, held.num_parts, _KINDS[held.split], block, places))
+    listed.sort(key=lambda span: span[0])
+    # Rows of other column shards' ranges go nowhere.
+    filled: list[_Listed] = []
+    end = 0
+    covered = sorted((held.start, held.stop) for index in one.holdings for held in holdings[index].ranges)
+    for span, (start, stop) in zip(listed, covered, strict=True):
+        if start > end:
+            filled.append((end, 1, _BLOCK, start - end, [nowhere]))
+        filled.append(span)
+        end = stop
+    if end < num_rows:
+        filled.append((end, 1, _BLOCK, num_rows - end, [nowhere]))
+    return filled
+
+
+def _sums(sizes: Sequence[int]) -> list[int]:
+    sums = [0]
+    for size in sizes:
+        sums.append(sums[-1] + size)
+    return sums
+
+
+def _padded(bounds: torch.Tensor, num_buckets: int, device: torch.device) -> torch.Tensor:
+    last = torch.iinfo(torch.int64).max
+    more = num_buckets + 1 - len(bounds)
+    return torch.cat([bounds, torch.full((more,), last)]).to(device)

@@ -1,0 +1,436 @@
+"""How embeddings reach the processes whose samples they belong to, and their gradients the rows.
+
+Shape suffixes: P processes, B samples of a local batch, G samples of the global batch (P * B), C columns of all pooled
+features, O columns of one process's fused sums, W columns of a block, D embedding dim, L lookups, R rows, X bags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import embedding_bag
+
+from autoshard.core import Exchange, Pooling
+from autoshard.core.plan import Payload
+from autoshard.runtime.engine.holdings import Asked, KernelKey, Ownership
+from autoshard.runtime.engine.payload import exchange
+from autoshard.runtime.engine.reading import Reading, RowIndex, RowKernel, SumGroup, row_index
+from autoshard.runtime.engine.replicas import NO_LOOKUPS, ReplicaLookups, Replicas, one_below_the_other, side_by_side
+from autoshard.runtime.engine.replicated import summed_by_row
+from autoshard.runtime.engine.requests import Distributed
+from autoshard.runtime.engine.serving import Looked
+from autoshard.runtime.timing import Part, StepTimer
+
+
+class OutputExchange:
+    """Sends embeddings to those who asked for them, and their gradients back: one all-to-all each way.
+
+    Gradients are divided by the number of processes: each process's loss is the mean over its own batch, so the
+    tables see the gradient of the mean over the global batch. TorchRec does the same.
+
+    Args:
+        ownership: Who holds what.
+        reading: How this process puts together what it reads.
+        replicas: Rows here that other processes have copies of.
+        payload: Number formats on the wire.
+        group: The processes.
+        device: Where batches are.
+        timer: Where to count the time.
+    """
+
+    def __init__(
+        self,
+        ownership: Ownership,
+        reading: Reading,
+        replicas: Replicas,
+        payload: Payload,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        timer: StepTimer,
+    ) -> None:
+        self._device = device
+        self.reading, self.replicas, self.timer = reading, replicas, timer
+        self._payload, self._group = payload, group
+        self._num_processes, self._process = ownership.num_processes, group.rank()
+        holdings = ownership.holdings
+        self._asked = [ownership.asked(self._process, owner) for owner in range(self._num_processes)]
+        self._served = [ownership.asked(other, self._process) for other in range(self._num_processes)]
+        self._is_fused = [not one.is_replicated for one in holdings]
+        self._dim = [one.embedding_dim for one in holdings]
+        self._key = [one.kernel_key for one in holdings]
+        self._columns = [one.columns for one in holdings]
+        self._local = ownership.local(self._process)
+        fused_rows = {
+            one.kernel_key: one.embedding_dim
+            for one in holdings
+            if not one.is_replicated and one.output is Exchange.ROWS and one.num_rows(self._process)
+        }
+        #: Kernels of this process that give out rows and update their own tables, in their order.
+        self.row_keys = [key for key in ownership.kernels if key in fused_rows]
+        self._row_dims = [fused_rows[key] for key in self.row_keys]
+        self._fused_width = sum(
+            self._dim[slot.holding] for slot in self._served[self._process].sums if self._is_fused[slot.holding]
+        )
+        self._groups_at = [
+            sorted(
+                (group.starts[owner], number) for number, group in enumerate(reading.groups) if owner in group.starts
+            )
+            for owner in range(self._num_processes + 1)
+        ]
+        features = [table for table in ownership.tables.tables for _ in table.features]
+        self._pooled = [n for n, table in enumerate(features) if table.pooling is not Pooling.SEQUENCE]
+        self._has_means = any(table.pooling is Pooling.MEAN for table in features)
+        self._is_mean_F = torch.tensor([features[n].pooling is Pooling.MEAN for n in self._pooled], device=device)
+        self._pooled_dims = torch.tensor([features[n].embedding_dim for n in self._pooled], device=device)
+        #: Bytes that this process has sent to each process, forward and backward, without what formats add.
+        self.sent_values: dict[str, list[int]] = {
+            "forward": [0] * self._num_processes,
+            "backward": [0] * self._num_processes,
+        }
+
+    def width(self, asked: Asked) -> int:
+        """Columns of a block of sums."""
+        return sum(self._dim[slot.holding] for slot in asked.sums)
+
+    def __call__(self, looked: Looked, batch: Distributed) -> tuple[torch.Tensor, ...]:
+        """Embeddings of the local batch: pooled ones of shape (B, C), and for each sequence feature (L, D)."""
+        outputs: tuple[torch.Tensor, ...] = _Exchanged.apply(  # type: ignore[no-untyped-call]
+            self, batch, looked.sums_GO, *looked.rows
+        )
+        return outputs
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def forward(self, step: _Step, sums_GO: torch.Tensor | None, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Sends embeddings, and puts together those that come."""
+        batch, B = step.batch, step.batch.batch_size
+        step.remote = [NO_LOOKUPS] * self._num_processes
+        if not self.replicas.is_empty:
+            with self.timer.measure(Part.FORWARD_KERNEL):
+                asked = zip(batch.served, self._served, strict=True)
+                step.remote = [self.replicas.look_up(request, of, B) for request, of in asked]
+                step.local = self.replicas.look_up(batch.local, self._local, B)
+        with self.timer.measure(Part.FORWARD_EXCHANGE):
+            came = self._forward_exchange(step, sums_GO, rows)
+            return self._together(step, came)
+
+    def _forward_exchange(self, step: _Step, sums_GO: torch.Tensor | None, rows: Sequence[torch.Tensor]) -> list[_Came]:
+        B = step.batch.batch_size
+        rows_of_P = [self._rows_for(step, rows, process) for process in range(self._num_processes)]
+        if sums_GO is not None and not any(rows_of_P) and not any(one.sums_BW is not None for one in step.remote):
+            flat, sizes = sums_GO.reshape(-1), [B * sums_GO.shape[1]] * self._num_processes
+        else:
+            pieces = [
+                [*self._sums_for(sums_GO, step, process), *(of.reshape(-1) for of in rows_of_P[process])]
+                for process in range(self._num_processes)
+            ]
+            flat = torch.cat([one for of in pieces for one in of]) if any(pieces) else self._nothing()
+            sizes = [sum(len(one) for one in of) for of in pieces]
+        step.received_sizes = [
+            B * self.width(asked) + self._row_values(step, owner) for owner, asked in enumerate(self._asked)
+        ]
+        step.sent_sizes = sizes
+        self._count("forward", sizes)
+        received = exchange(flat, sizes, step.received_sizes, self._payload.forward, self._group)
+        return [self._came(step, one, owner) for owner, one in enumerate(torch.split(received, step.received_sizes))]
+
+    def _sums_for(self, sums_GO: torch.Tensor | None, step: _Step, process: int) -> list[torch.Tensor]:
+        B, remote = step.batch.batch_size, step.remote[process].sums_BW
+        own = [] if sums_GO is None else [sums_GO[process * B : (process + 1) * B]]
+        blocks = own if remote is None else [*own, remote]
+        return (
+            [] if not blocks else [torch.cat(blocks, dim=1).reshape(-1) if len(blocks) > 1 else blocks[0].reshape(-1)]
+        )
+
+    def _rows_for(self, step: _Step, rows: Sequence[torch.Tensor], process: int) -> list[torch.Tensor]:
+        """Rows for a process: of kernels that update their own tables, then of replicas."""
+        fused = []
+        for number, of_kernel in enumerate(rows):
+            counts = [self._kernel_rows(step, other, number) for other in range(self._num_processes)]
+            start = sum(counts[:process])
+            fused.append(of_kernel[start : start + counts[process]])
+        return [one for one in (*fused, *step.remote[process].rows) if len(one)]
+
+    def _kernel_rows(self, step: _Step, process: int, number: int) -> int:
+        """Rows that a process asks a kernel for."""
+        asked, request = self._served[process], step.batch.served[process]
+        key = self.row_keys[number]
+        return sum(count for index, count in zip(asked.rows, request.counts, strict=True) if self._key[index] == key)
+
+    def _row_values(self, step: _Step, owner: int) -> int:
+        return sum(self._dim[index] * count for index, count in self._asked_rows(step, owner))
+
+    def _asked_rows(self, step: _Step, owner: int) -> list[tuple[int, int]]:
+        """Holdings whose rows an owner sends, and how many rows."""
+        asked = self._asked[owner].rows
+        if not asked:
+            return []
+        assert step.batch.rows is not None, "rows were asked for"
+        return list(zip(asked, step.batch.rows.num_rows[owner], strict=True))
+
+    def _came(self, step: _Step, flat: torch.Tensor, owner: int) -> _Came:
+        B, width = step.batch.batch_size, self.width(self._asked[owner])
+        rows: dict[KernelKey, torch.Tensor] = {}
+        at = B * width
+        for key, size, dim in self._row_blocks(step, owner):
+            rows[key] = flat[at : at + size * dim].view(size, dim)
+            at += size * dim
+        return _Came(flat[: B * width].view(B, width), rows)
+
+    def _row_blocks(self, step: _Step, owner: int) -> list[tuple[KernelKey, int, int]]:
+        """Kernels whose rows an owner sends, with their number and width."""
+        sizes: dict[KernelKey, list[int]] = {}
+        for index, count in self._asked_rows(step, owner):
+            known = sizes.setdefault(self._key[index], [0, self._dim[index]])
+            known[0] += count
+        return [(key, size, dim) for key, (size, dim) in sizes.items()]
+
+    def _together(self, step: _Step, came: Sequence[_Came]) -> list[torch.Tensor]:
+        """Pooled embeddings of all features, and those of every sequence."""
+        blocks = [self._group_block(group, came, step.local) for group in self.reading.groups]
+        own_rows = dict(zip((key for key, _ in step.local.asked), step.local.rows, strict=True))
+        sequences = {feature: self._empty_sequence(step, feature) for feature in self.reading.sequences}
+        for kernel in self.reading.rows:
+            index = row_index(kernel, step.batch)
+            step.indices.append(index)
+            of_key = [one.rows[kernel.key] for one in came if kernel.key in one.rows]
+            if kernel.key in own_rows:
+                of_key.append(own_rows[kernel.key])
+            rows_RD = of_key[0] if len(of_key) == 1 else torch.cat(of_key)
+            blocks.append(_pooled(kernel, index, rows_RD, step.batch.batch_size))
+            self._place_sequences(kernel, index, rows_RD, sequences)
+        pooled_BC = self._pooled_features(blocks, step.batch.batch_size)
+        if self._has_means:
+            step.scale_BC = self._mean_scales(step.batch)
+            pooled_BC *= step.scale_BC
+        return [pooled_BC, *sequences.values()]
+
+    def _group_block(self, group: SumGroup, came: Sequence[_Came], local: ReplicaLookups) -> torch.Tensor:
+        total: torch.Tensor | None = None
+        for owner, start in group.starts.items():
+            whole = local.sums_BW if owner == self._num_processes else came[owner].sums_BW
+            assert whole is not None, "the group has sums there"
+            part = whole[:, start : start + group.width]
+            total = part if total is None else total + part
+        assert total is not None, "a group has an owner"
+        return total
+
+    def _pooled_features(self, blocks: Sequence[torch.Tensor], B: int) -> torch.Tensor:
+        if not self.reading.gathered:
+            return self._nothing().view(1, 0).expand(B, 0)
+        pooled_BC = torch.cat([blocks[block][:, start:stop] for block, start, stop in self.reading.gathered], dim=1)
+        for at, (block, start, stop) in self.reading.added:
+            pooled_BC[:, at : at + stop - start] += blocks[block][:, start:stop]
+        return pooled_BC
+
+    def _mean_scales(self, batch: Distributed) -> torch.Tensor:
+        """One over the bag length of features that are averaged, 1 for those that are summed; shape (B, C)."""
+        lengths_FB = batch.lengths_FB[self._pooled].clamp(min=1).float()
+        ones = torch.ones_like(lengths_FB)
+        scale_FB = torch.where(self._is_mean_F[:, None], lengths_FB.reciprocal(), ones)
+        return torch.repeat_interleave(scale_FB, self._pooled_dims, dim=0).T.contiguous()
+
+    def _empty_sequence(self, step: _Step, feature: int) -> torch.Tensor:
+        return self._nothing().new_empty(step.batch.counts_F[feature], self.reading.dim_F[feature])
+
+    def _place_sequences(
+        self, kernel: RowKernel, index: RowIndex, rows_RD: torch.Tensor, sequences: dict[int, torch.Tensor]
+    ) -> None:
+        at = index.num_pooled
+        for one, positions, count in zip(kernel.sequences, index.positions, index.num_sequence, strict=True):
+            rows = rows_RD[index.arrival_L[at : at + count]]
+            first, last = self._columns[one.holding]
+            if positions is None:
+                sequences[one.feature][:, first:last] = rows
+            else:
+                sequences[one.feature][positions, first:last] = rows
+            at += count
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def backward(
+        self, step: _Step, gradients: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        """Sends gradients to those who hold the rows; those of fused sums, (G, O), and of their rows."""
+        with self.timer.measure(Part.BACKWARD_EXCHANGE):
+            scaled = [one / self._num_processes for one in gradients]
+            pooled_BC = scaled[0] if step.scale_BC is None else scaled[0] * step.scale_BC
+            blocks = self._block_gradients(pooled_BC)
+            rows = self._row_gradients(step, blocks, dict(zip(self.reading.sequences, scaled[1:], strict=True)))
+            received = self._backward_exchange(step, blocks, rows)
+            fused = self._fused_gradients(step, received)
+        if not self.replicas.is_empty:
+            with self.timer.measure(Part.BACKWARD_KERNEL):
+                self._collect(step, blocks, rows, received)
+            self.replicas.update()
+        return fused
+
+    def _block_gradients(self, pooled_BC: torch.Tensor) -> list[torch.Tensor]:
+        """Gradients of every block: of groups of sums, and of features that are pooled from rows."""
+        blocks = []
+        for runs in self.reading.scattered:
+            parts = [pooled_BC[:, start:stop] for start, stop in runs] or [pooled_BC[:, :0]]
+            blocks.append(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0].contiguous())
+        return blocks
+
+    def _row_gradients(
+        self, step: _Step, blocks: Sequence[torch.Tensor], sequences: Mapping[int, torch.Tensor]
+    ) -> dict[KernelKey, torch.Tensor]:
+        """Gradients of the rows of every kernel, in the order in which they came."""
+        found = {}
+        for kernel, index, block in zip(
+            self.reading.rows, step.indices, blocks[len(self.reading.groups) :], strict=True
+        ):
+            sources = [one_below_the_other(block, len(kernel.pooled))] if kernel.pooled else []
+            for one, positions in zip(kernel.sequences, index.positions, strict=True):
+                first, last = self._columns[one.holding]
+                of_feature = sequences[one.feature][:, first:last]
+                sources.append(of_feature if positions is None else of_feature[positions])
+            found[kernel.key] = _by_arrival(kernel, index, torch.cat(sources) if len(sources) > 1 else sources[0])
+        return found
+
+    def _backward_exchange(
+        self, step: _Step, blocks: Sequence[torch.Tensor], rows: Mapping[KernelKey, torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        at = dict.fromkeys(rows, 0)
+        pieces: list[torch.Tensor] = []
+        for owner in range(self._num_processes):
+            own = [blocks[group] for _, group in self._groups_at[owner]]
+            if own:
+                pieces.append((torch.cat(own, dim=1) if len(own) > 1 else own[0]).reshape(-1))
+            for key, size, _ in self._row_blocks(step, owner):
+                pieces.append(rows[key][at[key] : at[key] + size].reshape(-1))
+                at[key] += size
+        step.first_local = at
+        flat = torch.cat(pieces) if len(pieces) > 1 else pieces[0] if pieces else self._nothing()
+        self._count("backward", step.received_sizes)
+        received = exchange(flat, step.received_sizes, step.sent_sizes, self._payload.backward, self._group)
+        return torch.split(received, step.sent_sizes)
+
+    def _fused_gradients(
+        self, step: _Step, received: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        B, fused = step.batch.batch_size, self._fused_width
+        sums_GO = None
+        if fused:
+            widths = [self.width(asked) for asked in self._served]
+            blocks = [one[: B * width].view(B, width)[:, :fused] for one, width in zip(received, widths, strict=True)]
+            sums_GO = torch.cat(blocks)
+        rows = []
+        for number in range(len(self.row_keys)):
+            pieces = []
+            for process, one in enumerate(received):
+                start, size, dim = self._fused_rows_at(step, process, number)
+                pieces.append(one[start : start + size * dim].view(size, dim))
+            rows.append(torch.cat(pieces))
+        return sums_GO, rows
+
+    def _fused_rows_at(self, step: _Step, process: int, number: int) -> tuple[int, int, int]:
+        """Where a process's gradients of a kernel's rows start, their number and width."""
+        start = step.batch.batch_size * self.width(self._served[process])
+        for before in range(number):
+            start += self._kernel_rows(step, process, before) * self._row_dims[before]
+        return start, self._kernel_rows(step, process, number), self._row_dims[number]
+
+    def _collect(
+        self,
+        step: _Step,
+        blocks: Sequence[torch.Tensor],
+        rows: Mapping[KernelKey, torch.Tensor],
+        received: Sequence[torch.Tensor],
+    ) -> None:
+        """Gives gradients of replicated rows to the replicas."""
+        B = step.batch.batch_size
+        for process, (looked, flat) in enumerate(zip(step.remote, received, strict=True)):
+            width = self.width(self._served[process])
+            sums_BW = flat[: B * width].view(B, width)[:, self._fused_width :]
+            start = B * width + sum(
+                self._kernel_rows(step, process, number) * dim for number, dim in enumerate(self._row_dims)
+            )
+            self.replicas.collect(looked, sums_BW, _cut_rows(flat[start:], looked.rows))
+        own = [blocks[group] for _, group in self._groups_at[self._num_processes]]
+        local = torch.cat(own, dim=1) if len(own) > 1 else own[0] if own else None
+        local_rows = [rows[key][step.first_local[key] :] for key, _ in step.local.asked]
+        self.replicas.collect(step.local, local, local_rows)
+
+    def _count(self, direction: str, sizes: Sequence[int]) -> None:
+        for process, size in enumerate(sizes):
+            self.sent_values[direction][process] += size
+
+    def _nothing(self) -> torch.Tensor:
+        return torch.empty(0, device=self._device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Came:
+    """What one process sent."""
+
+    sums_BW: torch.Tensor
+    rows: dict[KernelKey, torch.Tensor]
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """What the backward pass has to know of the forward pass."""
+
+    batch: Distributed
+    remote: list[ReplicaLookups] = field(default_factory=list)
+    local: ReplicaLookups = NO_LOOKUPS
+    indices: list[RowIndex] = field(default_factory=list)
+    sent_sizes: list[int] = field(default_factory=list)
+    received_sizes: list[int] = field(default_factory=list)
+    first_local: dict[KernelKey, int] = field(default_factory=dict)
+    scale_BC: torch.Tensor | None = None
+
+
+def _pooled(kernel: RowKernel, index: RowIndex, rows_RD: torch.Tensor, B: int) -> torch.Tensor:
+    """Sums of bags from rows that came, shape (B, features x D)."""
+    if not kernel.pooled:
+        return rows_RD.new_empty(B, 0)
+    arrival_L = index.arrival_L[: index.num_pooled]
+    if not len(rows_RD):
+        return rows_RD.new_zeros(B, len(kernel.pooled) * kernel.dim)
+    sums_XD = embedding_bag(arrival_L, rows_RD, index.offsets, mode="sum", include_last_offset=True)
+    return side_by_side(sums_XD, len(kernel.pooled), B)
+
+
+def _by_arrival(kernel: RowKernel, index: RowIndex, sources_XD: torch.Tensor) -> torch.Tensor:
+    """Gradients of rows from those of bags and of sequences."""
+    num_sequence = len(index.arrival_L) - index.num_pooled
+    num_bags = len(sources_XD) - num_sequence
+    in_sequence_L = torch.arange(num_bags, num_bags + num_sequence, device=sources_XD.device)
+    source_L = torch.cat([index.bags_L, in_sequence_L])
+    if kernel.deduplicated:
+        return summed_by_row(index.arrival_L, source_L, sources_XD).gradients_UD
+    source_R = torch.empty_like(source_L)
+    source_R[index.arrival_L] = source_L
+    return sources_XD[source_R]
+
+
+def _cut_rows(flat: torch.Tensor, alike: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    sizes = [one.numel() for one in alike]
+    return [one.view(of.shape) for one, of in zip(torch.split(flat, sizes), alike, strict=True)] if sizes else []
+
+
+class _Exchanged(torch.autograd.Function):
+    """`OutputExchange` as one autograd node, so that its backward pass is one collective and no bookkeeping."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        exchanger: OutputExchange,
+        batch: Distributed,
+        sums_GO: torch.Tensor | None,
+        *rows: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.exchanger, ctx.step = exchanger, _Step(batch)
+        return tuple(exchanger.forward(ctx.step, sums_GO, rows))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        sums_GO, rows = ctx.exchanger.backward(ctx.step, gradients)
+        return None, None, sums_GO, *rows

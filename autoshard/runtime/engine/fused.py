@@ -1,0 +1,117 @@
+"""Fused kernels: one table-batched embedding of FBGEMM for all holdings that it can take.
+
+Shape suffixes: F features, G samples of the global batch, O columns of the kernel's output, N rows, D embedding dim,
+L lookups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+
+from autoshard.core import DType, Optimizer
+from autoshard.runtime.huge_pages import advise_huge_pages
+
+#: FBGEMM's names of the optimizers that it fuses into the backward kernel.
+FUSED_OPTIMIZERS = {
+    Optimizer.SGD: EmbOptimType.EXACT_SGD,
+    Optimizer.ROWWISE_ADAGRAD: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    Optimizer.ADAGRAD: EmbOptimType.EXACT_ADAGRAD,
+}
+_PRECISION = {DType.FP32: SparseType.FP32, DType.FP16: SparseType.FP16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedSettings:
+    """What the kernels of all tables have in common.
+
+    Attributes:
+        learning_rate: Learning rate.
+        eps: Added to the root of the moments.
+        seed: Seed of the initial weights.
+    """
+
+    learning_rate: float
+    eps: float = 1e-8
+    seed: int = 0
+
+
+class FusedKernel:
+    """One table-batched embedding with the optimizer in its backward pass.
+
+    Args:
+        sizes: Rows and columns of its tables; of one width where rows are given out.
+        dtype: Of the weights.
+        optimizer: Of all tables.
+        settings: Learning rate and epsilon.
+        device: Where to hold them.
+        table_of_feature: For each feature the table that it looks up, rising; None where rows are given out, for
+            lookups of the first table alone.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[tuple[int, int]],
+        dtype: DType,
+        optimizer: Optimizer,
+        settings: FusedSettings,
+        device: torch.device,
+        table_of_feature: Sequence[int] | None = None,
+    ) -> None:
+        on_gpu = device.type == "cuda"
+        location = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
+        compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
+        self._tbe = SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, dim, location, compute) for rows, dim in sizes],
+            feature_table_map=[0] if table_of_feature is None else list(table_of_feature),
+            pooling_mode=PoolingMode.NONE if table_of_feature is None else PoolingMode.SUM,
+            weights_precision=_PRECISION[dtype],
+            output_dtype=SparseType.FP32,
+            optimizer=FUSED_OPTIMIZERS[optimizer],
+            learning_rate=settings.learning_rate,
+            eps=settings.eps,
+            # Ids are checked before they are sent.
+            bounds_check_mode=BoundsCheckMode.NONE,
+            device=device,
+            **({} if on_gpu else {"preallocated_host_buffers": _memory(sizes, dtype, optimizer)}),
+        )
+
+    def sums(self, ids_L: torch.Tensor, lengths_FG: torch.Tensor) -> torch.Tensor:
+        """Sums over bags, fp32 of shape (G, O)."""
+        offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_FG.reshape(-1).long())
+        output_GO: torch.Tensor = self._tbe(ids_L, offsets)
+        return output_GO
+
+    def rows(self, ids_L: torch.Tensor) -> torch.Tensor:
+        """Rows, fp32 of shape (L, D)."""
+        offsets = torch.tensor([0, len(ids_L)], device=ids_L.device)
+        output_LD: torch.Tensor = self._tbe(ids_L, offsets)
+        return output_LD
+
+    def weights(self) -> list[torch.Tensor]:
+        """Weights of the tables, (N, D) each: views, which training changes."""
+        return list(self._tbe.split_embedding_weights())
+
+    def moments(self) -> list[torch.Tensor | None]:
+        """Moments of the tables, (N,) or (N, D) each: views; None where the optimizer has none."""
+        states: list[Any] = self._tbe.split_optimizer_states()
+        return [one[0] if one else None for one in states] if states else [None] * len(self.weights())
+
+
+def _memory(sizes: Sequence[tuple[int, int]], dtype: DType, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """Memory for the weights and moments of a CPU's kernel, zeroed, in large pages where the system has them."""
+    num_weights = sum(rows * dim for rows, dim in sizes)
+    num_moments = sum(rows * optimizer.state_bytes_per_row(dim) // 4 for rows, dim in sizes)
+    memory = {"weights": torch.empty(num_weights, dtype=_PRECISION[dtype].as_dtype())}
+    if num_moments:
+        memory["momentum1"] = torch.empty(num_moments)
+    return {name: advise_huge_pages(piece).zero_() for name, piece in memory.items()}

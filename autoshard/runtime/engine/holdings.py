@@ -1,0 +1,376 @@
+"""Rows and columns of tables by the processes that hold them, and whom each process asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+from autoshard.core import (
+    DType,
+    EmbeddingTable,
+    Exchange,
+    GradSync,
+    Optimizer,
+    PlacedShard,
+    Pooling,
+    ShardingPlan,
+    Split,
+    TableSet,
+)
+from autoshard.core.shard import Replicas
+from autoshard.evaluation.traffic import replicas_read
+
+#: What the holdings of one kernel have in common.
+KernelKey: TypeAlias = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldRange:
+    """Rows of one placed shard.
+
+    Attributes:
+        start: First position: a row id, or an access rank where the table is cut by these.
+        stop: Position after the last.
+        split: How positions are dealt to the parts of a replica.
+        replicas: For each replica, the process that holds each part of its rows.
+        read_by: For each process, the replica that it reads.
+    """
+
+    start: int
+    stop: int
+    split: Split
+    replicas: Replicas
+    read_by: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of one replica."""
+        return self.stop - self.start
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of one replica."""
+        return len(self.replicas[0])
+
+    def part_rows(self, part: int) -> int:
+        """Rows of one part: blocks are full but for the last ones, other splits deal rows in turn."""
+        if self.split is Split.BLOCK:
+            block = -(-self.num_rows // self.num_parts)
+            return max(0, min(block, self.num_rows - part * block))
+        return max(0, -(-(self.num_rows - part) // self.num_parts))
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether several processes hold the same rows."""
+        return len(self.replicas) > 1
+
+    @property
+    def stays(self) -> bool:
+        """Whether every process reads a whole copy of its own."""
+        return self.num_parts == 1 and all(
+            self.replicas[replica][0] == process for process, replica in enumerate(self.read_by)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPart:
+    """A part of a range on one process.
+
+    Attributes:
+        range: Index of the range.
+        part: Number of the part.
+        offset: First of its rows among those of the holding on the process.
+        num_rows: How many they are.
+    """
+
+    range: int
+    part: int
+    offset: int
+    num_rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """Rows of one table, in some of its columns, that are looked up, answered and updated alike.
+
+    A process keeps all rows that it has of a holding one after the other, whatever number of shards they are from.
+
+    Attributes:
+        table: Index of the table in the plan.
+        of: The table.
+        columns: First column, and the column after the last.
+        output: What is sent to readers: a sum for each bag, or the rows.
+        deduplicate: Whether each distinct row is sent once.
+        grad_sync: How gradients of replicas meet; none where there is one replica, which the kernel updates itself.
+        ranges: The rows, by rising position.
+    """
+
+    table: int
+    of: EmbeddingTable
+    columns: tuple[int, int]
+    output: Exchange
+    deduplicate: bool
+    grad_sync: GradSync
+    ranges: tuple[HeldRange, ...]
+
+    @property
+    def embedding_dim(self) -> int:
+        """Columns."""
+        return self.columns[1] - self.columns[0]
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether several processes hold the same rows, all of whose ranges have the same replicas then."""
+        return self.ranges[0].is_replicated
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all rows of its table."""
+        return sum(one.num_rows for one in self.ranges) == self.of.num_embeddings
+
+    @cached_property
+    def kernel_key(self) -> KernelKey:
+        """Holdings with the same key are served by one kernel of a process.
+
+        Sums of any widths share a kernel that updates its tables; rows are of one width, and so are replicas, whose
+        gradients meet in the same collectives.
+        """
+        key: KernelKey = (self.is_replicated, self.output, self.of.dtype, self.of.optimizer)
+        if self.is_replicated:
+            return (*key, self.embedding_dim, self.grad_sync, self.ranges[0].replicas, self.ranges[0].read_by)
+        return key if self.output is Exchange.PARTIAL_SUMS else (*key, self.embedding_dim)
+
+    @cached_property
+    def _parts(self) -> dict[int, tuple[HeldPart, ...]]:
+        parts: dict[int, list[HeldPart]] = {}
+        for index, one in enumerate(self.ranges):
+            seen: set[tuple[int, int]] = set()
+            for replica in one.replicas:
+                for part, process in enumerate(replica):
+                    rows = one.part_rows(part)
+                    if rows and (part, process) not in seen:
+                        seen.add((part, process))
+                        mine = parts.setdefault(process, [])
+                        offset = mine[-1].offset + mine[-1].num_rows if mine else 0
+                        mine.append(HeldPart(range=index, part=part, offset=offset, num_rows=rows))
+        return {process: tuple(mine) for process, mine in parts.items()}
+
+    def parts_of(self, process: int) -> tuple[HeldPart, ...]:
+        """What a process holds, in the order in which it keeps it."""
+        return self._parts.get(process, ())
+
+    def num_rows(self, process: int) -> int:
+        """Rows that a process holds."""
+        parts = self.parts_of(process)
+        return parts[-1].offset + parts[-1].num_rows if parts else 0
+
+    def owners(self, reader: int) -> tuple[int, ...]:
+        """Processes that a process asks, rising."""
+        asked = {
+            process
+            for one in self.ranges
+            for part, process in enumerate(one.replicas[one.read_by[reader]])
+            if one.part_rows(part)
+        }
+        return tuple(sorted(asked))
+
+    def sync_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Processes that hold the same part of the rows, part by part; each process once."""
+        first = self.ranges[0]
+        parts = zip(*first.replicas, strict=True)
+        return tuple(dict.fromkeys(tuple(sorted(set(processes))) for processes in parts))
+
+
+def holdings_of(plan: ShardingPlan, num_processes: int) -> tuple[Holding, ...]:
+    """What the processes hold of a plan of one replica group.
+
+    Rank r of the plan runs on process `r % num_processes`. With fewer processes than ranks, replicas that nobody reads
+    are not held, and those that come to lie on the same processes are held once.
+
+    Args:
+        plan: The plan.
+        num_processes: Processes, at most as many as ranks.
+    """
+    index_of = {table.name: index for index, table in enumerate(plan.tables.tables)}
+    ranges: dict[tuple[object, ...], list[HeldRange]] = {}
+    key: tuple[object, ...]
+    first: dict[tuple[object, ...], Holding] = {}
+    for placed in plan.shards:
+        held = _range(plan, placed, num_processes)
+        holding = _holding(index_of[placed.shard.table.name], placed, held)
+        key = (holding.table, holding.columns, holding.output, holding.deduplicate, holding.grad_sync)
+        if held.is_replicated:
+            key = (*key, held.replicas, held.read_by)
+        first.setdefault(key, holding)
+        ranges.setdefault(key, []).append(held)
+    held_once = [
+        replace(holding, ranges=tuple(sorted(ranges[key], key=lambda one: one.start))) for key, holding in first.items()
+    ]
+    return tuple(sorted(held_once, key=lambda one: (one.table, one.columns, one.ranges[0].start)))
+
+
+def _range(plan: ShardingPlan, placed: PlacedShard, num_processes: int) -> HeldRange:
+    read_by_R = replicas_read(plan, placed)
+    replicas: dict[tuple[int, ...], int] = {}
+    read_by = []
+    for process in range(num_processes):
+        owners = tuple(rank % num_processes for rank in placed.replicas[int(read_by_R[process])])
+        read_by.append(replicas.setdefault(owners, len(replicas)))
+    return HeldRange(
+        start=placed.shard.rows.start,
+        stop=placed.shard.rows.stop,
+        # What is in one piece is not dealt.
+        split=placed.split if len(placed.replicas[0]) > 1 else Split.BLOCK,
+        replicas=tuple(replicas),
+        read_by=tuple(read_by),
+    )
+
+
+def _holding(table: int, placed: PlacedShard, held: HeldRange) -> Holding:
+    shard = placed.shard
+    is_sequence = shard.table.pooling is Pooling.SEQUENCE
+    # What is looked up where it is read is pooled there, too.
+    output = Exchange.PARTIAL_SUMS if held.stays and not is_sequence else placed.exchange
+    return Holding(
+        table=table,
+        of=shard.table,
+        columns=shard.columns,
+        output=output,
+        deduplicate=placed.deduplicate and output is Exchange.ROWS and not held.stays,
+        grad_sync=placed.grad_sync if held.is_replicated else GradSync.NONE,
+        ranges=(held,),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumSlot:
+    """Sums of one feature's bags over the rows of a holding."""
+
+    holding: int
+    feature: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What one process asks another for, in the order in which it travels.
+
+    Attributes:
+        sums: Sums of bags, kernel by kernel: first of kernels that update their own tables, then of replicas.
+        rows: Holdings whose rows are asked for, all features of the table together; in the same order of kernels.
+    """
+
+    sums: tuple[SumSlot, ...] = ()
+    rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ownership:
+    """Who holds what, and who asks whom.
+
+    Attributes:
+        tables: The plan's tables, with the batch of the processes' replica group.
+        num_processes: Processes that execute the plan.
+        plan_world_size: Ranks that the plan was made for; rank r runs on process `r % num_processes`.
+        holdings: What they hold.
+    """
+
+    tables: TableSet
+    num_processes: int
+    plan_world_size: int
+    holdings: tuple[Holding, ...]
+
+    @cached_property
+    def features_of(self) -> tuple[tuple[int, ...], ...]:
+        """For each table, the numbers of its features, in the plan's order of tables."""
+        numbers, first = [], 0
+        for table in self.tables.tables:
+            numbers.append(tuple(range(first, first + len(table.features))))
+            first += len(table.features)
+        return tuple(numbers)
+
+    @cached_property
+    def kernels(self) -> tuple[KernelKey, ...]:
+        """Kernels of all processes, in the order in which they are run: those that update their own tables first."""
+        keys = dict.fromkeys(holding.kernel_key for holding in self.holdings)
+        return tuple(sorted(keys, key=lambda key: key[0] is True))
+
+    def of_kernel(self, key: KernelKey, process: int) -> tuple[int, ...]:
+        """Holdings that a kernel of a process has rows of, in the order in which it keeps and answers them."""
+        held = [
+            (holding.owners(process), index)
+            for index, holding in enumerate(self.holdings)
+            if holding.kernel_key == key and holding.num_rows(process)
+        ]
+        return tuple(index for _, index in sorted(held))
+
+    def asked(self, reader: int, owner: int) -> Asked:
+        """What a process asks another for; of itself only rows that no other process has copies of (see `local`)."""
+        return self._asked(reader, owner, lambda one: not (one.is_replicated and reader == owner))
+
+    def local(self, reader: int) -> Asked:
+        """Replicas that a process reads from its own memory."""
+        return self._asked(reader, reader, lambda one: one.is_replicated)
+
+    def _asked(self, reader: int, owner: int, wanted: Callable[[Holding], bool]) -> Asked:
+        order = {key: number for number, key in enumerate(self.kernels)}
+        held = [
+            (order[one.kernel_key], one.owners(reader), index)
+            for index, one in enumerate(self.holdings)
+            if owner in one.owners(reader) and wanted(one)
+        ]
+        # Those of the same owners lie side by side, so that their sums are added up in one piece.
+        indices = [index for _, _, index in sorted(held)]
+        sums = [index for index in indices if self.holdings[index].output is Exchange.PARTIAL_SUMS]
+        rows = [index for index in indices if self.holdings[index].output is Exchange.ROWS]
+        return Asked(
+            sums=tuple(
+                SumSlot(holding=index, feature=feature)
+                for index in sums
+                for feature in self.features_of[self.holdings[index].table]
+            ),
+            rows=tuple(rows),
+        )
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether a process runs several ranks of the plan."""
+        return self.num_processes != self.plan_world_size
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """All that processes have to agree on, whose `repr` is equal if and only if it is."""
+        tables = tuple(
+            (table.name, table.num_embeddings, table.embedding_dim, table.dtype, table.pooling, table.optimizer)
+            for table in self.tables.tables
+        )
+        features = tuple(tuple(feature.name for feature in table.features) for table in self.tables.tables)
+        held = tuple((one.table, one.columns, one.output, one.deduplicate, one.ranges) for one in self.holdings)
+        return tables, features, held, self.num_processes
+
+    def tables_of(self, process: int) -> tuple[EmbeddingTable, ...]:
+        """Tables that a process holds some of, in the plan's order."""
+        held = {one.table for one in self.holdings if one.num_rows(process)}
+        return tuple(self.tables.tables[index] for index in sorted(held))
+
+    def storage_bytes(self, process: int) -> int:
+        """Weights and optimizer state of a process."""
+        return sum(
+            one.num_rows(process) * (one.embedding_dim * one.of.dtype.num_bytes + state_bytes_per_row(one))
+            for one in self.holdings
+        )
+
+    def plan_ranks_of(self, process: int) -> tuple[int, ...]:
+        """Ranks of the plan that a process runs."""
+        return tuple(range(process, self.plan_world_size, self.num_processes))
+
+
+def state_bytes_per_row(holding: Holding) -> int:
+    """Bytes of optimizer state beside one row of a holding."""
+    return holding.of.optimizer.state_bytes_per_row(holding.embedding_dim)
+
+
+#: FBGEMM trains these; bf16 and int8 weights do not train on a CPU.
+TRAINED_DTYPES = (DType.FP32, DType.FP16)
+TRAINED_OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD)

@@ -1,0 +1,107 @@
+"""Number formats of embeddings and gradients on the wire.
+
+Shape suffixes: V values.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from autoshard.core import DType
+
+#: Values that share a scale and an offset where they travel as int8.
+INT8_BLOCK = 64
+_CAST = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
+
+
+class WireFormat(Protocol):
+    """Writes fp32 values for the wire and reads them back."""
+
+    def num_elements(self, num_values: int) -> int:
+        """Elements that so many values take on the wire."""
+        ...
+
+    def encode(self, values_V: torch.Tensor) -> torch.Tensor:
+        """The values as they travel, one-dimensional."""
+        ...
+
+    def decode(self, wire: torch.Tensor, num_values: int) -> torch.Tensor:
+        """The values, fp32 of shape (V,)."""
+        ...
+
+
+class CastFormat:
+    """Values as they are, or cast to fp16 or bf16."""
+
+    def __init__(self, dtype: DType) -> None:
+        self._dtype = _CAST.get(dtype, torch.float32)
+
+    def num_elements(self, num_values: int) -> int:
+        """One for each value."""
+        return num_values
+
+    def encode(self, values_V: torch.Tensor) -> torch.Tensor:
+        """Casts."""
+        return values_V.to(self._dtype)
+
+    def decode(self, wire: torch.Tensor, num_values: int) -> torch.Tensor:
+        """Casts back."""
+        assert len(wire) == num_values, "one element for each value"
+        return wire.float()
+
+
+class Int8Format:
+    """Values as int8, with a scale and an offset of fp32 for each block of 64; the last block is filled up with 0."""
+
+    def num_elements(self, num_values: int) -> int:
+        """Bytes of the blocks."""
+        return -(-num_values // INT8_BLOCK) * (INT8_BLOCK + 8)
+
+    def encode(self, values_V: torch.Tensor) -> torch.Tensor:
+        """Quantises block by block."""
+        missing = -len(values_V) % INT8_BLOCK
+        padded = torch.nn.functional.pad(values_V, (0, missing)) if missing else values_V
+        quantised: torch.Tensor = torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(padded.view(-1, INT8_BLOCK))
+        return quantised.view(-1)
+
+    def decode(self, wire: torch.Tensor, num_values: int) -> torch.Tensor:
+        """Reads the blocks."""
+        values: torch.Tensor = torch.ops.fbgemm.Fused8BitRowwiseQuantizedToFloat(wire.view(-1, INT8_BLOCK + 8))
+        return values.view(-1)[:num_values]
+
+
+def wire_format(dtype: DType) -> WireFormat:
+    """The format of a payload."""
+    return Int8Format() if dtype is DType.INT8 else CastFormat(dtype)
+
+
+def exchange(
+    sent: torch.Tensor, sent_sizes: list[int], received_sizes: list[int], dtype: DType, group: dist.ProcessGroup
+) -> torch.Tensor:
+    """One all-to-all of fp32 values.
+
+    Args:
+        sent: The values for all processes, one process after the other, of one dimension.
+        sent_sizes: How many of them each process is sent.
+        received_sizes: How many values come from each process.
+        dtype: Format on the wire.
+        group: The processes.
+
+    Returns:
+        What came, process after process, fp32 of one dimension.
+    """
+    form = wire_format(dtype)
+    if isinstance(form, CastFormat):
+        encoded = form.encode(sent)
+        received = encoded.new_empty(sum(received_sizes))
+        dist.all_to_all_single(received, encoded, received_sizes, sent_sizes, group)
+        return form.decode(received, len(received))
+    encoded = torch.cat([form.encode(one) for one in torch.split(sent, sent_sizes)])
+    elements = [form.num_elements(size) for size in received_sizes]
+    wire = encoded.new_empty(sum(elements))
+    dist.all_to_all_single(wire, encoded, elements, [form.num_elements(size) for size in sent_sizes], group)
+    came = zip(torch.split(wire, elements), received_sizes, strict=True)
+    return torch.cat([form.decode(one, size) for one, size in came])

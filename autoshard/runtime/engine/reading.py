@@ -1,0 +1,376 @@
+"""How a process puts together the embeddings that it reads.
+
+Shape suffixes: F features, P processes, B samples of a local batch, C columns of all pooled features, D embedding dim,
+L lookups, R rows that came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TypeAlias
+
+import torch
+
+from autoshard.core import Pooling
+from autoshard.runtime.engine.addresses import Destination
+from autoshard.runtime.engine.holdings import Holding, KernelKey, Ownership
+from autoshard.runtime.engine.requests import Distributed, InputExchange, RowLookups
+
+CutIndex: TypeAlias = Mapping[tuple[int, tuple[int, int]], int]
+Destinations: TypeAlias = Sequence[Sequence[Destination]]
+Run: TypeAlias = tuple[int, int, int]
+"""Adjacent columns: (block, first column, column after the last)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumGroup:
+    """Columns of sums that the same processes send parts of, side by side in what each of them sends.
+
+    Attributes:
+        starts: For each process, or `P` for this one's replicas, the first column in its block.
+        width: Columns.
+    """
+
+    starts: dict[int, int]
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFeature:
+    """A feature whose rows, or some of them, come from a kernel.
+
+    Attributes:
+        feature: The feature.
+        holding: Of the rows.
+        is_whole: Whether all lookups of the feature are among them.
+        cut: Number of the feature among those that are cut; None if it is not.
+        buckets: Destinations that have rows of the holding.
+    """
+
+    feature: int
+    holding: int
+    is_whole: bool
+    cut: int | None = None
+    buckets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowKernel:
+    """What a process reads of the kernels with one key: rows of one width.
+
+    Attributes:
+        key: The key.
+        dim: D.
+        holdings: For each process, and last for this one's replicas, those of its holdings that it is asked for: place
+            among them, number, features.
+        pooled: Features that are pooled here.
+        sequences: Features of sequence tables.
+        deduplicated: Whether several lookups may share a row that came.
+    """
+
+    key: KernelKey
+    dim: int
+    holdings: tuple[tuple[tuple[int, int, tuple[int, ...]], ...], ...]
+    pooled: tuple[RowFeature, ...]
+    sequences: tuple[RowFeature, ...]
+    deduplicated: bool
+
+    @property
+    def features(self) -> tuple[RowFeature, ...]:
+        """All of them, pooled ones first."""
+        return self.pooled + self.sequences
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowIndex:
+    """Which row answers which lookup of one batch, for one `RowKernel`.
+
+    Attributes:
+        arrival_L: Row of every lookup, feature by feature in the order of `RowKernel.features`, bag by bag.
+        num_pooled: Lookups of pooled features.
+        bags_L: Bag of each of these.
+        offsets: First lookup of every bag, and the end.
+        positions: For each sequence feature, the places of its lookups in its sequence; None for all of them.
+        num_sequence: Lookups of each sequence feature.
+        num_rows: R.
+    """
+
+    arrival_L: torch.Tensor
+    num_pooled: int
+    bags_L: torch.Tensor
+    offsets: torch.Tensor
+    positions: tuple[torch.Tensor | None, ...]
+    num_sequence: tuple[int, ...]
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a process puts together what it reads: fixed for a plan.
+
+    Attributes:
+        groups: Sums, in the order of the blocks that they make.
+        rows: Kernels whose rows are pooled or put in order here; each makes one more block of its pooled features.
+        gathered: Columns of blocks that make those of all pooled features.
+        added: Columns of blocks that are added to them: (first column, run).
+        scattered: For each block the columns of all features that it gets gradients from.
+        dim_F: Columns of each feature.
+        sequences: Sequence features.
+    """
+
+    groups: tuple[SumGroup, ...]
+    rows: tuple[RowKernel, ...]
+    gathered: tuple[Run, ...]
+    added: tuple[tuple[int, Run], ...]
+    scattered: tuple[tuple[tuple[int, int], ...], ...]
+    dim_F: tuple[int, ...]
+    sequences: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ownership: Ownership, reader: int, requests: InputExchange) -> Reading:
+        """Reads a plan.
+
+        Args:
+            ownership: Who holds what.
+            reader: The process.
+            requests: How it asks for rows.
+        """
+        cut_index = requests.cut_index
+        destinations = requests.addresses.destinations if requests.addresses else ()
+        groups, columns = _sum_groups(ownership, reader)
+        rows = _row_kernels(ownership, reader, cut_index, destinations)
+        for block, kernel in enumerate(rows, start=len(groups)):
+            for number, one in enumerate(kernel.pooled):
+                columns.append((one.holding, one.feature, block, number * kernel.dim))
+        return _put_together(ownership, groups, rows, columns)
+
+
+def _sum_groups(ownership: Ownership, reader: int) -> tuple[list[SumGroup], list[tuple[int, int, int, int]]]:
+    """Groups of sums, and the block and first column of every holding's feature."""
+    P, holdings = ownership.num_processes, ownership.holdings
+    blocks = [*(ownership.asked(reader, owner).sums for owner in range(P)), ownership.local(reader).sums]
+    starts: dict[tuple[KernelKey, tuple[int, ...]], dict[int, int]] = {}
+    members: dict[tuple[KernelKey, tuple[int, ...]], list[tuple[int, int]]] = {}
+    for block, slots in enumerate(blocks):
+        column = 0
+        for slot in slots:
+            holding = holdings[slot.holding]
+            key = (holding.kernel_key, holding.owners(reader))
+            first = starts.setdefault(key, {})
+            if block not in first:
+                first[block] = column
+            if len(first) == 1:
+                members.setdefault(key, []).append((slot.holding, slot.feature))
+            column += holding.embedding_dim
+    groups, columns = [], []
+    for number, (key, first) in enumerate(starts.items()):
+        width = 0
+        for index, feature in members[key]:
+            columns.append((index, feature, number, width))
+            width += holdings[index].embedding_dim
+        groups.append(SumGroup(starts=first, width=width))
+    return groups, columns
+
+
+def _row_kernels(ownership: Ownership, reader: int, cut_index: CutIndex, destinations: Destinations) -> list[RowKernel]:
+    P, holdings = ownership.num_processes, ownership.holdings
+    asked = [*(ownership.asked(reader, owner).rows for owner in range(P)), ownership.local(reader).rows]
+    kernels = []
+    for key in ownership.kernels:
+        mine = list(dict.fromkeys(one for of in asked for one in of if holdings[one].kernel_key == key))
+        if not mine:
+            continue
+        features = [
+            _row_feature(holdings[index], index, feature, cut_index, destinations)
+            for index in mine
+            for feature in ownership.features_of[holdings[index].table]
+        ]
+        is_sequence = [holdings[one.holding].of.pooling is Pooling.SEQUENCE for one in features]
+        kernels.append(
+            RowKernel(
+                key=key,
+                dim=holdings[mine[0]].embedding_dim,
+                holdings=tuple(
+                    tuple(
+                        (place, one, ownership.features_of[holdings[one].table])
+                        for place, one in enumerate(of)
+                        if one in mine
+                    )
+                    for of in asked
+                ),
+                pooled=tuple(one for one, apart in zip(features, is_sequence, strict=True) if not apart),
+                sequences=tuple(one for one, apart in zip(features, is_sequence, strict=True) if apart),
+                deduplicated=any(holdings[index].deduplicate for index in mine),
+            )
+        )
+    return kernels
+
+
+def _row_feature(
+    holding: Holding, index: int, feature: int, cut_index: CutIndex, destinations: Destinations
+) -> RowFeature:
+    cut = cut_index.get((feature, holding.columns))
+    buckets = () if cut is None else tuple(n for n, (_, one) in enumerate(destinations[cut]) if one == index)
+    return RowFeature(feature=feature, holding=index, is_whole=holding.is_whole, cut=cut, buckets=buckets)
+
+
+def _put_together(
+    ownership: Ownership,
+    groups: Sequence[SumGroup],
+    rows: Sequence[RowKernel],
+    columns: Sequence[tuple[int, int, int, int]],
+) -> Reading:
+    tables = ownership.tables.tables
+    is_pooled_F = [table.pooling is not Pooling.SEQUENCE for table in tables for _ in table.features]
+    dim_F = [table.embedding_dim for table in tables for _ in table.features]
+    start_F = [0, *accumulate(dim if pooled else 0 for dim, pooled in zip(dim_F, is_pooled_F, strict=True))]
+    terms: dict[int, list[tuple[int, int, int, int]]] = {}
+    for index, feature, block, column in columns:
+        first, last = ownership.holdings[index].columns
+        terms.setdefault(feature, []).append((first, last, block, column))
+    gathered: list[Run] = []
+    added: list[tuple[int, Run]] = []
+    scattered: list[list[tuple[int, int, int]]] = [[] for _ in range(len(groups) + len(rows))]
+    for feature in sorted(terms):
+        bounds = sorted({bound for first, last, _, _ in terms[feature] for bound in (first, last)})
+        for low, high in pairwise(bounds):
+            covering = [
+                (block, column + low - first)
+                for first, last, block, column in terms[feature]
+                if first <= low and high <= last
+            ]
+            at = start_F[feature] + low
+            for number, (block, column) in enumerate(covering):
+                run = (block, column, column + high - low)
+                if number:
+                    added.append((at, run))
+                else:
+                    gathered.append(run)
+                scattered[block].append((column, at, at + high - low))
+    return Reading(
+        groups=tuple(groups),
+        rows=tuple(rows),
+        gathered=_merged(gathered),
+        added=_merged_adds(added),
+        scattered=tuple(_merged_columns(sorted(of)) for of in scattered),
+        dim_F=tuple(dim_F),
+        sequences=tuple(feature for feature, pooled in enumerate(is_pooled_F) if not pooled),
+    )
+
+
+def _merged(runs: Sequence[Run]) -> tuple[Run, ...]:
+    merged: list[Run] = []
+    for block, start, stop in runs:
+        if merged and merged[-1][0] == block and merged[-1][2] == start:
+            merged[-1] = (block, merged[-1][1], stop)
+        else:
+            merged.append((block, start, stop))
+    return tuple(merged)
+
+
+def _merged_adds(adds: Sequence[tuple[int, Run]]) -> tuple[tuple[int, Run], ...]:
+    merged: list[tuple[int, Run]] = []
+    for at, (block, start, stop) in adds:
+        last = merged[-1] if merged else None
+        if last and last[1][0] == block and last[1][2] == start and last[0] + last[1][2] - last[1][1] == at:
+            merged[-1] = (last[0], (block, last[1][1], stop))
+        else:
+            merged.append((at, (block, start, stop)))
+    return tuple(merged)
+
+
+def _merged_columns(columns: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int], ...]:
+    merged: list[tuple[int, int]] = []
+    for _, start, stop in columns:
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], stop)
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
+
+
+def row_index(kernel: RowKernel, batch: Distributed) -> RowIndex:
+    """Matches the rows of a kernel to the lookups of a batch."""
+    rows = batch.rows
+    assert rows is not None, "there are rows"
+    start_F = [0, *accumulate(batch.counts_F)]
+    base, size = {}, 0
+    for one in kernel.features:
+        base[one.holding, one.feature] = size - start_F[one.feature]
+        size += batch.counts_F[one.feature]
+    entries = _entries(kernel, rows)
+    device = rows.lookups_L.device
+    shifts = torch.tensor([base[one.holding, feature] for one in entries for feature in one.features], device=device)
+    counts = torch.tensor([count for one in entries for count in one.counts], device=device)
+    lookups_L = torch.cat([rows.lookups_L[one.lookups] for one in entries])
+    place_L = lookups_L + torch.repeat_interleave(shifts, counts, output_size=len(lookups_L))
+    table = torch.full((size,), -1, dtype=torch.int64, device=device)
+    table[place_L] = torch.cat([rows.arrival_L[one.lookups] + one.shift for one in entries])
+    known = dict.fromkeys(base, 0)
+    for entry in entries:
+        for feature, count in zip(entry.features, entry.counts, strict=True):
+            known[entry.holding, feature] += count
+    positions = []
+    for one in kernel.sequences:
+        first = base[one.holding, one.feature] + start_F[one.feature]
+        here = table[first : first + batch.counts_F[one.feature]] >= 0
+        positions.append(None if one.is_whole else here.nonzero().squeeze(1))
+    arrival_L = table if all(one.is_whole for one in kernel.features) else table[table >= 0]
+    lengths = [_bag_lengths(one, batch) for one in kernel.pooled]
+    lengths_X = torch.cat(lengths) if lengths else batch.lengths_FB.new_empty(0)
+    num_pooled = sum(known[one.holding, one.feature] for one in kernel.pooled)
+    bags = torch.arange(len(lengths_X), device=device)
+    return RowIndex(
+        arrival_L=arrival_L,
+        num_pooled=num_pooled,
+        bags_L=torch.repeat_interleave(bags, lengths_X, output_size=num_pooled),
+        offsets=torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_X.long()),
+        positions=tuple(positions),
+        num_sequence=tuple(known[one.holding, one.feature] for one in kernel.sequences),
+        num_rows=sum(one.num_rows for one in entries),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """Rows of one holding from one process, among all that a process reads."""
+
+    holding: int
+    features: tuple[int, ...]
+    counts: tuple[int, ...]
+    lookups: slice
+    num_rows: int
+    shift: int
+    """From the number of a row among all that come to that among the kernel's."""
+
+
+def _entries(kernel: RowKernel, rows: RowLookups) -> list[_Entry]:
+    entries, lookups, first_row, own_row = [], 0, 0, 0
+    for owner, (counts, num_rows) in enumerate(zip(rows.counts, rows.num_rows, strict=True)):
+        mine = {number: (holding, features) for number, holding, features in kernel.holdings[owner]}
+        for number, (of_features, count) in enumerate(zip(counts, num_rows, strict=True)):
+            stop = lookups + sum(of_features)
+            if number in mine:
+                holding, features = mine[number]
+                entries.append(
+                    _Entry(
+                        holding=holding,
+                        features=features,
+                        counts=of_features,
+                        lookups=slice(lookups, stop),
+                        num_rows=count,
+                        shift=own_row - first_row,
+                    )
+                )
+                own_row += count
+            lookups, first_row = stop, first_row + count
+    return entries
+
+
+def _bag_lengths(one: RowFeature, batch: Distributed) -> torch.Tensor:
+    if one.is_whole or one.cut is None:
+        return batch.lengths_FB[one.feature]
+    assert batch.bucketized is not None, "the feature is cut"
+    return batch.bucketized.lengths_DFB[list(one.buckets), one.cut].sum(0, dtype=torch.int32)

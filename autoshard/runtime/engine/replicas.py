@@ -1,0 +1,214 @@
+"""The rows of a process that other processes have copies of, kernel by kernel.
+
+Shape suffixes: B samples of a local batch, W columns of a block of sums, D embedding dim, L lookups, X bags or lookups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from autoshard.runtime.engine.fused import FusedSettings
+from autoshard.runtime.engine.holdings import Asked, Holding, KernelKey, Ownership
+from autoshard.runtime.engine.replicated import GradientSync, ReplicatedRows, holder_groups, summed_by_row
+from autoshard.runtime.engine.requests import Request
+from autoshard.runtime.timing import Part, StepTimer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplicaLookups:
+    """Embeddings of one request for replicated rows, and what their gradients belong to.
+
+    Attributes:
+        sums_BW: Sums of bags; None if none are asked for.
+        rows: Rows, kernel by kernel.
+        slots: For each block of columns with one kernel: the key, rows and bags of its lookups, and its first column
+            and number of features.
+        asked: For each of `rows` the key and the rows' numbers.
+    """
+
+    sums_BW: torch.Tensor | None
+    rows: tuple[torch.Tensor, ...]
+    slots: tuple[tuple[KernelKey, torch.Tensor, torch.Tensor, int, int], ...]
+    asked: tuple[tuple[KernelKey, torch.Tensor], ...]
+
+
+#: Of a process that has no replicas.
+NO_LOOKUPS = ReplicaLookups(None, (), (), ())
+
+
+@dataclass(slots=True, eq=False)
+class _Kernel:
+    """Storage of one kernel of replicas."""
+
+    rows: ReplicatedRows
+    sync: GradientSync
+    base: dict[int, int]
+    """First row of each holding."""
+    lookups: list[torch.Tensor] = field(default_factory=list)
+    sources: list[torch.Tensor] = field(default_factory=list)
+    gradients: list[torch.Tensor] = field(default_factory=list)
+    num_gradients: int = 0
+
+
+class Replicas:
+    """Looks up replicated rows, and updates them once a step from the gradients of all copies.
+
+    Args:
+        ownership: Who holds what.
+        settings: Learning rate and epsilon.
+        group: The processes.
+        device: Where to hold rows.
+        timer: Where to count the time.
+        all_groups: Ranks in the world of each group of processes that makes an engine of the same plan now; None for
+            this one alone, which is all processes then.
+    """
+
+    def __init__(
+        self,
+        ownership: Ownership,
+        settings: FusedSettings,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        timer: StepTimer,
+        all_groups: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self._holdings, self._timer, self._device = ownership.holdings, timer, device
+        process = group.rank()
+        self._kernels: dict[KernelKey, _Kernel] = {}
+        replicated = [one for one in ownership.holdings if one.is_replicated]
+        holders = sorted({processes for one in replicated for processes in one.sync_groups()})
+        ranks = [dist.get_global_rank(group, process) for process in range(group.size())]
+        groups = holder_groups(holders, group, all_groups or [ranks])
+        for key in ownership.kernels:
+            indices = ownership.of_kernel(key, process)
+            if not indices or not ownership.holdings[indices[0]].is_replicated:
+                continue
+            first, base, rows = ownership.holdings[indices[0]], {}, 0
+            for index in indices:
+                base[index] = rows
+                rows += ownership.holdings[index].num_rows(process)
+            # A process has one part of the rows; all that have the same one sum their gradients.
+            [processes] = [of for of in first.sync_groups() if process in of]
+            storage = ReplicatedRows(rows, first.embedding_dim, first.of.dtype, first.of.optimizer, settings, device)
+            sync = GradientSync(first.grad_sync, groups[processes], rows)
+            self._kernels[key] = _Kernel(rows=storage, sync=sync, base=base)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this process has no replicas."""
+        return not self._kernels
+
+    def close(self) -> None:
+        """Lets go of the rows."""
+        self._kernels = {}
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this process has put into collectives of gradients."""
+        return sum(kernel.sync.sent_bytes for kernel in self._kernels.values())
+
+    def tables(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor | None]]:
+        """For each holding, its weights and moments: views, which training changes."""
+        found = {}
+        for kernel in self._kernels.values():
+            ends = [*list(kernel.base.values())[1:], len(kernel.rows.weights_ND)]
+            for (index, start), end in zip(kernel.base.items(), ends, strict=True):
+                moments = None if kernel.rows.moments is None else kernel.rows.moments[start:end]
+                found[index] = (kernel.rows.weights_ND[start:end], moments)
+        return found
+
+    def look_up(self, request: Request, asked: Asked, B: int) -> ReplicaLookups:
+        """Embeddings of the replicated part of a request."""
+        slots = [n for n, slot in enumerate(asked.sums) if self._holdings[slot.holding].is_replicated]
+        sums, known, column = [], [], 0
+        counts, at = request.sums.counts_N, sum(request.sums.counts_N[: slots[0]]) if slots else 0
+        for key, numbers in _by_kernel(slots, [self._holdings[slot.holding] for slot in asked.sums]):
+            kernel, size = self._kernels[key], sum(counts[n] for n in numbers)
+            rows_L = request.sums.ids_L[at : at + size] + self._bases(
+                [kernel.base[asked.sums[n].holding] for n in numbers], [counts[n] for n in numbers]
+            )
+            lengths_X = request.sums.lengths_NB[numbers[0] : numbers[-1] + 1].reshape(-1)
+            sums.append(side_by_side(kernel.rows.sums(rows_L, lengths_X), len(numbers), B))
+            bags = torch.arange(len(lengths_X), device=self._device)
+            known.append(
+                (key, rows_L, torch.repeat_interleave(bags, lengths_X, output_size=size), column, len(numbers))
+            )
+            column, at = column + sums[-1].shape[1], at + size
+        rows, wanted = self._rows(request, asked)
+        sums_BW = None if not sums else sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
+        return ReplicaLookups(sums_BW, rows, tuple(known), wanted)
+
+    def _rows(
+        self, request: Request, asked: Asked
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[tuple[KernelKey, torch.Tensor], ...]]:
+        places = [n for n, index in enumerate(asked.rows) if self._holdings[index].is_replicated]
+        at = sum(request.counts[: places[0]]) if places else 0
+        rows, wanted = [], []
+        for key, numbers in _by_kernel(places, [self._holdings[index] for index in asked.rows]):
+            kernel, sizes = self._kernels[key], [request.counts[n] for n in numbers]
+            bases = self._bases([kernel.base[asked.rows[n]] for n in numbers], sizes)
+            rows_L = request.ids_L[at : at + sum(sizes)] + bases
+            rows.append(kernel.rows.rows(rows_L))
+            wanted.append((key, rows_L))
+            at += sum(sizes)
+        return tuple(rows), tuple(wanted)
+
+    def collect(self, looked: ReplicaLookups, sums_BW: torch.Tensor | None, rows: Sequence[torch.Tensor]) -> None:
+        """Takes the gradients of a request, to be applied by `update`."""
+        for key, rows_L, bags_L, column, num_features in looked.slots:
+            assert sums_BW is not None, "sums were asked for"
+            dim = self._kernels[key].rows.weights_ND.shape[1]
+            block = sums_BW[:, column : column + num_features * dim]
+            self._add(key, rows_L, bags_L, one_below_the_other(block, num_features))
+        for (key, rows_L), gradients_LD in zip(looked.asked, rows, strict=True):
+            self._add(key, rows_L, torch.arange(len(rows_L), device=self._device), gradients_LD)
+
+    def _add(self, key: KernelKey, rows_L: torch.Tensor, sources_L: torch.Tensor, gradients_XD: torch.Tensor) -> None:
+        kernel = self._kernels[key]
+        kernel.lookups.append(rows_L)
+        kernel.sources.append(sources_L + kernel.num_gradients)
+        kernel.gradients.append(gradients_XD)
+        kernel.num_gradients += len(gradients_XD)
+
+    def update(self) -> None:
+        """Sums the gradients of all copies, and takes a step of the optimizer."""
+        for kernel in self._kernels.values():
+            with self._timer.measure(Part.BACKWARD_KERNEL):
+                own = summed_by_row(torch.cat(kernel.lookups), torch.cat(kernel.sources), torch.cat(kernel.gradients))
+            kernel.lookups, kernel.sources, kernel.gradients, kernel.num_gradients = [], [], [], 0
+            with self._timer.measure(Part.SYNC):
+                gradients = kernel.sync(own)
+            with self._timer.measure(Part.BACKWARD_KERNEL):
+                kernel.rows.update(gradients)
+
+    def _bases(self, bases: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+        each = torch.tensor(bases, device=self._device)
+        return torch.repeat_interleave(each, torch.tensor(counts, device=self._device), output_size=sum(counts))
+
+
+def _by_kernel(places: Sequence[int], holdings: Sequence[Holding]) -> list[tuple[KernelKey, list[int]]]:
+    """Places whose holdings are of one kernel, which lie side by side."""
+    found: dict[KernelKey, list[int]] = {}
+    for place in places:
+        found.setdefault(holdings[place].kernel_key, []).append(place)
+    return list(found.items())
+
+
+def side_by_side(sums_XD: torch.Tensor, num_features: int, B: int) -> torch.Tensor:
+    """Sums of features one below the other, as columns of the bags' samples."""
+    if num_features == 1:
+        return sums_XD
+    return sums_XD.view(num_features, B, -1).transpose(0, 1).reshape(B, -1)
+
+
+def one_below_the_other(block_BW: torch.Tensor, num_features: int) -> torch.Tensor:
+    """The reverse of `side_by_side`."""
+    if num_features == 1:
+        return block_BW
+    B = len(block_BW)
+    dim = block_BW.shape[1] // num_features
+    return block_BW.reshape(B, num_features, dim).transpose(0, 1).reshape(-1, dim)

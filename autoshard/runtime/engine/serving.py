@@ -1,0 +1,157 @@
+"""The fused kernels of a process, and what it looks up with them for all processes.
+
+Shape suffixes: F features, P processes, B samples of a local batch, G samples of the global batch (P * B), O columns of
+all sums, L lookups, N jagged rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from autoshard.core import Exchange
+from autoshard.runtime.engine.fused import FusedKernel, FusedSettings
+from autoshard.runtime.engine.holdings import Ownership
+from autoshard.runtime.engine.requests import Distributed
+from autoshard.runtime.timing import Part, StepTimer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Looked:
+    """Embeddings that a process has looked up for itself and the others, with kernels that update their own tables.
+
+    Attributes:
+        sums_GO: Sums of bags, for all processes.
+        rows: Rows, in the order of processes, kernel by kernel.
+    """
+
+    sums_GO: torch.Tensor | None
+    rows: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """A kernel that gives out rows: all of its holdings are one table."""
+
+    kernel: FusedKernel
+    holdings: tuple[int, ...]
+    base: dict[int, int]
+    """First row of each holding."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sums:
+    """A kernel that gives out sums."""
+
+    kernel: FusedKernel
+    holdings: tuple[int, ...]
+    num_features: int
+
+
+class FusedKernels:
+    """Holds the rows that no other process has copies of, and trains them in the backward pass.
+
+    Args:
+        ownership: Who holds what.
+        settings: Learning rate and epsilon.
+        process: This process.
+        device: Where to hold rows.
+        timer: Where to count the time.
+    """
+
+    def __init__(
+        self, ownership: Ownership, settings: FusedSettings, process: int, device: torch.device, timer: StepTimer
+    ) -> None:
+        self._holdings, self._process, self._device, self._timer = ownership.holdings, process, device, timer
+        self._sums: list[_Sums] = []
+        self._rows: list[_Rows] = []
+        for key in ownership.kernels:
+            indices = ownership.of_kernel(key, process)
+            if not indices or self._holdings[indices[0]].is_replicated:
+                continue
+            first = self._holdings[indices[0]]
+            sizes = [(self._holdings[index].num_rows(process), first.embedding_dim) for index in indices]
+            if first.output is Exchange.ROWS:
+                base, rows = {}, 0
+                for index, (num_rows, _) in zip(indices, sizes, strict=True):
+                    base[index] = rows
+                    rows += num_rows
+                whole = [(rows, first.embedding_dim)]
+                kernel = FusedKernel(whole, first.of.dtype, first.of.optimizer, settings, device)
+                self._rows.append(_Rows(kernel, indices, base))
+            else:
+                sizes = [(self._holdings[n].num_rows(process), self._holdings[n].embedding_dim) for n in indices]
+                features = [n for n, index in enumerate(indices) for _ in self._holdings[index].of.features]
+                kernel = FusedKernel(sizes, first.of.dtype, first.of.optimizer, settings, device, features)
+                self._sums.append(_Sums(kernel, indices, len(features)))
+        self._num_sums = sum(one.num_features for one in self._sums)
+        self._asked = [ownership.asked(other, process).rows for other in range(ownership.num_processes)]
+        by_feature = [
+            other * self._num_sums + feature
+            for feature in range(self._num_sums)
+            for other in range(ownership.num_processes)
+        ]
+        is_sorted = by_feature == sorted(by_feature)
+        self._by_feature = None if is_sorted else torch.tensor(by_feature, dtype=torch.int32, device=device)
+
+    def tables(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor | None]]:
+        """For each holding, its weights and moments: views, which training changes."""
+        found: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        for sums in self._sums:
+            states = zip(sums.holdings, sums.kernel.weights(), sums.kernel.moments(), strict=True)
+            found.update({index: (weights, moments) for index, weights, moments in states})
+        for rows in self._rows:
+            [weights], [moments] = rows.kernel.weights(), rows.kernel.moments()
+            for index in rows.holdings:
+                mine = slice(rows.base[index], rows.base[index] + self._holdings[index].num_rows(self._process))
+                found[index] = (weights[mine], None if moments is None else moments[mine])
+        return found
+
+    def close(self) -> None:
+        """Lets go of the rows."""
+        self._sums, self._rows = [], []
+
+    def look_up(self, batch: Distributed) -> Looked:
+        """Looks up what all processes ask for."""
+        sums = self._look_up_sums(batch) if self._sums else []
+        rows = [self._timed(one.kernel.rows, self._row_ids(batch, one)) for one in self._rows]
+        if not sums and not rows:  # nothing here; the empty output still has to be in the graph of every process
+            num_samples = batch.batch_size * len(batch.served)
+            return Looked(torch.zeros(num_samples, 0, device=self._device, requires_grad=True), ())
+        return Looked(torch.cat(sums, dim=1) if len(sums) > 1 else sums[0] if sums else None, tuple(rows))
+
+    def _look_up_sums(self, batch: Distributed) -> list[torch.Tensor]:
+        num, asked = self._num_sums, [one.sums for one in batch.served]
+        lengths_NB = torch.cat([one.lengths_NB[:num] for one in asked])
+        ids_L = torch.cat([one.ids_L[: sum(one.counts_N[:num])] for one in asked])
+        if self._by_feature is not None:
+            lengths_NB, ids_L, _ = torch.ops.fbgemm.permute_2D_sparse_data(
+                self._by_feature, lengths_NB, ids_L, None, len(ids_L)
+            )
+        lengths_FG = lengths_NB.view(num, -1)
+        sums, first, start = [], 0, 0
+        for one in self._sums:
+            last = first + one.num_features
+            stop = start + sum(of.counts_N[feature] for feature in range(first, last) for of in asked)
+            sums.append(self._timed(one.kernel.sums, ids_L[start:stop], lengths_FG[first:last]))
+            first, start = last, stop
+        return sums
+
+    def _row_ids(self, batch: Distributed, rows: _Rows) -> torch.Tensor:
+        """Rows of a kernel that processes ask for, one process after the other."""
+        ids = []
+        for asked, request in zip(self._asked, batch.served, strict=True):
+            at = 0
+            for index, count in zip(asked, request.counts, strict=True):
+                if index in rows.base:
+                    ids.append(request.ids_L[at : at + count] + rows.base[index])
+                at += count
+        return torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=self._device)
+
+    def _timed(self, look_up: Callable[..., torch.Tensor], *arguments: torch.Tensor) -> torch.Tensor:
+        with self._timer.measure(Part.FORWARD_KERNEL):
+            output = look_up(*arguments)
+        self._timer.measure_backward(output, Part.BACKWARD_KERNEL)
+        return output

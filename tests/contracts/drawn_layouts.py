@@ -1,0 +1,127 @@
+"""Plans of every layout that the validator accepts, drawn at random for the runtime's contract."""
+
+import numpy as np
+
+from autoshard.core import (
+    AccessProfile,
+    DType,
+    EmbeddingTable,
+    Exchange,
+    Feature,
+    GradSync,
+    Level,
+    Link,
+    MemoryBytes,
+    Optimizer,
+    Payload,
+    PlacedShard,
+    Pooling,
+    RowRange,
+    RowsBy,
+    Shard,
+    ShardingPlan,
+    Split,
+    TableSet,
+    Tier,
+    Topology,
+)
+
+OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD)
+
+
+def drawn_plan(seed, world_size, node_size, payload=DType.FP32):
+    """A plan, and for tables that are cut by access rank and have an order, row ids in falling access frequency."""
+    rng = np.random.default_rng(seed)
+    tables = tuple(drawn_table(rng, f"t{index}") for index in range(rng.integers(1, 7)))
+    shards, orders = [], {}
+    for table in tables:
+        held, ids = drawn_shards(rng, table, world_size, node_size)
+        shards += held
+        if ids is not None:
+            orders[table.name] = ids
+    link = Link(bytes_per_s=1e9)
+    sizes = [("node", node_size)] + ([("cluster", world_size)] if world_size > node_size else [])
+    levels = tuple(Level(name=name, size=size, all_to_all=link, all_reduce=link) for name, size in sizes)
+    memory = MemoryBytes(hbm=1 << 40)
+    plan = ShardingPlan(
+        tables=TableSet(batch_size=6 * world_size, tables=tables),
+        topology=Topology(world_size=world_size, device="cpu", memory_bytes=memory, levels=levels),
+        shards=tuple(shards),
+        payload=Payload(forward=payload, backward=payload),
+    )
+    return plan, orders
+
+
+def drawn_table(rng, name):
+    num_rows, dim = int(rng.choice([1, 3, 8, 50, 200, 1000])), 4 * int(rng.choice([1, 2, 4, 8]))
+    features = tuple(
+        Feature(name=f"{name}.{index}", pooling_factor=float(rng.choice([0.3, 1.0, 3.0])))
+        for index in range(rng.integers(1, 3))
+    )
+    return EmbeddingTable(
+        name=name,
+        num_embeddings=num_rows,
+        embedding_dim=dim,
+        features=features,
+        access=AccessProfile.zipf(num_rows, 1.05),
+        pooling=list(Pooling)[rng.integers(len(Pooling))],
+        optimizer=OPTIMIZERS[rng.integers(len(OPTIMIZERS))],
+    )
+
+
+def drawn_shards(rng, table, world_size, node_size):
+    bounds = drawn_bounds(rng, table.num_embeddings, 2)
+    by = RowsBy.ACCESS_RANK if len(bounds) > 2 and rng.random() < 0.5 else RowsBy.INDEX
+    shards = []
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        columns = [4 * bound for bound in drawn_bounds(rng, table.embedding_dim // 4, 1)]
+        rows = RowRange(start=start, stop=stop, by=by)
+        for first, last in zip(columns, columns[1:], strict=False):
+            shard = Shard(table=table, rows=rows, columns=(first, last))
+            shards.append(drawn_placed(rng, shard, world_size, node_size))
+    if by is RowsBy.INDEX or rng.random() < 0.3:
+        return shards, None
+    return shards, rng.permutation(table.num_embeddings)[: rng.integers(1, table.num_embeddings + 1)]
+
+
+def drawn_bounds(rng, size, most):
+    cuts = rng.choice(size, min(int(rng.integers(0, most + 1)), size - 1), replace=False) if size > 1 else []
+    return sorted({0, *(int(cut) for cut in cuts), size})
+
+
+def drawn_placed(rng, shard, world_size, node_size):
+    tier, replicas, fetch = drawn_replicas(rng, world_size, node_size)
+    is_sequence = shard.table.pooling is Pooling.SEQUENCE
+    exchange = Exchange.ROWS if is_sequence or rng.random() < 0.5 else Exchange.PARTIAL_SUMS
+    by_rank = shard.rows.by is RowsBy.ACCESS_RANK
+    splits = (Split.CYCLIC, Split.HASH) if by_rank else tuple(Split)
+    return PlacedShard(
+        shard=shard,
+        tier=tier,
+        replicas=replicas,
+        split=splits[rng.integers(len(splits))],
+        exchange=exchange,
+        deduplicate=exchange is Exchange.ROWS and bool(rng.random() < 0.4),
+        grad_sync=(GradSync.DENSE, GradSync.SPARSE)[rng.integers(2)] if len(replicas) > 1 else GradSync.NONE,
+        fetch=fetch,
+    )
+
+
+def drawn_replicas(rng, world_size, node_size):
+    ranks = range(world_size)
+    nodes = [tuple(ranks[start : start + node_size]) for start in range(0, world_size, node_size)]
+    kind = rng.integers(6)
+    if kind == 0 or world_size == 1:
+        return Tier.TABLE_WISE, ((int(rng.integers(world_size)),),), None
+    if kind == 1:
+        return Tier.ROW_WISE, (tuple(ranks),), None
+    if kind == 2 and len(nodes) > 1 and node_size > 1:
+        return Tier.TABLE_ROW_WISE, (nodes[rng.integers(len(nodes))],), None
+    if kind == 3 and len(nodes) > 1 and node_size > 1:
+        return Tier.FLEX, tuple(nodes), None
+    if kind == 4:
+        holders = sorted(int(rank) for rank in rng.choice(world_size, rng.integers(1, world_size + 1), replace=False))
+        if len(holders) > 1:
+            fetch = tuple(holders.index(rank) if rank in holders else int(rng.integers(len(holders))) for rank in ranks)
+            return Tier.REPLICATED, tuple((rank,) for rank in holders), fetch
+    return Tier.DATA_PARALLEL, tuple((rank,) for rank in ranks), None
