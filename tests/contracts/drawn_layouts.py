@@ -1,5 +1,7 @@
 """Plans of every layout that the validator accepts, drawn at random for the runtime's contract."""
 
+import itertools
+
 import numpy as np
 
 from autoshard.core import (
@@ -73,10 +75,10 @@ def drawn_shards(rng, table, world_size, node_size):
     bounds = drawn_bounds(rng, table.num_embeddings, 2)
     by = RowsBy.ACCESS_RANK if len(bounds) > 2 and rng.random() < 0.5 else RowsBy.INDEX
     shards = []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         columns = [4 * bound for bound in drawn_bounds(rng, table.embedding_dim // 4, 1)]
         rows = RowRange(start=start, stop=stop, by=by)
-        for first, last in zip(columns, columns[1:], strict=False):
+        for first, last in itertools.pairwise(columns):
             shard = Shard(table=table, rows=rows, columns=(first, last))
             shards.append(drawn_placed(rng, shard, world_size, node_size))
     if by is RowsBy.INDEX or rng.random() < 0.3:
