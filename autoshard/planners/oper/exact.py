@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoshard.core.accepted import ABOVE_0
+from autoshard.core.access import FloatArray, IntArray
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError, ModelError
-from autoshard.planners.oper.cost_matrix import FloatArray, PathArray, exchange_ms
+from autoshard.planners.oper.cost_matrix import PathArray, exchange_ms
 
 #: Costs in the whole numbers that CP-SAT works with: parts in so many of all lookups over the slowest link.
 _RESOLUTION = 10_000_000
@@ -36,8 +36,8 @@ class ExactTask:
     """
 
     lookups_N: FloatArray
-    bytes_N: NDArray[np.int64]
-    capacity_R: NDArray[np.int64]
+    bytes_N: IntArray
+    capacity_R: IntArray
     extra_bytes: int
     fetch_ms_RR: MsArray
 
@@ -139,7 +139,7 @@ class _Model:
         repeated = [size for size in bytes_N for _ in range(task.num_ranks)]
         model.add(self._sum(everywhere, repeated) <= sum(bytes_N) + task.extra_bytes // unit)
 
-    def _minimise(self, cost_NRR: NDArray[np.int64]) -> None:
+    def _minimise(self, cost_NRR: IntArray) -> None:
         most = self.model.new_int_var(0, 2 * _RESOLUTION, "")
         ranks = range(self.task.num_ranks)
         for rank in ranks:
