@@ -55,22 +55,12 @@ def neutral_communication(
     Source:
         FlexShard, Sec. 4.2 and 4.5.
     """
-    row, lookup = one_row(rows), one_lookup(rows)
+    row, lookup = rows.one_row, rows.one_lookup
     more = communication_s(strategy, row, machine) - communication_s(against, row, machine)
     saved_per_lookup = communication_s(against, lookup, machine) - communication_s(strategy, lookup, machine)
     if more <= 0:
         return 0.0
     return more / saved_per_lookup if saved_per_lookup > 0 else math.inf
-
-
-def one_row(rows: RowSet) -> RowSet:
-    """One row that nobody looks up: E = 1, L = 0."""
-    return replace(rows, num_rows=1, lookups_per_sample=0)
-
-
-def one_lookup(rows: RowSet) -> RowSet:
-    """What one lookup per sample costs: E = 0, L = 1."""
-    return replace(rows, num_rows=0, lookups_per_sample=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

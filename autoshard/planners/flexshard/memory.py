@@ -53,7 +53,7 @@ def held_bytes(
         row_bytes = table.embedding_dim * table.dtype.num_bytes
         row_bytes += table.optimizer.state_bytes_per_row(table.embedding_dim)
         for strategy, start, stop, exchange in segments(table, bound):
-            owners = owners_of(strategy, machine)
+            owners = machine.num_owners(strategy)
             total += -(-(stop - start) // owners) * row_bytes
             if owners < machine.world_size:
                 batch_size = machine.local_batch_size * machine.world_size
@@ -64,11 +64,6 @@ def held_bytes(
                 # What is looked up, and what comes back of it; copies of one's own are looked up where they are used.
                 total += owners * (requests + (1 if strategy is Strategy.DATA_PARALLEL else 2) * answers)
     return total
-
-
-def owners_of(strategy: Strategy, machine: Machine) -> int:
-    """Ranks over which a copy of the rows is split."""
-    return {Strategy.ROW_WISE: machine.world_size, Strategy.FLEX: machine.ranks_per_node}.get(strategy, 1)
 
 
 def pair_bytes(
