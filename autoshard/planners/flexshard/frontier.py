@@ -35,6 +35,16 @@ class TierBounds:
     flex_exchange: Exchange = Exchange.ROWS
     tail_exchange: Exchange = Exchange.ROWS
 
+    def tiers(self, table: EmbeddingTable) -> list[tuple[Strategy, int, int, Exchange]]:
+        """The tiers of a table that have rows: strategy, first access rank, end, and exchange."""
+        hot_exchange = Exchange.ROWS if table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS
+        tiers = [
+            (Strategy.DATA_PARALLEL, 0, self.replicated, hot_exchange),
+            (Strategy.FLEX, self.replicated, self.flexed, self.flex_exchange),
+            (Strategy.ROW_WISE, self.flexed, table.num_embeddings, self.tail_exchange),
+        ]
+        return [tier for tier in tiers if tier[1] < tier[2]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierChoice:

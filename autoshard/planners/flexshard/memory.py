@@ -11,24 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, Exchange, GradSync, Pooling
+from autoshard.core import EmbeddingTable, Exchange, GradSync
 from autoshard.core.plan import Payload
 from autoshard.evaluation.batch_memory import peak_factor
 from autoshard.evaluation.traffic import ID_BYTES, REDUCED_BYTES, PairTraffic
 from autoshard.planners.flexshard.equations import Machine, Strategy
 from autoshard.planners.flexshard.frontier import TierBounds
-
-
-def segments(table: EmbeddingTable, bounds: TierBounds) -> tuple[tuple[Strategy, int, int, Exchange], ...]:
-    """A table's tiers that have rows: strategy, first access rank, end, and exchange."""
-    replicated, flexed, end = bounds.replicated, bounds.flexed, table.num_embeddings
-    hot = Exchange.ROWS if table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS
-    parts = (
-        (Strategy.DATA_PARALLEL, 0, replicated, hot),
-        (Strategy.FLEX, replicated, flexed, bounds.flex_exchange),
-        (Strategy.ROW_WISE, flexed, end, bounds.tail_exchange),
-    )
-    return tuple(part for part in parts if part[1] < part[2])
 
 
 def held_bytes(
@@ -50,9 +38,8 @@ def held_bytes(
     """
     total = 0.0
     for table, bound in zip(tables, bounds, strict=True):
-        row_bytes = table.embedding_dim * table.dtype.num_bytes
-        row_bytes += table.optimizer.state_bytes_per_row(table.embedding_dim)
-        for strategy, start, stop, exchange in segments(table, bound):
+        row_bytes = table.storage_bytes // table.num_embeddings
+        for strategy, start, stop, exchange in bound.tiers(table):
             owners = machine.num_owners(strategy)
             total += -(-(stop - start) // owners) * row_bytes
             if owners < machine.world_size:
@@ -78,16 +65,9 @@ def pair_bytes(
 
 
 def gradient_sum(table: EmbeddingTable, start: int, stop: int, batch_size: float) -> tuple[GradSync, float]:
-    """How gradients of replicated rows are summed: whole, or those of rows that the batch hit, with their ids.
+    """How gradients of replicated rows [start, stop) by access rank are summed, and the bytes of a replica.
 
-    Args:
-        table: The table.
-        start: First access rank.
-        stop: Last, exclusive.
-        batch_size: Samples of all ranks.
-
-    Returns:
-        What is expected to be fewer bytes, and the bytes of a replica.
+    Whole, or those of the rows that a batch of all ranks is expected to hit, with their ids: what is fewer bytes.
     """
     row_bytes = table.embedding_dim * REDUCED_BYTES
     knots_K = table.access.ranks_K

@@ -20,7 +20,7 @@ from autoshard.core.accepted import AT_LEAST_0, check_choice
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.planners.flexshard.equations import Machine
 from autoshard.planners.flexshard.frontier import Frontier, TierBounds, TierChoice
-from autoshard.planners.flexshard.memory import gradient_sum, held_bytes, segments
+from autoshard.planners.flexshard.memory import gradient_sum, held_bytes
 from autoshard.planners.flexshard.paper_rule import paper_choice
 from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
 from autoshard.planners.flexshard.whole_tables import WholeTables, unsplit
@@ -210,10 +210,10 @@ class _TieredTables:
 
 def _cut(request: PlanRequest, table: EmbeddingTable, bounds: TierBounds) -> list[PlacedShard]:
     """The table's shards, one per tier that has rows."""
-    parts = segments(table, bounds)
-    by = RowsBy.INDEX if len(parts) == 1 else RowsBy.ACCESS_RANK
+    tiers = bounds.tiers(table)
+    by = RowsBy.INDEX if len(tiers) == 1 else RowsBy.ACCESS_RANK
     shards = []
-    for strategy, start, stop, exchange in parts:
+    for strategy, start, stop, exchange in tiers:
         shard = Shard(table=table, rows=RowRange(start=start, stop=stop, by=by), columns=(0, table.embedding_dim))
         placed = replace(on_all_ranks(shard, Tier(strategy), request.topology), exchange=exchange)
         if len(placed.replicas) > 1:

@@ -72,7 +72,7 @@ class Arranger:
         for choice in choices:
             if choice.hold in (Hold.ALL, Hold.EACH):
                 ranks.put_everywhere(choice.items)
-        ranks.put_on_nodes([one for choice in choices for one in _of_nodes(choice, self.topology)])
+        ranks.put_on_nodes([items for choice in choices for items in _of_nodes(choice)])
         alone = [
             item for choice in choices if choice.hold is Hold.RANK and not choice.in_one_node for item in choice.items
         ]
@@ -83,23 +83,11 @@ class Arranger:
         return Arrangement(parts=parts, sums_R=ranks.sums_R)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OnNode:
+def _of_nodes(choice: Choice) -> list[tuple[Item, ...]]:
     """Items that go to one node: one over its ranks, or all of a choice on single ranks of it."""
-
-    items: Sequence[Item]
-    cost_s: float
-    nodes: Sequence[int]
-
-
-def _of_nodes(choice: Choice, topology: Topology) -> list[_OnNode]:
     if choice.hold is Hold.NODE:
-        return [_OnNode(items=[item], cost_s=item.cost_s, nodes=item.sites) for item in choice.items]
-    if not choice.in_one_node:
-        return []
-    nodes = set.intersection(*({topology.node_of(rank) for rank in item.sites} for item in choice.items))
-    cost_s = sum(item.cost_s for item in choice.items) / topology.local_world_size
-    return [_OnNode(items=choice.items, cost_s=cost_s, nodes=sorted(nodes))]
+        return [(item,) for item in choice.items]
+    return [choice.items] if choice.in_one_node else []
 
 
 class _Ranks:
@@ -116,24 +104,27 @@ class _Ranks:
         for item in items:
             self._put(item, 0)
             level, rank = np.unravel_index(self.free_LR.argmin(), self.free_LR.shape)
-            if (missing := -int(self.free_LR[level, rank])) > 0:
+            if (missing := -self.free_LR[level, rank]) > 0:
                 raise InfeasiblePlanError(
                     f"{item.label}: held by all ranks, it takes {missing:,} bytes of {LEVELS[level]} more than rank "
                     f"{rank} has left"
                 )
 
-    def put_on_nodes(self, wanted: Sequence[_OnNode]) -> None:
-        """By falling cost, each on the node that the method says, or else on the cheapest one with room."""
-        if not wanted:
+    def put_on_nodes(self, groups: Sequence[Sequence[Item]]) -> None:
+        """By falling cost, each group on the node that the method says, or else on the cheapest one with room."""
+        if not groups:
             return
-        costs_N = np.array([one.cost_s for one in wanted])
+        costs_N = np.array([sum(item.cost_s for item in items) for items in groups])
+        # What all ranks of a node share costs each of them; what is on single ranks, the mean of them.
+        costs_N /= [1 if items[0].hold is Hold.NODE else self.node_size for items in groups]
         wanted_N = self._wanted(costs_N, self._sums_of_nodes())
         for index in np.argsort(-costs_N, kind="stable").tolist():
-            one, sums_S = wanted[index], self._sums_of_nodes()
+            items, sums_S = groups[index], self._sums_of_nodes()
             if wanted_N is not None:
                 sums_S[wanted_N[index]] = -np.inf
-            if not any(self._put_in_node(one.items, node) for node in sorted(one.nodes, key=sums_S.__getitem__)):
-                raise self._no_room(max(one.items, key=lambda item: item.held_L.sum()))
+            nodes = sorted(set.intersection(*map(self._nodes, items)))
+            if not any(self._put_in_node(items, node) for node in sorted(nodes, key=sums_S.__getitem__)):
+                raise self._no_room(max(items, key=lambda item: item.held_L.sum()))
 
     def put_far(self, items: Sequence[Item]) -> None:
         """Items with bytes on several levels, by falling cost on the cheapest rank with room on all of them."""
@@ -151,6 +142,10 @@ class _Ranks:
             ranks_N = repair(problem, self._start(problem), seed)
             for item, rank in zip(items, ranks_N.tolist(), strict=True):
                 self._put(item, rank)
+
+    def _nodes(self, item: Item) -> set[int]:
+        """Nodes with a site of the item."""
+        return set(item.sites) if item.hold is Hold.NODE else {rank // self.node_size for rank in item.sites}
 
     def _put_in_node(self, items: Sequence[Item], node: int) -> bool:
         """Places items on a node or its ranks; False, and nothing is placed, if one of them has no room."""

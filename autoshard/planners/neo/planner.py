@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from typing import ClassVar
 
 import numpy as np
@@ -198,10 +198,11 @@ class _Search:
         counts = [count for count in (fewest + more for more in _MORE_CACHED) if count < len(self.units)]
         counts.append(len(self.units))
         limits = _LIMITS if len(self.units) <= _FEW_UNITS else (1.0,)
-        found = [(count, self._cached(count, least_cache, fill, limits)) for count in counts]
-        priced = [(self._step_s(one), index) for index, (_, one) in enumerate(found) if one is not None]
-        count, best = found[min(priced)[1]] if priced else (fewest, None)
+        tried = {count: self._cached(count, least_cache, fill, limits) for count in counts}
+        found = {count: one for count, one in tried.items() if one is not None}
+        count = min(found, key=lambda count: self._step_s(found[count]), default=fewest)
         _log.info("neo: %d of %d tables, or groups of them, are behind caches", count, len(self.units))
+        best = found.get(count)
         if best is None or limits != _LIMITS:
             best = self._cached(count, least_cache, fill, _LIMITS) or best
         assert best is not None, "it was found before"
@@ -224,26 +225,21 @@ class _Search:
             InfeasiblePlanError: If there is none.
         """
         listed = [self.chooser.choices(unit, level, least_cache) for unit, level in enumerate(levels)]
-        arranged, failures = self._arranged(self._picks(listed, levels, limits))
-        if arranged:
-            return min(arranged, key=self._step_s) if len(arranged) > 1 else arranged[0]
-        for picked in _ever_finer(listed):
-            arranged, more = self._arranged([picked])
-            if arranged:
-                return arranged[0]
-            failures += more
+        failures: list[InfeasiblePlanError] = []
+        found = list(self._arranged(self._picks(listed, levels, limits), failures))
+        if len(found) > 1:
+            return min(found, key=self._step_s)
+        for one in chain(found, self._arranged(_ever_finer(listed), failures)):
+            return one
         raise failures[0]
 
-    def _arranged(self, picks: Iterable[list[Choice]]) -> tuple[list[Arrangement], list[InfeasiblePlanError]]:
-        """Arrangements of choices, and why there are none of others."""
-        found: list[Arrangement] = []
-        failures: list[InfeasiblePlanError] = []
+    def _arranged(self, picks: Iterable[list[Choice]], failures: list[InfeasiblePlanError]) -> Iterator[Arrangement]:
+        """Arrangements of choices; for others, why there is none goes to the failures."""
         for picked in picks:
             try:
-                found.append(self.arranger.arrange(picked, self.request.seed))
+                yield self.arranger.arrange(picked, self.request.seed)
             except InfeasiblePlanError as error:
                 failures.append(error)
-        return found, failures
 
     def _picks(
         self, listed: Sequence[Sequence[Choice]], levels: Sequence[MemoryLevel], limits: Sequence[float]
