@@ -188,8 +188,8 @@ class _TieredTables:
     def _attempt(self, memory_bytes: float) -> tuple[TierChoice, tuple[PlacedShard, ...]]:
         """Cuts within a budget, and the tables that are placed whole beside them."""
         choice = self._choose(memory_bytes)
-        active, pricing = self._options.count_activations, self._pricing
-        held = held_bytes(self._tables, choice.bounds, pricing.machine, pricing.payload, with_activations=active)
+        active = self._options.count_activations
+        held = held_bytes(self._tables, choice.bounds, self._pricing, with_activations=active)
         missing_R = held - self._whole.capacity_R
         if missing_R.max() > 0:
             raise InfeasiblePlanError(

@@ -99,6 +99,5 @@ class WholeTables:
         if not self.count_activations:
             return 0.0, 0.0
         exchange = cheaper_exchange(Shard.whole(table), 1)
-        machine = self.pricing.machine
-        asked, answered = pair_bytes(table, 1.0, 1, exchange, machine.local_batch_size, self.pricing.payload)
-        return machine.world_size * (asked + answered), answered
+        asked, answered = pair_bytes(table, 1.0, 1, exchange, self.pricing)
+        return self.pricing.machine.world_size * (asked + answered), answered
