@@ -12,6 +12,7 @@ from itertools import product
 from math import ceil
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.core import EmbeddingTable, MemoryLevel
 from autoshard.core.access import IntArray
@@ -39,7 +40,7 @@ NEO_TYPES = (
     ShardingType.GRID,
 )
 LEVELS = tuple(MemoryLevel)
-HBM, DDR, SSD = range(len(LEVELS))
+HBM = LEVELS.index(MemoryLevel.HBM)
 #: Share of the memory that the cheapest schemes leave free which replicated tables may take: the rest is room to move.
 _REPLICAS_SHARE = 0.9
 #: Most tables of a unit for which mixtures of replicated and row-wise ones are listed.
@@ -54,13 +55,13 @@ class Item:
         parts: One for each table.
         costs: Of each part.
         held_L: Bytes of all of them on each of their ranks, shape (L,).
-        sites: The sites that all tables' pins and the memory allow.
+        allowed_S: Whether all tables' pins and the memory allow a site, shape (S,).
     """
 
     parts: tuple[UnplacedShard, ...]
     costs: tuple[PartCost, ...]
     held_L: IntArray
-    sites: tuple[int, ...]
+    allowed_S: NDArray[np.bool_]
 
     @cached_property
     def hold(self) -> Hold:
@@ -137,7 +138,6 @@ class Chooser:
         self._topology, self._capacity_LR = cost.topology, capacity_LR
         self._room = {hold: self._room_of_sites(hold) for hold in Hold}
         self._known: dict[tuple[int, MemoryLevel, float], tuple[Choice, ...]] = {}
-        self._shared_sites: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def choices(self, unit: int, level: MemoryLevel, least_cache: float = 1.0) -> tuple[Choice, ...]:
         """All ways to hold the tables of a unit with their rows on a memory level, the simplest first.
@@ -199,7 +199,7 @@ class Chooser:
             if any(why_not(option, self._topology) for option in options):
                 continue
             items = self._items(options)
-            if all(item.sites for item in items):
+            if all(item.allowed_S.any() for item in items):
                 found.append(Choice(items=items, in_one_node=options[0].in_one_node))
             else:
                 too_large.append(max((item.held_L for item in items), key=lambda held_L: held_L[HBM]))
@@ -227,20 +227,17 @@ class Chooser:
             if key not in known:
                 costs = tuple(map(self._cost.of, parts))
                 held_L = np.array([sum(cost.held_bytes[level] for cost in costs) for level in LEVELS], dtype=np.int64)
-                known[key] = Item(parts=parts, costs=costs, held_L=held_L, sites=self._sites(parts, held_L))
+                known[key] = Item(parts=parts, costs=costs, held_L=held_L, allowed_S=self._allowed_sites(parts, held_L))
             items.append(replace(known[key], parts=parts))
         return tuple(items)
 
-    def _sites(self, parts: Sequence[UnplacedShard], held_L: IntArray) -> tuple[int, ...]:
-        """Where the parts of a unit's tables may go together, and fit."""
-        fits_S = np.all(self._room[parts[0].hold] >= held_L[:, None], axis=0)
-        sites = tuple(np.flatnonzero(fits_S).tolist())
+    def _allowed_sites(self, parts: Sequence[UnplacedShard], held_L: IntArray) -> NDArray[np.bool_]:
+        """Whether the parts of a unit's tables may go to a site together, and fit."""
+        allowed_S = np.all(self._room[parts[0].hold] >= held_L[:, None], axis=0)
         for part in parts:
             if part.shard.table.constraints.pinned_ranks:
-                allowed = set(allowed_sites(part, self._topology))
-                sites = tuple(site for site in sites if site in allowed)
-        # Most items may go anywhere: they share one tuple of as many sites as there are ranks.
-        return self._shared_sites.setdefault(sites, sites)
+                allowed_S &= np.isin(np.arange(len(allowed_S)), allowed_sites(part, self._topology))
+        return np.asarray(allowed_S)
 
     def _room_of_sites(self, hold: Hold) -> IntArray:
         """Bytes that the tightest rank of each site has, shape (L, S)."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.core import CostModel, TableSet, Topology
 from autoshard.core.access import FloatArray, IntArray
@@ -115,25 +116,24 @@ class _Ranks:
         if not groups:
             return
         costs_N = np.array([sum(item.cost_s for item in items) for items in groups])
-        # What all ranks of a node share costs each of them; what is on single ranks, the mean of them.
+        # Of a rank of the node, on average.
         costs_N /= [1 if items[0].hold is Hold.NODE else self.node_size for items in groups]
         wanted_N = self._wanted(costs_N, self._sums_of_nodes())
         for index in np.argsort(-costs_N, kind="stable").tolist():
             items, sums_S = groups[index], self._sums_of_nodes()
             if wanted_N is not None:
                 sums_S[wanted_N[index]] = -np.inf
-            nodes = sorted(set.intersection(*map(self._nodes, items)))
+            nodes = np.flatnonzero(np.all([self._allowed_nodes(item) for item in items], axis=0)).tolist()
             if not any(self._put_in_node(items, node) for node in sorted(nodes, key=sums_S.__getitem__)):
                 raise self._no_room(max(items, key=lambda item: item.held_L.sum()))
 
     def put_far(self, items: Sequence[Item]) -> None:
         """Items with bytes on several levels, by falling cost on the cheapest rank with room on all of them."""
         for item in sorted(items, key=lambda item: -item.cost_s):
-            sites = np.array(item.sites)
-            fits = (self.free_LR[:, sites] >= item.held_L[:, None]).all(axis=0)
-            if not fits.any():
+            fits_R = item.allowed_S & (self.free_LR >= item.held_L[:, None]).all(axis=0)
+            if not fits_R.any():
                 raise self._no_room(item)
-            self._put(item, int(sites[np.where(fits, self.sums_R[sites], np.inf).argmin()]))
+            self._put(item, int(np.where(fits_R, self.sums_R, np.inf).argmin()))
 
     def put_near(self, items: Sequence[Item], seed: int) -> None:
         """Items in device memory only, by the method; where memory does not allow that, as near to it as can be."""
@@ -143,17 +143,18 @@ class _Ranks:
             for item, rank in zip(items, ranks_N.tolist(), strict=True):
                 self._put(item, rank)
 
-    def _nodes(self, item: Item) -> set[int]:
-        """Nodes with a site of the item."""
-        return set(item.sites) if item.hold is Hold.NODE else {rank // self.node_size for rank in item.sites}
+    def _allowed_nodes(self, item: Item) -> NDArray[np.bool_]:
+        """Whether a node has a site of the item."""
+        sites_per_node = 1 if item.hold is Hold.NODE else self.node_size
+        return np.asarray(item.allowed_S.reshape(-1, sites_per_node).any(axis=1))
 
     def _put_in_node(self, items: Sequence[Item], node: int) -> bool:
         """Places items on a node or its ranks; False, and nothing is placed, if one of them has no room."""
         before = self.free_LR.copy(), self.sums_R.copy()
         ranks = range(node * self.node_size, (node + 1) * self.node_size)
         for item in sorted(items, key=lambda item: -item.cost_s):
-            sites = [node] if item.hold is Hold.NODE else sorted(set(ranks).intersection(item.sites))
-            fitting = [site for site in sites if self._has_room(item, site)]
+            sites = [node] if item.hold is Hold.NODE else ranks
+            fitting = [site for site in sites if item.allowed_S[site] and self._has_room(item, site)]
             if not fitting:
                 self.free_LR, self.sums_R = before
                 return False
@@ -165,9 +166,6 @@ class _Ranks:
         for item in items:
             first = members[-1][-1] + 1 if members else 0
             members.append(tuple(range(first, first + len(item.parts))))
-        allowed_NR = np.zeros((len(items), len(self.sums_R)), dtype=np.bool_)
-        for index, item in enumerate(items):
-            allowed_NR[index, list(item.sites)] = True
         return PlacementProblem(
             tables=self.task.tables,
             topology=self.task.topology,
@@ -178,7 +176,7 @@ class _Ranks:
             kernel_ms_N=np.array([item.cost_s * 1e3 for item in items]),
             bytes_N=np.array([item.held_L[HBM] for item in items]),
             capacity_R=self.free_LR[HBM],
-            allowed_NR=allowed_NR,
+            allowed_NR=np.array([item.allowed_S for item in items]),
             model=self.task.model,
         )
 
