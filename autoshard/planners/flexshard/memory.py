@@ -12,25 +12,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.core import EmbeddingTable, Exchange, GradSync
+from autoshard.core.plan import Payload
 from autoshard.evaluation.batch_memory import peak_factor
 from autoshard.evaluation.traffic import ID_BYTES, REDUCED_BYTES, PairTraffic
-from autoshard.planners.flexshard.equations import Strategy
+from autoshard.planners.flexshard.equations import Machine, Strategy
 from autoshard.planners.flexshard.frontier import TierBounds
-from autoshard.planners.flexshard.tier_costs import Pricing
 
 
 def held_bytes(
-    tables: Sequence[EmbeddingTable], bounds: Sequence[TierBounds], pricing: Pricing, *, with_activations: bool
+    tables: Sequence[EmbeddingTable], bounds: Sequence[TierBounds], machine: Machine, *, with_activations: bool
 ) -> float:
     """Weights, optimizer state and activations of each rank, as `evaluate` counts them.
 
     Args:
         tables: The tables.
         bounds: By table.
-        pricing: Machine and payload.
+        machine: The machine.
         with_activations: Whether inputs, outputs and what is received count; gradients of replicas always do.
     """
-    machine, total = pricing.machine, 0.0
+    total = 0.0
     for table, bound in zip(tables, bounds, strict=True):
         for strategy, start, stop, exchange in bound.tiers(table):
             owners = machine.num_owners(strategy)
@@ -40,21 +40,21 @@ def held_bytes(
                 total += gradient_sum(table, start, stop, batch_size)[1] / owners
             if with_activations:
                 share = float(table.access.coverage(stop) - table.access.coverage(start))
-                requests, answers = pair_bytes(table, share, owners, exchange, pricing)
+                requests, answers = pair_bytes(table, share, owners, exchange, machine)
                 # What is looked up, and what comes back of it; copies of one's own are looked up where they are used.
                 total += owners * (requests + (1 if strategy is Strategy.DATA_PARALLEL else 2) * answers)
     return total
 
 
 def pair_bytes(
-    table: EmbeddingTable, share: float, owners: int, exchange: Exchange, pricing: Pricing
+    table: EmbeddingTable, share: float, owners: int, exchange: Exchange, machine: Machine
 ) -> tuple[float, float]:
     """Bytes that a rank asks of one owner with, and that it gets back, for its share of the lookups."""
-    batch_size = pricing.machine.local_batch_size
+    batch_size = machine.local_batch_size
     bags = batch_size * len(table.features)
     lookups = batch_size * table.pooling_factor * share / owners * peak_factor(table, batch_size)
     vectors = lookups if exchange is Exchange.ROWS else bags
-    pair = PairTraffic.of_counts(bags, lookups, vectors * table.embedding_dim, pricing.payload)
+    pair = PairTraffic.of_counts(bags, lookups, vectors * table.embedding_dim, Payload())
     return pair.lengths + pair.ids, pair.forward
 
 

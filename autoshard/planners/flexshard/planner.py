@@ -119,13 +119,13 @@ class FlexShardPlanner:
             machine=Machine.of(request.topology, request.costs.comm, request.tables.batch_size),
             memory_multiplier=options.memory_multiplier,
         )
-        whole = WholeTables(request=request, pricing=pricing, count_activations=options.count_activations)
+        whole = WholeTables(request=request, machine=pricing.machine, count_activations=options.count_activations)
         tables = request.tables.tables
         names = unsplit(request.tables, pricing.machine, options.tiers, options.table_wise_below_rows)
         split = [table for table in tables if table.name not in names]
         if not split:
             return _plan(request, whole.place(tables))
-        tiered = _TieredTables(split, whole, options)
+        tiered = _TieredTables(split, whole, pricing, options)
         try:
             return _plan(request, tiered.place())
         except InfeasiblePlanError as failure:
@@ -148,8 +148,10 @@ class _TieredTables:
         InfeasiblePlanError: If no cut takes as little memory as the budget.
     """
 
-    def __init__(self, tables: Sequence[EmbeddingTable], whole: WholeTables, options: FlexShardOptions) -> None:
-        self._tables, self._whole, self._pricing, self._options = tables, whole, whole.pricing, options
+    def __init__(
+        self, tables: Sequence[EmbeddingTable], whole: WholeTables, pricing: Pricing, options: FlexShardOptions
+    ) -> None:
+        self._tables, self._whole, self._pricing, self._options = tables, whole, pricing, options
         names = {table.name for table in tables}
         self._others = [table for table in whole.request.tables.tables if table.name not in names]
         self._tiers = [tiers_of(table, self._pricing.machine, options.tiers) for table in tables]
@@ -189,7 +191,7 @@ class _TieredTables:
         """Cuts within a budget, and the tables that are placed whole beside them."""
         choice = self._choose(memory_bytes)
         active = self._options.count_activations
-        held = held_bytes(self._tables, choice.bounds, self._pricing, with_activations=active)
+        held = held_bytes(self._tables, choice.bounds, self._pricing.machine, with_activations=active)
         missing_R = held - self._whole.capacity_R
         if missing_R.max() > 0:
             raise InfeasiblePlanError(

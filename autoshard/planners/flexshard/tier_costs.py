@@ -5,14 +5,13 @@ Shape suffixes: I intervals of an access curve with rows of one probability, S s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from autoshard.core import EmbeddingTable, Exchange, Pooling, Tier
 from autoshard.core.access import FloatArray
-from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import REDUCED_BYTES
 from autoshard.planners.flexshard.equations import (
     Machine,
@@ -59,12 +58,10 @@ class Pricing:
         machine: The machine.
         memory_multiplier: Bytes held per replicated byte of weights, where split rows have 1 (the paper's way); 0 for
             what each table's optimizer needs, where split rows have their state too.
-        payload: Number formats on the wire.
     """
 
     machine: Machine
     memory_multiplier: float = 0.0
-    payload: Payload = field(default_factory=Payload)
 
     def rows_of(self, table: EmbeddingTable) -> RowSet:
         """The whole table, for the scaling equations."""
@@ -76,7 +73,6 @@ class Pricing:
             lookups_per_sample=table.pooling_factor,
             embedding_dim=table.embedding_dim,
             weight_bytes=table.dtype.num_bytes,
-            payload_bytes=(self.payload.forward.num_bytes + self.payload.backward.num_bytes) / 2,
             replica_multiplier=replica,
             sharded_multiplier=sharded,
         )

@@ -16,7 +16,7 @@ from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.traffic import cheaper_exchange
 from autoshard.planners.flexshard.equations import Machine
 from autoshard.planners.flexshard.memory import pair_bytes
-from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
+from autoshard.planners.flexshard.tier_costs import tiers_of
 from autoshard.planners.heuristics.greedy import place_by_cost
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.constraints import allowed_ranks, colocated
@@ -55,12 +55,12 @@ class WholeTables:
 
     Attributes:
         request: The request.
-        pricing: Machine and payload.
+        machine: Of the request.
         count_activations: Whether inputs and outputs must fit beside the tables.
     """
 
     request: PlanRequest
-    pricing: Pricing
+    machine: Machine
     count_activations: bool
 
     @property
@@ -99,5 +99,5 @@ class WholeTables:
         if not self.count_activations:
             return 0.0, 0.0
         exchange = cheaper_exchange(Shard.whole(table), 1)
-        asked, answered = pair_bytes(table, 1.0, 1, exchange, self.pricing)
-        return self.pricing.machine.world_size * (asked + answered), answered
+        asked, answered = pair_bytes(table, 1.0, 1, exchange, self.machine)
+        return self.machine.world_size * (asked + answered), answered
