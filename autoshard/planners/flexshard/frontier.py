@@ -6,7 +6,7 @@ T tables, E edges.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,12 +81,13 @@ class _Curve:
     exchanges_V: tuple[tuple[Exchange, Exchange], ...]
     is_split_V: NDArray[np.bool_]
 
-    def saved_per_byte(self) -> FloatArray:
-        """Seconds that a byte saves on the way from each vertex to the next, never rising; shape (V - 1,)."""
+    def steps(self) -> Iterator[tuple[float, float, bool]]:
+        """From each vertex to the next: seconds saved per byte, never rising; bytes; whether it can be split."""
         memory, seconds, *_ = np.diff(self.points_VQ, axis=0).T
         ratio = np.divide(-seconds, memory, out=np.full(len(memory), np.inf), where=memory > 0)
         # Convex, but for rounding: a step must not be taken before the one that it starts from.
-        return np.asarray(np.minimum.accumulate(ratio))
+        saved_per_byte = np.minimum.accumulate(ratio)
+        return zip(saved_per_byte.tolist(), memory.tolist(), self.is_split_V[1:].tolist(), strict=True)
 
     def cut(self, vertex: int, share: float = 0.0) -> tuple[TierBounds, float, float]:
         """Bounds, memory and seconds at a vertex, or at a share of the way to the next one."""
@@ -144,53 +145,43 @@ class Frontier:
             unreplicated.append(min(cuts, key=lambda cut: (cut[2], cut[1])))
         self.row_wise = TierChoice.of(unreplicated)
         self.least_memory_bytes = float(sum(curve.points_VQ[0, _MEMORY] for curve in self._curves))
+        steps = [(*step, table) for table, curve in enumerate(self._curves) for step in curve.steps()]
+        self._steps = sorted(steps, key=lambda step: -step[0])
 
     def at(self, memory_bytes: float) -> TierChoice | None:
         """The cuts that communicate least within a budget for all memory of a rank; None if nothing fits it.
 
         More budget never communicates more.
         """
-        reached = self._walk(memory_bytes - self.least_memory_bytes)
-        if reached is None:
+        room = memory_bytes - self.least_memory_bytes
+        # Room for the smallest memory may be short by rounding only.
+        if room < -1e-9 * max(1.0, self.least_memory_bytes):
             return None
-        vertex_T, last, share = reached
-        vertices = enumerate(zip(self._curves, vertex_T.tolist(), strict=True))
-        choice = TierChoice.of(
-            curve.cut(vertex, share if index == last else 0.0) for index, (curve, vertex) in vertices
-        )
+        shares = self._walk(room)
+        choice = TierChoice.of(curve.cut(*reached) for curve, reached in zip(self._curves, shares, strict=True))
         without = self.row_wise
         is_worse = choice.communication_s >= without.communication_s and without.memory_bytes <= memory_bytes
         return without if is_worse else choice
 
-    def _walk(self, room: float) -> tuple[IntArray, int, float] | None:
-        """Vertices reached, and the table that is a share of the way to its next vertex, if any."""
-        vertex_T = np.zeros(len(self._curves), dtype=np.int64)
-        # Room for the smallest memory may be short by rounding only.
-        if room < -1e-9 * max(1.0, self.least_memory_bytes):
-            return None
-        table_E, memory_E, is_split_E = self._edges()
-        while len(table_E):
-            used_E = np.cumsum(memory_E)
-            stop = int(np.searchsorted(used_E, room, side="right"))
-            np.add.at(vertex_T, table_E[:stop], 1)
-            if stop == len(table_E):
+    def _walk(self, room: float) -> list[tuple[int, float]]:
+        """The vertex that each table reaches, and the share of the way that it gets to the next one."""
+        reached = [(0, 0.0)] * len(self._curves)
+        used, is_full = 0.0, [False] * len(self._curves)
+        for _, memory, is_split, table in self._steps:
+            if is_full[table]:
+                continue
+            vertex, _ = reached[table]
+            if used + memory <= room:
+                used += memory
+                reached[table] = vertex + 1, 0.0
+                continue
+            room, used = room - used, 0.0
+            if is_split:
+                reached[table] = vertex, max(0.0, room) / memory
                 break
-            room -= float(used_E[stop - 1]) if stop else 0.0
-            if is_split_E[stop]:
-                return vertex_T, int(table_E[stop]), max(0.0, room) / float(memory_E[stop])
             # No room for this step, so none of this table's later ones either; other tables go on.
-            keep_E = table_E[stop:] != table_E[stop]
-            table_E, memory_E, is_split_E = (of_E[stop:][keep_E] for of_E in (table_E, memory_E, is_split_E))
-        return vertex_T, -1, 0.0
-
-    def _edges(self) -> tuple[IntArray, FloatArray, NDArray[np.bool_]]:
-        """Steps of all tables by falling seconds saved per byte: table, bytes, and whether they can be split."""
-        num_steps = [len(curve.points_VQ) - 1 for curve in self._curves]
-        order_E = np.argsort(-np.concatenate([curve.saved_per_byte() for curve in self._curves]), kind="stable")
-        table_E = np.repeat(np.arange(len(self._curves)), num_steps)
-        memory_E = np.concatenate([np.diff(curve.points_VQ[:, _MEMORY]) for curve in self._curves])
-        is_split_E = np.concatenate([curve.is_split_V[1:] for curve in self._curves])
-        return table_E[order_E], memory_E[order_E], is_split_E[order_E]
+            is_full[table] = True
+        return reached
 
 
 def _table_curve(

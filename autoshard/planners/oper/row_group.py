@@ -43,7 +43,7 @@ class RowGroup:
         """Bytes that lookups read per sample."""
         return sum(lookup_bytes(shard) for shard in self.shards)
 
-    @property
+    @cached_property
     def frequency(self) -> float:
         """Lookups per row and sample, on average; 0 for whole tables that share a rank."""
         if not self.is_cuttable:
