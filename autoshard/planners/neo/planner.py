@@ -164,10 +164,11 @@ class _Search:
                 return self._to_plan(self._best([MemoryLevel.HBM] * len(self.units), 1.0, _LIMITS))
             except InfeasiblePlanError as error:
                 failure = error
-        for least_cache, fill in product(_LEAST_CACHES, FILLS) if any(self.lower_bytes) else ():
-            fewest = self._fewest_cached(least_cache, fill)
-            if fewest is not None:
-                return self._to_plan(self._best_cached(fewest, least_cache, fill))
+        if any(self.lower_bytes):
+            for least_cache, fill in product(_LEAST_CACHES, FILLS):
+                fewest = self._fewest_cached(least_cache, fill)
+                if fewest is not None:
+                    return self._to_plan(self._best_cached(fewest, least_cache, fill))
         raise failure or InfeasiblePlanError(
             f"whichever tables lie behind caches, the others find no room in the {self.hbm_bytes:,} bytes of device "
             "memory that all ranks have together"

@@ -17,7 +17,7 @@ from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError, ModelError
 from autoshard.planners.oper.cost_matrix import PathArray, exchange_ms
 
-#: Costs in the whole numbers that CP-SAT works with: parts in so many of all lookups over the slowest link.
+#: Costs in the whole numbers that CP-SAT works with: all lookups over the slowest link cost so many.
 _RESOLUTION = 10_000_000
 _NUM_SEARCHES = 8
 
@@ -117,7 +117,7 @@ def _add_paths(model: Any, task: ExactTask) -> list[list[list[Any]]]:
             for read, held in zip(reads_R, holds_R, strict=True):
                 if read is not held:
                     model.add_implication(read, held)
-    # Bytes are large numbers: in parts of so many of all bytes they are exact enough, rounded up.
+    # Bytes are large numbers: in units of which all bytes are so many, rounded up, they are exact enough.
     unit = max(1, int(task.bytes_N.sum()) // _RESOLUTION)
     bytes_N = [-(-int(size) // unit) for size in task.bytes_N]
     held_bytes = [sum(size * held[rank] for size, held in zip(bytes_N, holds, strict=True)) for rank in ranks]

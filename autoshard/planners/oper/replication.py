@@ -18,7 +18,7 @@ from autoshard.planners.oper.balance import MAX_CAPACITY
 from autoshard.planners.oper.cost_matrix import PathArray, exchange_ms
 from autoshard.planners.oper.row_group import Owner, RowGroup
 
-#: What a rank has for copies is filled to about one part in so many; fewer where the ranks have more than
+#: What a rank has for copies is filled but for about one in so many; fewer where the ranks have more than
 #: `_MAX_PIECES` pieces together, for the time that they take.
 _PIECES_PER_BUDGET = 256
 _MAX_PIECES = 8192
@@ -94,7 +94,7 @@ def finer(owners: Sequence[Owner], budget_bytes: int, num_ranks: int) -> list[Ow
     """Cuts the groups that may be copied, so that each is small beside what a rank has for copies.
 
     Those are the groups with the most lookups per byte, as many as fill all ranks' budgets with different rows. Else
-    a group that no longer fits would leave memory unused, and on each rank another part of it. Neighbours of one owner
+    a group that no longer fits would leave memory unused, and on each rank other rows of it. Neighbours of one owner
     that are smaller than need be become one: there may be more of them than can be copied one by one in good time.
     """
     left_bytes = budget_bytes * num_ranks
@@ -226,9 +226,9 @@ class _Copies:
     def _first(self, rank: int, source: int) -> int | None:
         """The group with the most lookups per byte among those that fit a rank and are read from a source."""
         for start in range(int(self.first_R[rank]), len(self.bytes_N), _STRETCH):
-            part = slice(start, start + _STRETCH)
-            paths = self.paths_RN[rank, part]
-            fits = self.may_RN[rank, part] & (self.bytes_N[part] <= self.free_R[rank]) & (paths != rank)
+            stretch = slice(start, start + _STRETCH)
+            paths = self.paths_RN[rank, stretch]
+            fits = self.may_RN[rank, stretch] & (self.bytes_N[stretch] <= self.free_R[rank]) & (paths != rank)
             if start == self.first_R[rank] and not fits.any():
                 # Memory only becomes less: what does not fit now never will.
                 self.first_R[rank] += _STRETCH
