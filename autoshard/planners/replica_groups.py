@@ -194,11 +194,13 @@ class _Search:
 
     def _tried(self, groups: ReplicaGroups, time_limit_s: float) -> str:
         """Plans and prices one candidate, unless it cannot be the fastest; what came of it."""
+        topology = self.request.topology
+        group = groups.group_topology(topology)
+        mean_bytes = self.total_bytes / group.world_size
+        least_ms = self.request.costs.comm.all_reduce_ms(mean_bytes, groups.replica_topology(topology))
+        least_ms /= groups.sync_every
         try:
-            group = self._with_room(groups)
-            mean_bytes = self.total_bytes / group.world_size
-            copies = groups.replica_topology(self.request.topology)
-            least_ms = self.request.costs.comm.all_reduce_ms(mean_bytes, copies) / groups.sync_every
+            self._check_room(group)
             if self.fastest is not None and least_ms >= self.fastest.step_ms:
                 return f"dropped, too slow: synchronisation alone takes {least_ms:.4g} ms or more"
             trial = self._fastest(groups, group, time_limit_s)
@@ -210,16 +212,13 @@ class _Search:
         sync_ms = trial.priced.group_sync_ms or 0.0
         return f"step {trial.step_ms:.4g} ms, of which synchronisation {sync_ms:.4g} ms"
 
-    def _with_room(self, groups: ReplicaGroups) -> Topology:
-        """A group's ranks, which have room for all tables."""
-        group = groups.group_topology(self.request.topology)
+    def _check_room(self, group: Topology) -> None:
         room = sum(group.memory_of(rank)[level] for rank in range(group.world_size) for level in MemoryLevel)
         if self.total_bytes > room:
             raise InfeasiblePlanError(
                 f"all tables need {self.total_bytes:,} bytes, {self.total_bytes - room:,} bytes more than a group of "
                 f"{group.world_size} has"
             )
-        return group
 
     def _fastest(self, groups: ReplicaGroups, group: Topology, time_limit_s: float) -> _Trial:
         """The base planner's plan, or one whose ranks hold more alike, since the fullest synchronises the longest."""
@@ -258,7 +257,7 @@ class _Search:
         tables = self.request.tables
         tables = replace(tables, batch_size=max(1, tables.batch_size // groups.num_groups))
         request = replace(self.request, tables=tables, options=self.base_options, time_limit_s=time_limit_s)
-        failure, least_over, num_idle = None, math.inf, 0
+        memory_R, failure, least_over, num_idle = _memory(group), None, math.inf, 0
         while num_idle < _MAX_IDLE:
             try:
                 made = self.base.plan(replace(request, topology=_with_memory(group, room_R)))
@@ -268,12 +267,11 @@ class _Search:
             trial = _Trial(plan=plan, priced=evaluate(plan, self.request.costs))
             held_R = np.array([rank.hbm_bytes for rank in trial.priced.ranks], dtype=np.float64)
             active_R = np.array([rank.activation_bytes for rank in trial.priced.ranks], dtype=np.float64)
-            over_R = held_R + active_R - _memory(group)
-            if not self.options.count_activations or over_R.max() <= 0:
+            over_R = np.maximum(held_R + active_R - memory_R, 0.0)
+            if not self.options.count_activations or not over_R.any():
                 return trial
-            failure = failure or _out_of_memory(held_R, active_R, over_R)
+            failure = failure or _out_of_memory(held_R, active_R, memory_R)
             # What is too large for one rank is so for the next one.
-            over_R = np.maximum(over_R, 0.0)
             num_idle = 0 if over_R.sum() < least_over else num_idle + 1
             least_over = min(least_over, float(over_R.sum()))
             room_R = np.where(over_R > 0, np.maximum(held_R - over_R, 0.0), room_R)
@@ -286,12 +284,12 @@ def _memory(group: Topology) -> FloatArray:
     return np.array([group.memory_of(rank).hbm for rank in range(group.world_size)], dtype=np.float64)
 
 
-def _out_of_memory(held_R: FloatArray, active_R: FloatArray, over_R: FloatArray) -> InfeasiblePlanError:
-    worst = int(over_R.argmax())
-    held, active, over = int(held_R[worst]), int(active_R[worst]), int(over_R[worst])
+def _out_of_memory(held_R: FloatArray, active_R: FloatArray, memory_R: FloatArray) -> InfeasiblePlanError:
+    worst = int((held_R + active_R - memory_R).argmax())
+    held, active, memory = held_R[worst], active_R[worst], memory_R[worst]
     return InfeasiblePlanError(
-        f"rank {worst} of a group of {len(held_R)} would hold {held:,} bytes of tables and {active:,} bytes of a "
-        f"batch's inputs and outputs, {over:,} bytes more than its {held + active - over:,}"
+        f"rank {worst} of a group of {len(held_R)} would hold {int(held):,} bytes of tables and {int(active):,} bytes "
+        f"of a batch's inputs and outputs, {int(held + active - memory):,} bytes more than its {int(memory):,}"
     )
 
 
