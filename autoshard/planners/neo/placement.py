@@ -29,11 +29,11 @@ class Arrangement:
 
     Attributes:
         parts: Parts of all tables, each with its site.
-        sums_R: Weighted cost of each rank, shape (R,), in seconds.
+        cost_s_R: Weighted cost of each rank, shape (R,), in seconds.
     """
 
     parts: tuple[tuple[UnplacedShard, int], ...]
-    sums_R: FloatArray
+    cost_s_R: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Arranger:
         ranks.put_near([item for item in alone if not item.held_L[HBM + 1 :].any()], seed)
         items = [item for choice in choices for item in choice.items]
         parts = tuple((part, ranks.site_of[item]) for item in items for part in item.parts)
-        return Arrangement(parts=parts, sums_R=ranks.sums_R)
+        return Arrangement(parts=parts, cost_s_R=ranks.cost_s_R)
 
 
 def _of_nodes(choice: Choice) -> list[tuple[Item, ...]]:
@@ -97,7 +97,7 @@ class _Ranks:
     def __init__(self, task: Arranger) -> None:
         self.task, self.node_size = task, task.topology.local_world_size
         self.free_LR = task.capacity_LR.copy()
-        self.sums_R: FloatArray = np.zeros(task.topology.world_size)
+        self.cost_s_R: FloatArray = np.zeros(task.topology.world_size)
         self.site_of: dict[Item, int] = {}
 
     def put_everywhere(self, items: Sequence[Item]) -> None:
@@ -115,16 +115,16 @@ class _Ranks:
         """By falling cost, each group on the node that the method says, or else on the cheapest one with room."""
         if not groups:
             return
-        costs_N = np.array([sum(item.cost_s for item in items) for items in groups])
+        cost_s_N = np.array([sum(item.cost_s for item in items) for items in groups])
         # Of a rank of the node, on average.
-        costs_N /= [1 if items[0].hold is Hold.NODE else self.node_size for items in groups]
-        wanted_N = self._wanted(costs_N, self._sums_of_nodes())
-        for index in np.argsort(-costs_N, kind="stable").tolist():
-            items, sums_S = groups[index], self._sums_of_nodes()
+        cost_s_N /= [1 if items[0].hold is Hold.NODE else self.node_size for items in groups]
+        wanted_N = self._wanted(cost_s_N, self._node_cost_s())
+        for index in np.argsort(-cost_s_N, kind="stable").tolist():
+            items, cost_s_S = groups[index], self._node_cost_s()
             if wanted_N is not None:
-                sums_S[wanted_N[index]] = -np.inf
+                cost_s_S[wanted_N[index]] = -np.inf
             nodes = np.flatnonzero(np.all([self._allowed_nodes(item) for item in items], axis=0)).tolist()
-            if not any(self._put_in_node(items, node) for node in sorted(nodes, key=sums_S.__getitem__)):
+            if not any(self._put_in_node(items, node) for node in sorted(nodes, key=cost_s_S.__getitem__)):
                 raise self._no_room(max(items, key=lambda item: item.held_L.sum()))
 
     def put_far(self, items: Sequence[Item]) -> None:
@@ -133,7 +133,7 @@ class _Ranks:
             fits_R = item.allowed_S & (self.free_LR >= item.held_L[:, None]).all(axis=0)
             if not fits_R.any():
                 raise self._no_room(item)
-            self._put(item, int(np.where(fits_R, self.sums_R, np.inf).argmin()))
+            self._put(item, int(np.where(fits_R, self.cost_s_R, np.inf).argmin()))
 
     def put_near(self, items: Sequence[Item], seed: int) -> None:
         """Items in device memory only, by the method; where memory does not allow that, as near to it as can be."""
@@ -150,15 +150,15 @@ class _Ranks:
 
     def _put_in_node(self, items: Sequence[Item], node: int) -> bool:
         """Places items on a node or its ranks; False, and nothing is placed, if one of them has no room."""
-        before = self.free_LR.copy(), self.sums_R.copy()
+        before = self.free_LR.copy(), self.cost_s_R.copy()
         ranks = range(node * self.node_size, (node + 1) * self.node_size)
         for item in sorted(items, key=lambda item: -item.cost_s):
             sites = [node] if item.hold is Hold.NODE else ranks
             fitting = [site for site in sites if item.allowed_S[site] and self._has_room(item, site)]
             if not fitting:
-                self.free_LR, self.sums_R = before
+                self.free_LR, self.cost_s_R = before
                 return False
-            self._put(item, min(fitting, key=self.sums_R.__getitem__))
+            self._put(item, min(fitting, key=self.cost_s_R.__getitem__))
         return True
 
     def _problem(self, items: Sequence[Item]) -> PlacementProblem:
@@ -182,31 +182,31 @@ class _Ranks:
 
     def _start(self, problem: PlacementProblem) -> RankArray:
         """Ranks by the method, all allowed; memory may be exceeded."""
-        costs_N = problem.kernel_ms_N / 1e3
-        wanted_N = self._wanted(costs_N, self.sums_R)
-        filling, sums_R = Filling(problem), self.sums_R.copy()
-        for item in np.argsort(-costs_N, kind="stable").tolist():
-            scores_R = sums_R.copy()
+        cost_s_N = problem.kernel_ms_N / 1e3
+        wanted_N = self._wanted(cost_s_N, self.cost_s_R)
+        filling, cost_s_R = Filling(problem), self.cost_s_R.copy()
+        for item in np.argsort(-cost_s_N, kind="stable").tolist():
+            scores_R = cost_s_R.copy()
             if wanted_N is not None:
                 scores_R[wanted_N[item]] = -np.inf
-            sums_R[filling.put(item, scores_R)] += costs_N[item]
+            cost_s_R[filling.put(item, scores_R)] += cost_s_N[item]
         return filling.ranks_N
 
-    def _wanted(self, costs_N: FloatArray, base_S: FloatArray) -> IntArray | None:
+    def _wanted(self, cost_s_N: FloatArray, so_far_s_S: FloatArray) -> IntArray | None:
         """Sites by largest differencing: the costliest subset goes where least is so far. None for greedy."""
         if self.task.method == GREEDY:
             return None
-        subsets_N = partition(costs_N, len(base_S))
-        sums_S = np.bincount(subsets_N, weights=costs_N, minlength=len(base_S))
-        site_of_S = np.empty(len(base_S), dtype=np.int64)
-        site_of_S[np.argsort(-sums_S, kind="stable")] = np.argsort(base_S, kind="stable")
+        subsets_N = partition(cost_s_N, len(so_far_s_S))
+        cost_s_S = np.bincount(subsets_N, weights=cost_s_N, minlength=len(so_far_s_S))
+        site_of_S = np.empty(len(so_far_s_S), dtype=np.int64)
+        site_of_S[np.argsort(-cost_s_S, kind="stable")] = np.argsort(so_far_s_S, kind="stable")
         return np.asarray(site_of_S[subsets_N])
 
-    def _sums_of_nodes(self) -> FloatArray:
-        return np.asarray(self.sums_R.reshape(-1, self.node_size).mean(axis=1))
+    def _node_cost_s(self) -> FloatArray:
+        return np.asarray(self.cost_s_R.reshape(-1, self.node_size).mean(axis=1))
 
     def _ranks(self, item: Item, site: int) -> slice:
-        size = {Hold.RANK: 1, Hold.NODE: self.node_size}.get(item.hold, len(self.sums_R))
+        size = {Hold.RANK: 1, Hold.NODE: self.node_size}.get(item.hold, len(self.cost_s_R))
         return slice(site * size, (site + 1) * size)
 
     def _has_room(self, item: Item, site: int) -> bool:
@@ -215,7 +215,7 @@ class _Ranks:
     def _put(self, item: Item, site: int) -> None:
         ranks = self._ranks(item, site)
         self.free_LR[:, ranks] -= item.held_L[:, None]
-        self.sums_R[ranks] += item.cost_s
+        self.cost_s_R[ranks] += item.cost_s
         self.site_of[item] = site
 
     def _no_room(self, item: Item) -> InfeasiblePlanError:

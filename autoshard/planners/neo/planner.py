@@ -263,13 +263,13 @@ class _Search:
         """
         if self.options.compare == _STEP:
             return evaluate(self._to_plan(found), self.request.costs).step_ms.value / 1e3
-        sums_R = found.sums_R.copy()
+        cost_s_R = found.cost_s_R.copy()
         for (part, _), placed in zip(found.parts, self._placed(found), strict=True):
             if placed.memory != part.memory:
                 grown = self.cost.of(replace(part, memory=placed.memory))
                 ranks = [rank for replica in placed.replicas for rank in replica]
-                sums_R[ranks] += grown.weighted_s - self.cost.of(part).weighted_s
-        return float(sums_R.max()) + self.cost.fixed_s(part for part, _ in found.parts)
+                cost_s_R[ranks] += grown.weighted_s - self.cost.of(part).weighted_s
+        return float(cost_s_R.max()) + self.cost.fixed_s(part for part, _ in found.parts)
 
     def _placed(self, found: Arrangement) -> tuple[PlacedShard, ...]:
         """All parts at their sites, with caches that fill the device memory."""

@@ -41,7 +41,7 @@ class Method(StrEnum):
 def place(
     groups: Sequence[RowGroup],
     capacity_R: IntArray,
-    lookup_cost_R: FloatArray,
+    own_ms_R: FloatArray,
     method: Method = Method.OPER,
     *,
     copied: Collection[RowGroup] = (),
@@ -55,7 +55,7 @@ def place(
     Args:
         groups: What to place.
         capacity_R: Bytes that each rank may hold.
-        lookup_cost_R: Cost of a lookup on each rank, the diagonal of L.
+        own_ms_R: Time of a lookup on each rank, the diagonal of L.
         method: What to balance.
         copied: Groups that every rank will have a copy of. With `Method.OPER` they come before the others, whose
             lookups are evened out without theirs.
@@ -69,7 +69,7 @@ def place(
         end of each phase, the ranks' groups of a table are dealt anew in runs (`in_runs`), so that a plan has few
         shards; limits of memory hold on every rank.
     """
-    placement = Placement(capacity_R, lookup_cost_R)
+    placement = Placement(capacity_R, own_ms_R)
     whole = [group for group in groups if not group.is_cuttable]
     placement.put_all(sorted(whole, key=lambda group: -group.num_bytes), placement.fewest_bytes)
     by_access = sorted((group for group in groups if group.is_cuttable), key=lambda group: -group.lookup_bytes)
@@ -90,7 +90,7 @@ def place(
     return placement
 
 
-def pack(groups: Sequence[RowGroup], capacity_R: IntArray, lookup_cost_R: FloatArray) -> Placement:
+def pack(groups: Sequence[RowGroup], capacity_R: IntArray, own_ms_R: FloatArray) -> Placement:
     """Puts every group where it fits, whatever the balance.
 
     Those with the least choice of ranks and the widest rows come first, so that narrow ones are left to fill the gaps.
@@ -102,7 +102,7 @@ def pack(groups: Sequence[RowGroup], capacity_R: IntArray, lookup_cost_R: FloatA
     def order(group: RowGroup) -> tuple[int, bool, float]:
         return int(group.allowed_R.sum()), group.is_cuttable, -group.num_bytes / group.shards[0].num_embeddings
 
-    placement = Placement(capacity_R, lookup_cost_R)
+    placement = Placement(capacity_R, own_ms_R)
     placement.put_all(sorted(groups, key=order), placement.fewest_bytes)
     return placement
 
@@ -117,10 +117,10 @@ class Placement:
             of groups that will be copied to all.
     """
 
-    def __init__(self, capacity_R: IntArray, lookup_cost_R: FloatArray) -> None:
+    def __init__(self, capacity_R: IntArray, own_ms_R: FloatArray) -> None:
         self._capacity_R = capacity_R
         # Ranks that look up for nothing would be given all there is, whatever the exchange.
-        self._cost_R = lookup_cost_R if (lookup_cost_R > 0).all() else np.ones(len(capacity_R))
+        self._own_ms_R = own_ms_R if (own_ms_R > 0).all() else np.ones(len(capacity_R))
         self._left_out: Collection[RowGroup] = ()
         self._clear()
 
@@ -130,7 +130,7 @@ class Placement:
 
     def least_time(self, group: RowGroup, _fits_R: NDArray[np.bool_]) -> FloatArray:
         """Scores by time of lookups, the group's among them."""
-        return self.lookup_ms_R + group.lookup_bytes * self._cost_R
+        return self.lookup_ms_R + group.lookup_bytes * self._own_ms_R
 
     def level_bytes(self, group: RowGroup, fits_R: NDArray[np.bool_]) -> FloatArray:
         """Scores by time of lookups, where bytes held are within the group's own of the fewest."""
@@ -165,7 +165,7 @@ class Placement:
         """Evens out bytes by greed, and lookups by the order of runs."""
         first = len(self.owners)
         self.put_all(groups, self.level_bytes)
-        self._deal(first, self.lookup_ms_R / self._cost_R.mean(), "num_bytes", _COLD_TOLERANCE, "lookup_bytes")
+        self._deal(first, self.lookup_ms_R / self._own_ms_R.mean(), "num_bytes", _COLD_TOLERANCE, "lookup_bytes")
 
     def leave_out(self, groups: Collection[RowGroup]) -> None:
         """Counts the lookups of some groups no more: where every rank has a copy, none looks up for others."""
@@ -195,7 +195,7 @@ class Placement:
         self.owners.append((group, rank))
         self.held_R[rank] += group.num_bytes
         if group not in self._left_out:
-            self.lookup_ms_R[rank] += group.lookup_bytes * self._cost_R[rank]
+            self.lookup_ms_R[rank] += group.lookup_bytes * self._own_ms_R[rank]
 
 
 def _no_room(group: RowGroup, rank: int, free_bytes: int) -> InfeasiblePlanError:

@@ -153,7 +153,7 @@ class _Search:
             )
         self.row_bytes = mean_row_bytes(tables)
         self.fetch_ms_RR: MsArray = fetch_matrix_ms(topology, self.row_bytes)
-        self.lookup_cost_R: FloatArray = self.fetch_ms_RR.diagonal()
+        self.own_ms_R: FloatArray = self.fetch_ms_RR.diagonal()
         check_constraints(tables, topology)
         self.units = [(unit, _allowed_ranks(unit, self.num_ranks)) for unit in colocated(tables)]
 
@@ -189,7 +189,7 @@ class _Search:
         others = [group for group in groups if group not in chosen]
         try:
             room_R = self.capacity_R - hot_bytes
-            placement = place(others, room_R, self.lookup_cost_R, self.method, copied=frozenset(copied))
+            placement = place(others, room_R, self.own_ms_R, self.method, copied=frozenset(copied))
         except InfeasiblePlanError:
             # Copies come last: only memory that is left over is theirs.
             everywhere, hot_bytes = (), 0
@@ -199,9 +199,9 @@ class _Search:
 
     def _without_copies(self, groups: list[RowGroup]) -> Placement:
         try:
-            return place(groups, self.capacity_R, self.lookup_cost_R, self.method)
+            return place(groups, self.capacity_R, self.own_ms_R, self.method)
         except InfeasiblePlanError:
-            return pack(groups, self.capacity_R, self.lookup_cost_R)
+            return pack(groups, self.capacity_R, self.own_ms_R)
 
     def _groups(self, threshold: float) -> list[RowGroup]:
         of_table: dict[str, list[Shard]] = {}

@@ -148,22 +148,22 @@ def replicate_evenly(
         enough to level what Algorithm 1 leaves uneven.
     """
     lookups_N = np.array([group.lookup_bytes for group, _ in owners])
-    links_ms_RR = np.where(np.eye(len(room_R), dtype=np.bool_), 0.0, fetch_ms_RR)
+    others_ms_RR = np.where(np.eye(len(room_R), dtype=np.bool_), 0.0, fetch_ms_RR)
     share_R = np.ones(len(room_R))
     best, best_NR = -1.0, np.empty((0, 0), dtype=np.int64)
     for _ in range(_MAX_TRIES):
         # Rounded down, so that the ranks' budgets never add up to more than all of it.
         budget_R = np.minimum(budget_bytes * share_R * (1 - 1e-9), MAX_CAPACITY).astype(np.int64)
         paths_NR = _Copies(owners, np.minimum(room_R, budget_R), fetch_ms_RR).fill()
-        links_RR = exchange_ms(paths_NR, lookups_N, links_ms_RR)
-        fetched_R = links_RR.sum(axis=1)
-        cost_R = np.maximum(links_RR.sum(axis=0), fetched_R)
-        reached = float(cost_R.min() / cost_R.max()) if cost_R.any() else 1.0
+        links_ms_RR = exchange_ms(paths_NR, lookups_N, others_ms_RR)
+        fetched_ms_R = links_ms_RR.sum(axis=1)
+        most_ms_R = np.maximum(links_ms_RR.sum(axis=0), fetched_ms_R)
+        reached = float(most_ms_R.min() / most_ms_R.max()) if most_ms_R.any() else 1.0
         if reached > best:
             best, best_NR = reached, paths_NR
-        if reached >= balance or not (fetched_R > 0).all():
+        if reached >= balance or not (fetched_ms_R > 0).all():
             break
-        share_R *= (fetched_R / fetched_R.mean()) ** _STEP
+        share_R *= (fetched_ms_R / fetched_ms_R.mean()) ** _STEP
         share_R /= share_R.mean()
     return best_NR
 
