@@ -40,13 +40,10 @@ def unsplit(tables: TableSet, machine: Machine, num_tiers: int, below_rows: int)
 
 def _stays_whole(table: EmbeddingTable, machine: Machine, num_tiers: int, below_rows: int) -> bool:
     forbidden, world_size = table.constraints.forbidden_tiers, machine.world_size
-    if not allowed_ranks(table, world_size).all():
-        return True
-    if Tier.TABLE_WISE not in forbidden and (
-        world_size == 1 or Tier.ROW_WISE in forbidden or table.num_embeddings < below_rows
-    ):
-        return True
-    return not tiers_of(table, machine, num_tiers)
+    is_pinned = not allowed_ranks(table, world_size).all()
+    is_better_whole = world_size == 1 or Tier.ROW_WISE in forbidden or table.num_embeddings < below_rows
+    may_be_whole = Tier.TABLE_WISE not in forbidden
+    return is_pinned or (may_be_whole and is_better_whole) or not tiers_of(table, machine, num_tiers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

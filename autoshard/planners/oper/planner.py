@@ -35,14 +35,10 @@ _MIN_THRESHOLD = 1e-5
 _MAX_GROUPS = 20_000
 #: A matrix of all pairs of ranks takes 128 MiB then, and a search has a handful.
 _MAX_RANKS = 4096
+#: Values of options.
+_TRAINING, _INFERENCE, _AUTO = "training", "inference", "auto"
 
 _log = logging.getLogger(__name__)
-
-
-#: What a step is: copies cost an all-reduce of their gradients when training.
-_MODES = (_TRAINING := "training", "inference")
-#: What owners answer with.
-_EXCHANGES = (Exchange.ROWS, Exchange.PARTIAL_SUMS, _AUTO := "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +46,7 @@ class OperOptions:
     """Options of the `oper` planner."""
 
     mode: str = field(
-        default="training",
+        default=_TRAINING,
         metadata={
             "help": "training: every rank holds the rows that are looked up often enough to be worth an all-reduce; "
             "inference: ranks copy what they fetch over their slowest links."
@@ -77,7 +73,11 @@ class OperOptions:
     )
 
     def __post_init__(self) -> None:
-        for label, accepted in (("mode", _MODES), ("method", Method), ("exchange", _EXCHANGES)):
+        for label, accepted in (
+            ("mode", (_TRAINING, _INFERENCE)),
+            ("method", Method),
+            ("exchange", (Exchange.ROWS, Exchange.PARTIAL_SUMS, _AUTO)),
+        ):
             check_choice(getattr(self, label), accepted, f"options.{label}")
         Range(at_least=_MIN_THRESHOLD, at_most=1).check_fields(self, "threshold", within="options.")
         Range(at_least=0, at_most=1).check_fields(self, "balance", within="options.")
@@ -141,6 +141,7 @@ class _Search:
                 f"got {self.num_ranks:,}",
                 field="world_size",
             )
+        # Copies cost an all-reduce of their gradients when training.
         self.copies_in = options.mode if self.method is Method.OPER and self.num_ranks > 1 else ""
         capacities = [min(topology.memory_of(rank).hbm, MAX_CAPACITY) for rank in range(self.num_ranks)]
         self.capacity_R = np.array(capacities, dtype=np.int64)
@@ -182,7 +183,7 @@ class _Search:
         copied: tuple[RowGroup, ...] = ()
         if self.copies_in == _TRAINING:
             everywhere = hot_groups(groups, self._min_frequency(), self._hot_budget_bytes())
-        elif self.copies_in:
+        elif self.copies_in == _INFERENCE:
             copied = hot_groups(groups, 0.0, self._copy_budget_bytes())
         hot_bytes = sum(group.num_bytes for group in everywhere)
         chosen = set(everywhere)
@@ -217,7 +218,7 @@ class _Search:
     def _with_copies(self, placement: Placement) -> list[PlacedShard]:
         """Groups on their owners, or for inference with copies, which ranks near by read."""
         owners = placement.owners
-        if self.copies_in in ("", _TRAINING):
+        if self.copies_in != _INFERENCE:
             return [PlacedShard.table_wise(shard, rank) for group, rank in owners for shard in group.shards]
         budget_bytes = self._copy_budget_bytes()
         owners = finer(owners, budget_bytes, self.num_ranks)
