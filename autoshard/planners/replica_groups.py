@@ -12,13 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoshard import __version__
 from autoshard.core import (
     CostBreakdown,
     GroupLayout,
-    MemoryBytes,
     MemoryLevel,
     Provenance,
     ReplicaGroups,
@@ -26,6 +24,7 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, check_choice, listed
+from autoshard.core.access import FloatArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.evaluate import evaluate
@@ -107,96 +106,80 @@ class ReplicaGroupsPlanner:
             InfeasiblePlanError: If no number of groups fits the memory.
             InvalidOptionError: If the groups asked for do not divide the ranks, or have no equal share of the nodes.
         """
-        options = parse_options(ReplicaGroupsOptions, request.options)
-        trials = _Trials(request, options)
-        for groups in trials.candidates():
-            trials.add(groups)
-        return trials.best()
+        return _Search(request, parse_options(ReplicaGroupsOptions, request.options)).plan()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
+    """A plan of a candidate, and what it costs."""
+
     plan: ShardingPlan
     priced: CostBreakdown
 
+    @property
+    def step_ms(self) -> float:
+        """The predicted step."""
+        return self.priced.step_ms.value
 
-class _Trials:
-    """What was tried for one request."""
+
+class _Search:
+    """The search over groups for one request."""
 
     def __init__(self, request: PlanRequest, options: ReplicaGroupsOptions) -> None:
         self.request, self.options = request, options
-        self.base = get_planner(options.base)
-        self.base_options = options.of_base()
+        self.base, self.base_options = get_planner(options.base), options.of_base()
         self.total_bytes = sum(table.storage_bytes for table in request.tables.tables)
         self.fastest: _Trial | None = None
-        self.notes: dict[str, str] = {}
         self.failures: list[InfeasiblePlanError] = []
-        self._num_candidates = 1
+        self.notes: dict[str, str] = {}
+        """What came of each candidate."""
 
-    def candidates(self) -> list[ReplicaGroups]:
-        """Numbers of groups and layouts with an equal share of the nodes, fewest groups first."""
-        found: list[ReplicaGroups] = []
-        views: set[object] = set()
-        refused: InvalidPlanError | None = None
-        for groups in self._all():
-            topology = self.request.topology
-            try:
-                group, copies = groups.group_topology(topology), groups.replica_topology(topology)
-            except InvalidPlanError as error:
-                refused = refused or error
-                self.notes[_label(groups)] = f"dropped: {error.message}"
-                continue
-            view = (groups.num_groups, group.levels, copies.levels, group.overrides, group.fetch_ms)
-            if view not in views:
-                views.add(view)
-                found.append(groups)
-        if not found and refused is not None:
-            raise InvalidOptionError(refused.message, field="options.num_groups")
-        self._num_candidates = len(found)
-        return found
-
-    def add(self, groups: ReplicaGroups) -> None:
-        """Plans and prices one candidate."""
-        label = _label(groups)
-        try:
-            trial = self._trial(groups)
-        except InfeasiblePlanError as error:
-            self.failures.append(error)
-            self.notes[label] = f"dropped, out of memory: {error.message}"
-            _log.info("%s: %s", label, self.notes[label])
-            return
-        if trial is None:
-            return
-        step_ms, sync_ms = trial.priced.step_ms.value, trial.priced.group_sync_ms or 0.0
-        self.notes[label] = f"step {step_ms:.4g} ms, of which synchronisation {sync_ms:.4g} ms"
-        _log.info("%s: %s", label, self.notes[label])
-        if self.fastest is None or step_ms < self.fastest.priced.step_ms.value:
-            self.fastest = trial
-
-    def best(self) -> ShardingPlan:
+    def plan(self) -> ShardingPlan:
         """The fastest plan, with what is known of the others.
 
         Raises:
             InfeasiblePlanError: If there is none.
         """
+        candidates = self._candidates()
+        for groups in candidates:
+            note = self.notes[_label(groups)] = self._tried(groups, self.request.time_limit_s / len(candidates))
+            _log.info("%s: %s", _label(groups), note)
         if self.fastest is None:
-            raise (
-                self.failures[0]
-                if len(self.failures) == 1
-                else InfeasiblePlanError(f"no number of groups fits; with the fewest, {self.failures[0].message}")
-            )
+            first = self.failures[0]
+            if len(self.failures) == 1:
+                raise first
+            raise InfeasiblePlanError(f"no number of groups fits; with the fewest, {first.message}")
         plan = self.fastest.plan
         of_base = dict(plan.provenance.models) if plan.provenance is not None else {}
         notes = {label: text[:_MAX_CHARACTERS] for label, text in self.notes.items()}
         models = {**of_base, "group_planner": self.options.base, **notes}
-        return replace(
-            plan, provenance=Provenance(planner=ReplicaGroupsPlanner.name, version=__version__, models=models)
-        )
+        provenance = Provenance(planner=ReplicaGroupsPlanner.name, version=__version__, models=models)
+        return replace(plan, provenance=provenance)
+
+    def _candidates(self) -> list[ReplicaGroups]:
+        """Numbers of groups and layouts with an equal share of the nodes, fewest groups first, each kind once."""
+        topology = self.request.topology
+        found: dict[object, ReplicaGroups] = {}
+        refused: list[InvalidPlanError] = []
+        for groups in self._all():
+            try:
+                group, copies = groups.group_topology(topology), groups.replica_topology(topology)
+            except InvalidPlanError as error:
+                refused.append(error)
+                self.notes[_label(groups)] = f"dropped: {error.message}"
+                continue
+            view = (groups.num_groups, group.levels, copies.levels, group.overrides, group.fetch_ms)
+            found.setdefault(view, groups)
+        if not found and refused:
+            raise InvalidOptionError(refused[0].message, field="options.num_groups")
+        return list(found.values())
 
     def _all(self) -> Iterator[ReplicaGroups]:
         options, world = self.options, self.request.topology.world_size
-        numbers = [options.num_groups] if options.num_groups else _divisors(world)
-        if not options.num_groups and any(table.constraints.pinned_ranks for table in self.request.tables.tables):
+        numbers = [number for number in range(1, world + 1) if world % number == 0]
+        if options.num_groups:
+            numbers = [options.num_groups]
+        elif any(table.constraints.pinned_ranks for table in self.request.tables.tables):
             self.notes["other numbers of groups"] = "dropped: tables are pinned to ranks of the world"
             numbers = [1]
         layouts = list(GroupLayout) if options.layout == _ANY else [GroupLayout(options.layout)]
@@ -209,51 +192,58 @@ class _Trials:
                     moment_scale=options.moment_scale or float(number),
                 )
 
-    def _trial(self, groups: ReplicaGroups) -> _Trial | None:
-        """A plan of the candidate that fits; None if it cannot be the fastest."""
-        topology, costs = self.request.topology, self.request.costs
+    def _tried(self, groups: ReplicaGroups, time_limit_s: float) -> str:
+        """Plans and prices one candidate, unless it cannot be the fastest; what came of it."""
+        topology = self.request.topology
         group = groups.group_topology(topology)
+        mean_bytes = self.total_bytes / group.world_size
+        least_ms = self.request.costs.comm.all_reduce_ms(mean_bytes, groups.replica_topology(topology))
+        least_ms /= groups.sync_every
+        try:
+            self._check_room(group)
+            if self.fastest is not None and least_ms >= self.fastest.step_ms:
+                return f"dropped, too slow: synchronisation alone takes {least_ms:.4g} ms or more"
+            trial = self._fastest(groups, group, time_limit_s)
+        except InfeasiblePlanError as error:
+            self.failures.append(error)
+            return f"dropped, out of memory: {error.message}"
+        if self.fastest is None or trial.step_ms < self.fastest.step_ms:
+            self.fastest = trial
+        sync_ms = trial.priced.group_sync_ms or 0.0
+        return f"step {trial.step_ms:.4g} ms, of which synchronisation {sync_ms:.4g} ms"
+
+    def _check_room(self, group: Topology) -> None:
         room = sum(group.memory_of(rank)[level] for rank in range(group.world_size) for level in MemoryLevel)
         if self.total_bytes > room:
             raise InfeasiblePlanError(
                 f"all tables need {self.total_bytes:,} bytes, {self.total_bytes - room:,} bytes more than a group of "
                 f"{group.world_size} has"
             )
-        mean_bytes = self.total_bytes / group.world_size
-        least_ms = costs.comm.all_reduce_ms(mean_bytes, groups.replica_topology(topology)) / groups.sync_every
-        if self.fastest is not None and least_ms >= self.fastest.priced.step_ms.value:
-            self.notes[_label(groups)] = f"dropped, too slow: synchronisation alone takes {least_ms:.4g} ms or more"
-            return None
-        return self._fastest(groups, group)
 
-    def _fastest(self, groups: ReplicaGroups, group: Topology) -> _Trial:
+    def _fastest(self, groups: ReplicaGroups, group: Topology, time_limit_s: float) -> _Trial:
         """The base planner's plan, or one whose ranks hold more alike, since the fullest synchronises the longest."""
-        memory_R = np.array([group.memory_of(rank).hbm for rank in range(group.world_size)], dtype=np.float64)
         trials: list[_Trial] = []
-        failure: InfeasiblePlanError | None = None
-        try:
-            trials.append(self._fitting(groups, group, memory_R))
-        except InfeasiblePlanError as error:
-            failure = error
-        level = _LEVEL * max(self.total_bytes / group.world_size, *self._shard_bytes(trials))
-        fullest = max((rank.hbm_bytes for trial in trials for rank in trial.priced.ranks), default=memory_R.max())
-        if level < fullest and (groups.num_groups > 1 or failure is not None):
+        failures: list[InfeasiblePlanError] = []
+
+        def attempt(room_R: FloatArray) -> None:
             try:
-                trials.append(self._fitting(groups, group, np.minimum(memory_R, level)))
+                trials.append(self._fitting(groups, group, room_R, time_limit_s))
             except InfeasiblePlanError as error:
-                failure = failure or error
-        if not trials:
-            assert failure is not None, "what did not fit has said so"
-            raise failure
-        return min(trials, key=lambda one: one.priced.step_ms.value)
+                failures.append(error)
 
-    def _shard_bytes(self, trials: list[_Trial]) -> list[int]:
-        """Bytes of what ranks hold in a plan; of whole tables, if there is none yet."""
+        memory_R = _memory(group)
+        attempt(memory_R)
+        held = [shard.local.memory_bytes for trial in trials for shard in trial.plan.of_one_group().held_shards()]
+        whole = [table.storage_bytes for table in self.request.tables.tables]
+        level = _LEVEL * max(self.total_bytes / group.world_size, *(held if trials else whole))
+        fullest = max((rank.hbm_bytes for trial in trials for rank in trial.priced.ranks), default=memory_R.max())
+        if level < fullest and (groups.num_groups > 1 or failures):
+            attempt(np.minimum(memory_R, level))
         if not trials:
-            return [table.storage_bytes for table in self.request.tables.tables]
-        return [shard.local.memory_bytes for shard in trials[0].plan.of_one_group().held_shards()]
+            raise failures[0]
+        return min(trials, key=lambda trial: trial.step_ms)
 
-    def _fitting(self, groups: ReplicaGroups, group: Topology, memory_R: NDArray[np.float64]) -> _Trial:
+    def _fitting(self, groups: ReplicaGroups, group: Topology, room_R: FloatArray, time_limit_s: float) -> _Trial:
         """A plan whose weights and activations fit: the latter are known once there is a plan.
 
         A rank that they overfill may hold that many bytes of tables less in the next one.
@@ -261,16 +251,13 @@ class _Trials:
         Args:
             groups: The candidate.
             group: Its group's ranks.
-            memory_R: Device memory that each rank may give to tables; activations may use what else it has.
+            room_R: Device memory that each rank may give to tables; activations may use what else it has.
+            time_limit_s: Of each plan.
         """
-        request = replace(
-            self.request,
-            tables=replace(self.request.tables, batch_size=max(1, self.request.tables.batch_size // groups.num_groups)),
-            options=self.base_options,
-            time_limit_s=self.request.time_limit_s / self._num_candidates,
-        )
-        limit_R = np.array([group.memory_of(rank).hbm for rank in range(group.world_size)], dtype=np.float64)
-        room_R, failure, least_over, num_idle = memory_R, None, math.inf, 0
+        tables = self.request.tables
+        tables = replace(tables, batch_size=max(1, tables.batch_size // groups.num_groups))
+        request = replace(self.request, tables=tables, options=self.base_options, time_limit_s=time_limit_s)
+        memory_R, failure, least_over, num_idle = _memory(group), None, math.inf, 0
         while num_idle < _MAX_IDLE:
             try:
                 made = self.base.plan(replace(request, topology=_with_memory(group, room_R)))
@@ -278,11 +265,12 @@ class _Trials:
                 raise failure or error from None
             plan = replace(made, tables=self.request.tables, topology=self.request.topology, replica_groups=groups)
             trial = _Trial(plan=plan, priced=evaluate(plan, self.request.costs))
-            held_R, needed_R = _held_and_needed(trial.priced)
-            over_R = np.maximum(needed_R - limit_R, 0.0)
+            held_R = np.array([rank.hbm_bytes for rank in trial.priced.ranks], dtype=np.float64)
+            active_R = np.array([rank.activation_bytes for rank in trial.priced.ranks], dtype=np.float64)
+            over_R = np.maximum(held_R + active_R - memory_R, 0.0)
             if not self.options.count_activations or not over_R.any():
                 return trial
-            failure = failure or _out_of_memory(held_R, needed_R, limit_R)
+            failure = failure or _out_of_memory(held_R, active_R, memory_R)
             # What is too large for one rank is so for the next one.
             num_idle = 0 if over_R.sum() < least_over else num_idle + 1
             least_over = min(least_over, float(over_R.sum()))
@@ -291,38 +279,29 @@ class _Trials:
         raise failure
 
 
-def _held_and_needed(priced: CostBreakdown) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Bytes of each rank's tables, and of a batch's inputs and outputs as well; shapes (R,)."""
-    held_R = np.array([rank.hbm_bytes for rank in priced.ranks], dtype=np.float64)
-    return held_R, held_R + np.array([rank.activation_bytes for rank in priced.ranks], dtype=np.float64)
+def _memory(group: Topology) -> FloatArray:
+    """Device memory of each rank, shape (R,)."""
+    return np.array([group.memory_of(rank).hbm for rank in range(group.world_size)], dtype=np.float64)
 
 
-def _out_of_memory(
-    held_R: NDArray[np.float64], needed_R: NDArray[np.float64], limit_R: NDArray[np.float64]
-) -> InfeasiblePlanError:
-    worst = int((needed_R - limit_R).argmax())
+def _out_of_memory(held_R: FloatArray, active_R: FloatArray, memory_R: FloatArray) -> InfeasiblePlanError:
+    worst = int((held_R + active_R - memory_R).argmax())
+    held, active, memory = held_R[worst], active_R[worst], memory_R[worst]
     return InfeasiblePlanError(
-        f"rank {worst} of a group of {len(limit_R)} would hold {int(held_R[worst]):,} bytes of tables and "
-        f"{int(needed_R[worst] - held_R[worst]):,} bytes of a batch's inputs and outputs, "
-        f"{int(needed_R[worst] - limit_R[worst]):,} bytes more than its {int(limit_R[worst]):,}"
+        f"rank {worst} of a group of {len(held_R)} would hold {int(held):,} bytes of tables and {int(active):,} bytes "
+        f"of a batch's inputs and outputs, {int(held + active - memory):,} bytes more than its {int(memory):,}"
     )
 
 
-def _with_memory(group: Topology, room_R: NDArray[np.float64]) -> Topology:
+def _with_memory(group: Topology, room_R: FloatArray) -> Topology:
     """The ranks with that much device memory."""
     overrides = []
     for rank, room in enumerate(room_R.tolist()):
         memory = group.memory_of(rank)
         if int(room) != memory.hbm:
-            overrides.append((rank, MemoryBytes(hbm=int(room), ddr=memory.ddr, ssd=memory.ssd)))
+            overrides.append((rank, replace(memory, hbm=int(room))))
     return replace(group, overrides=(*group.overrides, *overrides)) if overrides else group
 
 
-def _divisors(number: int) -> list[int]:
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
-
-
 def _label(groups: ReplicaGroups) -> str:
-    if groups.num_groups == 1:
-        return "1 group"
-    return f"{groups.num_groups} groups {groups.layout}"
+    return "1 group" if groups.num_groups == 1 else f"{groups.num_groups} groups {groups.layout}"

@@ -190,6 +190,16 @@ class TestMemory:
         with pytest.raises(InfeasiblePlanError, match=message + r"got -1(,000){4}$"):
             plan(table(), rule=rule, memory_budget_bytes=-(10**12))
 
+    @pytest.mark.parametrize("rule", ["frontier", "paper"])
+    @pytest.mark.parametrize("num_tiers", [1, 2, 3])
+    def test_tables_that_nobody_looks_up_take_what_row_wise_needs(self, rule, num_tiers):
+        idle = table(length=0.0)
+        assert list(tiers(plan(idle, rule=rule, tiers=num_tiers))) == [Tier.ROW_WISE]
+        with pytest.raises(InfeasiblePlanError, match=r"the least is 0 bytes over row-wise sharding, got -1$"):
+            plan(idle, rule=rule, tiers=num_tiers, memory_budget_bytes=-1)
+        with pytest.raises(InfeasiblePlanError, match=r"take [\d,]+ bytes of each, [\d,]+ bytes more than rank 0 has"):
+            plan(idle, rule=rule, tiers=num_tiers, on=topology(hbm_bytes=200_000 // 32 * 260 - 1))
+
     def test_says_what_is_missing(self):
         with pytest.raises(InfeasiblePlanError, match=r"take [\d,]+ bytes of each, [\d,]+ bytes more than rank 0 has"):
             plan(table(), on=topology(hbm_bytes=10**6))

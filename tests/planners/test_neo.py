@@ -30,7 +30,7 @@ from autoshard.evaluation.cached_rows import cache_traffic
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.neo import CostFunction, NeoOptions, NeoPlanner
 from autoshard.planners.neo.choice import NEO_TYPES
-from autoshard.planners.neo.planner import _Planning
+from autoshard.planners.neo.planner import _Search
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import ShardingType, enumerate_options, option_of_placed
 
@@ -294,13 +294,13 @@ class TestMemoryLevels:
 
     def test_device_memory_alone_is_tried_once(self, monkeypatch):
         # Together the ranks have room for three tables, but none of them for two.
-        tables, tried, best = [table(f"t{index}") for index in range(3)], [], _Planning._best
+        tables, tried, best = [table(f"t{index}") for index in range(3)], [], _Search._best
 
         def watched(planning, levels, *rest):
             tried.append(set(levels))
             return best(planning, levels, *rest)
 
-        monkeypatch.setattr(_Planning, "_best", watched)
+        monkeypatch.setattr(_Search, "_best", watched)
         topology = machine(1, 2, hbm=3 * tables[0].storage_bytes // 2, ddr=TERA)
         plan = plan_of(tables, topology, schemes="table_wise")
         assert MemoryLevel.DDR in {placed.memory.level for placed in plan.shards}

@@ -67,7 +67,8 @@ def test_refuses_no_effort():
         least_exchange(task(), effort=0)
 
 
-@pytest.mark.parametrize("effort", [0.3, pytest.param(2.0, marks=pytest.mark.slow)])
+# A tenth finds the same as a third of a unit does: only the bound is lower.
+@pytest.mark.parametrize("effort", [0.1, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_oper_is_near_the_least_exchange_of_whole_groups(effort):
     """Table 3 at threshold 5%, Kaggle: the paper's OPER is 38% above its solver; here both without copies."""
     found = against_exact(0.0, effort=effort)

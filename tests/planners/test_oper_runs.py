@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autoshard.core import AccessProfile, EmbeddingTable, Feature, RowRange, RowsBy, Shard, TableSet
 from autoshard.planners.oper.balance import place
 from autoshard.planners.oper.partition import row_groups
-from autoshard.planners.oper.row_group import RowGroup, bytes_of, lookups_of
+from autoshard.planners.oper.row_group import RowGroup
 from autoshard.planners.oper.runs import in_runs
 
 NUM_RANKS = 8
@@ -30,13 +30,14 @@ def equal_groups(one, num_groups):
     step = one.num_embeddings // num_groups
     ranges = [RowRange(start=step * i, stop=step * (i + 1), by=RowsBy.ACCESS_RANK) for i in range(num_groups)]
     shards = [Shard(table=one, rows=rows, columns=(0, 16)) for rows in ranges]
-    return [RowGroup(shards=(shard,), allowed_R=np.ones(NUM_RANKS, dtype=bool), cuttable=True) for shard in shards]
+    return [RowGroup(shards=(shard,), allowed_R=np.ones(NUM_RANKS, dtype=bool)) for shard in shards]
 
 
-def load(owners, measure):
+def load(owners):
+    """Bytes that lookups read on each rank."""
     load_R = np.zeros(NUM_RANKS)
     for group, rank in owners:
-        load_R[rank] += measure(group)
+        load_R[rank] += group.lookup_bytes
     return load_R
 
 
@@ -50,7 +51,7 @@ def test_each_rank_keeps_its_number_of_groups_and_gets_two_runs_at_most(seed, nu
     groups = equal_groups(table("t", 1000 * num_groups, alpha), num_groups)
     ranks = np.random.default_rng(seed).integers(0, NUM_RANKS, num_groups).tolist()
     owners = list(zip(groups, ranks, strict=True))
-    dealt = in_runs(owners, load(owners, lookups_of), alike=bytes_of, tolerance=0.01, varying=lookups_of)
+    dealt = in_runs(owners, load(owners), alike="num_bytes", tolerance=0.01, varying="lookup_bytes")
     assert [group for group, _ in dealt] == groups
     assert Counter(rank for _, rank in dealt) == Counter(ranks)
     # The last rank's two runs meet in the middle.
@@ -61,12 +62,12 @@ def test_uneven_lookups_become_even():
     # Hottest to coldest in blocks: the first rank would serve most.
     groups = equal_groups(table("t", 800_000), 800)
     owners = [(group, index // 100) for index, group in enumerate(groups)]
-    before_R = load(owners, lookups_of)
+    before_R = load(owners)
     assert before_R.min() < before_R.max() / 10
     # Without the first groups, which alone have more than a rank's share.
     cold = owners[100:]
-    dealt = in_runs(cold, load(cold, lookups_of), alike=bytes_of, tolerance=0.01, varying=lookups_of)
-    after_R = load(dealt, lookups_of)[1:]
+    dealt = in_runs(cold, load(cold), alike="num_bytes", tolerance=0.01, varying="lookup_bytes")
+    after_R = load(dealt)[1:]
     # Groups are whole, and the first has 3% of a rank's share.
     assert after_R.min() > 0.97 * after_R.max()
 
@@ -74,10 +75,10 @@ def test_uneven_lookups_become_even():
 def test_what_ranks_have_already_is_made_up_for():
     groups = equal_groups(table("t", 1_600_000, 0.6), 1600)[100:]
     owners = [(group, index % NUM_RANKS) for index, group in enumerate(groups)]
-    total = sum(lookups_of(group) for group in groups)
+    total = sum(group.lookup_bytes for group in groups)
     other_R = np.linspace(0.0, 0.05, NUM_RANKS) * total
-    dealt = in_runs(owners, load(owners, lookups_of) + other_R, alike=bytes_of, tolerance=0.01, varying=lookups_of)
-    after_R = load(dealt, lookups_of) + other_R
+    dealt = in_runs(owners, load(owners) + other_R, alike="num_bytes", tolerance=0.01, varying="lookup_bytes")
+    after_R = load(dealt) + other_R
     assert after_R.min() > 0.99 * after_R.max()
 
 
@@ -88,9 +89,9 @@ def test_groups_that_are_not_alike_keep_their_ranks():
         Shard(table=one, rows=RowRange(start=a, stop=b, by=RowsBy.ACCESS_RANK), columns=(0, 16)) for a, b in sizes
     ]
     anywhere = np.ones(NUM_RANKS, dtype=bool)
-    groups = [RowGroup(shards=(shard,), allowed_R=anywhere, cuttable=True) for shard in shards]
+    groups = [RowGroup(shards=(shard,), allowed_R=anywhere) for shard in shards]
     owners = list(zip(groups, [5, 0, 1, 0, 1, 6], strict=True))
-    dealt = in_runs(owners, load(owners, lookups_of), alike=bytes_of, tolerance=0.01, varying=lookups_of)
+    dealt = in_runs(owners, load(owners), alike="num_bytes", tolerance=0.01, varying="lookup_bytes")
     assert (dealt[0][1], dealt[-1][1]) == (5, 6)
     assert Counter(rank for _, rank in dealt[1:-1]) == {0: 2, 1: 2}
 
@@ -98,7 +99,7 @@ def test_groups_that_are_not_alike_keep_their_ranks():
 def test_placement_makes_few_runs_and_balances_both():
     tables = TableSet(batch_size=1, tables=tuple(table(f"t{i}", 10**6 * (i + 1)) for i in range(4)))
     anywhere = np.ones(NUM_RANKS, dtype=bool)
-    groups = [RowGroup(shards=(shard,), allowed_R=anywhere, cuttable=True) for shard in row_groups(tables, 0.001)]
+    groups = [RowGroup(shards=(shard,), allowed_R=anywhere) for shard in row_groups(tables, 0.001)]
     placed = place(groups, np.full(NUM_RANKS, 1 << 40), np.ones(NUM_RANKS))
     runs = sum(num_runs([owner for owner in placed.owners if owner[0].label == one.name]) for one in tables.tables)
     # Two per rank, table and phase, and the hottest rows, which exceed the threshold alone.
@@ -114,6 +115,6 @@ def test_lookups_of_what_will_be_copied_do_not_count(kind):
     copied = frozenset(groups[:100]) if kind else frozenset()
     placed = place(groups, np.full(NUM_RANKS, 1 << 40), np.ones(NUM_RANKS), copied=copied)
     others = [owner for owner in placed.owners if owner[0] not in copied]
-    np.testing.assert_allclose(placed.lookup_ms_R, load(others, lookups_of))
+    np.testing.assert_allclose(placed.lookup_ms_R, load(others))
     if kind:
         assert placed.lookup_ms_R.min() > 0.95 * placed.lookup_ms_R.max()

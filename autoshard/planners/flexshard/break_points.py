@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypeAlias
 
 from autoshard.core import AccessProfile
 from autoshard.core.accepted import Range
 from autoshard.core.errors import InvalidTableError, InvalidTopologyError
 from autoshard.planners.flexshard.equations import Machine, RowSet, Strategy, communication_s, memory_bytes
-
-_Cost: TypeAlias = Callable[[Strategy, RowSet, Machine], float]
 
 
 def memory_neutral_probability(
@@ -41,36 +38,24 @@ def memory_neutral_probability(
     return more / local_batch_size if local_batch_size > 0 else math.inf
 
 
-def neutral_communication(
-    strategy: Strategy, rows: RowSet, machine: Machine, *, against: Strategy = Strategy.ROW_WISE
-) -> float:
-    """Row probability above which a row takes less time to communicate by `strategy`; infinite if it never does.
+def neutral_communication(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+    """Row probability above which a row communicates faster by `strategy` than row-wise; infinite if it never does.
 
     Args:
         strategy: Data-parallel or Flex.
         rows: Widths and multipliers of the rows; how many they are and how often looked up plays no part.
         machine: The machine.
-        against: What it is compared with: Flex stops where it is neutral against row-wise (Sec. 4.5).
 
     Source:
         FlexShard, Sec. 4.2 and 4.5.
     """
-    row, lookup = one_row(rows), one_lookup(rows)
-    more = communication_s(strategy, row, machine) - communication_s(against, row, machine)
-    saved_per_lookup = communication_s(against, lookup, machine) - communication_s(strategy, lookup, machine)
-    if more <= 0:
+    more_s, more_per_lookup_s = (
+        communication_s(strategy, one, machine) - communication_s(Strategy.ROW_WISE, one, machine)
+        for one in (rows.one_row, rows.one_lookup)
+    )
+    if more_s <= 0:
         return 0.0
-    return more / saved_per_lookup if saved_per_lookup > 0 else math.inf
-
-
-def one_row(rows: RowSet) -> RowSet:
-    """One row that nobody looks up: E = 1, L = 0."""
-    return replace(rows, num_rows=1, lookups_per_sample=0)
-
-
-def one_lookup(rows: RowSet) -> RowSet:
-    """What one lookup per sample costs: E = 0, L = 1."""
-    return replace(rows, num_rows=0, lookups_per_sample=1)
+    return -more_s / more_per_lookup_s if more_per_lookup_s < 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +67,12 @@ class ParetoPoint:
         coverage: Share of the table's lookups that go to them.
         memory_bytes: Per rank; below 0 where memory is saved.
         communication_s: Per step; below 0 where time is saved.
-        all_to_all_bytes: Per rank and step, forward and backward; never above 0.
-        all_reduce_bytes: Per rank and step.
     """
 
     num_rows: float
     coverage: float
     memory_bytes: float
     communication_s: float
-    all_to_all_bytes: float
-    all_reduce_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,15 +114,11 @@ def pareto_frontier(access: AccessProfile, rows: RowSet, machine: Machine) -> Pa
     def point(num_rows: float) -> ParetoPoint:
         coverage = float(access.coverage(num_rows))
         hot = replace(rows, num_rows=num_rows, lookups_per_sample=rows.lookups_per_sample * coverage)
-        row_bytes = rows.embedding_dim * rows.payload_bytes
-        return ParetoPoint(
-            num_rows=num_rows,
-            coverage=coverage,
-            memory_bytes=_more(memory_bytes, hot, machine),
-            communication_s=_more(communication_s, hot, machine),
-            all_to_all_bytes=-2 * machine.local_batch_size * hot.lookups_per_sample * row_bytes,
-            all_reduce_bytes=num_rows * row_bytes,
+        more_bytes, more_s = (
+            cost(Strategy.DATA_PARALLEL, hot, machine) - cost(Strategy.ROW_WISE, hot, machine)
+            for cost in (memory_bytes, communication_s)
         )
+        return ParetoPoint(num_rows=num_rows, coverage=coverage, memory_bytes=more_bytes, communication_s=more_s)
 
     points = [point(num_rows) for num_rows in access.ranks_K.tolist()]
     lowest = min(range(len(points)), key=lambda index: points[index].memory_bytes)
@@ -153,10 +130,6 @@ def pareto_frontier(access: AccessProfile, rows: RowSet, machine: Machine) -> Pa
         most_communication_saved=min(points, key=lambda one: one.communication_s),
         whole_table=points[-1],
     )
-
-
-def _more(cost: _Cost, rows: RowSet, machine: Machine) -> float:
-    return cost(Strategy.DATA_PARALLEL, rows, machine) - cost(Strategy.ROW_WISE, rows, machine)
 
 
 def _neutral_rows(points: Sequence[ParetoPoint], lowest: int) -> float:

@@ -8,7 +8,7 @@ rows, each with E = 1 and its own probability for L (Sec. 4.2).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -120,6 +120,10 @@ class Machine:
         """U."""
         return self.ranks_per_node * self.num_nodes
 
+    def num_owners(self, strategy: Strategy) -> int:
+        """Ranks over which a copy of the rows is split."""
+        return {Strategy.DATA_PARALLEL: 1, Strategy.FLEX: self.ranks_per_node}.get(strategy, self.world_size)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSet:
@@ -149,6 +153,16 @@ class RowSet:
             self, "embedding_dim", "weight_bytes", "payload_bytes", "replica_multiplier", "sharded_multiplier"
         )
 
+    @property
+    def one_row(self) -> RowSet:
+        """One row that nobody looks up: E = 1, L = 0."""
+        return replace(self, num_rows=1, lookups_per_sample=0)
+
+    @property
+    def one_lookup(self) -> RowSet:
+        """What one lookup per sample costs: E = 0, L = 1."""
+        return replace(self, num_rows=0, lookups_per_sample=1)
+
 
 def static_memory_bytes(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
     """Bytes per rank that hold the rows, whatever the batch.
@@ -156,11 +170,9 @@ def static_memory_bytes(strategy: Strategy, rows: RowSet, machine: Machine) -> f
     Source:
         FlexShard, Table 2. Differs: multipliers are arguments, and split rows have one too.
     """
-    once = rows.num_rows * rows.embedding_dim * rows.weight_bytes
-    if strategy in (Strategy.ROW_WISE, Strategy.COLUMN_WISE):
-        return rows.sharded_multiplier * once / machine.world_size
-    copies_share = machine.ranks_per_node if strategy is Strategy.FLEX else 1
-    return rows.replica_multiplier * once / copies_share
+    is_replicated = strategy in (Strategy.FLEX, Strategy.DATA_PARALLEL)
+    multiplier = rows.replica_multiplier if is_replicated else rows.sharded_multiplier
+    return multiplier * (rows.num_rows * rows.embedding_dim * rows.weight_bytes) / machine.num_owners(strategy)
 
 
 def dynamic_memory_bytes(strategy: Strategy, rows: RowSet, machine: Machine) -> float:

@@ -1,11 +1,12 @@
 """The frontier between memory and communication of several tables, and the best point under a budget.
 
-Shape suffixes: I intervals of an access curve, S strategies, V vertices of a curve, T tables, E edges.
+Shape suffixes: I intervals of an access curve, S strategies, V vertices of a curve, Q their quantities,
+T tables, E edges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ from autoshard.planners.flexshard.tier_costs import Pricing, TierCost, intervals
 
 #: Of a row: knots are doubles, so that the bound of all rows may end up just below a whole number.
 _ROUNDING = 1e-6
+#: What a point of a curve has first.
+_MEMORY, _SECONDS = 0, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,16 @@ class TierBounds:
     flexed: int = 0
     flex_exchange: Exchange = Exchange.ROWS
     tail_exchange: Exchange = Exchange.ROWS
+
+    def tiers(self, table: EmbeddingTable) -> list[tuple[Strategy, int, int, Exchange]]:
+        """The tiers of a table that have rows: strategy, first access rank, end, and exchange."""
+        hot_exchange = Exchange.ROWS if table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS
+        tiers = [
+            (Strategy.DATA_PARALLEL, 0, self.replicated, hot_exchange),
+            (Strategy.FLEX, self.replicated, self.flexed, self.flex_exchange),
+            (Strategy.ROW_WISE, self.flexed, table.num_embeddings, self.tail_exchange),
+        ]
+        return [tier for tier in tiers if tier[1] < tier[2]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,45 +60,50 @@ class TierChoice:
     memory_bytes: float
     communication_s: float
 
+    @classmethod
+    def of(cls, cuts: Iterable[tuple[TierBounds, float, float]]) -> TierChoice:
+        """Of the bounds, memory and seconds of each table."""
+        bounds, memory, seconds = zip(*cuts, strict=True)
+        return cls(bounds=bounds, memory_bytes=sum(memory), communication_s=sum(seconds))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Curve:
     """Ways to cut one table, from least memory to least communication, on a convex curve.
 
-    `is_split_V[v]` says whether any mixture of vertices v - 1 and v is a way to cut it too.
+    Attributes:
+        points_VQ: Of each vertex, memory, seconds, replicated rows, and rows that are replicated or Flex.
+        exchanges_V: Of the Flex and the row-wise tier.
+        is_split_V: Whether any mixture of a vertex and the one before it is a way to cut the table, too.
     """
 
-    memory_V: FloatArray
-    seconds_V: FloatArray
-    replicated_V: FloatArray
-    flexed_V: FloatArray
+    points_VQ: FloatArray
     exchanges_V: tuple[tuple[Exchange, Exchange], ...]
     is_split_V: NDArray[np.bool_]
 
-    def saved_per_byte(self) -> FloatArray:
-        """Seconds that a byte saves on the way from each vertex to the next, never rising; shape (V - 1,)."""
-        memory, saved = np.diff(self.memory_V), -np.diff(self.seconds_V)
-        ratio = np.divide(saved, memory, out=np.full(len(memory), np.inf), where=memory > 0)
+    def steps(self) -> Iterator[tuple[float, float, bool]]:
+        """From each vertex to the next: seconds saved per byte, never rising; bytes; whether it can be split."""
+        memory, seconds, *_ = np.diff(self.points_VQ, axis=0).T
+        ratio = np.divide(-seconds, memory, out=np.full(len(memory), np.inf), where=memory > 0)
         # Convex, but for rounding: a step must not be taken before the one that it starts from.
-        return np.asarray(np.minimum.accumulate(ratio))
+        saved_per_byte = np.minimum.accumulate(ratio)
+        return zip(saved_per_byte.tolist(), memory.tolist(), self.is_split_V[1:].tolist(), strict=True)
 
-    def bounds(self, vertex: int, share: float) -> TierBounds:
-        """The cut at a vertex, or at a share of the way to the next one."""
+    def cut(self, vertex: int, share: float = 0.0) -> tuple[TierBounds, float, float]:
+        """Bounds, memory and seconds at a vertex, or at a share of the way to the next one."""
+        here, toward = self.points_VQ[vertex], self.points_VQ[min(vertex + 1, len(self.points_VQ) - 1)]
+        memory, seconds, *rows = (here + share * (toward - here)).tolist()
+        replicated, flexed = map(whole_rows, rows)
         flex, tail = self.exchanges_V[vertex]
-        replicated, flexed = (
-            whole_rows(_between(rows_V, vertex, share)) for rows_V in (self.replicated_V, self.flexed_V)
+        bounds = TierBounds(
+            replicated=replicated, flexed=max(replicated, flexed), flex_exchange=flex, tail_exchange=tail
         )
-        return TierBounds(replicated=replicated, flexed=max(replicated, flexed), flex_exchange=flex, tail_exchange=tail)
+        return bounds, memory, seconds
 
 
 def whole_rows(num_rows: float) -> int:
     """Rounded down, but for what sums of doubles lose."""
     return int(num_rows + _ROUNDING)
-
-
-def _between(values_V: FloatArray, vertex: int, share: float) -> float:
-    toward = values_V[min(vertex + 1, len(values_V) - 1)]
-    return float(values_V[vertex] + share * (toward - values_V[vertex]))
 
 
 class Frontier:
@@ -101,6 +119,10 @@ class Frontier:
         pricing: How they are priced.
         exchanges: What owners of pooled tables may send; sequence tables send rows.
 
+    Attributes:
+        row_wise: No replicas, with the exchange that communicates least.
+        least_memory_bytes: Memory of the cuts that take least.
+
     Source:
         FlexShard, Sec. 4.3 and 4.6. Differs: rows are ordered by seconds saved per byte, which for tables of one
         dim and optimizer is the paper's order by probability; with three tiers each row takes the tier that the
@@ -114,91 +136,52 @@ class Frontier:
         pricing: Pricing,
         exchanges: Sequence[Exchange] = tuple(Exchange),
     ) -> None:
-        self.tables = tables
-        pairs = list(zip(tables, tiers, strict=True))
-        self._curves = [_table_curve(table, allowed, pricing, _exchanges(table, exchanges)) for table, allowed in pairs]
-        self.start = [_start(table, allowed, pricing, _exchanges(table, exchanges)) for table, allowed in pairs]
-        """Each table's cut without replicas, with its memory and seconds."""
-
-    @property
-    def row_wise(self) -> TierChoice:
-        """No replicas, with the exchange that communicates least."""
-        return TierChoice(
-            bounds=tuple(bounds for bounds, _, _ in self.start),
-            memory_bytes=sum(memory for _, memory, _ in self.start),
-            communication_s=sum(seconds for _, _, seconds in self.start),
-        )
-
-    @property
-    def least_memory_bytes(self) -> float:
-        """Memory of the cuts that take least."""
-        return float(sum(curve.memory_V[0] for curve in self._curves))
+        self._curves: list[_Curve] = []
+        unreplicated = []
+        for table, allowed in zip(tables, tiers, strict=True):
+            sent = (Exchange.ROWS,) if table.pooling is Pooling.SEQUENCE else exchanges
+            self._curves.append(_table_curve(table, allowed, pricing, sent))
+            cuts = [_whole(table, pricing.cost(table, allowed[0], exchange)).cut(0) for exchange in sent]
+            unreplicated.append(min(cuts, key=lambda cut: (cut[2], cut[1])))
+        self.row_wise = TierChoice.of(unreplicated)
+        self.least_memory_bytes = float(sum(curve.points_VQ[0, _MEMORY] for curve in self._curves))
+        steps = [(*step, table) for table, curve in enumerate(self._curves) for step in curve.steps()]
+        self._steps = sorted(steps, key=lambda step: -step[0])
 
     def at(self, memory_bytes: float) -> TierChoice | None:
         """The cuts that communicate least within a budget for all memory of a rank; None if nothing fits it.
 
         More budget never communicates more.
         """
-        reached = self._walk(memory_bytes - self.least_memory_bytes)
-        if reached is None:
+        room = memory_bytes - self.least_memory_bytes
+        # Room for the smallest memory may be short by rounding only.
+        if room < -1e-9 * max(1.0, self.least_memory_bytes):
             return None
-        vertex_T, last, share = reached
-        choice = self._choice(vertex_T, last, share)
+        shares = self._walk(room)
+        choice = TierChoice.of(curve.cut(*reached) for curve, reached in zip(self._curves, shares, strict=True))
         without = self.row_wise
         is_worse = choice.communication_s >= without.communication_s and without.memory_bytes <= memory_bytes
         return without if is_worse else choice
 
-    def _walk(self, room: float) -> tuple[IntArray, int, float] | None:
-        """Vertices reached, and the table that is a share of the way to its next vertex, if any."""
-        vertex_T = np.zeros(len(self._curves), dtype=np.int64)
-        # Room for the smallest memory may be short by rounding only.
-        if room < -1e-9 * max(1.0, self.least_memory_bytes):
-            return None
-        table_E, memory_E, is_split_E = self._edges()
-        while len(table_E):
-            used_E = np.cumsum(memory_E)
-            stop = int(np.searchsorted(used_E, room, side="right"))
-            np.add.at(vertex_T, table_E[:stop], 1)
-            if stop == len(table_E):
+    def _walk(self, room: float) -> list[tuple[int, float]]:
+        """The vertex that each table reaches, and the share of the way that it gets to the next one."""
+        reached = [(0, 0.0)] * len(self._curves)
+        used, is_full = 0.0, [False] * len(self._curves)
+        for _, memory, is_split, table in self._steps:
+            if is_full[table]:
+                continue
+            vertex, _ = reached[table]
+            if used + memory <= room:
+                used += memory
+                reached[table] = vertex + 1, 0.0
+                continue
+            room, used = room - used, 0.0
+            if is_split:
+                reached[table] = vertex, max(0.0, room) / memory
                 break
-            room -= float(used_E[stop - 1]) if stop else 0.0
-            if is_split_E[stop]:
-                return vertex_T, int(table_E[stop]), max(0.0, room) / float(memory_E[stop])
             # No room for this step, so none of this table's later ones either; other tables go on.
-            keep_E = table_E[stop:] != table_E[stop]
-            table_E, memory_E, is_split_E = (of_E[stop:][keep_E] for of_E in (table_E, memory_E, is_split_E))
-        return vertex_T, -1, 0.0
-
-    def _edges(self) -> tuple[IntArray, FloatArray, NDArray[np.bool_]]:
-        """Steps of all tables by falling seconds saved per byte: table, bytes, and whether they can be split."""
-        num_steps = [len(curve.memory_V) - 1 for curve in self._curves]
-        order_E = np.argsort(-np.concatenate([curve.saved_per_byte() for curve in self._curves]), kind="stable")
-        table_E = np.repeat(np.arange(len(self._curves)), num_steps)
-        memory_E = np.concatenate([np.diff(curve.memory_V) for curve in self._curves])
-        is_split_E = np.concatenate([curve.is_split_V[1:] for curve in self._curves])
-        return table_E[order_E], memory_E[order_E], is_split_E[order_E]
-
-    def _choice(self, vertex_T: IntArray, last: int, share: float) -> TierChoice:
-        bounds, memory, seconds = [], 0.0, 0.0
-        for index, (curve, vertex) in enumerate(zip(self._curves, vertex_T.tolist(), strict=True)):
-            part = share if index == last else 0.0
-            bounds.append(curve.bounds(vertex, part))
-            memory += _between(curve.memory_V, vertex, part)
-            seconds += _between(curve.seconds_V, vertex, part)
-        return TierChoice(bounds=tuple(bounds), memory_bytes=memory, communication_s=seconds)
-
-
-def _exchanges(table: EmbeddingTable, exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
-    return (Exchange.ROWS,) if table.pooling is Pooling.SEQUENCE else exchanges
-
-
-def _start(
-    table: EmbeddingTable, tiers: Sequence[Strategy], pricing: Pricing, exchanges: Sequence[Exchange]
-) -> tuple[TierBounds, float, float]:
-    """The table in its least replicated tier."""
-    wholes = [_whole(table, pricing.cost(table, tiers[0], exchange)) for exchange in exchanges]
-    best = min(wholes, key=lambda curve: (float(curve.seconds_V[0]), float(curve.memory_V[0])))
-    return best.bounds(0, 0.0), float(best.memory_V[0]), float(best.seconds_V[0])
+            is_full[table] = True
+        return reached
 
 
 def _table_curve(
@@ -206,64 +189,49 @@ def _table_curve(
 ) -> _Curve:
     """The lower hull of all ways to cut a table."""
     curves = []
-    by_exchange = {
-        (strategy, exchange): pricing.cost(table, strategy, exchange) for strategy in tiers for exchange in exchanges
-    }
     if Exchange.ROWS in exchanges:
-        rows = [by_exchange[strategy, Exchange.ROWS] for strategy in tiers]
+        rows = [pricing.cost(table, strategy, Exchange.ROWS) for strategy in tiers]
         curves.append(_mixed(table, rows))
         if Strategy.FLEX in tiers and Exchange.PARTIAL_SUMS in exchanges:
-            pooled = by_exchange[Strategy.FLEX, Exchange.PARTIAL_SUMS]
+            pooled = pricing.cost(table, Strategy.FLEX, Exchange.PARTIAL_SUMS)
             curves.append(_mixed(table, [pooled if one.strategy is Strategy.FLEX else one for one in rows]))
     if Exchange.PARTIAL_SUMS in exchanges:
-        curves += [_whole(table, by_exchange[strategy, Exchange.PARTIAL_SUMS]) for strategy in tiers]
+        curves += [_whole(table, pricing.cost(table, strategy, Exchange.PARTIAL_SUMS)) for strategy in tiers]
     return curves[0] if len(curves) == 1 else _lower_hull(curves)
 
 
 def _whole(table: EmbeddingTable, cost: TierCost) -> _Curve:
-    rows_I, lookups_I = intervals(table)
-    num_rows = float(table.num_embeddings)
-    is_flex, is_replicated = cost.strategy is Strategy.FLEX, cost.strategy is Strategy.DATA_PARALLEL
+    """The one vertex of a table that is in one tier."""
+    memory_s = cost.of(*intervals(table)).sum(axis=1) + cost.fixed
+    rows = [table.num_embeddings * is_in for is_in in _is_in(cost.strategy)]
     return _Curve(
-        memory_V=np.array([cost.bytes_of(rows_I, lookups_I).sum() + cost.fixed_bytes]),
-        seconds_V=np.array([cost.seconds_of(rows_I, lookups_I).sum() + cost.fixed_s]),
-        replicated_V=np.array([num_rows if is_replicated else 0.0]),
-        flexed_V=np.array([num_rows if is_flex or is_replicated else 0.0]),
+        points_VQ=np.array([[*memory_s, *rows]]),
         exchanges_V=((cost.exchange, cost.exchange),),
         is_split_V=np.array([False]),
     )
 
 
+def _is_in(strategy: Strategy) -> tuple[bool, bool]:
+    """Whether rows of a strategy are replicated, and whether they are replicated or Flex."""
+    return strategy is Strategy.DATA_PARALLEL, strategy is not Strategy.ROW_WISE
+
+
 def _mixed(table: EmbeddingTable, costs: Sequence[TierCost]) -> _Curve:
     """The curve of tables cut into tiers, interval by interval; fixed costs count whether a tier is used or not."""
     rows_I, lookups_I = intervals(table)
-    memory_SI = np.stack([cost.bytes_of(rows_I, lookups_I) for cost in costs])
-    seconds_SI = np.stack([cost.seconds_of(rows_I, lookups_I) for cost in costs])
-    start_I, steps = _steps(memory_SI, seconds_SI)
-    interval_E = np.array([step[0] for step in steps], dtype=np.int64)
-    from_E = np.array([step[1] for step in steps], dtype=np.int64)
-    to_E = np.array([step[2] for step in steps], dtype=np.int64)
-    more_E = memory_SI[to_E, interval_E] - memory_SI[from_E, interval_E]
-    saved_E = seconds_SI[from_E, interval_E] - seconds_SI[to_E, interval_E]
-    order_E = np.lexsort((interval_E, -saved_E / more_E))
-    is_replicated_S = np.array([cost.strategy is Strategy.DATA_PARALLEL for cost in costs], dtype=np.float64)
-    is_held_S = np.array([cost.strategy is not Strategy.ROW_WISE for cost in costs], dtype=np.float64)
-
-    def walked(first: float, step_E: FloatArray) -> FloatArray:
-        return np.concatenate([[first], first + np.cumsum(step_E[order_E])])
-
+    values_SQI = np.stack(
+        [[*cost.of(rows_I, lookups_I), *(rows_I * is_in for is_in in _is_in(cost.strategy))] for cost in costs]
+    )
+    start_I, steps = _steps(values_SQI[:, _MEMORY], values_SQI[:, _SECONDS])
+    interval_E, from_E, to_E = np.array(steps, dtype=np.int64).reshape(-1, 3).T
+    more_EQ = values_SQI[to_E, :, interval_E] - values_SQI[from_E, :, interval_E]
+    order_E = np.lexsort((interval_E, more_EQ[:, _SECONDS] / more_EQ[:, _MEMORY]))
+    start_QI = np.ascontiguousarray(values_SQI[start_I, :, np.arange(len(rows_I))].T)
+    first_Q = start_QI.sum(axis=1)
+    first_Q[: len(costs[0].fixed)] += sum(cost.fixed for cost in costs)
     flex = next((cost.exchange for cost in costs if cost.strategy is Strategy.FLEX), Exchange.ROWS)
-    every = np.arange(len(rows_I))
     return _Curve(
-        memory_V=walked(memory_SI[start_I, every].sum() + sum(cost.fixed_bytes for cost in costs), more_E),
-        seconds_V=walked(seconds_SI[start_I, every].sum() + sum(cost.fixed_s for cost in costs), -saved_E),
-        replicated_V=walked(
-            (rows_I * is_replicated_S[start_I]).sum(),
-            rows_I[interval_E] * (is_replicated_S[to_E] - is_replicated_S[from_E]),
-        ),
-        flexed_V=walked(
-            (rows_I * is_held_S[start_I]).sum(), rows_I[interval_E] * (is_held_S[to_E] - is_held_S[from_E])
-        ),
+        points_VQ=np.concatenate([first_Q[None], first_Q + np.cumsum(more_EQ[order_E], axis=0)]),
         exchanges_V=((flex, Exchange.ROWS),) * (len(steps) + 1),
         is_split_V=np.arange(len(steps) + 1) > 0,
     )
@@ -289,9 +257,10 @@ def _steps(memory_SI: FloatArray, seconds_SI: FloatArray) -> tuple[IntArray, lis
 
 def _lower_hull(curves: Sequence[_Curve]) -> _Curve:
     """The convex hull of several curves' vertices, from least memory to least communication."""
-    memory = np.concatenate([curve.memory_V for curve in curves])
-    seconds = np.concatenate([curve.seconds_V for curve in curves])
-    owner = np.repeat(np.arange(len(curves)), [len(curve.memory_V) for curve in curves])
+    points_VQ = np.concatenate([curve.points_VQ for curve in curves])
+    exchanges = [pair for curve in curves for pair in curve.exchanges_V]
+    owner_V = np.repeat(np.arange(len(curves)), [len(curve.points_VQ) for curve in curves])
+    memory, seconds = points_VQ[:, _MEMORY], points_VQ[:, _SECONDS]
     kept: list[int] = []
     for index in np.lexsort((seconds, memory)).tolist():
         if kept and seconds[index] >= seconds[kept[-1]]:
@@ -303,14 +272,8 @@ def _lower_hull(curves: Sequence[_Curve]) -> _Curve:
                 break
             kept.pop()
         kept.append(index)
-    chosen = np.array(kept)
-    exchanges = [pair for curve in curves for pair in curve.exchanges_V]
-    same = np.r_[False, owner[chosen[1:]] == owner[chosen[:-1]]]
     return _Curve(
-        memory_V=memory[chosen],
-        seconds_V=seconds[chosen],
-        replicated_V=np.concatenate([curve.replicated_V for curve in curves])[chosen],
-        flexed_V=np.concatenate([curve.flexed_V for curve in curves])[chosen],
+        points_VQ=points_VQ[kept],
         exchanges_V=tuple(exchanges[index] for index in kept),
-        is_split_V=same,
+        is_split_V=np.r_[False, owner_V[kept[1:]] == owner_V[kept[:-1]]],
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, Exchange, GradSync, Pooling
+from autoshard.core import EmbeddingTable, Exchange, GradSync
 from autoshard.core.plan import Payload
 from autoshard.evaluation.batch_memory import peak_factor
 from autoshard.evaluation.traffic import ID_BYTES, REDUCED_BYTES, PairTraffic
@@ -19,25 +19,8 @@ from autoshard.planners.flexshard.equations import Machine, Strategy
 from autoshard.planners.flexshard.frontier import TierBounds
 
 
-def segments(table: EmbeddingTable, bounds: TierBounds) -> tuple[tuple[Strategy, int, int, Exchange], ...]:
-    """A table's tiers that have rows: strategy, first access rank, end, and exchange."""
-    replicated, flexed, end = bounds.replicated, bounds.flexed, table.num_embeddings
-    hot = Exchange.ROWS if table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS
-    parts = (
-        (Strategy.DATA_PARALLEL, 0, replicated, hot),
-        (Strategy.FLEX, replicated, flexed, bounds.flex_exchange),
-        (Strategy.ROW_WISE, flexed, end, bounds.tail_exchange),
-    )
-    return tuple(part for part in parts if part[1] < part[2])
-
-
 def held_bytes(
-    tables: Sequence[EmbeddingTable],
-    bounds: Sequence[TierBounds],
-    machine: Machine,
-    payload: Payload,
-    *,
-    with_activations: bool,
+    tables: Sequence[EmbeddingTable], bounds: Sequence[TierBounds], machine: Machine, *, with_activations: bool
 ) -> float:
     """Weights, optimizer state and activations of each rank, as `evaluate` counts them.
 
@@ -45,54 +28,40 @@ def held_bytes(
         tables: The tables.
         bounds: By table.
         machine: The machine.
-        payload: Number formats on the wire.
         with_activations: Whether inputs, outputs and what is received count; gradients of replicas always do.
     """
     total = 0.0
     for table, bound in zip(tables, bounds, strict=True):
-        row_bytes = table.embedding_dim * table.dtype.num_bytes
-        row_bytes += table.optimizer.state_bytes_per_row(table.embedding_dim)
-        for strategy, start, stop, exchange in segments(table, bound):
-            owners = owners_of(strategy, machine)
-            total += -(-(stop - start) // owners) * row_bytes
+        for strategy, start, stop, exchange in bound.tiers(table):
+            owners = machine.num_owners(strategy)
+            total += -(-(stop - start) // owners) * (table.storage_bytes // table.num_embeddings)
             if owners < machine.world_size:
                 batch_size = machine.local_batch_size * machine.world_size
                 total += gradient_sum(table, start, stop, batch_size)[1] / owners
             if with_activations:
                 share = float(table.access.coverage(stop) - table.access.coverage(start))
-                requests, answers = pair_bytes(table, share, owners, exchange, machine.local_batch_size, payload)
+                requests, answers = pair_bytes(table, share, owners, exchange, machine)
                 # What is looked up, and what comes back of it; copies of one's own are looked up where they are used.
                 total += owners * (requests + (1 if strategy is Strategy.DATA_PARALLEL else 2) * answers)
     return total
 
 
-def owners_of(strategy: Strategy, machine: Machine) -> int:
-    """Ranks over which a copy of the rows is split."""
-    return {Strategy.ROW_WISE: machine.world_size, Strategy.FLEX: machine.ranks_per_node}.get(strategy, 1)
-
-
 def pair_bytes(
-    table: EmbeddingTable, share: float, owners: int, exchange: Exchange, local_batch_size: float, payload: Payload
+    table: EmbeddingTable, share: float, owners: int, exchange: Exchange, machine: Machine
 ) -> tuple[float, float]:
     """Bytes that a rank asks of one owner with, and that it gets back, for its share of the lookups."""
-    bags = local_batch_size * len(table.features)
-    lookups = local_batch_size * table.pooling_factor * share / owners * peak_factor(table, local_batch_size)
+    batch_size = machine.local_batch_size
+    bags = batch_size * len(table.features)
+    lookups = batch_size * table.pooling_factor * share / owners * peak_factor(table, batch_size)
     vectors = lookups if exchange is Exchange.ROWS else bags
-    pair = PairTraffic.of_counts(bags, lookups, vectors * table.embedding_dim, payload)
+    pair = PairTraffic.of_counts(bags, lookups, vectors * table.embedding_dim, Payload())
     return pair.lengths + pair.ids, pair.forward
 
 
 def gradient_sum(table: EmbeddingTable, start: int, stop: int, batch_size: float) -> tuple[GradSync, float]:
-    """How gradients of replicated rows are summed: whole, or those of rows that the batch hit, with their ids.
+    """How gradients of replicated rows [start, stop) by access rank are summed, and the bytes of a replica.
 
-    Args:
-        table: The table.
-        start: First access rank.
-        stop: Last, exclusive.
-        batch_size: Samples of all ranks.
-
-    Returns:
-        What is expected to be fewer bytes, and the bytes of a replica.
+    Whole, or those of the rows that a batch of all ranks is expected to hit, with their ids: what is fewer bytes.
     """
     row_bytes = table.embedding_dim * REDUCED_BYTES
     knots_K = table.access.ranks_K

@@ -1,22 +1,23 @@
 """The break points as FlexShard's paper chooses them: rows by falling probability, over all tables.
 
-Shape suffixes: I intervals of all tables' access curves, by falling probability of a row, T tables.
+Shape suffixes: I intervals of all tables' access curves, by falling probability of a row, T tables, Q bytes and
+seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import EmbeddingTable, Exchange
-from autoshard.core.access import FloatArray, IntArray
+from autoshard.core.access import FloatArray
 from autoshard.planners.flexshard.break_points import neutral_communication
 from autoshard.planners.flexshard.equations import Strategy
 from autoshard.planners.flexshard.frontier import TierBounds, TierChoice, whole_rows
-from autoshard.planners.flexshard.tier_costs import Pricing, TierCost
+from autoshard.planners.flexshard.tier_costs import Pricing, intervals
 
 
 def paper_choice(
@@ -45,138 +46,100 @@ def paper_choice(
     Source:
         FlexShard, Sec. 4.3, 4.5 and 4.6.
     """
-    if not any(table.pooling_factor for table in tables):
-        return row_wise if row_wise.memory_bytes <= memory_bytes else None
-    merged = _Merged.of(tables, tiers, pricing, row_wise)
+    merged = _Merged(tables, tiers, pricing, row_wise)
+    worth_I, more_I = merged.is_worth(Strategy.DATA_PARALLEL), merged.more(Strategy.DATA_PARALLEL)[0]
     room = memory_bytes - row_wise.memory_bytes
-    has_flex = any(Strategy.FLEX in allowed for allowed in tiers)
-    replicated_I: FloatArray | None
-    flexed_I: FloatArray | None
-    if has_flex:
-        saves_I = merged.is_worth(Strategy.DATA_PARALLEL) & (merged.more_bytes(Strategy.DATA_PARALLEL) <= 0)
-        replicated_I = merged.rows_I * saves_I
-        room -= float(merged.more_bytes(Strategy.DATA_PARALLEL)[saves_I].sum())
-        flexed_I = _down_to_budget(merged, merged.is_worth(Strategy.FLEX) & ~saves_I, Strategy.FLEX, room)
-    else:
-        wanted_I = merged.is_worth(Strategy.DATA_PARALLEL)
-        flexed_I = np.zeros(len(merged.rows_I))
-        replicated_I = _down_to_budget(merged, wanted_I, Strategy.DATA_PARALLEL, room)
-    if replicated_I is None or flexed_I is None:
-        return None
-    return merged.choice(row_wise, replicated_I, flexed_I)
+    if not any(Strategy.FLEX in allowed for allowed in tiers):
+        replicated_I = merged.down_to_budget(worth_I, more_I, room)
+        return None if replicated_I is None else merged.choice(replicated_I, 0.0 * replicated_I)
+    saves_I = worth_I & (more_I <= 0)
+    room -= float(more_I[saves_I].sum())
+    worth_I = merged.is_worth(Strategy.FLEX) & ~saves_I
+    flexed_I = merged.down_to_budget(worth_I, merged.more(Strategy.FLEX)[0], room)
+    return None if flexed_I is None else merged.choice(merged.rows_I * saves_I, flexed_I)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Merged:
     """All tables' rows as one distribution, in intervals of rows with one probability, the highest first.
 
     Of rows that are exactly alike, those of the earlier table come first.
 
+    Attributes:
+        rows_I: Rows of each interval.
+
     Source:
         FlexShard, Sec. 4.6: the tables' distributions "are simply merged and sorted into one large distribution".
     """
 
-    tables: Sequence[EmbeddingTable]
-    table_I: IntArray
-    """The table of each interval."""
-    rows_I: FloatArray
-    """Rows of each interval."""
-    probability_I: FloatArray
-    """Expected lookups of a row in one sample."""
-    neutral: dict[Strategy, FloatArray]
-    """By strategy, the probability that rows of each table must exceed; infinite where it is not allowed."""
-    costs_T: Sequence[dict[Strategy, TierCost]]
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         tables: Sequence[EmbeddingTable],
         tiers: Sequence[Sequence[Strategy]],
         pricing: Pricing,
         row_wise: TierChoice,
-    ) -> _Merged:
-        sends_rows = [bounds.tail_exchange is Exchange.ROWS for bounds in row_wise.bounds]
-        neutral: dict[Strategy, FloatArray] = {}
-        for strategy in (Strategy.FLEX, Strategy.DATA_PARALLEL):
-            neutral[strategy] = np.full(len(tables), np.inf)
-            for index, (table, allowed) in enumerate(zip(tables, tiers, strict=True)):
-                if sends_rows[index] and strategy in allowed and Strategy.ROW_WISE in allowed:
-                    rows = pricing.rows_of(table)
-                    neutral[strategy][index] = neutral_communication(strategy, rows, pricing.machine)
-        intervals = [np.diff(table.access.ranks_K) for table in tables]
-        table_I = np.repeat(np.arange(len(tables)), [len(rows_I) for rows_I in intervals])
-        rows_I = np.concatenate(intervals)
-        lookups = [np.diff(table.access.cumulative_K) * table.pooling_factor for table in tables]
+    ) -> None:
+        self._tables, self._tiers, self._pricing, self._row_wise = tables, tiers, pricing, row_wise
+        rows, lookups = zip(*map(intervals, tables), strict=True)
+        rows_I = np.concatenate(rows)
         probability_I = np.concatenate(lookups) / rows_I
         order_I = np.argsort(-probability_I, kind="stable")
-        return cls(
-            tables=tables,
-            table_I=table_I[order_I],
-            rows_I=rows_I[order_I],
-            probability_I=probability_I[order_I],
-            neutral=neutral,
-            costs_T=[
-                {strategy: pricing.cost(table, strategy, Exchange.ROWS) for strategy in _TIERS} for table in tables
-            ],
-        )
+        self.rows_I, self._probability_I = rows_I[order_I], probability_I[order_I]
+        self._table_I = np.repeat(np.arange(len(tables)), list(map(len, rows)))[order_I]
 
     def is_worth(self, strategy: Strategy) -> NDArray[np.bool_]:
-        """Whether rows take less time to communicate than row-wise."""
-        return self.probability_I > self.neutral[strategy][self.table_I]
+        """Whether rows may leave the row-wise tier, and take less time to communicate then."""
+        neutral_T = np.full(len(self._tables), np.inf)
+        for index, (table, allowed) in enumerate(zip(self._tables, self._tiers, strict=True)):
+            sends_rows = self._row_wise.bounds[index].tail_exchange is Exchange.ROWS
+            if sends_rows and strategy in allowed and Strategy.ROW_WISE in allowed:
+                neutral_T[index] = neutral_communication(strategy, self._pricing.rows_of(table), self._pricing.machine)
+        return np.asarray(self._probability_I > neutral_T[self._table_I])
 
-    def more_bytes(self, strategy: Strategy) -> FloatArray:
-        """Memory over row-wise."""
-        return self._more("bytes_per_row", "bytes_per_lookup", strategy)
-
-    def _more(self, per_row: str, per_lookup: str, strategy: Strategy) -> FloatArray:
-        def over_row_wise(name: str) -> FloatArray:
-            return np.array([getattr(of[strategy], name) - getattr(of[Strategy.ROW_WISE], name) for of in self.costs_T])
-
-        return np.asarray(
-            self.rows_I * over_row_wise(per_row)[self.table_I]
-            + self.rows_I * self.probability_I * over_row_wise(per_lookup)[self.table_I]
+    def more(self, strategy: Strategy) -> FloatArray:
+        """Bytes and seconds over row-wise, shape (2, I)."""
+        ours, row_wise = (
+            [self._pricing.cost(table, one, Exchange.ROWS) for table in self._tables]
+            for one in (strategy, Strategy.ROW_WISE)
         )
+        pairs = list(zip(ours, row_wise, strict=True))
+        per_row_QT = np.array([one.per_row - other.per_row for one, other in pairs]).T
+        per_lookup_QT = np.array([one.per_lookup - other.per_lookup for one, other in pairs]).T
+        lookups_I = self.rows_I * self._probability_I
+        return np.asarray(self.rows_I * per_row_QT[:, self._table_I] + lookups_I * per_lookup_QT[:, self._table_I])
 
-    def choice(self, row_wise: TierChoice, replicated_I: FloatArray, flexed_I: FloatArray) -> TierChoice:
+    def down_to_budget(self, wanted_I: NDArray[np.bool_], more_I: FloatArray, room: float) -> FloatArray | None:
+        """Rows of each interval that leave the row-wise tier, by falling probability, until no byte is left.
+
+        Rows that save memory come first, so that the sum of bytes falls before it rises: the last point within the
+        budget counts.
+        """
+        order = np.flatnonzero(wanted_I)
+        used = np.cumsum(np.r_[0.0, more_I[order]])
+        within = np.flatnonzero(used <= room)
+        if not len(within):
+            return None
+        last = int(within[-1])
+        rows_I = np.zeros(len(self.rows_I))
+        rows_I[order[:last]] = self.rows_I[order[:last]]
+        if last < len(order):
+            rows_I[order[last]] = self.rows_I[order[last]] * (room - used[last]) / (used[last + 1] - used[last])
+        return rows_I
+
+    def choice(self, replicated_I: FloatArray, flexed_I: FloatArray) -> TierChoice:
         """What comes out if so many rows of each interval leave the row-wise tier."""
-        memory, seconds = row_wise.memory_bytes, row_wise.communication_s
+        memory, seconds = self._row_wise.memory_bytes, self._row_wise.communication_s
         for strategy, moved_I in ((Strategy.DATA_PARALLEL, replicated_I), (Strategy.FLEX, flexed_I)):
-            share_I = moved_I / self.rows_I
-            memory += float((share_I * self.more_bytes(strategy)).sum())
-            seconds += float((share_I * self._more("seconds_per_row", "seconds_per_lookup", strategy)).sum())
-        num_tables = len(self.tables)
-        replicated_T = np.bincount(self.table_I, weights=replicated_I, minlength=num_tables)
-        held_T = replicated_T + np.bincount(self.table_I, weights=flexed_I, minlength=num_tables)
-        bounds = [
-            _bounds(before, replicated, held)
-            for before, replicated, held in zip(row_wise.bounds, replicated_T.tolist(), held_T.tolist(), strict=True)
-        ]
-        return TierChoice(bounds=tuple(bounds), memory_bytes=memory, communication_s=seconds)
-
-
-_TIERS = (Strategy.ROW_WISE, Strategy.FLEX, Strategy.DATA_PARALLEL)
+            more_bytes, more_s = (moved_I / self.rows_I * self.more(strategy)).sum(axis=1).tolist()
+            memory, seconds = memory + more_bytes, seconds + more_s
+        num_tables = len(self._tables)
+        replicated_T = np.bincount(self._table_I, weights=replicated_I, minlength=num_tables)
+        held_T = replicated_T + np.bincount(self._table_I, weights=flexed_I, minlength=num_tables)
+        rows = zip(self._row_wise.bounds, replicated_T.tolist(), held_T.tolist(), strict=True)
+        bounds = tuple(_bounds(before, replicated, held) for before, replicated, held in rows)
+        return TierChoice(bounds=bounds, memory_bytes=memory, communication_s=seconds)
 
 
 def _bounds(before: TierBounds, replicated: float, held: float) -> TierBounds:
     if not held:
         return before
     return replace(before, replicated=whole_rows(replicated), flexed=whole_rows(held))
-
-
-def _down_to_budget(merged: _Merged, wanted_I: NDArray[np.bool_], strategy: Strategy, room: float) -> FloatArray | None:
-    """Rows of each interval that leave the row-wise tier, by falling probability, until no byte is left.
-
-    Rows that save memory come first, so that the sum of bytes falls before it rises: the last point within the
-    budget counts.
-    """
-    order = np.flatnonzero(wanted_I)
-    used = np.cumsum(np.r_[0.0, merged.more_bytes(strategy)[order]])
-    within = np.flatnonzero(used <= room)
-    if not len(within):
-        return None
-    last = int(within[-1])
-    rows_I = np.zeros(len(merged.rows_I))
-    rows_I[order[:last]] = merged.rows_I[order[:last]]
-    if last < len(order):
-        rows_I[order[last]] = merged.rows_I[order[last]] * (room - used[last]) / (used[last + 1] - used[last])
-    return rows_I

@@ -18,9 +18,9 @@ from autoshard.core import (
 )
 from autoshard.core.accepted import AT_LEAST_0, check_choice
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from autoshard.planners.flexshard.equations import Machine, Strategy
+from autoshard.planners.flexshard.equations import Machine
 from autoshard.planners.flexshard.frontier import Frontier, TierBounds, TierChoice
-from autoshard.planners.flexshard.memory import gradient_sum, held_bytes, segments
+from autoshard.planners.flexshard.memory import gradient_sum, held_bytes
 from autoshard.planners.flexshard.paper_rule import paper_choice
 from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
 from autoshard.planners.flexshard.whole_tables import WholeTables, unsplit
@@ -119,15 +119,15 @@ class FlexShardPlanner:
             machine=Machine.of(request.topology, request.costs.comm, request.tables.batch_size),
             memory_multiplier=options.memory_multiplier,
         )
-        whole = WholeTables(request=request, pricing=pricing, count_activations=options.count_activations)
+        whole = WholeTables(request=request, machine=pricing.machine, count_activations=options.count_activations)
         tables = request.tables.tables
         names = unsplit(request.tables, pricing.machine, options.tiers, options.table_wise_below_rows)
         split = [table for table in tables if table.name not in names]
         if not split:
             return _plan(request, whole.place(tables))
-        tiering = _Tiering.of(split, pricing, options)
+        tiered = _TieredTables(split, whole, pricing, options)
         try:
-            return _plan(request, _tiered(request, tiering, whole))
+            return _plan(request, tiered.place())
         except InfeasiblePlanError as failure:
             try:
                 return _plan(request, whole.place(tables))
@@ -141,107 +141,81 @@ def _plan(request: PlanRequest, placed: Sequence[PlacedShard]) -> ShardingPlan:
     return ShardingPlan(tables=request.tables, topology=request.topology, shards=tuple(in_order))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tiering:
-    """How the split tables are cut, by the memory that they may take.
+class _TieredTables:
+    """Cuts tables into tiers, and places the others whole, by the memory that the tiers may take.
 
-    Attributes:
-        tables: The tables.
-        tiers: Strategies that each may use.
-        pricing: How they are priced.
-        options: The planner's.
-        frontier: Of these tables.
+    Raises:
+        InfeasiblePlanError: If no cut takes as little memory as the budget.
     """
 
-    tables: Sequence[EmbeddingTable]
-    tiers: Sequence[Sequence[Strategy]]
-    pricing: Pricing
-    options: FlexShardOptions
-    frontier: Frontier
-
-    @classmethod
-    def of(cls, tables: Sequence[EmbeddingTable], pricing: Pricing, options: FlexShardOptions) -> _Tiering:
-        """Of tables that may use the tiers of the options.
-
-        Raises:
-            InfeasiblePlanError: If no cut takes as little memory as the budget.
-        """
-        tiers = [tiers_of(table, pricing.machine, options.tiers) for table in tables]
-        frontier = Frontier(tables, tiers, pricing, _EXCHANGES[options.exchange])
-        tiering = cls(tables=tables, tiers=tiers, pricing=pricing, options=options, frontier=frontier)
-        if options.memory_budget_bytes < 0 and frontier.at(tiering.budget_bytes) is None:
-            least = frontier.least_memory_bytes - frontier.row_wise.memory_bytes
+    def __init__(
+        self, tables: Sequence[EmbeddingTable], whole: WholeTables, pricing: Pricing, options: FlexShardOptions
+    ) -> None:
+        self._tables, self._whole, self._pricing, self._options = tables, whole, pricing, options
+        names = {table.name for table in tables}
+        self._others = [table for table in whole.request.tables.tables if table.name not in names]
+        self._tiers = [tiers_of(table, self._pricing.machine, options.tiers) for table in tables]
+        self._frontier = Frontier(tables, self._tiers, self._pricing, _EXCHANGES[options.exchange])
+        row_wise, least = self._frontier.row_wise.memory_bytes, self._frontier.least_memory_bytes
+        self._budget_bytes = row_wise + options.memory_budget_bytes
+        if options.memory_budget_bytes >= 0:
+            self._budget_bytes = max(least, self._budget_bytes)
+        elif self._frontier.at(self._budget_bytes) is None:
             raise InfeasiblePlanError(
-                f"no cut takes as little: the least is {least:,.0f} bytes over row-wise sharding, got "
+                f"no cut takes as little: the least is {least - row_wise:,.0f} bytes over row-wise sharding, got "
                 f"{options.memory_budget_bytes:,}",
                 field="options.memory_budget_bytes",
             )
-        return tiering
 
-    @property
-    def budget_bytes(self) -> float:
-        """All memory of a rank that the tables may take, by the scaling equations."""
-        wanted = self.frontier.row_wise.memory_bytes + self.options.memory_budget_bytes
-        return wanted if self.options.memory_budget_bytes < 0 else max(self.frontier.least_memory_bytes, wanted)
+    def place(self) -> list[PlacedShard]:
+        """Split tables in tiers and the others whole, with the largest budget that fits.
 
-    def choose(self, memory_bytes: float) -> TierChoice:
-        """The cuts within a budget that no cut is above."""
-        choice = None
-        if self.options.rule == "paper":
-            choice = paper_choice(self.tables, self.tiers, self.pricing, self.frontier.row_wise, memory_bytes)
-        choice = choice or self.frontier.at(memory_bytes)
-        assert choice is not None, "no budget is below the least memory"
-        return choice
+        Raises:
+            InfeasiblePlanError: If even the cuts of least memory do not fit.
+        """
+        least, most = self._frontier.least_memory_bytes, self._budget_bytes
+        try:
+            choice, placed = self._attempt(most)
+        except InfeasiblePlanError:
+            choice, placed = self._attempt(least)
+            for _ in range(_NUM_HALVINGS):
+                middle = (least + most) / 2
+                try:
+                    (choice, placed), least = self._attempt(middle), middle
+                except InfeasiblePlanError:
+                    most = middle
+        pairs = zip(self._tables, choice.bounds, strict=True)
+        return [*placed, *(one for table, bounds in pairs for one in _cut(self._whole.request, table, bounds))]
 
-
-def _tiered(request: PlanRequest, tiering: _Tiering, whole: WholeTables) -> list[PlacedShard]:
-    """Split tables in tiers and the others whole, with the largest budget that fits.
-
-    Raises:
-        InfeasiblePlanError: If even the cuts of least memory do not fit.
-    """
-    names = {table.name for table in tiering.tables}
-    others = [table for table in request.tables.tables if table.name not in names]
-    pricing = tiering.pricing
-
-    def attempt(memory_bytes: float) -> tuple[TierChoice, tuple[PlacedShard, ...]]:
-        choice = tiering.choose(memory_bytes)
-        held = held_bytes(
-            tiering.tables,
-            choice.bounds,
-            pricing.machine,
-            pricing.payload,
-            with_activations=tiering.options.count_activations,
-        )
-        missing_R = held - whole.capacity_R
+    def _attempt(self, memory_bytes: float) -> tuple[TierChoice, tuple[PlacedShard, ...]]:
+        """Cuts within a budget, and the tables that are placed whole beside them."""
+        choice = self._choose(memory_bytes)
+        active = self._options.count_activations
+        held = held_bytes(self._tables, choice.bounds, self._pricing.machine, with_activations=active)
+        missing_R = held - self._whole.capacity_R
         if missing_R.max() > 0:
             raise InfeasiblePlanError(
                 f"rows split over all {len(missing_R)} ranks take {held:,.0f} bytes of each, {missing_R.max():,.0f} "
                 f"bytes more than rank {missing_R.argmax()} has"
             )
-        return choice, whole.place(others, held) if others else ()
+        return choice, self._whole.place(self._others, held) if self._others else ()
 
-    least, most = tiering.frontier.least_memory_bytes, tiering.budget_bytes
-    try:
-        choice, placed = attempt(most)
-    except InfeasiblePlanError:
-        choice, placed = attempt(least)
-        for _ in range(_NUM_HALVINGS):
-            middle = (least + most) / 2
-            try:
-                (choice, placed), least = attempt(middle), middle
-            except InfeasiblePlanError:
-                most = middle
-    pairs = zip(tiering.tables, choice.bounds, strict=True)
-    return [*placed, *(shard for table, bounds in pairs for shard in _cut(request, table, bounds))]
+    def _choose(self, memory_bytes: float) -> TierChoice:
+        """The cuts within a budget that no cut is above."""
+        choice = None
+        if self._options.rule == "paper":
+            choice = paper_choice(self._tables, self._tiers, self._pricing, self._frontier.row_wise, memory_bytes)
+        choice = choice or self._frontier.at(memory_bytes)
+        assert choice is not None, "no budget is below the least memory"
+        return choice
 
 
 def _cut(request: PlanRequest, table: EmbeddingTable, bounds: TierBounds) -> list[PlacedShard]:
     """The table's shards, one per tier that has rows."""
-    parts = segments(table, bounds)
-    by = RowsBy.INDEX if len(parts) == 1 else RowsBy.ACCESS_RANK
+    tiers = bounds.tiers(table)
+    by = RowsBy.INDEX if len(tiers) == 1 else RowsBy.ACCESS_RANK
     shards = []
-    for strategy, start, stop, exchange in parts:
+    for strategy, start, stop, exchange in tiers:
         shard = Shard(table=table, rows=RowRange(start=start, stop=stop, by=by), columns=(0, table.embedding_dim))
         placed = replace(on_all_ranks(shard, Tier(strategy), request.topology), exchange=exchange)
         if len(placed.replicas) > 1:

@@ -5,16 +5,14 @@ Shape suffixes: I intervals of an access curve with rows of one probability, S s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from autoshard.core import EmbeddingTable, Exchange, Pooling, Tier
 from autoshard.core.access import FloatArray
-from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import REDUCED_BYTES
-from autoshard.planners.flexshard.break_points import one_lookup, one_row
 from autoshard.planners.flexshard.equations import (
     Machine,
     RowSet,
@@ -27,37 +25,29 @@ from autoshard.planners.flexshard.equations import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TierCost:
     """Memory per rank and time per step of some rows of a table in one tier.
+
+    Each cost is an array of two: bytes, and seconds.
 
     Attributes:
         strategy: The tier.
         exchange: What owners send back.
-        bytes_per_row: Memory of a row.
-        bytes_per_lookup: Memory of one lookup per sample.
-        fixed_bytes: Memory as soon as the tier has a row.
-        seconds_per_row: Communication of a row.
-        seconds_per_lookup: Communication of one lookup per sample.
-        fixed_s: Communication as soon as the tier has a row.
+        per_row: Cost of a row.
+        per_lookup: Cost of one lookup per sample.
+        fixed: Cost as soon as the tier has a row.
     """
 
     strategy: Strategy
     exchange: Exchange
-    bytes_per_row: float
-    bytes_per_lookup: float
-    fixed_bytes: float
-    seconds_per_row: float
-    seconds_per_lookup: float
-    fixed_s: float
+    per_row: FloatArray
+    per_lookup: FloatArray
+    fixed: FloatArray
 
-    def bytes_of(self, rows_I: FloatArray, lookups_I: FloatArray) -> FloatArray:
-        """Memory without the fixed part, shape (I,)."""
-        return rows_I * self.bytes_per_row + lookups_I * self.bytes_per_lookup
-
-    def seconds_of(self, rows_I: FloatArray, lookups_I: FloatArray) -> FloatArray:
-        """Communication without the fixed part, shape (I,)."""
-        return rows_I * self.seconds_per_row + lookups_I * self.seconds_per_lookup
+    def of(self, rows_I: FloatArray, lookups_I: FloatArray) -> FloatArray:
+        """Bytes and seconds without the fixed part, shape (2, I)."""
+        return rows_I * self.per_row[:, None] + lookups_I * self.per_lookup[:, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +58,10 @@ class Pricing:
         machine: The machine.
         memory_multiplier: Bytes held per replicated byte of weights, where split rows have 1 (the paper's way); 0 for
             what each table's optimizer needs, where split rows have their state too.
-        payload: Number formats on the wire.
     """
 
     machine: Machine
     memory_multiplier: float = 0.0
-    payload: Payload = field(default_factory=Payload)
 
     def rows_of(self, table: EmbeddingTable) -> RowSet:
         """The whole table, for the scaling equations."""
@@ -85,7 +73,6 @@ class Pricing:
             lookups_per_sample=table.pooling_factor,
             embedding_dim=table.embedding_dim,
             weight_bytes=table.dtype.num_bytes,
-            payload_bytes=(self.payload.forward.num_bytes + self.payload.backward.num_bytes) / 2,
             replica_multiplier=replica,
             sharded_multiplier=sharded,
         )
@@ -99,7 +86,7 @@ class Pricing:
         Source:
             FlexShard, Tables 2 and 3, with the time of the ids added; partial sums and pooling are not in the paper.
         """
-        kind = one_lookup(self.rows_of(table))
+        kind = self.rows_of(table).one_lookup
         return _cost(self.machine, kind, strategy, exchange, len(table.features), table.pooling is Pooling.SEQUENCE)
 
 
@@ -108,25 +95,22 @@ def _cost(
     machine: Machine, rows: RowSet, strategy: Strategy, exchange: Exchange, num_features: int, is_sequence: bool
 ) -> TierCost:
     """What rows cost in a tier; kept, for tables of one width and optimizer cost alike."""
-    row, lookup = one_row(rows), one_lookup(rows)
-    owners = {
-        Strategy.ROW_WISE: machine.world_size,
-        Strategy.FLEX: machine.ranks_per_node,
-    }.get(strategy, 0)
-    vectors = replace(rows, num_rows=0, lookups_per_sample=owners * num_features)
-    by_lookup = is_sequence if strategy is Strategy.DATA_PARALLEL else exchange is Exchange.ROWS
-    sent = lookup if by_lookup else vectors
-    sent_bytes = dynamic_memory_bytes(strategy, sent, machine)
-    sent_s = 2 * dynamic_communication_s(strategy, sent, machine)
+    row, lookup = rows.one_row, rows.one_lookup
+    is_replicated = strategy is Strategy.DATA_PARALLEL
+    by_lookup = is_sequence if is_replicated else exchange is Exchange.ROWS
+    vectors = 0 if is_replicated else machine.num_owners(strategy) * num_features
+    sent = lookup if by_lookup else replace(lookup, lookups_per_sample=vectors)
+    sent_cost = np.array(
+        [dynamic_memory_bytes(strategy, sent, machine), 2 * dynamic_communication_s(strategy, sent, machine)]
+    )
+    synced_s = static_communication_s(strategy, replace(row, payload_bytes=REDUCED_BYTES), machine)
+    ids_cost = np.array([0.0, input_distribution_s(strategy, lookup, machine)])
     return TierCost(
         strategy=strategy,
         exchange=exchange,
-        bytes_per_row=static_memory_bytes(strategy, row, machine),
-        bytes_per_lookup=sent_bytes if by_lookup else 0.0,
-        fixed_bytes=0.0 if by_lookup else sent_bytes,
-        seconds_per_row=static_communication_s(strategy, replace(row, payload_bytes=REDUCED_BYTES), machine),
-        seconds_per_lookup=input_distribution_s(strategy, lookup, machine) + (sent_s if by_lookup else 0.0),
-        fixed_s=0.0 if by_lookup else sent_s,
+        per_row=np.array([static_memory_bytes(strategy, row, machine), synced_s]),
+        per_lookup=ids_cost + sent_cost if by_lookup else ids_cost,
+        fixed=np.zeros(2) if by_lookup else sent_cost,
     )
 
 

@@ -16,7 +16,7 @@ from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.traffic import cheaper_exchange
 from autoshard.planners.flexshard.equations import Machine
 from autoshard.planners.flexshard.memory import pair_bytes
-from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
+from autoshard.planners.flexshard.tier_costs import tiers_of
 from autoshard.planners.heuristics.greedy import place_by_cost
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.constraints import allowed_ranks, colocated
@@ -40,13 +40,10 @@ def unsplit(tables: TableSet, machine: Machine, num_tiers: int, below_rows: int)
 
 def _stays_whole(table: EmbeddingTable, machine: Machine, num_tiers: int, below_rows: int) -> bool:
     forbidden, world_size = table.constraints.forbidden_tiers, machine.world_size
-    if not allowed_ranks(table, world_size).all():
-        return True
-    if Tier.TABLE_WISE not in forbidden and (
-        world_size == 1 or Tier.ROW_WISE in forbidden or table.num_embeddings < below_rows
-    ):
-        return True
-    return not tiers_of(table, machine, num_tiers)
+    is_pinned = not allowed_ranks(table, world_size).all()
+    is_better_whole = world_size == 1 or Tier.ROW_WISE in forbidden or table.num_embeddings < below_rows
+    may_be_whole = Tier.TABLE_WISE not in forbidden
+    return is_pinned or (may_be_whole and is_better_whole) or not tiers_of(table, machine, num_tiers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +52,12 @@ class WholeTables:
 
     Attributes:
         request: The request.
-        pricing: Machine and payload.
+        machine: Of the request.
         count_activations: Whether inputs and outputs must fit beside the tables.
     """
 
     request: PlanRequest
-    pricing: Pricing
+    machine: Machine
     count_activations: bool
 
     @property
@@ -99,6 +96,5 @@ class WholeTables:
         if not self.count_activations:
             return 0.0, 0.0
         exchange = cheaper_exchange(Shard.whole(table), 1)
-        machine = self.pricing.machine
-        asked, answered = pair_bytes(table, 1.0, 1, exchange, machine.local_batch_size, self.pricing.payload)
-        return machine.world_size * (asked + answered), answered
+        asked, answered = pair_bytes(table, 1.0, 1, exchange, self.machine)
+        return self.machine.world_size * (asked + answered), answered

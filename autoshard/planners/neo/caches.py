@@ -5,8 +5,10 @@ Shape suffixes: R ranks, I intervals of access curves with rows of one probabili
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from itertools import chain
 
 import numpy as np
 
@@ -19,28 +21,17 @@ FILLS = (1.0, 0.9, 0.7, 0.5)
 
 
 def levels_of(
-    units: Sequence[Sequence[EmbeddingTable]],
-    num_cached: int,
-    capacity: Mapping[MemoryLevel, Sequence[int]],
-    fill: float,
+    units: Sequence[Sequence[EmbeddingTable]], num_cached: int, ddr_bytes: float, *, has_disks: bool
 ) -> list[MemoryLevel]:
     """The memory level of each unit, when the `num_cached` units with the fewest lookups per byte lie behind caches.
 
-    The hottest of them fill the host memory, the others the disks.
-
-    Args:
-        units: Tables that share their ranks, in any order.
-        num_cached: How many lie behind caches.
-        capacity: For each level, bytes of every rank.
-        fill: Share of the host memory that is filled.
+    The hottest of them fill `ddr_bytes` of host memory, the others the disks if there are any.
     """
     levels = [MemoryLevel.HBM] * len(units)
-    by_heat = coldest_first(units)
-    room = fill * sum(capacity[MemoryLevel.DDR])
-    for index in reversed(by_heat[:num_cached]):
+    for index in reversed(coldest_first(units)[:num_cached]):
         held = sum(table.storage_bytes for table in units[index])
-        levels[index] = MemoryLevel.DDR if held <= room or not sum(capacity[MemoryLevel.SSD]) else MemoryLevel.SSD
-        room -= held if levels[index] is MemoryLevel.DDR else 0
+        levels[index] = MemoryLevel.DDR if held <= ddr_bytes or not has_disks else MemoryLevel.SSD
+        ddr_bytes -= held if levels[index] is MemoryLevel.DDR else 0
     return levels
 
 
@@ -80,23 +71,24 @@ def with_grown_caches(
         batch_size: Global batch.
         hbm_bytes: Of every rank, what may be used.
     """
-    speeds = TransferSpeeds.of(topology)
     locals_ = [local_shard(one, group_batch_size=batch_size, bags_share=1 / len(one.replicas)) for one in shards]
     cached_R: list[list[int]] = [[] for _ in range(topology.world_size)]
     free_R = list(hbm_bytes)
     for index, (placed, local) in enumerate(zip(shards, locals_, strict=True)):
         is_cached = local.level is not MemoryLevel.HBM
-        for rank in (rank for replica in placed.replicas for rank in replica):
+        for rank in chain.from_iterable(placed.replicas):
             free_R[rank] -= local.cache_bytes if is_cached else local.memory_bytes
             if is_cached:
                 cached_R[rank].append(index)
+
+    # Ranks are often alike.
+    @cache
+    def grants(free: int, indices: tuple[int, ...]) -> list[int]:
+        return _grants([locals_[index] for index in indices], free, TransferSpeeds.of(topology))
+
     granted: dict[int, int] = {}
-    known: dict[tuple[int, ...], list[int]] = {}
     for free, indices in zip(free_R, cached_R, strict=True):
-        key = (free, *indices)
-        if key not in known:
-            known[key] = _grants([locals_[index] for index in indices], free, speeds)
-        for index, more in zip(indices, known[key], strict=True):
+        for index, more in zip(indices, grants(free, tuple(indices)), strict=True):
             granted[index] = min(granted.get(index, more), more)
     return tuple(
         replace(one, memory=replace(one.memory, cache_bytes=one.memory.cache_bytes + granted[index]))
@@ -108,21 +100,15 @@ def with_grown_caches(
 
 def _grants(locals_: Sequence[LocalShard], free_bytes: int, speeds: TransferSpeeds) -> list[int]:
     """Bytes by which each of a rank's caches grows; they add up to at most what is free."""
-    rows, worth, owners = [], [], []
-    for owner, local in enumerate(locals_):
-        rows_I, worth_I = _rows_by_worth(local, speeds)
-        rows.append(rows_I)
-        worth.append(worth_I)
-        owners.append(np.full(len(rows_I), owner))
     if not locals_ or free_bytes <= 0:
         return [0] * len(locals_)
-    rows_I, owner_I = np.concatenate(rows), np.concatenate(owners)
-    row_bytes_I = np.array([cached_row_bytes(local) for local in locals_])[owner_I]
+    rows, worth = zip(*(_rows_by_worth(local, speeds) for local in locals_), strict=True)
+    sizes = [cached_row_bytes(local) for local in locals_]
+    owner_I = np.repeat(np.arange(len(locals_)), [len(rows_I) for rows_I in rows])
     order_I = np.argsort(-np.concatenate(worth), kind="stable")
-    bytes_I = (rows_I * row_bytes_I)[order_I]
+    bytes_I = (np.concatenate(rows) * np.array(sizes)[owner_I])[order_I]
     taken_I = np.clip(free_bytes - (np.cumsum(bytes_I) - bytes_I), 0.0, bytes_I)
     taken = np.bincount(owner_I[order_I], weights=taken_I, minlength=len(locals_))
-    sizes = [cached_row_bytes(local) for local in locals_]
     return [int(share // size) * size for share, size in zip(taken.tolist(), sizes, strict=True)]
 
 

@@ -1,11 +1,11 @@
 """Which scheme each table gets, by Neo's cost function.
 
-Shape suffixes: S sites of a part, L memory levels.
+Shape suffixes: S sites of an item, R ranks, L memory levels (`LEVELS`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -14,7 +14,8 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import EmbeddingTable, MemoryLevel, TableSet, Topology
+from autoshard.core import EmbeddingTable, MemoryLevel
+from autoshard.core.access import IntArray
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.cached_rows import behind_cache
 from autoshard.planners.neo.cost import CostFunction, PartCost
@@ -38,244 +39,239 @@ NEO_TYPES = (
     ShardingType.TABLE_COLUMN_WISE,
     ShardingType.GRID,
 )
+LEVELS = tuple(MemoryLevel)
+HBM = LEVELS.index(MemoryLevel.HBM)
 #: Share of the memory that the cheapest schemes leave free which replicated tables may take: the rest is room to move.
 _REPLICAS_SHARE = 0.9
 #: Most tables of a unit for which mixtures of replicated and row-wise ones are listed.
 _MAX_MIXED = 6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Item:
+    """What is placed as one: a part of a table, or one part of each table of a unit.
+
+    Attributes:
+        parts: One for each table.
+        costs: Of each part.
+        held_L: Bytes of all of them on each of their ranks, shape (L,).
+        allowed_S: Whether all tables' pins and the memory allow a site, shape (S,).
+    """
+
+    parts: tuple[UnplacedShard, ...]
+    costs: tuple[PartCost, ...]
+    held_L: IntArray
+    allowed_S: NDArray[np.bool_]
+
+    @cached_property
+    def hold(self) -> Hold:
+        """How the parts are held; rows over all ranks if only some tables are replicated."""
+        holds = {part.hold for part in self.parts}
+        return holds.pop() if len(holds) == 1 else Hold.ALL
+
+    @cached_property
+    def cost_s(self) -> float:
+        """Weighted cost on each of its ranks."""
+        return sum(cost.weighted_s for cost in self.costs)
+
+    @property
+    def label(self) -> str:
+        """Names of its tables."""
+        return "+".join(part.shard.table.name for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Choice:
     """One way to hold the tables of a unit: those that must share their ranks, or a single table.
 
     Attributes:
-        schemes: A scheme for each table. Several tables have one part each, all on the same ranks.
-        costs: For each scheme, the costs of its parts.
-        part_bytes: Bytes of each part on each of its ranks by memory level, all tables of the unit together.
-        sites: For each part of the first scheme, the sites that all tables' pins and memory allow.
+        items: One for each part of a table; a single one for several tables.
+        in_one_node: Whether the items must be on ranks of one node.
     """
 
-    schemes: tuple[ShardingOption, ...]
-    costs: tuple[tuple[PartCost, ...], ...]
-    part_bytes: tuple[Mapping[MemoryLevel, int], ...]
-    sites: tuple[tuple[int, ...], ...]
+    items: tuple[Item, ...]
+    in_one_node: bool
 
     @property
     def hold(self) -> Hold:
-        """How all parts are held; rows over all ranks if only some tables are replicated."""
-        holds = {scheme.parts[0].hold for scheme in self.schemes}
-        return holds.pop() if len(holds) == 1 else Hold.ALL
-
-    @cached_property
-    def part_s(self) -> tuple[float, ...]:
-        """Weighted cost of each part on each of its ranks, all tables of the unit together."""
-        return tuple(sum(cost.weighted_s for cost in parts) for parts in zip(*self.costs, strict=True))
+        """How all items are held."""
+        return self.items[0].hold
 
     @cached_property
     def total_s(self) -> float:
         """Weighted cost on all ranks together."""
-        return sum(cost.weighted_s * cost.num_holders for costs in self.costs for cost in costs)
+        return sum(cost.weighted_s * cost.num_holders for item in self.items for cost in item.costs)
 
     @cached_property
     def total_bytes(self) -> int:
         """Device memory on all ranks together."""
-        return sum(cost.held_bytes[MemoryLevel.HBM] * cost.num_holders for costs in self.costs for cost in costs)
+        return sum(int(item.held_L[HBM]) * item.costs[0].num_holders for item in self.items)
 
     def score_s(self, limit_s: float, world_size: int) -> float:
-        """Cost on all ranks, and the imbalance that its costliest part forces on them.
+        """Cost on all ranks, and the imbalance that its costliest item forces on them.
 
-        A rank with a part above the limit makes all others wait for what is above it.
+        A rank with an item above the limit makes all others wait for what is above it.
         """
-        return self.total_s + world_size * max(0.0, max(self.part_s) - limit_s)
+        return self.total_s + world_size * max(0.0, max(item.cost_s for item in self.items) - limit_s)
 
 
 class Chooser:
-    """Lists and prices the ways to hold tables, and picks among them.
+    """Lists the choices of units of tables, and picks among them.
 
     Args:
-        tables: All tables.
-        topology: The machine.
+        units: Tables that share their ranks.
         cost: Prices parts.
         names: Schemes that are allowed.
-        capacity: For each memory level, bytes of every rank that may be used.
+        capacity_LR: Bytes that may be used.
         cache_policy: Of caches.
     """
 
     def __init__(
         self,
-        tables: TableSet,
-        topology: Topology,
+        units: Sequence[Sequence[EmbeddingTable]],
         cost: CostFunction,
         names: Collection[ShardingType],
-        capacity: Mapping[MemoryLevel, Sequence[int]],
+        capacity_LR: IntArray,
         cache_policy: str,
     ) -> None:
-        self._batch_size, self._topology, self._cost, self._names = tables.batch_size, topology, cost, names
-        self._capacity, self._cache_policy = capacity, cache_policy
-        self._room = {hold: _room(hold, topology, capacity) for hold in Hold}
-        self._sites: dict[tuple[object, ...], tuple[int, ...]] = {}
-        self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._units, self._cost, self._names, self._cache_policy = units, cost, names, cache_policy
+        self._topology, self._capacity_LR = cost.topology, capacity_LR
+        self._room = {hold: self._room_of_sites(hold) for hold in Hold}
+        self._known: dict[tuple[int, MemoryLevel, float], tuple[Choice, ...]] = {}
 
-    def choices(
-        self, unit: Sequence[EmbeddingTable], level: MemoryLevel, least_cache: float = 1.0
-    ) -> tuple[Choice, ...]:
+    def choices(self, unit: int, level: MemoryLevel, least_cache: float = 1.0) -> tuple[Choice, ...]:
         """All ways to hold the tables of a unit with their rows on a memory level, the simplest first.
 
         Args:
-            unit: Tables that share their ranks.
-            level: Of their rows.
+            unit: Index of the unit.
+            level: Of its tables' rows.
             least_cache: Smallest cache of a part on a lower level, as a share of the rows that a batch hits.
 
         Raises:
             InfeasiblePlanError: If there is none.
         """
+        key = (unit, level, least_cache)
+        if key not in self._known:
+            self._known[key] = self._list(self._units[unit], level, least_cache)
+        return self._known[key]
+
+    def pick(self, listed: Sequence[Sequence[Choice]], limit_s: float, *, replicate: bool) -> list[Choice]:
+        """The choice of lowest score for every unit; replicas where they gain most per byte, as far as memory goes.
+
+        Args:
+            listed: For each unit, its choices.
+            limit_s: What an item may cost before it makes others wait.
+            replicate: Whether tables may be replicated that need not be.
+        """
+
+        def score_s(choice: Choice) -> float:
+            return choice.score_s(limit_s, self._topology.world_size)
+
+        sharded = [[one for one in choices if one.hold is not Hold.EACH] or choices for choices in listed]
+        picked = [min(choices, key=score_s) for choices in sharded]
+        gains: list[tuple[float, int, Choice]] = []
+        for index, (choices, now) in enumerate(zip(listed, picked, strict=True)):
+            replicas = [one for one in choices if one.hold is Hold.EACH] if replicate else []
+            copied = min(replicas, key=score_s, default=now)
+            if (saved_s := score_s(now) - score_s(copied)) > 0:
+                gains.append((-saved_s / max(copied.total_bytes - now.total_bytes, 1), index, copied))
+        per_rank = self._capacity_LR[HBM].tolist()
+        spare = _REPLICAS_SHARE * (sum(per_rank) - sum(choice.total_bytes for choice in picked))
+        room = _REPLICAS_SHARE * min(per_rank)
+        for _, index, copied in sorted(gains, key=lambda gain: gain[:2]):
+            more, own = copied.total_bytes - picked[index].total_bytes, int(copied.items[0].held_L[HBM])
+            if more <= spare and own <= room:
+                picked[index], spare, room = copied, spare - more, room - own
+        return picked
+
+    def _list(self, unit: Sequence[EmbeddingTable], level: MemoryLevel, least_cache: float) -> tuple[Choice, ...]:
         listed = [
             [
-                self._on(level, scheme, least_cache)
-                for scheme in enumerate_options(table, self._topology, self._names)
-                if level is MemoryLevel.HBM or scheme.name is not ShardingType.DATA_PARALLEL
+                self._on(level, option, least_cache)
+                for option in enumerate_options(table, self._topology, self._names)
+                if level is MemoryLevel.HBM or option.name is not ShardingType.DATA_PARALLEL
             ]
             for table in unit
         ]
         found: list[Choice] = []
-        least: Mapping[MemoryLevel, int] | None = None
-        for schemes in _together(listed):
-            if any(why_not(scheme, self._topology) for scheme in schemes):
+        too_large: list[IntArray] = []
+        for options in _together(listed):
+            if any(why_not(option, self._topology) for option in options):
                 continue
-            choice = self._choice(schemes)
-            largest = max(choice.part_bytes, key=lambda held: held[MemoryLevel.HBM])
-            if all(choice.sites):
-                found.append(choice)
-            elif least is None or largest[MemoryLevel.HBM] < least[MemoryLevel.HBM]:
-                least = largest
+            items = self._items(options)
+            if all(item.allowed_S.any() for item in items):
+                found.append(Choice(items=items, in_one_node=options[0].in_one_node))
+            else:
+                too_large.append(max((item.held_L for item in items), key=lambda held_L: held_L[HBM]))
         if not found:
-            raise self._nowhere(unit, least)
+            raise self._nowhere("+".join(table.name for table in unit), too_large)
         return tuple(found)
 
-    def pick(self, listed: Sequence[Sequence[Choice]], limit_s: float, *, replicate: bool) -> list[Choice]:
-        """The way of lowest score for every unit; replicas where they gain most per byte, as far as memory goes.
-
-        Args:
-            listed: For each unit, the ways to hold it.
-            limit_s: What a part may cost before it makes others wait.
-            replicate: Whether tables may be replicated that need not be.
-        """
-        world = self._topology.world_size
-
-        def best(choices: Sequence[Choice]) -> Choice:
-            return min(choices, key=lambda choice: choice.score_s(limit_s, world))
-
-        split = [[one for one in choices if one.hold is not Hold.EACH] for choices in listed]
-        picked = [best(own or choices) for own, choices in zip(split, listed, strict=True)]
-        if not replicate:
-            return picked
-        gains: list[tuple[float, int, Choice]] = []
-        for index, (choices, now) in enumerate(zip(listed, picked, strict=True)):
-            replicas = [one for one in choices if one.hold is Hold.EACH]
-            saved = now.score_s(limit_s, world) - best(replicas).score_s(limit_s, world) if replicas else 0.0
-            if saved > 0:
-                more = best(replicas).total_bytes - now.total_bytes
-                gains.append((-saved / max(more, 1), index, best(replicas)))
-        per_rank = [int(size) for size in self._capacity[MemoryLevel.HBM]]
-        spare = _REPLICAS_SHARE * (sum(per_rank) - sum(choice.total_bytes for choice in picked))
-        room = _REPLICAS_SHARE * min(per_rank)
-        for _, index, choice in sorted(gains, key=lambda gain: gain[:2]):
-            more, own = choice.total_bytes - picked[index].total_bytes, choice.part_bytes[0][MemoryLevel.HBM]
-            if more <= spare and own <= room:
-                picked[index], spare, room = choice, spare - more, room - own
-        return picked
-
-    def _on(self, level: MemoryLevel, scheme: ShardingOption, least_cache: float) -> ShardingOption:
-        """The scheme with its rows on a level, behind the smallest caches."""
+    def _on(self, level: MemoryLevel, option: ShardingOption, least_cache: float) -> ShardingOption:
+        """The option with its rows on a level, behind the smallest caches."""
         if level is MemoryLevel.HBM:
-            return scheme
+            return option
         parts = []
-        for part in scheme.parts:
-            local = part.local(self._topology, self._batch_size)
+        for part in option.parts:
+            local = part.local(self._topology, self._cost.batch_size)
             rows = ceil(least_cache * local.access.expected_distinct(local.num_lookups))
             parts.append(replace(part, memory=behind_cache(local, level, rows, self._cache_policy)))
-        return replace(scheme, parts=tuple(parts))
+        return replace(option, parts=tuple(parts))
 
-    def _choice(self, schemes: Sequence[ShardingOption]) -> Choice:
-        costs = tuple(self._costs(scheme) for scheme in schemes)
-        held = tuple(_added(of_part) for of_part in zip(*costs, strict=True))
-        parts = zip(*(scheme.parts for scheme in schemes), strict=True)
-        sites = tuple(self._sites_of(same, part_held) for same, part_held in zip(parts, held, strict=True))
-        return Choice(schemes=tuple(schemes), costs=costs, part_bytes=held, sites=sites)
-
-    def _costs(self, scheme: ShardingOption) -> tuple[PartCost, ...]:
-        """Costs of the parts; column shards of one width cost the same."""
-        known: dict[tuple[object, ...], PartCost] = {}
-        costs = []
-        for part in scheme.parts:
-            key = (part.shard.rows, part.shard.embedding_dim)
+    def _items(self, options: Sequence[ShardingOption]) -> tuple[Item, ...]:
+        """The items of a unit; column shards of one width are alike but for their columns."""
+        known: dict[tuple[object, ...], Item] = {}
+        items = []
+        for parts in zip(*(option.parts for option in options), strict=True):
+            key = tuple((part.shard.rows, part.shard.embedding_dim) for part in parts)
             if key not in known:
-                known[key] = self._cost.of(part)
-            costs.append(known[key])
-        return tuple(costs)
+                costs = tuple(map(self._cost.of, parts))
+                held_L = np.array([sum(cost.held_bytes[level] for cost in costs) for level in LEVELS], dtype=np.int64)
+                known[key] = Item(parts=parts, costs=costs, held_L=held_L, allowed_S=self._allowed_sites(parts, held_L))
+            items.append(replace(known[key], parts=parts))
+        return tuple(items)
 
-    def _sites_of(self, parts: Sequence[UnplacedShard], held: Mapping[MemoryLevel, int]) -> tuple[int, ...]:
-        """Where the parts of a unit's tables may go together, and fit."""
-        hold, pins = parts[0].hold, tuple(part.shard.table.constraints.pinned_ranks for part in parts)
-        key = (hold, pins, *held.values())
-        if key not in self._sites:
-            room_LS = self._room[hold]
-            fits_S = np.logical_and.reduce([room_LS[level] >= num_bytes for level, num_bytes in held.items()])
-            sites = tuple(np.flatnonzero(fits_S).tolist())
-            if any(pins):
-                sites = tuple(
-                    site for site in sites if all(site in allowed_sites(part, self._topology) for part in parts)
-                )
-            self._sites[key] = self._shared.setdefault(sites, sites)
-        return self._sites[key]
+    def _allowed_sites(self, parts: Sequence[UnplacedShard], held_L: IntArray) -> NDArray[np.bool_]:
+        """Whether the parts of a unit's tables may go to a site together, and fit."""
+        allowed_S = np.all(self._room[parts[0].hold] >= held_L[:, None], axis=0)
+        for part in parts:
+            if part.shard.table.constraints.pinned_ranks:
+                allowed_S &= np.isin(np.arange(len(allowed_S)), allowed_sites(part, self._topology))
+        return np.asarray(allowed_S)
 
-    def _nowhere(self, unit: Sequence[EmbeddingTable], least: Mapping[MemoryLevel, int] | None) -> InfeasiblePlanError:
-        label = "+".join(table.name for table in unit)
-        if least is None:
+    def _room_of_sites(self, hold: Hold) -> IntArray:
+        """Bytes that the tightest rank of each site has, shape (L, S)."""
+        sites = hold.num_sites(self._topology)
+        room_LS: IntArray = self._capacity_LR.reshape(len(LEVELS), sites, -1).min(axis=2)
+        return room_LS
+
+    def _nowhere(self, label: str, too_large: Sequence[IntArray]) -> InfeasiblePlanError:
+        if not too_large:
             return InfeasiblePlanError(f"{label}: its constraints leave no scheme of {', '.join(self._names)}")
-        level = max(least, key=lambda level: least[level] - max(self._capacity[level]))
+        least_L = min(too_large, key=lambda held_L: held_L[HBM])
+        most_L = self._capacity_LR.max(axis=1)
+        level = int((least_L - most_L).argmax())
         return InfeasiblePlanError(
-            f"{label} needs {least[level]:,} bytes of {level} on one rank in the scheme that needs least, and no rank "
-            f"that may hold it has more than {max(self._capacity[level]):,} bytes"
+            f"{label} needs {least_L[level]:,} bytes of {LEVELS[level]} on one rank in the scheme that needs least, "
+            f"and no rank that may hold it has more than {most_L[level]:,} bytes"
         )
 
 
 def _together(listed: Sequence[Sequence[ShardingOption]]) -> Iterator[tuple[ShardingOption, ...]]:
-    """Schemes, one for each table of a unit, that can be on the same ranks.
+    """Options, one for each table of a unit, that can be on the same ranks.
 
     Several tables are in one part each, all held alike; on all ranks, some may be replicated and others split by rows.
     """
     if len(listed) == 1:
         yield from zip(*listed, strict=True)
         return
-    whole = [{scheme.name: scheme for scheme in schemes if len(scheme.parts) == 1} for schemes in listed]
+    whole = [{option.name: option for option in options if len(option.parts) == 1} for options in listed]
     for name in whole[0]:
         if all(name in of_table for of_table in whole):
             yield tuple(of_table[name] for of_table in whole)
     everywhere = [
-        [scheme for name, scheme in of_table.items() if name in (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)]
+        [option for name, option in of_table.items() if name in (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)]
         for of_table in whole
     ]
     if len(listed) <= _MAX_MIXED:
-        yield from (schemes for schemes in product(*everywhere) if len({scheme.name for scheme in schemes}) > 1)
-
-
-def _added(costs: Sequence[PartCost]) -> Mapping[MemoryLevel, int]:
-    """Bytes of several parts on the same ranks."""
-    if len(costs) == 1:
-        return costs[0].held_bytes
-    return {level: sum(cost.held_bytes[level] for cost in costs) for level in MemoryLevel}
-
-
-def _room(
-    hold: Hold, topology: Topology, capacity: Mapping[MemoryLevel, Sequence[int]]
-) -> dict[MemoryLevel, NDArray[np.int64]]:
-    """For each memory level, bytes that the tightest rank of each site has, shape (S,)."""
-    sites = [
-        [rank for replica in hold.replicas(site, topology) for rank in replica]
-        for site in range(hold.num_sites(topology))
-    ]
-    return {
-        level: np.array([min(of_level[rank] for rank in ranks) for ranks in sites], dtype=np.int64)
-        for level, of_level in capacity.items()
-    }
+        yield from (options for options in product(*everywhere) if len({option.name for option in options}) > 1)

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from autoshard.core import (
-    LocalShard,
-    MemoryLevel,
-    PlacedShard,
-    Topology,
-    Update,
-    local_shard,
-)
+from autoshard.core import MemoryLevel, PlacedShard, Topology, Update
 from autoshard.core.plan import Payload
-from autoshard.core.shard import FusedKernel, fused_kernel
+from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import TransferSpeeds, transfer_seconds
 from autoshard.evaluation.device_memory import DeviceMemory, device_memory
 from autoshard.evaluation.traffic import REDUCED_BYTES, PairTraffic, synced_bytes
@@ -59,8 +52,8 @@ class CostFunction:
     `cost = communication_weight * (exchange + all-reduce) + access_weight * (accesses + cache misses)`, in seconds per
     rank that holds some of the part:
 
-    - exchange: bytes between the owner and each other rank (4 per length, 8 per id, the payload's formats forward and
-      backward), over the all-to-all bandwidth of the innermost level that joins the two; what stays is free;
+    - exchange: bytes between the owner and each other rank (4 per length, 8 per id, fp32 forward and backward), over
+      the all-to-all bandwidth of the innermost level that joins the two; what stays is free;
     - all-reduce: bytes of gradients over the outermost level's bandwidth;
     - accesses: lookups x row bytes, three times (read, then read and written), and twice the gradients that are
       all-reduced, over the bandwidth at which rows are gathered;
@@ -71,7 +64,6 @@ class CostFunction:
         batch_size: Global batch.
         communication_weight: Of message volumes.
         access_weight: Of access sizes.
-        payload: Number formats on the wire.
 
     Source:
         Neo Sec. 4.1: communication by message volume, imbalance by access size (tables x batch x indices x dimension),
@@ -84,18 +76,18 @@ class CostFunction:
     batch_size: int
     communication_weight: float = 1.0
     access_weight: float = 1.0
-    payload: Payload = field(default_factory=Payload)
 
     def of(self, part: UnplacedShard) -> PartCost:
         """The cost of a part on each of its ranks."""
         topology = self.topology
-        placed = part.placed(0, topology)
-        local = local_shard(placed, group_batch_size=self.batch_size, bags_share=1 / len(placed.replicas))
+        placed, local = part.placed(0, topology), part.local(topology, self.batch_size)
         exchange_s = 0.0 if part.hold is Hold.EACH else self._exchange_s(placed)
         reduce_s = 0.0
-        if len(placed.replicas) > 1:
+        moved_bytes = _MOVES_PER_LOOKUP * local.num_lookups * local.embedding_dim * local.dtype.num_bytes
+        if local.update is Update.ALL_REDUCED:
             reduce_s = synced_bytes(placed, self.batch_size) / topology.levels[-1].all_reduce.bytes_per_s
-        access_s = self._access_bytes(local) / self._device.gather_bytes_per_s
+            moved_bytes += _MOVES_PER_GRADIENT * local.num_embeddings * local.embedding_dim * REDUCED_BYTES
+        access_s = moved_bytes / self._device.gather_bytes_per_s
         transfer_s = sum(transfer_seconds(local, TransferSpeeds.of(topology)))
         weighted_s = self.communication_weight * (exchange_s + reduce_s) + self.access_weight * (access_s + transfer_s)
         return PartCost(
@@ -117,22 +109,17 @@ class CostFunction:
         Source:
             Neo Sec. 4.1: measured latencies are a fixed additive cost.
         """
-        kinds: set[FusedKernel] = set()
-        updates: set[Update] = set()
-        for part in parts:
-            update = Update.ALL_REDUCED if part.hold.num_replicas(self.topology) > 1 else Update.FUSED
-            kinds.add(fused_kernel(part.shard.table, update))
-            updates.add(update)
+        kernels = {fused_kernel(part.shard.table, self._update(part)) for part in parts}
+        updates = {update for _, _, update, _ in kernels}
         exchange_s = _NUM_EXCHANGES * max(level.all_to_all.latency_s for level in self.topology.levels)
-        reduce_s = self.topology.levels[-1].all_reduce.latency_s
-        memory = self._device
-        launches_s = len(kinds) * (memory.forward_launch_ms + memory.backward_launch_ms) / 1e3
-        latency_s = (Update.FUSED in updates) * exchange_s + (Update.ALL_REDUCED in updates) * reduce_s
+        latency_s = (Update.FUSED in updates) * exchange_s
+        latency_s += (Update.ALL_REDUCED in updates) * self.topology.levels[-1].all_reduce.latency_s
+        launches_s = len(kernels) * (self._device.forward_launch_ms + self._device.backward_launch_ms) / 1e3
         return self.communication_weight * latency_s + self.access_weight * launches_s
 
     def _exchange_s(self, placed: PlacedShard) -> float:
         """Time on the links of one owner, whom every rank asks."""
-        pair = PairTraffic.of(placed, self.batch_size / self.topology.world_size, self.payload)
+        pair = PairTraffic.of(placed, self.batch_size / self.topology.world_size, Payload())
         bytes_per_reader = pair.lengths + pair.ids + pair.forward + pair.backward
         seconds, inner = 0.0, 1
         for level in self.topology.levels:
@@ -140,11 +127,8 @@ class CostFunction:
             inner = level.size
         return seconds
 
-    def _access_bytes(self, local: LocalShard) -> float:
-        moved = _MOVES_PER_LOOKUP * local.num_lookups * local.embedding_dim * local.dtype.num_bytes
-        if local.update is Update.ALL_REDUCED:
-            moved += _MOVES_PER_GRADIENT * local.num_embeddings * local.embedding_dim * REDUCED_BYTES
-        return moved
+    def _update(self, part: UnplacedShard) -> Update:
+        return Update.ALL_REDUCED if part.hold.num_replicas(self.topology) > 1 else Update.FUSED
 
     @property
     def _device(self) -> DeviceMemory:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from typing import ClassVar
+
+import numpy as np
 
 from autoshard.core import MemoryLevel, PlacedShard, ShardingPlan, Topology
 from autoshard.core.accepted import AT_LEAST_0, SHARE, check_choice, listed
+from autoshard.core.access import IntArray
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.cached_rows import LFU, LRU
-from autoshard.planners.neo.arrangement import GREEDY, KARMARKAR_KARP, Arrangement, Arranger
 from autoshard.planners.neo.caches import FILLS, fewest_cached, levels_of, with_grown_caches
-from autoshard.planners.neo.choice import NEO_TYPES, Choice, Chooser
+from autoshard.planners.neo.choice import HBM, LEVELS, NEO_TYPES, Choice, Chooser
 from autoshard.planners.neo.cost import CostFunction
+from autoshard.planners.neo.placement import GREEDY, KARMARKAR_KARP, Arrangement, Arranger
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.constraints import check_constraints, colocated
 from autoshard.planners.space.options import ShardingType
@@ -120,11 +123,11 @@ class NeoPlanner:
         """
         options = parse_options(NeoOptions, request.options)
         check_constraints(request.tables, request.topology)
-        return _Planning(request, options).run()
+        return _Search(request, options).plan()
 
 
-class _Planning:
-    """One request at work."""
+class _Search:
+    """The search for one request."""
 
     def __init__(self, request: PlanRequest, options: NeoOptions) -> None:
         self.request, self.options = request, options
@@ -135,33 +138,41 @@ class _Planning:
             communication_weight=options.communication_weight,
             access_weight=options.access_weight,
         )
-        self.capacity = _capacity(topology, options)
-        names = tuple(ShardingType(name) for name in options.names)
-        self.chooser = Chooser(request.tables, topology, self.cost, names, self.capacity, options.cache_policy)
-        self.arranger = Arranger(request.tables, topology, self.capacity, options.placement, request.costs.kernel)
+        self.capacity_LR = _capacity(topology, options)
         self.units = colocated(request.tables)
-        self.known: dict[tuple[int, MemoryLevel, float], tuple[Choice, ...]] = {}
+        names = tuple(ShardingType(name) for name in options.names)
+        self.chooser = Chooser(self.units, self.cost, names, self.capacity_LR, options.cache_policy)
+        self.arranger = Arranger(
+            tables=request.tables,
+            topology=topology,
+            capacity_LR=self.capacity_LR,
+            method=options.placement,
+            model=request.costs.kernel,
+        )
+        self.hbm_bytes, *self.lower_bytes = (sum(of_level) for of_level in self.capacity_LR.tolist())
 
-    def run(self) -> ShardingPlan:
+    def plan(self) -> ShardingPlan:
+        """The plan in device memory, or else with as few units behind caches as pays.
+
+        Raises:
+            InfeasiblePlanError: If there is none.
+        """
         self._check_total()
-        near = [MemoryLevel.HBM] * len(self.units)
         failure: InfeasiblePlanError | None = None
-        if not fewest_cached(self.units, sum(self.capacity[MemoryLevel.HBM])):
+        if not fewest_cached(self.units, self.hbm_bytes):
             try:
-                return self._to_plan(self._best(near, 1.0, _LIMITS))
+                return self._to_plan(self._best([MemoryLevel.HBM] * len(self.units), 1.0, _LIMITS))
             except InfeasiblePlanError as error:
                 failure = error
-        if any(any(self.capacity[level]) for level in (MemoryLevel.DDR, MemoryLevel.SSD)):
+        if any(self.lower_bytes):
             for least_cache, fill in product(_LEAST_CACHES, FILLS):
                 fewest = self._fewest_cached(least_cache, fill)
                 if fewest is not None:
                     return self._to_plan(self._best_cached(fewest, least_cache, fill))
-        if failure is None:
-            failure = InfeasiblePlanError(
-                f"whichever tables lie behind caches, the others find no room in the "
-                f"{sum(self.capacity[MemoryLevel.HBM]):,} bytes of device memory that all ranks have together"
-            )
-        raise failure
+        raise failure or InfeasiblePlanError(
+            f"whichever tables lie behind caches, the others find no room in the {self.hbm_bytes:,} bytes of device "
+            "memory that all ranks have together"
+        )
 
     def _fewest_cached(self, least_cache: float, fill: float) -> int | None:
         """The fewest units behind caches that fit; None if no number of them was found to.
@@ -173,7 +184,7 @@ class _Planning:
             return self._cached(num_cached, least_cache, fill) is not None
 
         # No plan without caches was found before.
-        low, more = max(1, fewest_cached(self.units, sum(self.capacity[MemoryLevel.HBM]))), 0
+        low, more = max(1, fewest_cached(self.units, self.hbm_bytes)), 0
         while not fits(high := min(len(self.units), low + more)):
             if high == len(self.units):
                 return None
@@ -188,59 +199,62 @@ class _Planning:
         counts = [count for count in (fewest + more for more in _MORE_CACHED) if count < len(self.units)]
         counts.append(len(self.units))
         limits = _LIMITS if len(self.units) <= _FEW_UNITS else (1.0,)
-        found = [(count, self._cached(count, least_cache, fill, limits)) for count in counts]
-        priced = [(self._step_s(one), index) for index, (_, one) in enumerate(found) if one is not None]
-        count, best = found[min(priced)[1]] if priced else (fewest, None)
+        tried = {count: self._cached(count, least_cache, fill, limits) for count in counts}
+        found = {count: one for count, one in tried.items() if one is not None}
+        count = min(found, key=lambda count: self._step_s(found[count]), default=fewest)
         _log.info("neo: %d of %d tables, or groups of them, are behind caches", count, len(self.units))
+        best = found.get(count)
         if best is None or limits != _LIMITS:
             best = self._cached(count, least_cache, fill, _LIMITS) or best
         assert best is not None, "it was found before"
         return best
 
     def _cached(
-        self,
-        num_cached: int,
-        least_cache: float,
-        fill: float,
-        limits: Sequence[float] = (1.0,),
+        self, num_cached: int, least_cache: float, fill: float, limits: Sequence[float] = (1.0,)
     ) -> Arrangement | None:
         """The best arrangement with that many units behind caches, if one was found."""
-        levels = levels_of(self.units, num_cached, self.capacity, fill)
+        levels = levels_of(self.units, num_cached, fill * self.lower_bytes[0], has_disks=bool(self.lower_bytes[1]))
         try:
             return self._best(levels, least_cache, limits)
         except InfeasiblePlanError:
             return None
 
     def _best(self, levels: Sequence[MemoryLevel], least_cache: float, limits: Sequence[float]) -> Arrangement:
-        """The best arrangement, by `_step_s`.
+        """The best arrangement by `_step_s`, or the first of ever finer ones that fits.
 
         Raises:
             InfeasiblePlanError: If there is none.
         """
-        listed = [self._choices(index, level, least_cache) for index, level in enumerate(levels)]
+        listed = [self.chooser.choices(unit, level, least_cache) for unit, level in enumerate(levels)]
+        failures: list[InfeasiblePlanError] = []
+        found = list(self._arranged(self._picks(listed, levels, limits), failures))
+        if len(found) > 1:
+            return min(found, key=self._step_s)
+        for one in chain(found, self._arranged(_ever_finer(listed), failures)):
+            return one
+        raise failures[0]
+
+    def _arranged(self, picks: Iterable[list[Choice]], failures: list[InfeasiblePlanError]) -> Iterator[Arrangement]:
+        """Arrangements of choices; for others, why there is none goes to the failures."""
+        for picked in picks:
+            try:
+                yield self.arranger.arrange(picked, self.request.seed)
+            except InfeasiblePlanError as error:
+                failures.append(error)
+
+    def _picks(
+        self, listed: Sequence[Sequence[Choice]], levels: Sequence[MemoryLevel], limits: Sequence[float]
+    ) -> list[list[Choice]]:
+        """Choices worth arranging, each once."""
         even_s = sum(min(choice.total_s for choice in choices) for choices in listed) / self.request.topology.world_size
-        best: Arrangement | None = None
-        failure: InfeasiblePlanError | None = None
         # Where device memory is short of tables, there is none for replicas.
         is_short = any(level is not MemoryLevel.HBM for level in levels)
-        replicas = (False,) if is_short else (True, False)
-        for picked in self._picks(listed, [limit * even_s for limit in limits], replicas):
-            try:
-                found = self.arranger.arrange(picked, self.request.seed)
-            except InfeasiblePlanError as error:
-                failure = failure or error
-                continue
-            if best is None or self._step_s(found) < self._step_s(best):
-                best = found
-        if best is not None:
-            return best
-        for picked in _ever_finer(listed):
-            try:
-                return self.arranger.arrange(picked, self.request.seed)
-            except InfeasiblePlanError as error:
-                failure = failure or error
-        assert failure is not None, "something was tried"
-        raise failure
+        picks = [
+            self.chooser.pick(listed, limit * even_s, replicate=replicate)
+            for limit in limits
+            for replicate in ((False,) if is_short else (True, False))
+        ]
+        return list({tuple(map(id, picked)): picked for picked in picks}.values())
 
     def _step_s(self, found: Arrangement) -> float:
         """What arrangements are compared by: the predicted step, or the cost function.
@@ -249,49 +263,30 @@ class _Planning:
         """
         if self.options.compare == _STEP:
             return evaluate(self._to_plan(found), self.request.costs).step_ms.value / 1e3
-        sums_R = found.sums_R.copy()
-        for (part, _), placed in zip(found.parts(), self._placed(found), strict=True):
+        cost_s_R = found.cost_s_R.copy()
+        for (part, _), placed in zip(found.parts, self._placed(found), strict=True):
             if placed.memory != part.memory:
                 grown = self.cost.of(replace(part, memory=placed.memory))
                 ranks = [rank for replica in placed.replicas for rank in replica]
-                sums_R[ranks] += grown.weighted_s - self.cost.of(part).weighted_s
-        return float(sums_R.max()) + self.cost.fixed_s(part for part, _ in found.parts())
+                cost_s_R[ranks] += grown.weighted_s - self.cost.of(part).weighted_s
+        return float(cost_s_R.max()) + self.cost.fixed_s(part for part, _ in found.parts)
 
     def _placed(self, found: Arrangement) -> tuple[PlacedShard, ...]:
         """All parts at their sites, with caches that fill the device memory."""
         topology, batch_size = self.request.topology, self.request.tables.batch_size
-        shards = tuple(part.placed(site, topology) for part, site in found.parts())
+        shards = tuple(part.placed(site, topology) for part, site in found.parts)
         if all(placed.memory.level is MemoryLevel.HBM for placed in shards):
             return shards
-        return with_grown_caches(shards, topology, batch_size, self.capacity[MemoryLevel.HBM])
-
-    def _picks(
-        self, listed: Sequence[Sequence[Choice]], limits_s: Sequence[float], replicas: Sequence[bool]
-    ) -> Iterator[list[Choice]]:
-        """Choices worth arranging, each once."""
-        seen: set[tuple[int, ...]] = set()
-        for limit_s in limits_s:
-            for replicate in replicas:
-                picked = self.chooser.pick(listed, limit_s, replicate=replicate)
-                key = tuple(map(id, picked))
-                if key not in seen:
-                    seen.add(key)
-                    yield picked
-
-    def _choices(self, index: int, level: MemoryLevel, least_cache: float) -> tuple[Choice, ...]:
-        key = (index, level, least_cache)
-        if key not in self.known:
-            self.known[key] = self.chooser.choices(self.units[index], level, least_cache)
-        return self.known[key]
+        return with_grown_caches(shards, topology, batch_size, self.capacity_LR[HBM].tolist())
 
     def _check_total(self) -> None:
         """Refuses what no plan can hold: every row is on some rank, on some level."""
         needed = sum(table.storage_bytes for table in self.request.tables.tables)
-        there = sum(sum(of_level) for of_level in self.capacity.values())
-        if needed > there:
-            levels = ", ".join(level for level, of_level in self.capacity.items() if any(of_level)) or "any level"
+        bytes_L = self.hbm_bytes, *self.lower_bytes
+        if needed > sum(bytes_L):
+            levels = ", ".join(level for level, there in zip(LEVELS, bytes_L, strict=True) if there) or "any level"
             raise InfeasiblePlanError(
-                f"all tables need {needed:,} bytes, {needed - there:,} bytes more than the "
+                f"all tables need {needed:,} bytes, {needed - sum(bytes_L):,} bytes more than the "
                 f"{self.request.topology.world_size} ranks have together on {levels}"
             )
 
@@ -303,14 +298,14 @@ class _Planning:
 
 
 def _ever_finer(listed: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
-    """Units as they take least memory in all; then more and more of them, the largest first, in the smallest parts."""
+    """Units as they take least memory in all; then more and more of them, the largest first, in the smallest items."""
 
-    def largest_part(choice: Choice) -> int:
-        return max(sum(held.values()) for held in choice.part_bytes)
+    def largest_item(choice: Choice) -> int:
+        return max(int(item.held_L.sum()) for item in choice.items)
 
     # Of those that take as much, the simplest.
     smallest = [min(choices, key=lambda choice: choice.total_bytes) for choices in listed]
-    finest = [min(choices, key=lambda choice: (largest_part(choice), choice.total_s)) for choices in listed]
+    finest = [min(choices, key=lambda choice: (largest_item(choice), choice.total_s)) for choices in listed]
     by_size = sorted(range(len(listed)), key=lambda index: -smallest[index].total_bytes)
     num_cut, growth = 0, 2 if len(listed) <= _FEW_UNITS else 4
     while True:
@@ -321,14 +316,11 @@ def _ever_finer(listed: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
         num_cut = min(len(listed), max(1, growth * num_cut))
 
 
-def _capacity(topology: Topology, options: NeoOptions) -> dict[MemoryLevel, list[int]]:
-    """Bytes of every rank that may be used, by memory level; none below the lowest allowed."""
-    levels = list(MemoryLevel)
-    lowest = levels.index(MemoryLevel(options.memory))
+def _capacity(topology: Topology, options: NeoOptions) -> IntArray:
+    """Bytes of every rank that may be used, shape (L, R); none below the lowest level allowed."""
     memory_R = [topology.memory_of(rank) for rank in range(topology.world_size)]
-    capacity = {
-        level: [memory[level] if index <= lowest else 0 for memory in memory_R] for index, level in enumerate(levels)
-    }
+    capacity_LR = np.array([[memory[level] for memory in memory_R] for level in LEVELS], dtype=np.int64)
+    capacity_LR[LEVELS.index(MemoryLevel(options.memory)) + 1 :] = 0
     if options.memory_share < 1:
-        capacity[MemoryLevel.HBM] = [int(options.memory_share * memory.hbm) for memory in memory_R]
-    return capacity
+        capacity_LR[HBM] = [int(options.memory_share * memory.hbm) for memory in memory_R]
+    return capacity_LR

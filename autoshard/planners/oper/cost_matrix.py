@@ -9,15 +9,14 @@ Shape suffixes: N row groups, R ranks. Entry [i, j] of a matrix (R, R) is about 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoshard.core import TableSet, Topology
+from autoshard.core.access import FloatArray, IntArray
 from autoshard.core.costs import MsArray
 from autoshard.evaluation.communication import link_levels
 from autoshard.evaluation.device_memory import device_memory
 
-PathArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+PathArray = IntArray
 
 
 def mean_row_bytes(tables: TableSet) -> float:
@@ -47,7 +46,7 @@ def fetch_matrix_ms(topology: Topology, row_bytes: float) -> MsArray:
     return np.asarray(row_bytes / bytes_per_s[link_levels(topology)] * 1e3)
 
 
-def held_bytes(paths_NR: PathArray, bytes_N: NDArray[np.int64], num_ranks: int) -> NDArray[np.int64]:
+def held_bytes(paths_NR: PathArray, bytes_N: IntArray, num_ranks: int) -> IntArray:
     """Bytes that each rank holds, shape (R,): a copy of every group that some rank reads there.
 
     Source:

@@ -6,19 +6,18 @@ Shape suffixes: N row groups, R ranks.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoshard.core.accepted import ABOVE_0
+from autoshard.core.access import FloatArray, IntArray
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError, ModelError
-from autoshard.planners.oper.cost_matrix import FloatArray, PathArray, exchange_ms
+from autoshard.planners.oper.cost_matrix import PathArray, exchange_ms
 
-#: Costs in the whole numbers that CP-SAT works with: parts in so many of all lookups over the slowest link.
+#: Costs in the whole numbers that CP-SAT works with: all lookups over the slowest link cost so many.
 _RESOLUTION = 10_000_000
 _NUM_SEARCHES = 8
 
@@ -36,15 +35,10 @@ class ExactTask:
     """
 
     lookups_N: FloatArray
-    bytes_N: NDArray[np.int64]
-    capacity_R: NDArray[np.int64]
+    bytes_N: IntArray
+    capacity_R: IntArray
     extra_bytes: int
     fetch_ms_RR: MsArray
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks."""
-        return len(self.capacity_R)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,14 +63,11 @@ def rank_exchange_ms(paths_NR: PathArray, lookups_N: FloatArray, fetch_ms_RR: Ms
     return np.asarray(np.maximum(links_RR.sum(axis=0), links_RR.sum(axis=1)))
 
 
-def least_exchange(
-    task: ExactTask, near_NR: PathArray | None = None, *, effort: float = 60.0, seed: int = 0
-) -> ExactPaths:
+def least_exchange(task: ExactTask, *, effort: float = 60.0, seed: int = 0) -> ExactPaths:
     """The paths whose most loaded rank has the least exchange, as far as the effort reaches.
 
     Args:
         task: What to place.
-        near_NR: Paths to start from, such as a heuristic's.
         effort: Work in CP-SAT's deterministic units, about seconds on one core.
         seed: Seed of the solver.
 
@@ -89,105 +80,69 @@ def least_exchange(
         OPER Sec. 3.2 and 3.3: Eq. 1 to 3 as a mixed-integer linear problem, solved with Gurobi in Table 3.
     """
     ABOVE_0.check(effort, "effort")
-    model = _Model(task)
-    if near_NR is not None:
-        model.start_from(near_NR)
-    return model.solve(effort, seed)
+    cp_model = _load_cp_model()
+    model = cp_model.CpModel()
+    reads = _add_paths(model, task)
+    unit_ms = _minimise(model, reads, task)
+    solver = cp_model.CpSolver()
+    # Several searches take turns on one core: one alone finds little where ranks are alike.
+    solver.parameters.num_workers = _NUM_SEARCHES
+    solver.parameters.interleave_search = True
+    solver.parameters.random_seed = seed % (1 << 31)
+    solver.parameters.max_deterministic_time = effort
+    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise InfeasiblePlanError("no parallelization within the memory limits was found in time")
+    paths_NR = np.array(
+        [[list(map(solver.boolean_value, reads_R)).index(True) for reads_R in reads_RR] for reads_RR in reads]
+    )
+    found_ms_R = rank_exchange_ms(paths_NR, task.lookups_N, task.fetch_ms_RR)
+    bound_ms = float(solver.best_objective_bound) * unit_ms
+    return ExactPaths(paths_NR=paths_NR, max_ms=float(found_ms_R.max()), bound_ms=bound_ms)
 
 
-class _Model:
-    """Binary variables P_n[i][j], and who holds what."""
+def _add_paths(model: Any, task: ExactTask) -> list[list[list[Any]]]:
+    """Adds the binary variables P_n[i][j], of which a rank has one for each group, and the limits of memory."""
+    groups, ranks = range(len(task.lookups_N)), range(len(task.capacity_R))
+    holds = [[model.new_bool_var("") for _ in ranks] for _ in groups]
+    # A rank that holds a group reads its own; without copies all read the one that holds it.
+    is_single = task.extra_bytes < int(task.bytes_N.min())
+    reads = [
+        [[holds_R[j] if i == j or is_single else model.new_bool_var("") for j in ranks] for i in ranks]
+        for holds_R in holds
+    ]
+    for holds_R, reads_RR in zip(holds, reads, strict=True):
+        model.add_bool_or(holds_R)
+        for reads_R in reads_RR:
+            model.add_exactly_one(reads_R)
+            for read, held in zip(reads_R, holds_R, strict=True):
+                if read is not held:
+                    model.add_implication(read, held)
+    # Bytes are large numbers: in units of which all bytes are so many, rounded up, they are exact enough.
+    unit = max(1, int(task.bytes_N.sum()) // _RESOLUTION)
+    bytes_N = [-(-int(size) // unit) for size in task.bytes_N]
+    held_bytes = [sum(size * held[rank] for size, held in zip(bytes_N, holds, strict=True)) for rank in ranks]
+    for held, capacity in zip(held_bytes, task.capacity_R.tolist(), strict=True):
+        if capacity < int(task.bytes_N.sum()):
+            model.add(held <= capacity // unit)
+    model.add(sum(held_bytes) <= sum(bytes_N) + task.extra_bytes // unit)
+    return reads
 
-    def __init__(self, task: ExactTask) -> None:
-        self.task = task
-        self.cp_model = _load_cp_model()
-        self.model = self.cp_model.CpModel()
-        groups, ranks = range(len(task.lookups_N)), range(task.num_ranks)
-        self.holds = [[self.model.new_bool_var("") for _ in ranks] for _ in groups]
-        # A rank that holds a group reads its own; without copies all read the one that holds it.
-        is_single = task.extra_bytes < int(task.bytes_N.min())
-        self.reads = [
-            [
-                [self.holds[group][j] if i == j or is_single else self.model.new_bool_var("") for j in ranks]
-                for i in ranks
-            ]
-            for group in groups
-        ]
-        self._constrain()
-        links_RR = np.where(np.eye(task.num_ranks, dtype=np.bool_), 0.0, task.fetch_ms_RR)
-        cost_NRR = task.lookups_N[:, None, None] * links_RR
-        self.unit_ms = max(float(task.lookups_N.sum() * links_RR.sum(axis=0).max()), 1e-12) / _RESOLUTION
-        self._minimise(np.rint(cost_NRR / self.unit_ms).astype(np.int64))
 
-    def _constrain(self) -> None:
-        task, model = self.task, self.model
-        for holds_R, reads_RR in zip(self.holds, self.reads, strict=True):
-            model.add_bool_or(holds_R)
-            for reads_R in reads_RR:
-                model.add_exactly_one(reads_R)
-                for reads, holds in zip(reads_R, holds_R, strict=True):
-                    if reads is not holds:
-                        model.add_implication(reads, holds)
-        # Bytes are large numbers: multiples of a thousandth of the extra bytes are exact enough, rounded up.
-        unit = max(1, int(task.bytes_N.sum()) // _RESOLUTION)
-        bytes_N = [-(-int(size) // unit) for size in task.bytes_N]
-        for rank, capacity in enumerate(task.capacity_R.tolist()):
-            held = [holds_R[rank] for holds_R in self.holds]
-            if capacity < int(task.bytes_N.sum()):
-                model.add(self._sum(held, bytes_N) <= capacity // unit)
-        everywhere = [holds for holds_R in self.holds for holds in holds_R]
-        repeated = [size for size in bytes_N for _ in range(task.num_ranks)]
-        model.add(self._sum(everywhere, repeated) <= sum(bytes_N) + task.extra_bytes // unit)
-
-    def _minimise(self, cost_NRR: NDArray[np.int64]) -> None:
-        most = self.model.new_int_var(0, 2 * _RESOLUTION, "")
-        ranks = range(self.task.num_ranks)
-        for rank in ranks:
-            for pairs in ([(rank, other) for other in ranks], [(other, rank) for other in ranks]):
-                terms = [
-                    (reads_RR[i][j], int(cost_RR[i, j]))
-                    for reads_RR, cost_RR in zip(self.reads, cost_NRR, strict=True)
-                    for i, j in pairs
-                    if i != j
-                ]
-                self.model.add(self._sum([read for read, _ in terms], [cost for _, cost in terms]) <= most)
-        self.model.minimize(most)
-
-    def _sum(self, variables: Sequence[Any], weights: Sequence[int]) -> Any:
-        return self.cp_model.LinearExpr.weighted_sum(variables, weights)
-
-    def start_from(self, paths_NR: PathArray) -> None:
-        """Hints at a parallelization."""
-        hints = {
-            reads.index: (reads, j == path)
-            for reads_RR, paths_R in zip(self.reads, paths_NR.tolist(), strict=True)
-            for reads_R, path in zip(reads_RR, paths_R, strict=True)
-            for j, reads in enumerate(reads_R)
-        }
-        for reads, value in hints.values():
-            self.model.add_hint(reads, value)
-
-    def solve(self, effort: float, seed: int) -> ExactPaths:
-        """Solves it with one worker."""
-        task, ranks = self.task, range(self.task.num_ranks)
-        solver = self.cp_model.CpSolver()
-        # Several searches take turns on one core: one alone finds little where ranks are alike.
-        solver.parameters.num_workers = _NUM_SEARCHES
-        solver.parameters.interleave_search = True
-        solver.parameters.random_seed = seed % (1 << 31)
-        solver.parameters.max_deterministic_time = effort
-        status = solver.solve(self.model)
-        if status not in (self.cp_model.OPTIMAL, self.cp_model.FEASIBLE):
-            raise InfeasiblePlanError("no parallelization within the memory limits was found in time")
-        paths_NR = np.array(
-            [[next(j for j in ranks if solver.boolean_value(reads_RR[i][j])) for i in ranks] for reads_RR in self.reads]
-        )
-        found_ms_R = rank_exchange_ms(paths_NR, task.lookups_N, task.fetch_ms_RR)
-        return ExactPaths(
-            paths_NR=paths_NR,
-            max_ms=float(found_ms_R.max()),
-            bound_ms=float(solver.best_objective_bound) * self.unit_ms,
-        )
+def _minimise(model: Any, reads: list[list[list[Any]]], task: ExactTask) -> float:
+    """Asks for the least exchange of the most loaded rank; the milliseconds that one unit of it stands for."""
+    links_RR = task.fetch_ms_RR.copy()
+    np.fill_diagonal(links_RR, 0.0)
+    unit_ms = max(float(task.lookups_N.sum() * links_RR.sum(axis=0).max()), 1e-12) / _RESOLUTION
+    costs_NRR = np.rint(task.lookups_N[:, None, None] * links_RR / unit_ms).astype(np.int64).tolist()
+    most = model.new_int_var(0, 2 * _RESOLUTION, "")
+    ranks = range(len(links_RR))
+    for rank in ranks:
+        others = [other for other in ranks if other != rank]
+        for pairs in ([(rank, other) for other in others], [(other, rank) for other in others]):
+            both = list(zip(reads, costs_NRR, strict=True))
+            model.add(sum(cost_RR[i][j] * reads_RR[i][j] for reads_RR, cost_RR in both for i, j in pairs) <= most)
+    model.minimize(most)
+    return unit_ms
 
 
 def _load_cp_model() -> Any:

@@ -1,4 +1,4 @@
-"""Row groups: tables cut by rows so that no part holds many bytes or many lookups, or into equal parts.
+"""Row groups: tables cut by rows so that no group holds many bytes or many lookups, or into equal ranges.
 
 Pure functions of the tables, for planners and environments alike.
 """
@@ -6,6 +6,7 @@ Pure functions of the tables, for planners and environments alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -16,11 +17,11 @@ from autoshard.planners.space.constraints import colocated
 
 
 def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:
-    """Cuts every table, in falling access frequency, where a part reaches a share of all lookups or of all bytes.
+    """Cuts every table, in falling access frequency, where a group reaches a share of all lookups or of all bytes.
 
     Args:
         tables: What to cut.
-        threshold: Largest share of one part, of the bytes that all tables' lookups read and of the bytes that all
+        threshold: Largest share of one group, of the bytes that all tables' lookups read and of the bytes that all
             tables hold, in (0, 1]. Single rows may exceed it.
 
     Returns:
@@ -38,17 +39,14 @@ def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:
     SHARE.check(threshold, "threshold")
     max_lookup_bytes = threshold * sum(lookup_bytes(Shard.whole(table)) for table in tables.tables)
     max_bytes = threshold * sum(table.storage_bytes for table in tables.tables)
-    kept = _kept_whole(tables)
-    shards: list[Shard] = []
-    for table in tables.tables:
-        whole = Shard.whole(table)
-        read = lookup_bytes(whole)
-        max_share = max_lookup_bytes / read if read > 0 else math.inf
+
+    def bounds(table: EmbeddingTable) -> list[int]:
+        read_bytes = lookup_bytes(Shard.whole(table))
+        max_share = max_lookup_bytes / read_bytes if read_bytes > 0 else math.inf
         max_rows = max(1, int(max_bytes / table.storage_bytes * table.num_embeddings))
-        is_kept = table.name in kept
-        bounds = [0, table.num_embeddings] if is_kept else _bounds(table.access, max_share, max_rows)
-        shards.extend(_cut(table, bounds, RowsBy.ACCESS_RANK))
-    return tuple(shards)
+        return _bounds(table.access, max_share, max_rows)
+
+    return _cut(tables, bounds, RowsBy.ACCESS_RANK)
 
 
 def equal_row_ranges(tables: TableSet, num_parts: int, *, by: RowsBy = RowsBy.INDEX) -> tuple[Shard, ...]:
@@ -56,22 +54,22 @@ def equal_row_ranges(tables: TableSet, num_parts: int, *, by: RowsBy = RowsBy.IN
 
     Args:
         tables: What to cut.
-        num_parts: Parts per table, at least 1; a table with fewer rows has one part per row.
+        num_parts: Ranges per table, at least 1; a table with fewer rows has one range per row.
         by: What the ranges count. Ranges of row ids get equal shares of the lookups, ranges of access ranks do not.
 
     Returns:
         Shards that tile every table, table by table. Tables that must share a rank with another stay whole.
 
     Raises:
-        InvalidOptionError: If the number of parts is out of range.
+        InvalidOptionError: If the number of ranges is out of range.
     """
     AT_LEAST_1.check(num_parts, "num_parts")
-    kept = _kept_whole(tables)
-    shards: list[Shard] = []
-    for table in tables.tables:
-        parts = 1 if table.name in kept else min(num_parts, table.num_embeddings)
-        shards.extend(_cut(table, [index * table.num_embeddings // parts for index in range(parts + 1)], by))
-    return tuple(shards)
+
+    def bounds(table: EmbeddingTable) -> list[int]:
+        count = min(num_parts, table.num_embeddings)
+        return [index * table.num_embeddings // count for index in range(count + 1)]
+
+    return _cut(tables, bounds, by)
 
 
 def lookup_bytes(shard: Shard) -> float:
@@ -84,13 +82,8 @@ def lookup_bytes(shard: Shard) -> float:
     return table.pooling_factor * share * shard.embedding_dim * table.dtype.num_bytes
 
 
-def _kept_whole(tables: TableSet) -> frozenset[str]:
-    """Names of tables that must share a rank with another."""
-    return frozenset(table.name for group in colocated(tables) if len(group) > 1 for table in group)
-
-
 def _bounds(access: AccessProfile, max_share: float, max_rows: int) -> list[int]:
-    """Access ranks at which parts start and end."""
+    """Access ranks at which groups start and end."""
     num_rows = access.num_rows
     bounds = [0]
     while bounds[-1] < num_rows:
@@ -101,9 +94,14 @@ def _bounds(access: AccessProfile, max_share: float, max_rows: int) -> list[int]
     return bounds
 
 
-def _cut(table: EmbeddingTable, bounds: list[int], by: RowsBy) -> list[Shard]:
-    if len(bounds) == 2:
-        return [Shard.whole(table)]
-    columns = (0, table.embedding_dim)
-    ranges = [RowRange(start=start, stop=stop, by=by) for start, stop in pairwise(bounds)]
-    return [Shard(table=table, rows=rows, columns=columns) for rows in ranges]
+def _cut(tables: TableSet, bounds_of: Callable[[EmbeddingTable], list[int]], by: RowsBy) -> tuple[Shard, ...]:
+    kept_whole = {table.name for unit in colocated(tables) if len(unit) > 1 for table in unit}
+    shards: list[Shard] = []
+    for table in tables.tables:
+        bounds = [] if table.name in kept_whole else bounds_of(table)
+        if len(bounds) <= 2:
+            shards.append(Shard.whole(table))
+            continue
+        ranges = [RowRange(start=start, stop=stop, by=by) for start, stop in pairwise(bounds)]
+        shards += [Shard(table=table, rows=rows, columns=(0, table.embedding_dim)) for rows in ranges]
+    return tuple(shards)

@@ -6,26 +6,28 @@ Shape suffixes: N row groups, R ranks.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autoshard.core import Exchange, MemoryBytes, PlacedShard, Shard, ShardingPlan
+from autoshard.core import EmbeddingTable, Exchange, PlacedShard, Shard, ShardingPlan, Tier
 from autoshard.core.accepted import AT_LEAST_0, Range, check_choice
+from autoshard.core.access import FloatArray, IntArray
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidTopologyError
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.heuristics.greedy import SizeGreedyPlanner
-from autoshard.planners.oper.balance import MAX_CAPACITY, ByteArray, Method, Placement, pack, place
-from autoshard.planners.oper.cost_matrix import FloatArray, fetch_matrix_ms, mean_row_bytes
-from autoshard.planners.oper.held_groups import HeldGroup, placed_shards, with_exchange
+from autoshard.planners.oper.balance import MAX_CAPACITY, Method, Placement, pack, place
+from autoshard.planners.oper.cost_matrix import fetch_matrix_ms, mean_row_bytes
 from autoshard.planners.oper.partition import row_groups
+from autoshard.planners.oper.placed import merged_shards, placed_shards, with_exchange
 from autoshard.planners.oper.replication import finer, hot_groups, replicate_evenly, topology_frequency
 from autoshard.planners.oper.row_group import RowGroup
 from autoshard.planners.planner import PlanRequest, parse_options
-from autoshard.planners.space.placement import PlacementProblem
+from autoshard.planners.space.constraints import allowed_ranks, check_constraints, colocated
 
 #: Finer partitions than this are not tried: about 10 s of planning at worst.
 _MIN_THRESHOLD = 1e-5
@@ -33,23 +35,10 @@ _MIN_THRESHOLD = 1e-5
 _MAX_GROUPS = 20_000
 #: A matrix of all pairs of ranks takes 128 MiB then, and a search has a handful.
 _MAX_RANKS = 4096
+#: Values of options.
+_TRAINING, _INFERENCE, _AUTO = "training", "inference", "auto"
 
 _log = logging.getLogger(__name__)
-
-
-class Mode(StrEnum):
-    """What a step is: copies cost an all-reduce of their gradients when training."""
-
-    TRAINING = "training"
-    INFERENCE = "inference"
-
-
-class ExchangeOption(StrEnum):
-    """What owners answer with."""
-
-    ROWS = "rows"
-    PARTIAL_SUMS = "partial_sums"
-    AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +46,7 @@ class OperOptions:
     """Options of the `oper` planner."""
 
     mode: str = field(
-        default="training",
+        default=_TRAINING,
         metadata={
             "help": "training: every rank holds the rows that are looked up often enough to be worth an all-reduce; "
             "inference: ranks copy what they fetch over their slowest links."
@@ -84,7 +73,11 @@ class OperOptions:
     )
 
     def __post_init__(self) -> None:
-        for label, accepted in (("mode", Mode), ("method", Method), ("exchange", ExchangeOption)):
+        for label, accepted in (
+            ("mode", (_TRAINING, _INFERENCE)),
+            ("method", Method),
+            ("exchange", (Exchange.ROWS, Exchange.PARTIAL_SUMS, _AUTO)),
+        ):
             check_choice(getattr(self, label), accepted, f"options.{label}")
         Range(at_least=_MIN_THRESHOLD, at_most=1).check_fields(self, "threshold", within="options.")
         Range(at_least=0, at_most=1).check_fields(self, "balance", within="options.")
@@ -108,12 +101,14 @@ class OperPlanner:
         options = parse_options(OperOptions, request.options)
         search = _Search(request, options)
         try:
-            held = search.best()
+            shards = merged_shards(search.best(), request.tables)
         except InfeasiblePlanError as error:
             shards = _whole_tables(request, error)
-        else:
-            shards = placed_shards(held, request.tables, request.topology)
-        return _with_exchange(shards, request, ExchangeOption(options.exchange))
+        plan = ShardingPlan(tables=request.tables, topology=request.topology, shards=shards)
+        if options.exchange != _AUTO:
+            return with_exchange(plan, Exchange(options.exchange))
+        candidates = [with_exchange(plan, exchange) for exchange in (Exchange.ROWS, Exchange.PARTIAL_SUMS, None)]
+        return min(candidates, key=lambda candidate: evaluate(candidate, request.costs).step_ms.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +118,13 @@ class _Attempt:
     Attributes:
         everywhere: Groups that every rank holds.
         placement: The others.
-        num_parts: Number of groups before any of them was cut further.
+        num_groups: Number of groups before any of them was cut further.
         balance: Of lookups and bytes, whichever is worse.
     """
 
     everywhere: tuple[RowGroup, ...]
     placement: Placement
-    num_parts: int
+    num_groups: int
     balance: float
 
 
@@ -137,34 +132,33 @@ class _Search:
     """The search over thresholds for one request."""
 
     def __init__(self, request: PlanRequest, options: OperOptions) -> None:
-        self.request, self.options = request, options
-        self.mode, self.method = Mode(options.mode), Method(options.method)
+        self.request, self.options, self.method = request, options, Method(options.method)
         tables, topology = request.tables, request.topology
-        if topology.world_size > _MAX_RANKS:
+        self.num_ranks = topology.world_size
+        if self.num_ranks > _MAX_RANKS:
             raise InvalidTopologyError(
                 f"must be at most {_MAX_RANKS:,} for the planner oper, which has a number for each pair of ranks; "
-                f"got {topology.world_size:,}",
+                f"got {self.num_ranks:,}",
                 field="world_size",
             )
-        self.num_ranks = topology.world_size
-        self.may_copy = self.method is Method.OPER and self.num_ranks > 1
+        # Copies cost an all-reduce of their gradients when training.
+        self.copies_in = options.mode if self.method is Method.OPER and self.num_ranks > 1 else ""
         capacities = [min(topology.memory_of(rank).hbm, MAX_CAPACITY) for rank in range(self.num_ranks)]
-        self.capacity_R: ByteArray = np.array(capacities, dtype=np.int64)
+        self.capacity_R = np.array(capacities, dtype=np.int64)
         self.total_bytes = sum(table.storage_bytes for table in tables.tables)
-        missing = self.total_bytes - sum(capacities)
-        if missing > 0:
+        self.free_bytes = sum(capacities) - self.total_bytes
+        if self.free_bytes < 0:
             raise InfeasiblePlanError(
-                f"all tables need {self.total_bytes:,} bytes, {missing:,} bytes more than the {self.num_ranks} ranks "
-                "have together"
+                f"all tables need {self.total_bytes:,} bytes, {-self.free_bytes:,} bytes more than the "
+                f"{self.num_ranks} ranks have together"
             )
         self.row_bytes = mean_row_bytes(tables)
         self.fetch_ms_RR: MsArray = fetch_matrix_ms(topology, self.row_bytes)
-        # Which tables must share a rank, and which ranks may hold them, whatever their size.
-        room = MemoryBytes(hbm=MAX_CAPACITY // self.num_ranks)
-        roomy = replace(topology, memory_bytes=room, overrides=())
-        self.constrained = PlacementProblem.table_wise(tables, roomy, request.costs.kernel)
+        self.own_ms_R: FloatArray = self.fetch_ms_RR.diagonal()
+        check_constraints(tables, topology)
+        self.units = [(unit, _allowed_ranks(unit, self.num_ranks)) for unit in colocated(tables)]
 
-    def best(self) -> tuple[HeldGroup, ...]:
+    def best(self) -> list[PlacedShard]:
         """The most balanced groups, with their copies: the threshold is halved until they balance or get no better.
 
         Raises:
@@ -172,74 +166,66 @@ class _Search:
         """
         threshold = self.options.threshold
         best = self._attempt(threshold)
-        while best.balance < self.options.balance and best.num_parts < _MAX_GROUPS and self.method is Method.OPER:
+        while best.balance < self.options.balance and best.num_groups < _MAX_GROUPS and self.method is Method.OPER:
             threshold /= 2
             candidate = self._attempt(threshold)
             _log.info("threshold %.3g: balance %.4f, before %.4f", threshold, candidate.balance, best.balance)
             if candidate.balance <= best.balance:
                 break
             best = candidate
-        own_R = tuple(range(self.num_ranks))
-        everywhere = [HeldGroup(group=group, read_from=own_R) for group in best.everywhere]
-        return (*everywhere, *self._with_copies(best.placement))
+        own_R = range(self.num_ranks)
+        everywhere = [one for group in best.everywhere for one in placed_shards(group, own_R)]
+        return everywhere + self._with_copies(best.placement)
 
     def _attempt(self, threshold: float) -> _Attempt:
         groups = self._groups(threshold)
         everywhere: tuple[RowGroup, ...] = ()
-        copied: frozenset[RowGroup] = frozenset()
-        if self.may_copy and self.mode is Mode.TRAINING:
+        copied: tuple[RowGroup, ...] = ()
+        if self.copies_in == _TRAINING:
             everywhere = hot_groups(groups, self._min_frequency(), self._hot_budget_bytes())
-        elif self.may_copy:
-            copied = frozenset(hot_groups(groups, 0.0, self._copy_budget_bytes()))
-        chosen = set(everywhere)
+        elif self.copies_in == _INFERENCE:
+            copied = hot_groups(groups, 0.0, self._copy_budget_bytes())
         hot_bytes = sum(group.num_bytes for group in everywhere)
+        chosen = set(everywhere)
         others = [group for group in groups if group not in chosen]
         try:
-            lookup_cost_R: FloatArray = self.fetch_ms_RR.diagonal()
-            placement = place(others, self.capacity_R - hot_bytes, lookup_cost_R, self.method, copied=copied)
+            room_R = self.capacity_R - hot_bytes
+            placement = place(others, room_R, self.own_ms_R, self.method, copied=frozenset(copied))
         except InfeasiblePlanError:
             # Copies come last: only memory that is left over is theirs.
             everywhere, hot_bytes = (), 0
-            placement = self._place(groups)
-        return _Attempt(
-            everywhere=everywhere,
-            placement=placement,
-            num_parts=len(groups),
-            balance=_balance(placement, self.capacity_R, hot_bytes),
-        )
+            placement = self._without_copies(groups)
+        balance = _balance(placement, self.capacity_R, hot_bytes)
+        return _Attempt(everywhere=everywhere, placement=placement, num_groups=len(groups), balance=balance)
+
+    def _without_copies(self, groups: list[RowGroup]) -> Placement:
+        try:
+            return place(groups, self.capacity_R, self.own_ms_R, self.method)
+        except InfeasiblePlanError:
+            return pack(groups, self.capacity_R, self.own_ms_R)
 
     def _groups(self, threshold: float) -> list[RowGroup]:
-        tables = self.request.tables
         of_table: dict[str, list[Shard]] = {}
-        for shard in row_groups(tables, threshold):
+        for shard in row_groups(self.request.tables, threshold):
             of_table.setdefault(shard.table.name, []).append(shard)
         groups: list[RowGroup] = []
-        for indices, allowed_R in zip(self.constrained.members, self.constrained.allowed_NR, strict=True):
-            shards = [shard for index in indices for shard in of_table[tables.tables[index].name]]
-            parts = [tuple(shards)] if len(indices) > 1 else [(shard,) for shard in shards]
-            groups += [RowGroup(shards=part, allowed_R=allowed_R, cuttable=len(indices) == 1) for part in parts]
+        for unit, allowed_R in self.units:
+            shards = [shard for table in unit for shard in of_table[table.name]]
+            together = [tuple(shards)] if len(unit) > 1 else [(shard,) for shard in shards]
+            groups += [RowGroup(shards=shards, allowed_R=allowed_R) for shards in together]
         return groups
 
-    def _place(self, groups: list[RowGroup]) -> Placement:
-        lookup_cost_R: FloatArray = self.fetch_ms_RR.diagonal()
-        try:
-            return place(groups, self.capacity_R, lookup_cost_R, self.method)
-        except InfeasiblePlanError:
-            return pack(groups, self.capacity_R, lookup_cost_R)
-
-    def _with_copies(self, placement: Placement) -> list[HeldGroup]:
-        """Groups with the ranks that they are read from: their owners, or for inference the copies near by."""
-        owners = list(placement.owners)
-        if not self.may_copy or self.mode is Mode.TRAINING:
-            return [HeldGroup(group=group, read_from=(rank,) * self.num_ranks) for group, rank in owners]
+    def _with_copies(self, placement: Placement) -> list[PlacedShard]:
+        """Groups on their owners, or for inference with copies, which ranks near by read."""
+        owners = placement.owners
+        if self.copies_in != _INFERENCE:
+            return [PlacedShard.table_wise(shard, rank) for group, rank in owners for shard in group.shards]
         budget_bytes = self._copy_budget_bytes()
         owners = finer(owners, budget_bytes, self.num_ranks)
-        groups = [group for group, _ in owners]
         room_R = self.capacity_R - placement.held_R
-        owners_N = np.array([rank for _, rank in owners])
-        paths_NR = replicate_evenly(groups, owners_N, room_R, budget_bytes, self.fetch_ms_RR, self.options.balance)
-        paths = [tuple(paths_R.tolist()) for paths_R in paths_NR]
-        return [HeldGroup(group=group, read_from=path) for group, path in zip(groups, paths, strict=True)]
+        paths_NR = replicate_evenly(owners, room_R, budget_bytes, self.fetch_ms_RR, self.options.balance)
+        pairs = zip(owners, paths_NR, strict=True)
+        return [one for (group, _), path_R in pairs for one in placed_shards(group, path_R.tolist())]
 
     def _min_frequency(self) -> float:
         batch_per_rank = self.request.tables.batch_size / self.num_ranks
@@ -252,11 +238,21 @@ class _Search:
     def _hot_budget_bytes(self) -> int:
         """Bytes of rows that all ranks may hold: all but one of their copies are extra."""
         extra_bytes = self.options.extra_memory_ratio * self.total_bytes
-        free_bytes = sum(self.capacity_R.tolist()) - self.total_bytes
-        return int(min(extra_bytes / (self.num_ranks - 1), free_bytes / (self.num_ranks - 1), self.capacity_R.min()))
+        others = self.num_ranks - 1
+        return int(min(extra_bytes / others, self.free_bytes / others, self.capacity_R.min()))
 
 
-def _balance(placement: Placement, capacity_R: ByteArray, hot_bytes: int = 0) -> float:
+def _allowed_ranks(unit: Sequence[EmbeddingTable], world_size: int) -> NDArray[np.bool_]:
+    """Ranks that may hold all rows of tables that must share one, shape (R,)."""
+    allowed_R = np.all([allowed_ranks(table, world_size) for table in unit], axis=0)
+    allowed_R &= all(Tier.TABLE_WISE not in table.constraints.forbidden_tiers for table in unit)
+    if not allowed_R.any():
+        label = "+".join(table.name for table in unit)
+        raise InfeasiblePlanError(f"{label}: its constraints leave no rank that may hold it whole")
+    return np.asarray(allowed_R)
+
+
+def _balance(placement: Placement, capacity_R: IntArray, hot_bytes: int = 0) -> float:
     """The lesser of min / max over ranks with memory, of lookup time and of bytes; 1 where there is nothing."""
     ranks = np.flatnonzero(capacity_R > 0)
     work_R, held_R = placement.lookup_ms_R[ranks], placement.held_R[ranks] + hot_bytes
@@ -271,13 +267,3 @@ def _whole_tables(request: PlanRequest, reason: InfeasiblePlanError) -> tuple[Pl
         raise reason from None
     _log.warning("whole tables, since row groups do not fit: %s", reason)
     return plan.shards
-
-
-def _with_exchange(shards: tuple[PlacedShard, ...], request: PlanRequest, option: ExchangeOption) -> ShardingPlan:
-    plan = ShardingPlan(tables=request.tables, topology=request.topology, shards=shards)
-    rows = replace(plan, shards=with_exchange(shards, Exchange.ROWS))
-    sums = replace(plan, shards=with_exchange(shards, Exchange.PARTIAL_SUMS))
-    if option is not ExchangeOption.AUTO:
-        return rows if option is ExchangeOption.ROWS else sums
-    each = replace(plan, shards=with_exchange(shards, None))
-    return min((rows, sums, each), key=lambda candidate: evaluate(candidate, request.costs).step_ms.value)

@@ -9,16 +9,16 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoshard.core import Tier, Topology
 from autoshard.core.accepted import ABOVE_0
+from autoshard.core.access import IntArray
 from autoshard.core.costs import MsArray
-from autoshard.planners.oper.balance import MAX_CAPACITY, ByteArray
-from autoshard.planners.oper.cost_matrix import FloatArray, PathArray, exchange_ms
-from autoshard.planners.oper.row_group import RowGroup
+from autoshard.planners.oper.balance import MAX_CAPACITY
+from autoshard.planners.oper.cost_matrix import PathArray, exchange_ms
+from autoshard.planners.oper.row_group import Owner, RowGroup
 
-#: What a rank has for copies is filled to about one part in so many; fewer where the ranks have more than
+#: What a rank has for copies is filled but for about one in so many; fewer where the ranks have more than
 #: `_MAX_PIECES` pieces together, for the time that they take.
 _PIECES_PER_BUDGET = 256
 _MAX_PIECES = 8192
@@ -81,20 +81,20 @@ def hot_groups(groups: Sequence[RowGroup], min_frequency: float, budget_bytes: i
         OPER Sec. 4.3, frequency-aware data parallelism for training.
     """
     chosen = []
-    for group in sorted(groups, key=lambda group: -_frequency(group)):
-        if _frequency(group) <= min_frequency:
+    for group in sorted(groups, key=lambda group: -group.frequency):
+        if group.frequency <= min_frequency:
             break
-        if group.num_bytes <= budget_bytes and group.allowed_R.all() and _may_be(group, Tier.DATA_PARALLEL):
+        if group.num_bytes <= budget_bytes and group.allowed_R.all() and group.may_be(Tier.DATA_PARALLEL):
             budget_bytes -= group.num_bytes
             chosen.append(group)
     return tuple(chosen)
 
 
-def finer(owners: Sequence[tuple[RowGroup, int]], budget_bytes: int, num_ranks: int) -> list[tuple[RowGroup, int]]:
+def finer(owners: Sequence[Owner], budget_bytes: int, num_ranks: int) -> list[Owner]:
     """Cuts the groups that may be copied, so that each is small beside what a rank has for copies.
 
     Those are the groups with the most lookups per byte, as many as fill all ranks' budgets with different rows. Else
-    a group that no longer fits would leave memory unused, and on each rank another part of it. Neighbours of one owner
+    a group that no longer fits would leave memory unused, and on each rank other rows of it. Neighbours of one owner
     that are smaller than need be become one: there may be more of them than can be copied one by one in good time.
     """
     left_bytes = budget_bytes * num_ranks
@@ -102,8 +102,8 @@ def finer(owners: Sequence[tuple[RowGroup, int]], budget_bytes: int, num_ranks: 
     result = []
     owners = _merged(owners, max_bytes)
     for group, rank in sorted(owners, key=lambda owner: -owner[0].lookup_bytes / owner[0].num_bytes):
-        while left_bytes > 0 and group.cuttable and group.num_bytes > max_bytes:
-            num_rows = max(1, max_bytes * group.shards[0].num_embeddings // group.num_bytes)
+        while left_bytes > 0 and group.is_cuttable and group.num_bytes > max_bytes:
+            num_rows = max(1, group.rows_within(max_bytes))
             if num_rows >= group.shards[0].num_embeddings:
                 break
             piece, group = group.cut(num_rows)
@@ -114,12 +114,12 @@ def finer(owners: Sequence[tuple[RowGroup, int]], budget_bytes: int, num_ranks: 
     return result
 
 
-def _merged(owners: Sequence[tuple[RowGroup, int]], max_bytes: int) -> list[tuple[RowGroup, int]]:
+def _merged(owners: Sequence[Owner], max_bytes: int) -> list[Owner]:
     """Neighbours with one owner as one group each, up to a size."""
-    merged: list[tuple[RowGroup, int]] = []
-    for group, rank in sorted(owners, key=lambda owner: (owner[0].label, owner[0].shards[0].rows.start)):
+    merged: list[Owner] = []
+    for group, rank in sorted(owners, key=lambda owner: (owner[0].label, owner[0].start)):
         last, last_rank = merged[-1] if merged else (group, -1)
-        together = group.cuttable and last_rank == rank and last.precedes(group)
+        together = group.is_cuttable and last_rank == rank and last.precedes(group)
         if together and last.num_bytes + group.num_bytes <= max_bytes:
             merged[-1] = (last.joined(group), rank)
         else:
@@ -127,122 +127,89 @@ def _merged(owners: Sequence[tuple[RowGroup, int]], max_bytes: int) -> list[tupl
     return merged
 
 
-def replicate(
-    groups: Sequence[RowGroup], owners_N: NDArray[np.int64], free_R: ByteArray, fetch_ms_RR: MsArray
-) -> PathArray:
-    """Copies groups to ranks that fetch them over their slowest links, as far as memory reaches, for inference.
-
-    In turn, each rank copies the group with the most lookups per byte among those that it fetches over the link with
-    the highest cost. Whoever now reaches a copy at a lower cost than before fetches it there.
-
-    Args:
-        groups: All groups.
-        owners_N: The rank that holds each.
-        free_R: Bytes that each rank may use for copies.
-        fetch_ms_RR: L.
-
-    Returns:
-        The rank from which each rank reads each group, shape (N, R); who is read from holds a copy.
-
-    Source:
-        OPER Algorithm 1, with its argmax over the other ranks only. Differs: a rank goes on with its other links
-        when nothing that fits is left on the slowest.
-    """
-    lookups_N = np.array([group.lookup_bytes for group in groups])
-    bytes_N = np.array([group.num_bytes for group in groups], dtype=np.int64)
-    order_N = np.argsort(-lookups_N / np.maximum(bytes_N, 1), kind="stable")
-    copies = _Copies(
-        [groups[index] for index in order_N],
-        owners_N[order_N],
-        lookups_N[order_N],
-        bytes_N[order_N],
-        free_R,
-        fetch_ms_RR,
-    )
-    copies.fill()
-    paths_NR = np.empty_like(copies.paths_RN.T)
-    paths_NR[order_N] = copies.paths_RN.T
-    return paths_NR
-
-
 def replicate_evenly(
-    groups: Sequence[RowGroup],
-    owners_N: NDArray[np.int64],
-    room_R: ByteArray,
-    budget_bytes: int,
-    fetch_ms_RR: MsArray,
-    balance: float,
+    owners: Sequence[Owner], room_R: IntArray, budget_bytes: int, fetch_ms_RR: MsArray, balance: float
 ) -> PathArray:
-    """`replicate` with a budget for copies that goes to the ranks whose exchange costs most.
+    """Copies by Algorithm 1, with a budget that goes to the ranks whose exchange costs most.
 
     Args:
-        groups: All groups.
-        owners_N: The rank that holds each.
+        owners: All groups, each with the rank that holds it.
         room_R: Bytes that each rank has free.
         budget_bytes: Bytes for copies per rank, on average over ranks.
         fetch_ms_RR: L.
         balance: Cost of the exchange, least over most loaded rank, that is good enough.
 
     Returns:
-        The rank from which each rank reads each group, shape (N, R): the most even of a few tries, the first of
-        which gives all ranks as much.
+        The rank from which each rank reads each group, shape (N, R); who is read from holds a copy. Of a few tries,
+        the first of which gives all ranks as much, the most even.
 
     Source:
         OPER gives all GPUs as much (Sec. 5.1). A few percent of a rank's copies, some thousandths of its memory, are
         enough to level what Algorithm 1 leaves uneven.
     """
-    lookups_N = np.array([group.lookup_bytes for group in groups])
-    links_ms_RR = np.where(np.eye(len(room_R), dtype=np.bool_), 0.0, fetch_ms_RR)
+    lookups_N = np.array([group.lookup_bytes for group, _ in owners])
+    others_ms_RR = np.where(np.eye(len(room_R), dtype=np.bool_), 0.0, fetch_ms_RR)
     share_R = np.ones(len(room_R))
-    best, best_NR = -1.0, np.tile(owners_N, (len(room_R), 1)).T
+    best, best_NR = -1.0, np.empty((0, 0), dtype=np.int64)
     for _ in range(_MAX_TRIES):
         # Rounded down, so that the ranks' budgets never add up to more than all of it.
         budget_R = np.minimum(budget_bytes * share_R * (1 - 1e-9), MAX_CAPACITY).astype(np.int64)
-        free_R = np.minimum(room_R, budget_R)
-        paths_NR = replicate(groups, owners_N, free_R, fetch_ms_RR)
-        links_RR = exchange_ms(paths_NR, lookups_N, links_ms_RR)
-        cost_R = np.maximum(links_RR.sum(axis=0), links_RR.sum(axis=1))
-        reached = float(cost_R.min() / cost_R.max()) if cost_R.any() else 1.0
+        paths_NR = _Copies(owners, np.minimum(room_R, budget_R), fetch_ms_RR).fill()
+        links_ms_RR = exchange_ms(paths_NR, lookups_N, others_ms_RR)
+        fetched_ms_R = links_ms_RR.sum(axis=1)
+        most_ms_R = np.maximum(links_ms_RR.sum(axis=0), fetched_ms_R)
+        reached = float(most_ms_R.min() / most_ms_R.max()) if most_ms_R.any() else 1.0
         if reached > best:
             best, best_NR = reached, paths_NR
-        if reached >= balance or not (links_RR.sum(axis=1) > 0).all():
+        if reached >= balance or not (fetched_ms_R > 0).all():
             break
-        fetched_R = links_RR.sum(axis=1)
-        share_R *= (fetched_R / fetched_R.mean()) ** _STEP
+        share_R *= (fetched_ms_R / fetched_ms_R.mean()) ** _STEP
         share_R /= share_R.mean()
     return best_NR
 
 
 class _Copies:
-    """State of Algorithm 1; groups by falling lookups per byte."""
+    """Algorithm 1: copies of groups on ranks that fetch them over their slowest links, as far as memory reaches.
 
-    def __init__(
-        self,
-        groups: Sequence[RowGroup],
-        owners_N: NDArray[np.int64],
-        lookups_N: FloatArray,
-        bytes_N: ByteArray,
-        free_R: ByteArray,
-        fetch_ms_RR: MsArray,
-    ) -> None:
+    In turn, each rank copies the group with the most lookups per byte among those that it fetches over the link with
+    the highest cost. Whoever now reaches a copy at a lower cost than before fetches it there. Groups are numbered by
+    falling lookups per byte.
+
+    Args:
+        owners: All groups, each with the rank that holds it.
+        free_R: Bytes that each rank may use for copies.
+        fetch_ms_RR: L.
+
+    Source:
+        OPER Algorithm 1, with its argmax over the other ranks only. Differs: a rank goes on with its other links
+        when nothing that fits is left on the slowest.
+    """
+
+    def __init__(self, owners: Sequence[Owner], free_R: IntArray, fetch_ms_RR: MsArray) -> None:
         num_ranks = len(free_R)
-        self.fetch_ms_RR, self.lookups_N, self.bytes_N = fetch_ms_RR, lookups_N, bytes_N
-        self.free_R = free_R.copy()
-        self.paths_RN: PathArray = np.tile(owners_N, (num_ranks, 1))
-        self.links_ms_RR = exchange_ms(self.paths_RN.T, lookups_N, fetch_ms_RR)
+        lookups_N = np.array([group.lookup_bytes for group, _ in owners])
+        bytes_N = np.array([group.num_bytes for group, _ in owners], dtype=np.int64)
+        self.order_N = np.argsort(-lookups_N / np.maximum(bytes_N, 1), kind="stable")
+        self.fetch_ms_RR, self.free_R = fetch_ms_RR, free_R.copy()
+        self.lookups_N, self.bytes_N = lookups_N[self.order_N], bytes_N[self.order_N]
+        ordered = [owners[index] for index in self.order_N]
+        self.paths_RN: PathArray = np.tile([rank for _, rank in ordered], (num_ranks, 1))
+        self.links_ms_RR = exchange_ms(self.paths_RN.T, self.lookups_N, fetch_ms_RR)
         #: A link is closed when no group on it can be copied any more; those that cost no more than memory are closed.
         self.open_RR = fetch_ms_RR > fetch_ms_RR.diagonal()[:, None]
         #: Before this one, each rank has or cannot have all groups.
         self.first_R = np.zeros(num_ranks, dtype=np.int64)
-        may_N = np.array([group.cuttable and _may_be(group, Tier.REPLICATED) for group in groups])
-        allowed_NR = np.array([group.allowed_R for group in groups])
-        self.may_RN = np.ascontiguousarray((allowed_NR & (may_N & (lookups_N > 0))[:, None]).T)
+        may = [group.allowed_R & (group.is_cuttable and group.may_be(Tier.REPLICATED)) for group, _ in ordered]
+        self.may_RN = np.ascontiguousarray(np.array(may).T & (self.lookups_N > 0))
 
-    def fill(self) -> None:
-        """Copies one group to each rank in turn until no rank finds one."""
+    def fill(self) -> PathArray:
+        """Copies one group to each rank in turn until no rank finds one; the paths, shape (N, R)."""
         active = [rank for rank in range(len(self.free_R)) if self.free_R[rank] > 0]
         while active:
             active = [rank for rank in active if self._copy_to(rank)]
+        paths_NR = np.empty_like(self.paths_RN.T)
+        paths_NR[self.order_N] = self.paths_RN.T
+        return paths_NR
 
     def _copy_to(self, rank: int) -> bool:
         """Copies a group to a rank; False if there is none left to copy."""
@@ -259,9 +226,9 @@ class _Copies:
     def _first(self, rank: int, source: int) -> int | None:
         """The group with the most lookups per byte among those that fit a rank and are read from a source."""
         for start in range(int(self.first_R[rank]), len(self.bytes_N), _STRETCH):
-            part = slice(start, start + _STRETCH)
-            paths = self.paths_RN[rank, part]
-            fits = self.may_RN[rank, part] & (self.bytes_N[part] <= self.free_R[rank]) & (paths != rank)
+            stretch = slice(start, start + _STRETCH)
+            paths = self.paths_RN[rank, stretch]
+            fits = self.may_RN[rank, stretch] & (self.bytes_N[stretch] <= self.free_R[rank]) & (paths != rank)
             if start == self.first_R[rank] and not fits.any():
                 # Memory only becomes less: what does not fit now never will.
                 self.first_R[rank] += _STRETCH
@@ -281,16 +248,3 @@ class _Copies:
         self.links_ms_RR[movers, before_R[movers]] -= lookups * self.fetch_ms_RR[movers, before_R[movers]]
         self.links_ms_RR[movers, holder] += lookups * self.fetch_ms_RR[movers, holder]
         self.paths_RN[movers, group] = holder
-
-
-def _frequency(group: RowGroup) -> float:
-    """Lookups per row and sample, on average over a part's rows; 0 for whole tables that share a rank."""
-    if not group.cuttable:
-        return 0.0
-    (shard,) = group.shards
-    row_bytes = shard.embedding_dim * shard.table.dtype.num_bytes
-    return group.lookup_bytes / (shard.num_embeddings * row_bytes)
-
-
-def _may_be(group: RowGroup, tier: Tier) -> bool:
-    return all(tier not in shard.table.constraints.forbidden_tiers for shard in group.shards)

@@ -7,27 +7,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import RowRange, RowsBy, Shard
+from autoshard.core import RowRange, RowsBy, Shard, Tier
 from autoshard.planners.oper.partition import lookup_bytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowGroup:
-    """Rows that are placed as one: a part of a table, or whole tables that must share a rank.
+    """Rows that are placed as one: those of one shard of a table, or whole tables that must share a rank.
 
     Attributes:
         shards: One, or the whole tables.
         allowed_R: Whether a rank may hold it, shape (R,).
-        cuttable: Whether parts of it may go to different ranks.
     """
 
     shards: tuple[Shard, ...]
     allowed_R: NDArray[np.bool_]
-    cuttable: bool
+
+    @property
+    def is_cuttable(self) -> bool:
+        """Whether its rows may go to different ranks."""
+        return len(self.shards) == 1
 
     @cached_property
     def num_bytes(self) -> int:
@@ -39,37 +43,50 @@ class RowGroup:
         """Bytes that lookups read per sample."""
         return sum(lookup_bytes(shard) for shard in self.shards)
 
+    @cached_property
+    def frequency(self) -> float:
+        """Lookups per row and sample, on average; 0 for whole tables that share a rank."""
+        if not self.is_cuttable:
+            return 0.0
+        (shard,) = self.shards
+        return self.lookup_bytes / (shard.num_embeddings * (shard.embedding_dim * shard.table.dtype.num_bytes))
+
+    @property
+    def start(self) -> int:
+        """Access rank of its first row."""
+        return self.shards[0].rows.start
+
     @property
     def label(self) -> str:
         """Names of its tables."""
         return "+".join(shard.table.name for shard in self.shards)
 
+    def may_be(self, tier: Tier) -> bool:
+        """Whether no table forbids a tier."""
+        return all(tier not in shard.table.constraints.forbidden_tiers for shard in self.shards)
+
+    def rows_within(self, num_bytes: int) -> int:
+        """As many of its rows as take that many bytes, rounded down."""
+        return num_bytes * self.shards[0].num_embeddings // self.num_bytes
+
     def cut(self, num_rows: int) -> tuple[RowGroup, RowGroup]:
         """Its hottest rows, and the others."""
-        (shard,) = self.shards
-        start, stop = shard.rows.start, shard.rows.stop
-        ranges = (start, start + num_rows), (start + num_rows, stop)
-        hot, cold = (
-            replace(shard, rows=RowRange(start=first, stop=last, by=RowsBy.ACCESS_RANK)) for first, last in ranges
-        )
-        return replace(self, shards=(hot,)), replace(self, shards=(cold,))
+        start, stop = self.start, self.shards[0].rows.stop
+        return self._of_rows(start, start + num_rows), self._of_rows(start + num_rows, stop)
 
     def precedes(self, other: RowGroup) -> bool:
         """Whether the other's rows come next in the same table."""
-        return self.label == other.label and self.shards[-1].rows.stop == other.shards[0].rows.start
+        return self.label == other.label and self.shards[-1].rows.stop == other.start
 
     def joined(self, following: RowGroup) -> RowGroup:
         """With the rows that come next in the table."""
-        (shard,), (other,) = self.shards, following.shards
-        rows = RowRange(start=shard.rows.start, stop=other.rows.stop, by=RowsBy.ACCESS_RANK)
+        return self._of_rows(self.start, following.shards[0].rows.stop)
+
+    def _of_rows(self, start: int, stop: int) -> RowGroup:
+        (shard,) = self.shards
+        rows = RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK)
         return replace(self, shards=(replace(shard, rows=rows),))
 
 
-def bytes_of(group: RowGroup) -> float:
-    """Weights and optimizer state."""
-    return float(group.num_bytes)
-
-
-def lookups_of(group: RowGroup) -> float:
-    """Bytes that lookups read per sample."""
-    return group.lookup_bytes
+Owner: TypeAlias = tuple[RowGroup, int]
+"""A group and the rank that holds it."""

@@ -5,17 +5,16 @@ Shape suffixes: N groups of a table, in falling order of what varies, R ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autoshard.planners.oper.cost_matrix import FloatArray
-from autoshard.planners.oper.row_group import RowGroup
+from autoshard.core.access import FloatArray, IntArray
+from autoshard.planners.oper.row_group import Owner, RowGroup
 
-Owner: TypeAlias = tuple[RowGroup, int]
-Measure: TypeAlias = Callable[[RowGroup], float]
+Measure: TypeAlias = Literal["num_bytes", "lookup_bytes"]
+"""Of a row group."""
 
 
 def in_runs(
@@ -40,11 +39,11 @@ def in_runs(
     """
     rank_of = dict(owners)
     load_R = load_R.copy()
-    parts = _by_table(owners, alike, tolerance)
-    weights = {table: np.array([varying(group) for group in groups]) for table, groups in parts.items()}
+    of_table = _alike_by_table(owners, alike, tolerance)
+    weights = {table: np.array([float(getattr(group, varying)) for group in of_table[table]]) for table in of_table}
     # Large tables first: small ones level what these leave uneven.
-    for table in sorted(parts, key=lambda table: -float(weights[table].sum())):
-        groups, weight_N = parts[table], weights[table]
+    for table in sorted(of_table, key=lambda table: -float(weights[table].sum())):
+        groups, weight_N = of_table[table], weights[table]
         if weight_N[0] < weight_N[-1]:
             groups, weight_N = groups[::-1], weight_N[::-1]
         before_N = np.array([rank_of[group] for group in groups])
@@ -55,22 +54,22 @@ def in_runs(
     return [(group, rank_of[group]) for group, _ in owners]
 
 
-def _by_table(owners: Sequence[Owner], alike: Measure, tolerance: float) -> dict[str, list[RowGroup]]:
-    """For each table the groups that may change places, by access rank."""
+def _alike_by_table(owners: Sequence[Owner], alike: Measure, tolerance: float) -> dict[str, list[RowGroup]]:
+    """For each table the groups that may change ranks, by access rank."""
     tables: dict[str, list[RowGroup]] = {}
     for group, _ in owners:
-        if group.cuttable:
+        if group.is_cuttable:
             tables.setdefault(group.label, []).append(group)
-    parts = {}
     for table, groups in tables.items():
-        usual = float(np.median([alike(group) for group in groups]))
-        same = [group for group in groups if abs(alike(group) - usual) <= tolerance * usual]
-        if len(same) > 1:
-            parts[table] = sorted(same, key=lambda group: group.shards[0].rows.start)
-    return parts
+        amount_N = np.array([float(getattr(group, alike)) for group in groups])
+        usual = np.median(amount_N)
+        same_N = np.abs(amount_N - usual) <= tolerance * usual
+        same = [group for group, is_same in zip(groups, same_N, strict=True) if is_same]
+        tables[table] = sorted(same, key=lambda group: group.start)
+    return {table: groups for table, groups in tables.items() if len(groups) > 1}
 
 
-def _dealt(weight_N: FloatArray, counts_R: NDArray[np.int64], load_R: FloatArray) -> NDArray[np.int64]:
+def _dealt(weight_N: FloatArray, counts_R: IntArray, load_R: FloatArray) -> IntArray:
     """A rank for each group of a table, with as many groups per rank as `counts_R` says."""
     level = (load_R[counts_R > 0].sum() + weight_N.sum()) / np.count_nonzero(counts_R)
     # Who needs a share far from the usual goes first, while both ends are still far from it, too.
