@@ -6,6 +6,7 @@ Shape suffixes: B samples of a local batch, C columns of all pooled features, L 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedJagged, as_batch
 from autoshard.runtime.engine.addresses import RowOrder
 from autoshard.runtime.engine.exchange import OutputExchange
 from autoshard.runtime.engine.fused import FusedSettings
+from autoshard.runtime.engine.groups import average
 from autoshard.runtime.engine.places import initialise_held
 from autoshard.runtime.engine.reading import Reading
 from autoshard.runtime.engine.replicas import Replicas
@@ -34,7 +36,8 @@ class ShardedEmbeddings(torch.nn.Module):
     optimizer may touch them.
 
     A loss that is the mean over the local batch trains the tables on the mean over the global batch: gradients
-    are divided by the number of processes, as in TorchRec.
+    are divided by the number of processes, as in TorchRec; in a plan with several replica groups, by those of the
+    group, whose mean the group's tables are trained on. After each backward pass, `end_step` is called.
 
     Args:
         plan: The plan.
@@ -75,8 +78,10 @@ class ShardedEmbeddings(torch.nn.Module):
             name: RowOrder(ids_N, plan.tables[name].num_embeddings, part.device)
             for name, ids_N in (row_orders or {}).items()
         }
+        settings = replace(settings, moment_scale=plan.replica_groups.moment_scale)
         self._kernels = FusedKernels(part.owners, settings, part.process, part.device, self.timer)
-        self._replicas = Replicas(part.owners, settings, part.group, part.device, self.timer)
+        self._replicas = Replicas(part.owners, settings, part.group, part.device, self.timer, part.groups.world_ranks)
+        self._sync_every, self._num_steps = plan.replica_groups.sync_every, 0
         for state in self._held_states():
             order = self._orders.get(state.holding.of.name)
             initialise_held(state.weights_ND, state.holding, part.process, order, settings.seed)
@@ -118,8 +123,21 @@ class ShardedEmbeddings(torch.nn.Module):
         with self.timer.measure(Part.INPUT):
             return self.input_exchange(batch)
 
+    def end_step(self) -> None:
+        """Ends a training step: every `sync_every` steps, replica groups average their weights and moments.
+
+        All processes call it after their backward pass. With one replica group it does nothing.
+        """
+        self._num_steps += 1
+        peers = self._part.groups.peers
+        if peers is None or self._num_steps % self._sync_every:
+            return
+        with self.timer.measure(Part.SYNC), torch.no_grad():
+            for state in self._held_states():
+                average([one for one in (state.weights_ND, state.moments) if one is not None], peers)
+
     def table_state(self, name: str) -> TableState:
-        """A table's weights and moments, on every process. All processes have to call it."""
+        """A table's weights and moments in this process's replica group. All processes have to call it."""
         mine = [state for state in self._held_states() if state.holding.of.name == name]
         return gathered_state(self.owners.tables[name], mine, self._orders.get(name), self._part)
 

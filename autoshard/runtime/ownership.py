@@ -6,6 +6,7 @@ from autoshard.core import EmbeddingTable, Exchange, MemoryLevel, PlacedShard, P
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.validator import validate_plan
+from autoshard.runtime.engine.groups import GroupOrder
 from autoshard.runtime.engine.holdings import TRAINED_DTYPES, TRAINED_OPTIMIZERS, Ownership, holdings_of
 
 #: FBGEMM's kernels load four numbers at a time.
@@ -13,11 +14,11 @@ _DIM_MULTIPLE = 4
 
 
 def ownership_of(plan: ShardingPlan, num_processes: int) -> Ownership:
-    """Who holds what of a plan of one replica group, its ranks folded onto the processes.
+    """Who holds what of a plan in each of its replica groups, ranks folded onto the processes.
 
     Args:
-        plan: The plan; rank r runs on process `r % num_processes`.
-        num_processes: Processes that execute it.
+        plan: The plan; rank r of a group runs on process `r % n` of its n processes.
+        num_processes: All processes that execute it.
 
     Raises:
         InvalidPlanError: If the plan is not valid, or holds a table in a way that is not executed.
@@ -27,16 +28,18 @@ def ownership_of(plan: ShardingPlan, num_processes: int) -> Ownership:
     if not 1 <= num_processes <= world_size:
         raise InvalidOptionError(f"must be in [1, {world_size}], the plan's ranks; got {num_processes}", field="nproc")
     validate_plan(plan)
-    _check_whole_plan(plan)
+    group_size = len(GroupOrder.of(plan.replica_groups, num_processes).groups[0])
+    _check_groups(plan)
     for index, placed in enumerate(plan.shards):
         _check_shard(placed, f"shards[{index}]")
     for index, table in enumerate(plan.tables.tables):
         _check_table(table, f"tables.tables[{index}]")
+    group = plan.of_one_group()
     return Ownership(
         tables=plan.tables,
-        num_processes=num_processes,
-        plan_world_size=world_size,
-        holdings=holdings_of(plan, num_processes),
+        num_processes=group_size,
+        plan_world_size=group.topology.world_size,
+        holdings=holdings_of(group, group_size),
     )
 
 
@@ -53,11 +56,12 @@ def even_share(batch_size: int, num_processes: int) -> int:
     return batch_size // num_processes
 
 
-def _check_whole_plan(plan: ShardingPlan) -> None:
-    if plan.replica_groups.num_groups != 1:
+def _check_groups(plan: ShardingPlan) -> None:
+    groups = plan.replica_groups
+    if groups.moment_scale > groups.num_groups:
         raise InvalidPlanError(
-            f"the runtime executes plans of one replica group, got {plan.replica_groups.num_groups}",
-            field="replica_groups.num_groups",
+            f"must be at most the number of groups, {groups.num_groups}, got {groups.moment_scale:g}",
+            field="replica_groups.moment_scale",
         )
 
 

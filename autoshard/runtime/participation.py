@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
+from autoshard.runtime.engine.groups import JoinedGroups
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.ownership import even_share, ownership_of
 
@@ -21,13 +22,15 @@ class Participation:
 
     Attributes:
         owners: Who holds what.
-        group: The processes.
+        group: The processes of its replica group.
+        groups: All replica groups.
         device: Where this one has its tables and batches.
         local_batch_size: Samples per process and step.
     """
 
     owners: Ownership
     group: dist.ProcessGroup
+    groups: JoinedGroups
     device: torch.device
     local_batch_size: int
 
@@ -58,19 +61,22 @@ class Participation:
         """
         members = group or dist.distributed_c10d._get_default_group()
         owners = ownership_of(plan, members.size())
+        local_batch_size = local_batch_size or even_share(plan.tables.batch_size, members.size())
+        groups = JoinedGroups.join(plan, members)
         part = cls(
             owners=owners,
-            group=members,
+            group=groups.own,
+            groups=groups,
             device=device or torch.device("cpu"),
-            local_batch_size=local_batch_size or even_share(plan.tables.batch_size, members.size()),
+            local_batch_size=local_batch_size,
         )
         orders = {name: _digest(ids.cpu().numpy().tobytes()) for name, ids in sorted((row_orders or {}).items())}
-        part._check((owners.identity, settings, plan.payload, part.local_batch_size, orders))
+        part._check((owners.identity, settings, plan.payload, plan.replica_groups, local_batch_size, orders), members)
         return part
 
     @property
     def process(self) -> int:
-        """Rank of this process in the group."""
+        """Rank of this process in its replica group."""
         return self.group.rank()
 
     @property
@@ -83,15 +89,15 @@ class Participation:
         """Their embedding dims, sequences among them."""
         return tuple(table.embedding_dim for table in self.owners.tables.tables for _ in table.features)
 
-    def _check(self, statement: object) -> None:
+    def _check(self, statement: object, members: dist.ProcessGroup) -> None:
         digest = _digest(repr(statement).encode())
         own = torch.tensor([int.from_bytes(digest[:7], "little")], dtype=torch.int64, device=self.device)
-        everybody = own.new_empty(self.group.size())
-        dist.all_gather_single(everybody, own, group=self.group)
+        everybody = own.new_empty(members.size())
+        dist.all_gather_single(everybody, own, group=members)
         different = (everybody != own).nonzero().flatten().tolist()
         if different:
             raise InputError(
-                f"process {different[0]} has another plan, batch size or settings than process {self.process}"
+                f"process {different[0]} has another plan, batch size or settings than process {members.rank()}"
             )
 
 

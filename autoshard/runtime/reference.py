@@ -22,6 +22,7 @@ from autoshard.core.errors import ExecutionError, InvalidOptionError
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.dense import DenseModel
 from autoshard.runtime.engine.addresses import RowOrder
+from autoshard.runtime.engine.groups import GroupOrder
 from autoshard.runtime.results import RunRequest, Verification
 from autoshard.runtime.synthetic import Samples, draw_samples
 from autoshard.runtime.training import EmbeddingEngine, TrainingStep
@@ -43,6 +44,7 @@ class ReferenceEmbeddings:
         eps: Added to the root of the moments.
         seed: Seed of the initial weights.
         blocks: For each table, the rows and columns that share moments of row-wise AdaGrad; left out, whole rows do.
+        moment_scale: By which moments are divided under the root.
     """
 
     def __init__(
@@ -53,10 +55,10 @@ class ReferenceEmbeddings:
         eps: float,
         seed: int,
         blocks: Mapping[str, Sequence[MomentBlock]] | None = None,
+        moment_scale: float = 1.0,
     ) -> None:
         self._tables, self._blocks = tables.tables, blocks or {}
-        self._learning_rate = learning_rate
-        self._eps = eps
+        self._learning_rate, self._eps, self._moment_scale = learning_rate, eps, moment_scale
         self.weights: dict[str, torch.Tensor] = {}
         self.moments: dict[str, torch.Tensor] = {}
         for table in self._tables:
@@ -78,7 +80,7 @@ class ReferenceEmbeddings:
             pooled.append(embedding_bag(feature_ids, weights_ND, offsets, mode=table.pooling.value))
         return Embedded(torch.cat(pooled, dim=1), sequences)
 
-    def step(self) -> None:
+    def end_step(self) -> None:
         """Updates all tables from their gradients and forgets these.
 
         Source:
@@ -100,12 +102,90 @@ class ReferenceEmbeddings:
             whole = (torch.arange(table.num_embeddings), (0, table.embedding_dim))
             for rows_L, (first, last) in self._blocks.get(table.name, [whole]):
                 moments[rows_L, first:last] += gradient_ND[rows_L, first:last].square().mean(dim=1, keepdim=True)
-            step_ND = gradient_ND / (moments.sqrt() + self._eps)
+            step_ND = gradient_ND / ((moments / self._moment_scale).sqrt() + self._eps)
         else:
             moments += gradient_ND.square()
-            step_ND = gradient_ND / (moments.sqrt() + self._eps)
+            step_ND = gradient_ND / ((moments / self._moment_scale).sqrt() + self._eps)
         weights_ND -= self._learning_rate * step_ND
         weights_ND.grad = None
+
+
+class GroupedReference:
+    """Tables that each replica group has of its own, trained on its samples, and averaged every so many steps.
+
+    Args:
+        plan: The plan; of its shards only columns matter, which have moments of their own.
+        request: Learning rate, epsilon and seed.
+        num_processes: Processes whose local batches make a global one, in their order.
+        row_orders: Row ids in falling access frequency, by table.
+
+    Source:
+        2D Algorithm 1.
+    """
+
+    def __init__(
+        self, plan: ShardingPlan, request: RunRequest, num_processes: int, row_orders: Mapping[str, torch.Tensor]
+    ) -> None:
+        groups = plan.replica_groups
+        order = GroupOrder.of(groups, num_processes)
+        self._group_of = [order.group_of(process) for process in range(num_processes)]
+        self._tables, self._sync_every, self._num_steps = plan.tables, groups.sync_every, 0
+        blocks = moment_blocks(plan, row_orders)
+        self.copies = [
+            ReferenceEmbeddings(
+                plan.tables,
+                learning_rate=request.learning_rate,
+                eps=request.eps,
+                seed=request.seed,
+                blocks=blocks,
+                moment_scale=groups.moment_scale,
+            )
+            for _ in range(groups.num_groups)
+        ]
+
+    def __call__(self, ids: BatchOfIds) -> Embedded:
+        """Embeddings of all samples, each by the tables of its group."""
+        if len(self.copies) == 1:
+            return self.copies[0](ids)
+        parts = [
+            self.copies[group](batch)
+            for group, batch in zip(self._group_of, _local_batches(ids, len(self._group_of)), strict=True)
+        ]
+        names = parts[0].sequences
+        sequences = {name: torch.cat([part.sequences[name] for part in parts]) for name in names}
+        return Embedded(torch.cat([part.pooled_BC for part in parts]), sequences)
+
+    @torch.no_grad()
+    def end_step(self) -> None:
+        """Updates every group's tables from the gradients of its own mean loss, and averages them when it is time."""
+        for copy in self.copies:
+            for weights_ND in copy.weights.values():
+                if weights_ND.grad is not None:
+                    weights_ND.grad *= len(self.copies)
+            copy.end_step()
+        self._num_steps += 1
+        if len(self.copies) > 1 and self._num_steps % self._sync_every == 0:
+            for table in self._tables.tables:
+                for of in (
+                    [copy.weights[table.name] for copy in self.copies],
+                    [copy.moments[table.name] for copy in self.copies],
+                ):
+                    mean = torch.stack([one.detach() for one in of]).mean(dim=0)
+                    for one in of:
+                        one.copy_(mean)
+
+
+def _local_batches(ids: BatchOfIds, num_parts: int) -> list[BatchOfIds]:
+    """The equal parts that a global batch is made of."""
+    per_feature = [
+        torch.split(of_feature, lengths.view(num_parts, -1).sum(1).tolist())
+        for of_feature, lengths in zip(ids.per_feature(), ids.lengths_FB, strict=True)
+    ]
+    lengths = torch.chunk(ids.lengths_FB, num_parts, dim=1)
+    return [
+        BatchOfIds(of_part, torch.cat([feature[part] for feature in per_feature]))
+        for part, of_part in enumerate(lengths)
+    ]
 
 
 class Reference:
@@ -115,6 +195,7 @@ class Reference:
         plan: The plan; of its shards only columns matter, which have moments of their own.
         dense: A model whose layers have the weights to start from; it is not changed.
         request: Learning rate, epsilon and seed.
+        num_processes: Processes whose local batches make a global one.
         row_orders: Row ids in falling access frequency, by table.
     """
 
@@ -123,23 +204,16 @@ class Reference:
         plan: ShardingPlan,
         dense: DenseModel,
         request: RunRequest,
+        num_processes: int,
         row_orders: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        self.embeddings = ReferenceEmbeddings(
-            plan.tables,
-            learning_rate=request.learning_rate,
-            eps=request.eps,
-            seed=request.seed,
-            blocks=moment_blocks(plan, row_orders or {}),
-        )
+        self.embeddings = GroupedReference(plan, request, num_processes, row_orders or {})
         self.dense = dense
         self._train = TrainingStep(self.embeddings, plan.tables, dense, request.learning_rate)
 
     def step(self, samples: Samples) -> torch.Tensor:
         """Trains on one global batch; returns the vectors of its features before the update, shape (G, C)."""
-        vectors_GC = self._train(samples).vectors_BC
-        self.embeddings.step()
-        return vectors_GC
+        return self._train(samples).vectors_BC
 
 
 def moment_blocks(plan: ShardingPlan, row_orders: Mapping[str, torch.Tensor]) -> dict[str, list[MomentBlock]]:
@@ -220,9 +294,11 @@ def compare(
     for table in tables.tables:
         state = engine.table_state(table.name)
         if reference is not None:
-            weight_error = max(weight_error, _error(state.weights_ND, reference.embeddings.weights[table.name]))
+            weight_error = max(
+                weight_error, _error(state.weights_ND, reference.embeddings.copies[0].weights[table.name])
+            )
             if state.moments_ND is not None:
-                moments = reference.embeddings.moments[table.name]
+                moments = reference.embeddings.copies[0].moments[table.name]
                 largest = moments.max().clamp(min=torch.finfo(torch.float32).tiny)
                 moment_error = max(moment_error, _error(state.moments_ND / largest.to(device), moments / largest))
     if reference is None:

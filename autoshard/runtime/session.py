@@ -22,6 +22,7 @@ from autoshard.formats.row_orders import read_row_orders
 from autoshard.runtime.dense import DenseModel, default_layers
 from autoshard.runtime.devices import check_memory, choose_device
 from autoshard.runtime.engine.fused import FusedSettings
+from autoshard.runtime.engine.groups import GroupOrder
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.ownership import ownership_of
 from autoshard.runtime.reference import Reference, check_verifiable, compare
@@ -95,7 +96,7 @@ class Session:
         measured_SM = self._steps(request, training, batches, timer)
         measured_PSM = measured_SM.new_empty(dist.get_world_size(), *measured_SM.shape)
         dist.all_gather_single(measured_PSM.view(-1, measured_SM.shape[1]), measured_SM)
-        return _summary(request, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification)
+        return _summary(request, plan, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification)
 
     def _verified(
         self,
@@ -108,7 +109,7 @@ class Session:
         reference = None
         if dist.get_rank() == 0:
             untrained = DenseModel(layers, engine.feature_dims, request.seed, smooth=True)
-            reference = Reference(plan, untrained, request, _row_orders(plan, request))
+            reference = Reference(plan, untrained, request, dist.get_world_size(), _row_orders(plan, request))
         return compare(engine, training, reference, request, layers.num_dense_features)
 
     def _batches(self, request: RunRequest, engine: EmbeddingEngine, num_dense: int) -> list[Samples]:
@@ -181,6 +182,7 @@ def _row_orders(plan: ShardingPlan, request: RunRequest) -> dict[str, torch.Tens
 
 def _summary(
     request: RunRequest,
+    plan: ShardingPlan,
     owners: Ownership,
     interaction: str,
     device: torch.device,
@@ -192,24 +194,29 @@ def _summary(
     losses_S = measured_PSM[:, :, 1].mean(dim=0)
     if not losses_S.isfinite().all():
         raise ExecutionError(f"training diverged: the loss became {float(losses_S[-1])}")
+    order = GroupOrder.of(plan.replica_groups, dist.get_world_size())
+    places = {process: place for group in order.groups for place, process in enumerate(group)}
     ranks = tuple(
         RankTiming(
             process=process,
-            plan_ranks=owners.plan_ranks_of(process),
-            num_tables=len(owners.tables_of(process)),
+            plan_ranks=tuple(
+                plan.replica_groups.world_ranks(rank, plan.topology)[order.group_of(process)]
+                for rank in owners.plan_ranks_of(places[process])
+            ),
+            num_tables=len(owners.tables_of(places[process])),
             **dict(zip(Part, medians_M[2:].tolist(), strict=True)),
         )
         for process, medians_M in enumerate(medians_PM)
     )
     kernel_ms = [rank.kernel_ms for rank in ranks]
-    batch_size = owners.tables.batch_size
+    batch_size = plan.tables.batch_size
     return RunResult(
         plan_path=request.plan_path,
         engine=request.engine,
         device=Device(device.type),
         backend=dist.get_backend(),
-        num_processes=owners.num_processes,
-        plan_world_size=owners.plan_world_size,
+        num_processes=dist.get_world_size(),
+        plan_world_size=plan.topology.world_size,
         folded=owners.is_folded,
         batch_size=batch_size,
         steps=request.steps,

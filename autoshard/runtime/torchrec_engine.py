@@ -90,6 +90,9 @@ class TorchRecEmbeddings:
             pooled_BC.register_hook(lambda _: self._timer.begin(Part.BACKWARD_EXCHANGE))  # type: ignore[no-untyped-call]
         return Embedded(pooled_BC, {})
 
+    def end_step(self) -> None:
+        """Nothing is left to do."""
+
     def table_state(self, name: str) -> TableState:
         """A table's weights and moments, on every process. All processes have to call it."""
         table = self.owners.tables[name]

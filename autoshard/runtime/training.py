@@ -5,7 +5,6 @@ Shape suffixes: B samples of a local batch, C columns of all features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,16 +20,24 @@ from autoshard.runtime.state import TableState
 from autoshard.runtime.synthetic import Samples
 
 
-class EmbeddingEngine(Protocol):
-    """What executes the embedding tables of a plan: looks them up, and trains them in the backward pass."""
+class TrainedEmbeddings(Protocol):
+    """Embedding tables that are looked up and trained."""
+
+    def __call__(self, ids: BatchOfIds) -> Embedded:
+        """Embeddings of a batch, features in the plan's order."""
+        ...
+
+    def end_step(self) -> None:
+        """Ends a training step, after the backward pass. All processes have to call it."""
+        ...
+
+
+class EmbeddingEngine(TrainedEmbeddings, Protocol):
+    """Executes the embedding tables of a plan: looks them up, and trains them in the backward pass."""
 
     owners: Ownership
     feature_dims: tuple[int, ...]
     local_batch_size: int
-
-    def __call__(self, ids: BatchOfIds) -> Embedded:
-        """Embeddings of the local batch, features in the plan's order."""
-        ...
 
     def table_state(self, name: str) -> TableState:
         """A table's weights and moments, on every process. All processes have to call it."""
@@ -89,7 +96,7 @@ class TrainingStep:
     """Forward, backward and update. Tables update themselves in the backward pass; dense layers take a step of SGD.
 
     Args:
-        look_up: Embeddings of a batch.
+        embeddings: Looks up a batch, and is trained in the backward pass and by `end_step`.
         tables: Tables of its features.
         dense: Dense layers.
         learning_rate: Learning rate of the dense layers.
@@ -98,13 +105,13 @@ class TrainingStep:
 
     def __init__(
         self,
-        look_up: Callable[[BatchOfIds], Embedded],
+        embeddings: TrainedEmbeddings,
         tables: TableSet,
         dense: DenseModel,
         learning_rate: float,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self._look_up, self._vectors = look_up, FeatureVectors(tables)
+        self._embeddings, self._vectors = embeddings, FeatureVectors(tables)
         self._group = group
         self._optimizer = torch.optim.SGD(dense.parameters(), lr=learning_rate)
         self.dense = dense
@@ -115,10 +122,11 @@ class TrainingStep:
         # The bottom layers come first, so that autograd, which goes back in reverse order, sends the embeddings'
         # gradients on their way before it turns to these layers.
         bottom_BD = self.dense.bottom(samples.dense_BN)
-        vectors_BC = self._vectors(self._look_up(samples.ids), samples.ids)
+        vectors_BC = self._vectors(self._embeddings(samples.ids), samples.ids)
         loss = binary_cross_entropy_with_logits(self.dense(bottom_BD, vectors_BC), samples.labels_B)
         loss.backward()  # type: ignore[no-untyped-call]
         if self._group is not None and self._group.size() > 1:
             average_gradients(self.dense, self._group)
+        self._embeddings.end_step()
         self._optimizer.step()
         return StepOutcome(loss.detach(), vectors_BC.detach())

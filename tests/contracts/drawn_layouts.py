@@ -18,6 +18,7 @@ from autoshard.core import (
     Payload,
     PlacedShard,
     Pooling,
+    ReplicaGroups,
     RowRange,
     RowsBy,
     Shard,
@@ -31,9 +32,10 @@ from autoshard.core import (
 OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD)
 
 
-def drawn_plan(seed, world_size, node_size, payload=DType.FP32):
+def drawn_plan(seed, world_size, node_size, payload=DType.FP32, replica_groups=None):
     """A plan, and for tables that are cut by access rank and have an order, row ids in falling access frequency."""
     rng = np.random.default_rng(seed)
+    groups = replica_groups or ReplicaGroups()
     tables = tuple(drawn_table(rng, f"t{index}") for index in range(rng.integers(1, 7)))
     shards, orders = [], {}
     for table in tables:
@@ -41,6 +43,7 @@ def drawn_plan(seed, world_size, node_size, payload=DType.FP32):
         shards += held
         if ids is not None:
             orders[table.name] = ids
+    world_size, node_size = world_size * groups.num_groups, node_size * groups.num_groups
     link = Link(bytes_per_s=1e9)
     sizes = [("node", node_size)] + ([("cluster", world_size)] if world_size > node_size else [])
     levels = tuple(Level(name=name, size=size, all_to_all=link, all_reduce=link) for name, size in sizes)
@@ -50,6 +53,7 @@ def drawn_plan(seed, world_size, node_size, payload=DType.FP32):
         topology=Topology(world_size=world_size, device="cpu", memory_bytes=memory, levels=levels),
         shards=tuple(shards),
         payload=Payload(forward=payload, backward=payload),
+        replica_groups=groups,
     )
     return plan, orders
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import DType
+from autoshard.core import DType, GroupLayout, ReplicaGroups
 from autoshard.formats import write_plan
 from autoshard.formats.row_orders import write_row_order
 from autoshard.runtime import RunRequest, run_requests
@@ -19,11 +19,11 @@ CLUSTERS = [(1, 1, 1, 10), (2, 2, 1, 30), (4, 4, 2, 40), (3, 6, 3, 20)]
 NUM_PLANS_SLOW = int(os.environ.get("AUTOSHARD_RANDOM_PLANS", "5000"))
 
 
-def executed(folder, seeds, cluster, payloads=(DType.FP32,)):
+def executed(folder, seeds, cluster, payloads=(DType.FP32,), groups=None):
     num_processes, world_size, node_size = cluster
     requests = []
     for seed, payload in ((seed, payload) for payload in payloads for seed in seeds):
-        plan, orders = drawn_plan(seed, world_size, node_size, payload)
+        plan, orders = drawn_plan(seed, world_size, node_size, payload, groups)
         folder.mkdir(exist_ok=True)
         written = {
             name: write_row_order(folder / f"{seed}.{payload}.{name}.parquet", np.asarray(ids))
@@ -41,7 +41,7 @@ def executed(folder, seeds, cluster, payloads=(DType.FP32,)):
                 device="cpu",
             )
         )
-    return run_requests(requests, num_processes)
+    return run_requests(requests, num_processes * (groups.num_groups if groups else 1))
 
 
 def assert_equal(results, tolerance=TOLERANCE):
@@ -56,6 +56,12 @@ def test_random_plans_equal_the_unsharded_reference(tmp_path, cluster):
     results = executed(tmp_path, range(num_plans), cluster)
     assert len(results) == num_plans
     assert_equal(results)
+
+
+@pytest.mark.parametrize("layout", GroupLayout, ids=str)
+def test_replica_groups_equal_copies_that_are_averaged(tmp_path, layout):
+    groups = ReplicaGroups(num_groups=2, layout=layout, sync_every=2, moment_scale=1.5)
+    assert_equal(executed(tmp_path, range(700, 712), (2, 2, 2), groups=groups))
 
 
 def test_narrow_payloads_are_near_the_reference(tmp_path):

@@ -76,7 +76,7 @@ def test_half_precision_weights_train(make_plan, make_table):
     embeddings(batch).pooled_BC.square().mean().backward()
     reference = ReferenceEmbeddings(plan.tables, learning_rate=0.05, eps=1e-8, seed=0)
     reference(batch).pooled_BC.square().mean().backward()
-    reference.step()
+    reference.end_step()
     after = embeddings.table_state("t").weights_ND
     assert after.dtype == torch.float16
     assert not torch.equal(after, before)
@@ -116,7 +116,7 @@ def compared(plan, settings, request):
     layers = default_layers(embeddings.feature_dims)
     dense, same_dense = (DenseModel(layers, embeddings.feature_dims, 0) for _ in range(2))
     training = TrainingStep(embeddings, plan.tables, dense, request.learning_rate)
-    reference = Reference(plan, same_dense, request)
+    reference = Reference(plan, same_dense, request, 1)
     return compare(embeddings, training, reference, request, layers.num_dense_features)
 
 

@@ -54,7 +54,7 @@ def test_optimizers_take_the_step_of_their_formula(make_table, optimizer, step_0
     reference = one_table(make_table("t", 3, 4, optimizer=optimizer))
     before = reference.weights["t"].detach().clone()
     reference(BATCH).pooled_BC.backward(torch.tensor([[1.0, 2, 3, 4], [2, 0, 0, 0]]))
-    reference.step()
+    reference.end_step()
     moved = (before - reference.weights["t"].detach()) / 0.5
     assert torch.allclose(moved, torch.tensor([step_0, [0.0] * 4, step_2]), atol=1e-6)
     assert reference.weights["t"].grad is None

@@ -6,6 +6,7 @@ L lookups.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,11 +39,23 @@ class FusedSettings:
         learning_rate: Learning rate.
         eps: Added to the root of the moments.
         seed: Seed of the initial weights.
+        moment_scale: By which moments are divided under the root, where groups of processes train replicas of all
+            tables: c of 2D's Algorithm 1.
     """
 
     learning_rate: float
     eps: float = 1e-8
     seed: int = 0
+    moment_scale: float = 1.0
+
+    def of(self, optimizer: Optimizer) -> tuple[float, float]:
+        """Learning rate and epsilon that an optimizer without such a scale is given.
+
+        Source:
+            2D Algorithm 1: eta / (sqrt(v / c) + eps), which is eta sqrt(c) / (sqrt(v) + eps sqrt(c)).
+        """
+        root = 1.0 if optimizer is Optimizer.SGD else math.sqrt(self.moment_scale)
+        return self.learning_rate * root, self.eps * root
 
 
 class FusedKernel:
@@ -67,6 +80,7 @@ class FusedKernel:
         device: torch.device,
         table_of_feature: Sequence[int] | None = None,
     ) -> None:
+        learning_rate, eps = settings.of(optimizer)
         on_gpu = device.type == "cuda"
         location = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
@@ -77,8 +91,8 @@ class FusedKernel:
             weights_precision=_PRECISION[dtype],
             output_dtype=SparseType.FP32,
             optimizer=FUSED_OPTIMIZERS[optimizer],
-            learning_rate=settings.learning_rate,
-            eps=settings.eps,
+            learning_rate=learning_rate,
+            eps=eps,
             # Ids are checked before they are sent.
             bounds_check_mode=BoundsCheckMode.NONE,
             device=device,

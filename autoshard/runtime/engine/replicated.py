@@ -53,7 +53,8 @@ class ReplicatedRows:
         self.weights_ND = advise_huge_pages(
             torch.empty(num_rows, dim, dtype=TORCH_DTYPES[dtype], device=device)
         ).zero_()
-        self._optimizer, self._settings = optimizer, settings
+        self._optimizer = optimizer
+        self._rate, self._eps = settings.of(optimizer)
         shape = {Optimizer.ROWWISE_ADAGRAD: (num_rows,), Optimizer.ADAGRAD: (num_rows, dim)}.get(optimizer)
         self.moments = None if shape is None else torch.zeros(shape, device=device)
 
@@ -82,7 +83,6 @@ class ReplicatedRows:
             is added outside the root.
         """
         rows_U, gradients_UD = gradients
-        rate, eps = self._settings.learning_rate, self._settings.eps
         step_UD = gradients_UD
         if self.moments is not None:
             squares = gradients_UD.square()
@@ -90,9 +90,9 @@ class ReplicatedRows:
                 squares = squares.mean(dim=1)
             moments = self.moments[rows_U] + squares
             self.moments[rows_U] = moments
-            roots = moments.sqrt() + eps
+            roots = moments.sqrt() + self._eps
             step_UD = gradients_UD / (roots[:, None] if roots.dim() == 1 else roots)
-        changed_UD = self.weights_ND[rows_U].float() - rate * step_UD
+        changed_UD = self.weights_ND[rows_U].float() - self._rate * step_UD
         self.weights_ND[rows_U] = changed_UD.to(self.weights_ND.dtype)
 
 

@@ -1,0 +1,111 @@
+"""Replica groups: groups of processes that each hold all tables, and average them now and then.
+
+Two-dimensional sparse parallelism (2D Sec. 3 and Algorithm 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from autoshard.core import GroupLayout, ReplicaGroups, ShardingPlan
+from autoshard.core.errors import InvalidOptionError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOrder:
+    """Which processes make up the replica groups.
+
+    Attributes:
+        groups: Ranks of each group among all processes.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, replica_groups: ReplicaGroups, num_processes: int) -> GroupOrder:
+        """Deals processes to groups as the plan deals ranks.
+
+        Args:
+            replica_groups: Of the plan.
+            num_processes: All processes; with fewer than ranks, every group has as many fewer.
+
+        Raises:
+            InvalidOptionError: If the groups do not divide them.
+        """
+        number = replica_groups.num_groups
+        if num_processes % number:
+            raise InvalidOptionError(
+                f"must be a multiple of the plan's {number} replica groups, got {num_processes}", field="nproc"
+            )
+        size = num_processes // number
+        if replica_groups.layout is GroupLayout.ACROSS_NODES:
+            groups = tuple(tuple(range(group, num_processes, number)) for group in range(number))
+        else:
+            groups = tuple(tuple(range(group * size, (group + 1) * size)) for group in range(number))
+        return cls(groups=groups)
+
+    def group_of(self, process: int) -> int:
+        """The group of a process."""
+        return next(number for number, group in enumerate(self.groups) if process in group)
+
+    def peers(self, place: int) -> tuple[int, ...]:
+        """Processes that have the same place in their groups, and hold copies of the same rows."""
+        return tuple(group[place] for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JoinedGroups:
+    """The replica groups as one process sees them.
+
+    Attributes:
+        order: Which processes make them up.
+        own: The processes of this one's group.
+        peers: Those that hold copies of its rows; None where there is one group.
+        world_ranks: Ranks in the world of each group.
+    """
+
+    order: GroupOrder
+    own: dist.ProcessGroup
+    peers: dist.ProcessGroup | None
+    world_ranks: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def join(cls, plan: ShardingPlan, group: dist.ProcessGroup) -> JoinedGroups:
+        """Makes the process groups; all processes of `group` have to call it.
+
+        Args:
+            plan: The whole plan.
+            group: All processes.
+        """
+        order = GroupOrder.of(plan.replica_groups, group.size())
+        ranks = [dist.get_global_rank(group, process) for process in range(group.size())]
+        world_ranks = tuple(tuple(ranks[process] for process in one) for one in order.groups)
+        if len(order.groups) == 1:
+            return cls(order, group, None, world_ranks)
+        own = _own([dist.new_group(list(one)) for one in world_ranks])
+        peers = _own([dist.new_group(list(place)) for place in zip(*world_ranks, strict=True)])
+        return cls(order, own, peers, world_ranks)
+
+
+def _own(made: Sequence[object]) -> dist.ProcessGroup:
+    [own] = [one for one in made if isinstance(one, dist.ProcessGroup)]
+    return own
+
+
+def average(tensors: Sequence[torch.Tensor], peers: dist.ProcessGroup) -> int:
+    """Makes tensors the means over the peers', which are bit-identical then; returns the bytes that each put in.
+
+    Source:
+        2D Eq. 1: weights and moments alike.
+    """
+    sent = 0
+    for tensor in tensors:
+        summed = tensor.float() if tensor.dtype is not torch.float32 else tensor
+        dist.all_reduce(summed, group=peers)
+        tensor.copy_(summed / peers.size())
+        sent += summed.nbytes
+    return sent
