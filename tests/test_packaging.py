@@ -18,7 +18,6 @@ from autoshard.formats.stores.samples import read_samples
 from costmodel import COST_KIND, Registry
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.predictor import FULL_CODE_WIDTH
-from costmodel.kernel.schedules import Shuffled
 from costmodel.kernel.training import TrainingOptions, train_cost_model
 from costmodel.registry.versions import REGISTRY_VARIABLE, SHIPPED_VARIABLE
 from policies.network.network import PlacementNetwork
@@ -120,7 +119,7 @@ def shipped(tree):
     """A cost model trained shortly on measured samples, and an untrained policy beside it."""
     models = Registry(tree / "costmodel" / "shipped", author="autoshard")
     dataset = CostDataset.from_samples(read_samples(ROOT / "tests" / "data" / "samples", "cpu"))
-    options = TrainingOptions(schedule=Shuffled(num_updates=60), batch_size=64)
+    options = TrainingOptions(num_updates=60, batch_size=64)
     trained = train_cost_model(dataset, device="cpu", options=options)
     ids = {COST_KIND: models.publish(COST_KIND, "cpu", trained.weights, trained.card.to_json())}
     policy = TrainedPolicy(

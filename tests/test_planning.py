@@ -25,7 +25,6 @@ from autoshard.planning import compare, kernel_model, make_costs, make_plan, pla
 from autoshard.report import speedups_over
 from costmodel import COST_KIND, Registry
 from costmodel.kernel.dataset import CostDataset
-from costmodel.kernel.schedules import Shuffled
 from costmodel.kernel.training import TrainingOptions, train_cost_model
 
 SAMPLES = Path(__file__).parent / "data" / "samples"
@@ -36,7 +35,7 @@ SCALE = 64
 def registry(tmp_path_factory):
     """A cost model of this project's own, trained shortly on real samples."""
     root = tmp_path_factory.mktemp("registry")
-    options = TrainingOptions(schedule=Shuffled(num_updates=150), batch_size=64)
+    options = TrainingOptions(num_updates=150, batch_size=64)
     trained = train_cost_model(CostDataset.from_samples(read_samples(SAMPLES, "cpu")), device="cpu", options=options)
     Registry(root).publish(COST_KIND, "cpu", trained.weights, trained.card.to_json())
     return root

@@ -55,15 +55,14 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
 def _train(options: TrainCostOptions) -> TrainedCostModel:
     from autoshard.formats.stores.samples import read_samples
     from costmodel.kernel.dataset import CostDataset
-    from costmodel.kernel.schedules import Shuffled
     from costmodel.kernel.training import TrainingOptions, train_cost_model
 
     training = TrainingOptions()
     if options.updates is not None:
-        training = replace(training, schedule=Shuffled(num_updates=options.updates))
+        training = replace(training, num_updates=options.updates)
     table = read_samples(options.store, options.device)
     dataset = CostDataset.from_samples(table)
-    with console.progress("Training", training.schedule.num_updates) as advance:
+    with console.progress("Training", training.num_updates) as advance:
         return train_cost_model(
             dataset, device=table.samples[0].device, options=training, seed=options.seed, advance=advance
         )

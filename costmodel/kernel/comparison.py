@@ -11,8 +11,7 @@ from autoshard.core.costs import MsArray
 from autoshard.core.errors import ModelError
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import COST_KIND, LearnedCostModel
-from costmodel.kernel.sums import sum_codes
-from costmodel.kernel.training import TrainedCostModel
+from costmodel.kernel.training import TrainedCostModel, sum_codes
 from costmodel.registry.promotion import Comparison, TrainedVersion
 from costmodel.registry.versions import StoredModel
 

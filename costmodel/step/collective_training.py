@@ -15,6 +15,7 @@ from autoshard.core import Level, Link, MemoryBytes, Topology
 from autoshard.core.costs import CollectiveName
 from autoshard.core.errors import ModelError
 from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel
+from autoshard.formats.stores.samples import divide_out_drift
 from costmodel.step.collective_curve import CollectiveCurve, CurvePoints
 from costmodel.step.collective_model import COLLECTIVES, LINKS, CollectiveCard, Curves, LearnedCollectives
 from costmodel.step.regression import FloatArray, quantile_bounds
@@ -103,11 +104,13 @@ def _check(samples: Sequence[CollectiveSample]) -> None:
 
 def _corrected_ms(samples: Sequence[CollectiveSample]) -> FloatArray:
     """Latencies with the machine's drift divided out, arrangement by arrangement: each has a reference of its own."""
-    references: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for sample in samples:
-        references[sample.nproc, sample.node_size].append(sample.reference_ms)
-    usual = {key: float(np.median(values)) for key, values in references.items()}
-    return np.array([one.latency_ms / one.reference_ms * usual[one.nproc, one.node_size] for one in samples])
+    latency_ms_S = np.array([one.latency_ms for one in samples])
+    reference_ms_S = np.array([one.reference_ms for one in samples])
+    arrangement_S2 = np.array([(one.nproc, one.node_size) for one in samples])
+    for arrangement in np.unique(arrangement_S2, axis=0):
+        alike_S = (arrangement_S2 == arrangement).all(axis=1)
+        latency_ms_S[alike_S] = divide_out_drift(latency_ms_S[alike_S], reference_ms_S[alike_S])
+    return latency_ms_S
 
 
 def _points(samples: Sequence[CollectiveSample]) -> dict[tuple[str, CollectiveName], CurvePoints]:

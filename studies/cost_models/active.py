@@ -20,11 +20,11 @@ from autoshard.formats.stores.samples import devices_in, read_samples
 from bench.collecting.options import CollectOptions
 from bench.collecting.run import run_collection
 from bench.collecting.termination import TERMINATED_EXIT_CODE, termination_raised
-from costmodel.kernel.dataset import Evidence
 from costmodel.kernel.learned import COST_KIND
 from costmodel.kernel.metrics import held_out_metrics
 from costmodel.kernel.training import MIN_SAMPLES, TrainedCostModel, TrainingOptions, predict, train_cost_model
 from costmodel.registry.versions import Registry
+from studies.cost_models.evidence import Evidence
 
 SCHEMA: Final = "autoshard.active/1"
 #: How sets are chosen in each round, by the name of the curve.

@@ -23,7 +23,7 @@ from autoshard.runtime.dense import DenseModel
 from bench.collecting.dense import collect_dense_samples
 from bench.dense.harness import DenseHarness, DenseSettings
 from bench.dense.kernels import TORCH_DTYPES, DenseKernel, kernel_bytes, runnable_dtypes
-from bench.dense.report import dense_repeatability, dense_table, summarise_dense
+from bench.dense.report import dense_table, summarise_dense
 from bench.dense.sampling import ChosenShape, choose_dense_shapes
 from bench.measuring.attempts import mean_of
 from bench.measuring.devices import find_device
@@ -267,8 +267,6 @@ def test_a_second_run_adds_what_is_new_and_repeats_when_told(harness, tmp_path):
     assert (repeated.num_samples, repeated.skipped) == (1, {})
     samples = DENSE_SAMPLES.read(tmp_path)
     assert Counter(sample.shape for sample in samples) == {BOTTOM: 1, TOP: 2, DOT: 1}
-    assert dense_repeatability(samples) >= 0
-    assert dense_repeatability(samples[:3]) is None
 
 
 def test_a_limit_and_a_time_end_the_run(harness, tmp_path):
