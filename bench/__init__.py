@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench.collecting.collector import Collection
-    from bench.collecting.kernels import collect_samples
+    from bench.collecting.collection import Collection
+    from bench.collecting.kernels import KernelKind
     from bench.kernels.harness import Harness, Measurement, Settings, measure
     from bench.kernels.replay import Replay, replay_plans
     from bench.measuring.devices import BenchDevice, find_device
@@ -22,13 +22,13 @@ __all__ = [
     "ChosenSet",
     "Collection",
     "Harness",
+    "KernelKind",
     "Measurement",
     "Replay",
     "RoundSettings",
     "SetSource",
     "Settings",
     "choose_sets",
-    "collect_samples",
     "find_device",
     "measure",
     "replay_plans",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _MODULES = (
-    "collecting.collector",
+    "collecting.collection",
     "collecting.kernels",
     "measuring.devices",
     "kernels.harness",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autoshard.core import DType
 from autoshard.core.errors import ExecutionError, InvalidOptionError
-from autoshard.formats.stores.collective_samples import Collective, Operator, Splits
+from autoshard.formats.stores.collective_samples import Collective, GroupLevel, Operator, Splits
 
 TORCH_DTYPE = {DType.FP32: torch.float32, DType.FP16: torch.float16, DType.BF16: torch.bfloat16, DType.INT8: torch.int8}
 
@@ -36,6 +36,12 @@ def refusal(collective: Collective) -> str | None:
     if collective.operator.is_reduction and collective.dtype is DType.INT8:
         return f"{collective.operator} of int8: sums of quantised values overflow, so nobody reduces them"
     return None
+
+
+def collective_from_json(document: dict[str, Any]) -> Collective:
+    """The collective that `dataclasses.asdict` made a JSON object of."""
+    kinds = {"level": GroupLevel, "operator": Operator, "dtype": DType, "splits": Splits}
+    return Collective(**document | {name: kind(document[name]) for name, kind in kinds.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
