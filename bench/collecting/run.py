@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from autoshard.core.errors import InvalidOptionError
-from autoshard.core.quoting import shown
+from autoshard.core.accepted import check_choice
 from autoshard.formats import canonical_json, digest, load_tables, tables_to_json
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
@@ -68,8 +67,7 @@ def check_names(options: CollectOptions) -> None:
     """
     load_tables(options.tables)
     for name in options.shares or ():
-        if name not in STRATEGIES:
-            raise InvalidOptionError(f"must be of {', '.join(STRATEGIES)}; got {shown(name)}", field="strategies")
+        check_choice(name, STRATEGIES, "strategies")
 
 
 def check_store(store: Path) -> None:

@@ -357,7 +357,7 @@ def test_what_has_fewest_samples_comes_first(tmp_path):
         ({"nproc": 4, "node_size": 0}, InvalidOptionError, "node_size: must divide the 4 processes, got 0"),
         ({"seconds": 0.0}, InvalidOptionError, "seconds: must be a number above 0, got 0.0"),
         ({"seconds": float("nan")}, InvalidOptionError, "seconds: must be a number above 0, got nan"),
-        ({"device": "tpu"}, InvalidOptionError, "device: must be auto, cpu or cuda"),
+        ({"device": "tpu"}, InvalidOptionError, "device: must be one of auto, cpu, cuda"),
         ({"nproc": 4096, "node_size": 1, "device": "cuda"}, DeviceError, "GPU"),
     ],
 )

@@ -123,7 +123,7 @@ def test_the_processor_is_a_device():
 
 
 def test_unknown_devices_are_refused():
-    with pytest.raises(InvalidOptionError, match='device: must be auto, cpu or cuda, got "tpu"'):
+    with pytest.raises(InvalidOptionError, match='device: must be one of auto, cpu, cuda, got "tpu"'):
         find_device("tpu")
 
 
