@@ -80,15 +80,16 @@ def _publish(trained: TrainedCostModel, options: PublishOptions) -> Published:
 
 
 def _result(card: CostModelCard, published: Published) -> dict[str, Any]:
-    from costmodel.kernel.learned import COST_KIND
+    from costmodel.kernel.learned import LearnedCostModel
+    from costmodel.registry.card_fields import plain
 
     return {
-        "kind": COST_KIND,
+        "kind": LearnedCostModel.kind,
         "name": card.device,
         **published.to_json(),
         "metrics": asdict(card.metrics),
         "interval": asdict(card.interval),
-        "coverage": card.coverage.to_json(),
+        "coverage": plain(card.coverage),
         "training": card.training,
     }
 
