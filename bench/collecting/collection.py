@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from bench.collecting.options import SampleKind
+
+#: Of a whole run, not of its parts.
+_NOT_SHOWN = ("files", "is_terminated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,11 @@ class Collection:
     num_measured_again: int = 0
     timed_share: float | None = None
     is_terminated: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """As a JSON object, without the files."""
+        numbers = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_SHOWN}
+        return {**numbers, "kind": self.kind.value, "reasons": list(self.reasons), "num_samples": self.num_samples}
 
     @property
     def num_samples(self) -> int:

@@ -78,21 +78,7 @@ def _result(options: CollectOptions, parts: Sequence[Collection], took: float) -
         "seed": options.set_seed,
         "is_busy": False,
         "is_terminated": any(part.is_terminated for part in parts),
-        "parts": [
-            {
-                "kind": part.kind.value,
-                "device": part.device,
-                "num_samples": part.num_samples,
-                "added": dict(part.added),
-                "skipped": dict(part.skipped),
-                "failed": dict(part.failed),
-                "reasons": list(part.reasons),
-                "num_noisy": part.num_noisy,
-                "num_measured_again": part.num_measured_again,
-                "timed_share": part.timed_share,
-            }
-            for part in parts
-        ],
+        "parts": [part.to_json() for part in parts],
     }
 
 

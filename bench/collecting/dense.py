@@ -41,9 +41,4 @@ class DenseLayersKind(CollectedKind[ChosenShape, DenseShape, DenseMeasurement, D
 
     def sample(self, result: DenseMeasurement, source: str) -> DenseSample:
         """The record of a measurement."""
-        return DenseSample(
-            **self.recorded(result, source),
-            shape=result.shape,
-            sm_clock_mhz=result.sm_clock_mhz,
-            throttle_reasons=result.throttle_reasons,
-        )
+        return DenseSample(**self.recorded(result, source), shape=result.shape)

@@ -40,10 +40,4 @@ class KernelKind(CollectedKind[ChosenSet, Sequence[LocalShard], Measurement, Sam
 
     def sample(self, result: Measurement, source: str) -> Sample:
         """The record of a measurement."""
-        clocks = result.clocks
-        return Sample(
-            **self.recorded(result, source),
-            shards=result.shards,
-            sm_clock_mhz=0.0 if clocks is None or clocks.sm_mhz is None else float(clocks.sm_mhz),
-            throttle_reasons="" if clocks is None else ",".join(clocks.throttle_reasons),
-        )
+        return Sample(**self.recorded(result, source), shards=result.shards)

@@ -9,9 +9,17 @@ from pathlib import Path
 
 import torch
 
+from autoshard.core import DType
 from autoshard.core.accepted import check_choice
 from autoshard.core.errors import DeviceError
 
+#: As torch calls them.
+TORCH_DTYPES = {
+    DType.FP32: torch.float32,
+    DType.FP16: torch.float16,
+    DType.BF16: torch.bfloat16,
+    DType.INT8: torch.int8,
+}
 _VENDOR_WORDS = re.compile(r"\b(nvidia|tesla|geforce|quadro)\b", re.IGNORECASE)
 
 

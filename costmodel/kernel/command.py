@@ -11,8 +11,8 @@ import typer
 from autoshard import console
 from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import command_options
+from costmodel.registry.promotion import publish_version, report_published, status_of
 from costmodel.registry.publish_options import PublishOptions
-from costmodel.registry.publishing import report_published, status_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -70,7 +70,6 @@ def _train(options: TrainCostOptions) -> TrainedCostModel:
 
 def _publish(trained: TrainedCostModel, options: PublishOptions) -> Published:
     from costmodel.kernel.comparison import kernel_version
-    from costmodel.registry.promotion import publish_version
     from costmodel.registry.versions import Registry
 
     version = kernel_version(trained)
@@ -81,7 +80,7 @@ def _publish(trained: TrainedCostModel, options: PublishOptions) -> Published:
 
 def _result(card: CostModelCard, published: Published) -> dict[str, Any]:
     from costmodel.kernel.learned import LearnedCostModel
-    from costmodel.registry.card_fields import plain
+    from costmodel.registry.card_fields import json_value
 
     return {
         "kind": LearnedCostModel.kind,
@@ -89,7 +88,7 @@ def _result(card: CostModelCard, published: Published) -> dict[str, Any]:
         **published.to_json(),
         "metrics": asdict(card.metrics),
         "interval": asdict(card.interval),
-        "coverage": plain(card.coverage),
+        "coverage": json_value(card.coverage),
         "training": card.training,
     }
 

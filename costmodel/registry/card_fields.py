@@ -54,7 +54,7 @@ class ModelCard:
 
     def to_json(self) -> dict[str, Any]:
         """As the JSON object."""
-        document: dict[str, Any] = plain({"schema": self.schema, **self.fixed, **plain(self)})
+        document: dict[str, Any] = json_value({"schema": self.schema, **self.fixed, **json_value(self)})
         return document
 
     @classmethod
@@ -78,23 +78,23 @@ class ModelCard:
         own = [name for name in _names(cls) if name not in cls.optional]
         try:
             names = ("schema", *cls.fixed, *own)
-            return read(cls, Fields(dict(data), "", required=names, optional=("weights_sha256", *cls.optional)))
+            return read_fields(cls, Fields(dict(data), "", required=names, optional=("weights_sha256", *cls.optional)))
         except InputError as error:
             raise ModelError(error.message, field=error.field, source=source) from error
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """A value as JSON has it: dataclasses as objects, tuples as lists, members of enumerations as words."""
     if is_dataclass(value):
-        return {_name(item.name): plain(getattr(value, item.name)) for item in fields_of(value)}
+        return {_name(item.name): json_value(getattr(value, item.name)) for item in fields_of(value)}
     if isinstance(value, Mapping):
-        return {name: plain(inner) for name, inner in value.items()}
+        return {name: json_value(inner) for name, inner in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(inner) for inner in value]
+        return [json_value(inner) for inner in value]
     return str(value) if isinstance(value, StrEnum) else value
 
 
-def read(kind: type[_T], fields: Fields) -> _T:
+def read_fields(kind: type[_T], fields: Fields) -> _T:
     """The dataclass of an object's fields.
 
     Raises:
@@ -119,7 +119,7 @@ def _value(fields: Fields, name: str, hint: Any) -> Any:
     if kind is str:
         return fields.text(name)
     if isinstance(kind, type) and is_dataclass(kind):
-        return read(kind, fields.fields(name, required=_names(kind)))
+        return read_fields(kind, fields.fields(name, required=_names(kind)))
     if get_origin(kind) is dict:
         return metrics(fields, name) if get_args(kind)[1] is float else fields.mapping(name)
     return fields.choice(name, kind, next(iter(kind)))

@@ -5,6 +5,7 @@ Shape suffixes: P pairs, which are samples or tasks that both sides were measure
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard import console
 from autoshard.core.errors import ModelError
 from costmodel.registry.aliases import AliasEntry
 from costmodel.registry.models import LearnedModel
-from costmodel.registry.publish_options import Alias, PublishOptions
+from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import PRODUCTION, Registry, StoredModel, Tensors, shipped_models
 
 FloatArray = NDArray[np.float64]
@@ -196,7 +198,7 @@ def publish_version(models: Registry, trained: TrainedVersion, options: PublishO
         seen, comparisons, notes = _compare(models, trained, version)
         is_worse = any(one.is_worse for one in comparisons)
         if is_worse or models.replace_production(kind, name, version, seen):
-            alias = None if is_worse else Alias.PRODUCTION
+            alias = None if is_worse else PRODUCTION
             return Published(id=version, alias=alias, registry=models.root, comparisons=comparisons, notes=notes)
 
 
@@ -217,3 +219,22 @@ def _compare(
         return seen, (*trained.baselines, trained.compare(stored)), ()
     except ModelError as error:
         return seen, trained.baselines, (f"not compared with the production version: {error}",)
+
+
+def report_published(published: Published, kind: str, name: str) -> None:
+    """Prints on standard error why a version was not promoted, or not compared; nothing if all went as usual."""
+    for note in published.notes:
+        console.log(f"{kind} {name}: {note}")
+    if published.refused:
+        reasons = "; ".join(map(str, published.refused))
+        command = f"autoshard models promote {published.id} --registry {shlex.quote(str(published.registry))}"
+        console.log(f"{kind} {name}: {published.id} is not promoted: {reasons}. To promote it anyway: {command}")
+
+
+def status_of(published: Published) -> str:
+    """The version, and what became of it unless it is the production one, for titles of tables."""
+    if published.id is None:
+        return "not published"
+    if published.alias == PRODUCTION:
+        return f"version {published.id}"
+    return f"version {published.id} ({published.alias or 'not promoted'})"

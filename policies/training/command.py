@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from autoshard import console
+from costmodel.registry.promotion import report_published, status_of
 from costmodel.registry.publish_options import PublishOptions
-from costmodel.registry.publishing import report_published, status_of
 from policies.training.run_options import RunOptions
 
 if TYPE_CHECKING:

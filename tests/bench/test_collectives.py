@@ -122,8 +122,9 @@ import os, sys, time
 import torch, torch.distributed as dist
 from autoshard.core import DType
 from autoshard.formats.stores.collective_samples import Collective, GroupLevel, Operator, Splits
-from bench.collectives.operators import BoundCollective, Movement, TORCH_DTYPE, verify
+from bench.collectives.operators import BoundCollective, Movement, verify
 from bench.collectives.sampling import OPERATORS
+from bench.measuring.devices import TORCH_DTYPES
 
 rank, size = int(sys.argv[1]), 3
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], size), rank=rank, world_size=size)
@@ -134,7 +135,7 @@ for operator, splits in OPERATORS:
                          splits=splits, skew=skew)
         verify(one, dist.group.WORLD, torch.device("cpu"))
         movement = Movement.of(one, size)
-        kind = TORCH_DTYPE[dtype]
+        kind = TORCH_DTYPES[dtype]
         mine = torch.randint(-9, 9, (movement.num_inputs(rank),)).to(kind)
         everyones = [None] * size
         dist.all_gather_object(everyones, mine)
