@@ -68,6 +68,10 @@ class CollectedKind(ABC, Generic[ChosenT, ItemT, ResultT, SampleT]):
     def sample(self, result: ResultT, source: str) -> SampleT:
         """The record of a measurement."""
 
+    def reason(self, error: AutoshardError) -> str:
+        """Why something could not be measured, as reports tell it."""
+        return str(error)
+
     @classmethod
     def collect(
         cls,
@@ -183,7 +187,7 @@ class _Run(Generic[ChosenT, ItemT, ResultT, SampleT]):
 
     def _skip(self, index: int, error: AutoshardError) -> None:
         one = self._taken.pop(index)
-        self._log.fail(one.chosen.source, str(error), place=one.position)
+        self._log.fail(one.chosen.source, self._kind.reason(error), place=one.position)
         self._num_failed_in_row += 1
         if self._num_failed_in_row >= _MOST_FAILURES:
             raise error

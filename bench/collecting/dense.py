@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autoshard.core.dense import DenseShape
+from autoshard.core.errors import AutoshardError
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES, DenseSample
 from bench.collecting.collector import CollectedKind
 from bench.collecting.options import SampleKind
@@ -38,6 +39,10 @@ class DenseLayersKind(CollectedKind[ChosenShape, DenseShape, DenseMeasurement, D
     def item(self, chosen: ChosenShape) -> DenseShape:
         """The shape."""
         return chosen.shape
+
+    def reason(self, _error: AutoshardError) -> str:
+        """The same for all shapes: no two that fail are alike."""
+        return "not run by the device, or not in the time or memory there is"
 
     def sample(self, result: DenseMeasurement, source: str) -> DenseSample:
         """The record of a measurement."""

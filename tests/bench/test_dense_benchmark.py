@@ -249,6 +249,7 @@ def test_collected_samples_are_read_back(harness, tmp_path):
         advance=lambda count, _: told.append(count),
     )
     assert (done.added, done.failed, done.skipped) == ({"model": 4}, {"model": 1}, {"model": 1})
+    assert done.reasons == ("not run by the device, or not in the time or memory there is",)
     assert done.num_noisy == 0
     assert told == [1] * 4
     samples = DENSE_SAMPLES.read(tmp_path)
