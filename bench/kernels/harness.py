@@ -71,11 +71,6 @@ class Measurement(Timing):
         """Forward plus backward."""
         return self.forward_ms + self.backward_ms
 
-    @property
-    def reference_ms(self) -> float:
-        """Forward plus backward of the reference set."""
-        return self.reference_forward_ms + self.reference_backward_ms
-
 
 class Harness(GroupHarness[Sequence[LocalShard], ShardSet, Measurement]):
     """Measures sets of shards on one device; holds the memory that they run on.
