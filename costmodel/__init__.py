@@ -2,14 +2,13 @@
 
 from costmodel.kernel.card import CostModelCard, Coverage, HeldOutMetrics
 from costmodel.kernel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling, shard_features
-from costmodel.kernel.learned import COST_KIND, LearnedCostModel
+from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.predictor import FULL_CODE_WIDTH
 from costmodel.kernel.weights import CODE_WIDTH, weight_shapes
 from costmodel.registry.versions import Registry, StoredModel, Version, default_registry
 
 __all__ = [
     "CODE_WIDTH",
-    "COST_KIND",
     "FEATURE_NAMES",
     "FULL_CODE_WIDTH",
     "NUM_FEATURES",

@@ -6,25 +6,13 @@ from pathlib import Path
 
 from autoshard.core import CostModel
 from autoshard.plugins import TrainingRound
-from costmodel.kernel.learned import COST_KIND, LearnedCostModel
-from costmodel.registry.versions import Registry, find_registry
+from costmodel.kernel.learned import LearnedCostModel
+from costmodel.registry.versions import Registry
 
 
 def load_learned_model(registry: Path | None, device: str) -> CostModel | None:
-    """The production model of a device: the registry's, or the one that comes with this package if it has none.
-
-    Args:
-        registry: Folder of the registry; the default one if None.
-        device: Key of the device kind, such as `cpu`.
-
-    Returns:
-        The model, or None if there is none for the device.
-
-    Raises:
-        ModelError: If there is one, but damaged or of another schema.
-    """
-    models = find_registry(COST_KIND, device, registry)
-    return None if models is None else LearnedCostModel.load(models, device)
+    """See `LearnedModel.in_use`."""
+    return LearnedCostModel.in_use(registry, device)
 
 
 def train_learned_model(store: Path, device: str, registry: Path) -> TrainingRound:
@@ -44,5 +32,5 @@ def train_learned_model(store: Path, device: str, registry: Path) -> TrainingRou
 
     trained = train_cost_model(CostDataset.from_samples(read_samples(store, device)), device=device)
     card = trained.card
-    Registry(registry).publish(COST_KIND, device, trained.weights, card.to_json())
+    trained.model().publish(Registry(registry))
     return TrainingRound(num_samples=int(card.training["num_samples"]), relative_error=card.metrics.relative_error)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from policies.planning.decoding import Placements, decode
     from policies.planning.planner import PolicyOptions, PolicyPlanner
     from policies.planning.tasks import Split, TaskKind, sample_problems, task_seeds
-    from policies.planning.trained import PolicyCostModel, TrainedPolicy
+    from policies.planning.trained import TrainedPolicy
     from policies.training.run_options import RunOptions, TaskOptions
     from policies.training.runs import FinishedRun, run_training
     from policies.training.trainer import Evaluation, PolicyTrainer
@@ -34,7 +34,7 @@ _MODULES = {
     "training.run_options": ("RunOptions", "TaskOptions"),
     "training.runs": ("FinishedRun", "run_training"),
     "planning.tasks": ("Split", "TaskKind", "sample_problems", "task_seeds"),
-    "planning.trained": ("PolicyCostModel", "TrainedPolicy"),
+    "planning.trained": ("TrainedPolicy",),
     "training.trainer": ("Evaluation", "PolicyTrainer"),
     "algorithms.training_options": ("Budget", "PPOSettings", "TrainingOptions", "VTraceSettings"),
     "algorithms.vtrace": ("VTrace",),
@@ -53,7 +53,6 @@ __all__ = [
     "PlacementPPO",
     "PlacementPolicy",
     "Placements",
-    "PolicyCostModel",
     "PolicyOptions",
     "PolicyPlanner",
     "PolicyTrainer",

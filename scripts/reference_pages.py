@@ -30,6 +30,7 @@ from costmodel.kernel.card import CostModelCard, Coverage, HeldOutMetrics, Inter
 from costmodel.step.collective_model import CollectiveCard
 from costmodel.step.dense_model import DenseCard
 from costmodel.step.model import StepCard
+from policies.planning.trained import PolicyCard
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "docs" / "reference"
@@ -61,17 +62,6 @@ _FILES: Final = {
     "autoshard.tables/1": "tables.json",
     "autoshard.topology/1": "topology.json",
     "autoshard.plan/1": "plan.json",
-}
-
-#: Fields of a policy's card.
-_POLICY_CARD: Final = {
-    "device": "Key of the device that plans are for.",
-    "items": "What the policy places: `tables`, `row_groups` or `tiers`.",
-    "objective": "What it was trained for: `balance`, `max_kernel` or `step`.",
-    "memory_fill": "Share of all memory that the tables of its training took; null for unlimited memory.",
-    "code_width": "Numbers per code of a shard that the network reads.",
-    "cost_model": "The cost model that it was trained on: `id` and `card`; its weights are stored with the policy's.",
-    "training": "Options, counts and scores of the training, for information.",
 }
 
 
@@ -299,8 +289,7 @@ def cards_page() -> str:
         blocks += [f"### {name}", (part.__doc__ or "").split("\n")[0], _attributes(part)]
     for title, card in {"collective": CollectiveCard, "dense": DenseCard, "step": StepCard}.items():
         blocks += [f"## {title}", _attributes(card)]
-    rows = [(f"`{name}`", meaning) for name, meaning in _POLICY_CARD.items()]
-    blocks += ["## Policies (`policy`, `policy-row_groups`, `policy-tiers`)", _table(("field", "meaning"), rows)]
+    blocks += ["## Policies (`policy`, `policy-row_groups`, `policy-tiers`)", _attributes(PolicyCard)]
     return _page(blocks)
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from autoshard.core.accepted import MAX_SEED
 from autoshard.core.errors import FormatError
-from autoshard.core.seeds import MAX_SEED
 
 MAX_TIME_LIMIT_S = 60.0
 

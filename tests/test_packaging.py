@@ -15,14 +15,14 @@ from setuptools import find_packages
 
 import autoshard
 from autoshard.formats.stores.samples import read_samples
-from costmodel import COST_KIND, Registry
+from costmodel import Registry
 from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.predictor import FULL_CODE_WIDTH
-from costmodel.kernel.schedules import Shuffled
 from costmodel.kernel.training import TrainingOptions, train_cost_model
 from costmodel.registry.versions import REGISTRY_VARIABLE, SHIPPED_VARIABLE
 from policies.network.network import PlacementNetwork
-from policies.planning.trained import PolicyCostModel, TrainedPolicy
+from policies.planning.trained import TrainedPolicy, load_cost_model
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -120,12 +120,10 @@ def shipped(tree):
     """A cost model trained shortly on measured samples, and an untrained policy beside it."""
     models = Registry(tree / "costmodel" / "shipped", author="autoshard")
     dataset = CostDataset.from_samples(read_samples(ROOT / "tests" / "data" / "samples", "cpu"))
-    options = TrainingOptions(schedule=Shuffled(num_updates=60), batch_size=64)
+    options = TrainingOptions(num_updates=60, batch_size=64)
     trained = train_cost_model(dataset, device="cpu", options=options)
-    ids = {COST_KIND: models.publish(COST_KIND, "cpu", trained.weights, trained.card.to_json())}
-    policy = TrainedPolicy(
-        network=PlacementNetwork(FULL_CODE_WIDTH), cost=PolicyCostModel.load(models, "cpu"), training={}
-    )
+    ids = {LearnedCostModel.kind: trained.model().publish(models)}
+    policy = TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=load_cost_model(models, "cpu"), training={})
     return {**ids, "policy": policy.publish(models)}
 
 
@@ -176,7 +174,7 @@ def test_the_wheel_holds_models_and_data(wheel, tree, shipped):
 
 def test_plans_are_made_with_what_is_shipped(run, shipped):
     plan = run("plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "policy")
-    name = f"learned:cpu@{shipped[COST_KIND]} (shipped)"
+    name = f"learned:cpu@{shipped[LearnedCostModel.kind]} (shipped)"
     assert plan["predicted"]["cost_model"] == plan["predicted"]["models"]["kernel"] == name
     assert plan["provenance"]["models"]["kernel"] == name
     assert plan["provenance"]["models"]["policy"] == f"policy:cpu@{shipped['policy']} (shipped)"
@@ -185,4 +183,6 @@ def test_plans_are_made_with_what_is_shipped(run, shipped):
 def test_planners_are_compared_with_what_is_shipped(run, shipped):
     compared = run("compare", "criteo-kaggle", "--topology", "cpu-4", "--planners", "policy,cost-greedy")
     assert [row["failure"] for row in compared["planners"]] == [None, None]
-    assert {row["cost_model"] for row in compared["planners"]} == {f"learned:cpu@{shipped[COST_KIND]} (shipped)"}
+    assert {row["cost_model"] for row in compared["planners"]} == {
+        f"learned:cpu@{shipped[LearnedCostModel.kind]} (shipped)"
+    }

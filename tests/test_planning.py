@@ -23,9 +23,9 @@ from autoshard.planners.search import improve
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planning import compare, kernel_model, make_costs, make_plan, plan_costs
 from autoshard.report import speedups_over
-from costmodel import COST_KIND, Registry
+from costmodel import Registry
 from costmodel.kernel.dataset import CostDataset
-from costmodel.kernel.schedules import Shuffled
+from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.training import TrainingOptions, train_cost_model
 
 SAMPLES = Path(__file__).parent / "data" / "samples"
@@ -36,9 +36,9 @@ SCALE = 64
 def registry(tmp_path_factory):
     """A cost model of this project's own, trained shortly on real samples."""
     root = tmp_path_factory.mktemp("registry")
-    options = TrainingOptions(schedule=Shuffled(num_updates=150), batch_size=64)
+    options = TrainingOptions(num_updates=150, batch_size=64)
     trained = train_cost_model(CostDataset.from_samples(read_samples(SAMPLES, "cpu")), device="cpu", options=options)
-    Registry(root).publish(COST_KIND, "cpu", trained.weights, trained.card.to_json())
+    trained.model().publish(Registry(root))
     return root
 
 
@@ -65,7 +65,7 @@ def request_of(tables, topology, registry):
 
 class TestModels:
     def test_learned_where_the_registry_has_one(self, topology, registry):
-        version = Registry(registry).production_id(COST_KIND, "cpu")
+        version = Registry(registry).production_id(LearnedCostModel.kind, "cpu")
         assert kernel_model(topology, registry).name == f"learned:cpu@{version}"
 
     def test_analytic_else(self, topology, registry, tmp_path):
@@ -110,7 +110,7 @@ class TestMakePlan:
     def test_plans_carry_prediction_and_provenance(self, request_of):
         plan = make_plan("auto", request_of(seed=3, options={"steps": "100", "objective": "kernel"}))
         assert plan.predicted == evaluate(plan, request_of().costs)
-        version = Registry(request_of().registry).production_id(COST_KIND, "cpu")
+        version = Registry(request_of().registry).production_id(LearnedCostModel.kind, "cpu")
         assert plan.predicted.cost_model == f"learned:cpu@{version}"
         assert plan.predicted.step_ms.low <= plan.predicted.step_ms.value <= plan.predicted.step_ms.high
         made = plan.provenance

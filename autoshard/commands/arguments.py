@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard.commands.options import command_options
+from autoshard.core.accepted import MAX_SEED
 from autoshard.core.costs import Risk
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
-from autoshard.core.seeds import MAX_SEED
 
 if TYPE_CHECKING:
     from autoshard.core import CostModels, ShardingPlan

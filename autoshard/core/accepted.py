@@ -1,4 +1,4 @@
-"""What is accepted of a number, a name or a list of names, refused everywhere in the same words."""
+"""What is accepted of a number, a seed, a name or a list of names, refused everywhere in the same words."""
 
 from __future__ import annotations
 
@@ -83,6 +83,10 @@ FINITE_AT_LEAST_0 = Range(at_least=0, kind=FINITE)
 FINITE_ABOVE_0 = Range(above=0, kind=FINITE)
 WHOLE_AT_LEAST_0 = Range(at_least=0, kind=WHOLE)
 WHOLE_AT_LEAST_1 = Range(at_least=1, kind=WHOLE)
+#: Largest seed that numpy, torch and JSON take alike: numpy's older generators, which Stable-Baselines3 seeds, take no
+#: more.
+MAX_SEED = 2**32 - 1
+SEED = Range(at_least=0, at_most=MAX_SEED)
 
 
 def check_choice(value: str, accepted: Iterable[str], field: str) -> None:

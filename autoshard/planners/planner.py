@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from autoshard.core import CostModels, ShardingPlan, TableSet, Topology
-from autoshard.core.accepted import FINITE_ABOVE_0
+from autoshard.core.accepted import FINITE_ABOVE_0, SEED
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
-from autoshard.core.seeds import check_seed
 
 OptionsT = TypeVar("OptionsT")
 
@@ -41,7 +40,7 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         FINITE_ABOVE_0.check_fields(self, "time_limit_s")
-        check_seed(self.seed)
+        SEED.check_fields(self, "seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

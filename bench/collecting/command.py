@@ -15,7 +15,7 @@ from bench.collecting.store_lock import CollectorBusyError
 from bench.collecting.termination import TERMINATED_EXIT_CODE, Terminated, termination_raised
 
 if TYPE_CHECKING:
-    from bench.collecting.outcome import Outcome
+    from bench.collecting.collection import Collection
 
 _MOST_REASONS = 3
 
@@ -36,7 +36,7 @@ def collect(options: CollectOptions, as_json: console.JsonOption = False) -> Non
         autoshard collect --store samples --seconds 3600 --retrain 5
     """
     try:
-        outcomes = _measured(options)
+        parts = _measured(options)
     except Terminated:  # before anything was measured
         raise typer.Exit(TERMINATED_EXIT_CODE) from None
     except CollectorBusyError as error:
@@ -47,12 +47,12 @@ def collect(options: CollectOptions, as_json: console.JsonOption = False) -> Non
         )
         return
     took = time.monotonic() - options.started
-    console.emit(_result(options, outcomes, took), _text(options, outcomes, took), as_json=as_json)
-    if any(outcome.is_terminated for outcome in outcomes):
+    console.emit(_result(options, parts, took), _text(options, parts, took), as_json=as_json)
+    if any(part.is_terminated for part in parts):
         raise typer.Exit(TERMINATED_EXIT_CODE)
 
 
-def _measured(options: CollectOptions) -> Sequence[Outcome]:
+def _measured(options: CollectOptions) -> Sequence[Collection]:
     total = options.num_samples * len(options.sample_kinds) if options.num_samples else options.limit_s or 0
     with termination_raised(), console.progress("Measuring", total) as bar:
 
@@ -68,51 +68,37 @@ def _measured(options: CollectOptions) -> Sequence[Outcome]:
         return run_collection(options, advance)
 
 
-def _result(options: CollectOptions, outcomes: Sequence[Outcome], took: float) -> dict[str, object]:
+def _result(options: CollectOptions, parts: Sequence[Collection], took: float) -> dict[str, object]:
     return {
         "store": str(options.store),
-        "device": outcomes[0].device,
-        "num_samples": sum(outcome.num_samples for outcome in outcomes),
-        "files": [str(file) for outcome in outcomes for file in outcome.files],
+        "device": parts[0].device,
+        "num_samples": sum(part.num_samples for part in parts),
+        "files": [str(file) for part in parts for file in part.files],
         "seconds": round(took, 3),
         "seed": options.set_seed,
         "is_busy": False,
-        "is_terminated": any(outcome.is_terminated for outcome in outcomes),
-        "parts": [
-            {
-                "kind": outcome.kind.value,
-                "device": outcome.device,
-                "num_samples": outcome.num_samples,
-                "added": dict(outcome.added),
-                "skipped": dict(outcome.skipped),
-                "failed": dict(outcome.failed),
-                "reasons": list(outcome.reasons),
-                "num_noisy": outcome.num_noisy,
-                "num_measured_again": outcome.num_measured_again,
-                "timed_share": outcome.timed_share,
-            }
-            for outcome in outcomes
-        ],
+        "is_terminated": any(part.is_terminated for part in parts),
+        "parts": [part.to_json() for part in parts],
     }
 
 
-def _text(options: CollectOptions, outcomes: Sequence[Outcome], took: float) -> str:
-    number = sum(outcome.num_samples for outcome in outcomes)
-    devices = ", ".join(dict.fromkeys(outcome.device for outcome in outcomes))
-    ended = " Ended by SIGTERM." if any(outcome.is_terminated for outcome in outcomes) else ""
+def _text(options: CollectOptions, parts: Sequence[Collection], took: float) -> str:
+    number = sum(part.num_samples for part in parts)
+    devices = ", ".join(dict.fromkeys(part.device for part in parts))
+    ended = " Ended by SIGTERM." if any(part.is_terminated for part in parts) else ""
     lines = [f"Added {number} samples of {devices} to {options.store} in {took:.0f} s ({number / took:.1f}/s).{ended}"]
-    for outcome in outcomes:
-        lines.append(f"{outcome.kind.value}: added {_counted(outcome.added)}; {outcome.num_noisy} noisy")
-        if outcome.num_measured_again:
-            lines[-1] += f", {outcome.num_measured_again} measured again"
-        if outcome.timed_share:
-            lines[-1] += f"; {outcome.timed_share:.0%} of the time in timed kernels"
-        if outcome.skipped:
-            lines.append(f"skipped, measured before: {_counted(outcome.skipped)}")
-        if outcome.failed:
-            lines.append(f"not measured: {_counted(outcome.failed)}")
-            lines += [f"  {reason}" for reason in outcome.reasons[:_MOST_REASONS]]
-            more = len(outcome.reasons) - _MOST_REASONS
+    for part in parts:
+        lines.append(f"{part.kind.value}: added {_counted(part.added)}; {part.num_noisy} noisy")
+        if part.num_measured_again:
+            lines[-1] += f", {part.num_measured_again} measured again"
+        if part.timed_share:
+            lines[-1] += f"; {part.timed_share:.0%} of the time in timed kernels"
+        if part.skipped:
+            lines.append(f"skipped, measured before: {_counted(part.skipped)}")
+        if part.failed:
+            lines.append(f"not measured: {_counted(part.failed)}")
+            lines += [f"  {reason}" for reason in part.reasons[:_MOST_REASONS]]
+            more = len(part.reasons) - _MOST_REASONS
             lines += [f"  and {more} other reasons"] if more > 0 else []
     return "\n".join(lines)
 

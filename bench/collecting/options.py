@@ -165,8 +165,7 @@ class CollectOptions:
             raise InvalidOptionError("cannot be used with --ray", field="retrain")
         if self.ray and kinds != (SampleKind.KERNELS,):
             raise InvalidOptionError(f"must be kernels with --ray, got {shown(self.kinds)}", field="kinds")
-        if self.store.exists() and not self.store.is_dir():
-            raise SampleStoreError("is no folder", source=str(self.store))
+        check_folder(self.store)
 
     @property
     def sample_kinds(self) -> tuple[SampleKind, ...]:
@@ -207,6 +206,16 @@ class CollectOptions:
         """When the next of the parts that are yet to come should end, if they share alike what time is left."""
         now = time.monotonic()
         return now + max(0.0, self.deadline - now) / num_parts
+
+
+def check_folder(store: Path) -> None:
+    """Refuses a store that is there and is no folder.
+
+    Raises:
+        SampleStoreError: If it is one.
+    """
+    if store.exists() and not store.is_dir():
+        raise SampleStoreError("is no folder", source=str(store))
 
 
 def seconds_until(deadline: float) -> float | None:

@@ -8,33 +8,28 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from types import ModuleType
 from typing import Any
 
 from autoshard import console
 from autoshard.core.errors import DeviceError, ExecutionError
-from autoshard.formats.stores.samples import KERNEL_SAMPLES, Sample, set_id_of
+from autoshard.formats.stores.samples import KERNEL_SAMPLES, Sample
 from autoshard.ray_library import import_ray
-from bench.collecting.collector import Tally
-from bench.collecting.kernels import known_sets, to_sample
+from bench.collecting.collection import Collection
+from bench.collecting.kernels import KernelKind
 from bench.collecting.options import CollectOptions, SampleKind
-from bench.collecting.outcome import Outcome
 from bench.collecting.run import check_names, check_store, set_source
+from bench.collecting.sample_log import Advance, SampleLog
 from bench.collecting.set_queue import Queued, SetQueue, StreamPosition
 from bench.collecting.store_lock import CollectorLock
-from bench.collecting.termination import Terminated
 from bench.kernels.harness import Harness, Settings
-from bench.measuring.devices import BenchDevice, find_device
-from bench.measuring.provenance import Software, installed_software
+from bench.measuring.devices import find_device
+from bench.measuring.provenance import Machine
 from bench.sampling.stream import ChosenSet, stream_sets
-from bench.store.writer import SampleWriter
-
-Advance = Callable[[int, float], None]
 
 #: Time that a batch of sets should take a worker: what is lost with one that dies.
 _BATCH_SECONDS = 5.0
@@ -47,15 +42,6 @@ _MOST_DEATHS = 3
 _POLL_S = 0.5
 #: Time that is left to batches in hand when the time is up.
 _GRACE_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerIdentity:
-    """Where a worker measures."""
-
-    device: BenchDevice
-    software: Software
-    num_threads: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +64,11 @@ class KernelWorker:
     def __init__(self, device: str, settings: Settings | None = None, num_rounds: int | None = None) -> None:
         found = find_device(device)
         self._harness = Harness(found, Settings.for_collecting(found, num_rounds) if settings is None else settings)
-        self._software = installed_software()
+        self._kind = KernelKind(self._harness.machine)
 
-    def identity(self) -> WorkerIdentity:
-        """Where this is."""
-        return WorkerIdentity(
-            device=self._harness.device, software=self._software, num_threads=self._harness.num_threads
-        )
+    def machine(self) -> Machine:
+        """Where this measures."""
+        return self._kind.machine
 
     def measure(self, batch: list[Queued[ChosenSet]]) -> WorkerResult:
         """Measures sets; those that cannot be are told with the reason."""
@@ -94,10 +78,7 @@ class KernelWorker:
             failures[index] = str(error)
 
         results = self._harness.measure_each((item.chosen.shards for item in batch), on_skip=skip)
-        samples = {
-            index: to_sample(result, batch[index].chosen.source, self._harness, self._software)
-            for index, result in results
-        }
+        samples = {index: self._kind.sample(result, batch[index].chosen.source) for index, result in results}
         return WorkerResult(samples=samples, failures=failures)
 
 
@@ -105,7 +86,7 @@ def collect_on_ray(
     options: CollectOptions,
     advance: Advance = lambda *_: None,
     settings: Settings | None = None,
-) -> tuple[Outcome, ...]:
+) -> tuple[Collection, ...]:
     """Measures kernels on all workers of a Ray cluster and appends the samples to a store of this machine.
 
     Each worker gets a stream of sets of its own. When one dies, its sets go to the next batch of its successor; a set
@@ -168,35 +149,23 @@ class _Driver:
         self._ray, self._options, self._advance = ray, options, advance
         self._on_gpus, num_workers = self._workers()
         self._settings = settings
-        self._writer = SampleWriter(KERNEL_SAMPLES, options.store, seconds_per_file=10.0)
-        self._tally = Tally()
+        self._log = SampleLog(KERNEL_SAMPLES, options.store, KernelKind.seconds_per_file)
         self._tries: Counter[tuple[int, int]] = Counter()
-        self._known: dict[tuple[str, ...], set[str]] = {}
+        self._known: dict[Machine, set[str]] = {}
         self._devices: dict[str, None] = {}
         self._seats = [_Seat(index, self._actor()) for index in range(num_workers)]
         self._running: dict[Any, _Seat] = {}
 
-    def run(self) -> Outcome:
+    def run(self) -> Collection:
         """Until there are enough samples, or time is up."""
-        is_terminated = False
         console.log(f"Measuring on {len(self._seats)} workers of a Ray cluster.")
-        try:
+        with self._log.recording():
             for seat in self._seats:
-                self._running[seat.actor.identity.remote()] = seat
+                self._running[seat.actor.machine.remote()] = seat
             self._gather()
-        except Terminated:
-            is_terminated = True
-        finally:
-            self._writer.write()
         queues = [seat.queue for seat in self._seats if seat.queue is not None]
-        return Outcome(
-            kind=SampleKind.KERNELS,
-            device=", ".join(self._devices),
-            files=tuple(self._writer.files),
-            skipped=dict(sum((queue.skipped for queue in queues), Counter())),
-            **self._tally.counts(),
-            is_terminated=is_terminated,
-        )
+        skipped = sum((queue.skipped for queue in queues), Counter[str]())
+        return self._log.collection(SampleKind.KERNELS, ", ".join(self._devices), skipped=skipped)
 
     def _workers(self) -> tuple[bool, int]:
         """Whether workers have GPUs, and how many there are."""
@@ -230,23 +199,23 @@ class _Driver:
                     continue
                 except self._ray.exceptions.RayTaskError as error:
                     raise error.cause if isinstance(error.cause, Exception) else ExecutionError(str(error)) from error
-                if isinstance(answer, WorkerIdentity):
+                if isinstance(answer, Machine):
                     self._admit(seat, answer)
                 else:
                     self._take(seat, answer)
                 self._send(seat)
-            self._writer.write_when_due()
+            self._log.write_when_due()
 
-    def _admit(self, seat: _Seat, identity: WorkerIdentity) -> None:
+    def _admit(self, seat: _Seat, machine: Machine) -> None:
         """Opens the worker's stream, when it is new."""
-        self._devices[identity.device.key] = None
+        self._devices[machine.device.key] = None
         if seat.queue is not None:
             return
-        machine = (identity.device.name, identity.software.torch_version, identity.software.fbgemm_version)
+        kind = KernelKind(machine)
         if machine not in self._known:
-            self._known[machine] = known_sets(self._options.store, identity.device.name, identity.software)
+            self._known[machine] = kind.known(self._options.store)
         sets = stream_sets(
-            set_source(self._options, identity.device),
+            set_source(self._options, machine.device),
             seed=self._options.set_seed + seat.index,
             weights=self._options.shares,
         )
@@ -254,7 +223,7 @@ class _Driver:
             sets,
             position=StreamPosition(),
             known=self._known[machine],
-            identity=partial(_set_id, identity),
+            identity=kind.identity,
             is_over=lambda: time.monotonic() >= self._options.deadline,
         )
 
@@ -263,7 +232,7 @@ class _Driver:
         size = seat.size
         if self._options.num_samples is not None:
             in_hand = sum(len(other.batch) for other in self._seats)
-            size = min(size, self._options.num_samples - self._writer.num_samples - in_hand)
+            size = min(size, self._options.num_samples - self._log.num_samples - in_hand)
         is_first = seat.sent == 0.0
         if size < 1 or seat.queue is None or (time.monotonic() >= self._options.deadline and not is_first):
             return
@@ -279,9 +248,9 @@ class _Driver:
         left = max(0.0, self._options.deadline - time.monotonic())
         seat.size = max(1, min(_LARGEST_BATCH, int(len(batch) / took * min(_BATCH_SECONDS, left))))
         for sample in result.samples.values():
-            self._writer.add(sample, partial(self._tally.add, sample, sample.source))
+            self._log.add(sample, sample.source, sample)
         for index, reason in result.failures.items():
-            self._tally.fail(batch[index].chosen.source, reason)
+            self._log.fail(batch[index].chosen.source, reason)
         self._advance(len(result.samples), took / len(self._seats))
 
     def _replace(self, seat: _Seat) -> None:
@@ -292,14 +261,10 @@ class _Driver:
             if self._tries[seat.index, item.position] < _MOST_TRIES:
                 seat.again.append(item)
             else:
-                self._tally.fail(item.chosen.source, "the worker that measured it died, twice")
+                self._log.fail(item.chosen.source, "the worker that measured it died, twice")
         seat.batch = []
         if seat.num_deaths > _MOST_DEATHS:
             raise ExecutionError(f"a Ray worker died {seat.num_deaths} times; see the logs of the cluster")
         seat.size = max(1, seat.size // 2)
         seat.actor = self._actor()
-        self._running[seat.actor.identity.remote()] = seat
-
-
-def _set_id(identity: WorkerIdentity, chosen: ChosenSet) -> str:
-    return set_id_of(chosen.shards, device=identity.device.key, num_threads=identity.num_threads)
+        self._running[seat.actor.machine.remote()] = seat

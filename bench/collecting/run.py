@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from autoshard.core import LocalShard
-from autoshard.core.errors import InvalidOptionError
-from autoshard.core.quoting import shown
+from autoshard.core.accepted import check_choice
 from autoshard.formats import canonical_json, digest, load_tables, tables_to_json
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, devices_in, measured_sets, read_samples
 from autoshard.plugins import find_trainer
-from bench.collecting.kernels import collect_samples
+from bench.collecting.collection import Collection
+from bench.collecting.kernels import KernelKind
 from bench.collecting.options import GIB, CollectOptions, SampleKind, seconds_until
-from bench.collecting.outcome import Outcome
 from bench.collecting.retraining import collect_and_train
+from bench.collecting.sample_log import Advance
 from bench.collecting.set_queue import StreamPosition
 from bench.collecting.store_lock import CollectorLock, device_lock_name
 from bench.collecting.termination import Terminated
@@ -30,11 +29,9 @@ from bench.measuring.devices import BenchDevice, find_device
 from bench.measuring.provenance import installed_software
 from bench.sampling.stream import STRATEGIES, SetSource, stream_sets
 
-Advance = Callable[[int, float], None]
 
-
-def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) -> tuple[Outcome, ...]:
-    """Measures and appends to the store; one outcome per kind.
+def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) -> tuple[Collection, ...]:
+    """Measures and appends to the store; one collection per kind.
 
     Args:
         options: What to do.
@@ -48,20 +45,18 @@ def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) 
     """
     check_names(options)
     device = find_device(options.device)
-    collect = {
-        SampleKind.KERNELS: _collect_kernels,
-        SampleKind.DENSE: _collect_dense,
-        SampleKind.COLLECTIVES: _collect_collectives,
-    }
-    outcomes: list[Outcome] = []
+    found: list[Collection] = []
     with CollectorLock(options.store, device_lock_name(device)):
         check_store(options.store)
         for index, kind in enumerate(options.sample_kinds):
             deadline = options.deadline_of_part(len(options.sample_kinds) - index)
-            outcomes.append(_until_terminated(collect[kind], kind, options, device, deadline, advance))
-            if outcomes[-1].is_terminated:
+            try:
+                found.append(_COLLECT[kind](options, device, deadline, advance))
+            except Terminated:  # before anything of the kind was measured
+                found.append(Collection(kind=kind, device=device.key, is_terminated=True))
+            if found[-1].is_terminated:
                 break
-    return tuple(outcomes)
+    return tuple(found)
 
 
 def check_names(options: CollectOptions) -> None:
@@ -72,8 +67,7 @@ def check_names(options: CollectOptions) -> None:
     """
     load_tables(options.tables)
     for name in options.shares or ():
-        if name not in STRATEGIES:
-            raise InvalidOptionError(f"must be of {', '.join(STRATEGIES)}; got {shown(name)}", field="strategies")
+        check_choice(name, STRATEGIES, "strategies")
 
 
 def check_store(store: Path) -> None:
@@ -101,7 +95,7 @@ def set_source(options: CollectOptions, device: BenchDevice) -> SetSource:
         device=device.key,
         memory_bytes=memory_limit(device) if options.memory_bytes is None else options.memory_bytes,
         registry=options.registry,
-        accepts=partial(_accepts, on_cuda=device.is_cuda),
+        accepts=partial(is_measurable, on_cuda=device.is_cuda),
         samples=samples,
     )
 
@@ -135,64 +129,32 @@ def stream_position(options: CollectOptions, source: SetSource, device: BenchDev
     return StreamPosition.of_stream(options.store, description)
 
 
-def _accepts(shard: LocalShard, on_cuda: bool) -> bool:
-    return is_measurable(shard, on_cuda=on_cuda)
-
-
-def _until_terminated(
-    collect: Callable[[CollectOptions, BenchDevice, float, Advance], Outcome],
-    kind: SampleKind,
-    options: CollectOptions,
-    device: BenchDevice,
-    deadline: float,
-    advance: Advance,
-) -> Outcome:
-    counts: list[int] = []
-
-    def count(number: int, elapsed: float) -> None:
-        counts.append(number)
-        advance(number, elapsed)
-
-    try:
-        return collect(options, device, deadline, count)
-    except Terminated:
-        return Outcome(
-            kind=kind, device=device.key, added={kind.value: sum(counts)} if counts else {}, is_terminated=True
+def _collect_kernels(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Collection:
+    def collect(asked: CollectOptions, until: float) -> Collection:
+        source = set_source(asked, device)
+        position = stream_position(asked, source, device)
+        return KernelKind.collect(
+            Harness(device, Settings.for_collecting(device, asked.rounds)),
+            stream_sets(source, seed=asked.set_seed, start=position.start, weights=asked.shares),
+            asked.store,
+            num_samples=asked.num_samples,
+            seconds=seconds_until(until),
+            position=position,
+            advance=advance,
         )
-
-
-def _collect_kernels(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
-    def collect(asked: CollectOptions, until: float) -> Outcome:
-        return _collect_kernels_until(asked, device, until, advance)
 
     if not options.retrain:
         return collect(options, deadline)
     return collect_and_train(options, device.key, deadline, collect, find_trainer("--retrain"))
 
 
-def _collect_kernels_until(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
-    source = set_source(options, device)
-    position = stream_position(options, source, device)
-    sets = stream_sets(source, seed=options.set_seed, start=position.start, weights=options.shares)
-    done = collect_samples(
-        Harness(device, Settings.for_collecting(device, options.rounds)),
-        sets,
-        options.store,
-        num_samples=options.num_samples,
-        seconds=seconds_until(deadline),
-        position=position,
-        advance=advance,
-    )
-    return Outcome.of_kernels(done, device.key)
-
-
-def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
-    from bench.collecting.dense import collect_dense_samples
+def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Collection:
+    from bench.collecting.dense import DenseLayersKind
     from bench.dense.harness import DenseHarness
     from bench.dense.sampling import choose_dense_shapes
 
     harness = DenseHarness(device)
-    done = collect_dense_samples(
+    return DenseLayersKind.collect(
         harness,
         choose_dense_shapes(seed=options.set_seed, dtypes=harness.dtypes),
         options.store,
@@ -200,36 +162,27 @@ def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float
         seconds=seconds_until(deadline),
         advance=advance,
     )
-    return Outcome(
-        kind=SampleKind.DENSE,
-        device=device.key,
-        files=done.files,
-        added={SampleKind.DENSE.value: done.num_samples} if done.num_samples else {},
-        failed={SampleKind.DENSE.value: sum(done.failed.values())} if done.failed else {},
-        reasons=("not run by the device, or not in the time or memory there is",) if done.failed else (),
-        num_noisy=done.num_noisy,
-        is_terminated=done.is_terminated,
-    )
 
 
-def _collect_collectives(options: CollectOptions, _device: BenchDevice, deadline: float, advance: Advance) -> Outcome:
-    from bench.collectives.collector import collect_collectives
+def _collect_collectives(
+    options: CollectOptions, _device: BenchDevice, deadline: float, advance: Advance
+) -> Collection:
+    from bench.collecting.collectives import collect_collectives
+    from bench.collectives.sampling import Processes
 
-    done = collect_collectives(
+    return collect_collectives(
         options.store,
-        options.nproc,
-        options.node_size,
+        Processes(nproc=options.nproc, node_size=options.node_size),
         device=options.device,
         seconds=seconds_until(deadline),
         seed=options.set_seed,
         advance=advance,
     )
-    skipped = dict(done.skipped)
-    return Outcome(
-        kind=SampleKind.COLLECTIVES,
-        device=done.device,
-        files=done.files,
-        added={done.backend: done.num_samples} if done.num_samples else {},
-        failed=skipped,
-        reasons=tuple(skipped),
-    )
+
+
+#: How samples of each kind are collected until a time of the monotonic clock.
+_COLLECT: Mapping[SampleKind, Callable[[CollectOptions, BenchDevice, float, Advance], Collection]] = {
+    SampleKind.KERNELS: _collect_kernels,
+    SampleKind.DENSE: _collect_dense,
+    SampleKind.COLLECTIVES: _collect_collectives,
+}

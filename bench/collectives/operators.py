@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from autoshard.core import DType
 from autoshard.core.errors import ExecutionError, InvalidOptionError
-from autoshard.formats.stores.collective_samples import Collective, Operator, Splits
-
-TORCH_DTYPE = {DType.FP32: torch.float32, DType.FP16: torch.float16, DType.BF16: torch.bfloat16, DType.INT8: torch.int8}
+from autoshard.formats.stores.collective_samples import Collective, GroupLevel, Operator, Splits
+from bench.measuring.devices import TORCH_DTYPES
 
 # torch 2.13 renamed them, and warns of the old names; older versions have those only.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -36,6 +35,12 @@ def refusal(collective: Collective) -> str | None:
     if collective.operator.is_reduction and collective.dtype is DType.INT8:
         return f"{collective.operator} of int8: sums of quantised values overflow, so nobody reduces them"
     return None
+
+
+def collective_from_json(document: dict[str, Any]) -> Collective:
+    """The collective that `dataclasses.asdict` made a JSON object of."""
+    kinds = {"level": GroupLevel, "operator": Operator, "dtype": DType, "splits": Splits}
+    return Collective(**document | {name: kind(document[name]) for name, kind in kinds.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +160,7 @@ class Buffers:
 
     def view(self, name: str, num_elements: int, dtype: DType) -> torch.Tensor:
         """The first elements of `input` or `output`."""
-        return self._memory[name][: num_elements * dtype.num_bytes].view(TORCH_DTYPE[dtype])
+        return self._memory[name][: num_elements * dtype.num_bytes].view(TORCH_DTYPES[dtype])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +229,7 @@ def verify(
         ExecutionError: If anything else than the right data arrived.
         RuntimeError: If the backend refuses it or a peer is gone.
     """
-    rank, dtype = dist.get_rank(group), TORCH_DTYPE[collective.dtype]
+    rank, dtype = dist.get_rank(group), TORCH_DTYPES[collective.dtype]
     small = Collective(
         level=collective.level,
         operator=collective.operator,

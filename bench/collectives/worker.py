@@ -1,6 +1,6 @@
 """One process of a benchmark of collectives: `torchrun -m bench.collectives.worker FOLDER`.
 
-The folder holds `job.json`, written by `bench.collectives.collector`; a process that fails writes
+The folder holds `job.json`, written by `bench.collecting.collectives`; a process that fails writes
 `error.<rank>.json`. Reports go to standard output, one JSON object a line.
 """
 
@@ -27,8 +27,7 @@ from autoshard.runtime.devices import choose_device
 from autoshard.runtime.job import JOB_FILE
 from autoshard.runtime.results import Device
 from autoshard.runtime.worker import run_worker
-from bench.collectives.collector import collective_from_json
-from bench.collectives.operators import BoundCollective, Buffers, Movement, verify
+from bench.collectives.operators import BoundCollective, Buffers, Movement, collective_from_json, verify
 from bench.measuring.arena import free_bytes
 from bench.measuring.robust_stats import MsArray, locate
 from bench.measuring.timing import RoundSettings, quiet_process
@@ -47,7 +46,7 @@ class CollectiveWorker:
     """This process's part in measuring chunks of collectives.
 
     Args:
-        job: As `bench.collectives.collector` wrote it.
+        job: As `bench.collecting.collectives` wrote it.
         device: This process's device.
     """
 

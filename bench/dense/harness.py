@@ -10,7 +10,6 @@ Source:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from autoshard.core import DType
@@ -19,7 +18,6 @@ from autoshard.core.errors import DeviceError
 from bench.dense.kernels import DenseKernel, kernel_bytes, runnable_dtypes
 from bench.measuring.attempts import Timing
 from bench.measuring.caches import CacheFlush
-from bench.measuring.clocks import DeviceClocks
 from bench.measuring.devices import BenchDevice
 from bench.measuring.rounds import GroupHarness, GroupSettings
 from bench.measuring.timing import RoundSettings
@@ -59,8 +57,6 @@ class DenseMeasurement(Timing):
     """Latency of one shape; the fields are those of `DenseSample`."""
 
     shape: DenseShape
-    sm_clock_mhz: float = 0.0
-    throttle_reasons: str = ""
 
     @property
     def spread(self) -> float:
@@ -136,20 +132,9 @@ class DenseHarness(GroupHarness[DenseShape, DenseKernel, DenseMeasurement]):
     def _build(self, item: DenseShape, seed: int) -> DenseKernel:
         return DenseKernel(item, self.device.device, seed)
 
-    def _result(self, kernel: DenseKernel, timing: Timing, clocks: Sequence[DeviceClocks | None]) -> DenseMeasurement:
-        after = clocks[-1]
-        return DenseMeasurement(
-            **asdict(timing),
-            shape=kernel.shape,
-            sm_clock_mhz=float((after.sm_mhz if after else None) or 0),
-            throttle_reasons=_throttle_reasons(*clocks),
-        )
+    def _result(self, kernel: DenseKernel, timing: Timing) -> DenseMeasurement:
+        return DenseMeasurement(**asdict(timing), shape=kernel.shape)
 
 
 def _flops(shape: DenseShape) -> int:
     return shape.forward_flops + shape.backward_flops
-
-
-def _throttle_reasons(*clocks: DeviceClocks | None) -> str:
-    """What held the clock back before or after; the GPU worked in between."""
-    return ",".join(sorted({reason for one in clocks if one is not None for reason in one.throttle_reasons}))

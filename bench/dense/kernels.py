@@ -11,8 +11,7 @@ from torch import nn
 from autoshard.core import DenseLayers, DType
 from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape
 from autoshard.runtime.dense import DenseModel
-
-TORCH_DTYPES = {DType.FP32: torch.float32, DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
+from bench.measuring.devices import TORCH_DTYPES
 
 
 class DenseKernel:

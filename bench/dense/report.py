@@ -9,10 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.table import Table
 
-from autoshard.core.dense import DenseShape
 from autoshard.formats.stores.dense_samples import DenseSample
-from autoshard.formats.stores.samples import corrected_ms
-from bench.measuring.robust_stats import SIGMA_PER_DEVIATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,25 +43,6 @@ def summarise_dense(samples: Sequence[DenseSample]) -> tuple[DenseSummary, ...]:
     for sample in samples:
         grouped[str(sample.shape.kind), str(sample.shape.dtype)].append(sample)
     return tuple(_summary(*key, grouped[key]) for key in sorted(grouped))
-
-
-def dense_repeatability(samples: Sequence[DenseSample]) -> float | None:
-    """Standard deviation over mean of shapes that were measured more than once on one machine, drift divided out.
-
-    Returns:
-        By the median absolute deviation, over forward plus backward; None without repeated shapes.
-    """
-    repeated: dict[tuple[DenseShape, str, int], list[float]] = defaultdict(list)
-    for sample, total_ms in zip(samples, np.sum(corrected_ms(samples), axis=0).tolist(), strict=True):
-        repeated[sample.shape, sample.device_name, sample.num_threads].append(total_ms)
-    deviations = [
-        # One of n values lies nearer to their mean than to the truth.
-        abs(value / float(np.mean(values)) - 1) * float(np.sqrt(len(values) / (len(values) - 1)))
-        for values in repeated.values()
-        if len(values) > 1
-        for value in values
-    ]
-    return SIGMA_PER_DEVIATION * float(np.median(deviations)) if deviations else None
 
 
 def dense_table(samples: Sequence[DenseSample]) -> Table:

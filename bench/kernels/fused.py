@@ -9,7 +9,7 @@ import inspect
 import warnings
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
@@ -24,6 +24,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, Update
 from bench.kernels.inputs import FusedInput, ShardBatch, fuse
 from bench.measuring.arena import Arenas
+from bench.measuring.devices import TORCH_DTYPES
 
 _POOLING = {"sum": PoolingMode.SUM, "mean": PoolingMode.MEAN}
 _PRECISIONS = {DType.FP32: SparseType.FP32, DType.FP16: SparseType.FP16, DType.BF16: SparseType.BF16}
@@ -39,18 +40,6 @@ _TAKES_MEMORY = "preallocated_host_buffers" in inspect.signature(SplitTableBatch
 LEARNING_RATE = 0.01
 EPSILON = 1e-8
 _GRADIENT = 1e-3
-
-
-class Kernel(Protocol):
-    """Shards of one kind that run together."""
-
-    def forward(self) -> torch.Tensor:
-        """Looks all bags up; shape (B, D) where bags are pooled, else (L, D)."""
-        ...
-
-    def backward(self, output: torch.Tensor) -> None:
-        """Propagates a gradient, down to what the kind of shard asks for."""
-        ...
 
 
 class FusedKernel:
@@ -79,13 +68,13 @@ class FusedKernel:
         return self._module
 
     def forward(self) -> torch.Tensor:
-        """See `Kernel`."""
+        """Looks all bags up; shape (B, D) where they are pooled, else (L, D)."""
         self._turn = (self._turn + 1) % len(self._inputs)
         batch = self._inputs[self._turn]
         return self._module(batch.indices_L, batch.offsets_B)
 
     def backward(self, output: torch.Tensor) -> None:
-        """See `Kernel`; the weights are updated."""
+        """Propagates a gradient and updates the weights."""
         output.backward(self._gradients[self._turn])
 
 
@@ -117,12 +106,12 @@ class PooledGradientKernel:
         return self._module
 
     def forward(self) -> torch.Tensor:
-        """See `Kernel`."""
+        """Looks all bags up; shape (B, D)."""
         self._module.weights.grad = None
         return self._module(self._batch.indices_L, self._batch.offsets_B)
 
     def backward(self, output: torch.Tensor) -> None:
-        """See `Kernel`; the gradient is left in the module's weights."""
+        """Propagates a gradient, which is left in the module's weights."""
         output.backward(self._gradient)
 
 
@@ -148,7 +137,7 @@ class RowGradientKernel:
         return self._weights
 
     def forward(self) -> torch.Tensor:
-        """See `Kernel`."""
+        """Looks all rows up, shard after shard, as one vector."""
         for weights in self._weights:
             weights.grad = None
         found = [
@@ -158,8 +147,12 @@ class RowGradientKernel:
         return torch.cat(found)
 
     def backward(self, output: torch.Tensor) -> None:
-        """See `Kernel`."""
+        """Makes the gradients of the weights."""
         output.backward(torch.full_like(output, _GRADIENT))
+
+
+#: Shards of one kind that run together.
+Kernel: TypeAlias = FusedKernel | PooledGradientKernel | RowGradientKernel
 
 
 class ShardSet:
@@ -263,8 +256,7 @@ def _gradient(shards: Sequence[LocalShard], batch: FusedInput) -> torch.Tensor:
 
 def _rows(shard: LocalShard, arenas: Arenas, device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
-        dtype = _PRECISIONS[shard.dtype].as_dtype()
-        return torch.zeros(_num_weights([shard]), dtype=dtype, device=device)
+        return torch.zeros(_num_weights([shard]), dtype=TORCH_DTYPES[shard.dtype], device=device)
     return arenas.weights(_num_weights([shard]), shard.dtype)
 
 

@@ -14,8 +14,7 @@ from bench.kernels.measurable import check_measurable, num_draws, set_bytes
 from bench.measuring.arena import Arenas
 from bench.measuring.attempts import Timing
 from bench.measuring.caches import CacheFlush
-from bench.measuring.clocks import DeviceClocks
-from bench.measuring.devices import BenchDevice, find_device
+from bench.measuring.devices import BenchDevice
 from bench.measuring.rounds import GroupHarness, GroupSettings
 from bench.measuring.timing import RoundSettings
 
@@ -62,22 +61,15 @@ class Measurement(Timing):
     Attributes:
         shards: The set, with what the measured batches held.
         group: Sets with the same number were measured in the same rounds.
-        clocks: The GPU's clocks after the rounds; None on a CPU.
     """
 
     shards: tuple[MeasuredShard, ...]
     group: int
-    clocks: DeviceClocks | None = None
 
     @property
     def kernel_ms(self) -> float:
         """Forward plus backward."""
         return self.forward_ms + self.backward_ms
-
-    @property
-    def reference_ms(self) -> float:
-        """Forward plus backward of the reference set."""
-        return self.reference_forward_ms + self.reference_backward_ms
 
 
 class Harness(GroupHarness[Sequence[LocalShard], ShardSet, Measurement]):
@@ -127,25 +119,8 @@ class Harness(GroupHarness[Sequence[LocalShard], ShardSet, Measurement]):
         draws = [self._batches_of(shard, num_draws(shard)) for shard in item]
         return ShardSet(draws, self._arenas, self.device.device)
 
-    def _result(self, kernel: ShardSet, timing: Timing, clocks: Sequence[DeviceClocks | None]) -> Measurement:
-        return Measurement(**asdict(timing), shards=kernel.measured, group=self._num_groups, clocks=clocks[-1])
-
-
-def measure(
-    sets: Sequence[Sequence[LocalShard]], device: BenchDevice | None = None, settings: Settings | None = None
-) -> list[Measurement]:
-    """Measures sets of shards once; `Harness` does so many times over.
-
-    Args:
-        sets: What one rank runs, for each set.
-        device: Where; a GPU if there is one, when left out.
-        settings: How; the device's usual ones when left out.
-
-    Raises:
-        InvalidTableError: If a shard is of a kind that cannot be measured.
-        DeviceError: If a set does not fit in memory.
-    """
-    return Harness(find_device() if device is None else device, settings).measure(sets)
+    def _result(self, kernel: ShardSet, timing: Timing) -> Measurement:
+        return Measurement(**asdict(timing), shards=kernel.measured, group=self._num_groups)
 
 
 def reference_set(num_bags: int) -> tuple[LocalShard, ...]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from autoshard.core import LocalShard, ShardingPlan
 from autoshard.evaluation.measured import MeasuredPlan
+from autoshard.formats.stores.samples import corrected_ms
 from bench.kernels.harness import Harness, Settings
 from bench.measuring.devices import find_device
-from bench.measuring.drift import divide_out_drift
 
 #: Largest number of sets that share their rounds, so that all ranks of all plans do where memory allows.
 _MAX_GROUP_SETS = 4096
@@ -72,12 +72,7 @@ def replay_plans(
     sets = [shards for ranks in ranks_of for shards in ranks]
     measured = harness.measure([*sets, *[_typical(sets)] * num_ceiling], advance)
     # As if all groups had met the machine at the same speed.
-    forward_ms, backward_ms = (
-        divide_out_drift(
-            [getattr(one, name) for one in measured], [getattr(one, f"reference_{name}") for one in measured]
-        )
-        for name in ("forward_ms", "backward_ms")
-    )
+    forward_ms, backward_ms = corrected_ms(measured)
     results, start = [], 0
     for num_ranks in [*map(len, ranks_of), num_ceiling]:
         stop = start + num_ranks

@@ -9,6 +9,7 @@ import torch
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError
 from autoshard.runtime.huge_pages import advise_huge_pages
+from bench.measuring.devices import TORCH_DTYPES
 
 #: What every number starts as: not zero, so that pages exist and no denormal slows the arithmetic.
 _INITIAL = 0.01
@@ -17,8 +18,6 @@ _ALIGNMENT_BYTES = 64
 #: Share of the free memory that the weights of one format may fill; other formats, moments, inputs, outputs and the
 #: flush buffer need the rest.
 _SHARE_OF_FREE = 0.3
-
-TORCH_DTYPES = {DType.FP32: torch.float32, DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 
 
 class Arena:

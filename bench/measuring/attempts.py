@@ -26,6 +26,8 @@ class Timing:
         num_rounds: Runs measured.
         num_attempts: Measurements that this is the mean of.
         is_noisy: Whether its runs were too far apart for as many.
+        sm_clock_mhz: Clock of the GPU right after its rounds; 0 where it is not told.
+        throttle_reasons: What held the clock back before or after them, separated by commas.
     """
 
     forward_ms: float
@@ -37,6 +39,8 @@ class Timing:
     num_rounds: int
     num_attempts: int = 1
     is_noisy: bool = False
+    sm_clock_mhz: float = 0.0
+    throttle_reasons: str = ""
 
     @property
     def spread(self) -> float:

@@ -1,4 +1,4 @@
-"""Clocks, temperature and power of a GPU, as nvidia-smi tells them."""
+"""The clock of a GPU and what holds it back, as nvidia-smi tells them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 
 from bench.measuring.devices import BenchDevice
 
-#: The last field's name changed with driver 535; older drivers refuse the new one.
-_FIELDS = "clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw,"
+#: The second field's name changed with driver 535; older drivers refuse the new one.
 _REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 _TIMEOUT_S = 20.0
 
@@ -35,23 +34,15 @@ _NOT_THROTTLING = {"gpu_idle", "applications_clocks_setting", "sync_boost", "dis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceClocks:
-    """State of a GPU at one moment; None for what its driver does not tell.
+    """State of a GPU at one moment.
 
     Attributes:
-        sm_mhz: Clock of the multiprocessors.
-        max_sm_mhz: Highest clock that they can have.
-        memory_mhz: Clock of the memory.
-        temperature_c: Of the GPU's core, in degrees Celsius.
-        power_w: Drawn by the board, in watts.
+        sm_mhz: Clock of the multiprocessors; None if the driver does not tell.
         throttle_reasons: Why the clock is held back, by nvidia-smi's names; resting and clocks that were set by hand
             are no reasons.
     """
 
     sm_mhz: int | None
-    max_sm_mhz: int | None
-    memory_mhz: int | None
-    temperature_c: float | None
-    power_w: float | None
     throttle_reasons: tuple[str, ...] = ()
 
 
@@ -66,7 +57,7 @@ def read_clocks(device: BenchDevice) -> DeviceClocks | None:
 def query_clocks(selector: str) -> DeviceClocks | None:
     """The state of the GPU that `nvidia-smi --id` knows by this UUID or PCI bus id; None if it tells nothing."""
     for reasons in _REASONS:
-        command = ["nvidia-smi", f"--id={selector}", f"--query-gpu={_FIELDS}{reasons}"]
+        command = ["nvidia-smi", f"--id={selector}", f"--query-gpu=clocks.sm,{reasons}"]
         try:
             answer = subprocess.run(
                 [*command, "--format=csv,noheader,nounits"],
@@ -86,25 +77,17 @@ def parse_clocks(text: str) -> DeviceClocks | None:
     """Reads the line that nvidia-smi prints for one GPU.
 
     Args:
-        text: Its standard output: clocks in MHz, the temperature, watts and a hexadecimal mask, separated by commas.
-            Fields that are no number (`[N/A]`, `[Unknown Error]`) are taken as not told.
+        text: Its standard output: the clock in MHz and a hexadecimal mask, separated by a comma. A clock that is no
+            number (`[N/A]`, `[Unknown Error]`) is taken as not told.
 
     Returns:
         None if the text is no such line.
     """
     lines = [row for row in csv.reader(text.splitlines(), skipinitialspace=True) if row]
-    if len(lines) != 1 or len(lines[0]) != 6:
+    if len(lines) != 1 or len(lines[0]) != 2:
         return None
-    *numbers, mask = lines[0]
-    sm_mhz, max_sm_mhz, memory_mhz, temperature_c, power_w = map(_number, numbers)
-    return DeviceClocks(
-        sm_mhz=_whole(sm_mhz),
-        max_sm_mhz=_whole(max_sm_mhz),
-        memory_mhz=_whole(memory_mhz),
-        temperature_c=temperature_c,
-        power_w=power_w,
-        throttle_reasons=_throttle_reasons(mask),
-    )
+    clock, mask = lines[0]
+    return DeviceClocks(sm_mhz=_mhz(clock), throttle_reasons=_throttle_reasons(mask))
 
 
 def _throttle_reasons(mask: str) -> tuple[str, ...]:
@@ -122,16 +105,12 @@ def _throttle_reasons(mask: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _number(text: str) -> float | None:
+def _mhz(text: str) -> int | None:
     try:
         number = float(text)
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
-
-
-def _whole(number: float | None) -> int | None:
-    return None if number is None else round(number)
+    return round(number) if math.isfinite(number) else None
 
 
 def _selector(device: torch.device) -> str:

@@ -9,9 +9,17 @@ from pathlib import Path
 
 import torch
 
-from autoshard.core.errors import DeviceError, InvalidOptionError
-from autoshard.core.quoting import shown
+from autoshard.core import DType
+from autoshard.core.accepted import check_choice
+from autoshard.core.errors import DeviceError
 
+#: As torch calls them.
+TORCH_DTYPES = {
+    DType.FP32: torch.float32,
+    DType.FP16: torch.float16,
+    DType.BF16: torch.bfloat16,
+    DType.INT8: torch.int8,
+}
 _VENDOR_WORDS = re.compile(r"\b(nvidia|tesla|geforce|quadro)\b", re.IGNORECASE)
 
 
@@ -45,8 +53,7 @@ def find_device(wanted: str = "auto") -> BenchDevice:
         InvalidOptionError: If it is none of these.
         DeviceError: If a GPU is asked for and there is none.
     """
-    if wanted not in ("auto", "cpu", "cuda"):
-        raise InvalidOptionError(f"must be auto, cpu or cuda, got {shown(wanted)}", field="device")
+    check_choice(wanted, ("auto", "cpu", "cuda"), "device")
     if wanted == "cuda" and not torch.cuda.is_available():
         raise DeviceError("torch finds no GPU here; `--device cpu` measures on the processor")
     if wanted == "cpu" or not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What a sample says about the software that measured it."""
+"""What a sample says about the machine and the software that measured it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import autoshard
+from bench.measuring.devices import BenchDevice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,16 @@ class Software:
     autoshard_version: str
     git_commit: str
     """Commit of this checkout; empty where it is installed without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where something is measured."""
+
+    device: BenchDevice
+    num_threads: int
+    """Intra-op threads of a kernel; 1 on a GPU."""
+    software: Software
 
 
 def installed_software() -> Software:

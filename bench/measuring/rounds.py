@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from bench.measuring.attempts import Timing, mean_of
 from bench.measuring.caches import CacheFlush
 from bench.measuring.clocks import DeviceClocks, read_clocks
 from bench.measuring.devices import BenchDevice
+from bench.measuring.provenance import Machine, installed_software
 from bench.measuring.robust_stats import MsArray, locate
 from bench.measuring.timing import RoundSettings, TimedKernel, time_rounds
 
@@ -32,18 +33,9 @@ from bench.measuring.timing import RoundSettings, TimedKernel, time_rounds
 _REFERENCE_COPIES = 3
 
 ItemT = TypeVar("ItemT")
-KernelT = TypeVar("KernelT", bound="GroupedKernel")
+KernelT = TypeVar("KernelT", bound=TimedKernel)
 ResultT = TypeVar("ResultT", bound=Timing)
 OnSkip = Callable[[int, AutoshardError], None]
-
-
-class GroupedKernel(TimedKernel, Protocol):
-    """What can be timed in a group."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it runs nothing."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,15 +103,14 @@ class GroupHarness(ABC, Generic[ItemT, KernelT, ResultT]):
         """What is timed."""
 
     @abstractmethod
-    def _result(
-        self, kernel: KernelT, timing: Timing, clocks: tuple[DeviceClocks | None, DeviceClocks | None]
-    ) -> ResultT:
-        """The record of a measurement, with the device's clocks before and after its group."""
+    def _result(self, kernel: KernelT, timing: Timing) -> ResultT:
+        """The record of a measurement."""
 
     @property
-    def num_threads(self) -> int:
-        """Intra-op threads that samples are recorded with; 1 on a GPU."""
-        return 1 if self.device.is_cuda else self._group_settings.num_threads
+    def machine(self) -> Machine:
+        """What samples say of where they were measured."""
+        num_threads = 1 if self.device.is_cuda else self._group_settings.num_threads
+        return Machine(device=self.device, num_threads=num_threads, software=installed_software())
 
     @property
     def timed_share(self) -> float:
@@ -244,15 +235,22 @@ class GroupHarness(ABC, Generic[ItemT, KernelT, ResultT]):
         idle_S = [kernel.is_idle for kernel in kernels]
         for ms_SR in passes_ms_SR:
             ms_SR[idle_S] = 0.0  # what was timed is the clock itself
-        timings = _timings(*passes_ms_SR, rounds)
-        clocks = before, read_clocks(self.device)
+        timings = _timings(*passes_ms_SR, rounds, _clock_fields(before, read_clocks(self.device)))
         return [
-            self._result(kernel, timing, clocks)
-            for kernel, timing in zip(kernels[_REFERENCE_COPIES:], timings, strict=True)
+            self._result(kernel, timing) for kernel, timing in zip(kernels[_REFERENCE_COPIES:], timings, strict=True)
         ]
 
 
-def _timings(forward_ms_SR: MsArray, backward_ms_SR: MsArray, rounds: RoundSettings) -> list[Timing]:
+def _clock_fields(before: DeviceClocks | None, after: DeviceClocks | None) -> dict[str, Any]:
+    """What timings say of a GPU, which worked between the two."""
+    reasons = {reason for one in (before, after) if one is not None for reason in one.throttle_reasons}
+    sm_mhz = None if after is None else after.sm_mhz
+    return {"sm_clock_mhz": float(sm_mhz or 0), "throttle_reasons": ",".join(sorted(reasons))}
+
+
+def _timings(
+    forward_ms_SR: MsArray, backward_ms_SR: MsArray, rounds: RoundSettings, clock_fields: dict[str, Any]
+) -> list[Timing]:
     """Timings of all but the references, which come first."""
     forward, backward = (locate(ms_SR, rounds.num_dropped) for ms_SR in (forward_ms_SR, backward_ms_SR))
     references = slice(_REFERENCE_COPIES)
@@ -265,6 +263,7 @@ def _timings(forward_ms_SR: MsArray, backward_ms_SR: MsArray, rounds: RoundSetti
             reference_forward_ms=float(np.mean(forward.mean_ms_S[references])),
             reference_backward_ms=float(np.mean(backward.mean_ms_S[references])),
             num_rounds=rounds.num_measured,
+            **clock_fields,
         )
         for row in range(_REFERENCE_COPIES, len(forward_ms_SR))
     ]

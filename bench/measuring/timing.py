@@ -23,6 +23,11 @@ from bench.measuring.robust_stats import MsArray
 class TimedKernel(Protocol):
     """What can be timed: a forward pass whose result the backward pass takes."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it runs nothing."""
+        ...
+
     def forward(self) -> Any:
         """Runs the forward pass."""
         ...

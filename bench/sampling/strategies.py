@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from autoshard.core import EmbeddingTable, LocalShard, PlacedShard, Shard, TableSet, local_shard
+from autoshard.core.accepted import AT_LEAST_1
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.samples import SampleTable
 
@@ -54,10 +55,7 @@ class SetSource:
     samples: SampleTable | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_tables", "memory_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidOptionError(f"must be at least 1, got {value}", field=name)
+        AT_LEAST_1.check_fields(self, "max_tables", "memory_bytes")
 
     def holds(self, shard: LocalShard) -> bool:
         """Whether a shard can be measured on its own."""

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import LocalShard, TableSet
+from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, FINITE_AT_LEAST_0, check_choice
 from autoshard.core.errors import InvalidOptionError
-from autoshard.core.quoting import shown
 from bench.sampling.candidates import MostUncertain
 from bench.sampling.kinds import OtherKinds
 from bench.sampling.slices import Slices
@@ -103,9 +103,8 @@ def stream_sets(
     Raises:
         InvalidOptionError: If a number is out of range, a strategy unknown, or one that was named cannot work.
     """
-    for name, value in (("seed", seed), ("start", start)):
-        if value < 0:
-            raise InvalidOptionError(f"must be at least 0, got {value}", field=name)
+    AT_LEAST_0.check(seed, "seed")
+    AT_LEAST_0.check(start, "start")
     mixture = _Mixture(_strategies(source, seed, weights), seed)
     return mixture.sets(start)
 
@@ -121,8 +120,7 @@ def choose_sets(pool: Sequence[LocalShard], *, max_tables: int, seed: int) -> It
     Raises:
         InvalidOptionError: If `max_tables` is below 1.
     """
-    if max_tables < 1:
-        raise InvalidOptionError(f"must be at least 1, got {max_tables}", field="max_tables")
+    AT_LEAST_1.check(max_tables, "max_tables")
     return _Mixture({"random": (_PoolSubsets(pool, max_tables, seed), 1.0)}, seed).sets(0)
 
 
@@ -142,10 +140,8 @@ class _PoolSubsets:
 def _strategies(source: SetSource, seed: int, weights: Mapping[str, float] | None) -> dict[str, tuple[Strategy, float]]:
     found: dict[str, tuple[Strategy, float]] = {}
     for name, weight in (DEFAULT_WEIGHTS if weights is None else weights).items():
-        if name not in STRATEGIES:
-            raise InvalidOptionError(f"must be of {', '.join(STRATEGIES)}; got {shown(name)}", field="strategies")
-        if not (math.isfinite(weight) and weight >= 0):
-            raise InvalidOptionError(f"must be a number of at least 0, got {weight}", field=f"strategies.{name}")
+        check_choice(name, STRATEGIES, "strategies")
+        FINITE_AT_LEAST_0.check(weight, f"strategies.{name}")
         if weight == 0:
             continue
         try:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import LocalShard
+from autoshard.core.accepted import Range
 from autoshard.core.costs import OutsideRange
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.fields import Fields, text
-from costmodel.kernel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling
-from costmodel.registry.card_fields import MAX_METRIC, not_within, numbers, optional_number, read_card
-
-CARD_SCHEMA = "autoshard.cost-model/2"
+from costmodel.kernel.features import FEATURE_NAMES, FeatureScaling
+from costmodel.registry.card_fields import MAX_METRIC, Metric, ModelCard, not_within, numbers
 
 #: Fields of a shard whose trained range is remembered.
 _RANGED = ("num_bags", "embedding_dim", "num_embeddings", "pooling_factor")
@@ -33,6 +32,35 @@ _MAX_EXPONENT = 300.0
 _KINDS_ROOM = 1000
 
 
+def _texts(fields: Fields, name: str) -> tuple[str, ...]:
+    path = fields.at(name)
+    return tuple(text(value, f"{path}[{index}]") for index, value in enumerate(fields.items(name)))
+
+
+def _fewest_and_most(fields: Fields, name: str) -> tuple[int, int]:
+    fewest, most = fields.whole_numbers(name)[:2] if len(fields.items(name)) == 2 else (1, 0)
+    if fewest > most:
+        raise FormatError("must be the fewest and the most tables", field=fields.at(name))
+    return fewest, most
+
+
+def _ranges(fields: Fields, name: str) -> dict[str, tuple[float, float]]:
+    found, ranges = fields.fields(name, required=_RANGED), {}
+    for item in _RANGED:
+        low, high = numbers(found, item, length=2, minimum=0.0, maximum=1e30)
+        if low > high:
+            raise not_within(low, high, found.at(item))
+        ranges[item] = (low, high)
+    return ranges
+
+
+def _hidden_widths(fields: Fields, name: str) -> tuple[int, ...]:
+    hidden = fields.whole_numbers(name, minimum=1, maximum=_MAX_WIDTH)
+    if len(hidden) > _MAX_LAYERS:
+        raise FormatError(f"must hold 1 to {_MAX_LAYERS} widths, got {len(hidden)}", field=name)
+    return hidden
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
     """The shards that a model has seen.
@@ -43,9 +71,9 @@ class Coverage:
         ranges: Smallest and largest value of some fields; shards beyond them are priced, with wider intervals.
     """
 
-    kinds: tuple[str, ...]
-    num_tables: tuple[int, int]
-    ranges: dict[str, tuple[float, float]]
+    kinds: Annotated[tuple[str, ...], _texts]
+    num_tables: Annotated[tuple[int, int], _fewest_and_most]
+    ranges: Annotated[dict[str, tuple[float, float]], _ranges]
 
     @classmethod
     def of(cls, shards: Iterable[LocalShard], *, num_tables: tuple[int, int]) -> Coverage:
@@ -77,49 +105,17 @@ class Coverage:
                 found.append(OutsideRange(table=shard.table, field=name, value=value, low=low, high=high))
         return max(found, key=lambda one: one.excess, default=None)
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "kinds": list(self.kinds),
-            "num_tables": list(self.num_tables),
-            "ranges": {name: list(ends) for name, ends in self.ranges.items()},
-        }
-
-    @classmethod
-    def from_fields(cls, fields: Fields) -> Coverage:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            FormatError: If a field cannot be used.
-        """
-        kinds = fields.at("kinds")
-        fewest, most = fields.whole_numbers("num_tables")[:2] if len(fields.items("num_tables")) == 2 else (1, 0)
-        if fewest > most:
-            raise FormatError("must be the fewest and the most tables", field=fields.at("num_tables"))
-        found = fields.fields("ranges", required=_RANGED)
-        ranges = {}
-        for name in _RANGED:
-            low, high = numbers(found, name, length=2, minimum=0.0, maximum=1e30)
-            if low > high:
-                raise not_within(low, high, found.at(name))
-            ranges[name] = (low, high)
-        return cls(
-            kinds=tuple(text(value, f"{kinds}[{index}]") for index, value in enumerate(fields.items("kinds"))),
-            num_tables=(fewest, most),
-            ranges=ranges,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutMetrics:
     """How predictions of forward plus backward compare with samples that were kept from training."""
 
     num_samples: int
-    mae_ms: float
-    mse_ms2: float
-    relative_error: float
+    mae_ms: Metric
+    mse_ms2: Metric
+    relative_error: Metric
     """Mean of |predicted - measured| / measured."""
-    kendall_tau: float
+    kendall_tau: Annotated[float, Range(at_least=-1.0, at_most=1.0)]
     """Agreement of the order of samples, from -1 to 1."""
 
 
@@ -134,10 +130,10 @@ class Interval:
         half_width: Median over these of half the interval's width over the prediction; likewise.
     """
 
-    low: float
-    high: float
-    coverage: float | None = None
-    half_width: float | None = None
+    low: Annotated[float, Range(at_least=-_MAX_QUANTILE, at_most=0.0)]
+    high: Annotated[float, Range(at_least=0.0, at_most=_MAX_QUANTILE)]
+    coverage: Annotated[float | None, Range(at_least=0.0, at_most=1.0)] = None
+    half_width: Annotated[float | None, Range(at_least=0.0, at_most=MAX_METRIC)] = None
 
     def factors(self, spread_S: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Ends of the interval over the prediction, of shape (S,) each, by the predictions' spreads."""
@@ -146,7 +142,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostModelCard:
+class CostModelCard(ModelCard):
     """All of a learned cost model but its weights.
 
     Attributes:
@@ -159,84 +155,14 @@ class CostModelCard:
         training: Options, seed and counts of the training, for information.
     """
 
+    schema: ClassVar[str] = "autoshard.cost-model/2"
+    fixed: ClassVar[Mapping[str, object]] = {"features": list(FEATURE_NAMES)}
+
     device: str
     coverage: Coverage
-    encoder_hidden: tuple[int, ...]
+    encoder_hidden: Annotated[tuple[int, ...], _hidden_widths]
     scaling: FeatureScaling
-    scale_ms: float
+    scale_ms: Annotated[float, Range(at_least=1e-9, at_most=1e9)]
     metrics: HeldOutMetrics
     interval: Interval
     training: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """As the JSON object that is stored beside the weights."""
-        return {
-            "schema": CARD_SCHEMA,
-            "device": self.device,
-            "features": list(FEATURE_NAMES),
-            "coverage": self.coverage.to_json(),
-            "encoder_hidden": list(self.encoder_hidden),
-            "scaling": {"mean": list(self.scaling.mean_F), "std": list(self.scaling.std_F)},
-            "scale_ms": self.scale_ms,
-            "metrics": {name: getattr(self.metrics, name) for name in get_type_hints(HeldOutMetrics)},
-            "interval": {name: getattr(self.interval, name) for name in get_type_hints(Interval)},
-            "training": self.training,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], source: str) -> CostModelCard:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ModelError: If it is of another schema, has other features, or a field cannot be used; the text names it.
-        """
-        return read_card(
-            data,
-            source,
-            schema=CARD_SCHEMA,
-            fixed={"features": list(FEATURE_NAMES)},
-            required=("device", "coverage", "encoder_hidden", "scaling", "scale_ms", "metrics", "interval", "training"),
-            read=_card_of,
-        )
-
-
-def _card_of(fields: Fields) -> CostModelCard:
-    hidden = fields.whole_numbers("encoder_hidden", minimum=1, maximum=_MAX_WIDTH)
-    if len(hidden) > _MAX_LAYERS:
-        raise FormatError(f"must hold 1 to {_MAX_LAYERS} widths, got {len(hidden)}", field="encoder_hidden")
-    return CostModelCard(
-        device=fields.text("device"),
-        coverage=Coverage.from_fields(fields.fields("coverage", required=("kinds", "num_tables", "ranges"))),
-        encoder_hidden=hidden,
-        scaling=_scaling_of(fields.fields("scaling", required=("mean", "std"))),
-        scale_ms=fields.number("scale_ms", minimum=1e-9, maximum=1e9),
-        metrics=_metrics_of(fields.fields("metrics", required=tuple(get_type_hints(HeldOutMetrics)))),
-        interval=_interval_of(fields.fields("interval", required=tuple(get_type_hints(Interval)))),
-        training=fields.mapping("training"),
-    )
-
-
-def _scaling_of(fields: Fields) -> FeatureScaling:
-    return FeatureScaling(
-        mean_F=numbers(fields, "mean", length=NUM_FEATURES),
-        std_F=numbers(fields, "std", length=NUM_FEATURES, minimum=1e-12),
-    )
-
-
-def _metrics_of(fields: Fields) -> HeldOutMetrics:
-    return HeldOutMetrics(
-        num_samples=fields.whole("num_samples"),
-        mae_ms=fields.number("mae_ms", maximum=MAX_METRIC),
-        mse_ms2=fields.number("mse_ms2", maximum=MAX_METRIC),
-        relative_error=fields.number("relative_error", maximum=MAX_METRIC),
-        kendall_tau=fields.number("kendall_tau", minimum=-1.0, maximum=1.0),
-    )
-
-
-def _interval_of(fields: Fields) -> Interval:
-    return Interval(
-        low=fields.number("low", minimum=-_MAX_QUANTILE, maximum=0.0),
-        high=fields.number("high", maximum=_MAX_QUANTILE),
-        coverage=optional_number(fields, "coverage", maximum=1.0),
-        half_width=optional_number(fields, "half_width", maximum=MAX_METRIC),
-    )

@@ -11,8 +11,8 @@ import typer
 from autoshard import console
 from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import command_options
+from costmodel.registry.promotion import publish_version, report_published, status_of
 from costmodel.registry.publish_options import PublishOptions
-from costmodel.registry.publishing import report_published, status_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,15 +55,14 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
 def _train(options: TrainCostOptions) -> TrainedCostModel:
     from autoshard.formats.stores.samples import read_samples
     from costmodel.kernel.dataset import CostDataset
-    from costmodel.kernel.schedules import Shuffled
     from costmodel.kernel.training import TrainingOptions, train_cost_model
 
     training = TrainingOptions()
     if options.updates is not None:
-        training = replace(training, schedule=Shuffled(num_updates=options.updates))
+        training = replace(training, num_updates=options.updates)
     table = read_samples(options.store, options.device)
     dataset = CostDataset.from_samples(table)
-    with console.progress("Training", training.schedule.num_updates) as advance:
+    with console.progress("Training", training.num_updates) as advance:
         return train_cost_model(
             dataset, device=table.samples[0].device, options=training, seed=options.seed, advance=advance
         )
@@ -71,7 +70,6 @@ def _train(options: TrainCostOptions) -> TrainedCostModel:
 
 def _publish(trained: TrainedCostModel, options: PublishOptions) -> Published:
     from costmodel.kernel.comparison import kernel_version
-    from costmodel.registry.promotion import publish_version
     from costmodel.registry.versions import Registry
 
     version = kernel_version(trained)
@@ -81,15 +79,16 @@ def _publish(trained: TrainedCostModel, options: PublishOptions) -> Published:
 
 
 def _result(card: CostModelCard, published: Published) -> dict[str, Any]:
-    from costmodel.kernel.learned import COST_KIND
+    from costmodel.kernel.learned import LearnedCostModel
+    from costmodel.registry.card_fields import json_value
 
     return {
-        "kind": COST_KIND,
+        "kind": LearnedCostModel.kind,
         "name": card.device,
         **published.to_json(),
         "metrics": asdict(card.metrics),
         "interval": asdict(card.interval),
-        "coverage": card.coverage.to_json(),
+        "coverage": json_value(card.coverage),
         "training": card.training,
     }
 

@@ -10,11 +10,9 @@ import numpy as np
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import ModelError
 from costmodel.kernel.dataset import CostDataset
-from costmodel.kernel.learned import COST_KIND, LearnedCostModel
-from costmodel.kernel.sums import sum_codes
-from costmodel.kernel.training import TrainedCostModel
-from costmodel.registry.promotion import Comparison, TrainedVersion
-from costmodel.registry.versions import StoredModel
+from costmodel.kernel.learned import LearnedCostModel
+from costmodel.kernel.training import TrainedCostModel, sum_codes
+from costmodel.registry.promotion import TrainedVersion
 
 #: With fewer samples that neither model was trained on, a difference says nothing.
 _FEWEST = 10
@@ -28,19 +26,15 @@ def kernel_version(trained: TrainedCostModel) -> TrainedVersion:
     differ by 0.7 at most, and by less than one standard error. Measured on tests/data/samples, all pairs of seeds 0 to
     3, on an EPYC, November 2026.
     """
+    model = trained.model()
 
-    def compare(stored: StoredModel) -> Comparison:
-        other = LearnedCostModel.from_stored(stored)
+    def difference(other: LearnedCostModel) -> MsArray:
         samples = unseen_by(other, trained.held_out)
         if len(samples) < _FEWEST:
             raise ModelError(f"only {len(samples)} samples were kept from its training too, {_FEWEST} are needed")
-        difference_S = kernel_errors(trained.model(), samples) - kernel_errors(other, samples)
-        return Comparison.of_errors(difference_S, stored, "held-out samples")
+        return kernel_errors(model, samples) - kernel_errors(other, samples)
 
-    card = trained.card
-    return TrainedVersion(
-        kind=COST_KIND, name=card.device, tensors=trained.weights, card=card.to_json(), compare=compare
-    )
+    return TrainedVersion.by_errors(model, difference, "held-out samples")
 
 
 def unseen_by(model: LearnedCostModel, samples: CostDataset) -> CostDataset:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autoshard.core import LocalShard
 from autoshard.core.errors import SampleStoreError
-from autoshard.formats.stores.samples import Sample, SampleTable
+from autoshard.formats.stores.samples import SampleTable
 from costmodel.kernel.card import Coverage
 from costmodel.kernel.features import FeatureArray, shard_features
 
@@ -113,24 +113,6 @@ class CostDataset:
         others = tuple(shards)
         assert len(others) == len(self.shards_U)
         return replace(self, shards_U=others, features_UF=shard_features(others))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Evidence:
-    """The samples that can be learned from, as arrays and as they were measured; index for index."""
-
-    dataset: CostDataset
-    samples: tuple[Sample, ...]
-    num_left_out: int
-    """Noisy samples and empty sets."""
-
-    @classmethod
-    def of(cls, table: SampleTable) -> Evidence:
-        """What `CostDataset.from_samples` keeps of a table of samples."""
-        dataset = CostDataset.from_samples(table)
-        kept = tuple(sample for sample in table.samples if sample.shards and not sample.is_noisy)
-        assert len(kept) == len(dataset)
-        return cls(dataset=dataset, samples=kept, num_left_out=len(table) - len(kept))
 
 
 def _number_of(set_id: str) -> int:

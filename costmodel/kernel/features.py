@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import NUM_REUSE_BINS, AccessProfile, DType, LocalShard, MemoryLevel, Optimizer, Pooling, Update
+from costmodel.registry.card_fields import numbers
 
 FeatureArray = NDArray[np.float64]
 
@@ -141,8 +143,8 @@ class FeatureScaling:
         std_F: Divided by; 1 for work.
     """
 
-    mean_F: tuple[float, ...]
-    std_F: tuple[float, ...]
+    mean_F: Annotated[tuple[float, ...], partial(numbers, length=NUM_FEATURES)]
+    std_F: Annotated[tuple[float, ...], partial(numbers, length=NUM_FEATURES, minimum=1e-12)]
 
     @classmethod
     def fit(cls, features_NF: FeatureArray) -> FeatureScaling:

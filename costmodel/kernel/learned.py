@@ -17,14 +17,14 @@ from costmodel.kernel.card import CostModelCard
 from costmodel.kernel.features import shard_features
 from costmodel.kernel.predictor import NUM_OUTSIDE, CostPredictor, SetHead
 from costmodel.kernel.weights import Weights
-from costmodel.registry.versions import PRODUCTION, Registry, StoredModel
+from costmodel.registry.models import LearnedModel
+from costmodel.registry.versions import StoredModel, Tensors
 
-COST_KIND = "cost"
 #: How much wider intervals are where a shard is unlike all that were measured.
 _OUTSIDE_FACTOR = 3.0
 
 
-class LearnedCostModel:
+class LearnedCostModel(LearnedModel[CostModelCard]):
     """Prices sets of shards with a trained network: encode each shard, add the codes up, price the sum.
 
     Source:
@@ -33,7 +33,6 @@ class LearnedCostModel:
     Args:
         weights: Tensors named and shaped as `costmodel.kernel.weights.weight_shapes` says.
         card: What the weights are of.
-        source: Where they come from, for error messages.
         version: What answers say besides the device: the id in the registry, and whether the model came with this
             package; empty for a model that was not published.
 
@@ -41,40 +40,24 @@ class LearnedCostModel:
         ModelError: If a tensor is missing, of another shape, or not finite.
     """
 
-    def __init__(self, weights: Weights, card: CostModelCard, source: str = "weights", version: str = "") -> None:
-        self.card = card
-        self._version = version
+    kind = "cost"
+    card_type = CostModelCard
+
+    def __init__(self, weights: Weights, card: CostModelCard, version: str = "") -> None:
+        super().__init__(card, version)
+        self._weights = weights
         self._predictor = CostPredictor(
-            weights,
-            encoder_hidden=card.encoder_hidden,
-            scaling=card.scaling,
-            scale_ms=card.scale_ms,
-            source=source,
+            weights, encoder_hidden=card.encoder_hidden, scaling=card.scaling, scale_ms=card.scale_ms
         )
 
     @classmethod
-    def load(cls, registry: Registry, device: str, version: str = PRODUCTION) -> LearnedCostModel:
-        """The model of a device from a registry.
+    def restored(cls, stored: StoredModel, card: CostModelCard) -> LearnedCostModel:
+        """See `LearnedModel.restored`."""
+        return cls(stored.tensors, card, stored.label)
 
-        Raises:
-            ModelError: If it is missing, damaged, or of another schema or device; the text names the file.
-        """
-        return cls.from_stored(registry.load(COST_KIND, device, version))
-
-    @classmethod
-    def from_stored(cls, stored: StoredModel) -> LearnedCostModel:
-        """The model of a registry's version.
-
-        Raises:
-            ModelError: If it is damaged, or of another schema.
-        """
-        card = CostModelCard.from_json(stored.card, stored.source)
-        return cls(stored.tensors, card, stored.source, stored.label)
-
-    @property
-    def name(self) -> str:
-        """`learned:<device>@<version>`, or `learned:<device>` for a model that was not published."""
-        return f"learned:{self.card.device}@{self._version}" if self._version else f"learned:{self.card.device}"
+    def tensors(self) -> Tensors:
+        """Its weights."""
+        return self._weights
 
     def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
         """Codes of single shards, shape (N, H): see `FULL_CODE_WIDTH`.

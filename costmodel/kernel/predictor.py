@@ -90,7 +90,6 @@ class CostPredictor:
         encoder_hidden: Widths of the encoder's hidden layers.
         scaling: What brought the features to a common scale.
         scale_ms: Milliseconds per unit of the network's outputs.
-        source: Where the weights come from, for error messages.
 
     Raises:
         ModelError: If a tensor is missing, of another shape, or not finite.
@@ -103,9 +102,8 @@ class CostPredictor:
         encoder_hidden: Sequence[int],
         scaling: FeatureScaling,
         scale_ms: float,
-        source: str = "weights",
     ) -> None:
-        check_weights(weights, encoder_hidden, source)
+        check_weights(weights, encoder_hidden)
         self._scaling = scaling
         self._scale_ms = scale_ms
         self._overhead_O = np.exp(weights[OVERHEAD].astype(np.float32))

@@ -64,11 +64,11 @@ def layer_name(part: str, layer: int, tensor: str) -> str:
     return f"{part}.{2 * layer}.{tensor}"
 
 
-def check_weights(weights: Weights, encoder_hidden: Sequence[int], source: str) -> None:
+def check_weights(weights: Weights, encoder_hidden: Sequence[int]) -> None:
     """Raises ModelError if a tensor is missing, of another shape or dtype, or has odd numbers; the text names it."""
     for name, shape in weight_shapes(encoder_hidden).items():
         tensor = weights.get(name)
         if tensor is None or tensor.shape != shape:
             got = "nothing" if tensor is None else f"shape {tensor.shape}"
-            raise ModelError(f"needs a tensor of shape {shape}, got {got}", field=name, source=source)
-        check_tensor(tensor, name, source, limit=MAX_LOG_OVERHEAD if name == OVERHEAD else MAX_WEIGHT)
+            raise ModelError(f"needs a tensor of shape {shape}, got {got}", field=name)
+        check_tensor(tensor, name, limit=MAX_LOG_OVERHEAD if name == OVERHEAD else MAX_WEIGHT)

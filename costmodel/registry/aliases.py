@@ -24,11 +24,15 @@ from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.json_document import parse_json
 from autoshard.formats.files import atomic_write, read_bytes, remove_leftovers
 
-PRODUCTION = "production"
-CANDIDATE = "candidate"
-#: The version that is used by default, and one that is tried out.
-ALIASES = (PRODUCTION, CANDIDATE)
 
+class Alias(StrEnum):
+    """Names of versions: the one that is used by default, and one that is tried out."""
+
+    PRODUCTION = "production"
+    CANDIDATE = "candidate"
+
+
+PRODUCTION = Alias.PRODUCTION
 VERSION_ID = re.compile(r"[0-9a-f]{16}")
 _LOCK = ".lock"
 _MEND = "remove it, and name a version by `autoshard models promote`"
@@ -66,15 +70,15 @@ class AliasLog:
 
     Attributes:
         folder: Folder of the model's versions.
-        alias: One of `ALIASES`.
+        alias: An `Alias`.
     """
 
     folder: Path
     alias: str
 
     def __post_init__(self) -> None:
-        if self.alias not in ALIASES:
-            raise ModelError(f"must be one of {', '.join(ALIASES)}, got {shown(self.alias)}", field="alias")
+        if self.alias not in list(Alias):
+            raise ModelError(f"must be one of {', '.join(Alias)}, got {shown(self.alias)}", field="alias")
 
     def entries(self) -> tuple[AliasEntry, ...]:
         """All changes, the latest last; empty if the alias was never given.

@@ -14,7 +14,8 @@ from autoshard import console
 from autoshard.commands.options import Needs, command_options
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
-from costmodel.registry.publish_options import Alias, RegistryOption
+from costmodel.registry.aliases import Alias
+from costmodel.registry.publish_options import RegistryOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -176,9 +177,9 @@ def _find(listed: Sequence[_Listed], wanted: str) -> _Listed:
         UnknownNameError: If there is none, or several.
     """
     from autoshard.core.errors import UnknownNameError
-    from costmodel.registry.versions import ALIASES, shipped_models
+    from costmodel.registry.versions import shipped_models
 
-    if wanted in ALIASES:
+    if wanted in list(Alias):
         found = [item for item in listed if wanted in item.aliases]
     elif wanted == _SHIPPED:
         shipped = shipped_models()
@@ -222,13 +223,11 @@ def _show(store: Registry, item: _Listed) -> tuple[dict[str, Any], RenderableTyp
     from rich.console import Group
     from rich.table import Table
 
-    from costmodel.registry.versions import ALIASES
-
     version = item.version
     histories = {
         alias: store.history(version.kind, version.name, alias)
         or item.models.history(version.kind, version.name, alias)
-        for alias in ALIASES
+        for alias in Alias
     }
     history = {alias: [asdict(entry) for entry in entries] for alias, entries in histories.items()}
     facts = Table(title=f"Model {item.label}", title_justify="left", show_header=False)

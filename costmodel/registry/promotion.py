@@ -5,20 +5,24 @@ Shape suffixes: P pairs, which are samples or tasks that both sides were measure
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard import console
 from autoshard.core.errors import ModelError
 from costmodel.registry.aliases import AliasEntry
-from costmodel.registry.publish_options import Alias, PublishOptions
+from costmodel.registry.models import LearnedModel
+from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import PRODUCTION, Registry, StoredModel, Tensors, shipped_models
 
 FloatArray = NDArray[np.float64]
+ModelT = TypeVar("ModelT", bound=LearnedModel[Any])
 
 #: Differences up to this share count as none, however small their standard error is.
 LEAST_TOLERANCE = 0.001
@@ -61,12 +65,6 @@ class Comparison:
             unit=unit,
         )
 
-    @classmethod
-    def of_errors(cls, difference_P: FloatArray, stored: StoredModel, of: str) -> Comparison:
-        """The comparison with a stored version by the relative errors of both on the same samples or runs."""
-        against = f"version {stored.label}"
-        return cls.paired(difference_P, against=against, measure="mean relative error", of=of, unit=" points")
-
     @property
     def is_worse(self) -> bool:
         """Whether the version is worse by more than the tolerance."""
@@ -99,6 +97,44 @@ class TrainedVersion:
     card: Mapping[str, Any]
     compare: Callable[[StoredModel], Comparison]
     baselines: tuple[Comparison, ...] = ()
+
+    @classmethod
+    def by_errors(cls, model: ModelT, difference: Callable[[ModelT], FloatArray], of: str) -> TrainedVersion:
+        """A model that is compared by relative errors.
+
+        Args:
+            model: The model.
+            difference: The model's errors less those of another one on the same samples or runs, shape (P,).
+            of: What these are.
+        """
+
+        def compare(stored: StoredModel) -> Comparison:
+            return Comparison.paired(
+                difference(type(model).from_stored(stored)),
+                against=f"version {stored.label}",
+                measure="mean relative error",
+                of=of,
+                unit=" points",
+            )
+
+        return cls.of(model, compare)
+
+    @classmethod
+    def of(
+        cls,
+        model: LearnedModel[Any],
+        compare: Callable[[StoredModel], Comparison],
+        baselines: tuple[Comparison, ...] = (),
+    ) -> TrainedVersion:
+        """What there is to publish of a model."""
+        return cls(
+            kind=model.kind,
+            name=model.card.device,
+            tensors=model.tensors(),
+            card=model.card.to_json(),
+            compare=compare,
+            baselines=baselines,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +198,7 @@ def publish_version(models: Registry, trained: TrainedVersion, options: PublishO
         seen, comparisons, notes = _compare(models, trained, version)
         is_worse = any(one.is_worse for one in comparisons)
         if is_worse or models.replace_production(kind, name, version, seen):
-            alias = None if is_worse else Alias.PRODUCTION
+            alias = None if is_worse else PRODUCTION
             return Published(id=version, alias=alias, registry=models.root, comparisons=comparisons, notes=notes)
 
 
@@ -183,3 +219,22 @@ def _compare(
         return seen, (*trained.baselines, trained.compare(stored)), ()
     except ModelError as error:
         return seen, trained.baselines, (f"not compared with the production version: {error}",)
+
+
+def report_published(published: Published, kind: str, name: str) -> None:
+    """Prints on standard error why a version was not promoted, or not compared; nothing if all went as usual."""
+    for note in published.notes:
+        console.log(f"{kind} {name}: {note}")
+    if published.refused:
+        reasons = "; ".join(map(str, published.refused))
+        command = f"autoshard models promote {published.id} --registry {shlex.quote(str(published.registry))}"
+        console.log(f"{kind} {name}: {published.id} is not promoted: {reasons}. To promote it anyway: {command}")
+
+
+def status_of(published: Published) -> str:
+    """The version, and what became of it unless it is the production one, for titles of tables."""
+    if published.id is None:
+        return "not published"
+    if published.alias == PRODUCTION:
+        return f"version {published.id}"
+    return f"version {published.id} ({published.alias or 'not promoted'})"

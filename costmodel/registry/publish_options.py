@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +9,7 @@ import typer
 
 from autoshard.commands.options import Needs, command_options
 from autoshard.core.errors import InvalidOptionError
-
-
-class Alias(StrEnum):
-    """Names of versions, as `costmodel.registry.versions.ALIASES`."""
-
-    PRODUCTION = "production"
-    CANDIDATE = "candidate"
-
+from costmodel.registry.aliases import Alias
 
 RegistryOption = Annotated[
     Path | None,

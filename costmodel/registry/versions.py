@@ -37,20 +37,9 @@ from autoshard.core.topology import DEVICE_KEY
 from autoshard.formats.documents.fields import check_writable
 from autoshard.formats.documents.json_document import parse_json
 from autoshard.formats.files import read_bytes
-from costmodel.registry.aliases import (
-    ALIASES,
-    CANDIDATE,
-    LEFTOVER_SECONDS,
-    PRODUCTION,
-    VERSION_ID,
-    Action,
-    AliasEntry,
-    AliasLog,
-)
+from costmodel.registry.aliases import LEFTOVER_SECONDS, PRODUCTION, VERSION_ID, Action, Alias, AliasEntry, AliasLog
 
 __all__ = [
-    "ALIASES",
-    "CANDIDATE",
     "PRODUCTION",
     "REGISTRY_VARIABLE",
     "SHIPPED_VARIABLE",
@@ -187,7 +176,7 @@ class Registry:
                 be written.
         """
         folder = self._folder(kind, name)
-        log = AliasLog(folder=folder, alias=alias) if alias is not None else None
+        log = self._log(kind, name, alias) if alias is not None else None
         _check_device(card, name, str(folder))
         weights = save({key: np.ascontiguousarray(value) for key, value in tensors.items()})
         text = _canonical({**card, _WEIGHTS_DIGEST: hashlib.sha256(weights).hexdigest()})
@@ -211,13 +200,13 @@ class Registry:
             ModelError: If it is missing, damaged, or of another device; the text names the file.
         """
         folder = self._folder(kind, name)
-        identity = AliasLog(folder=folder, alias=version).current() if version in ALIASES else version
+        identity = self._log(kind, name, version).current() if version in list(Alias) else version
         if identity is None:
             missing = "has been published" if version == PRODUCTION else f"is the {version}"
             raise ModelError(f"no {kind} model named {name} {missing}", source=str(folder))
         if not VERSION_ID.fullmatch(identity):
             raise ModelError(
-                f"a version is {', '.join(ALIASES)} or 16 hexadecimal digits, got {shown(identity)}", source=str(folder)
+                f"a version is {', '.join(Alias)} or 16 hexadecimal digits, got {shown(identity)}", source=str(folder)
             )
         home = self._home(kind, name, identity)
         folder = home.root / kind / name / identity
@@ -245,7 +234,7 @@ class Registry:
         Raises:
             ModelError: If the alias is damaged.
         """
-        return AliasLog(folder=self._folder(kind, name), alias=PRODUCTION).current()
+        return self._log(kind, name, PRODUCTION).current()
 
     def history(self, kind: str, name: str, alias: str = PRODUCTION) -> tuple[AliasEntry, ...]:
         """The versions that an alias has named, the current one last.
@@ -253,7 +242,7 @@ class Registry:
         Raises:
             ModelError: If there is no such alias, or it is damaged.
         """
-        return AliasLog(folder=self._folder(kind, name), alias=alias).entries()
+        return self._log(kind, name, alias).entries()
 
     def promote(self, kind: str, name: str, version: str, alias: str = PRODUCTION) -> str:
         """Gives a version an alias, after loading it whole.
@@ -271,7 +260,7 @@ class Registry:
             ModelError: If it is missing or damaged, or the registry cannot be written; the alias stays as it was.
         """
         folder = self._folder(kind, name)
-        log = AliasLog(folder=folder, alias=alias)
+        log = self._log(kind, name, alias)
         identity = self.load(kind, name, version).id
         try:
             folder.mkdir(parents=True, exist_ok=True)  # of a shipped version, there may be nothing here yet
@@ -295,8 +284,7 @@ class Registry:
         Raises:
             ModelError: If the registry cannot be written.
         """
-        log = AliasLog(folder=self._folder(kind, name), alias=PRODUCTION)
-        return log.point(version, Action.PUBLISH, self._author, seen=seen)
+        return self._log(kind, name, PRODUCTION).point(version, Action.PUBLISH, self._author, seen=seen)
 
     def roll_back(self, kind: str, name: str, alias: str = PRODUCTION) -> str:
         """Gives an alias back to the version that had it before, and returns its id.
@@ -308,7 +296,7 @@ class Registry:
         """
         shipped = shipped_models()
         first = shipped.production_id(kind, name) if alias == PRODUCTION and not self.is_shipped else None
-        return AliasLog(folder=self._folder(kind, name), alias=alias).roll_back(self._author, first=first)
+        return self._log(kind, name, alias).roll_back(self._author, first=first)
 
     def list(self) -> tuple[Version, ...]:
         """All versions by kind, name and time; empty if the folder is not there.
@@ -319,7 +307,7 @@ class Registry:
         versions = []
         for folder in sorted(self.root.glob("*/*")):
             cards = [path for path in folder.glob(f"*/{_CARD}") if VERSION_ID.fullmatch(path.parent.name)]
-            logs = {alias: AliasLog(folder=folder, alias=alias).entries() for alias in ALIASES} if cards else {}
+            logs = {alias: AliasLog(folder=folder, alias=alias).entries() for alias in Alias} if cards else {}
             for path in cards:
                 identity = path.parent.name
                 versions.append(
@@ -333,6 +321,9 @@ class Registry:
                     )
                 )
         return tuple(sorted(versions, key=lambda item: (item.kind, item.name, item.published_s, item.id)))
+
+    def _log(self, kind: str, name: str, alias: str) -> AliasLog:
+        return AliasLog(folder=self._folder(kind, name), alias=alias)
 
     def _folder(self, kind: str, name: str) -> Path:
         for label, value in (("kind", kind), ("name", name)):

@@ -149,7 +149,7 @@ class CollectiveCurve:
         return {name: np.asarray(getattr(self, name), dtype=np.float64) for name in _LIMITS}
 
     @classmethod
-    def from_tensors(cls, collective: CollectiveName, tensors: Mapping[str, Any], prefix: str) -> CollectiveCurve:
+    def restored(cls, collective: CollectiveName, tensors: Mapping[str, Any], prefix: str) -> CollectiveCurve:
         """Reads what `tensors` gave.
 
         Raises:
@@ -160,7 +160,7 @@ class CollectiveCurve:
             tensor = tensors.get(f"{prefix}{name}")
             if tensor is None or tensor.ndim != 1:
                 raise ModelError("needs a tensor of one dimension", field=f"{prefix}{name}")
-            check_tensor(tensor, f"{prefix}{name}", None, dtype="float64", limit=_LIMITS[name])
+            check_tensor(tensor, f"{prefix}{name}", dtype="float64", limit=_LIMITS[name])
             values[name] = np.asarray(tensor, dtype=np.float64)
         return cls(collective=collective, **values)
 

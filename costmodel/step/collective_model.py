@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, get_args
+from typing import Annotated, Any, ClassVar, Final, get_args
 
 import numpy as np
 
@@ -17,84 +17,29 @@ from autoshard.core.costs import CollectiveName, LinkBytes, MsArray
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.evaluation.communication import link_bytes
 from autoshard.formats.documents.fields import Fields, items, number
-from costmodel.registry.card_fields import MAX_BOUND, MAX_METRIC, metrics, read_card
-from costmodel.registry.versions import PRODUCTION, Registry, StoredModel
+from costmodel.registry.card_fields import MAX_BOUND, MAX_METRIC, ModelCard
+from costmodel.registry.models import LearnedModel
+from costmodel.registry.versions import StoredModel
 from costmodel.step.collective_curve import CollectiveCurve
 from costmodel.step.regression import FloatArray
 
-COLLECTIVE_KIND: Final = "collective"
-COLLECTIVE_SCHEMA: Final = "autoshard.collective-model/1"
 COLLECTIVES: Final[tuple[CollectiveName, ...]] = get_args(CollectiveName)
-#: Inside a node, and between nodes.
 #: Rows of an interval's bounds.
 _MAX_BOUNDS = 1000
+#: Inside a node, and between nodes.
 LINKS: Final = ("node", "across_nodes")
 
 Curves = Mapping[tuple[str, CollectiveName], CollectiveCurve]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveCard:
-    """All of a model of collectives but its curves.
-
-    Attributes:
-        device: Key of the device kind that was measured.
-        backend: `gloo` or `nccl`.
-        alongside: For each collective, the share of the shorter of a node's time and that between nodes that does not
-            hide behind the longer: 0 for links that work side by side, 1 for one after the other.
-        bounds: For each collective, (up to ms, low, high): ends of the 90% interval over the predicted time, for times
-            up to so many milliseconds, rising.
-        metrics: Accuracy on held-out samples, for information.
-        training: Counts and options, for information.
-    """
-
-    device: str
-    backend: str
-    alongside: dict[str, float]
-    bounds: dict[str, tuple[tuple[float, float, float], ...]]
-    metrics: dict[str, float]
-    training: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """As the JSON object that is stored beside the curves."""
-        return {
-            "schema": COLLECTIVE_SCHEMA,
-            "device": self.device,
-            "backend": self.backend,
-            "alongside": self.alongside,
-            "bounds": {name: [list(row) for row in rows] for name, rows in self.bounds.items()},
-            "metrics": self.metrics,
-            "training": self.training,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], source: str) -> CollectiveCard:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ModelError: If it is of another schema or lacks a field.
-        """
-        return read_card(
-            data,
-            source,
-            schema=COLLECTIVE_SCHEMA,
-            fixed={},
-            required=("device", "backend", "alongside", "bounds", "metrics", "training"),
-            read=_card_of,
-        )
+def _alongside(fields: Fields, name: str) -> dict[str, float]:
+    found = fields.fields(name, required=COLLECTIVES)
+    return {one: found.number(one, maximum=1.0) for one in COLLECTIVES}
 
 
-def _card_of(fields: Fields) -> CollectiveCard:
-    alongside = fields.fields("alongside", required=COLLECTIVES)
-    bounds = fields.fields("bounds", required=COLLECTIVES)
-    return CollectiveCard(
-        device=fields.text("device"),
-        backend=fields.text("backend"),
-        alongside={name: alongside.number(name, maximum=1.0) for name in COLLECTIVES},
-        bounds={name: _bounds_rows(bounds, name) for name in COLLECTIVES},
-        metrics=metrics(fields),
-        training=fields.mapping("training"),
-    )
+def _bounds(fields: Fields, name: str) -> dict[str, tuple[tuple[float, float, float], ...]]:
+    found = fields.fields(name, required=COLLECTIVES)
+    return {one: _bounds_rows(found, one) for one in COLLECTIVES}
 
 
 def _bounds_rows(fields: Fields, name: CollectiveName) -> tuple[tuple[float, float, float], ...]:
@@ -115,7 +60,32 @@ def _bounds_rows(fields: Fields, name: CollectiveName) -> tuple[tuple[float, flo
     return tuple(rows)
 
 
-class LearnedCollectives:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCard(ModelCard):
+    """All of a model of collectives but its curves.
+
+    Attributes:
+        device: Key of the device kind that was measured.
+        backend: `gloo` or `nccl`.
+        alongside: For each collective, the share of the shorter of a node's time and that between nodes that does not
+            hide behind the longer: 0 for links that work side by side, 1 for one after the other.
+        bounds: For each collective, (up to ms, low, high): ends of the 90% interval over the predicted time, for times
+            up to so many milliseconds, rising.
+        metrics: Accuracy on held-out samples, for information.
+        training: Counts and options, for information.
+    """
+
+    schema: ClassVar[str] = "autoshard.collective-model/1"
+
+    device: str
+    backend: str
+    alongside: Annotated[dict[str, float], _alongside]
+    bounds: Annotated[dict[str, tuple[tuple[float, float, float], ...]], _bounds]
+    metrics: dict[str, float]
+    training: dict[str, Any]
+
+
+class LearnedCollectives(LearnedModel[CollectiveCard]):
     """Prices collectives with curves that were fitted to measured ones.
 
     Bytes inside a node take the node's curve, bytes that leave it the other one; links that nobody measured are priced
@@ -127,33 +97,22 @@ class LearnedCollectives:
         version: Of the registry that they come from, if they do, and whether that came with this package.
     """
 
+    kind = "collective"
+    card_type = CollectiveCard
+
     def __init__(self, curves: Curves, card: CollectiveCard, version: str = "") -> None:
-        self.card = card
-        self.version = version
+        super().__init__(card, version)
         self._curves = dict(curves)
 
     @classmethod
-    def load(cls, registry: Registry, device: str, version: str = PRODUCTION) -> LearnedCollectives:
-        """The model of a device from a registry.
-
-        Raises:
-            ModelError: If it is missing, damaged, of another schema or of another device.
-        """
-        return cls.from_stored(registry.load(COLLECTIVE_KIND, device, version))
-
-    @classmethod
-    def from_stored(cls, stored: StoredModel) -> LearnedCollectives:
-        """The model of a registry's version."""
-        card = CollectiveCard.from_json(stored.card, stored.source)
-        curves: dict[tuple[str, CollectiveName], CollectiveCurve] = {}
-        for link in LINKS:
-            for name in COLLECTIVES:
-                prefix = f"{link}.{name}."
-                if any(key.startswith(prefix) for key in stored.tensors):
-                    try:
-                        curves[link, name] = CollectiveCurve.from_tensors(name, stored.tensors, prefix)
-                    except ModelError as error:
-                        raise error.in_source(stored.source) from error
+    def restored(cls, stored: StoredModel, card: CollectiveCard) -> LearnedCollectives:
+        """See `LearnedModel.restored`."""
+        curves = {
+            (link, name): CollectiveCurve.restored(name, stored.tensors, f"{link}.{name}.")
+            for link in LINKS
+            for name in COLLECTIVES
+            if any(key.startswith(f"{link}.{name}.") for key in stored.tensors)
+        }
         return cls(curves, card, stored.label)
 
     def tensors(self) -> dict[str, FloatArray]:
@@ -163,11 +122,6 @@ class LearnedCollectives:
             for (link, name), curve in self._curves.items()
             for key, value in curve.tensors().items()
         }
-
-    @property
-    def name(self) -> str:
-        """`learned:<device>`, and which version of a registry it is, if it is one."""
-        return f"learned:{self.card.device}" + (f"@{self.version}" if self.version else "")
 
     def curve(self, link: str, collective: CollectiveName) -> CollectiveCurve:
         """What prices a collective within a node or across nodes.

@@ -15,11 +15,11 @@ from autoshard.core import Level, Link, MemoryBytes, Topology
 from autoshard.core.costs import CollectiveName
 from autoshard.core.errors import ModelError
 from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel
+from autoshard.formats.stores.samples import divide_out_drift
 from costmodel.step.collective_curve import CollectiveCurve, CurvePoints
 from costmodel.step.collective_model import COLLECTIVES, LINKS, CollectiveCard, Curves, LearnedCollectives
-from costmodel.step.regression import FloatArray, quantile_bounds
+from costmodel.step.regression import NUM_FOLDS, FloatArray, check_samples, error_metrics, folds_of, quantile_bounds
 
-NUM_FOLDS = 5
 #: A curve has up to ten coefficients, most of them drawn to zero.
 MIN_SAMPLES = 8
 #: Times are sorted into so many classes, each with an interval of its own, if each gets enough samples.
@@ -49,7 +49,7 @@ def train_collective_model(samples: Sequence[CollectiveSample]) -> LearnedCollec
     Raises:
         ModelError: If samples are of several devices or backends, too few, or not finite.
     """
-    _check(samples)
+    check_samples(samples, alike=("device", "backend"), positive=("latency_ms", "reference_ms"))
     points = _points(samples)
     curves: dict[tuple[str, CollectiveName], CollectiveCurve] = {}
     held: dict[CollectiveName, list[_Held]] = defaultdict(list)
@@ -68,7 +68,7 @@ def train_collective_model(samples: Sequence[CollectiveSample]) -> LearnedCollec
         backend=samples[0].backend,
         alongside=alongside,
         bounds={name: _bounds(together[name]) if name in together else (_UNMEASURED,) for name in COLLECTIVES},
-        metrics=_metrics(_joined(list(together.values()))),
+        metrics=error_metrics(np.abs(1.0 / _joined(list(together.values())).ratio_S - 1.0)),
         training={
             "num_samples": len(samples),
             "num_ranks": sorted({sample.group_size for sample in samples}),
@@ -89,25 +89,15 @@ def collective_errors(model: LearnedCollectives, samples: Sequence[CollectiveSam
     return np.concatenate(priced)
 
 
-def _check(samples: Sequence[CollectiveSample]) -> None:
-    for label, values in (
-        ("device", {sample.device for sample in samples}),
-        ("backend", {sample.backend for sample in samples}),
-    ):
-        if len(values) != 1:
-            raise ModelError(f"samples must be of one {label}, got {', '.join(sorted(values)) or 'none'}", field=label)
-    for name in ("latency_ms", "reference_ms"):
-        if not all(0 < getattr(sample, name) < float("inf") for sample in samples):
-            raise ModelError("must be finite and above 0 in every sample", field=name)
-
-
 def _corrected_ms(samples: Sequence[CollectiveSample]) -> FloatArray:
     """Latencies with the machine's drift divided out, arrangement by arrangement: each has a reference of its own."""
-    references: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for sample in samples:
-        references[sample.nproc, sample.node_size].append(sample.reference_ms)
-    usual = {key: float(np.median(values)) for key, values in references.items()}
-    return np.array([one.latency_ms / one.reference_ms * usual[one.nproc, one.node_size] for one in samples])
+    latency_ms_S = np.array([one.latency_ms for one in samples])
+    reference_ms_S = np.array([one.reference_ms for one in samples])
+    arrangement_S2 = np.array([(one.nproc, one.node_size) for one in samples])
+    for arrangement in np.unique(arrangement_S2, axis=0):
+        alike_S = (arrangement_S2 == arrangement).all(axis=1)
+        latency_ms_S[alike_S] = divide_out_drift(latency_ms_S[alike_S], reference_ms_S[alike_S])
+    return latency_ms_S
 
 
 def _points(samples: Sequence[CollectiveSample]) -> dict[tuple[str, CollectiveName], CurvePoints]:
@@ -132,7 +122,7 @@ def _name(sample: CollectiveSample) -> CollectiveName:
 
 
 def _cross_validated(name: CollectiveName, points: CurvePoints) -> _Held:
-    fold_S = np.random.default_rng(0).permutation(len(points)) % NUM_FOLDS
+    fold_S = folds_of(len(points))
     predicted_S = np.empty(len(points))
     for fold in range(NUM_FOLDS):
         curve = CollectiveCurve.fit(name, points.only(fold_S != fold))
@@ -155,15 +145,6 @@ def _bounds(held: _Held) -> tuple[tuple[float, float, float], ...]:
         low, high = quantile_bounds(held.ratio_S[members])
         rows.append((float(held.predicted_ms_S[members].max()), low, high))
     return tuple(rows)
-
-
-def _metrics(held: _Held) -> dict[str, float]:
-    error_S = np.abs(1.0 / held.ratio_S - 1.0)
-    return {
-        "num_samples": float(len(error_S)),
-        "relative_error": float(error_S.mean()),
-        "median_error": float(np.median(error_S)),
-    }
 
 
 def _alongside(name: CollectiveName, samples: Sequence[CollectiveSample], curves: Curves) -> float:

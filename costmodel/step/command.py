@@ -12,8 +12,8 @@ from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import Needs, command_options
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
+from costmodel.registry.promotion import publish_version, report_published
 from costmodel.registry.publish_options import PublishOptions
-from costmodel.registry.publishing import report_published
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -140,7 +140,6 @@ def _calibrate(options: TrainStepOptions, device: str, models: Registry, publish
 
 
 def _publish(models: Registry, version: TrainedVersion, options: PublishOptions) -> dict[str, Any]:
-    from costmodel.registry.promotion import publish_version
 
     published = publish_version(models, version, options)
     report_published(published, version.kind, version.name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 
@@ -16,13 +16,12 @@ from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.evaluation.dense_time import AnalyticDenseModel
 from autoshard.formats.documents.fields import Fields
-from costmodel.registry.card_fields import MAX_BOUND, check_tensor, metrics, numbers, read_card
-from costmodel.registry.versions import PRODUCTION, Registry, StoredModel
+from costmodel.registry.card_fields import MAX_BOUND, ModelCard, check_tensor, numbers
+from costmodel.registry.models import LearnedModel
+from costmodel.registry.versions import StoredModel, Tensors
 from costmodel.step.dense_features import RESIDUAL_NAMES, TERM_NAMES, residual_features, term_features
 from costmodel.step.regression import FloatArray
 
-DENSE_KIND: Final = "dense"
-DENSE_SCHEMA: Final = "autoshard.dense-model/1"
 PASSES: Final = ("forward", "backward")
 #: The residual is a factor, at most this either way.
 MAX_LOG_RESIDUAL = 0.7
@@ -62,6 +61,22 @@ class DenseFit:
         if (self.terms_F < 0).any() or not self.terms_F.any() or (self.spread_Q < 1e-9).any():
             raise ModelError("must be at least 0, and not all 0", field="terms_F")
 
+    @classmethod
+    def restored(cls, tensors: Tensors, prefix: str) -> DenseFit:
+        """The fit of the tensors whose names begin with a prefix.
+
+        Raises:
+            ModelError: If one is missing or impossible.
+        """
+        parts = {}
+        for name in cls.__slots__:
+            tensor = tensors.get(f"{prefix}{name}")
+            if tensor is None:
+                raise ModelError("needs a tensor", field=f"{prefix}{name}")
+            check_tensor(tensor, f"{prefix}{name}", dtype="float64", limit=_MAX_NUMBER)
+            parts[name] = np.asarray(tensor, dtype=np.float64)
+        return cls(**parts)
+
     def ms(self, shapes: Sequence[DenseShape], *, backward: bool) -> FloatArray:
         """Predicted times, shape (N,), above 0."""
         base_N = term_features(shapes, backward=backward) @ self.terms_F
@@ -80,8 +95,18 @@ def residual_columns(scaled_NQ: FloatArray) -> FloatArray:
     return np.concatenate([np.ones((len(scaled_NQ), 1)), scaled_NQ, scaled_NQ**2], axis=1)
 
 
+def _bounds(fields: Fields, name: str) -> dict[str, tuple[float, float]]:
+    found, bounds = fields.fields(name, required=(), optional=_FIT_KEYS), {}
+    for key in (key for key in _FIT_KEYS if key in found):
+        low, high = numbers(found, key, length=2, minimum=0.0, maximum=MAX_BOUND)
+        if not low <= 1 <= high:
+            raise FormatError(f"must lie around 1, got {low:g} to {high:g}", field=found.at(key))
+        bounds[key] = (low, high)
+    return bounds
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseCard:
+class DenseCard(ModelCard):
     """All of a model of dense layers but its fits.
 
     Attributes:
@@ -92,56 +117,16 @@ class DenseCard:
         training: Counts and options, for information.
     """
 
+    schema: ClassVar[str] = "autoshard.dense-model/1"
+    fixed: ClassVar[Mapping[str, object]] = {"terms": list(TERM_NAMES), "residual": list(RESIDUAL_NAMES)}
+
     device: str
-    bounds: dict[str, tuple[float, float]]
+    bounds: Annotated[dict[str, tuple[float, float]], _bounds]
     metrics: dict[str, float]
     training: dict[str, Any]
 
-    def to_json(self) -> dict[str, Any]:
-        """As the JSON object that is stored beside the fits."""
-        return {
-            "schema": DENSE_SCHEMA,
-            "device": self.device,
-            "terms": list(TERM_NAMES),
-            "residual": list(RESIDUAL_NAMES),
-            "bounds": {name: list(ends) for name, ends in self.bounds.items()},
-            "metrics": self.metrics,
-            "training": self.training,
-        }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], source: str) -> DenseCard:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ModelError: If it is of another schema, has other features, or lacks a field.
-        """
-        return read_card(
-            data,
-            source,
-            schema=DENSE_SCHEMA,
-            fixed={"terms": list(TERM_NAMES), "residual": list(RESIDUAL_NAMES)},
-            required=("device", "bounds", "metrics", "training"),
-            read=lambda fields: cls(
-                device=fields.text("device"),
-                bounds=_bounds(fields.fields("bounds", required=(), optional=_FIT_KEYS)),
-                metrics=metrics(fields),
-                training=fields.mapping("training"),
-            ),
-        )
-
-
-def _bounds(fields: Fields) -> dict[str, tuple[float, float]]:
-    bounds = {}
-    for name in (key for key in _FIT_KEYS if key in fields):
-        low, high = numbers(fields, name, length=2, minimum=0.0, maximum=MAX_BOUND)
-        if not low <= 1 <= high:
-            raise FormatError(f"must lie around 1, got {low:g} to {high:g}", field=fields.at(name))
-        bounds[name] = (low, high)
-    return bounds
-
-
-class LearnedDense:
+class LearnedDense(LearnedModel[DenseCard]):
     """Prices dense layers with rooflines fitted to measured ones; kinds that were not measured, analytically.
 
     Args:
@@ -150,49 +135,23 @@ class LearnedDense:
         version: Of the registry that they come from, if they do, and whether that came with this package.
     """
 
+    kind = "dense"
+    card_type = DenseCard
+
     def __init__(self, fits: Mapping[str, DenseFit], card: DenseCard, version: str = "") -> None:
-        self.card = card
-        self.version = version
+        super().__init__(card, version)
         self._fits = dict(fits)
         self._analytic = AnalyticDenseModel.for_device(card.device)
 
     @classmethod
-    def load(cls, registry: Registry, device: str, version: str = PRODUCTION) -> LearnedDense:
-        """The model of a device from a registry.
-
-        Raises:
-            ModelError: If it is missing, damaged, of another schema or of another device.
-        """
-        return cls.from_stored(registry.load(DENSE_KIND, device, version))
-
-    @classmethod
-    def from_stored(cls, stored: StoredModel) -> LearnedDense:
-        """The model of a registry's version."""
-        card = DenseCard.from_json(stored.card, stored.source)
-        fits = {}
-        for key in card.bounds:
-            for name in PASSES:
-                parts = {}
-                for item in DenseFit.__slots__:
-                    tensor = stored.tensors.get(f"{key}.{name}.{item}")
-                    if tensor is None:
-                        raise ModelError("needs a tensor", field=f"{key}.{name}.{item}", source=stored.source)
-                    check_tensor(tensor, f"{key}.{name}.{item}", stored.source, dtype="float64", limit=_MAX_NUMBER)
-                    parts[item] = np.asarray(tensor, dtype=np.float64)
-                try:
-                    fits[f"{key}.{name}"] = DenseFit(**parts)
-                except ModelError as error:
-                    raise error.in_source(stored.source) from error
-        return cls(fits, card, stored.label)
+    def restored(cls, stored: StoredModel, card: DenseCard) -> LearnedDense:
+        """See `LearnedModel.restored`."""
+        keys = [f"{key}.{name}" for key in card.bounds for name in PASSES]
+        return cls({key: DenseFit.restored(stored.tensors, f"{key}.") for key in keys}, card, stored.label)
 
     def tensors(self) -> dict[str, FloatArray]:
         """What is stored of the fits."""
         return {f"{key}.{name}": getattr(fit, name) for key, fit in self._fits.items() for name in DenseFit.__slots__}
-
-    @property
-    def name(self) -> str:
-        """`learned:<device>`, and which version of a registry it is, if it is one."""
-        return f"learned:{self.card.device}" + (f"@{self.version}" if self.version else "")
 
     def predict_parts(self, shapes: Sequence[DenseShape]) -> DenseCosts:
         """Forward and backward of each part."""

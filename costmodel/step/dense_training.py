@@ -16,9 +16,16 @@ from autoshard.formats.stores.dense_samples import DenseSample
 from autoshard.formats.stores.samples import corrected_ms
 from costmodel.step.dense_features import RESIDUAL_NAMES, residual_features, term_features
 from costmodel.step.dense_model import PASSES, DenseCard, DenseFit, LearnedDense, fit_key, residual_columns
-from costmodel.step.regression import FloatArray, fit_nonnegative, quantile_bounds
+from costmodel.step.regression import (
+    NUM_FOLDS,
+    FloatArray,
+    check_samples,
+    error_metrics,
+    fit_nonnegative,
+    folds_of,
+    quantile_bounds,
+)
 
-NUM_FOLDS = 5
 #: A roofline has seven coefficients, drawn to zero.
 MIN_SAMPLES = 10
 #: Pull of the residual's weights to 0, in samples.
@@ -34,7 +41,8 @@ def train_dense_model(samples: Sequence[DenseSample]) -> LearnedDense:
     Raises:
         ModelError: If samples are of several devices, too few, or not finite.
     """
-    _check(samples)
+    times = ("forward_ms", "backward_ms", "reference_forward_ms", "reference_backward_ms")
+    check_samples(samples, alike=("device",), positive=times)
     measured = dict(zip(PASSES, corrected_ms(samples), strict=True))
     members: dict[str, list[int]] = defaultdict(list)
     for index, sample in enumerate(samples):
@@ -57,15 +65,10 @@ def train_dense_model(samples: Sequence[DenseSample]) -> LearnedDense:
     if not fits:
         most = max(len(indices) for indices in members.values())
         raise ModelError(f"needs at least {MIN_SAMPLES} samples of one kind and dtype, got {most}", field="samples")
-    error_S = np.concatenate(errors)
     card = DenseCard(
         device=samples[0].device,
         bounds=bounds,
-        metrics={
-            "num_samples": float(len(error_S)),
-            "relative_error": float(error_S.mean()),
-            "median_error": float(np.median(error_S)),
-        },
+        metrics=error_metrics(np.concatenate(errors)),
         training={
             "num_samples": len(samples),
             "num_folds": NUM_FOLDS,
@@ -90,20 +93,11 @@ def dense_errors(model: LearnedDense, samples: Sequence[DenseSample]) -> FloatAr
     return errors_S
 
 
-def _check(samples: Sequence[DenseSample]) -> None:
-    devices = sorted({sample.device for sample in samples})
-    if len(devices) != 1:
-        raise ModelError(f"samples must be of one device, got {', '.join(devices) or 'none'}", field="device")
-    for name in ("forward_ms", "backward_ms", "reference_forward_ms", "reference_backward_ms"):
-        if not all(0 < getattr(sample, name) < float("inf") for sample in samples):
-            raise ModelError("must be finite and above 0 in every sample", field=name)
-
-
 def _fit_checked(
     shapes: Sequence[DenseShape], measured_ms_S: FloatArray, *, backward: bool
 ) -> tuple[DenseFit, FloatArray]:
     """The better of a fit with and one without a residual, and its predictions of held-out samples."""
-    fold_S = np.random.default_rng(0).permutation(len(shapes)) % NUM_FOLDS
+    fold_S = folds_of(len(shapes))
     best: tuple[float, bool, FloatArray] | None = None
     for with_residual in (False, True):
         predicted_S = np.empty(len(shapes))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+from autoshard.core.accepted import Range
 from autoshard.core.errors import ModelError
 from autoshard.core.step import PART_FEATURES, Coefficients, Overlap, StepPart
-from costmodel.registry.card_fields import check_tensor, metrics, read_card
-from costmodel.registry.versions import PRODUCTION, Registry, StoredModel
+from costmodel.registry.card_fields import ModelCard, check_tensor
+from costmodel.registry.models import LearnedModel
+from costmodel.registry.versions import StoredModel
 from costmodel.step.regression import FloatArray
 
-STEP_KIND: Final = "step"
-STEP_SCHEMA: Final = "autoshard.step-model/1"
 #: Milliseconds for one unit of a feature.
 _MAX_COEFFICIENT = 1e6
 
@@ -24,7 +24,7 @@ Fitted = Mapping[tuple[StepPart, str], Coefficients]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepCard:
+class StepCard(ModelCard):
     """All of a step model but its coefficients.
 
     Attributes:
@@ -36,51 +36,20 @@ class StepCard:
         training: Counts and options, for information.
     """
 
+    schema: ClassVar[str] = "autoshard.step-model/1"
+    fixed: ClassVar[Mapping[str, object]] = {
+        "features": {part.value: list(names) for part, names in PART_FEATURES.items()}
+    }
+
     device: str
     engine: str
     overlap: Overlap
-    interval_scale: float
+    interval_scale: Annotated[float, Range(at_least=0.0, at_most=1e6)]
     metrics: dict[str, float]
     training: dict[str, Any]
 
-    def to_json(self) -> dict[str, Any]:
-        """As the JSON object that is stored beside the coefficients."""
-        return {
-            "schema": STEP_SCHEMA,
-            "device": self.device,
-            "engine": self.engine,
-            "overlap": str(self.overlap),
-            "features": {part.value: list(names) for part, names in PART_FEATURES.items()},
-            "interval_scale": self.interval_scale,
-            "metrics": self.metrics,
-            "training": self.training,
-        }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], source: str) -> StepCard:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ModelError: If it is of another schema, has other features, or lacks a field.
-        """
-        return read_card(
-            data,
-            source,
-            schema=STEP_SCHEMA,
-            fixed={"features": {part.value: list(names) for part, names in PART_FEATURES.items()}},
-            required=("device", "engine", "overlap", "interval_scale", "metrics", "training"),
-            read=lambda fields: cls(
-                device=fields.text("device"),
-                engine=fields.text("engine"),
-                overlap=fields.choice("overlap", Overlap, Overlap.NONE),
-                interval_scale=fields.number("interval_scale", maximum=1e6),
-                metrics=metrics(fields),
-                training=fields.mapping("training"),
-            ),
-        )
-
-
-class CalibratedStep:
+class CalibratedStep(LearnedModel[StepCard]):
     """Weights of the parts' features that runs of the runtime showed.
 
     Args:
@@ -92,40 +61,30 @@ class CalibratedStep:
         ModelError: If there are other weights than a part has features, or one is not finite or below 0.
     """
 
+    kind = "step"
+    card_type = StepCard
+    label = "calibrated"
+
     def __init__(self, fitted: Fitted, card: StepCard, version: str = "") -> None:
         for (part, basis), weights in fitted.items():
             if len(weights) != len(PART_FEATURES[part]) or not all(0 <= one < float("inf") for one in weights):
                 raise ModelError(
                     f"must be {len(PART_FEATURES[part])} numbers of at least 0", field=f"{part.value}/{basis}"
                 )
-        self.card = card
-        self.version = version
+        super().__init__(card, version)
         self.fitted = dict(fitted)
 
     @classmethod
-    def load(cls, registry: Registry, device: str, version: str = PRODUCTION) -> CalibratedStep:
-        """The model of a device from a registry.
-
-        Raises:
-            ModelError: If it is missing, damaged, of another schema or of another device.
-        """
-        return cls.from_stored(registry.load(STEP_KIND, device, version))
-
-    @classmethod
-    def from_stored(cls, stored: StoredModel) -> CalibratedStep:
-        """The model of a registry's version."""
-        card = StepCard.from_json(stored.card, stored.source)
+    def restored(cls, stored: StoredModel, card: StepCard) -> CalibratedStep:
+        """See `LearnedModel.restored`."""
         fitted: dict[tuple[StepPart, str], Coefficients] = {}
         for key, tensor in stored.tensors.items():
             part, _, basis = key.partition("/")
             if part not in {str(one) for one in StepPart} or not basis:
-                raise ModelError("is no part of a step", field=key, source=stored.source)
-            check_tensor(tensor, key, stored.source, dtype="float64", limit=_MAX_COEFFICIENT)
+                raise ModelError("is no part of a step", field=key)
+            check_tensor(tensor, key, dtype="float64", limit=_MAX_COEFFICIENT)
             fitted[StepPart(part), basis] = tuple(float(value) for value in np.ravel(tensor))
-        try:
-            return cls(fitted, card, stored.label)
-        except ModelError as error:
-            raise error.in_source(stored.source) from error
+        return cls(fitted, card, stored.label)
 
     def tensors(self) -> dict[str, FloatArray]:
         """What is stored of the weights."""
@@ -134,8 +93,7 @@ class CalibratedStep:
     @property
     def name(self) -> str:
         """`calibrated:<device>`, its version, and what the engine overlaps."""
-        version = f"@{self.version}" if self.version else ""
-        return f"calibrated:{self.card.device}{version} (overlap: {self.card.overlap})"
+        return f"{super().name} (overlap: {self.card.overlap})"
 
     @property
     def overlap(self) -> Overlap:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from autoshard.core.costs import StepModels
-from costmodel.registry.versions import find_registry
-from costmodel.step.collective_model import COLLECTIVE_KIND, LearnedCollectives
-from costmodel.step.dense_model import DENSE_KIND, LearnedDense
-from costmodel.step.model import STEP_KIND, CalibratedStep
+from costmodel.step.collective_model import LearnedCollectives
+from costmodel.step.dense_model import LearnedDense
+from costmodel.step.model import CalibratedStep
 
 
 def load_step_models(registry: Path | None, device: str) -> StepModels:
@@ -24,9 +23,8 @@ def load_step_models(registry: Path | None, device: str) -> StepModels:
     Raises:
         ModelError: If there is one, but damaged, or of another schema or device.
     """
-    comm, dense, step = (find_registry(kind, device, registry) for kind in (COLLECTIVE_KIND, DENSE_KIND, STEP_KIND))
     return StepModels(
-        comm=LearnedCollectives.load(comm, device) if comm else None,
-        dense=LearnedDense.load(dense, device) if dense else None,
-        step=CalibratedStep.load(step, device) if step else None,
+        comm=LearnedCollectives.in_use(registry, device),
+        dense=LearnedDense.in_use(registry, device),
+        step=CalibratedStep.in_use(registry, device),
     )

@@ -1,18 +1,25 @@
-"""Least squares of relative errors with weights of at least 0 and a prior, for models of a few coefficients.
+"""Fits of models of a few coefficients: least squares of relative errors with weights of at least 0, folds, intervals.
 
 Shape suffixes: S samples, F features.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
+
+from autoshard.core.accepted import FINITE_ABOVE_0
+from autoshard.core.errors import ModelError
 
 FloatArray = NDArray[np.float64]
 
 #: Slope below which a coefficient stays 0.
 _TOLERANCE = 1e-10
 _ROUNDS = 6
+#: Parts of the samples that are held out in turn.
+NUM_FOLDS = 5
 #: Relative error above which a sample counts as disturbed.
 _OUTLIER = 0.1
 
@@ -101,6 +108,40 @@ def _nonnegative_solution(gram_FF: FloatArray, target_F: FloatArray) -> FloatArr
             x_F[~is_free_F] = 0.0
         x_F = best
     return x_F
+
+
+def check_samples(samples: Sequence[object], *, alike: Sequence[str], positive: Sequence[str]) -> None:
+    """Makes sure that samples can be fitted together.
+
+    Args:
+        samples: Any number.
+        alike: Fields of text in which all must agree.
+        positive: Fields that must be finite and above 0.
+
+    Raises:
+        ModelError: If one is not; the text names it.
+    """
+    for name in alike:
+        found = sorted({getattr(sample, name) for sample in samples})
+        if len(found) != 1:
+            raise ModelError(f"samples must be of one {name}, got {', '.join(found) or 'none'}", field=name)
+    for name in positive:
+        if not all(getattr(sample, name) in FINITE_ABOVE_0 for sample in samples):
+            raise ModelError("must be finite and above 0 in every sample", field=name)
+
+
+def folds_of(count: int) -> NDArray[np.int64]:
+    """The fold of each of some samples, drawn; shape (S,)."""
+    return np.random.default_rng(0).permutation(count) % NUM_FOLDS
+
+
+def error_metrics(error_S: FloatArray) -> dict[str, float]:
+    """What cards say of relative errors of samples held out."""
+    return {
+        "num_samples": float(len(error_S)),
+        "relative_error": float(error_S.mean()),
+        "median_error": float(np.median(error_S)),
+    }
 
 
 def quantile_bounds(ratio_S: FloatArray) -> tuple[float, float]:

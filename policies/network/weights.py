@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from autoshard.core.errors import ModelError
+from autoshard.formats.documents.fields import from_source
 from costmodel.registry.card_fields import check_tensor
 
 Arrays = dict[str, NDArray[Any]]
@@ -32,7 +34,7 @@ def load_arrays(module: torch.nn.Module, arrays: Mapping[str, NDArray[Any]], sou
         got = arrays[name].shape if name in arrays else None
         if shape != got:
             raise ModelError(f"must be of shape {shape}, got {got}", field=name, source=source)
-        check_tensor(arrays[name], name, source)
+        from_source(source, partial(check_tensor, arrays[name], name))
     module.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})
 
 

@@ -2,66 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
 
-from numpy.typing import NDArray
-
+from autoshard.core.accepted import Range
 from autoshard.core.errors import ModelError
 from autoshard.core.quoting import shown
 from autoshard.formats.documents.fields import Fields
-from costmodel import COST_KIND, CostModelCard, LearnedCostModel, Registry, StoredModel
+from costmodel import LearnedCostModel, Registry, StoredModel
 from costmodel.kernel.predictor import FULL_CODE_WIDTH
-from costmodel.kernel.weights import Weights, check_weights
-from costmodel.registry.card_fields import optional_number, read_card
-from costmodel.registry.versions import PRODUCTION, find_registry
+from costmodel.registry.card_fields import ModelCard
+from costmodel.registry.models import LearnedModel
+from costmodel.registry.versions import PRODUCTION, Tensors, find_registry
 from env import Objective
 from policies.choices import Items
 from policies.network.network import PlacementNetwork
 from policies.network.weights import load_arrays, to_arrays, with_prefix
 from policies.planning.tasks import num_splits
 
-#: Changes whenever the environment shows something else: a network reads what it was trained on only.
-CARD_SCHEMA = "autoshard.policy/3"
 _POLICY_PREFIX, _COST_PREFIX = "policy.", "cost."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PolicyCostModel:
+def _optional_text(fields: Fields, name: str) -> str | None:
+    return None if fields[name] is None else fields.text(name)
+
+
+def _none_left_out(fields: Fields, name: str) -> object:
+    if name not in fields:
+        return 0
+    return fields[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModelPart:
     """The cost model that a policy was trained on.
 
     Attributes:
-        id: Its version in the registry; None if it was trained together with the policy.
+        id: Its version in the registry; null if it was trained together with the policy.
+        card: Its card.
     """
 
-    weights: Weights
-    card: CostModelCard
-    id: str | None = None
-
-    @classmethod
-    def load(cls, registry: Registry, device: str) -> PolicyCostModel:
-        """The production cost model of a device: the registry's, or the one that comes with this package.
-
-        Raises:
-            ModelError: If it is missing or damaged.
-        """
-        models = find_registry(COST_KIND, device, registry.root) or registry
-        stored = models.load(COST_KIND, device)
-        return cls(weights=stored.tensors, card=CostModelCard.from_json(stored.card, stored.source), id=stored.id)
-
-    def model(self) -> LearnedCostModel:
-        """The model that prices with it."""
-        return LearnedCostModel(self.weights, self.card, version=self.id or "")
+    id: Annotated[str | None, _optional_text]
+    card: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrainedPolicy:
-    """A network and all that it takes to run it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyCard(ModelCard):
+    """All of a policy but the weights of its network and of its cost model.
 
     Attributes:
+        device: Key of the device that plans are for.
+        items: What the policy places: `tables`, `row_groups` or `tiers`.
+        objective: What it was trained for: `balance`, `max_kernel` or `step`.
+        memory_fill: Share of all memory that the tables of its training took; null for unlimited memory.
+        max_splits: How often an item may be split, one split within the other; may be left out for 0.
+        code_width: Numbers per code of a shard that the network reads.
+        cost_model: The cost model that it was trained on: `id` and `card`; its weights are stored with the policy's.
+        training: Options, counts and scores of the training, for information.
+    """
+
+    #: Changes whenever the environment shows something else: a network reads what it was trained on only.
+    schema: ClassVar[str] = "autoshard.policy/3"
+    optional: ClassVar[Collection[str]] = ("max_splits",)
+    remedy: ClassVar[str] = "`autoshard train policy` makes one that can be read"
+
+    device: str
+    items: Items
+    objective: Objective
+    memory_fill: Annotated[float | None, Range(at_least=0.0, at_most=1e6)]
+    max_splits: Annotated[object, _none_left_out]
+    code_width: Annotated[int, Range(at_least=FULL_CODE_WIDTH, at_most=FULL_CODE_WIDTH)]
+    cost_model: CostModelPart
+    training: dict[str, Any]
+
+
+class TrainedPolicy(LearnedModel[PolicyCard]):
+    """A network and all that it takes to run it.
+
+    Args:
         network: Reads codes and prices of `cost`, and of no other model.
-        cost: The cost model.
+        cost: The cost model; its version is its id in the registry, empty if it was trained together with the policy.
         training: Options, counts and scores of the training, for information.
         items: What it was trained to place.
         objective: What for.
@@ -69,43 +90,37 @@ class TrainedPolicy:
         version: In the registry that it comes from, if it does, and whether that came with this package.
     """
 
-    network: PlacementNetwork
-    cost: PolicyCostModel
-    training: Mapping[str, Any]
-    items: Items = Items.TABLES
-    objective: Objective = Objective.BALANCE
-    memory_fill: float | None = None
-    version: str = ""
+    card_type = PolicyCard
 
-    @property
-    def name(self) -> str:
-        """What answers say: `policy:<device>`, and which version it is, if it was published."""
-        return f"{self.items.policy_kind}:{self.cost.card.device}" + (f"@{self.version}" if self.version else "")
+    def __init__(
+        self,
+        *,
+        network: PlacementNetwork,
+        cost: LearnedCostModel,
+        training: Mapping[str, Any],
+        items: Items = Items.TABLES,
+        objective: Objective = Objective.BALANCE,
+        memory_fill: float | None = None,
+        version: str = "",
+    ) -> None:
+        card = PolicyCard(
+            device=cost.card.device,
+            items=items,
+            objective=objective,
+            memory_fill=memory_fill,
+            max_splits=num_splits(items),
+            code_width=network.code_width,
+            cost_model=CostModelPart(id=cost.version or None, card=cost.card.to_json()),
+            training=dict(training),
+        )
+        super().__init__(card, version)
+        self.kind = self.label = items.policy_kind
+        self.network, self.cost = network, cost
 
-    def publish(self, registry: Registry) -> str:
-        """Makes it the production policy of its device for such items, compared with nothing, and returns its id.
-
-        Raises:
-            ModelError: If the registry cannot be written.
-        """
-        return registry.publish(self.items.policy_kind, self.cost.card.device, *self.content())
-
-    def content(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """What a registry holds of it: tensors by name, and the card."""
-        card = {
-            "schema": CARD_SCHEMA,
-            "device": self.cost.card.device,
-            "items": self.items,
-            "objective": self.objective,
-            "memory_fill": self.memory_fill,
-            "max_splits": num_splits(self.items),
-            "code_width": self.network.code_width,
-            "cost_model": {"id": self.cost.id, "card": self.cost.card.to_json()},
-            "training": dict(self.training),
-        }
+    def tensors(self) -> Tensors:
+        """Weights of the network, and of its cost model."""
         tensors = {f"{_POLICY_PREFIX}{name}": value for name, value in to_arrays(self.network).items()}
-        tensors |= {f"{_COST_PREFIX}{name}": value for name, value in self.cost.weights.items()}
-        return tensors, card
+        return tensors | {f"{_COST_PREFIX}{name}": value for name, value in self.cost.tensors().items()}
 
     @classmethod
     def load(
@@ -125,9 +140,9 @@ class TrainedPolicy:
         Raises:
             ModelError: If it is damaged, of other items or of another schema.
         """
-        policy = _read(stored, stored.source)
-        if policy.items is not items:
-            raise ModelError(f"must be {items}, got {policy.items}", field="items", source=stored.source)
+        policy = super().from_stored(stored)
+        if policy.card.items is not items:
+            raise ModelError(f"must be {items}, got {policy.card.items}", field="items", source=stored.source)
         if (found := stored.card.get("max_splits", 0)) != num_splits(items):
             raise ModelError(
                 f"must be {num_splits(items)} for {items}, got {shown(found)}; "
@@ -137,37 +152,36 @@ class TrainedPolicy:
             )
         return policy
 
+    @classmethod
+    def restored(cls, stored: StoredModel, card: PolicyCard) -> TrainedPolicy:
+        """See `LearnedModel.restored`."""
+        cost = StoredModel(
+            id=card.cost_model.id or "",
+            tensors=with_prefix(stored.tensors, _COST_PREFIX),
+            card=card.cost_model.card,
+            source=f"{stored.source}, cost_model",
+        )
+        # Its weights are checked here: they come with the policy, and nothing else may have looked at them.
+        model = LearnedCostModel.from_stored(cost)
+        network = PlacementNetwork(card.code_width)
+        load_arrays(network, with_prefix(stored.tensors, _POLICY_PREFIX), stored.source)
+        return cls(
+            network=network,
+            cost=model,
+            training=card.training,
+            items=card.items,
+            objective=card.objective,
+            memory_fill=card.memory_fill,
+            version=stored.label,
+        )
 
-def _read(stored: StoredModel, source: str) -> TrainedPolicy:
-    return read_card(
-        stored.card,
-        source,
-        schema=CARD_SCHEMA,
-        fixed={},
-        remedy="`autoshard train policy` makes one that can be read",
-        required=("device", "items", "objective", "memory_fill", "code_width", "cost_model", "training"),
-        optional=("max_splits",),
-        read=lambda fields: _policy_of(fields, stored, source),
-    )
 
+def load_cost_model(models: Registry, device: str) -> LearnedCostModel:
+    """The production cost model of a device, for a policy to be trained on; it goes by its id, whoever made it.
 
-def _policy_of(fields: Fields, stored: StoredModel, source: str) -> TrainedPolicy:
-    described = fields.fields("cost_model", required=("id", "card"))
-    # Its weights are checked here: they come with the policy, and nothing else may have looked at them.
-    cost = PolicyCostModel(
-        weights=with_prefix(stored.tensors, _COST_PREFIX),
-        card=CostModelCard.from_json(described.mapping("card"), f"{source}, cost_model"),
-        id=None if described["id"] is None else described.text("id"),
-    )
-    check_weights(cost.weights, cost.card.encoder_hidden, f"{source}, cost_model")
-    network = PlacementNetwork(fields.whole("code_width", minimum=FULL_CODE_WIDTH, maximum=FULL_CODE_WIDTH))
-    load_arrays(network, with_prefix(stored.tensors, _POLICY_PREFIX), source)
-    return TrainedPolicy(
-        network=network,
-        cost=cost,
-        training=fields.mapping("training"),
-        items=fields.choice("items", Items, Items.TABLES),
-        objective=fields.choice("objective", Objective, Objective.BALANCE),
-        memory_fill=optional_number(fields, "memory_fill", maximum=1e6),
-        version=stored.label,
-    )
+    Raises:
+        ModelError: If neither the registry nor this package has one, or it is damaged.
+    """
+    kind = LearnedCostModel.kind
+    stored = (find_registry(kind, device, models.root) or models).load(kind, device)
+    return LearnedCostModel.from_stored(replace(stored, is_shipped=False))

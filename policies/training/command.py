@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from autoshard import console
+from costmodel.registry.promotion import report_published, status_of
 from costmodel.registry.publish_options import PublishOptions
-from costmodel.registry.publishing import report_published, status_of
 from policies.training.run_options import RunOptions
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def train_policy(publishing: PublishOptions, options: RunOptions, as_json: conso
 
     with console.progress("Training", 1.0) as advance:
         finished = run_training(options, publishing, advance=advance, on_evaluated=_report)
-    report_published(finished.published, finished.policy.items.policy_kind, finished.policy.cost.card.device)
+    report_published(finished.published, finished.policy.kind, finished.policy.card.device)
     console.emit(_result(finished), _table(finished), as_json=as_json)
 
 
@@ -60,21 +60,21 @@ def _report(evaluation: Evaluation) -> None:
 
 def _result(finished: FinishedRun) -> dict[str, Any]:
     return {
-        "kind": finished.policy.items.policy_kind,
-        "name": finished.policy.cost.card.device,
+        "kind": finished.policy.kind,
+        "name": finished.policy.card.device,
         **finished.published.to_json(),
-        "cost_model": finished.policy.cost.id,
-        "training": dict(finished.policy.training),
+        "cost_model": finished.policy.card.cost_model.id,
+        "training": dict(finished.policy.card.training),
     }
 
 
 def _table(finished: FinishedRun) -> Table:
     from rich.table import Table
 
-    training = finished.policy.training
+    training = finished.policy.card.training
     times = training["times"]
     table = Table(
-        title=f"Policy of {finished.policy.cost.card.device}, {status_of(finished.published)}",
+        title=f"Policy of {finished.policy.card.device}, {status_of(finished.published)}",
         title_justify="left",
         caption=f"{training['num_updates']} updates, {training['elapsed_s']:.0f} s: "
         + ", ".join(f"{name.removesuffix('_s')} {seconds:.0f} s" for name, seconds in times.items() if seconds),

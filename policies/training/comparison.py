@@ -39,28 +39,20 @@ def policy_version(
         make_tasks: Makes them for other policies.
         costs: Models of steps, if these are the objective; kernels aside.
     """
-    model = policy.cost.model()
+    model = policy.cost
     ours_ms_P = decode(policy.network, tasks).objective_ms_E
 
     def compared(others_ms_P: MsArray, against: str) -> Comparison:
-        measure = "slowest rank" if policy.objective is not Objective.STEP else "step"
+        measure = "slowest rank" if policy.card.objective is not Objective.STEP else "step"
         return Comparison.paired(ours_ms_P / others_ms_P - 1, against=against, measure=measure, of="held-out tasks")
 
     def compare(stored: StoredModel) -> Comparison:
-        other = TrainedPolicy.from_stored(stored, items=policy.items)
-        placements = decode(other.network, make_tasks(other.cost.model(), other.objective))
+        other = TrainedPolicy.from_stored(stored, items=policy.card.items)
+        placements = decode(other.network, make_tasks(other.cost, other.card.objective))
         step_costs = replace(costs, kernel=model) if costs is not None else None
         return compared(placed_ms(placements, model, step_costs), f"version {stored.label}")
 
-    tensors, card = policy.content()
-    return TrainedVersion(
-        kind=policy.items.policy_kind,
-        name=policy.cost.card.device,
-        tensors=tensors,
-        card=card,
-        compare=compare,
-        baselines=(compared(cost_greedy_ms(tasks), "cost-greedy"),),
-    )
+    return TrainedVersion.of(policy, compare, (compared(cost_greedy_ms(tasks), "cost-greedy"),))
 
 
 def placed_ms(placements: Placements, model: CostModel, costs: CostModels | None) -> MsArray:

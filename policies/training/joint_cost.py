@@ -21,7 +21,6 @@ from costmodel.kernel.predictor import CostPredictor
 from costmodel.kernel.training import MIN_SAMPLES, assess, first_guess
 from costmodel.kernel.weights import ENCODER_HIDDEN
 from policies.network.weights import load_arrays, optimizer_arrays, restore_optimizer, to_arrays, with_prefix
-from policies.planning.trained import PolicyCostModel
 from policies.training.checkpoint import Checkpoint
 from policies.training.cost_buffer import CostBuffer
 
@@ -102,7 +101,7 @@ class JointCost:
             to_arrays(self.network), encoder_hidden=ENCODER_HIDDEN, scaling=self.scaling, scale_ms=self.scale_ms
         )
 
-    def current(self) -> PolicyCostModel:
+    def current(self) -> LearnedCostModel:
         """The cost model as it is now, measured on the samples held out."""
         metrics, interval = assess(self.predictor(), self._held_out)
         self._card = CostModelCard(
@@ -115,7 +114,7 @@ class JointCost:
             interval=interval,
             training={"joint": True, "num_samples": len(self.buffer)},
         )
-        return PolicyCostModel(weights=to_arrays(self.network), card=self._card)
+        return LearnedCostModel(to_arrays(self.network), self._card)
 
     def model(self) -> LearnedCostModel:
         """The cost model as it is now, with the intervals of the last time that it was measured."""

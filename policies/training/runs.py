@@ -14,14 +14,14 @@ from autoshard.formats.stores.samples import read_samples
 from autoshard.planners.refine import MeasurePlans
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planning import make_costs
-from costmodel import Registry
+from costmodel import LearnedCostModel, Registry
 from costmodel.kernel.dataset import CostDataset
 from costmodel.registry.promotion import Published, TrainedVersion, publish_version
 from costmodel.registry.publish_options import PublishOptions
 from env import Objective, PlacementTask
 from policies.choices import RewardSource
 from policies.planning.tasks import Split, items_task, sample_problems, task_seeds, training_topology
-from policies.planning.trained import PolicyCostModel, TrainedPolicy
+from policies.planning.trained import TrainedPolicy, load_cost_model
 from policies.rollout.actors import ActorLauncher
 from policies.rollout.lagged import LaggedVTrace
 from policies.rollout.measured import find_benchmark
@@ -99,7 +99,7 @@ class _Run:
                 seed=options.seed,
                 measure=self._measure(),
             )
-        model = self._cost.model()
+        model = self._cost
         return PolicyTrainer(
             *self._training_problems(model),
             options=options.training,
@@ -110,9 +110,9 @@ class _Run:
         )
 
     @cached_property
-    def _cost(self) -> PolicyCostModel:
+    def _cost(self) -> LearnedCostModel:
         """The registry's cost model as it was first asked for, whatever is published meanwhile."""
-        return PolicyCostModel.load(self._models, self._options.tasks.device)
+        return load_cost_model(self._models, self._options.tasks.device)
 
     @cached_property
     def _costs(self) -> CostModels:
@@ -165,7 +165,7 @@ class _Run:
             on_evaluated=on_evaluated,
         )
         cost = self._cost if self._joint is None else self._joint.current()
-        tasks = self._test_tasks(cost.model(), self._objective)
+        tasks = self._test_tasks(cost, self._objective)
         baselines, network = Baselines.of_tasks(tasks), trainer.best_network
         scores = {
             "policy": score_policy(network, tasks),

@@ -20,11 +20,10 @@ from autoshard.formats.stores.samples import devices_in, read_samples
 from bench.collecting.options import CollectOptions
 from bench.collecting.run import run_collection
 from bench.collecting.termination import TERMINATED_EXIT_CODE, termination_raised
-from costmodel.kernel.dataset import Evidence
-from costmodel.kernel.learned import COST_KIND
 from costmodel.kernel.metrics import held_out_metrics
 from costmodel.kernel.training import MIN_SAMPLES, TrainedCostModel, TrainingOptions, predict, train_cost_model
 from costmodel.registry.versions import Registry
+from studies.cost_models.evidence import Evidence
 
 SCHEMA: Final = "autoshard.active/1"
 #: How sets are chosen in each round, by the name of the curve.
@@ -199,7 +198,7 @@ class _Loop:
                 if collect_s < _SHORTEST_ROUND_S:
                     return progress, models["uncertain"]
                 registry = Registry(folder / "models" / arm)
-                registry.publish(COST_KIND, device, models[arm].weights, models[arm].card.to_json())
+                models[arm].model().publish(registry)
                 collect(store, ARMS[arm], collect_s, self._options, registry.root)
                 models[arm], found = self._train(arm, store, progress, collect_s)
                 progress = self._keep(progress.with_round(found), file)

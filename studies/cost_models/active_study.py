@@ -9,7 +9,6 @@ import typer
 
 from autoshard import console
 from autoshard.report.images import ImageError, write_report
-from costmodel.kernel.schedules import Shuffled
 from costmodel.kernel.training import TrainingOptions
 from studies.cost_models.active import ActiveOptions, active_folder, run_active_loop
 from studies.cost_models.active_report import active_report, active_result, active_table
@@ -34,7 +33,7 @@ def main(
     Example:
         python -m studies active --store samples --seconds 3600
     """
-    training = TrainingOptions() if updates is None else TrainingOptions(schedule=Shuffled(num_updates=updates))
+    training = TrainingOptions() if updates is None else TrainingOptions(num_updates=updates)
     options = ActiveOptions(
         store=store,
         seconds=seconds,

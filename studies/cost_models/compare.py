@@ -10,7 +10,6 @@ import typer
 
 from autoshard import console
 from autoshard.formats.stores.samples import devices_in, read_samples
-from costmodel.kernel.schedules import Shuffled
 from costmodel.kernel.training import TrainingOptions
 from studies.cost_models.evaluation import EvaluationOptions, evaluate_methods
 from studies.cost_models.evaluation_report import write_evaluation
@@ -44,7 +43,7 @@ def main(
 def _options(updates: int | None, *, quick: bool) -> EvaluationOptions:
     training = TrainingOptions()
     if updates is not None:
-        training = replace(training, schedule=Shuffled(num_updates=updates))
+        training = replace(training, num_updates=updates)
     if quick:
         return EvaluationOptions.quick(training)
     options = EvaluationOptions(training=training)

@@ -17,14 +17,13 @@ import numpy as np
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import ExecutionError, InvalidOptionError, ModelError
 from autoshard.formats.stores.samples import SampleTable
-from costmodel.kernel.dataset import CostDataset, Evidence, IndexArray
+from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.predictor import CostPredictor
-from costmodel.kernel.schedules import Shuffled
-from costmodel.kernel.splits import Split, SplitKind
 from costmodel.kernel.training import MIN_SAMPLES, TrainingOptions, set_codes, train_cost_model
 from studies.cost_models import baselines
 from studies.cost_models.ablation import FULL, REMOVALS, without
 from studies.cost_models.baselines import PaperOptions, Pricing
+from studies.cost_models.evidence import Evidence, Split, SplitKind
 from studies.cost_models.torchrec_perf import torchrec_kernel_ms
 
 KERNEL: Final = "kernel_model"
@@ -78,9 +77,9 @@ class EvaluationOptions:
     def quick(cls, training: TrainingOptions | None = None) -> EvaluationOptions:
         """One seed, a tenth of the updates: for a first look."""
         base = training or TrainingOptions()
-        updates = max(1, base.schedule.num_updates // 10)
+        updates = max(1, base.num_updates // 10)
         return cls(
-            training=replace(base, schedule=Shuffled(num_updates=updates)),
+            training=replace(base, num_updates=updates),
             paper_updates=updates,
             tree_iterations=100,
             num_seeds=1,
@@ -290,7 +289,7 @@ def run_ablation(
     dataset: CostDataset, removed: str, seed: int, device: str, options: EvaluationOptions
 ) -> AblationResult:
     """Trains the kernel model without a group of features."""
-    training = replace(options.training, schedule=Shuffled(num_updates=options.ablation_updates))
+    training = replace(options.training, num_updates=options.ablation_updates)
     trained = train_cost_model(without(dataset, removed), device=device, options=training, seed=seed)
     return AblationResult(removed=removed, seed=seed, relative_error=trained.card.metrics.relative_error)
 

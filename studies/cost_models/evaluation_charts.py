@@ -9,9 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from autoshard.report.figures import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, YELLOW, in_house_style
-from costmodel.kernel.splits import SplitKind
 from studies.cost_models.ablation import FULL
 from studies.cost_models.evaluation import KERNEL, METHODS, Evaluation
+from studies.cost_models.evidence import SplitKind
 
 #: Points of a scatter: more cannot be told apart, and make the page heavy.
 _MOST_POINTS = 2000

@@ -17,9 +17,9 @@ from autoshard.core.costs import MsArray
 from autoshard.formats.stores.samples import Sample
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.metrics import held_out_metrics
-from costmodel.kernel.splits import SplitKind
 from studies.cost_models.ablation import FULL
 from studies.cost_models.evaluation import KERNEL, METHODS, Evaluation, Priced, SplitResult
+from studies.cost_models.evidence import SplitKind
 
 SCHEMA: Final = "autoshard.cost_report/1"
 #: Upper ends of the groups of sets by number of tables.
@@ -345,7 +345,7 @@ def to_document(evaluation: Evaluation) -> dict[str, Any]:
         "num_left_out": evidence.num_left_out,
         "options": {
             **{name: getattr(options, name) for name in _OPTION_NAMES},
-            "training": {**training, "schedule": options.training.schedule.to_json()},
+            "training": {**training, "schedule": options.training.schedule},
         },
         "sizes": sizes(evaluation),
         "skipped": {kind.value: text for kind, text in evaluation.skipped.items()},

@@ -9,7 +9,6 @@ from typing import Any, Final
 from autoshard.formats.files import atomic_write
 from autoshard.report.images import FigureReport, NumberTable, Section, write_png, write_report
 from autoshard.report.wording import write_ms, write_percent
-from costmodel.kernel.splits import SplitKind
 from studies.cost_models.ablation import FULL
 from studies.cost_models.evaluation import KERNEL, METHODS, Evaluation
 from studies.cost_models.evaluation_charts import (
@@ -20,6 +19,7 @@ from studies.cost_models.evaluation_charts import (
     tables_figure,
 )
 from studies.cost_models.evaluation_numbers import PARTS, to_document
+from studies.cost_models.evidence import SplitKind
 
 _WIDTH: Final = 960
 _NONE = "n/a"

@@ -24,8 +24,7 @@ from autoshard.formats.stores.samples import read_samples
 from autoshard.runtime.threads import intra_op_threads
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.sums import sum_codes
-from costmodel.kernel.training import TrainedCostModel, TrainingOptions, train_cost_model
+from costmodel.kernel.training import TrainedCostModel, TrainingOptions, sum_codes, train_cost_model
 
 SCHEMA: Final = "autoshard.cost_speed/1"
 NUM_SETS, MOST_SHARDS, NUM_CANDIDATES, NUM_TRAINED = 1_000, 100, 10_000, 10_000
@@ -97,7 +96,7 @@ def time_training(
         trained = train_cost_model(repeated, device=device, options=options, seed=seed)
         took.append(time.perf_counter() - started)
     assert trained is not None
-    updates = options.schedule.num_updates
+    updates = options.num_updates
     return trained, _timing(f"training on {NUM_TRAINED:,} samples, {updates:,} updates", "s", took, 1.0, 60.0)
 
 

@@ -18,11 +18,11 @@ from autoshard import console
 from autoshard.core import AccessProfile, LocalShard
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
+from autoshard.formats.stores.samples import corrected_ms
 from autoshard.report.images import write_report
 from bench.kernels.harness import Harness, Measurement, Settings
 from bench.measuring.arena import free_bytes
 from bench.measuring.devices import BenchDevice, find_device
-from bench.measuring.drift import divide_out_drift
 from bench.measuring.robust_stats import MsArray
 from bench.sampling.stream import table_wise_pool
 from studies.kernels.fig4_report import FIG4_SCHEMA, fig4_report
@@ -188,14 +188,8 @@ def _measure_passes(
     started, measured = time.monotonic(), harness.measure(sets, advance)
     while seconds is not None and time.monotonic() - started < seconds:
         measured += harness.measure(sets, advance)
-    parts = []
-    for part in ("forward_ms", "backward_ms"):
-        latency_ms, reference_ms = (
-            [getattr(result, name) for result in measured] for name in (part, f"reference_{part}")
-        )
-        steady_ms_PS = divide_out_drift(latency_ms, reference_ms).reshape(-1, len(sets))
-        parts.append(np.median(steady_ms_PS, axis=0))
-    return measured, parts[0], parts[1]
+    forward_ms_S, backward_ms_S = (np.median(ms.reshape(-1, len(sets)), axis=0) for ms in corrected_ms(measured))
+    return measured, forward_ms_S, backward_ms_S
 
 
 def main(

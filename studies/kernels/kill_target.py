@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from autoshard.core import AccessProfile, LocalShard
-from bench.collecting.kernels import collect_samples
+from bench.collecting.kernels import KernelKind
 from bench.collecting.run import check_store
 from bench.collecting.set_queue import StreamPosition
 from bench.collecting.store_lock import CollectorLock, device_lock_name
@@ -48,7 +48,7 @@ def collect_endlessly(store: str, name: str, seed: int, written: Connection) -> 
 
     with CollectorLock(folder, f"{device_lock_name(device)}-{name}"):
         check_store(folder)
-        collect_samples(
+        KernelKind.collect(
             Harness(device, settings),
             choose_sets(pool, max_tables=8, seed=seed),
             folder,

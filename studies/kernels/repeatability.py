@@ -15,11 +15,12 @@ from pydantic import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 from autoshard.core import LocalShard
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.formats import load_tables
+from autoshard.formats.stores.samples import divide_out_drift
 from bench.kernels.harness import Harness, Measurement, Settings
 from bench.measuring.devices import BenchDevice
-from bench.measuring.drift import Drift, Variation, divide_out_drift, drift_of, variation
 from bench.measuring.robust_stats import MsArray
 from bench.sampling.stream import table_wise_pool
+from studies.kernels.drift import Drift, Variation, drift_of, variation
 from studies.measured_data import Machine
 
 #: Largest coefficient of variation of a sample, after drift correction, that a machine should keep to.

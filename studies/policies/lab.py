@@ -23,7 +23,7 @@ from env import Objective
 from policies.choices import Items
 from policies.network.network import PlacementNetwork
 from policies.planning.tasks import Split, TaskKind, sample_problems, task_seeds, training_topology
-from policies.planning.trained import PolicyCostModel, TrainedPolicy
+from policies.planning.trained import TrainedPolicy, load_cost_model
 from studies.policies.parts import Numbers, PartStore
 from studies.policies.settings import EvaluationSettings, Size
 from studies.policies.trained import NetworkPart, train_network
@@ -81,14 +81,14 @@ class Lab:
         self.settings = settings
         self.parts = PartStore(folder)
         self.pool = load_tables(settings.tables).scaled(settings.scale)
-        self.cost = PolicyCostModel.load(Registry(settings.registry), settings.device)
+        self.cost = load_cost_model(Registry(settings.registry), settings.device)
         self._folder = folder
-        self.parts.check_identity({**settings.identity(), "cost_model": self.cost.id})
+        self.parts.check_identity({**settings.identity(), "cost_model": self.cost.version})
 
     @cached_property
     def model(self) -> LearnedCostModel:
         """The model that all kernels are priced with, and all policies are trained on."""
-        return self.cost.model()
+        return self.cost
 
     @cached_property
     def costs(self) -> CostModels:

@@ -281,7 +281,7 @@ def test_replay_refuses_what_it_cannot_measure(plan, tables, tmp_path, capsys):
             2,
             "'--max-tables': Input should be greater",
         ),
-        (["collect", "--store", "s", "--device", "tpu"], 2, 'device: must be auto, cpu or cuda, got "tpu"'),
+        (["collect", "--store", "s", "--device", "tpu"], 2, 'device: must be one of auto, cpu, cuda, got "tpu"'),
         (["collect", "--store", "s", "--tables", "nonesuch"], 2, "nonesuch"),
         (
             ["collect", "--store", "s", "--kinds", "kernels,heat"],
@@ -289,7 +289,7 @@ def test_replay_refuses_what_it_cannot_measure(plan, tables, tmp_path, capsys):
             "kinds: must be some of kernels, dense, collectives",
         ),
         (["collect", "--store", "s", "--strategies", "random=0"], 2, "strategies: must be names of strategies"),
-        (["collect", "--store", "s", "--strategies", "nonesuch"], 2, "strategies: must be of random, placements"),
+        (["collect", "--store", "s", "--strategies", "nonesuch"], 2, "strategies: must be one of random, placements"),
         (["collect", "--store", "s", "--memory-gib", "0"], 2, "'--memory-gib': must be a number above 0, got 0"),
         (["collect", "--store", "s", "--ray", "--kinds", "dense"], 2, "kinds: must be kernels with --ray"),
         (["samples", "s", "--tables", "metasyn"], 2, "--tables: needs --html"),

@@ -7,14 +7,12 @@ import pytest
 from bench.measuring.clocks import DeviceClocks, parse_clocks, query_clocks, read_clocks
 from bench.measuring.devices import find_device
 
-H100 = "1980, 1980, 2619, 34, 121.53, 0x0000000000000000\n"
+H100 = "1980, 0x0000000000000000\n"
 BUS_ID = "00000000:1b:00.0"
 
 
 def test_a_line_is_read():
-    assert parse_clocks(H100) == DeviceClocks(
-        sm_mhz=1980, max_sm_mhz=1980, memory_mhz=2619, temperature_c=34.0, power_w=121.53, throttle_reasons=()
-    )
+    assert parse_clocks(H100) == DeviceClocks(sm_mhz=1980, throttle_reasons=())
 
 
 @pytest.mark.parametrize(
@@ -34,17 +32,17 @@ def test_a_line_is_read():
     ],
 )
 def test_the_mask_is_decoded_into_what_holds_the_clock_back(mask, reasons):
-    clocks = parse_clocks(f"1350, 1980, 2619, 71, 699.80, {mask}\n")
+    clocks = parse_clocks(f"1350, {mask}\n")
     assert clocks.throttle_reasons == reasons
 
 
 @pytest.mark.parametrize("nothing", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]"])
 def test_fields_that_are_not_told_are_none(nothing):
-    clocks = parse_clocks(f"{nothing}, {nothing}, 877, {nothing}, {nothing}, {nothing}\n")
-    assert clocks == DeviceClocks(sm_mhz=None, max_sm_mhz=None, memory_mhz=877, temperature_c=None, power_w=None)
+    assert parse_clocks(f"{nothing}, {nothing}\n") == DeviceClocks(sm_mhz=None)
+    assert parse_clocks(f"{nothing}, 0x0000000000000004\n").throttle_reasons == ("sw_power_cap",)
 
 
-@pytest.mark.parametrize("text", ["", "\n", "No devices were found\n", H100 + H100, "1980, 1980\n"])
+@pytest.mark.parametrize("text", ["", "\n", "No devices were found\n", H100 + H100, "1980\n", "1980, 1980, 0x0\n"])
 def test_anything_else_is_no_answer(text):
     assert parse_clocks(text) is None
 
@@ -75,7 +73,7 @@ def test_drivers_that_know_the_older_name_only_are_asked_by_it(nvidia_smi):
     log = nvidia_smi(
         'case "$*" in *clocks_event_reasons*)\n'
         "echo 'Field \"clocks_event_reasons.active\" is not a valid field to query.'; exit 2;; esac\n"
-        "echo '1410, 1410, 1215, 55, 398.10, 0x0000000000000004'"
+        "echo '1410, 0x0000000000000004'"
     )
     assert query_clocks(BUS_ID).throttle_reasons == ("sw_power_cap",)
     assert "clocks_throttle_reasons.active" in log.read_text().splitlines()[1]
@@ -101,6 +99,4 @@ def test_a_processor_has_no_such_clocks(nvidia_smi):
 def test_a_gpu_tells_its_clocks():
     clocks = read_clocks(find_device("cuda"))
     assert clocks is not None
-    assert 0 < clocks.sm_mhz <= clocks.max_sm_mhz
-    assert 0 < clocks.temperature_c < 120
-    assert clocks.power_w is None or clocks.power_w > 0
+    assert clocks.sm_mhz > 0

@@ -27,20 +27,20 @@ from autoshard.formats.stores.collective_samples import (
     Operator,
     Splits,
 )
-from bench.collectives.collector import (
+from bench.collecting.collectives import collect_collectives
+from bench.collectives.operators import Movement, expected_output, rank_content, refusal, split_matrix, verify
+from bench.collectives.sampling import (
     OPERATORS,
     CollectiveSettings,
+    Processes,
     choose_collectives,
-    collect_collectives,
     fewest_first,
-    group_shape,
-    levels_of,
     powers_of_four,
 )
-from bench.collectives.operators import Movement, expected_output, rank_content, refusal, split_matrix, verify
 from bench.measuring.timing import RoundSettings
 
 ROOT = Path(__file__).parents[2]
+TWO, FOUR = Processes(nproc=2, node_size=2), Processes(nproc=4, node_size=2)
 QUICK = RoundSettings(num_warmup=1, num_measured=3, num_dropped=1, flush_every_run=False)
 FOREVER_S = 1000.0
 
@@ -82,10 +82,9 @@ def test_every_operator_and_dtype_is_measured_on_every_level(tmp_path, run_folde
     impossible = 2**50
     collection = collect_collectives(
         tmp_path / "store",
-        nproc=4,
-        node_size=2,
+        FOUR,
+        quick(1024, impossible),
         device="cpu",
-        settings=quick(1024, impossible),
         advance=lambda count, seconds: heard.append((count, seconds)),
     )
     samples = COLLECTIVE_SAMPLES.read(tmp_path / "store")
@@ -101,16 +100,16 @@ def test_every_operator_and_dtype_is_measured_on_every_level(tmp_path, run_folde
     }
     assert measured == dict.fromkeys(wanted, 1)
     assert collection.num_samples == len(samples) == 39 == sum(count for count, _ in heard)
-    assert (collection.device, collection.backend) == ("cpu", "gloo")
-    skipped = dict(collection.skipped)
-    assert {reason.split(":")[0]: count for reason, count in skipped.items()} == {
+    assert (collection.device, collection.added) == ("cpu", {"gloo": 39})
+    assert set(collection.reasons) == set(collection.failed)
+    assert {reason.split(":")[0]: count for reason, count in collection.failed.items()} == {
         "all_reduce of int8": 6,
         "reduce_scatter of int8": 6,
         f"memory does not hold {impossible:,} bytes per rank and what the backend needs beside": 39,
     }
     for sample in samples:
         assert (sample.nproc, sample.node_size, sample.num_hosts, sample.num_rounds) == (4, 2, 1, 3)
-        assert (sample.group_size, sample.num_nodes) == group_shape(sample.collective.level, 4, 2)
+        assert (sample.group_size, sample.num_nodes) == FOUR.group_shape(sample.collective.level)
         assert sample.collective.bytes_per_rank == 1024
         assert sample.latency_ms > 0
         assert sample.reference_ms > 0
@@ -123,8 +122,9 @@ import os, sys, time
 import torch, torch.distributed as dist
 from autoshard.core import DType
 from autoshard.formats.stores.collective_samples import Collective, GroupLevel, Operator, Splits
-from bench.collectives.operators import BoundCollective, Movement, TORCH_DTYPE, verify
-from bench.collectives.collector import OPERATORS
+from bench.collectives.operators import BoundCollective, Movement, verify
+from bench.collectives.sampling import OPERATORS
+from bench.measuring.devices import TORCH_DTYPES
 
 rank, size = int(sys.argv[1]), 3
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], size), rank=rank, world_size=size)
@@ -135,7 +135,7 @@ for operator, splits in OPERATORS:
                          splits=splits, skew=skew)
         verify(one, dist.group.WORLD, torch.device("cpu"))
         movement = Movement.of(one, size)
-        kind = TORCH_DTYPE[dtype]
+        kind = TORCH_DTYPES[dtype]
         mine = torch.randint(-9, 9, (movement.num_inputs(rank),)).to(kind)
         everyones = [None] * size
         dist.all_gather_object(everyones, mine)
@@ -244,9 +244,7 @@ def test_a_killed_worker_is_named_quickly_and_earlier_samples_stay(tmp_path, run
         os.kill(worker(run_folder, 1), signal.SIGKILL)
 
     with pytest.raises(ExecutionError, match=r"^process 1 was killed by signal 9 \(SIGKILL\)$"):
-        collect_collectives(
-            tmp_path, nproc=2, node_size=2, device="cpu", seconds=FOREVER_S, settings=quick(1024), advance=kill
-        )
+        collect_collectives(tmp_path, TWO, quick(1024), device="cpu", seconds=FOREVER_S, advance=kill)
     assert not is_running(run_folder)
     assert list(run_folder.iterdir()) == []
     assert len(COLLECTIVE_SAMPLES.read(tmp_path)) >= 13
@@ -257,17 +255,9 @@ def test_a_worker_that_hangs_is_noticed(tmp_path, run_folder):
     def freeze(*_):
         os.kill(worker(run_folder, 1), signal.SIGSTOP)
 
+    settings = quick(1024, stall_timeout_s=10)
     with pytest.raises(ExecutionError, match="no process has answered for 10 s; one of them hangs"):
-        collect_collectives(
-            tmp_path,
-            nproc=2,
-            node_size=2,
-            device="cpu",
-            seconds=FOREVER_S,
-            settings=quick(1024),
-            stall_timeout_s=10,
-            advance=freeze,
-        )
+        collect_collectives(tmp_path, TWO, settings, device="cpu", seconds=FOREVER_S, advance=freeze)
     assert not is_running(run_folder)
 
 
@@ -275,8 +265,12 @@ def test_a_worker_that_hangs_is_noticed(tmp_path, run_folder):
 def test_a_killed_run_leaves_its_samples_and_no_process(tmp_path, run_folder, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(run_folder))
     code = (
-        "from bench.collectives.collector import collect_collectives\n"
-        f"collect_collectives({str(tmp_path / 'store')!r}, 2, 2, device='cpu', seconds={FOREVER_S}, seconds_per_file=1)"
+        "from pathlib import Path\n"
+        "from bench.collecting.collectives import collect_collectives\n"
+        "from bench.collectives.sampling import CollectiveSettings, Processes\n"
+        "processes, settings = Processes(nproc=2, node_size=2), CollectiveSettings(seconds_per_file=1)\n"
+        f"store = Path({str(tmp_path / 'store')!r})\n"
+        f"collect_collectives(store, processes, settings, device='cpu', seconds={FOREVER_S})"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as collecting:
         while not list((tmp_path / "store").glob("*/*/part-*")):
@@ -306,8 +300,9 @@ def test_sizes_are_powers_of_four():
     ],
 )
 def test_levels_with_the_same_ranks_are_measured_once(nproc, node_size, levels):
-    assert levels_of(nproc, node_size) == levels
-    chosen = choose_collectives(nproc, node_size, quick(1024, 4096))
+    processes = Processes(nproc=nproc, node_size=node_size)
+    assert processes.levels == levels
+    chosen = choose_collectives(processes, quick(1024, 4096))
     assert len(chosen) == len(set(chosen)) == 2 * len(levels) * len(OPERATORS) * 3
 
 
@@ -317,7 +312,7 @@ def test_reductions_of_int8_are_refused_with_a_reason():
 
 
 def sample_of(collective, seconds=1e-3, *, nproc=4, node_size=2, reference_ms=1.0, **values):
-    group_size, num_nodes = group_shape(collective.level, nproc, node_size)
+    group_size, num_nodes = Processes(nproc=nproc, node_size=node_size).group_shape(collective.level)
     sent_R, received_R = Movement.of(collective, group_size).sent_bytes()
     defaults = {
         "collected_at": datetime(2026, 1, 2, tzinfo=UTC),
@@ -347,12 +342,12 @@ def sample_of(collective, seconds=1e-3, *, nproc=4, node_size=2, reference_ms=1.
 
 
 def test_what_has_fewest_samples_comes_first(tmp_path):
-    chosen = choose_collectives(2, 2, quick(1024, 4096))
-    assert fewest_first(chosen, tmp_path, "cpu", 2, 2) == chosen
+    chosen = choose_collectives(TWO, quick(1024, 4096))
+    assert fewest_first(chosen, tmp_path, "cpu", TWO) == chosen
     small = chosen[: len(chosen) // 2]
     COLLECTIVE_SAMPLES.write(tmp_path, [sample_of(one, nproc=2) for one in small])
-    assert fewest_first(chosen, tmp_path, "cpu", 2, 2) == chosen[len(small) :] + small
-    assert fewest_first(chosen, tmp_path, "cpu", 4, 2) == chosen  # measured by other processes
+    assert fewest_first(chosen, tmp_path, "cpu", TWO) == chosen[len(small) :] + small
+    assert fewest_first(chosen, tmp_path, "cpu", FOUR) == chosen  # measured by other processes
 
 
 @pytest.mark.parametrize(
@@ -361,22 +356,24 @@ def test_what_has_fewest_samples_comes_first(tmp_path):
         ({"nproc": 1}, InvalidOptionError, "nproc: must be at least 2"),
         ({"nproc": 4, "node_size": 3}, InvalidOptionError, "node_size: must divide the 4 processes, got 3"),
         ({"nproc": 4, "node_size": 0}, InvalidOptionError, "node_size: must divide the 4 processes, got 0"),
-        ({"seconds": 0.0}, InvalidOptionError, "seconds: must be above 0"),
-        ({"seconds": float("nan")}, InvalidOptionError, "seconds: must be above 0"),
-        ({"device": "tpu"}, InvalidOptionError, "device: must be auto, cpu or cuda"),
+        ({"seconds": 0.0}, InvalidOptionError, "seconds: must be a number above 0, got 0.0"),
+        ({"seconds": float("nan")}, InvalidOptionError, "seconds: must be a number above 0, got nan"),
+        ({"device": "tpu"}, InvalidOptionError, "device: must be one of auto, cpu, cuda"),
         ({"nproc": 4096, "node_size": 1, "device": "cuda"}, DeviceError, "GPU"),
     ],
 )
 def test_bad_options_are_refused_before_anything_starts(options, error, text, tmp_path, run_folder):
+    numbers = {name: options[name] for name in ("nproc", "node_size") if name in options}
+    others = {name: value for name, value in options.items() if name not in numbers}
     with pytest.raises(error, match=text):
-        collect_collectives(tmp_path / "store", **options)
+        collect_collectives(tmp_path / "store", Processes(**numbers), **others)
     assert list(run_folder.iterdir()) == []
 
 
 def test_a_store_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "store").write_text("not a folder")
     with pytest.raises(SampleStoreError, match="is no folder"):
-        collect_collectives(tmp_path / "store")
+        collect_collectives(tmp_path / "store", Processes())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from autoshard.core.errors import FormatError, InvalidTableError, SampleStoreError
 from autoshard.formats.stores.sample_store import damaged_samples
 from autoshard.formats.stores.samples import read_samples, write_samples
-from bench.collecting.kernels import collect_samples
+from bench.collecting.kernels import KernelKind
 from bench.collecting.set_queue import StreamPosition
 from bench.collecting.store_lock import CollectorBusyError, CollectorLock
 from bench.collecting.termination import termination_raised
@@ -27,7 +27,7 @@ ENDLESS = """
 import sys
 from pathlib import Path
 from autoshard.core import AccessProfile, LocalShard
-from bench.collecting.kernels import collect_samples
+from bench.collecting.kernels import KernelKind
 from bench.measuring.devices import find_device
 from bench.kernels.harness import Harness, Settings
 from bench.sampling.stream import choose_sets
@@ -41,7 +41,7 @@ pool = [
 rounds = RoundSettings(num_warmup=0, num_measured=1, num_dropped=0, flush_every_run=False)
 harness = Harness(find_device("cpu"), Settings(rounds=rounds, max_group_sets=2, max_bytes=2**24, reference_bags=8,
                                               max_spread=1e9))
-collect_samples(harness, choose_sets(pool, max_tables=3, seed=0), Path(sys.argv[1]), seconds_per_file=0.0)
+KernelKind.collect(harness, choose_sets(pool, max_tables=3, seed=0), Path(sys.argv[1]), seconds_per_file=0.0)
 """
 
 
@@ -64,7 +64,7 @@ def test_samples_are_appended(harness, pool, tmp_path):
     advanced = []
     expected = [ChosenSet(shards=pair, source=f"{pair[0].table}") for pair in islice(combinations(pool, 2), 12)]
     for half in (expected[:6], expected[6:]):
-        done = collect_samples(
+        done = KernelKind.collect(
             harness, iter(half), tmp_path, num_samples=6, advance=lambda count, _: advanced.append(count)
         )
         assert done.num_samples == 6
@@ -86,22 +86,22 @@ def test_samples_are_appended(harness, pool, tmp_path):
 
 def test_sets_that_the_store_holds_are_skipped_but_for_repeats(harness, pool, tmp_path):
     known, new = ChosenSet(shards=tuple(pool[:2]), source="random"), ChosenSet(shards=(pool[2],), source="singles")
-    collect_samples(harness, iter([known]), tmp_path)
+    KernelKind.collect(harness, iter([known]), tmp_path)
     # The same set in another order, with other names of tables.
     alike = replace(known, shards=tuple(replace(shard, table="x") for shard in reversed(known.shards)))
     again = replace(known, source="repeat")
-    done = collect_samples(harness, iter([alike, known, new, new, again]), tmp_path)
+    done = KernelKind.collect(harness, iter([alike, known, new, new, again]), tmp_path)
     assert done.added == {"singles": 1, "repeat": 1}
     assert done.skipped == {"random": 2, "singles": 1}
 
 
 def test_sets_of_another_machine_or_software_are_measured_again(harness, pool, tmp_path):
     known = ChosenSet(shards=(pool[0],), source="random")
-    collect_samples(harness, iter([known]), tmp_path / "here")
+    KernelKind.collect(harness, iter([known]), tmp_path / "here")
     (sample,) = read_samples(tmp_path / "here").samples
     for name in ("device_name", "torch_version", "fbgemm_version"):
         write_samples(tmp_path / name, [replace(sample, **{name: "another"})])
-        assert collect_samples(harness, iter([known]), tmp_path / name).added == {"random": 1}
+        assert KernelKind.collect(harness, iter([known]), tmp_path / name).added == {"random": 1}
 
 
 def test_a_run_goes_on_where_the_last_one_ended(harness, pool, tmp_path):
@@ -110,7 +110,7 @@ def test_a_run_goes_on_where_the_last_one_ended(harness, pool, tmp_path):
     for number in (12, 24):
         position = StreamPosition(file)
         sets = islice(stream(pool), position.start, None)
-        done = collect_samples(harness, sets, tmp_path / "store", num_samples=number, position=position)
+        done = KernelKind.collect(harness, sets, tmp_path / "store", num_samples=number, position=position)
         assert done.num_samples == number
     measured = [(sample.local_shards, sample.source) for sample in read_samples(tmp_path / "store").samples]
     seen, distinct = set(), []
@@ -125,8 +125,8 @@ def test_a_run_goes_on_where_the_last_one_ended(harness, pool, tmp_path):
 
 
 def test_a_lost_position_costs_no_more_than_time(harness, pool, tmp_path):
-    collect_samples(harness, stream(pool), tmp_path, num_samples=20)
-    done = collect_samples(harness, stream(pool), tmp_path, num_samples=5)
+    KernelKind.collect(harness, stream(pool), tmp_path, num_samples=20)
+    done = KernelKind.collect(harness, stream(pool), tmp_path, num_samples=5)
     assert done.skipped["random"] >= 20
     ids = [sample.set_id for sample in read_samples(tmp_path).samples if sample.source != "repeat"]
     assert len(ids) == len(set(ids))
@@ -134,7 +134,7 @@ def test_a_lost_position_costs_no_more_than_time(harness, pool, tmp_path):
 
 def test_a_stream_without_anything_new_ends(harness, pool, tmp_path):
     only = ChosenSet(shards=(pool[0],), source="random")
-    done = collect_samples(harness, repeat(only), tmp_path, num_samples=3)
+    done = KernelKind.collect(harness, repeat(only), tmp_path, num_samples=3)
     assert done.added == {"random": 1}
     assert done.skipped["random"] >= 10_000
 
@@ -154,7 +154,7 @@ def test_sets_that_cannot_be_measured_are_counted(harness, pool, make_shard, tmp
     too_large = make_shard("large", 2**22, embedding_dim=64)
     odd = make_shard("odd", embedding_dim=6)
     sets = [ChosenSet(shards=(shard,), source=shard.table) for shard in (pool[0], too_large, pool[1], odd, pool[2])]
-    done = collect_samples(harness, iter(sets), tmp_path, num_samples=3)
+    done = KernelKind.collect(harness, iter(sets), tmp_path, num_samples=3)
     assert done.added == {"t0": 1, "t1": 1, "t2": 1}
     assert done.failed == {"large": 1, "odd": 1}
     assert len(done.reasons) == 2
@@ -165,21 +165,21 @@ def test_sets_that_cannot_be_measured_are_counted(harness, pool, make_shard, tmp
 def test_a_device_that_measures_nothing_ends_the_run(harness, make_shard, tmp_path):
     odd = (ChosenSet(shards=(make_shard(num_embeddings=n, embedding_dim=6),), source="random") for n in count(1))
     with pytest.raises(InvalidTableError, match="embedding_dim"):
-        collect_samples(harness, odd, tmp_path, num_samples=3)
+        KernelKind.collect(harness, odd, tmp_path, num_samples=3)
 
 
 def test_time_ends_a_run_after_the_group_in_hand(harness, pool, tmp_path):
-    done = collect_samples(harness, stream(pool), tmp_path, seconds=1e-9)
+    done = KernelKind.collect(harness, stream(pool), tmp_path, seconds=1e-9)
     assert 1 <= done.num_samples <= 8
     assert len(done.files) == 1
 
 
 def test_a_store_of_another_version_is_refused_before_anything_is_measured(harness, pool, tmp_path):
-    file = collect_samples(harness, stream(pool), tmp_path, num_samples=1).files[0]
+    file = KernelKind.collect(harness, stream(pool), tmp_path, num_samples=1).files[0]
     pq.write_table(pq.read_table(file).replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/1"}), file)
     advanced = []
     with pytest.raises(FormatError, match=r"must be autoshard\.samples/2, got autoshard\.samples/1; collect"):
-        collect_samples(harness, stream(pool), tmp_path, num_samples=1, advance=lambda *_: advanced.append(1))
+        KernelKind.collect(harness, stream(pool), tmp_path, num_samples=1, advance=lambda *_: advanced.append(1))
     assert advanced == []
 
 
@@ -187,11 +187,11 @@ def test_a_full_disk_is_an_error_and_loses_nothing(harness, pool, tmp_path):
     """On a real small file system where one can be mounted, else with the largest file's size limited."""
     store = tmp_path / "store"
     with small_disk(store) as fill:
-        kept = collect_samples(harness, stream(pool), store, num_samples=4)
+        kept = KernelKind.collect(harness, stream(pool), store, num_samples=4)
         before = read_samples(store).samples
         fill()
         with pytest.raises(SampleStoreError, match=r"cannot be written: (no space left on device|file too large)"):
-            collect_samples(harness, stream(pool, seed=1), store, num_samples=40)
+            KernelKind.collect(harness, stream(pool, seed=1), store, num_samples=40)
         assert read_samples(store).samples == before
         assert not damaged_samples(read_samples(store).samples)
         assert [file for file in store.rglob("*") if file.is_file() and file.name != "filling"] == list(kept.files)
@@ -229,7 +229,7 @@ def test_what_was_measured_before_an_error_is_kept(harness, pool, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        collect_samples(harness, interrupted(), tmp_path)
+        KernelKind.collect(harness, interrupted(), tmp_path)
     assert len(read_samples(tmp_path)) == 4
 
 
@@ -239,7 +239,7 @@ def test_sigterm_ends_a_run_and_what_was_measured_is_written(harness, pool, tmp_
 
     before = signal.getsignal(signal.SIGTERM)
     with termination_raised():
-        done = collect_samples(harness, stream(pool), tmp_path, num_samples=40, advance=terminate)
+        done = KernelKind.collect(harness, stream(pool), tmp_path, num_samples=40, advance=terminate)
     assert signal.getsignal(signal.SIGTERM) is before
     assert done.is_terminated
     assert done.num_samples == len(read_samples(tmp_path)) == 1
@@ -277,7 +277,7 @@ def test_a_store_that_cannot_be_written_is_an_error(harness, pool, tmp_path):
     blocked = tmp_path / "store"
     blocked.write_text("a file")
     with pytest.raises(SampleStoreError, match="store"):
-        collect_samples(harness, choose_sets(pool, max_tables=3, seed=0), blocked, num_samples=1)
+        KernelKind.collect(harness, choose_sets(pool, max_tables=3, seed=0), blocked, num_samples=1)
 
 
 def test_a_killed_run_leaves_what_it_wrote(tmp_path):

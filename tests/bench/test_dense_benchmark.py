@@ -20,10 +20,10 @@ from autoshard.core.errors import DeviceError, FormatError, InvalidOptionError
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
 from autoshard.formats.stores.sample_store import damaged_samples
 from autoshard.runtime.dense import DenseModel
-from bench.collecting.dense import collect_dense_samples
+from bench.collecting.dense import DenseLayersKind
 from bench.dense.harness import DenseHarness, DenseSettings
 from bench.dense.kernels import TORCH_DTYPES, DenseKernel, kernel_bytes, runnable_dtypes
-from bench.dense.report import dense_repeatability, dense_table, summarise_dense
+from bench.dense.report import dense_table, summarise_dense
 from bench.dense.sampling import ChosenShape, choose_dense_shapes
 from bench.measuring.attempts import mean_of
 from bench.measuring.devices import find_device
@@ -242,13 +242,14 @@ def chosen_of(*shapes, source="model"):
 def test_collected_samples_are_read_back(harness, tmp_path):
     told = []
     too_large = DenseShape(kind=DenseKind.BOTTOM_MLP, batch_size=4096, widths=(4096,) * 21)
-    done = collect_dense_samples(
+    done = DenseLayersKind.collect(
         harness,
         chosen_of(BOTTOM, too_large, TOP, DOT, TOP, CONCAT),
         tmp_path,
         advance=lambda count, _: told.append(count),
     )
     assert (done.added, done.failed, done.skipped) == ({"model": 4}, {"model": 1}, {"model": 1})
+    assert done.reasons == ("not run by the device, or not in the time or memory there is",)
     assert done.num_noisy == 0
     assert told == [1] * 4
     samples = DENSE_SAMPLES.read(tmp_path)
@@ -260,21 +261,19 @@ def test_collected_samples_are_read_back(harness, tmp_path):
 
 
 def test_a_second_run_adds_what_is_new_and_repeats_when_told(harness, tmp_path):
-    collect_dense_samples(harness, chosen_of(BOTTOM, TOP), tmp_path)
-    again = collect_dense_samples(harness, chosen_of(TOP, DOT), tmp_path)
+    DenseLayersKind.collect(harness, chosen_of(BOTTOM, TOP), tmp_path)
+    again = DenseLayersKind.collect(harness, chosen_of(TOP, DOT), tmp_path)
     assert (again.num_samples, again.skipped) == (1, {"model": 1})
-    repeated = collect_dense_samples(harness, chosen_of(TOP, source="repeat"), tmp_path)
+    repeated = DenseLayersKind.collect(harness, chosen_of(TOP, source="repeat"), tmp_path)
     assert (repeated.num_samples, repeated.skipped) == (1, {})
     samples = DENSE_SAMPLES.read(tmp_path)
     assert Counter(sample.shape for sample in samples) == {BOTTOM: 1, TOP: 2, DOT: 1}
-    assert dense_repeatability(samples) >= 0
-    assert dense_repeatability(samples[:3]) is None
 
 
 def test_a_limit_and_a_time_end_the_run(harness, tmp_path):
     shapes = choose_dense_shapes(seed=1, dtypes=[DType.FP32])
-    assert collect_dense_samples(harness, shapes, tmp_path, num_samples=4).num_samples == 4
-    done = collect_dense_samples(harness, shapes, tmp_path, seconds=0.0)
+    assert DenseLayersKind.collect(harness, shapes, tmp_path, num_samples=4).num_samples == 4
+    done = DenseLayersKind.collect(harness, shapes, tmp_path, seconds=0.0)
     assert 1 <= done.num_samples <= harness.settings.max_group_sets  # the first group only
 
 
@@ -283,7 +282,7 @@ def test_a_store_of_another_version_is_refused_before_anything_is_measured(harne
     folder.mkdir(parents=True)
     (folder / "part-0.parquet").write_bytes(b"no Parquet")
     with pytest.raises(FormatError, match="is no Parquet file"):
-        collect_dense_samples(harness, chosen_of(TOP), tmp_path)
+        DenseLayersKind.collect(harness, chosen_of(TOP), tmp_path)
 
 
 def test_a_killed_run_leaves_whole_files(tmp_path):
@@ -292,12 +291,12 @@ import sys
 from pathlib import Path
 from statistics import median
 from bench.dense.harness import DenseHarness, DenseSettings
-from bench.collecting.dense import collect_dense_samples
+from bench.collecting.dense import DenseLayersKind
 from bench.dense.sampling import choose_dense_shapes
 from bench.measuring.devices import find_device
 settings = DenseSettings(max_group_sets=1, max_bytes=2**26, cache_bytes=2**16, reference_batch=8)
 harness = DenseHarness(find_device("cpu"), settings)
-collect_dense_samples(harness, choose_dense_shapes(seed=0), Path({str(tmp_path)!r}), seconds_per_file=0.0)
+DenseLayersKind.collect(harness, choose_dense_shapes(seed=0), Path({str(tmp_path)!r}), seconds_per_file=0.0)
 """
     process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
     try:
@@ -315,7 +314,7 @@ collect_dense_samples(harness, choose_dense_shapes(seed=0), Path({str(tmp_path)!
 
 
 def test_the_report_groups_by_part_and_format(harness, tmp_path):
-    collect_dense_samples(harness, chosen_of(BOTTOM, TOP, replace(TOP, batch_size=64), CONCAT), tmp_path)
+    DenseLayersKind.collect(harness, chosen_of(BOTTOM, TOP, replace(TOP, batch_size=64), CONCAT), tmp_path)
     samples = DENSE_SAMPLES.read(tmp_path)
     summaries = {summary.kind: summary for summary in summarise_dense(samples)}
     assert list(summaries) == ["bottom_mlp", "concat", "top_mlp"]
@@ -333,6 +332,6 @@ def test_a_gpu_runs_all_formats_and_tells_its_clock(tmp_path):
     shapes = [
         replace(shape, dtype=dtype, batch_size=4096) for shape in (BOTTOM, TOP, DOT, CONCAT) for dtype in DENSE_DTYPES
     ]
-    done = collect_dense_samples(harness, chosen_of(*shapes), tmp_path)
+    done = DenseLayersKind.collect(harness, chosen_of(*shapes), tmp_path)
     assert done.num_samples == len(shapes)
     assert all(sample.sm_clock_mhz > 0 for sample in DENSE_SAMPLES.read(tmp_path))

@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from autoshard.core.errors import DeviceError, InvalidOptionError, InvalidTableError
-from bench.kernels.harness import Harness, Settings, measure, reference_set
+from bench.kernels.harness import Harness, Settings, reference_set
 from bench.measuring.devices import find_device, gpu_key
 
 
@@ -98,14 +98,14 @@ def test_the_share_of_timed_runs_is_known(quick_settings, make_shard):
 
 
 def test_one_call_measures(quick_settings, make_shard):
-    (result,) = measure([[make_shard()]], find_device("cpu"), quick_settings)
+    (result,) = Harness(find_device("cpu"), quick_settings).measure([[make_shard()]])
     assert result.kernel_ms > 0
 
 
 @pytest.mark.gpu
 def test_a_gpu_measures_with_the_usual_settings():
     device = find_device("cuda")
-    large, small = measure([reference_set(4096), reference_set(64)], device, Settings.for_device(device))
+    large, small = Harness(device).measure([reference_set(4096), reference_set(64)])
     assert min(large.backward_ms, small.backward_ms) > 0
     assert large.num_rounds == 10
 
@@ -123,7 +123,7 @@ def test_the_processor_is_a_device():
 
 
 def test_unknown_devices_are_refused():
-    with pytest.raises(InvalidOptionError, match='device: must be auto, cpu or cuda, got "tpu"'):
+    with pytest.raises(InvalidOptionError, match='device: must be one of auto, cpu, cuda, got "tpu"'):
         find_device("tpu")
 
 

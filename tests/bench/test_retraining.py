@@ -10,9 +10,10 @@ from autoshard.cli import main
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.samples import read_samples
 from autoshard.plugins import TrainingRound, find_trainer
+from bench.collecting.collection import Collection
 from bench.collecting.options import CollectOptions, SampleKind
-from bench.collecting.outcome import Outcome
 from bench.collecting.retraining import collect_and_train
+from bench.collecting.termination import Terminated
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 
@@ -24,7 +25,8 @@ def options(tmp_path):
 
 def collected(asked, stretches, **counts):
     stretches.append(asked.registry)
-    return Outcome(kind=SampleKind.KERNELS, device="cpu", added={"random": 3}, timed_share=0.5, num_noisy=1, **counts)
+    counts = {"added": {"random": 3}, "timed_share": 0.5, "num_noisy": 1, **counts}
+    return Collection(kind=SampleKind.KERNELS, device="cpu", **counts)
 
 
 def test_each_stretch_asks_the_model_of_the_one_before(options):
@@ -62,6 +64,15 @@ def test_sigterm_ends_it_after_its_stretch(options):
     )
     assert done.is_terminated
     assert len(stretches) == 1
+
+
+def test_sigterm_during_training_keeps_what_was_collected(options):
+    def train(*_):
+        raise Terminated
+
+    done = collect_and_train(options, "cpu", time.monotonic() + 1, lambda asked, _: collected(asked, []), train)
+    assert done.is_terminated
+    assert done.added == {"random": 3}
 
 
 def test_too_few_samples_leave_the_model_as_it_is(options, capsys):

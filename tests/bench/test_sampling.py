@@ -89,7 +89,7 @@ def test_every_set_keeps_to_the_limits(name, source):
     [
         ({"seed": -1}, "seed: must be at least 0"),
         ({"seed": 0, "start": -1}, "start: must be at least 0"),
-        ({"seed": 0, "weights": {"magic": 1.0}}, 'strategies: must be of random, .*"magic"'),
+        ({"seed": 0, "weights": {"magic": 1.0}}, 'strategies: must be one of random, .*"magic"'),
         ({"seed": 0, "weights": {"random": float("nan")}}, "strategies.random: must be a number"),
         ({"seed": 0, "weights": {"random": 0.0}}, "strategies: none"),
     ],

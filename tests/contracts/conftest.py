@@ -14,9 +14,10 @@ import torch
 from autoshard.core import DType, MemoryLevel, Optimizer, Pooling, RankCost, Update
 from costmodel import FEATURE_NAMES, CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, Registry, weight_shapes
 from costmodel.kernel.card import Interval
+from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.predictor import FULL_CODE_WIDTH
 from policies.network.network import PlacementNetwork
-from policies.planning.trained import PolicyCostModel, TrainedPolicy
+from policies.planning.trained import TrainedPolicy
 
 #: Widths of the untrained encoder.
 HIDDEN = (16,)
@@ -46,7 +47,7 @@ def registry(tmp_path_factory):
             training={},
         )
         weights = {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in weight_shapes(HIDDEN).items()}
-        cost = PolicyCostModel(weights=weights, card=card)
+        cost = LearnedCostModel(weights, card)
         TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=cost, training={}).publish(folder)
     return folder.root
 

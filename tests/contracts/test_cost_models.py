@@ -14,7 +14,6 @@ from autoshard.core import AccessProfile, CostModel, LocalShard, set_costs
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats.stores.samples import read_samples
 from costmodel.kernel.dataset import CostDataset
-from costmodel.kernel.schedules import Shuffled
 from costmodel.kernel.training import TrainingOptions, train_cost_model
 
 
@@ -55,7 +54,7 @@ sketches = st.tuples(shares, shares, shares, st.floats(0, 1.5))
 
 def learned() -> Subject:
     samples = read_samples(Path(__file__).parents[1] / "data" / "samples")
-    options = TrainingOptions(schedule=Shuffled(num_updates=400), batch_size=64)
+    options = TrainingOptions(num_updates=400, batch_size=64)
     model = train_cost_model(CostDataset.from_samples(samples), device="cpu", options=options).model()
     ranges = model.card.coverage.ranges
     return Subject(

@@ -9,7 +9,6 @@ from costmodel.kernel.card import CostModelCard, Coverage, HeldOutMetrics, Inter
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import NUM_INPUTS, NUM_WORK, FeatureScaling
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.schedules import Shuffled
 from costmodel.kernel.training import TrainingOptions, train_cost_model
 from costmodel.kernel.weights import weight_shapes
 
@@ -34,7 +33,7 @@ def dataset(samples):
 
 @pytest.fixture(scope="session")
 def short_options():
-    return TrainingOptions(schedule=Shuffled(num_updates=400), batch_size=64)
+    return TrainingOptions(num_updates=400, batch_size=64)
 
 
 @pytest.fixture(scope="session")

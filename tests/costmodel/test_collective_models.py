@@ -13,7 +13,7 @@ from autoshard.core.errors import InvalidTopologyError, ModelError
 from autoshard.formats.stores.collective_samples import Collective, CollectiveSample, GroupLevel, Operator
 from costmodel.registry.versions import Registry
 from costmodel.step.collective_curve import num_latencies
-from costmodel.step.collective_model import COLLECTIVE_KIND, COLLECTIVES, LearnedCollectives
+from costmodel.step.collective_model import COLLECTIVES, LearnedCollectives
 from costmodel.step.collective_training import train_collective_model
 
 #: The truth of synthetic samples: milliseconds per latency and per byte.
@@ -211,7 +211,7 @@ class TestPromises:
 class TestRegistry:
     def test_round_trip(self, model, tmp_path):
         registry = Registry(tmp_path)
-        version = registry.publish(COLLECTIVE_KIND, "cpu", model.tensors(), model.card.to_json())
+        version = model.publish(registry)
         loaded = LearnedCollectives.load(registry, "cpu")
         assert loaded.card == model.card
         assert (loaded.name, model.name) == (f"learned:cpu@{version}", "learned:cpu")
@@ -232,7 +232,7 @@ class TestRegistry:
     )
     def test_refuses_foreign_cards(self, model, tmp_path, change, message):
         registry = Registry(tmp_path)
-        registry.publish(COLLECTIVE_KIND, "cpu", model.tensors(), model.card.to_json() | change)
+        registry.publish(LearnedCollectives.kind, "cpu", model.tensors(), model.card.to_json() | change)
         with pytest.raises(ModelError, match=message):
             LearnedCollectives.load(registry, "cpu")
 
@@ -240,13 +240,13 @@ class TestRegistry:
     def test_refuses_impossible_numbers(self, model, tmp_path, value):
         tensors = model.tensors()
         tensors["node.all_to_all.coefficients"] = tensors["node.all_to_all.coefficients"] * 0 + value
-        Registry(tmp_path).publish(COLLECTIVE_KIND, "cpu", tensors, model.card.to_json())
+        Registry(tmp_path).publish(LearnedCollectives.kind, "cpu", tensors, model.card.to_json())
         with pytest.raises(ModelError, match="all_to_all"):
             LearnedCollectives.load(Registry(tmp_path), "cpu")
 
     def test_refuses_models_of_other_devices(self, model, tmp_path):
         with pytest.raises(ModelError, match="device"):
-            Registry(tmp_path).publish(COLLECTIVE_KIND, "h200", model.tensors(), model.card.to_json())
+            Registry(tmp_path).publish(LearnedCollectives.kind, "h200", model.tensors(), model.card.to_json())
 
 
 class TestSamples:

@@ -14,8 +14,7 @@ from costmodel.kernel.features import FeatureScaling, shard_features
 from costmodel.kernel.metrics import calibrated_interval, held_out_metrics, kendall_tau
 from costmodel.kernel.network import CostNetwork
 from costmodel.kernel.predictor import CostPredictor
-from costmodel.kernel.schedules import Shuffled
-from costmodel.kernel.training import MIN_SAMPLES, TrainingOptions, predict, set_codes, train_cost_model
+from costmodel.kernel.training import MIN_SAMPLES, TrainingOptions, predict, sample_batches, set_codes, train_cost_model
 from costmodel.kernel.weights import LOG_SPREAD_RANGE
 
 
@@ -107,13 +106,13 @@ def test_noisy_samples_are_left_out(samples):
         CostDataset.from_samples(SampleTable(samples=(noisy,)))
 
 
-# -- schedules -------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------------------------
 
 
 @given(num_samples=st.integers(1, 50), batch_size=st.integers(1, 60), num_updates=st.integers(1, 30))
 def test_shuffled_batches_see_each_sample_once_per_order(num_samples, batch_size, num_updates):
-    schedule = Shuffled(num_updates=num_updates)
-    batches = list(schedule.batches(num_samples, batch_size, np.random.default_rng(0)))
+    options = TrainingOptions(num_updates=num_updates, batch_size=batch_size)
+    batches = list(sample_batches(num_samples, options, np.random.default_rng(0)))
     size = min(batch_size, num_samples)
     assert [len(batch) for batch in batches] == [size] * num_updates
     per_order = num_samples // size
@@ -130,7 +129,7 @@ def test_shuffled_batches_see_each_sample_once_per_order(num_samples, batch_size
         (lambda: TrainingOptions(held_out_share=1), "held_out_share"),
         (lambda: TrainingOptions(weight_decay=-1), "weight_decay"),
         (lambda: TrainingOptions(least_share=1), "least_share"),
-        (lambda: Shuffled(num_updates=0), "num_updates"),
+        (lambda: TrainingOptions(num_updates=0), "num_updates"),
     ],
 )
 def test_options_are_checked(make, field):
@@ -195,7 +194,7 @@ def test_kendall_tau_of_known_orders():
 
 
 def test_same_seed_same_weights(dataset, short_options):
-    options = replace(short_options, schedule=Shuffled(num_updates=30))
+    options = replace(short_options, num_updates=30)
     first, again, other = (train_cost_model(dataset, device="cpu", options=options, seed=seed) for seed in (1, 1, 2))
     assert all((first.weights[name] == again.weights[name]).all() for name in first.weights)
     assert first.card == again.card
@@ -205,14 +204,14 @@ def test_same_seed_same_weights(dataset, short_options):
 def test_training_leaves_torch_as_it_was(dataset, short_options):
     torch.manual_seed(5)
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    train_cost_model(dataset, device="cpu", options=replace(short_options, schedule=Shuffled(num_updates=1)))
+    train_cost_model(dataset, device="cpu", options=replace(short_options, num_updates=1))
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_training_counts_its_updates(dataset, short_options):
     done = []
-    options = replace(short_options, schedule=Shuffled(num_updates=7))
+    options = replace(short_options, num_updates=7)
     train_cost_model(dataset, device="cpu", options=options, advance=done.append)
     assert sum(done) == 7
 

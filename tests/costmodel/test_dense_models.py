@@ -14,7 +14,7 @@ from autoshard.core.errors import ModelError
 from autoshard.evaluation import DEVICE_ARITHMETIC, DEVICE_MEMORY, AnalyticDenseModel
 from autoshard.formats.stores.dense_samples import DenseSample
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
-from costmodel.step.dense_model import DENSE_KIND, LearnedDense
+from costmodel.step.dense_model import LearnedDense
 from costmodel.step.dense_training import train_dense_model
 from costmodel.step.plugin import load_step_models
 
@@ -157,14 +157,14 @@ class TestRegistry:
         monkeypatch.setenv(SHIPPED_VARIABLE, str(tmp_path / "shipped"))
         own = tmp_path / "own"
         assert load_step_models(own, "cpu").dense is None
-        came = Registry(tmp_path / "shipped").publish(DENSE_KIND, "cpu", model.tensors(), model.card.to_json())
+        came = model.publish(Registry(tmp_path / "shipped"))
         assert load_step_models(own, "cpu").dense.name == f"learned:cpu@{came} (shipped)"
-        Registry(own).publish(DENSE_KIND, "cpu", model.tensors(), model.card.to_json())
+        model.publish(Registry(own))
         assert load_step_models(own, "cpu").dense.name == f"learned:cpu@{came}"
 
     def test_round_trip(self, model, tmp_path):
         registry = Registry(tmp_path)
-        version = registry.publish(DENSE_KIND, "cpu", model.tensors(), model.card.to_json())
+        version = model.publish(registry)
         loaded = LearnedDense.load(registry, "cpu")
         shape = DenseShape.interaction(512, 26, 16)
         np.testing.assert_array_equal(
@@ -186,7 +186,7 @@ class TestRegistry:
     )
     def test_refuses_foreign_cards(self, model, tmp_path, change, message):
         registry = Registry(tmp_path)
-        registry.publish(DENSE_KIND, "cpu", model.tensors(), model.card.to_json() | change)
+        registry.publish(LearnedDense.kind, "cpu", model.tensors(), model.card.to_json() | change)
         with pytest.raises(ModelError, match=message):
             LearnedDense.load(registry, "cpu")
 
@@ -194,7 +194,7 @@ class TestRegistry:
     def test_refuses_impossible_numbers(self, model, tmp_path, value):
         tensors = model.tensors()
         tensors["dot.fp32.forward.terms_F"] = tensors["dot.fp32.forward.terms_F"] * 0 + value
-        Registry(tmp_path).publish(DENSE_KIND, "cpu", tensors, model.card.to_json())
+        Registry(tmp_path).publish(LearnedDense.kind, "cpu", tensors, model.card.to_json())
         with pytest.raises(ModelError, match="terms_F"):
             LearnedDense.load(Registry(tmp_path), "cpu")
 

@@ -12,11 +12,11 @@ from autoshard.core import DType, Exchange, MemoryLevel, Optimizer, Pooling, Upd
 from autoshard.core.errors import ModelError
 from costmodel.kernel.card import CostModelCard, Coverage
 from costmodel.kernel.features import NUM_FEATURES
-from costmodel.kernel.learned import COST_KIND, LearnedCostModel
+from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.predictor import COUNT, FULL_CODE_WIDTH, NUM_OUTSIDE
 from costmodel.kernel.weights import CODE_WIDTH, MAX_LOG_FUSION, TRAIT_WIDTH
 from costmodel.plugin import load_learned_model
-from costmodel.registry.versions import Registry
+from costmodel.registry.versions import Registry, StoredModel
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def shards(make_shard):
 @pytest.fixture
 def registry(tmp_path, trained):
     registry = Registry(tmp_path / "registry")
-    registry.publish(COST_KIND, "cpu", trained.weights, trained.card.to_json())
+    registry.publish(LearnedCostModel.kind, "cpu", trained.weights, trained.card.to_json())
     return registry
 
 
@@ -147,7 +147,7 @@ def test_weights_are_checked(random_weights, card):
         {**random_weights, name: random_weights[name].astype(np.float64)},
     ):
         with pytest.raises(ModelError, match=f"here: {name}"):
-            LearnedCostModel(damaged, card, source="here")
+            LearnedCostModel.from_stored(StoredModel(id="", tensors=damaged, card=card.to_json(), source="here"))
 
 
 # -- cards -----------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_cards_need_all_fields(card, field):
 
 def test_a_loaded_model_prices_alike(registry, trained, samples):
     loaded = LearnedCostModel.load(registry, "cpu")
-    assert loaded.name == f"learned:cpu@{registry.production_id(COST_KIND, 'cpu')}"
+    assert loaded.name == f"learned:cpu@{registry.production_id(LearnedCostModel.kind, 'cpu')}"
     sets = [sample.local_shards for sample in samples.samples[:20]]
     assert set_costs(loaded, sets).kernel_ms_S.tolist() == set_costs(trained.model(), sets).kernel_ms_S.tolist()
 

@@ -18,7 +18,7 @@ from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry
 from costmodel.step.calibration import MIN_RUNS, CalibrationRun, calibrate_step, run_calibration
 from costmodel.step.comparison import step_version
-from costmodel.step.model import STEP_KIND, CalibratedStep, StepCard
+from costmodel.step.model import CalibratedStep, StepCard
 from costmodel.step.regression import fit_nonnegative, quantile_bounds
 
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
@@ -126,7 +126,7 @@ class TestCalibration:
 class TestPromotion:
     def compare(self, old, new, runs, tmp_path):
         registry = Registry(tmp_path)
-        registry.publish(STEP_KIND, "cpu", old.tensors(), old.card.to_json())
+        old.publish(registry)
         return publish_version(registry, step_version(new, runs), PublishOptions())
 
     def test_runs_are_those_that_neither_side_was_fitted_to(self, model, plans, tmp_path):
@@ -146,13 +146,13 @@ class TestPromotion:
         few = [synthetic(plan, noise) for plan, noise in zip(plans[:6], (1.0, 1.0, 1.0, 1.0, 1.0, 1.5), strict=True)]
         published = self.compare(model, calibrate_step(few, "cpu"), few, tmp_path)
         assert published.refused
-        assert Registry(tmp_path).production_id(STEP_KIND, "cpu") != published.id
+        assert Registry(tmp_path).production_id(CalibratedStep.kind, "cpu") != published.id
 
 
 class TestRegistry:
     def test_round_trip(self, model, runs, tmp_path):
         registry = Registry(tmp_path)
-        version = registry.publish(STEP_KIND, "cpu", model.tensors(), model.card.to_json())
+        version = model.publish(registry)
         loaded = CalibratedStep.load(registry, "cpu")
         assert (loaded.card, loaded.fitted) == (model.card, model.fitted)
         assert loaded.name == f"calibrated:cpu@{version} (overlap: none)"
@@ -171,7 +171,7 @@ class TestRegistry:
         ],
     )
     def test_refuses_foreign_cards(self, model, tmp_path, change, message):
-        Registry(tmp_path).publish(STEP_KIND, "cpu", model.tensors(), model.card.to_json() | change)
+        Registry(tmp_path).publish(CalibratedStep.kind, "cpu", model.tensors(), model.card.to_json() | change)
         with pytest.raises(ModelError, match=message):
             CalibratedStep.load(Registry(tmp_path), "cpu")
 
@@ -187,7 +187,7 @@ class TestRegistry:
         ],
     )
     def test_refuses_impossible_weights(self, model, tmp_path, key, weights):
-        Registry(tmp_path).publish(STEP_KIND, "cpu", {key: np.array(weights)}, model.card.to_json())
+        Registry(tmp_path).publish(CalibratedStep.kind, "cpu", {key: np.array(weights)}, model.card.to_json())
         with pytest.raises(ModelError):
             CalibratedStep.load(Registry(tmp_path), "cpu")
 

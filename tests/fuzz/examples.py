@@ -26,15 +26,13 @@ from autoshard.formats.stores.samples import MeasuredShard, Sample, write_sample
 from costmodel import CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, Registry, weight_shapes
 from costmodel.kernel.card import Interval
 from costmodel.kernel.features import NUM_FEATURES
-from costmodel.kernel.learned import COST_KIND
+from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.predictor import FULL_CODE_WIDTH
-from costmodel.step.collective_model import COLLECTIVE_KIND
 from costmodel.step.collective_training import train_collective_model
-from costmodel.step.dense_model import DENSE_KIND
 from costmodel.step.dense_training import train_dense_model
-from costmodel.step.model import STEP_KIND, CalibratedStep, StepCard
+from costmodel.step.model import CalibratedStep, StepCard
 from policies.network.network import PlacementNetwork
-from policies.planning.trained import PolicyCostModel, TrainedPolicy
+from policies.planning.trained import TrainedPolicy
 
 NUM_ROWS = 40
 #: As few as training accepts; of dense layers, four more of another kind.
@@ -223,9 +221,9 @@ def _collective_sample(operator, level, num_bytes, nproc):
 def _write_registry(folder, store):
     registry = Registry(folder, author="test")
     collectives = train_collective_model(COLLECTIVE_SAMPLES.read(store))
-    registry.publish(COLLECTIVE_KIND, "cpu", collectives.tensors(), collectives.card.to_json())
+    collectives.publish(registry)
     dense = train_dense_model(DENSE_SAMPLES.read(store))
-    registry.publish(DENSE_KIND, "cpu", dense.tensors(), dense.card.to_json())
+    dense.publish(registry)
     rng = np.random.default_rng(0)
     hidden = (8,)
     weights = {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in weight_shapes(hidden).items()}
@@ -243,11 +241,11 @@ def _write_registry(folder, store):
         interval=Interval(low=-1.5, high=2.0, coverage=0.9, half_width=0.05),
         training={"num_samples": 10},
     )
-    cost_id = registry.publish(COST_KIND, "cpu", weights, card.to_json())
+    cost_id = registry.publish(LearnedCostModel.kind, "cpu", weights, card.to_json())
     torch.manual_seed(0)
-    cost = PolicyCostModel(weights=weights, card=card, id=cost_id)
+    cost = LearnedCostModel(weights, card, version=cost_id)
     TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=cost, training={}).publish(registry)
     fitted = {(part, "learned:cpu"): (1.0,) * len(names) for part, names in PART_FEATURES.items()}
     said = {"engine": "thin", "overlap": Overlap.NONE, "interval_scale": 1.0, "metrics": {}, "training": {}}
     step = CalibratedStep(fitted, StepCard(device="cpu", **said))
-    registry.publish(STEP_KIND, "cpu", step.tensors(), step.card.to_json())
+    step.publish(registry)

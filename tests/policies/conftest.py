@@ -17,9 +17,9 @@ from autoshard.planners.space.placement import PlacementProblem
 from costmodel import CostModelCard, Coverage, FeatureScaling, HeldOutMetrics
 from costmodel.kernel.card import Interval
 from costmodel.kernel.features import INPUT_NAMES, NUM_FEATURES, NUM_WORK, WORK_NAMES
+from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.weights import ENCODER_HIDDEN, LOG_PRICE_RANGE, weight_shapes
 from env import PlacementTask
-from policies.planning.trained import PolicyCostModel
 
 METRICS = HeldOutMetrics(num_samples=1, mae_ms=0.0, mse_ms2=0.0, relative_error=0.0, kendall_tau=1.0)
 KIND = "fused/hbm/fp32/rowwise_adagrad/sum"
@@ -50,7 +50,7 @@ def additive_cost_model(num_bags):
         interval=Interval(low=-0.1, high=0.1),
         training={},
     )
-    return PolicyCostModel(weights=weights, card=card, id="0123456789abcdef")
+    return LearnedCostModel(weights, card, version="0123456789abcdef")
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +65,7 @@ def cost():
 
 @pytest.fixture(scope="session")
 def model(cost):
-    return cost.model()
+    return cost
 
 
 @pytest.fixture(scope="session")

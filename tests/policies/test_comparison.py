@@ -11,6 +11,7 @@ from autoshard.core import CostModels
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.formats.metasyn import metasyn
 from costmodel import Registry
+from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.predictor import FULL_CODE_WIDTH
 from costmodel.registry.promotion import publish_version
 from costmodel.registry.publish_options import PublishOptions
@@ -33,7 +34,8 @@ def registry(tmp_path):
 @pytest.fixture(scope="module")
 def other_cost(make_cost):
     """Prices twice as high, and a version of its own."""
-    return replace(make_cost(num_bags=512), id="f" * 16)
+    twice = make_cost(num_bags=512)
+    return LearnedCostModel(twice.tensors(), twice.card, version="f" * 16)
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +61,15 @@ def make_tasks():
 def make_policy(cost):
     def make(seed=0, **changes):
         torch.manual_seed(seed)
-        policy = TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=cost, training={"seed": seed})
-        return replace(policy, **changes)
+        network = PlacementNetwork(FULL_CODE_WIDTH)
+        return TrainedPolicy(**{"network": network, "cost": cost, "training": {"seed": seed}, **changes})
 
     return make
 
 
 def version_of(policy, make_tasks, costs=None):
-    make = partial(make_tasks, items=policy.items)
-    return policy_version(policy, make(policy.cost.model(), policy.objective), make, costs)
+    make = partial(make_tasks, items=policy.card.items)
+    return policy_version(policy, make(policy.cost, policy.card.objective), make, costs)
 
 
 def passing(version):
@@ -77,10 +79,9 @@ def passing(version):
 
 @pytest.mark.parametrize("objective", [Objective.BALANCE, Objective.STEP])
 def test_placements_cost_what_their_tasks_say(make_policy, make_tasks, cost, objective):
-    model = cost.model()
-    costs = CostModels(kernel=model, comm=AlphaBetaComm()) if objective is Objective.STEP else None
-    placements = decode(make_policy().network, make_tasks(model, objective))
-    assert placed_ms(placements, model, costs) == pytest.approx(placements.objective_ms_E)
+    costs = CostModels(kernel=cost, comm=AlphaBetaComm()) if objective is Objective.STEP else None
+    placements = decode(make_policy().network, make_tasks(cost, objective))
+    assert placed_ms(placements, cost, costs) == pytest.approx(placements.objective_ms_E)
 
 
 def test_another_policy_is_priced_by_the_new_ones_model(make_policy, make_tasks, cost, other_cost, registry):
@@ -88,8 +89,8 @@ def test_another_policy_is_priced_by_the_new_ones_model(make_policy, make_tasks,
     old = make_policy(seed=1, cost=other_cost, objective=Objective.MAX_KERNEL)
     version = old.publish(registry)
     (_, comparison) = publish_version(registry, version_of(make_policy(), make_tasks), PublishOptions()).comparisons
-    placed = decode(old.network, make_tasks(other_cost.model(), Objective.MAX_KERNEL)).ranks
-    tasks = make_tasks(cost.model(), Objective.BALANCE)
+    placed = decode(old.network, make_tasks(other_cost, Objective.MAX_KERNEL)).ranks
+    tasks = make_tasks(cost, Objective.BALANCE)
     old_ms_P = [task.problem.rank_ms(ranks_N).max() for task, ranks_N in zip(tasks, placed, strict=True)]
     new_ms_P = decode(make_policy().network, tasks).objective_ms_E
     assert comparison.difference == pytest.approx(np.mean(new_ms_P / np.array(old_ms_P) - 1))
@@ -97,8 +98,7 @@ def test_another_policy_is_priced_by_the_new_ones_model(make_policy, make_tasks,
 
 
 def test_the_better_policy_stays(make_policy, make_tasks, cost, registry):
-    model = cost.model()
-    tasks = make_tasks(model, Objective.BALANCE)
+    tasks = make_tasks(cost, Objective.BALANCE)
     mean_ms = {seed: decode(make_policy(seed).network, tasks).objective_ms_E.mean() for seed in range(8)}
     best, worst = min(mean_ms, key=mean_ms.get), max(mean_ms, key=mean_ms.get)
     assert mean_ms[worst] > 1.1 * mean_ms[best]

@@ -28,14 +28,13 @@ def pool(make_tables):
 @pytest.fixture(scope="module")
 def dataset(pool, cost, make_topology):
     """Sets of 1 to 6 tables of the pool, at the prices of the model with weights set by hand."""
-    model = cost.model()
-    locals_: tuple[LocalShard, ...] = PlacementProblem.table_wise(pool, make_topology(1), model).locals
+    locals_: tuple[LocalShard, ...] = PlacementProblem.table_wise(pool, make_topology(1), cost).locals
     rng = np.random.default_rng(1)
     num_shards_S = rng.integers(1, 7, 400)
     shard_N = rng.integers(0, len(locals_), num_shards_S.sum())
     ends = np.cumsum(num_shards_S)
-    codes = model.encode(locals_)
-    parts = model.predict_parts(np.stack([codes[part].sum(axis=0) for part in np.split(shard_N, ends[:-1])]))
+    codes = cost.encode(locals_)
+    parts = cost.predict_parts(np.stack([codes[part].sum(axis=0) for part in np.split(shard_N, ends[:-1])]))
     return CostDataset(
         shards_U=locals_,
         features_UF=shard_features(locals_),

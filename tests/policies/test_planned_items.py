@@ -15,6 +15,7 @@ from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.placement import PlacementProblem
 from costmodel import Registry
+from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.predictor import FULL_CODE_WIDTH
 from env import NUM_CHOICE_KINDS, ChoiceKind, CostColumn, Objective, SplitBy
 from env.splits import split
@@ -45,7 +46,8 @@ def cut_cost(cost, tables, make_topology):
     held = [local for problem in problems for local in problem.locals]
     held += [local for problem in problems for tier in problem.tiers for local in tier.locals]
     kinds = tuple(sorted({local.kernel_kind for local in held}))
-    return replace(cost, card=replace(cost.card, coverage=replace(cost.card.coverage, kinds=kinds)))
+    card = replace(cost.card, coverage=replace(cost.card.coverage, kinds=kinds))
+    return LearnedCostModel(cost.tensors(), card, version=cost.version)
 
 
 def untrained():
@@ -88,7 +90,7 @@ def registry(tmp_path_factory, cut_cost):
 
 @pytest.fixture
 def make_request(registry, cut_cost, tables, make_topology):
-    costs = CostModels(kernel=cut_cost.model(), comm=AlphaBetaComm())
+    costs = CostModels(kernel=cut_cost, comm=AlphaBetaComm())
 
     def make(items, tables=tables, hbm_bytes=1 << 40, num_ranks=3, registry=registry, bytes_per_s=1e9, **options):
         topology, link = make_topology(num_ranks, hbm_bytes), Link(bytes_per_s=bytes_per_s)
@@ -230,7 +232,7 @@ def test_the_prediction_is_of_what_was_joined(make_request, tables):
 @pytest.mark.parametrize("items", Items)
 @pytest.mark.parametrize("objective", [Objective.BALANCE, Objective.STEP])
 def test_placements_are_priced_anew_with_all_that_was_cut(tables, make_topology, cut_cost, items, objective):
-    model = cut_cost.model()
+    model = cut_cost
     costs = CostModels(kernel=model, comm=AlphaBetaComm()) if objective is Objective.STEP else None
     problem = items_problem(tables, make_topology(2), model, items)
     task = items_task(problem, items, objective=objective, costs=costs)

@@ -169,11 +169,15 @@ def test_a_shipped_policy_is_used_where_the_user_has_none(registry, make_request
 
 def test_a_policy_comes_back_from_the_registry_as_it_was(registry, cost):
     policy = TrainedPolicy.load(Registry(registry), "cpu")
-    assert policy.cost.id == cost.id
+    assert policy.card.cost_model.id == cost.version
     assert policy.cost.card == cost.card
-    assert policy.training == {"num_updates": 0}
-    assert (policy.items, policy.objective, policy.memory_fill) == (Items.TABLES, Objective.BALANCE, None)
-    assert policy.cost.weights.keys() == cost.weights.keys()
+    assert policy.card.training == {"num_updates": 0}
+    assert (policy.card.items, policy.card.objective, policy.card.memory_fill) == (
+        Items.TABLES,
+        Objective.BALANCE,
+        None,
+    )
+    assert policy.cost.tensors().keys() == cost.tensors().keys()
 
 
 @pytest.mark.parametrize(

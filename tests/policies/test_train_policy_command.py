@@ -21,7 +21,7 @@ def registry(tmp_path_factory, make_cost):
     """With a cost model for MetaSyn divided by 64."""
     root = tmp_path_factory.mktemp("models")
     cost = make_cost(num_bags=1024)
-    Registry(root).publish("cost", "cpu", cost.weights, cost.card.to_json())
+    Registry(root).publish("cost", "cpu", cost.tensors(), cost.card.to_json())
     return root
 
 
@@ -35,7 +35,7 @@ def test_it_trains_and_publishes_a_policy_that_says_what_it_was_trained_on(regis
     result = json.loads(output.out)
     policy = TrainedPolicy.load(Registry(registry), "cpu")
     assert result["id"] == Registry(registry).production_id("policy", "cpu")
-    assert result["cost_model"] == policy.cost.id == Registry(registry).production_id("cost", "cpu")
+    assert result["cost_model"] == policy.card.cost_model.id == Registry(registry).production_id("cost", "cpu")
     assert result["training"]["num_updates"] == 2
     assert result["training"]["test"].keys() == {"policy", "cost-greedy", "lookup-greedy"}
     assert "update 2: balance" in output.err
@@ -53,7 +53,7 @@ def test_its_policy_plans(registry, make_tables, make_topology, make_cost, capsy
     request = PlanRequest(
         tables=replace(make_tables([1, 2, 3, 4, 5]), batch_size=1024),
         topology=make_topology(3),
-        costs=CostModels(kernel=make_cost(1024).model(), comm=AlphaBetaComm()),
+        costs=CostModels(kernel=make_cost(1024), comm=AlphaBetaComm()),
         registry=registry,
     )
     assert len(PolicyPlanner().plan(request).shards) == 5
@@ -65,7 +65,7 @@ class TestPromotion:
     @pytest.fixture
     def models(self, tmp_path, make_cost):
         models, cost = Registry(tmp_path / "models"), make_cost(num_bags=1024)
-        models.publish("cost", "cpu", cost.weights, cost.card.to_json())
+        models.publish("cost", "cpu", cost.tensors(), cost.card.to_json())
         return models
 
     @pytest.fixture
@@ -168,15 +168,15 @@ def test_it_goes_on_from_a_checkpoint(registry, tmp_path, capsys):
 
 def test_a_cost_model_that_is_published_meanwhile_waits_for_the_next_training(tmp_path, make_cost):
     models, before, after = Registry(tmp_path), make_cost(num_bags=1024), make_cost(num_bags=2048)
-    first = models.publish("cost", "cpu", before.weights, before.card.to_json())
+    first = models.publish("cost", "cpu", before.tensors(), before.card.to_json())
     options = RunOptions(budget=Budget(num_updates=1), tasks=TaskOptions(num_tasks=4, num_tables=8, num_ranks=2))
     run = run_training(
         options,
         PublishOptions(registry=tmp_path, force=True),
-        on_evaluated=lambda _: models.publish("cost", "cpu", after.weights, after.card.to_json()),
+        on_evaluated=lambda _: models.publish("cost", "cpu", after.tensors(), after.card.to_json()),
     )
     assert models.production_id("cost", "cpu") != first
-    assert run.policy.cost.id == TrainedPolicy.load(models, "cpu").cost.id == first
+    assert run.policy.card.cost_model.id == TrainedPolicy.load(models, "cpu").card.cost_model.id == first
 
 
 @pytest.mark.parametrize(

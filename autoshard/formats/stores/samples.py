@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from autoshard.core import (
     NUM_REUSE_BINS,
@@ -237,14 +237,24 @@ class TimedSample(Protocol):
         ...
 
 
-def corrected_ms(samples: Sequence[TimedSample]) -> tuple[MsArray, MsArray]:
-    """Forward and backward latencies of one device's samples with its drift divided out, shapes (S,).
+def divide_out_drift(latency_ms_S: ArrayLike, reference_ms_S: ArrayLike) -> MsArray:
+    """Latencies as if the machine had always been as fast as it was in the middle.
 
-    Each latency relative to the reference of the same rounds, times the median reference latency.
+    Args:
+        latency_ms_S: Measured latencies.
+        reference_ms_S: The reference, measured in the same rounds.
+
+    Returns:
+        Each latency over its own reference, times the median of the references; shape (S,).
     """
-    forward_S2 = np.array([(one.forward_ms, one.reference_forward_ms) for one in samples]).reshape(-1, 2)
-    backward_S2 = np.array([(one.backward_ms, one.reference_backward_ms) for one in samples]).reshape(-1, 2)
-    forward_S, backward_S = (ms_S2[:, 0] / ms_S2[:, 1] * np.median(ms_S2[:, 1]) for ms_S2 in (forward_S2, backward_S2))
+    reference_ms = np.asarray(reference_ms_S, dtype=np.float64)
+    return np.asarray(latency_ms_S, dtype=np.float64) / reference_ms * np.median(reference_ms)
+
+
+def corrected_ms(samples: Sequence[TimedSample]) -> tuple[MsArray, MsArray]:
+    """Forward and backward latencies of one device's samples with its drift divided out, shapes (S,)."""
+    forward_S = divide_out_drift([one.forward_ms for one in samples], [one.reference_forward_ms for one in samples])
+    backward_S = divide_out_drift([one.backward_ms for one in samples], [one.reference_backward_ms for one in samples])
     return forward_S, backward_S
 
 

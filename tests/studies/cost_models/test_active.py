@@ -5,7 +5,6 @@ import pytest
 
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError, UnknownNameError
 from autoshard.formats.stores.samples import read_samples, write_samples
-from costmodel.kernel.schedules import Shuffled
 from costmodel.kernel.training import TrainingOptions
 from studies.cost_models.active import ActiveOptions, Progress, Round, active_folder, collect, run_active_loop
 from studies.cost_models.active_report import active_report, active_result, curve_figure
@@ -19,7 +18,7 @@ def own_store(store, tmp_path):
 @pytest.fixture
 def make_options(own_store):
     def make(**changes):
-        training = TrainingOptions(schedule=Shuffled(num_updates=30), batch_size=64)
+        training = TrainingOptions(num_updates=30, batch_size=64)
         # Too short to collect anything: what is trained on is what the store holds.
         return ActiveOptions(**{"store": own_store, "seconds": 1.0, "device": "cpu", "training": training, **changes})
 
@@ -117,7 +116,7 @@ class TestWithCollector:
     """Real measurements on this machine's CPU."""
 
     def test_from_an_empty_store(self, tmp_path):
-        training = TrainingOptions(schedule=Shuffled(num_updates=100), batch_size=64)
+        training = TrainingOptions(num_updates=100, batch_size=64)
         options = ActiveOptions(
             store=tmp_path / "store",
             seconds=240.0,

@@ -7,8 +7,6 @@ import pytest
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.formats.stores.samples import SampleTable
 from autoshard.report.images import NumberTable
-from costmodel.kernel.schedules import Shuffled
-from costmodel.kernel.splits import Split, SplitKind, half_of_tables, some_tables, unseen_shares
 from costmodel.kernel.training import TrainingOptions, train_cost_model
 from studies.cost_models.ablation import FULL, REMOVALS
 from studies.cost_models.evaluation import (
@@ -16,7 +14,6 @@ from studies.cost_models.evaluation import (
     METHODS,
     Evaluation,
     EvaluationOptions,
-    Evidence,
     Priced,
     SplitResult,
     evaluate_methods,
@@ -30,9 +27,10 @@ from studies.cost_models.evaluation_numbers import (
     unseen_ratios,
 )
 from studies.cost_models.evaluation_report import evaluation_report, markdown
+from studies.cost_models.evidence import Evidence, Split, SplitKind, half_of_tables, some_tables, unseen_shares
 
 OPTIONS = EvaluationOptions(
-    training=TrainingOptions(schedule=Shuffled(num_updates=60)),
+    training=TrainingOptions(num_updates=60),
     paper_updates=5,
     tree_iterations=5,
     num_seeds=1,

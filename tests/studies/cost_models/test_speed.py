@@ -4,14 +4,13 @@ import pytest
 
 from autoshard.formats.stores.samples import read_samples
 from costmodel.kernel.dataset import CostDataset
-from costmodel.kernel.schedules import Shuffled
 from costmodel.kernel.training import TrainingOptions
 from studies.cost_models.speed import as_markdown, machine, time_pricing, time_training, to_document
 
 
 @pytest.mark.smoke
 def test_every_figure_is_timed(store, dataset):
-    options = TrainingOptions(schedule=Shuffled(num_updates=5), batch_size=16)
+    options = TrainingOptions(num_updates=5, batch_size=16)
     trained, training = time_training(dataset, "cpu", 1, options)
     assert trained.card.training["num_samples"] + trained.card.metrics.num_samples == 10_000
     small = CostDataset.from_samples(read_samples(store, "cpu"))

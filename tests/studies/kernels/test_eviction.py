@@ -27,7 +27,7 @@ def test_the_command_prints_both_ratios(run_study, capsys):
     ("arguments", "message"),
     [
         (["--repetitions", "0"], "'--repetitions': Input should be greater than or equal to 1"),
-        (["--device", "tpu"], "must be auto, cpu or cuda"),
+        (["--device", "tpu"], "must be one of auto, cpu, cuda"),
     ],
 )
 def test_bad_options_are_named(arguments, message, run_study, capsys):

@@ -115,7 +115,7 @@ def test_the_command_writes_all_files_and_draws_them_again(tmp_path, quick_setti
     ("options", "text"),
     [
         (("--seconds", "0"), "seconds: must be above 0, got 0.0"),
-        (("--device", "tpu"), 'device: must be auto, cpu or cuda, got "tpu"'),
+        (("--device", "tpu"), 'device: must be one of auto, cpu, cuda, got "tpu"'),
         (("--combinations", "0"), "num_combinations: must be at least 1, got 0"),
         (("--max-rows", "10"), "max_rows: must leave at least one size of table"),
         (("--batch-size", "0"), "num_bags: must be at least 1, got 0"),

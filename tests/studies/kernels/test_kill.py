@@ -7,7 +7,7 @@ import pytest
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.sample_store import damaged_samples
 from autoshard.formats.stores.samples import read_samples
-from bench.collecting.kernels import collect_samples
+from bench.collecting.kernels import KernelKind
 from bench.sampling.stream import choose_sets
 from studies.kernels.kill_test import StoreWatch, main
 
@@ -43,7 +43,7 @@ def test_fifty_kills_lose_nothing(tmp_path):
 @pytest.fixture
 def watched(harness, make_shard, tmp_path):
     pool = [make_shard(f"t{index}", 20 + index) for index in range(8)]
-    done = collect_samples(harness, choose_sets(pool, max_tables=3, seed=0), tmp_path, num_samples=2)
+    done = KernelKind.collect(harness, choose_sets(pool, max_tables=3, seed=0), tmp_path, num_samples=2)
     watch = StoreWatch(tmp_path)
     assert watch.check() == ((), 0)
     assert watch.check_as_read() == ()

@@ -22,7 +22,7 @@ NAMES = ("fig8", "fig9", "table2", "fig10", "fig11", "fig12-inference", "targets
 def settings(tmp_path_factory, cost, make_tables):
     """A pool of 30 tables, and a registry that prices it."""
     root = tmp_path_factory.mktemp("evaluation")
-    Registry(root / "registry").publish("cost", "cpu", cost.weights, cost.card.to_json())
+    Registry(root / "registry").publish("cost", "cpu", cost.tensors(), cost.card.to_json())
     rng = np.random.default_rng(0)
     rows = rng.integers(200, 3000, 30).tolist()
     write_tables(make_tables(rng.uniform(1, 10, 30).round(2).tolist(), rows), root / "tables.json")

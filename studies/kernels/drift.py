@@ -1,4 +1,4 @@
-"""Drift of the machine, as the reference kernel shows it: divided out of latencies, and told apart from their spread.
+"""Drift of the machine, as the reference kernel shows it, and the spread of latencies.
 
 Shape suffixes: N measurements, one after the other.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bench.measuring.robust_stats import SIGMA_PER_DEVIATION, MsArray
+from bench.measuring.robust_stats import SIGMA_PER_DEVIATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +37,6 @@ class Drift:
     variation: Variation
     range: float
     per_minute: float
-
-
-def divide_out_drift(latency_ms_N: ArrayLike, reference_ms_N: ArrayLike) -> MsArray:
-    """Latencies as if the machine had always been as fast as it was in the middle.
-
-    Args:
-        latency_ms_N: Measured latencies.
-        reference_ms_N: The reference kernel, measured in the same rounds.
-
-    Returns:
-        Each latency over its own reference, times the median of the references; shape (N,).
-    """
-    reference_ms = np.asarray(reference_ms_N, dtype=np.float64)
-    return np.asarray(latency_ms_N, dtype=np.float64) / reference_ms * np.median(reference_ms)
 
 
 def variation(latency_ms_N: ArrayLike) -> Variation:

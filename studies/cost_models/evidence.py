@@ -1,4 +1,4 @@
-"""Parts samples into those that methods learn from and those that they are tested on.
+"""Samples that methods learn from and are tested on, and how they are parted into the two.
 
 Shape suffixes: S samples, N shards of all samples, U distinct shards.
 """
@@ -11,7 +11,26 @@ from enum import StrEnum
 import numpy as np
 
 from autoshard.core.costs import MsArray
+from autoshard.formats.stores.samples import Sample, SampleTable
 from costmodel.kernel.dataset import CostDataset, IndexArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evidence:
+    """The samples that can be learned from, as arrays and as they were measured; index for index."""
+
+    dataset: CostDataset
+    samples: tuple[Sample, ...]
+    num_left_out: int
+    """Noisy samples and empty sets."""
+
+    @classmethod
+    def of(cls, table: SampleTable) -> Evidence:
+        """What `CostDataset.from_samples` keeps of a table of samples."""
+        dataset = CostDataset.from_samples(table)
+        kept = tuple(sample for sample in table.samples if sample.shards and not sample.is_noisy)
+        assert len(kept) == len(dataset)
+        return cls(dataset=dataset, samples=kept, num_left_out=len(table) - len(kept))
 
 
 class SplitKind(StrEnum):

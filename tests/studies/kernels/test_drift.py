@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from bench.measuring.drift import divide_out_drift, drift_of, variation
+from autoshard.formats.stores.samples import divide_out_drift
+from studies.kernels.drift import drift_of, variation
 
 RNG = np.random.default_rng(7)
 TIMES_S = np.linspace(0, 600, 400)
