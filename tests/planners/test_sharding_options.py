@@ -29,7 +29,6 @@ from autoshard.evaluation.traffic import PairTraffic, cheaper_exchange
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.space.options import (
     COLUMN_STEP,
-    Hold,
     ShardingType,
     UnplacedShard,
     allowed_sites,
@@ -39,6 +38,15 @@ from autoshard.planners.space.options import (
     why_not,
 )
 from autoshard.planners.space.placement import on_all_ranks, on_rank
+from autoshard.planners.space.tiers import (
+    num_holders,
+    num_owners,
+    num_replicas,
+    num_sites,
+    ranks_at,
+    replicas_at,
+    site_of,
+)
 
 LINK = Link(bytes_per_s=1e9)
 
@@ -62,7 +70,7 @@ def plan_of(scheme, topology):
     """The scheme with each part at another site."""
     node = topology.local_world_size
     sites = [
-        index % (node if scheme.in_one_node else part.hold.num_sites(topology))
+        index % (node if scheme.in_one_node else num_sites(part.tier, topology))
         for index, part in enumerate(scheme.parts)
     ]
     shards = tuple(part.placed(site, topology) for part, site in zip(scheme.parts, sites, strict=True))
@@ -126,8 +134,7 @@ def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha
     rows = RowRange(start=bounds[0], stop=bounds[1], by=RowsBy.ACCESS_RANK)
     shard = Shard(table=table, rows=rows, columns=columns)
     topology = nodes_of_four(8)
-    hold = {Tier.ROW_WISE: Hold.ALL, Tier.FLEX: Hold.EACH_NODE, Tier.DATA_PARALLEL: Hold.EACH}[tier]
-    held = UnplacedShard.of(shard, hold, topology).placed(0, topology)
+    held = UnplacedShard.of(shard, tier, topology).placed(0, topology)
     assert held == on_all_ranks(shard, tier, topology)
 
     def forward_bytes(exchange):
@@ -141,7 +148,7 @@ def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha
     else:
         # Roundings of the two sides' products may differ in the last bit.
         assert forward_bytes(held.exchange) <= min(map(forward_bytes, Exchange)) * (1 + 1e-12)
-    assert UnplacedShard.of(shard, Hold.RANK, topology).placed(3, topology) == on_rank(shard, 3)
+    assert UnplacedShard.of(shard, Tier.TABLE_WISE, topology).placed(3, topology) == on_rank(shard, 3)
 
 
 def test_rows_over_eight_ranks_are_sent_by_lookup(make_table):
@@ -174,9 +181,22 @@ def test_constraints_say_what_they_rule_out(table, two_nodes):
     assert not reasons[ShardingType.ROW_WISE]
 
 
-def test_holds_say_how_many_ranks_take_part(two_nodes):
-    for hold in Hold:
-        replicas = hold.replicas(0, two_nodes)
-        assert hold.num_replicas(two_nodes) == len(replicas)
-        assert hold.num_owners(two_nodes) == len(replicas[0])
-        assert hold.num_holders(two_nodes) == len({rank for replica in replicas for rank in replica})
+@pytest.mark.parametrize(
+    ("tier", "replicas"),
+    [
+        (Tier.TABLE_WISE, [((rank,),) for rank in range(8)]),
+        (Tier.TABLE_ROW_WISE, [((0, 1, 2, 3),), ((4, 5, 6, 7),)]),
+        (Tier.ROW_WISE, [(tuple(range(8)),)]),
+        (Tier.DATA_PARALLEL, [tuple((rank,) for rank in range(8))]),
+        (Tier.FLEX, [((0, 1, 2, 3), (4, 5, 6, 7))]),
+    ],
+)
+def test_tiers_say_which_ranks_hold_rows_at_a_site(two_nodes, tier, replicas):
+    assert [replicas_at(tier, site, two_nodes) for site in range(num_sites(tier, two_nodes))] == replicas
+    for site, at_site in enumerate(replicas):
+        ranks = [rank for replica in at_site for rank in replica]
+        assert list(ranks_at(tier, site, two_nodes)) == ranks
+        assert {site_of(tier, rank, two_nodes) for rank in ranks} == {site}
+        assert num_holders(tier, two_nodes) == len(ranks)
+        assert num_replicas(tier, two_nodes) == len(at_site)
+        assert {num_owners(tier, two_nodes)} == {len(replica) for replica in at_site}

@@ -14,7 +14,7 @@ from autoshard.core import Tier
 from autoshard.planners.hybrid.catalog import Catalog, Option, Piece
 from autoshard.planners.hybrid.layout import FloatArray, IndexArray, Layout, Limits
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
-from autoshard.planners.space.options import Hold
+from autoshard.planners.space.tiers import SITED_TIERS, is_everywhere
 
 #: Doublings and halvings of the price of memory.
 _NUM_PRICES = 24
@@ -50,7 +50,7 @@ def balanced_options(
     lump_O = flat.largest(np.where(flat.is_shared_E, 0.0, alone_E))
     bytes_EM = catalog.bytes_VM[flat.kind_E] * (flat.holders_E / num_ranks)[:, None]
     hbm_O = flat.sums(bytes_EM[:, 0])
-    may_O = flat.largest(~np.isin(flat.hold_E, [index for index, hold in enumerate(Hold) if hold.tier in tiers])) < 1
+    may_O = flat.largest(~np.isin(flat.tier_E, [index for index, tier in enumerate(SITED_TIERS) if tier in tiers])) < 1
     fits_O = flat.largest(catalog.bytes_VM[flat.kind_E, 0]) <= limits.capacity_RM[:, 0].max()
     barred_O = np.where(may_O & fits_O, 0.0, 1e12)
 
@@ -111,7 +111,7 @@ def _order(catalog: Catalog, chosen: Sequence[int], size_V: FloatArray) -> list[
 
     def key(unit: int) -> tuple[int, float]:
         pieces = catalog.units[unit].options[chosen[unit]].pieces
-        placed = [piece for piece in pieces if not piece.hold.is_everywhere]
+        placed = [piece for piece in pieces if not is_everywhere(piece.tier)]
         if not placed:
             return 0, 0.0
         return min(len(piece.sites) for piece in placed), -max(float(size_V[piece.kind]) for piece in placed)
@@ -173,14 +173,14 @@ class _Filling:
                 self.load_2R, self.free_RM = before
                 return None
             sites.append(site)
-            if option.in_one_node and piece.hold is Hold.RANK:
+            if option.in_one_node and piece.tier is Tier.TABLE_WISE:
                 node = site // self.node
         return tuple(sites)
 
     def _put(self, piece: Piece, node: int | None) -> int | None:
         bytes_M = self.catalog.bytes_VM[piece.kind]
         fits_R = (self.free_RM >= bytes_M).all(axis=1)
-        if piece.hold.is_everywhere:
+        if is_everywhere(piece.tier):
             if not fits_R.all():
                 return None
             self.free_RM -= bytes_M
@@ -190,7 +190,7 @@ class _Filling:
         score_R = np.maximum(self.load_2R + load_2[:, None], self.load_2R.max(axis=1)[:, None]).sum(axis=0)
         # Among ranks that make nothing slower, the one with least to do.
         score_R = score_R + 1e-3 * self.load_2R.sum(axis=0)
-        if piece.hold is Hold.NODE:
+        if piece.tier is Tier.TABLE_ROW_WISE:
             fits_S, score_S = fits_R.reshape(-1, self.node).all(axis=1), score_R.reshape(-1, self.node).max(axis=1)
         else:
             fits_S, score_S = fits_R, score_R
@@ -202,7 +202,11 @@ class _Filling:
         if not may_S.any():
             return None
         site = int(np.where(may_S, score_S, np.inf).argmin())
-        ranks = slice(site * self.node, (site + 1) * self.node) if piece.hold is Hold.NODE else slice(site, site + 1)
+        ranks = (
+            slice(site * self.node, (site + 1) * self.node)
+            if piece.tier is Tier.TABLE_ROW_WISE
+            else slice(site, site + 1)
+        )
         self.load_2R[:, ranks] += load_2[:, None]
         self.free_RM[ranks] -= bytes_M
         return site

@@ -19,6 +19,7 @@ from autoshard.core import (
     PlacedShard,
     Shard,
     TableSet,
+    Tier,
     Topology,
     Update,
 )
@@ -26,7 +27,7 @@ from autoshard.core.errors import InfeasiblePlanError, ModelError
 from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import behind_caches
 from autoshard.planners.space.constraints import check_constraints, colocated
-from autoshard.planners.space.options import Hold, ShardingOption, UnplacedShard, allowed_sites, why_not
+from autoshard.planners.space.options import ShardingOption, UnplacedShard, allowed_sites, why_not
 from autoshard.planners.space.step_sums import SumPrices
 
 LEVELS = tuple(MemoryLevel)
@@ -40,13 +41,13 @@ class Piece:
 
     Attributes:
         parts: One for each table that has to be on the same ranks.
-        hold: Which ranks take them.
+        tier: Which ranks take them.
         kind: Index of what it adds to the sums of every rank that holds it.
         sites: Where it may go, memory aside.
     """
 
     parts: tuple[UnplacedShard, ...]
-    hold: Hold
+    tier: Tier
     kind: int
     sites: tuple[int, ...]
 
@@ -119,7 +120,7 @@ class Catalog:
         self._kinds: dict[Hashable, int] = {}
         self._unpriced: set[Hashable] = set()
         self._twins = _twins(tables)
-        some = UnplacedShard.of(Shard.whole(tables.tables[0]), Hold.RANK, topology)
+        some = UnplacedShard.of(Shard.whole(tables.tables[0]), Tier.TABLE_WISE, topology)
         width = self.costs.kernel.encode([some.local(topology, tables.batch_size)]).shape[1]
         self.codes_VH = np.zeros((0, width))
         self.moved_VC = np.zeros((0, self.prices.num_columns))
@@ -173,7 +174,7 @@ class Catalog:
             )
             if kind is None or not sites:
                 return False
-            pieces.append(Piece(parts=parts, hold=parts[0].hold, kind=kind, sites=tuple(sorted(sites))))
+            pieces.append(Piece(parts=parts, tier=parts[0].tier, kind=kind, sites=tuple(sorted(sites))))
         unit.options.append(Option(schemes=tuple(schemes), pieces=tuple(pieces), in_one_node=schemes[0].in_one_node))
         return True
 
@@ -195,7 +196,7 @@ class Catalog:
         """Parts with the same key add the same to the sums of the ranks that hold them."""
         shard = part.shard
         rows = (shard.rows.start, shard.rows.stop, shard.rows.by)
-        held = (part.hold, part.exchange, part.grad_sync, part.memory)
+        held = (part.tier, part.exchange, part.grad_sync, part.memory)
         return (self._twins[shard.table.name], rows, shard.embedding_dim, *held)
 
     def _learn_kinds(self, parts: Iterable[UnplacedShard]) -> None:
@@ -237,9 +238,9 @@ def _alike(of_tables: Sequence[Sequence[ShardingOption]]) -> list[tuple[Sharding
     """Schemes of a unit's tables; of several tables only those that put all of them on the same ranks."""
     if len(of_tables) == 1:
         return [(scheme,) for scheme in of_tables[0]]
-    by_hold = [{scheme.parts[0].hold: scheme for scheme in schemes if len(scheme.parts) == 1} for schemes in of_tables]
-    shared = [hold for hold in by_hold[0] if all(hold in known for known in by_hold)]
-    return [tuple(known[hold] for known in by_hold) for hold in shared]
+    by_tier = [{scheme.parts[0].tier: scheme for scheme in schemes if len(scheme.parts) == 1} for schemes in of_tables]
+    shared = [tier for tier in by_tier[0] if all(tier in known for known in by_tier)]
+    return [tuple(known[tier] for known in by_tier) for tier in shared]
 
 
 def _twins(tables: TableSet) -> dict[str, int]:

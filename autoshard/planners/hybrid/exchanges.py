@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autoshard.core import Tier
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.layout import Change, FloatArray, IndexArray, Layout
-from autoshard.planners.space.options import Hold
 
 #: Most pieces of the slow rank and of the others that are weighed.
 _MAX_GIVEN, _MAX_TAKEN = 24, 512
@@ -46,7 +46,7 @@ class SinglePieces:
                 continue
             option = units[unit].options[chosen[0]]
             for number, (piece, site) in enumerate(zip(option.pieces, chosen[1], strict=True)):
-                if piece.hold is Hold.RANK:
+                if piece.tier is Tier.TABLE_WISE:
                     is_free = not option.in_one_node and len(piece.sites) == num_ranks
                     rows.append((unit, number, piece.kind, site, is_free))
         columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T

@@ -23,6 +23,7 @@ from autoshard.planners.hybrid.step_search import catalog_of
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import enumerate_options, why_not
 from autoshard.planners.space.step_sums import PARTS
+from autoshard.planners.space.tiers import is_everywhere, ranks_at
 
 #: p of the norm that tells which sites look best; only the true step is reported.
 _EXPONENT = 32
@@ -173,7 +174,7 @@ class _Explainer:
 
     def _tried(self, option: Option, sites: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Sites that are priced: those that look best, and of single pieces some more."""
-        if len(option.pieces) > 1 or option.pieces[0].hold.is_everywhere:
+        if len(option.pieces) > 1 or is_everywhere(option.pieces[0].tier):
             return [sites]
         allowed = np.array(option.pieces[0].sites)
         cost_S = self.near.site_costs(option.pieces[0])[allowed]
@@ -233,7 +234,7 @@ class _Explainer:
         rates = self.near.rates
         added_P = np.zeros(len(PARTS))
         for piece in option.pieces:
-            is_placed = not piece.hold.is_everywhere
+            is_placed = not is_everywhere(piece.tier)
             added_P += (rates.served_VP if is_placed else rates.shared_VP)[piece.kind]
         slowest_P = self.parts_PR.argmax(axis=1).tolist()
         return tuple(
@@ -250,8 +251,7 @@ class _Explainer:
         ranks = {
             rank
             for piece, site in zip(option.pieces, sites, strict=True)
-            for replica in piece.hold.replicas(site, topology)
-            for rank in replica
+            for rank in ranks_at(piece.tier, site, topology)
         }
         return tuple(sorted(ranks))
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import PlacedShard, ShardingPlan
+from autoshard.core import PlacedShard, ShardingPlan, Tier
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.catalog import LEVELS, Catalog
-from autoshard.planners.space.options import Hold
 from autoshard.planners.space.step_sums import KERNEL_PARTS, PARTS, SYNC
 
 FloatArray = NDArray[np.float64]
@@ -200,9 +199,9 @@ class _Delta:
                     moves.append((known[old[0]], old[1], -1))
                 for one, at, sign in moves:
                     for piece, site in zip(one.pieces, at, strict=True):
-                        if piece.hold is Hold.RANK:
+                        if piece.tier is Tier.TABLE_WISE:
                             ranked.append((index, site, piece.kind, sign))
-                        elif piece.hold is Hold.NODE:
+                        elif piece.tier is Tier.TABLE_ROW_WISE:
                             ranked += [
                                 (index, rank, piece.kind, sign) for rank in range(site * node, (site + 1) * node)
                             ]

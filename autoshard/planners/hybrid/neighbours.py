@@ -8,12 +8,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.core import Tier
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.catalog import Option, Piece
 from autoshard.planners.hybrid.exchanges import best_exchanges
 from autoshard.planners.hybrid.layout import Change, FloatArray, Layout
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
-from autoshard.planners.space.options import Hold
+from autoshard.planners.space.tiers import is_everywhere
 
 #: Changes of each kind that a step of the search prices.
 _NUM_OPTIONS, _NUM_MOVES, _NUM_EXCHANGES = 24, 8, 48
@@ -62,7 +63,7 @@ class Neighbourhood:
         used: set[int] = set()
         for piece in option.pieces:
             bytes_M = self.catalog.bytes_VM[piece.kind]
-            if piece.hold.is_everywhere:
+            if is_everywhere(piece.tier):
                 if (free_RM < bytes_M).any():
                     return None
                 free_RM -= bytes_M
@@ -73,14 +74,14 @@ class Neighbourhood:
                 return None
             sites.append(site)
             used.add(site)
-            free_RM[self._ranks(piece.hold, site)] -= bytes_M
-            if option.in_one_node and piece.hold is Hold.RANK:
+            free_RM[self._ranks(piece.tier, site)] -= bytes_M
+            if option.in_one_node and piece.tier is Tier.TABLE_WISE:
                 node = site // self.node
         return tuple(sites)
 
     def _site(self, piece: Piece, fits_R: NDArray[np.bool_], used: set[int], node: int | None) -> int | None:
         cost_S = self.site_costs(piece)
-        if piece.hold is Hold.NODE:
+        if piece.tier is Tier.TABLE_ROW_WISE:
             fits_R = np.asarray(fits_R.reshape(-1, self.node).all(axis=1))
         may_S = np.zeros(len(fits_R), dtype=np.bool_)
         may_S[list(piece.sites)] = True
@@ -95,7 +96,7 @@ class Neighbourhood:
     def site_costs(self, piece: Piece) -> MsArray:
         """What a piece would add at each of its sites, shape (S,)."""
         cost_R = self.rank_VR[piece.kind]
-        return np.asarray(cost_R.reshape(-1, self.node).sum(axis=1) if piece.hold is Hold.NODE else cost_R)
+        return np.asarray(cost_R.reshape(-1, self.node).sum(axis=1) if piece.tier is Tier.TABLE_ROW_WISE else cost_R)
 
     def _other_options(self, rng: np.random.Generator) -> list[Change]:
         """Options that seem to save most, at their cheapest sites, and some at random."""
@@ -132,12 +133,12 @@ class Neighbourhood:
                 assert chosen is not None, "it is on a rank"
                 option = self.catalog.units[unit].options[chosen[0]]
                 piece = option.pieces[number]
-                if piece.hold is Hold.RANK and not option.in_one_node and len(piece.sites) == len(self.free_RM):
+                if piece.tier is Tier.TABLE_WISE and not option.in_one_node and len(piece.sites) == len(self.free_RM):
                     continue  # that is what exchanges do
                 cost_S = self.site_costs(piece)
                 fits_R = (self.free_RM >= self.catalog.bytes_VM[piece.kind]).all(axis=1)
-                fits_S = fits_R.reshape(-1, self.node).all(axis=1) if piece.hold is Hold.NODE else fits_R
-                if option.in_one_node and piece.hold is Hold.RANK:
+                fits_S = fits_R.reshape(-1, self.node).all(axis=1) if piece.tier is Tier.TABLE_ROW_WISE else fits_R
+                if option.in_one_node and piece.tier is Tier.TABLE_WISE:
                     fits_S = fits_S & (np.arange(len(fits_S)) // self.node == rank // self.node)
                 sites = np.array(piece.sites)
                 sites = sites[fits_S[sites] & (sites != chosen[1][number])]
@@ -170,7 +171,7 @@ class Neighbourhood:
             return 0.0
         total = 0.0
         for piece, site in zip(self.catalog.units[unit].options[chosen[0]].pieces, chosen[1], strict=True):
-            if not piece.hold.is_everywhere:
+            if not is_everywhere(piece.tier):
                 total += float(self.site_costs(piece)[site])
             else:
                 total += float(self.shared_V[piece.kind])
@@ -183,19 +184,19 @@ class Neighbourhood:
             if chosen is None:
                 continue
             for number, piece in enumerate(self.catalog.units[unit].options[chosen[0]].pieces):
-                if not piece.hold.is_everywhere:
-                    for rank in self._ranks(piece.hold, chosen[1][number]):
+                if not is_everywhere(piece.tier):
+                    for rank in self._ranks(piece.tier, chosen[1][number]):
                         on_rank[rank].append((unit, number))
         return on_rank
 
-    def _ranks(self, hold: Hold, site: int) -> range:
-        return range(site * self.node, (site + 1) * self.node) if hold is Hold.NODE else range(site, site + 1)
+    def _ranks(self, tier: Tier, site: int) -> range:
+        return range(site * self.node, (site + 1) * self.node) if tier is Tier.TABLE_ROW_WISE else range(site, site + 1)
 
     def _take(self, free_RM: FloatArray, pieces: tuple[Piece, ...], sites: tuple[int, ...], sign: float) -> None:
         for piece, site in zip(pieces, sites, strict=True):
             bytes_M = sign * self.catalog.bytes_VM[piece.kind]
-            if not piece.hold.is_everywhere:
-                free_RM[self._ranks(piece.hold, site)] -= bytes_M
+            if not is_everywhere(piece.tier):
+                free_RM[self._ranks(piece.tier, site)] -= bytes_M
             else:
                 free_RM -= bytes_M
 

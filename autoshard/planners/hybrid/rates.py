@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.core import Tier
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.catalog import Catalog
 from autoshard.planners.hybrid.layout import FloatArray, IndexArray, Layout
-from autoshard.planners.space.options import Hold
 from autoshard.planners.space.step_sums import KERNEL_PARTS, PARTS, SYNC, MovedArray
+from autoshard.planners.space.tiers import SITED_TIERS, is_everywhere, num_holders
 
 #: By how much sums are changed to see what that does: a share, and bytes where there are none.
 _BUMP_SHARE, _BUMP_BYTES = 0.05, 1e4
@@ -31,7 +32,7 @@ class FlatOptions:
         start_O: Its first piece.
         kind_E: Kind of each piece.
         holders_E: Ranks that hold it.
-        hold_E: How it is held, by number.
+        tier_E: How it is held, by number.
         is_shared_E: Whether all ranks hold it.
         is_node_E: Whether those of a node do.
     """
@@ -41,7 +42,7 @@ class FlatOptions:
     start_O: IndexArray
     kind_E: IndexArray
     holders_E: IndexArray
-    hold_E: IndexArray
+    tier_E: IndexArray
     is_shared_E: NDArray[np.bool_]
     is_node_E: NDArray[np.bool_]
 
@@ -55,17 +56,17 @@ class FlatOptions:
         ]
         pieces = [piece for _, _, option in options for piece in option.pieces]
         lengths = [len(option.pieces) for _, _, option in options]
-        holds = [piece.hold for piece in pieces]
-        holders = {hold: hold.num_holders(catalog.topology) for hold in Hold}
+        tiers = [piece.tier for piece in pieces]
+        holders = {tier: num_holders(tier, catalog.topology) for tier in SITED_TIERS}
         return cls(
             unit_O=np.array([unit for unit, _, _ in options], dtype=np.int64),
             number_O=np.array([number for _, number, _ in options], dtype=np.int64),
             start_O=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
             kind_E=np.array([piece.kind for piece in pieces], dtype=np.int64),
-            holders_E=np.array([holders[hold] for hold in holds], dtype=np.int64),
-            hold_E=np.array([list(Hold).index(hold) for hold in holds], dtype=np.int64),
-            is_shared_E=np.array([hold.is_everywhere for hold in holds]),
-            is_node_E=np.array([hold is Hold.NODE for hold in holds]),
+            holders_E=np.array([holders[tier] for tier in tiers], dtype=np.int64),
+            tier_E=np.array([SITED_TIERS.index(tier) for tier in tiers], dtype=np.int64),
+            is_shared_E=np.array([is_everywhere(tier) for tier in tiers]),
+            is_node_E=np.array([tier is Tier.TABLE_ROW_WISE for tier in tiers]),
         )
 
     def sums(self, of_pieces_E: FloatArray) -> FloatArray:

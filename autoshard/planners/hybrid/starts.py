@@ -101,7 +101,7 @@ def layout_of(
         schemes = [scheme for scheme, _ in found]
         is_everywhere = all(scheme.is_everywhere for scheme in schemes)
         # Tables that share their ranks are cut alike, unless all ranks hold all of them.
-        alike = {(tuple(part.hold for part in scheme.parts), sites) for scheme, sites in found}
+        alike = {(tuple(part.tier for part in scheme.parts), sites) for scheme, sites in found}
         if len(alike) > 1 and not is_everywhere:
             return None
         schemes_U.append(schemes)

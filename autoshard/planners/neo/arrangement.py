@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import CostModel, MemoryLevel, Shard, TableSet, Topology
+from autoshard.core import CostModel, MemoryLevel, Shard, TableSet, Tier, Topology
 from autoshard.core.access import FloatArray
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.heuristics.karmarkar_karp import partition
 from autoshard.planners.neo.choice import Choice
 from autoshard.planners.space.feasibility import Filling, repair
-from autoshard.planners.space.options import Hold, UnplacedShard
+from autoshard.planners.space.options import UnplacedShard
 from autoshard.planners.space.placement import PlacementProblem, RankArray
 
 GREEDY, KARMARKAR_KARP = "greedy", "karmarkar_karp"
@@ -131,7 +131,7 @@ class _Arranging:
 
     def run(self, seed: int) -> Arrangement:
         for index, choice in enumerate(self.choices):
-            if choice.hold in (Hold.ALL, Hold.EACH):
+            if choice.tier in (Tier.ROW_WISE, Tier.DATA_PARALLEL):
                 for part, held in enumerate(choice.part_bytes):
                     self._put(index, part, np.arange(self.topology.world_size), choice.part_s[part], held)
         self._place_on_nodes(self._node_items())
@@ -145,7 +145,7 @@ class _Arranging:
     def _node_items(self) -> list[Item]:
         items = []
         for index, choice in enumerate(self.choices):
-            if choice.hold is Hold.NODE:
+            if choice.tier is Tier.TABLE_ROW_WISE:
                 items += [
                     Item(choice=index, part=part, cost_s=choice.part_s[part], held=held, sites=choice.sites[part])
                     for part, held in enumerate(choice.part_bytes)
@@ -207,7 +207,7 @@ class _Arranging:
         near: list[Item] = []
         far: list[Item] = []
         for index, choice in enumerate(self.choices):
-            if choice.hold is not Hold.RANK or choice.schemes[0].in_one_node:
+            if choice.tier is not Tier.TABLE_WISE or choice.schemes[0].in_one_node:
                 continue
             for part, held in enumerate(choice.part_bytes):
                 item = Item(choice=index, part=part, cost_s=choice.part_s[part], held=held, sites=choice.sites[part])

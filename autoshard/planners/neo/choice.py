@@ -14,12 +14,11 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import EmbeddingTable, MemoryLevel, TableSet, Topology
+from autoshard.core import EmbeddingTable, MemoryLevel, TableSet, Tier, Topology
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.cached_rows import behind_cache
 from autoshard.planners.neo.cost import CostFunction, PartCost
 from autoshard.planners.space.options import (
-    Hold,
     ShardingOption,
     ShardingType,
     UnplacedShard,
@@ -27,6 +26,7 @@ from autoshard.planners.space.options import (
     enumerate_options,
     why_not,
 )
+from autoshard.planners.space.tiers import SITED_TIERS, num_sites, ranks_at
 
 #: Schemes that Neo has (Sec. 4).
 NEO_TYPES = (
@@ -61,10 +61,10 @@ class Choice:
     sites: tuple[tuple[int, ...], ...]
 
     @property
-    def hold(self) -> Hold:
+    def tier(self) -> Tier:
         """How all parts are held; rows over all ranks if only some tables are replicated."""
-        holds = {scheme.parts[0].hold for scheme in self.schemes}
-        return holds.pop() if len(holds) == 1 else Hold.ALL
+        tiers = {scheme.parts[0].tier for scheme in self.schemes}
+        return tiers.pop() if len(tiers) == 1 else Tier.ROW_WISE
 
     @cached_property
     def part_s(self) -> tuple[float, ...]:
@@ -112,7 +112,7 @@ class Chooser:
     ) -> None:
         self._batch_size, self._topology, self._cost, self._names = tables.batch_size, topology, cost, names
         self._capacity, self._cache_policy = capacity, cache_policy
-        self._room = {hold: _room(hold, topology, capacity) for hold in Hold}
+        self._room = {tier: _room(tier, topology, capacity) for tier in SITED_TIERS}
         self._sites: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
 
@@ -165,13 +165,13 @@ class Chooser:
         def best(choices: Sequence[Choice]) -> Choice:
             return min(choices, key=lambda choice: choice.score_s(limit_s, world))
 
-        split = [[one for one in choices if one.hold is not Hold.EACH] for choices in listed]
+        split = [[one for one in choices if one.tier is not Tier.DATA_PARALLEL] for choices in listed]
         picked = [best(own or choices) for own, choices in zip(split, listed, strict=True)]
         if not replicate:
             return picked
         gains: list[tuple[float, int, Choice]] = []
         for index, (choices, now) in enumerate(zip(listed, picked, strict=True)):
-            replicas = [one for one in choices if one.hold is Hold.EACH]
+            replicas = [one for one in choices if one.tier is Tier.DATA_PARALLEL]
             saved = now.score_s(limit_s, world) - best(replicas).score_s(limit_s, world) if replicas else 0.0
             if saved > 0:
                 more = best(replicas).total_bytes - now.total_bytes
@@ -216,10 +216,10 @@ class Chooser:
 
     def _sites_of(self, parts: Sequence[UnplacedShard], held: Mapping[MemoryLevel, int]) -> tuple[int, ...]:
         """Where the parts of a unit's tables may go together, and fit."""
-        hold, pins = parts[0].hold, tuple(part.shard.table.constraints.pinned_ranks for part in parts)
-        key = (hold, pins, *held.values())
+        tier, pins = parts[0].tier, tuple(part.shard.table.constraints.pinned_ranks for part in parts)
+        key = (tier, pins, *held.values())
         if key not in self._sites:
-            room_LS = self._room[hold]
+            room_LS = self._room[tier]
             fits_S = np.logical_and.reduce([room_LS[level] >= num_bytes for level, num_bytes in held.items()])
             sites = tuple(np.flatnonzero(fits_S).tolist())
             if any(pins):
@@ -268,13 +268,10 @@ def _added(costs: Sequence[PartCost]) -> Mapping[MemoryLevel, int]:
 
 
 def _room(
-    hold: Hold, topology: Topology, capacity: Mapping[MemoryLevel, Sequence[int]]
+    tier: Tier, topology: Topology, capacity: Mapping[MemoryLevel, Sequence[int]]
 ) -> dict[MemoryLevel, NDArray[np.int64]]:
     """For each memory level, bytes that the tightest rank of each site has, shape (S,)."""
-    sites = [
-        [rank for replica in hold.replicas(site, topology) for rank in replica]
-        for site in range(hold.num_sites(topology))
-    ]
+    sites = [ranks_at(tier, site, topology) for site in range(num_sites(tier, topology))]
     return {
         level: np.array([min(of_level[rank] for rank in ranks) for ranks in sites], dtype=np.int64)
         for level, of_level in capacity.items()

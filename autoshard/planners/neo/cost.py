@@ -10,6 +10,7 @@ from autoshard.core import (
     LocalShard,
     MemoryLevel,
     PlacedShard,
+    Tier,
     Topology,
     Update,
     local_shard,
@@ -19,7 +20,8 @@ from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.evaluation.cached_rows import TransferSpeeds, transfer_seconds
 from autoshard.evaluation.device_memory import DeviceMemory, device_memory
 from autoshard.evaluation.traffic import REDUCED_BYTES, PairTraffic, synced_bytes
-from autoshard.planners.space.options import Hold, UnplacedShard
+from autoshard.planners.space.options import UnplacedShard
+from autoshard.planners.space.tiers import num_holders, num_replicas
 
 #: A looked-up row is read by the lookup, and read and written by the update.
 _MOVES_PER_LOOKUP: Final = 3
@@ -91,7 +93,7 @@ class CostFunction:
         topology = self.topology
         placed = part.placed(0, topology)
         local = local_shard(placed, group_batch_size=self.batch_size, bags_share=1 / len(placed.replicas))
-        exchange_s = 0.0 if part.hold is Hold.EACH else self._exchange_s(placed)
+        exchange_s = 0.0 if part.tier is Tier.DATA_PARALLEL else self._exchange_s(placed)
         reduce_s = 0.0
         if len(placed.replicas) > 1:
             reduce_s = synced_bytes(placed, self.batch_size) / topology.levels[-1].all_reduce.bytes_per_s
@@ -104,7 +106,7 @@ class CostFunction:
             reduce_s=reduce_s,
             transfer_s=transfer_s,
             weighted_s=weighted_s,
-            num_holders=part.hold.num_holders(topology),
+            num_holders=num_holders(part.tier, topology),
             held_bytes=local.held_bytes,
         )
 
@@ -120,7 +122,7 @@ class CostFunction:
         kinds: set[FusedKernel] = set()
         updates: set[Update] = set()
         for part in parts:
-            update = Update.ALL_REDUCED if part.hold.num_replicas(self.topology) > 1 else Update.FUSED
+            update = Update.ALL_REDUCED if num_replicas(part.tier, self.topology) > 1 else Update.FUSED
             kinds.add(fused_kernel(part.shard.table, update))
             updates.add(update)
         exchange_s = _NUM_EXCHANGES * max(level.all_to_all.latency_s for level in self.topology.levels)
