@@ -210,7 +210,7 @@ class PlacementBatch:
         if self._steps is not None:
             codes_WEH = stack.codes_WFH[:, self._part_E]
             costs_EAC[..., CostColumn.OBJECTIVE] = self._steps.after_choices(
-                self._held.codes_ERH, codes_WEH[0], codes_WEH[1:].swapaxes(0, 1), self._part_E
+                self._held.codes_ERH, codes_WEH, self._part_E
             )
         return costs_EAC
 

@@ -197,7 +197,7 @@ class PlacementEnv(gymnasium.Env):
             action, is_split = 0, False
             self._num_forbidden += 1
         elif not is_split:
-            self._num_forbidden += not problem.may_choose[part, action]
+            self._num_forbidden += not problem.allowed_NA[part, action]
         index = np.array([self._stack.offset_P[self.task_index] + part])
         self._lookahead.take(np.array([0]), index, np.array([action]))
         if is_split:
@@ -231,16 +231,8 @@ class PlacementEnv(gymnasium.Env):
 
     def _held(self) -> tuple[CodeArray, NDArray[np.int64]]:
         """Codes and bytes on each rank, shapes (R, H) and (R,), added up from all that was placed."""
-        task, problem = self.tasks[self.task_index], self.tasks[self.task_index].parts.problem
-        codes_RH = np.zeros((task.num_ranks, task.code_width), dtype=np.float32)
-        held_R = np.zeros(task.num_ranks, dtype=np.int64)
-        alone = np.flatnonzero((self._choice_M >= 0) & (self._choice_M < task.num_ranks))
-        np.add.at(codes_RH, self._choice_M[alone], problem.codes_NH[alone])
-        np.add.at(held_R, self._choice_M[alone], problem.bytes_N[alone])
-        for index, tier in enumerate(problem.tiers, task.num_ranks):
-            codes_RH += tier.codes_NH[self._choice_M == index].sum(axis=0)
-            held_R += tier.bytes_N[self._choice_M == index].sum()
-        return codes_RH, held_R
+        problem = self.tasks[self.task_index].parts.problem
+        return problem.rank_codes(self._choice_M), problem.rank_bytes(self._choice_M)
 
     def _sums(self, codes_RH: CodeArray) -> StepSums:
         """What each rank holds and moves."""
@@ -249,64 +241,57 @@ class PlacementEnv(gymnasium.Env):
 
     def _observe(self) -> Observation:
         task, problem, part = self.tasks[self.task_index], self.tasks[self.task_index].parts.problem, self._part
-        item_H = np.zeros(task.code_width, dtype=np.float32)
-        tiers_KH = np.zeros((task.num_tiers, task.code_width), dtype=np.float32)
-        half_H, remaining, index = item_H, 0.0, self._stack.end
+        codes_WH = np.zeros((1 + task.num_tiers, task.code_width), dtype=np.float32)
+        half_H, remaining, index = codes_WH[0], 0.0, self._stack.end
         if not self._is_done:
-            item_H, remaining = problem.codes_NH[part], task.parts.remaining_M[part]
+            codes_WH, remaining = problem.codes_WNH[:, part], task.parts.remaining_M[part]
             index = int(self._stack.offset_P[self.task_index]) + part
-            for row_H, tier in zip(tiers_KH, problem.tiers, strict=True):
-                row_H[:] = tier.codes_NH[part]
             half = task.parts.halves_M2[part, 0]
             half_H = problem.codes_NH[half] if half >= 0 else half_H
         codes_RH, held_R = self._held()
-        codes_AH = [codes_RH, tiers_KH, half_H[None]] if task.may_split else [codes_RH, tiers_KH]
+        codes_AH = [codes_RH, codes_WH[1:], half_H[None]] if task.may_split else [codes_RH, codes_WH[1:]]
         mask_EA = self._lookahead.mask(np.array([index]))
         return {
-            ITEM_CODE: (item_H / task.item_scale).astype(np.float32),
+            ITEM_CODE: (codes_WH[0] / task.item_scale).astype(np.float32),
             REMAINING: np.array([remaining], dtype=np.float32),
             CHOICE_CODES: (np.concatenate(codes_AH) / task.rank_scale).astype(np.float32),
-            CHOICE_COSTS: self._choice_costs(codes_RH, held_R, item_H, tiers_KH),
+            CHOICE_COSTS: self._choice_costs(codes_RH, held_R, codes_WH),
             CHOICE_KINDS: self._stack.kinds_AZ.copy(),
             ACTION_MASK: mask_EA[0].astype(np.int8),
         }
 
-    def _choice_costs(
-        self, codes_RH: CodeArray, held_R: NDArray[np.int64], item_H: CodeArray, tiers_KH: CodeArray
-    ) -> NDArray[np.float32]:
+    def _choice_costs(self, codes_RH: CodeArray, held_R: NDArray[np.int64], codes_WH: CodeArray) -> NDArray[np.float32]:
         task, problem = self.tasks[self.task_index], self.tasks[self.task_index].parts.problem
         num_ranks = task.num_ranks
         price = problem.model.predict_ms
-        now_R, with_item_R = price(codes_RH), price(codes_RH + item_H)
+        now_R, with_item_R = price(codes_RH), price(codes_RH + codes_WH[0])
         costs_AC = np.empty((task.num_actions, NUM_COST_COLUMNS))
         costs_AC[:] = now_R.max()
         costs_AC[:num_ranks, CostColumn.AS_IS] = now_R
         costs_AC[:num_ranks, CostColumn.WITH_ITEM] = with_item_R
-        for index, tier_H in enumerate(tiers_KH, num_ranks):
+        for index, tier_H in enumerate(codes_WH[1:], num_ranks):
             costs_AC[index, [CostColumn.WITH_ITEM, CostColumn.OBJECTIVE]] = price(codes_RH + tier_H).max()
         after_RR = np.where(np.eye(num_ranks, dtype=np.bool_), with_item_R, now_R)
         costs_AC[:num_ranks, CostColumn.OBJECTIVE] = after_RR.max(axis=1)
         costs_AC /= task.even_ms
         if task.step_cost is not None:
-            costs_AC[:, CostColumn.OBJECTIVE] = self._steps_ms(codes_RH, item_H, tiers_KH) / task.even_objective_ms
+            costs_AC[:, CostColumn.OBJECTIVE] = self._steps_ms(codes_RH, codes_WH) / task.even_objective_ms
         taken_AR = np.zeros((task.num_actions, num_ranks), dtype=np.int64)
         if not self._is_done:
-            np.fill_diagonal(taken_AR, problem.bytes_N[self._part])
-            for index, tier in enumerate(problem.tiers, num_ranks):
-                taken_AR[index] = tier.bytes_N[self._part]
+            bytes_W = problem.bytes_WN[:, self._part]
+            np.fill_diagonal(taken_AR, bytes_W[0])
+            taken_AR[num_ranks : problem.num_choices] = bytes_W[1:, None]
         share_AR = (problem.capacity_R - held_R - taken_AR) / np.maximum(problem.capacity_R, 1)
         room_A = share_AR.min(axis=1)
         room_A[:num_ranks] = share_AR.diagonal()
         costs_AC[:, CostColumn.ROOM] = np.maximum(room_A, -1)
         return costs_AC.astype(np.float32)
 
-    def _steps_ms(self, codes_RH: CodeArray, item_H: CodeArray, tiers_KH: CodeArray) -> MsArray:
+    def _steps_ms(self, codes_RH: CodeArray, codes_WH: CodeArray) -> MsArray:
         """Time of the step after each choice, shape (A,)."""
         task = self.tasks[self.task_index]
         step_cost, sums = task.step_cost, self._sums(codes_RH)
         assert step_cost is not None
-        moved_C, moved_KC = np.zeros_like(step_cost.moved_NC[0]), np.zeros_like(step_cost.moved_KNC[:, 0])
-        if not self._is_done:
-            moved_C, moved_KC = step_cost.moved_NC[self._part], step_cost.moved_KNC[:, self._part]
-        steps_ms_A = step_cost.choices_ms(sums, item_H[None], moved_C[None], tiers_KH[:, None], moved_KC[:, None])[0]
+        moved_WC = np.zeros_like(step_cost.moved_WNC[:, 0]) if self._is_done else step_cost.moved_WNC[:, self._part]
+        steps_ms_A = step_cost.choices_ms(sums, codes_WH[:, None], moved_WC[:, None])[0]
         return np.concatenate([steps_ms_A, step_cost.step_ms(sums)]) if task.may_split else steps_ms_A

@@ -71,8 +71,7 @@ def placed_ms(placements: Placements, model: CostModel, costs: CostModels | None
     """
     found = []
     for problem, ranks_N in zip(placements.problems, placements.ranks, strict=True):
-        tiers = [tier.tier for tier in problem.tiers]
-        priced = PlacementProblem.of(problem.tables, problem.topology, model, problem.shards, tiers)
+        priced = PlacementProblem.of(problem.tables, problem.topology, model, problem.shards, problem.tiers)
         if costs is None:
             found.append(float(priced.rank_ms(ranks_N).max()))
         else:

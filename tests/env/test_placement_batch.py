@@ -124,7 +124,7 @@ def test_it_does_so_where_hot_rows_may_be_cut_off(shared, costs, objective):
 @pytest.mark.parametrize("mode", ["tables", "groups"])
 def test_it_does_so_by_a_learned_model(problems, grouped, learned, mode):
     chosen = [
-        PlacementProblem.of(one.tables, one.topology, learned, one.shards, [tier.tier for tier in one.tiers])
+        PlacementProblem.of(one.tables, one.topology, learned, one.shards, one.tiers)
         for one in (problems if mode == "tables" else grouped)
     ]
     envs = [PlacementEnv(chosen) for _ in OWNERS]

@@ -9,7 +9,7 @@ from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.evaluation import evaluate
 from autoshard.planners.hybrid.explanation import explain
 from autoshard.planners.registry import get_planner
-from autoshard.planners.space.placement import on_all_ranks
+from autoshard.planners.space.options import placed_shard
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_alternatives_cost_what_such_plans_cost(plan, costs):
     known = {other.scheme: other.step_ms for other in one.alternatives}
     for tier in (Tier.ROW_WISE, Tier.DATA_PARALLEL, Tier.FLEX):
         shards = tuple(
-            on_all_ranks(placed.shard, tier, plan.topology) if placed.shard.table == table else placed
+            placed_shard(placed.shard, tier, plan.topology) if placed.shard.table == table else placed
             for placed in plan.shards
         )
         placed = next(shard for shard in shards if shard.shard.table == table)
@@ -62,7 +62,7 @@ def test_the_best_of_all_ranks_is_found(plan, costs):
         ranks = tuple(range(2 * node, 2 * node + 2))
         shards = tuple(
             replace(
-                on_all_ranks(placed.shard, Tier.ROW_WISE, plan.topology), tier=Tier.TABLE_ROW_WISE, replicas=(ranks,)
+                placed_shard(placed.shard, Tier.ROW_WISE, plan.topology), tier=Tier.TABLE_ROW_WISE, replicas=(ranks,)
             )
             if placed.shard.table == table
             else placed
@@ -108,7 +108,7 @@ def test_names_must_be_there(plan, costs):
 def test_copies_on_some_ranks_are_refused(plan, costs):
     first = plan.shards[4]
     copied = replace(
-        on_all_ranks(first.shard, Tier.DATA_PARALLEL, plan.topology), tier=Tier.REPLICATED, replicas=((0,), (2,))
+        placed_shard(first.shard, Tier.DATA_PARALLEL, plan.topology), tier=Tier.REPLICATED, replicas=((0,), (2,))
     )
     shards = tuple(copied if placed is first else placed for placed in plan.shards)
     with pytest.raises(InvalidPlanError, match="copies on some of the ranks"):

@@ -27,7 +27,7 @@ from autoshard.planners.hybrid.starts import balanced_layouts, layout_of
 from autoshard.planners.hybrid.step_search import StepSearch, catalog_of, search_steps
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.options import ShardingType
-from autoshard.planners.space.step_sums import PARTS
+from autoshard.planners.space.step_cost import PARTS
 
 #: Ends searches by steps, so that seeds decide.
 STEPS = StepSearch(steps=12, with_policy=False)

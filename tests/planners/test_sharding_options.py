@@ -27,17 +27,17 @@ from autoshard.core import (
 from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import PairTraffic, cheaper_exchange
 from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.space.constraints import allowed_sites
 from autoshard.planners.space.options import (
     COLUMN_STEP,
     ShardingType,
     UnplacedShard,
-    allowed_sites,
     column_cuts,
     enumerate_options,
     option_of_placed,
+    placed_shard,
     why_not,
 )
-from autoshard.planners.space.placement import on_all_ranks, on_rank
 from autoshard.planners.space.tiers import (
     num_holders,
     num_owners,
@@ -134,8 +134,7 @@ def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha
     rows = RowRange(start=bounds[0], stop=bounds[1], by=RowsBy.ACCESS_RANK)
     shard = Shard(table=table, rows=rows, columns=columns)
     topology = nodes_of_four(8)
-    held = UnplacedShard.of(shard, tier, topology).placed(0, topology)
-    assert held == on_all_ranks(shard, tier, topology)
+    held = placed_shard(shard, tier, topology)
 
     def forward_bytes(exchange):
         return PairTraffic.of(replace(held, exchange=exchange), 64, Payload()).forward
@@ -148,7 +147,9 @@ def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha
     else:
         # Roundings of the two sides' products may differ in the last bit.
         assert forward_bytes(held.exchange) <= min(map(forward_bytes, Exchange)) * (1 + 1e-12)
-    assert UnplacedShard.of(shard, Tier.TABLE_WISE, topology).placed(3, topology) == on_rank(shard, 3)
+    assert UnplacedShard.of(shard, Tier.TABLE_WISE, topology).placed(3, topology) == placed_shard(
+        shard, Tier.TABLE_WISE, topology, 3
+    )
 
 
 def test_rows_over_eight_ranks_are_sent_by_lookup(make_table):
@@ -156,7 +157,7 @@ def test_rows_over_eight_ranks_are_sent_by_lookup(make_table):
     shard = Shard.whole(make_table("t", pooling_factor=3.0))
     wanted = [Exchange.PARTIAL_SUMS, Exchange.PARTIAL_SUMS, Exchange.ROWS]
     assert [cheaper_exchange(shard, owners) for owners in (1, 2, 8)] == wanted
-    assert on_all_ranks(shard, Tier.ROW_WISE, nodes_of_four(8)).exchange is Exchange.ROWS
+    assert placed_shard(shard, Tier.ROW_WISE, nodes_of_four(8)).exchange is Exchange.ROWS
 
 
 def test_constraints_say_what_they_rule_out(table, two_nodes):
@@ -167,7 +168,7 @@ def test_constraints_say_what_they_rule_out(table, two_nodes):
         *(ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID),
     }
     by_name = {scheme.name: scheme for scheme in enumerate_options(pinned, two_nodes)}
-    assert allowed_sites(by_name[ShardingType.TABLE_ROW_WISE].parts[0], two_nodes) == (1,)
+    assert allowed_sites(pinned, Tier.TABLE_ROW_WISE, two_nodes).tolist() == [False, True]
     assert why_not(by_name[ShardingType.ROW_WISE], two_nodes) == "the table is pinned to ranks 4, 5, 6, 7"
     barred = replace(table, constraints=Constraints(forbidden_tiers=(Tier.DATA_PARALLEL,)))
     reasons = {scheme.name: why_not(scheme, two_nodes) for scheme in enumerate_options(barred, two_nodes)}

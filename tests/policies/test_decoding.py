@@ -98,7 +98,7 @@ def test_a_beam_keeps_to_where_items_may_go(tasks, policy):
     problem = tasks[1].problem
     allowed_NR = np.ones((problem.num_items, 3), dtype=np.bool_)
     allowed_NR[::2] = [False, False, True]
-    placements = decode_beam(policy.network, [PlacementTask.of(replace(problem, allowed_NR=allowed_NR))], width=4)
+    placements = decode_beam(policy.network, [PlacementTask.of(replace(problem, allowed_NA=allowed_NR))], width=4)
     assert placements.is_feasible_E.all()
     assert (placements.ranks[0][::2] == 2).all()
 
@@ -145,9 +145,9 @@ def test_renumbering_ranks_that_are_not_alike_renumbers_the_placement(make_probl
     allowed_NR = np.array([[True, True, index % 3 > 0] for index in range(12)])
     allowed_NR[np.argsort(-factors)[:3]] = np.eye(3, dtype=bool)
     capacity_R = np.array([1 << 40, 1 << 40, 3 * problem.bytes_N.max()])
-    problem = replace(problem, allowed_NR=allowed_NR, capacity_R=capacity_R)
+    problem = replace(problem, allowed_NA=allowed_NR, capacity_R=capacity_R)
     order = np.array([2, 0, 1])
-    renumbered = replace(problem, allowed_NR=allowed_NR[:, order], capacity_R=capacity_R[order])
+    renumbered = replace(problem, allowed_NA=allowed_NR[:, order], capacity_R=capacity_R[order])
     first, second = (decode(policy.network, [PlacementTask.of(version)]) for version in (problem, renumbered))
     assert first.is_feasible_E[0]
     assert second.is_feasible_E[0]

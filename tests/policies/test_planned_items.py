@@ -42,8 +42,7 @@ def cut_cost(cost, tables, make_topology):
     model = AnalyticCostModel.for_device("cpu")
     tasks = [items_task(items_problem(tables, make_topology(2), model, items), items) for items in Items]
     problems = [task.parts.problem for task in tasks]
-    held = [local for problem in problems for local in problem.locals]
-    held += [local for problem in problems for tier in problem.tiers for local in tier.locals]
+    held = [local for problem in problems for tier in problem.ways for local in problem.locals_by(tier)]
     kinds = tuple(sorted({local.kernel_kind for local in held}))
     return replace(cost, card=replace(cost.card, coverage=replace(cost.card.coverage, kinds=kinds)))
 

@@ -26,9 +26,9 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError, ModelError
 from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import behind_caches
-from autoshard.planners.space.constraints import check_constraints, colocated
-from autoshard.planners.space.options import ShardingOption, UnplacedShard, allowed_sites, why_not
-from autoshard.planners.space.step_sums import SumPrices
+from autoshard.planners.space.constraints import allowed_sites, check_constraints, colocated
+from autoshard.planners.space.options import ShardingOption, UnplacedShard, why_not
+from autoshard.planners.space.step_cost import StepPrices
 
 LEVELS = tuple(MemoryLevel)
 #: Parts of a byte that bytes on the way are rounded to.
@@ -116,7 +116,7 @@ class Catalog:
         costs = replace(costs, kernel=kernel)
         self.tables, self.topology, self.costs = tables, topology, costs
         kernels = {fused_kernel(table, update) for table in tables.tables for update in Update}
-        self.prices = SumPrices(tables, topology, costs, kernels)
+        self.prices = StepPrices(tables, topology, costs, kernels)
         self._kinds: dict[Hashable, int] = {}
         self._unpriced: set[Hashable] = set()
         self._twins = _twins(tables)
@@ -169,12 +169,11 @@ class Catalog:
         pieces = []
         for parts in _together(schemes):
             kind = self._kind(parts)
-            sites = set(allowed_sites(parts[0], self.topology)).intersection(
-                *(allowed_sites(part, self.topology) for part in parts[1:])
-            )
-            if kind is None or not sites:
+            may_S = np.logical_and.reduce([allowed_sites(part.shard.table, part.tier, self.topology) for part in parts])
+            if kind is None or not may_S.any():
                 return False
-            pieces.append(Piece(parts=parts, tier=parts[0].tier, kind=kind, sites=tuple(sorted(sites))))
+            sites = tuple(np.flatnonzero(may_S).tolist())
+            pieces.append(Piece(parts=parts, tier=parts[0].tier, kind=kind, sites=sites))
         unit.options.append(Option(schemes=tuple(schemes), pieces=tuple(pieces), in_one_node=schemes[0].in_one_node))
         return True
 

@@ -22,7 +22,7 @@ from autoshard.planners.hybrid.starts import layout_of
 from autoshard.planners.hybrid.step_search import catalog_of
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import enumerate_options, why_not
-from autoshard.planners.space.step_sums import PARTS
+from autoshard.planners.space.step_cost import PARTS
 from autoshard.planners.space.tiers import is_everywhere, ranks_at
 
 #: p of the norm that tells which sites look best; only the true step is reported.

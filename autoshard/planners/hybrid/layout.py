@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from autoshard.core import PlacedShard, ShardingPlan, Tier
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.catalog import LEVELS, Catalog
-from autoshard.planners.space.step_sums import KERNEL_PARTS, PARTS, SYNC
+from autoshard.planners.space.step_cost import KERNEL_PARTS, PARTS, SYNC
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.int64]

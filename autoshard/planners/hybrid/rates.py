@@ -15,7 +15,7 @@ from autoshard.core import Tier
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.catalog import Catalog
 from autoshard.planners.hybrid.layout import FloatArray, IndexArray, Layout
-from autoshard.planners.space.step_sums import KERNEL_PARTS, PARTS, SYNC, MovedArray
+from autoshard.planners.space.step_cost import KERNEL_PARTS, PARTS, SYNC, MovedArray
 from autoshard.planners.space.tiers import SITED_TIERS, is_everywhere, num_holders
 
 #: By how much sums are changed to see what that does: a share, and bytes where there are none.

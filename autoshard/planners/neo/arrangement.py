@@ -250,12 +250,11 @@ class _Arranging:
             topology=self.topology,
             shards=tuple(shards),
             members=tuple(members),
-            locals=(),
-            codes_NH=np.zeros((len(items), 0), dtype=np.float32),
+            codes_WNH=np.zeros((1, len(items), 0), dtype=np.float32),
             kernel_ms_N=np.array([item.cost_s * 1e3 for item in items]),
-            bytes_N=np.array([item.held[MemoryLevel.HBM] for item in items], dtype=np.int64),
+            bytes_WN=np.array([[item.held[MemoryLevel.HBM] for item in items]], dtype=np.int64),
             capacity_R=self.free_LR[_LEVELS.index(MemoryLevel.HBM)],
-            allowed_NR=allowed_NR,
+            allowed_NA=allowed_NR,
             model=self.model,
         )
 

@@ -18,11 +18,11 @@ from autoshard.core import EmbeddingTable, MemoryLevel, TableSet, Tier, Topology
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.cached_rows import behind_cache
 from autoshard.planners.neo.cost import CostFunction, PartCost
+from autoshard.planners.space.constraints import allowed_sites
 from autoshard.planners.space.options import (
     ShardingOption,
     ShardingType,
     UnplacedShard,
-    allowed_sites,
     enumerate_options,
     why_not,
 )
@@ -223,9 +223,8 @@ class Chooser:
             fits_S = np.logical_and.reduce([room_LS[level] >= num_bytes for level, num_bytes in held.items()])
             sites = tuple(np.flatnonzero(fits_S).tolist())
             if any(pins):
-                sites = tuple(
-                    site for site in sites if all(site in allowed_sites(part, self._topology) for part in parts)
-                )
+                allowed = [allowed_sites(part.shard.table, tier, self._topology) for part in parts]
+                sites = tuple(site for site in sites if all(may_S[site] for may_S in allowed))
             self._sites[key] = self._shared.setdefault(sites, sites)
         return self._sites[key]
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from autoshard.core import Exchange, GradSync, PlacedShard, Pooling, RowRange, RowsBy, Shard, TableSet, Tier, Topology
 from autoshard.evaluation.traffic import cheaper_exchange
 from autoshard.planners.oper.row_group import RowGroup
-from autoshard.planners.space.placement import on_all_ranks, on_rank
+from autoshard.planners.space.options import placed_shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,10 @@ def _joined(shards: Sequence[Shard]) -> Shard:
 def _placed(shard: Shard, read_from: tuple[int, ...], topology: Topology) -> PlacedShard:
     holders = sorted(set(read_from))
     if len(holders) == 1:
-        return on_rank(shard, holders[0])
+        return placed_shard(shard, Tier.TABLE_WISE, topology, holders[0])
     forbidden = shard.table.constraints.forbidden_tiers
     if read_from == tuple(range(topology.world_size)) and Tier.DATA_PARALLEL not in forbidden:
-        return on_all_ranks(shard, Tier.DATA_PARALLEL, topology)
+        return placed_shard(shard, Tier.DATA_PARALLEL, topology)
     replica_of = {rank: index for index, rank in enumerate(holders)}
     return PlacedShard(
         shard=shard,

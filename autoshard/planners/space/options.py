@@ -23,14 +23,12 @@ from autoshard.core import (
     local_shard,
 )
 from autoshard.evaluation.traffic import cheaper_exchange
-from autoshard.planners.space.constraints import allowed_ranks
+from autoshard.planners.space.constraints import allowed_sites
 from autoshard.planners.space.tiers import (
     SITED_TIERS,
     is_everywhere,
     num_owners,
     num_replicas,
-    num_sites,
-    ranks_at,
     replicas_at,
     site_of,
 )
@@ -90,6 +88,11 @@ class UnplacedShard:
         """What every rank that holds some of it runs; the same on all of them."""
         share = 1 / num_replicas(self.tier, topology)
         return local_shard(self.placed(0, topology), group_batch_size=batch_size, bags_share=share)
+
+
+def placed_shard(shard: Shard, tier: Tier, topology: Topology, site: int = 0) -> PlacedShard:
+    """The shard at one of a tier's sites, with the exchange that moves fewer bytes, in the device's memory."""
+    return UnplacedShard.of(shard, tier, topology).placed(site, topology)
 
 
 class ShardingType(StrEnum):
@@ -223,20 +226,11 @@ def why_not(scheme: ShardingOption, topology: Topology) -> str:
         if tier in constraints.forbidden_tiers:
             return f"the table forbids tier {tier}"
     for part in scheme.parts:
-        if not allowed_sites(part, topology):
+        if not allowed_sites(scheme.table, part.tier, topology).any():
             return f"the table is pinned to {_ranks(constraints.pinned_ranks)}"
     if constraints.colocate_with and len(scheme.parts) > 1 and not scheme.is_everywhere:
         return f"the table must be on the ranks of {', '.join(constraints.colocate_with)}"
     return ""
-
-
-def allowed_sites(part: UnplacedShard, topology: Topology) -> tuple[int, ...]:
-    """Sites whose ranks the table's pins allow, memory aside."""
-    sites = range(num_sites(part.tier, topology))
-    if not part.shard.table.constraints.pinned_ranks:
-        return tuple(sites)
-    allowed_R = allowed_ranks(part.shard.table, topology.world_size)
-    return tuple(site for site in sites if allowed_R[ranks_at(part.tier, site, topology)].all())
 
 
 def option_of_placed(held: Sequence[PlacedShard], topology: Topology) -> tuple[ShardingOption, tuple[int, ...]] | None:
