@@ -1,7 +1,7 @@
-"""Moves and swaps of pieces between a slow rank and others, all of them weighed at once.
+"""Moves and swaps of shards between a slow rank and others, all of them weighed at once.
 
-Shape suffixes: P parts of a step, R ranks, V kinds of pieces, X pieces on single ranks, G of them that a rank may give,
-T what it may get for one: a piece of another rank, or nothing from a rank.
+Shape suffixes: P parts of a step, R ranks, V kinds of shards, X shards on single ranks, G of them that a rank may give,
+T what it may get for one: a shard of another rank, or nothing from a rank.
 """
 
 from __future__ import annotations
@@ -12,46 +12,46 @@ import numpy as np
 
 from autoshard.core import Tier
 from autoshard.core.costs import MsArray
-from autoshard.planners.hybrid.layout import Change, FloatArray, IndexArray, Layout
+from autoshard.planners.hybrid.layout import Change, Layout
+from autoshard.planners.space.planner_space import FloatArray, IndexArray
 
-#: Most pieces of the slow rank and of the others that are weighed.
+#: Most shards of the slow rank and of the others that are weighed.
 _MAX_GIVEN, _MAX_TAKEN = 24, 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SinglePieces:
-    """Pieces that are on single ranks.
+class SingleShards:
+    """Shards that are on single ranks.
 
     Attributes:
-        unit_X: Unit of each.
-        number_X: Its number among the pieces of the unit.
+        item_X: Item of each.
+        number_X: Its number among the shards of the item.
         kind_X: Its kind.
         rank_X: Where it is.
         is_free_X: Whether it may go to any rank; others are left to slower moves.
     """
 
-    unit_X: IndexArray
+    item_X: IndexArray
     number_X: IndexArray
     kind_X: IndexArray
     rank_X: IndexArray
     is_free_X: np.ndarray
 
     @classmethod
-    def of(cls, layout: Layout) -> SinglePieces:
+    def of(cls, layout: Layout) -> SingleShards:
         """Reads a layout."""
-        num_ranks, units = layout.num_ranks, layout.catalog.units
         rows = []
-        for unit, chosen in enumerate(layout.chosen):
+        for item, chosen in enumerate(layout.chosen):
             if chosen is None:
                 continue
-            option = units[unit].options[chosen[0]]
-            for number, (piece, site) in enumerate(zip(option.pieces, chosen[1], strict=True)):
-                if piece.tier is Tier.TABLE_WISE:
-                    is_free = not option.in_one_node and len(piece.sites) == num_ranks
-                    rows.append((unit, number, piece.kind, site, is_free))
+            option = layout.space.items[item].options[chosen[0]]
+            for number, (shard, site) in enumerate(zip(option.shards, chosen[1], strict=True)):
+                if shard.tier is Tier.TABLE_WISE:
+                    is_free = not option.in_one_node and bool(shard.allowed_S.all())
+                    rows.append((item, number, shard.kind, site, is_free))
         columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
-        unit_X, number_X, kind_X, rank_X = columns[:4]
-        return cls(unit_X=unit_X, number_X=number_X, kind_X=kind_X, rank_X=rank_X, is_free_X=columns[4] > 0)
+        item_X, number_X, kind_X, rank_X = columns[:4]
+        return cls(item_X=item_X, number_X=number_X, kind_X=kind_X, rank_X=rank_X, is_free_X=columns[4] > 0)
 
 
 def best_exchanges(
@@ -64,32 +64,32 @@ def best_exchanges(
     count: int,
     rng: np.random.Generator,
 ) -> list[Change]:
-    """Moves and swaps that seem to shorten the step most, by p-norms of ranks whose times change by the pieces' rates.
+    """Moves and swaps that seem to shorten the step most, by p-norms of ranks whose times change by the shards' rates.
 
     Args:
         layout: The layout.
-        served_VP: What a piece of each kind adds to its rank.
+        served_VP: What a shard of each kind adds to its rank.
         parts_PR: Times of the parts.
         free_RM: Memory that is left.
         slow: The rank that gives.
         exponent: p.
         count: How many changes at most.
-        rng: Draws from more pieces than can be weighed.
+        rng: Draws from more shards than can be weighed.
     """
-    pieces, bytes_VM = SinglePieces.of(layout), layout.catalog.bytes_VM
-    mine_G = _some(np.flatnonzero(pieces.is_free_X & (pieces.rank_X == slow)), _MAX_GIVEN, rng)
-    theirs = _some(np.flatnonzero(pieces.is_free_X & (pieces.rank_X != slow)), _MAX_TAKEN, rng)
+    shards, bytes_VM = SingleShards.of(layout), layout.space.bytes_VM
+    mine_G = _some(np.flatnonzero(shards.is_free_X & (shards.rank_X == slow)), _MAX_GIVEN, rng)
+    theirs = _some(np.flatnonzero(shards.is_free_X & (shards.rank_X != slow)), _MAX_TAKEN, rng)
     others = np.delete(np.arange(layout.num_ranks), slow)
     if not len(mine_G) or not len(others):
         return []
-    to_T = np.concatenate([pieces.rank_X[theirs], others])
+    to_T = np.concatenate([shards.rank_X[theirs], others])
     nothing = np.zeros(len(others))
-    got_TP = np.concatenate([served_VP[pieces.kind_X[theirs]], np.multiply.outer(nothing, served_VP[0])])
-    got_TM = np.concatenate([bytes_VM[pieces.kind_X[theirs]], np.multiply.outer(nothing, bytes_VM[0])])
-    given_GP, given_GM = served_VP[pieces.kind_X[mine_G]], bytes_VM[pieces.kind_X[mine_G]]
+    got_TP = np.concatenate([served_VP[shards.kind_X[theirs]], np.multiply.outer(nothing, served_VP[0])])
+    got_TM = np.concatenate([bytes_VM[shards.kind_X[theirs]], np.multiply.outer(nothing, bytes_VM[0])])
+    given_GP, given_GM = served_VP[shards.kind_X[mine_G]], bytes_VM[shards.kind_X[mine_G]]
     more_GTM = given_GM[:, None] - got_TM[None]
     fits_GT = ((more_GTM <= free_RM[to_T]) & (-more_GTM <= free_RM[slow])).all(axis=2)
-    fits_GT[:, : len(theirs)] &= pieces.unit_X[mine_G][:, None] != pieces.unit_X[theirs]
+    fits_GT[:, : len(theirs)] &= shards.item_X[mine_G][:, None] != shards.item_X[theirs]
     change_GT = _changes(parts_PR, slow, to_T, given_GP, got_TP, exponent)
     change_GT[~fits_GT] = np.inf
     best = np.argsort(change_GT, axis=None, kind="stable")[:count]
@@ -97,9 +97,9 @@ def best_exchanges(
     for give, take in zip(*np.unravel_index(best, change_GT.shape), strict=True):
         if not np.isfinite(change_GT[give, take]):
             break
-        change = _moved(layout, pieces, int(mine_G[give]), int(to_T[take]))
+        change = _moved(layout, shards, int(mine_G[give]), int(to_T[take]))
         if take < len(theirs):
-            change += _moved(layout, pieces, int(theirs[take]), slow)
+            change += _moved(layout, shards, int(theirs[take]), slow)
         found.append(change)
     return found
 
@@ -120,11 +120,10 @@ def _changes(
     return np.asarray(norm_GTP @ scale_P)
 
 
-def _moved(layout: Layout, pieces: SinglePieces, index: int, rank: int) -> Change:
-    unit, number = int(pieces.unit_X[index]), int(pieces.number_X[index])
-    chosen = layout.chosen[unit]
-    assert chosen is not None, "it is on a rank"
-    return ((unit, chosen[0], (*chosen[1][:number], rank, *chosen[1][number + 1 :])),)
+def _moved(layout: Layout, shards: SingleShards, index: int, rank: int) -> Change:
+    item, number = int(shards.item_X[index]), int(shards.number_X[index])
+    option, sites = layout.choice(item)
+    return ((item, option, (*sites[:number], rank, *sites[number + 1 :])),)
 
 
 def _some(indices: IndexArray, count: int, rng: np.random.Generator) -> IndexArray:

@@ -14,20 +14,20 @@ from autoshard.core import CostModels, ShardingPlan
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.evaluate import evaluate
-from autoshard.planners.hybrid.catalog import Option
 from autoshard.planners.hybrid.layout import NOTHING, Change, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.hybrid.starts import layout_of
-from autoshard.planners.hybrid.step_search import catalog_of
+from autoshard.planners.hybrid.step_search import space_of
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import enumerate_options, why_not
+from autoshard.planners.space.planner_space import ItemOption
 from autoshard.planners.space.step_cost import PARTS
-from autoshard.planners.space.tiers import is_everywhere, ranks_at
+from autoshard.planners.space.tiers import ranks_at
 
 #: p of the norm that tells which sites look best; only the true step is reported.
 _EXPONENT = 32
-#: Sites of a single piece that are priced.
+#: Sites of a single shard that are priced.
 _NUM_SITES = 8
 #: Steps that differ by less, as a share, are taken to be alike.
 _ALIKE = 1e-6
@@ -112,9 +112,9 @@ def explain(plan: ShardingPlan, costs: CostModels, names: Collection[str] = ()) 
             raise InvalidTableError(f"no table of the plan is named {shown(name)}", field="table")
     group = plan.of_one_group()
     request = PlanRequest(tables=group.tables, topology=group.topology, costs=costs)
-    catalog = catalog_of(request)
-    limits = Limits.of(catalog)
-    layout = layout_of(catalog, limits, group)
+    space = space_of(request)
+    limits = Limits.of(space)
+    layout = layout_of(space, limits, group)
     if layout is None:
         raise InvalidPlanError(
             "must each be on one rank, one node or all ranks, or have copies on all ranks or nodes, to be explained; "
@@ -123,34 +123,34 @@ def explain(plan: ShardingPlan, costs: CostModels, names: Collection[str] = ()) 
         )
     step_ms = evaluate(plan, costs).step_ms.value
     explainer = _Explainer(layout, step_ms - layout.step_ms())
-    units = sorted({catalog.unit_of[name] for name in names or known})
+    items = sorted({space.item_of[name] for name in names or known})
     return Explanation(
         step_ms=step_ms,
         num_groups=plan.replica_groups.num_groups,
-        tables=tuple(explainer.explained(unit) for unit in units),
+        tables=tuple(explainer.explained(item) for item in items),
     )
 
 
 class _Explainer:
     def __init__(self, layout: Layout, more_ms: float) -> None:
-        self.layout, self.catalog, self.more_ms = layout, layout.catalog, more_ms
+        self.layout, self.space, self.more_ms = layout, layout.space, more_ms
         self.step_ms = layout.step_ms() + more_ms
-        flat, rates = FlatOptions.of(self.catalog), Rates.of(self.catalog, layout)
+        flat, rates = FlatOptions.of(self.space), Rates.of(self.space, layout)
         self.near = Neighbourhood(layout, flat, rates, _EXPONENT)
         self.parts_PR = layout.parts_ms()
 
-    def explained(self, unit: int) -> ExplainedTable:
-        chosen = self.layout.chosen[unit]
+    def explained(self, item: int) -> ExplainedTable:
+        chosen = self.layout.chosen[item]
         assert chosen is not None, "a plan holds all tables"
-        tables, options = self.catalog.units[unit].tables, self.catalog.units[unit].options
+        tables, options = self.space.items[item].tables, self.space.items[item].options
         mine = options[chosen[0]]
         others = [
-            self._alternative(unit, option, number) for number, option in enumerate(options) if number != chosen[0]
+            self._alternative(item, option, number) for number, option in enumerate(options) if number != chosen[0]
         ]
-        others += self._ruled_out(unit)
+        others += self._ruled_out(item)
         others.sort(key=lambda one: (one.step_ms is None, one.step_ms or 0.0, one.scheme))
         ranks = self._ranks(mine, chosen[1])
-        without_ms = self._step_ms([((unit, NOTHING, ()),)])
+        without_ms = self._step_ms([((item, NOTHING, ()),)])
         return ExplainedTable(
             table="+".join(table.name for table in tables),
             scheme=_label(mine),
@@ -162,22 +162,22 @@ class _Explainer:
             alternatives=tuple(others),
         )
 
-    def _alternative(self, unit: int, option: Option, number: int) -> Alternative:
-        sites = self.near.sites_of(unit, option)
+    def _alternative(self, item: int, option: ItemOption, number: int) -> Alternative:
+        sites = self.near.sites_of(item, option)
         step_ms, ruled_out = None, ""
         if sites is None:
             short = self._bytes(option)
             ruled_out = f"takes {short:,} bytes of a rank, more than is free"
         else:
-            step_ms = self._step_ms([((unit, number, at),) for at in self._tried(option, sites)])
+            step_ms = self._step_ms([((item, number, at),) for at in self._tried(option, sites)])
         return Alternative(scheme=_label(option), step_ms=step_ms, hbm_bytes=self._bytes(option), ruled_out=ruled_out)
 
-    def _tried(self, option: Option, sites: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Sites that are priced: those that look best, and of single pieces some more."""
-        if len(option.pieces) > 1 or is_everywhere(option.pieces[0].tier):
+    def _tried(self, option: ItemOption, sites: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Sites that are priced: those that look best, and of single shards some more."""
+        if len(option.shards) > 1 or option.shards[0].is_everywhere:
             return [sites]
-        allowed = np.array(option.pieces[0].sites)
-        cost_S = self.near.site_costs(option.pieces[0])[allowed]
+        allowed = np.flatnonzero(option.shards[0].allowed_S)
+        cost_S = self.near.site_costs(option.shards[0])[allowed]
         best = allowed[np.argsort(cost_S, kind="stable")[:_NUM_SITES]]
         return list(dict.fromkeys([sites, *((int(site),) for site in best)]))
 
@@ -187,9 +187,9 @@ class _Explainer:
         step_ms_B = np.where(fitting, priced.step_ms_B, np.inf) if fitting.any() else priced.step_ms_B
         return float(step_ms_B.min()) + self.more_ms
 
-    def _ruled_out(self, unit: int) -> list[Alternative]:
-        """Ways that the unit has no option for."""
-        one = self.catalog.units[unit]
+    def _ruled_out(self, item: int) -> list[Alternative]:
+        """Ways that the item has no option for."""
+        one = self.space.items[item]
         found = []
         if len(one.tables) > 1:
             return [
@@ -200,17 +200,17 @@ class _Explainer:
                     ruled_out="the tables must be on the same ranks",
                 )
             ]
-        for scheme in enumerate_options(one.tables[0], self.catalog.topology):
-            reason = why_not(scheme, self.catalog.topology)
-            if not reason and any(option.schemes[0].parts == scheme.parts for option in one.options):
+        for scheme in enumerate_options(one.tables[0], self.space.topology):
+            reason = why_not(scheme, self.space.topology)
+            if not reason and any(option.parts == (scheme.parts,) for option in one.options):
                 continue
-            locals_ = [part.local(self.catalog.topology, self.catalog.tables.batch_size) for part in scheme.parts]
+            locals_ = [part.local(self.space.topology, self.space.tables.batch_size) for part in scheme.parts]
             found.append(
                 Alternative(
                     scheme=scheme.label,
                     step_ms=None,
                     hbm_bytes=max(local.memory_bytes for local in locals_),
-                    ruled_out=reason or f"{self.catalog.costs.kernel.name} cannot price it",
+                    ruled_out=reason or f"{self.space.costs.kernel.name} cannot price it",
                 )
             )
         return found
@@ -229,13 +229,13 @@ class _Explainer:
             return f"{best.scheme} would make the step {-change:.2%} shorter"
         return f"as fast as {best.scheme}: other tables decide the step"
 
-    def _binds(self, option: Option, ranks: tuple[int, ...]) -> tuple[str, ...]:
+    def _binds(self, option: ItemOption, ranks: tuple[int, ...]) -> tuple[str, ...]:
         """Parts that it adds to at their slowest ranks."""
         rates = self.near.rates
         added_P = np.zeros(len(PARTS))
-        for piece in option.pieces:
-            is_placed = not is_everywhere(piece.tier)
-            added_P += (rates.served_VP if is_placed else rates.shared_VP)[piece.kind]
+        for shard in option.shards:
+            is_placed = not shard.is_everywhere
+            added_P += (rates.served_VP if is_placed else rates.shared_VP)[shard.kind]
         slowest_P = self.parts_PR.argmax(axis=1).tolist()
         return tuple(
             part.value
@@ -243,20 +243,20 @@ class _Explainer:
             if added > 0 and rank in ranks
         )
 
-    def _bytes(self, option: Option) -> int:
-        return round(max(float(self.catalog.bytes_VM[piece.kind, 0]) for piece in option.pieces))
+    def _bytes(self, option: ItemOption) -> int:
+        return round(max(float(self.space.bytes_VM[shard.kind, 0]) for shard in option.shards))
 
-    def _ranks(self, option: Option, sites: tuple[int, ...]) -> tuple[int, ...]:
-        topology = self.catalog.topology
+    def _ranks(self, option: ItemOption, sites: tuple[int, ...]) -> tuple[int, ...]:
+        topology = self.space.topology
         ranks = {
             rank
-            for piece, site in zip(option.pieces, sites, strict=True)
-            for rank in ranks_at(piece.tier, site, topology)
+            for shard, site in zip(option.shards, sites, strict=True)
+            for rank in ranks_at(shard.tier, site, topology)
         }
         return tuple(sorted(ranks))
 
 
-def _label(option: Option) -> str:
-    memory = option.pieces[0].parts[0].memory
+def _label(option: ItemOption) -> str:
+    memory = option.shards[0].parts[0].memory
     behind = "" if memory.cache_bytes == 0 else f", {memory.level} behind a cache of {memory.cache_bytes:,} bytes"
-    return option.schemes[0].label + behind
+    return option.of_tables[0].label + behind

@@ -1,4 +1,4 @@
-"""Where the search starts: plans of other planners, and units at what would cost least if all ranks were alike."""
+"""Where the search starts: plans of other planners, and items at what would cost least if all ranks were alike."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from autoshard.core import PlacedShard, ShardingPlan, Tier
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError
 from autoshard.planners.hybrid.balanced import balanced_options, leanest_options, placed_options
-from autoshard.planners.hybrid.catalog import Catalog
 from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.space.options import ShardingType, option_of_placed
+from autoshard.planners.space.planner_space import PlannerSpace
 
-#: Largest piece on one rank, over the mean of what ranks have, for which balanced starts are made: of all tiers, and
+#: Largest shard on one rank, over the mean of what ranks have, for which balanced starts are made: of all tiers, and
 #: of few.
 _LUMPS, _FEW_LUMPS = (math.inf, 1.0, 0.5, 0.25), (math.inf, 0.5)
 #: Tiers that balanced starts may use, besides all: where kernels are short, each further kind of them counts.
@@ -77,12 +77,12 @@ def asked_plans(request: PlanRequest, asked: Sequence[Asked]) -> dict[str, Shard
 
 
 def layout_of(
-    catalog: Catalog, limits: Limits, plan: ShardingPlan, names: Collection[ShardingType] = tuple(ShardingType)
+    space: PlannerSpace, limits: Limits, plan: ShardingPlan, names: Collection[ShardingType] = tuple(ShardingType)
 ) -> Layout | None:
     """A plan as a layout; None if it holds tables in ways that layouts do not have.
 
     Args:
-        catalog: Gets the plan's ways to hold tables as options.
+        space: Gets the plan's ways to hold tables as options.
         limits: Memory.
         plan: Of the same task.
         names: Ways that tables may be held.
@@ -92,9 +92,9 @@ def layout_of(
     held: dict[str, list[PlacedShard]] = {}
     for placed in plan.shards:
         held.setdefault(placed.shard.table.name, []).append(placed)
-    schemes_U, sites_U = [], []
-    for unit in catalog.units:
-        read = [option_of_placed(held[table.name], catalog.topology) for table in unit.tables]
+    options_I, sites_I = [], []
+    for item in space.items:
+        read = [option_of_placed(held[table.name], space.topology) for table in item.tables]
         found = [one for one in read if one is not None]
         if len(found) < len(read) or any(scheme.name not in names for scheme, _ in found):
             return None
@@ -104,13 +104,13 @@ def layout_of(
         alike = {(tuple(part.tier for part in scheme.parts), sites) for scheme, sites in found}
         if len(alike) > 1 and not is_everywhere:
             return None
-        schemes_U.append(schemes)
-        sites_U.append(tuple(0 for scheme in schemes for _ in scheme.parts) if is_everywhere else found[0][1])
-    chosen = list(zip(catalog.add(schemes_U), sites_U, strict=True))
+        options_I.append(schemes)
+        sites_I.append(tuple(0 for scheme in schemes for _ in scheme.parts) if is_everywhere else found[0][1])
+    chosen = list(zip(space.add(options_I), sites_I, strict=True))
     known = [(number, sites) for number, sites in chosen if number is not None]
     if len(known) < len(chosen):
         return None
-    return Layout(catalog, limits, known)
+    return Layout(space, limits, known)
 
 
 def is_searchable(plan: ShardingPlan) -> bool:
@@ -118,37 +118,37 @@ def is_searchable(plan: ShardingPlan) -> bool:
     return len(plan.shards) <= max(_FEWEST_SHARDS, _MAX_SHARDS * len(plan.tables.tables))
 
 
-def balanced_layouts(catalog: Catalog, limits: Limits) -> list[Layout]:
-    """Layouts of units at what would cost least if all ranks were alike, for several limits of what is in one piece."""
-    flat, rates = FlatOptions.of(catalog), Rates.of(catalog)
+def balanced_layouts(space: PlannerSpace, limits: Limits) -> list[Layout]:
+    """Layouts of items at what would cost least if all ranks were alike, for several limits of what is in one shard."""
+    flat, rates = FlatOptions.of(space), Rates.of(space)
     found: list[Layout] = []
     seen: set[tuple[int, ...]] = set()
     choices = [
-        balanced_options(catalog, flat, rates, limits, max_lump=lump, tiers=tiers)
+        balanced_options(space, flat, rates, limits, max_lump=lump, tiers=tiers)
         for tiers in (tuple(Tier), *_FEW_TIERS)
         for lump in (_LUMPS if len(tiers) == len(Tier) else _FEW_LUMPS)
     ]
-    for options in [*choices, leanest_options(catalog, flat)]:
+    for options in [*choices, leanest_options(space, flat)]:
         key = tuple(options.tolist())
         if key in seen:
             continue
         seen.add(key)
-        layout = placed_options(catalog, rates, limits, options)
+        layout = placed_options(space, rates, limits, options)
         if layout is not None:
             found.append(layout)
     return found
 
 
-def no_room(catalog: Catalog, limits: Limits) -> InfeasiblePlanError:
+def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:
     """The error for tables that no start found room for."""
-    needed = sum(table.storage_bytes for table in catalog.tables.tables)
+    needed = sum(table.storage_bytes for table in space.tables.tables)
     room = int(sum(max(0.0, free) for free in limits.capacity_RM.sum(axis=1).tolist()))
     if needed > room:
         return InfeasiblePlanError(
             f"all tables need {needed:,} bytes, {needed - room:,} bytes more than the "
             f"{len(limits.capacity_RM)} ranks have together"
         )
-    largest = max(catalog.units, key=lambda unit: sum(table.storage_bytes for table in unit.tables))
+    largest = max(space.items, key=lambda item: sum(table.storage_bytes for table in item.tables))
     return InfeasiblePlanError(
         f"no way was found to hold all tables, {needed:,} bytes of the {room:,} bytes that the ranks have; the largest "
         f"is {largest.label} with {sum(table.storage_bytes for table in largest.tables):,} bytes"

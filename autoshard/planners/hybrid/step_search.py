@@ -18,7 +18,6 @@ from autoshard.core.errors import (
 from autoshard.evaluation.cached_rows import behind_cache
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.validator import validate_plan
-from autoshard.planners.hybrid.catalog import Catalog
 from autoshard.planners.hybrid.descent import Improved, improve
 from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.starts import Asked, asked_plans, balanced_layouts, is_searchable, layout_of, no_room
@@ -26,6 +25,7 @@ from autoshard.planners.neo.caches import with_grown_caches
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import ShardingOption, ShardingType, enumerate_options
 from autoshard.planners.space.placement import PlacementProblem
+from autoshard.planners.space.planner_space import PlannerSpace
 
 #: Share of the time limit that descents from each of the best starts get, before the long one from the best of them.
 _TRIAL_SHARE = 0.1
@@ -97,7 +97,7 @@ class Found:
     models: dict[str, str] = field(default_factory=dict)
 
 
-def catalog_of(request: PlanRequest, names: Collection[ShardingType] = tuple(ShardingType)) -> Catalog:
+def space_of(request: PlanRequest, names: Collection[ShardingType] = tuple(ShardingType)) -> PlannerSpace:
     """Every way to hold the tables of a task, with rows behind caches where device memory is scarce."""
     topology, tables = request.topology, request.tables
     levels = _spare_levels(tables, topology)
@@ -110,7 +110,7 @@ def catalog_of(request: PlanRequest, names: Collection[ShardingType] = tuple(Sha
                 offered += [_behind_cache(scheme, level, share, topology, tables.batch_size) for scheme in simple]
         return offered
 
-    return Catalog(tables, topology, request.costs, schemes)
+    return PlannerSpace(tables, topology, request.costs, schemes)
 
 
 def search_steps(request: PlanRequest, search: StepSearch) -> Found:
@@ -128,20 +128,20 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
     if request.topology.world_size > _MAX_RANKS:
         return _best_start(request, search)
     started_s = time.perf_counter()
-    catalog = catalog_of(request, search.names)
-    limits = Limits.of(catalog, search.reserved_bytes)
+    space = space_of(request, search.names)
+    limits = Limits.of(space, search.reserved_bytes)
     plans = _plans(request, search)
     layouts: list[tuple[float, str, Layout]] = []
     others: list[tuple[float, str, ShardingPlan]] = []
     for name, plan in plans.items():
-        layout = layout_of(catalog, limits, plan, search.names) if is_searchable(plan) else None
+        layout = layout_of(space, limits, plan, search.names) if is_searchable(plan) else None
         if layout is not None and layout.fits():
             layouts.append((layout.step_ms(), name, layout))
         elif _is_allowed(plan, search):
             others += _as_it_is(name, plan, request.costs)
-    layouts += [(layout.step_ms(), "balanced", layout) for layout in balanced_layouts(catalog, limits)]
+    layouts += [(layout.step_ms(), "balanced", layout) for layout in balanced_layouts(space, limits)]
     if not layouts and not others:
-        raise _why(request, catalog, limits, search)
+        raise _why(request, space, limits, search)
     layouts.sort(key=lambda one: one[0])
     others.sort(key=lambda one: one[0])
     now_s = time.perf_counter()
@@ -280,11 +280,11 @@ def _with_caches(layout: Layout) -> ShardingPlan:
     return ShardingPlan(tables=plan.tables, topology=plan.topology, shards=shards)
 
 
-def _why(request: PlanRequest, catalog: Catalog, limits: Limits, search: StepSearch) -> AutoshardError:
+def _why(request: PlanRequest, space: PlannerSpace, limits: Limits, search: StepSearch) -> AutoshardError:
     """Why there is no start: what whole tables lack if they have to be whole, else the memory of all ranks."""
     if search.names == {ShardingType.TABLE_WISE}:
         try:
             PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel)
         except InfeasiblePlanError as error:
             return error
-    return no_room(catalog, limits)
+    return no_room(space, limits)
