@@ -1,4 +1,4 @@
-"""Placement as a game: the Gymnasium environment, and its twin that plays many episodes at once.
+"""Placement as a game: many episodes at once, and the Gymnasium environment that plays one.
 
 Importing this package registers `autoshard/Placement-v0` with Gymnasium.
 """

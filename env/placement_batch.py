@@ -1,4 +1,4 @@
-"""The environment's twin for training: many episodes side by side, on arrays.
+"""The rules of placement: many episodes side by side, on arrays.
 
 Shape suffixes: P tasks, F parts of all tasks and one more, E episodes, D some of them, N items, M parts of a task, R
 ranks, K shared tiers, W ways to hold a part (on one rank, then the tiers), A choices, H width of a code, C columns.
@@ -62,7 +62,7 @@ class FinishedEpisodes:
 
 
 class PlacementBatch:
-    """Plays E episodes of PlacementEnv at once, each of one of P tasks.
+    """Plays E episodes at once, each of one of P tasks; PlacementEnv describes their rules.
 
     Sums of codes, bytes and prices are kept up step by step, and all prices of a step are asked for at once. Tasks
     may differ in their number of items, so episodes may end at different steps; an episode that has ended waits,
