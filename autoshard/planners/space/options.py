@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 
+import numpy as np
+
 from autoshard.core import (
     EmbeddingTable,
     Exchange,
@@ -37,7 +39,7 @@ from autoshard.planners.space.tiers import (
 COLUMN_STEP = 4
 #: Column shards are at least as wide as what memory moves at once: narrower ones cost as much.
 _MIN_COLUMN_BYTES = 32
-#: Shares of a table's lookups that its replicated rows may have in a scheme of tiers.
+#: Shares of a table's lookups that its replicated rows may have in an option of tiers.
 _HOT_COVERAGES = (0.6, 0.9)
 #: Replicated rows are few: more of them are better off as FlexShard's planner cuts them, or as a whole table.
 _MAX_HOT_SHARE = 0.25
@@ -119,12 +121,10 @@ class ShardingOption:
     Attributes:
         name: What it is called.
         parts: They tile the table.
-        in_one_node: Whether parts on single ranks must be on ranks of one node.
     """
 
     name: ShardingType
     parts: tuple[UnplacedShard, ...]
-    in_one_node: bool = False
 
     @property
     def table(self) -> EmbeddingTable:
@@ -142,6 +142,11 @@ class ShardingOption:
     def tiers(self) -> tuple[Tier, ...]:
         """Tiers of its parts, each once."""
         return tuple(dict.fromkeys(part.tier for part in self.parts))
+
+    @property
+    def in_one_node(self) -> bool:
+        """Whether all parts must be on ranks of one node."""
+        return self.name is ShardingType.TABLE_COLUMN_WISE
 
     @property
     def is_everywhere(self) -> bool:
@@ -167,6 +172,20 @@ def column_cuts(shard: Shard, num_parts: int) -> tuple[Shard, ...]:
     return tuple(replace(shard, columns=pair) for pair in pairwise(bounds))
 
 
+def hot_rows(table: EmbeddingTable, share: float) -> int:
+    """How many of a table's most accessed rows have a share of its lookups together."""
+    return round(float(np.interp(share, table.access.cumulative_K, table.access.ranks_K)))
+
+
+def split_rows(shard: Shard, middle: int) -> tuple[Shard, Shard]:
+    """The shard's rows before and from an access rank on."""
+    first, second = (
+        replace(shard, rows=RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK))
+        for start, stop in ((shard.rows.start, middle), (middle, shard.rows.stop))
+    )
+    return first, second
+
+
 def enumerate_options(
     table: EmbeddingTable, topology: Topology, names: Collection[ShardingType] = tuple(ShardingType)
 ) -> tuple[ShardingOption, ...]:
@@ -184,23 +203,16 @@ def enumerate_options(
         Neo, Sec. 4.2 (table-, row-, column-wise, data parallel, and its hierarchical forms); FlexShard, Sec. 4
         (`flex`, and tiers of rows).
     """
-    whole = Shard.whole(table)
-    world, node, nodes = topology.world_size, topology.local_world_size, topology.num_nodes
-    schemes = []
-    for name, tier, most in _offered(world, node, nodes):
-        if name not in names:
-            continue
-        if name is ShardingType.ROW_TIERS:
-            schemes += _row_tiers(table, topology)
-        elif most == 1:
-            schemes.append(_scheme(name, [UnplacedShard.of(whole, tier, topology)]))
-        else:
-            schemes += [_columns(name, table, tier, count, topology) for count in _column_counts(table, most)]
-    return tuple(schemes)
+    return tuple(
+        ShardingOption(name=name, parts=tuple(UnplacedShard.of(shard, of_shard, topology) for shard, of_shard in parts))
+        for name, tier, most in _offered(topology.world_size, topology.local_world_size, topology.num_nodes)
+        if name in names
+        for parts in _cuts(table, name, tier, most)
+    )
 
 
 def _offered(world: int, node: int, nodes: int) -> list[tuple[ShardingType, Tier, int]]:
-    """Schemes that differ on a machine, how their parts are held, and the most column shards."""
+    """Sharding types that differ on a machine, how their parts are held, and the most column shards."""
     offered = [(ShardingType.TABLE_WISE, Tier.TABLE_WISE, 1)]
     if world > 1:
         offered += [
@@ -219,22 +231,22 @@ def _offered(world: int, node: int, nodes: int) -> list[tuple[ShardingType, Tier
     return offered
 
 
-def why_not(scheme: ShardingOption, topology: Topology) -> str:
-    """Which constraint of the table rules a scheme out; empty if none does."""
-    constraints = scheme.table.constraints
-    for tier in scheme.tiers:
+def why_not(option: ShardingOption, topology: Topology) -> str:
+    """Which constraint of the table rules an option out; empty if none does."""
+    constraints = option.table.constraints
+    for tier in option.tiers:
         if tier in constraints.forbidden_tiers:
             return f"the table forbids tier {tier}"
-    for part in scheme.parts:
-        if not allowed_sites(scheme.table, part.tier, topology).any():
+    for part in option.parts:
+        if not allowed_sites(option.table, part.tier, topology).any():
             return f"the table is pinned to {_ranks(constraints.pinned_ranks)}"
-    if constraints.colocate_with and len(scheme.parts) > 1 and not scheme.is_everywhere:
+    if constraints.colocate_with and len(option.parts) > 1 and not option.is_everywhere:
         return f"the table must be on the ranks of {', '.join(constraints.colocate_with)}"
     return ""
 
 
 def option_of_placed(held: Sequence[PlacedShard], topology: Topology) -> tuple[ShardingOption, tuple[int, ...]] | None:
-    """How a plan holds a table, with the site of each part; None if that is no scheme (copies on some ranks only).
+    """How a plan holds a table, with the site of each part; None if that is none (copies on some ranks only).
 
     Args:
         held: The placed shards of the table, in a plan of one replica group.
@@ -268,62 +280,31 @@ def _name_of(parts: Sequence[UnplacedShard]) -> ShardingType:
     return ShardingType.ROW_GROUPS if tiers == {Tier.TABLE_WISE} else ShardingType.ROW_TIERS
 
 
-def _scheme(name: ShardingType, parts: Sequence[UnplacedShard]) -> ShardingOption:
-    return ShardingOption(name=name, parts=tuple(parts), in_one_node=name is ShardingType.TABLE_COLUMN_WISE)
+def _cuts(table: EmbeddingTable, name: ShardingType, tier: Tier, most: int) -> list[list[tuple[Shard, Tier]]]:
+    """What the table may be cut into for a sharding type, with the tier of each shard."""
+    if name is ShardingType.ROW_TIERS:
+        return [
+            [(hot, Tier.DATA_PARALLEL), (rest, of_rest)]
+            for hot, rest in _hot_cuts(table)
+            for of_rest in (Tier.TABLE_WISE, Tier.ROW_WISE)
+        ]
+    whole = Shard.whole(table)
+    cuts = [column_cuts(whole, count) for count in _column_counts(table, most)] if most > 1 else [(whole,)]
+    return [[(shard, tier) for shard in cut] for cut in cuts]
 
 
-def _columns(
-    name: ShardingType, table: EmbeddingTable, tier: Tier, num_parts: int, topology: Topology
-) -> ShardingOption:
-    shards = column_cuts(Shard.whole(table), num_parts)
-    return _scheme(name, [UnplacedShard.of(shard, tier, topology) for shard in shards])
-
-
-def _column_counts(table: EmbeddingTable, most: int) -> tuple[int, ...]:
+def _column_counts(table: EmbeddingTable, most: int) -> list[int]:
     """Numbers of column shards: 2, 4, 8 ... up to `most`, as long as they are wide enough."""
     narrowest = max(COLUMN_STEP, _MIN_COLUMN_BYTES // table.dtype.num_bytes)
-    counts = []
-    count = 2
-    while count <= most and table.embedding_dim // count >= narrowest:
-        counts.append(count)
-        count *= 2
-    return tuple(counts)
+    counts = [2**power for power in range(1, most.bit_length())]
+    return [count for count in counts if table.embedding_dim // count >= narrowest]
 
 
-def _row_tiers(table: EmbeddingTable, topology: Topology) -> list[ShardingOption]:
-    """Few hot rows on every rank, the rest on one rank or over all of them."""
-    schemes = []
-    seen: set[int] = set()
-    for coverage in _HOT_COVERAGES:
-        num_hot = _rows_with(table, coverage)
-        if num_hot in seen or not 0 < num_hot <= _MAX_HOT_SHARE * table.num_embeddings:
-            continue
-        seen.add(num_hot)
-        hot, rest = (
-            Shard(
-                table=table,
-                rows=RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK),
-                columns=(0, table.embedding_dim),
-            )
-            for start, stop in ((0, num_hot), (num_hot, table.num_embeddings))
-        )
-        schemes += [
-            _scheme(
-                ShardingType.ROW_TIERS,
-                [UnplacedShard.of(hot, Tier.DATA_PARALLEL, topology), UnplacedShard.of(rest, tier, topology)],
-            )
-            for tier in (Tier.TABLE_WISE, Tier.ROW_WISE)
-        ]
-    return schemes
-
-
-def _rows_with(table: EmbeddingTable, coverage: float) -> int:
-    """The most accessed rows that together get a share of the lookups."""
-    ranks_K, cumulative_K = table.access.ranks_K, table.access.cumulative_K
-    last = int(cumulative_K.searchsorted(coverage))
-    before, after = float(cumulative_K[last - 1]), float(cumulative_K[last])
-    share = (coverage - before) / (after - before)
-    return round(float(ranks_K[last - 1]) + share * float(ranks_K[last] - ranks_K[last - 1]))
+def _hot_cuts(table: EmbeddingTable) -> list[tuple[Shard, Shard]]:
+    """Few hot rows, and the rest."""
+    counts = dict.fromkeys(hot_rows(table, coverage) for coverage in _HOT_COVERAGES)
+    most = _MAX_HOT_SHARE * table.num_embeddings
+    return [split_rows(Shard.whole(table), num_hot) for num_hot in counts if 0 < num_hot <= most]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
