@@ -1,7 +1,7 @@
 """What one more shard adds to a step, made linear around what ranks hold.
 
-Shape suffixes: V kinds of shards, P parts of a step, R ranks, H width of a code, C columns of what is moved, O options,
-E shards of options.
+Shape suffixes: I items, V kinds of shards, P parts of a step, R ranks, H width of a code, C columns of what is moved, O
+options, E shards of options.
 """
 
 from __future__ import annotations
@@ -65,6 +65,11 @@ class FlatOptions:
     def sums(self, of_shards_E: FloatArray) -> FloatArray:
         """Sums over the shards of each option, shape (O,)."""
         return np.asarray(np.add.reduceat(of_shards_E, self.start_O))
+
+    def lowest(self, score_O: FloatArray) -> IndexArray:
+        """The option of each item with the lowest score, shape (I,)."""
+        order = np.lexsort((score_O, self.item_O))
+        return np.asarray(order[np.flatnonzero(np.diff(self.item_O[order], prepend=-1))])
 
     def largest(self, of_shards_E: FloatArray | NDArray[np.bool_]) -> FloatArray:
         """Largest over the shards of each option, shape (O,)."""

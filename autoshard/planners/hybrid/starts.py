@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 
 from autoshard.core import PlacedShard, ShardingPlan, Tier
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError
-from autoshard.planners.hybrid.balanced import balanced_options, leanest_options, placed_options
+from autoshard.planners.hybrid.balanced import BalancedOptions, placed_options
 from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.space.options import ShardingType, option_of_placed
+from autoshard.planners.space.placement import exceeds_total
 from autoshard.planners.space.planner_space import PlannerSpace
 
 #: Largest shard on one rank, over the mean of what ranks have, for which balanced starts are made: of all tiers, and
@@ -120,23 +121,16 @@ def is_searchable(plan: ShardingPlan) -> bool:
 
 def balanced_layouts(space: PlannerSpace, limits: Limits) -> list[Layout]:
     """Layouts of items at what would cost least if all ranks were alike, for several limits of what is in one shard."""
-    flat, rates = FlatOptions.of(space), Rates.of(space)
-    found: list[Layout] = []
-    seen: set[tuple[int, ...]] = set()
+    rates = Rates.of(space)
+    balanced = BalancedOptions(space, FlatOptions.of(space), rates, limits)
     choices = [
-        balanced_options(space, flat, rates, limits, max_lump=lump, tiers=tiers)
+        balanced.cheapest(lump, tiers)
         for tiers in (tuple(Tier), *_FEW_TIERS)
         for lump in (_LUMPS if len(tiers) == len(Tier) else _FEW_LUMPS)
     ]
-    for options in [*choices, leanest_options(space, flat)]:
-        key = tuple(options.tolist())
-        if key in seen:
-            continue
-        seen.add(key)
-        layout = placed_options(space, rates, limits, options)
-        if layout is not None:
-            found.append(layout)
-    return found
+    distinct = dict.fromkeys(tuple(numbers_I.tolist()) for numbers_I in [*choices, balanced.leanest()])
+    layouts = [placed_options(space, rates, limits, numbers) for numbers in distinct]
+    return [layout for layout in layouts if layout is not None]
 
 
 def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:
@@ -144,12 +138,10 @@ def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:
     needed = sum(table.storage_bytes for table in space.tables.tables)
     room = int(sum(max(0.0, free) for free in limits.capacity_RM.sum(axis=1).tolist()))
     if needed > room:
-        return InfeasiblePlanError(
-            f"all tables need {needed:,} bytes, {needed - room:,} bytes more than the "
-            f"{len(limits.capacity_RM)} ranks have together"
-        )
-    largest = max(space.items, key=lambda item: sum(table.storage_bytes for table in item.tables))
+        return exceeds_total(needed, room, len(limits.capacity_RM))
+    bytes_of = {item.label: sum(table.storage_bytes for table in item.tables) for item in space.items}
+    largest = max(bytes_of, key=bytes_of.__getitem__)
     return InfeasiblePlanError(
         f"no way was found to hold all tables, {needed:,} bytes of the {room:,} bytes that the ranks have; the largest "
-        f"is {largest.label} with {sum(table.storage_bytes for table in largest.tables):,} bytes"
+        f"is {largest} with {bytes_of[largest]:,} bytes"
     )

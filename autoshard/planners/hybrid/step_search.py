@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autoshard.core import CostModels, EmbeddingTable, MemoryLevel, ShardingPlan, TableSet, Topology
+from autoshard.core import EmbeddingTable, MemoryLevel, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import (
     AutoshardError,
     InfeasiblePlanError,
@@ -98,19 +98,22 @@ class Found:
 
 
 def space_of(request: PlanRequest, names: Collection[ShardingType] = tuple(ShardingType)) -> PlannerSpace:
-    """Every way to hold the tables of a task, with rows behind caches where device memory is scarce."""
+    """All sharding options of the tables of a task, with rows behind caches where device memory is scarce."""
     topology, tables = request.topology, request.tables
     levels = _spare_levels(tables, topology)
 
-    def schemes(table: EmbeddingTable) -> list[ShardingOption]:
-        offered = list(enumerate_options(table, topology, names))
-        simple = [scheme for scheme in offered if scheme.name is not ShardingType.ROW_TIERS]
-        for level in levels:
-            for share in _CACHE_SHARES:
-                offered += [_behind_cache(scheme, level, share, topology, tables.batch_size) for scheme in simple]
-        return offered
+    def options_of(table: EmbeddingTable) -> list[ShardingOption]:
+        offered = enumerate_options(table, topology, names)
+        simple = [option for option in offered if option.name is not ShardingType.ROW_TIERS]
+        cached = [
+            _behind_cache(option, level, share, topology, tables.batch_size)
+            for level in levels
+            for share in _CACHE_SHARES
+            for option in simple
+        ]
+        return [*offered, *cached]
 
-    return PlannerSpace(tables, topology, request.costs, schemes)
+    return PlannerSpace(tables, topology, request.costs, options_of)
 
 
 def search_steps(request: PlanRequest, search: StepSearch) -> Found:
@@ -131,61 +134,58 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
     space = space_of(request, search.names)
     limits = Limits.of(space, search.reserved_bytes)
     plans = _plans(request, search)
-    layouts: list[tuple[float, str, Layout]] = []
-    others: list[tuple[float, str, ShardingPlan]] = []
+    starts: list[tuple[float, str, Layout]] = []
+    found: list[Found] = []
     for name, plan in plans.items():
         layout = layout_of(space, limits, plan, search.names) if is_searchable(plan) else None
         if layout is not None and layout.fits():
-            layouts.append((layout.step_ms(), name, layout))
-        elif _is_allowed(plan, search):
-            others += _as_it_is(name, plan, request.costs)
-    layouts += [(layout.step_ms(), "balanced", layout) for layout in balanced_layouts(space, limits)]
-    if not layouts and not others:
+            starts.append((layout.step_ms(), name, layout))
+        else:
+            found += _as_it_is(name, plan, request, search)
+    starts += [(layout.step_ms(), "balanced", layout) for layout in balanced_layouts(space, limits)]
+    if not starts and not found:
         raise _why(request, space, limits, search)
-    layouts.sort(key=lambda one: one[0])
-    others.sort(key=lambda one: one[0])
+    starts.sort(key=lambda one: one[0])
     now_s = time.perf_counter()
     deadline_s = max(started_s + request.time_limit_s, now_s + _LEAST_SHARE * request.time_limit_s)
-    if others and others[0][2].replica_groups.num_groups > 1 and (not layouts or others[0][0] < layouts[0][0]):
-        others += _within_groups(others[0][2], request, search, _GROUPS_SHARE * (deadline_s - now_s))
-    if layouts:
-        improved = _improved([layout for _, _, layout in layouts], request.seed, search.steps, deadline_s)
-        start_ms, start, _ = layouts[0]
+    best = min(found, key=lambda one: one.step_ms, default=None)
+    if best is not None and best.plan.replica_groups.num_groups > 1 and (not starts or best.step_ms < starts[0][0]):
+        found += _within_groups(best.plan, request, search, _GROUPS_SHARE * (deadline_s - now_s))
+    if starts:
+        improved = _improved([layout for _, _, layout in starts], request.seed, search.steps, deadline_s)
         status = (
-            f"stopped by {improved.stopped} after {improved.num_steps} steps: {start_ms:.6g} ms ({start}) -> "
-            f"{improved.step_ms:.6g} ms"
+            f"stopped by {improved.stopped} after {improved.num_steps} steps: {starts[0][0]:.6g} ms ({starts[0][1]}) "
+            f"-> {improved.step_ms:.6g} ms"
         )
-        plan = _with_caches(improved.layout)
-        others.append((price_step(plan, request.costs).step_ms.value, status, plan))
-    return _best_of(others, plans)
+        found.append(_priced(_with_caches(improved.layout), status, request))
+    return _best_of(found, plans)
 
 
-def _best_of(priced: Sequence[tuple[float, str, ShardingPlan]], plans: Mapping[str, ShardingPlan]) -> Found:
-    step_ms, status, plan = min(priced, key=lambda one: one[0])
+def _priced(plan: ShardingPlan, status: str, request: PlanRequest) -> Found:
+    return Found(plan=plan, step_ms=price_step(plan, request.costs).step_ms.value, status=status)
+
+
+def _best_of(found: Sequence[Found], plans: Mapping[str, ShardingPlan]) -> Found:
     models = plans["policy"].provenance.models if "policy" in plans and plans["policy"].provenance else {}
-    return Found(plan=plan, step_ms=step_ms, status=status, models=dict(models))
+    return replace(min(found, key=lambda one: one.step_ms), models=dict(models))
 
 
 def _best_start(request: PlanRequest, search: StepSearch) -> Found:
     """The best plan of the other planners, for a world that is too large to be searched."""
-    num_ranks = request.topology.world_size
     plans = _plans(request, search)
-    allowed = {name: plan for name, plan in plans.items() if _is_allowed(plan, search)}
-    priced = [one for name, plan in allowed.items() for one in _as_it_is(name, plan, request.costs)]
-    if not priced:
+    found = [one for name, plan in plans.items() for one in _as_it_is(name, plan, request, search)]
+    if not found:
         raise InvalidTopologyError(
-            f"must be at most {_MAX_RANKS:,} for a search by the planner auto, got {num_ranks:,}, and no other "
-            "planner's plan is at hand: name another planner",
+            f"must be at most {_MAX_RANKS:,} for a search by the planner auto, got {request.topology.world_size:,}, "
+            "and no other planner's plan is at hand: name another planner",
             field="world_size",
         )
     _log.warning("auto: worlds of more than %s ranks are not searched; the best plan of others is taken", _MAX_RANKS)
-    found = _best_of(priced, plans)
-    return replace(found, status=f"not searched, over {_MAX_RANKS:,} ranks: {found.status}")
+    best = _best_of(found, plans)
+    return replace(best, status=f"not searched, over {_MAX_RANKS:,} ranks: {best.status}")
 
 
-def _within_groups(
-    plan: ShardingPlan, request: PlanRequest, search: StepSearch, seconds: float
-) -> list[tuple[float, str, ShardingPlan]]:
+def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch, seconds: float) -> list[Found]:
     """The same replica groups with what the search finds for one of them."""
     group = plan.of_one_group()
     asked = replace(
@@ -197,9 +197,7 @@ def _within_groups(
         return []
     whole = replace(plan, shards=found.plan.shards, predicted=None, provenance=None)
     status = f"{plan.replica_groups.num_groups} replica groups, in one of them: {found.status}"
-    if not _is_valid(whole):
-        return []
-    return [(price_step(whole, request.costs).step_ms.value, status, whole)]
+    return [_priced(whole, status, request)] if _is_valid(whole) else []
 
 
 def _plans(request: PlanRequest, search: StepSearch) -> dict[str, ShardingPlan]:
@@ -213,19 +211,15 @@ def _plans(request: PlanRequest, search: StepSearch) -> dict[str, ShardingPlan]:
     return plans | asked_plans(request, planners)
 
 
-def _as_it_is(name: str, plan: ShardingPlan, costs: CostModels) -> list[tuple[float, str, ShardingPlan]]:
-    """A plan with its price, if the models have one."""
+def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepSearch) -> list[Found]:
+    """A plan that the search cannot work on, if it may be the answer as it is and the models have its price."""
+    is_of_groups = plan.replica_groups.num_groups > 1
+    if search.reserved_bytes or search.names != frozenset(ShardingType) or (is_of_groups and not search.with_groups):
+        return []
     try:
-        return [(price_step(plan, costs).step_ms.value, f"as {name} has it", plan)]
+        return [_priced(plan, f"as {name} has it", request)] if _is_valid(plan) else []
     except ModelError:
         return []
-
-
-def _is_allowed(plan: ShardingPlan, search: StepSearch) -> bool:
-    """Whether a plan that the search cannot work on may be the answer as it is."""
-    if search.reserved_bytes or (plan.replica_groups.num_groups > 1 and not search.with_groups):
-        return False
-    return search.names == frozenset(ShardingType) and _is_valid(plan)
 
 
 def _is_valid(plan: ShardingPlan) -> bool:
@@ -260,12 +254,12 @@ def _spare_levels(tables: TableSet, topology: Topology) -> list[MemoryLevel]:
 
 
 def _behind_cache(
-    scheme: ShardingOption, level: MemoryLevel, share: float, topology: Topology, batch_size: int
+    option: ShardingOption, level: MemoryLevel, share: float, topology: Topology, batch_size: int
 ) -> ShardingOption:
-    """The scheme with rows in another memory, behind caches for a share of the rows that a batch hits."""
-    local = scheme.parts[0].local(topology, batch_size)
+    """The option with rows in another memory, behind caches for a share of the rows that a batch hits."""
+    local = option.parts[0].local(topology, batch_size)
     num_rows = max(1, round(share * local.access.expected_distinct(local.num_lookups)))
-    return scheme.in_memory(behind_cache(local, level, num_rows))
+    return option.in_memory(behind_cache(local, level, num_rows))
 
 
 def _with_caches(layout: Layout) -> ShardingPlan:

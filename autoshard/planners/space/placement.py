@@ -222,15 +222,16 @@ class PlacementProblem:
                 f"than the largest rank that may hold it has ({room:,})"
             )
         # Sums of any size, as arrays cannot have them.
-        check_total_bytes(sum(least_N.tolist()), sum(self.capacity_R.tolist()), self.num_ranks)
+        needed, there = sum(least_N.tolist()), sum(self.capacity_R.tolist())
+        if needed > there:
+            raise exceeds_total(needed, there, self.num_ranks)
 
 
-def check_total_bytes(needed: int, room: int, num_ranks: int) -> None:
-    """Raises InfeasiblePlanError if all tables need more bytes than all ranks have."""
-    if needed > room:
-        raise InfeasiblePlanError(
-            f"all tables need {needed:,} bytes, {needed - room:,} bytes more than the {num_ranks} ranks have together"
-        )
+def exceeds_total(needed: int, room: int, num_ranks: int) -> InfeasiblePlanError:
+    """The error for tables that need more bytes than all ranks have."""
+    return InfeasiblePlanError(
+        f"all tables need {needed:,} bytes, {needed - room:,} bytes more than the {num_ranks} ranks have together"
+    )
 
 
 def rank_sums(rows_WNX: NDArray[_Number], choice_N: RankArray, num_ranks: int) -> NDArray[_Number]:
