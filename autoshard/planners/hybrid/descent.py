@@ -151,7 +151,7 @@ class _Descent:
                 number = self.layout.choice(item)[0]
                 allowed = [np.flatnonzero(shard.allowed_S) for shard in options[number].shards]
                 sites = tuple(int(self.rng.choice(of_shard)) for of_shard in allowed)
-                if options[number].in_one_node:
+                if options[number].shards[0].in_one_node:
                     continue
             else:
                 sites = near.sites_of(item, options[number])

@@ -14,7 +14,7 @@ import numpy as np
 
 from autoshard.core import PlacedShard, ShardingPlan
 from autoshard.core.costs import MsArray
-from autoshard.planners.space.planner_space import LEVELS, BoolArray, FloatArray, IndexArray, PlannerSpace
+from autoshard.planners.space.planner_space import LEVELS, BoolArray, FloatArray, IndexArray, ItemShard, PlannerSpace
 from autoshard.planners.space.step_cost import KERNEL_PARTS, PARTS, SYNC
 
 #: Option of an item that is to be held by nobody.
@@ -99,13 +99,24 @@ class Layout:
         assert chosen is not None, "it is held"
         return chosen
 
+    def held(self, item: int) -> list[tuple[ItemShard, int]]:
+        """The shards of an item with their sites; none if it is held by nobody."""
+        chosen = self.chosen[item]
+        if chosen is None:
+            return []
+        return list(zip(self.space.items[item].options[chosen[0]].shards, chosen[1], strict=True))
+
+    def moved(self, item: int, number: int, site: int) -> Change:
+        """The change that moves one of an item's shards to another site."""
+        option, sites = self.choice(item)
+        return ((item, option, (*sites[:number], site, *sites[number + 1 :])),)
+
     def plan(self) -> ShardingPlan:
         """The plan, its shards in the order of the tables."""
         tables, topology = self.space.tables, self.space.topology
         placed: dict[str, list[PlacedShard]] = {table.name: [] for table in tables.tables}
-        for index, item in enumerate(self.space.items):
-            number, sites = self.choice(index)
-            for shard, site in zip(item.options[number].shards, sites, strict=True):
+        for item in range(len(self.space.items)):
+            for shard, site in self.held(item):
                 for part in shard.parts:
                     placed[part.shard.table.name].append(part.placed(site, topology))
         shards = tuple(shard for of_table in placed.values() for shard in of_table)
@@ -191,11 +202,9 @@ class _Delta:
         shared: list[tuple[int, int, int]] = []
         for index, change in enumerate(changes):
             for item, number, sites in change:
-                options, old = layout.space.items[item].options, layout.chosen[item]
-                given = [] if number == NOTHING else [(options[number], sites, 1)]
-                taken = [] if old is None else [(options[old[0]], old[1], -1)]
-                for option, at, sign in given + taken:
-                    for shard, site in zip(option.shards, at, strict=True):
+                given = () if number == NOTHING else layout.space.items[item].options[number].shards
+                for signed, sign in ((zip(given, sites, strict=True), 1), (layout.held(item), -1)):
+                    for shard, site in signed:
                         if shard.is_everywhere:
                             shared.append((index, shard.kind, sign))
                         else:

@@ -9,7 +9,7 @@ import numpy as np
 
 from autoshard.core import Tier
 from autoshard.core.costs import MsArray
-from autoshard.planners.hybrid.exchanges import best_exchanges
+from autoshard.planners.hybrid.exchanges import Exchanges
 from autoshard.planners.hybrid.layout import Change, Layout
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.space.planner_space import BoolArray, ItemOption, ItemShard
@@ -52,10 +52,8 @@ class Neighbourhood:
     def sites_of(self, item: int, option: ItemOption) -> tuple[int, ...] | None:
         """The cheapest sites for an option's shards with the memory there is; None if there are none."""
         free_RM = self.free_RM.copy()
-        held = self.layout.chosen[item]
-        if held is not None:
-            for shard, site in zip(self.space.items[item].options[held[0]].shards, held[1], strict=True):
-                free_RM[shard.ranks(site)] += self.space.bytes_VM[shard.kind]
+        for shard, site in self.layout.held(item):
+            free_RM[shard.ranks(site)] += self.space.bytes_VM[shard.kind]
         used: list[int] = []
 
         def cheapest(shard: ItemShard, open_S: BoolArray) -> int:
@@ -108,55 +106,35 @@ class Neighbourhood:
             shards = self.on_rank[rank]
             for index in rng.permutation(len(shards))[: 2 * _NUM_MOVES].tolist():
                 item, number = shards[index]
-                chosen, sites = self.layout.choice(item)
-                option = self.space.items[item].options[chosen]
-                shard, now = option.shards[number], sites[number]
-                if shard.tier is Tier.TABLE_WISE and not option.in_one_node and shard.allowed_S.all():
+                shard, now = self.layout.held(item)[number]
+                if shard.is_free:
                     continue  # that is what exchanges do
                 cost_S = self.site_costs(shard)
-                node = self.space.topology.node_of(rank) if option.in_one_node else None
+                node = self.space.topology.node_of(rank) if shard.in_one_node else None
                 open_S = self.space.open_sites(shard, self.free_RM, node)
                 open_S[now] = False
                 others = np.flatnonzero(open_S)
                 for site in others[np.argsort(cost_S[others], kind="stable")[:_NUM_TARGETS]].tolist():
-                    moved = (*sites[:number], site, *sites[number + 1 :])
-                    found.append((float(cost_S[now] - cost_S[site]), ((item, chosen, moved),)))
+                    found.append((float(cost_S[now] - cost_S[site]), self.layout.moved(item, number, site)))
         found.sort(key=lambda one: -one[0])
         return [change for _, change in found[:_NUM_MOVES]]
 
     def _exchanges(self, rng: np.random.Generator) -> list[Change]:
         """Shards of the slowest ranks to other ranks, or against shards of theirs."""
-        found = []
+        exchanges = Exchanges(self.layout, self.rates.served_VP, self.parts_PR, self.free_RM, self.exponent)
         count = -(-_NUM_EXCHANGES // len(self.slowest))
-        for rank in self.slowest:
-            found += best_exchanges(
-                self.layout,
-                self.rates.served_VP,
-                self.parts_PR,
-                self.free_RM,
-                rank,
-                self.exponent,
-                count,
-                rng,
-            )
-        return found
+        return [change for rank in self.slowest for change in exchanges.best(rank, count, rng)]
 
     def _cost(self, item: int) -> float:
-        chosen = self.layout.chosen[item]
-        if chosen is None:
-            return 0.0
-        shards = self.space.items[item].options[chosen[0]].shards
-        return sum(float(self.site_costs(shard)[site]) for shard, site in zip(shards, chosen[1], strict=True))
+        return sum(float(self.site_costs(shard)[site]) for shard, site in self.layout.held(item))
 
     def _shards_on_ranks(self) -> list[list[tuple[int, int]]]:
         """For each rank, the shards that not all ranks hold, as item and number."""
         on_rank: list[list[tuple[int, int]]] = [[] for _ in range(len(self.free_RM))]
-        for item, chosen in enumerate(self.layout.chosen):
-            if chosen is None:
-                continue
-            for number, shard in enumerate(self.space.items[item].options[chosen[0]].shards):
+        for item in range(len(self.space.items)):
+            for number, (shard, site) in enumerate(self.layout.held(item)):
                 if not shard.is_everywhere:
-                    for of_rank in on_rank[shard.ranks(chosen[1][number])]:
+                    for of_rank in on_rank[shard.ranks(site)]:
                         of_rank.append((item, number))
         return on_rank
 

@@ -52,6 +52,8 @@ class ItemShard:
         kind: Index of what they add to the sums of every rank that holds them.
         num_holders: How many ranks that is.
         allowed_S: Sites that the constraints allow.
+        in_one_node: Whether it must be in the node of the other shards of its option.
+        is_free: Whether it may be on any rank by itself.
     """
 
     parts: tuple[UnplacedShard, ...]
@@ -59,6 +61,8 @@ class ItemShard:
     kind: int
     num_holders: int
     allowed_S: BoolArray
+    in_one_node: bool
+    is_free: bool
 
     @property
     def is_everywhere(self) -> bool:
@@ -85,11 +89,6 @@ class ItemOption:
 
     of_tables: tuple[ShardingOption, ...]
     shards: tuple[ItemShard, ...]
-
-    @property
-    def in_one_node(self) -> bool:
-        """Whether shards on single ranks must be in one node."""
-        return self.of_tables[0].in_one_node
 
     @property
     def parts(self) -> tuple[tuple[UnplacedShard, ...], ...]:
@@ -231,7 +230,7 @@ class PlannerSpace:
                 return None
             sites.append(choose(shard, open_S))
             free_RM[shard.ranks(sites[-1])] -= self.bytes_VM[shard.kind]
-            if option.in_one_node:
+            if shard.in_one_node:
                 node = sites[-1] // self.topology.local_world_size
         return tuple(sites)
 
@@ -251,8 +250,17 @@ class PlannerSpace:
             allowed_S = np.logical_and.reduce([allowed_sites(part.shard.table, tier, self.topology) for part in parts])
             if kind is None or not allowed_S.any():
                 return False
-            holders = num_holders(tier, self.topology)
-            shards.append(ItemShard(parts=parts, tier=tier, kind=kind, num_holders=holders, allowed_S=allowed_S))
+            in_one_node = of_tables[0].in_one_node
+            shard = ItemShard(
+                parts=parts,
+                tier=tier,
+                kind=kind,
+                num_holders=num_holders(tier, self.topology),
+                allowed_S=allowed_S,
+                in_one_node=in_one_node,
+                is_free=tier is Tier.TABLE_WISE and not in_one_node and bool(allowed_S.all()),
+            )
+            shards.append(shard)
         item.options.append(ItemOption(of_tables=tuple(of_tables), shards=tuple(shards)))
         return True
 
