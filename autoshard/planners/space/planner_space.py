@@ -52,6 +52,7 @@ class ItemShard:
         kind: Index of what they add to the sums of every rank that holds them.
         num_holders: How many ranks that is.
         allowed_S: Sites that the constraints allow.
+        is_everywhere: Whether all ranks hold some of it.
         in_one_node: Whether it must be in the node of the other shards of its option.
         is_free: Whether it may be on any rank by itself.
     """
@@ -61,13 +62,9 @@ class ItemShard:
     kind: int
     num_holders: int
     allowed_S: BoolArray
+    is_everywhere: bool
     in_one_node: bool
     is_free: bool
-
-    @property
-    def is_everywhere(self) -> bool:
-        """Whether all ranks hold some of it."""
-        return is_everywhere(self.tier)
 
     def ranks(self, site: int) -> slice:
         """Ranks that hold it at a site."""
@@ -129,7 +126,10 @@ class PlannerSpace:
         items: The tables, in items that are placed together.
         item_of: Index of each table's item, by name.
         prices: Prices steps from sums.
-        rows_VX: What a kind of shard adds to the sums of a rank: codes, what is moved, bytes by memory level.
+        rows_VX: What a kind of shard adds to the sums of a rank that holds it.
+        codes_VH: Of these, the codes.
+        moved_VC: What is moved.
+        bytes_VM: Bytes by memory level.
 
     Raises:
         InvalidPlanError: If a constraint names a table or rank that is not there.
@@ -152,7 +152,7 @@ class PlannerSpace:
         self.prices = StepPrices(tables, topology, costs, kernels)
         some = UnplacedShard.of(Shard.whole(tables.tables[0]), Tier.TABLE_WISE, topology)
         self.code_width = costs.kernel.encode([some.local(topology, tables.batch_size)]).shape[1]
-        self.rows_VX: FloatArray = np.zeros((0, self.code_width + self.prices.num_columns + len(LEVELS)))
+        self._set_rows(np.zeros((0, self.code_width + self.prices.num_columns + len(LEVELS))))
         #: By what parts are known; None for what the model cannot price.
         self._kinds: dict[Hashable, int | None] = {}
         self._twins = _twins(tables)
@@ -171,23 +171,8 @@ class PlannerSpace:
 
     def split(self, sums_X: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Codes, what is moved, and bytes by memory level, of sums with X as their last axis."""
-        at = self.code_width, self.rows_VX.shape[1] - len(LEVELS)
-        return sums_X[..., : at[0]], sums_X[..., at[0] : at[1]], sums_X[..., at[1] :]
-
-    @property
-    def codes_VH(self) -> FloatArray:  # noqa: N802 - a shape suffix
-        """What a kind of shard adds to the codes of a rank that holds it."""
-        return self.split(self.rows_VX)[0]
-
-    @property
-    def moved_VC(self) -> FloatArray:  # noqa: N802 - a shape suffix
-        """What it adds to what is moved."""
-        return self.split(self.rows_VX)[1]
-
-    @property
-    def bytes_VM(self) -> FloatArray:  # noqa: N802 - a shape suffix
-        """Bytes that it takes of such a rank, by memory level."""
-        return self.split(self.rows_VX)[2]
+        codes_X, moved_X, bytes_X = np.split(sums_X, [self.code_width, sums_X.shape[-1] - len(LEVELS)], axis=-1)
+        return codes_X, moved_X, bytes_X
 
     def add(self, options_I: Sequence[Sequence[ShardingOption]]) -> list[int | None]:
         """For each item the number of the option that holds its tables so; None if something rules it out.
@@ -257,6 +242,7 @@ class PlannerSpace:
                 kind=kind,
                 num_holders=num_holders(tier, self.topology),
                 allowed_S=allowed_S,
+                is_everywhere=is_everywhere(tier),
                 in_one_node=in_one_node,
                 is_free=tier is Tier.TABLE_WISE and not in_one_node and bool(allowed_S.all()),
             )
@@ -272,7 +258,7 @@ class PlannerSpace:
             return kinds[0]
         if (key := tuple(kinds)) not in self._kinds:
             self._kinds[key] = len(self.rows_VX)
-            self.rows_VX = np.concatenate([self.rows_VX, self.rows_VX[kinds].sum(axis=0, keepdims=True)])
+            self._set_rows(np.concatenate([self.rows_VX, self.rows_VX[kinds].sum(axis=0, keepdims=True)]))
         return self._kinds[key]
 
     def _key(self, part: UnplacedShard) -> Hashable:
@@ -296,7 +282,11 @@ class PlannerSpace:
                 # Sums of such numbers are exact, so that what has left a rank leaves nothing behind.
                 moved_C = np.rint(self.prices.moved(part.placed(0, self.topology)) * _GRID) / _GRID
                 rows.append(np.concatenate([code_H, moved_C, [local.held_bytes[level] for level in LEVELS]]))
-        self.rows_VX = np.concatenate([self.rows_VX, np.array(rows).reshape(-1, self.rows_VX.shape[1])])
+        self._set_rows(np.concatenate([self.rows_VX, np.array(rows).reshape(-1, self.rows_VX.shape[1])]))
+
+    def _set_rows(self, rows_VX: FloatArray) -> None:
+        self.rows_VX = rows_VX
+        self.codes_VH, self.moved_VC, self.bytes_VM = self.split(rows_VX)
 
 
 def _together(of_tables: Sequence[ShardingOption]) -> list[tuple[UnplacedShard, ...]]:
