@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core import Constraints, Level, Link, Tier
+from autoshard.core import AccessProfile, Constraints, Level, Link, Tier
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.evaluation import evaluate
 from autoshard.planners.hybrid.explanation import explain
 from autoshard.planners.registry import get_planner
-from autoshard.planners.space.options import placed_shard
+from autoshard.planners.space.options import ShardingType, enumerate_options, placed_shard
 
 
 @pytest.fixture
@@ -50,6 +50,17 @@ def test_alternatives_cost_what_such_plans_cost(plan, costs):
     assert [other.step_ms for other in one.alternatives if other.step_ms is not None] == sorted(
         other.step_ms for other in one.alternatives if other.step_ms is not None
     )
+
+
+def test_rows_in_tiers_are_explained(plan, costs):
+    table = replace(plan.tables.tables[4], access=AccessProfile.zipf(plan.tables.tables[4].num_embeddings, 1.2))
+    tables = replace(plan.tables, tables=tuple(table if one.name == table.name else one for one in plan.tables.tables))
+    tiered = next(one for one in enumerate_options(table, plan.topology) if one.name is ShardingType.ROW_TIERS)
+    hot, rest = (part.placed(0, plan.topology) for part in tiered.parts)
+    others = [placed for placed in plan.shards if placed.shard.table.name != table.name]
+    found = explain(replace(plan, tables=tables, shards=(*others, hot, rest)), costs, [table.name])
+    (one,) = found.tables
+    assert (one.scheme, one.ranks) == (tiered.label, (0, 1, 2, 3))
 
 
 def test_the_best_of_all_ranks_is_found(plan, costs):

@@ -97,16 +97,16 @@ def layout_of(
     for item in space.items:
         read = [option_of_placed(held[table.name], space.topology) for table in item.tables]
         found = [one for one in read if one is not None]
-        if len(found) < len(read) or any(scheme.name not in names for scheme, _ in found):
+        if len(found) < len(read) or any(option.name not in names for option, _ in found):
             return None
-        schemes = [scheme for scheme, _ in found]
-        is_everywhere = all(scheme.is_everywhere for scheme in schemes)
+        options = [option for option, _ in found]
+        is_everywhere = all(option.is_everywhere for option in options)
         # Tables that share their ranks are cut alike, unless all ranks hold all of them.
-        alike = {(tuple(part.tier for part in scheme.parts), sites) for scheme, sites in found}
+        alike = {(tuple(part.tier for part in option.parts), sites) for option, sites in found}
         if len(alike) > 1 and not is_everywhere:
             return None
-        options_I.append(schemes)
-        sites_I.append(tuple(0 for scheme in schemes for _ in scheme.parts) if is_everywhere else found[0][1])
+        options_I.append(options)
+        sites_I.append(tuple(0 for option in options for _ in option.parts) if is_everywhere else found[0][1])
     chosen = list(zip(space.add(options_I), sites_I, strict=True))
     known = [(number, sites) for number, sites in chosen if number is not None]
     if len(known) < len(chosen):

@@ -88,6 +88,13 @@ class ItemOption:
     shards: tuple[ItemShard, ...]
 
     @property
+    def label(self) -> str:
+        """How the first table is held, and behind which cache."""
+        memory = self.shards[0].parts[0].memory
+        behind = "" if memory.cache_bytes == 0 else f", {memory.level} behind a cache of {memory.cache_bytes:,} bytes"
+        return self.of_tables[0].label + behind
+
+    @property
     def parts(self) -> tuple[tuple[UnplacedShard, ...], ...]:
         """The parts of each table, by which options are known."""
         return tuple(option.parts for option in self.of_tables)
