@@ -20,7 +20,15 @@ from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.hybrid.descent import Improved, improve
 from autoshard.planners.hybrid.layout import Layout, Limits
-from autoshard.planners.hybrid.starts import Asked, asked_plans, balanced_layouts, is_searchable, layout_of, no_room
+from autoshard.planners.hybrid.starts import (
+    POLICY,
+    Asked,
+    asked_plans,
+    balanced_layouts,
+    is_searchable,
+    layout_of,
+    no_room,
+)
 from autoshard.planners.neo.caches import with_grown_caches
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import ShardingOption, ShardingType, enumerate_options
@@ -48,8 +56,6 @@ _PLANNERS = (
     Asked(name="oper", base_s=0.5, table_s=5e-3, rank_s=0.03, share=_LEAST),
     Asked(name="replica-groups", base_s=0.1, table_s=2e-3, table_rank_s=1e-5),
 )
-#: About what the policy takes once it is loaded (docs of `auto`).
-_POLICY = Asked(name="policy", table_s=1e-3, table_rank_s=1e-6)
 #: Rows are offered behind caches where tables take more than this share of the devices' memory.
 _SCARCE_SHARE = 0.5
 #: Cache sizes that are offered, over the rows that a batch hits; memory that is left makes them larger.
@@ -207,7 +213,7 @@ def _plans(request: PlanRequest, search: StepSearch) -> dict[str, ShardingPlan]:
     if search.names == {ShardingType.TABLE_WISE}:
         planners = []
     if search.with_policy:
-        planners.append(_POLICY)
+        planners.append(POLICY)
     return plans | asked_plans(request, planners)
 
 
