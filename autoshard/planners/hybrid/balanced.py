@@ -13,14 +13,8 @@ import numpy as np
 from autoshard.core import Tier
 from autoshard.planners.hybrid.layout import Choice, Layout, Limits
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
-from autoshard.planners.space.planner_space import (
-    BoolArray,
-    FloatArray,
-    IndexArray,
-    ItemOption,
-    ItemShard,
-    PlannerSpace,
-)
+from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemOption, ItemShard, PlannerSpace
 
 #: Doublings and halvings of the price of memory.
 _NUM_PRICES = 24
@@ -48,8 +42,8 @@ class BalancedOptions:
         cost_O = flat.sums(np.where(flat.is_shared_E, shared_E, alone_E * flat.holders_E / space.topology.world_size))
         self.cost_O = cost_O + flat.sums(np.where(flat.is_shared_E, rates.sync_V[flat.kind_E], 0.0))
         self.lump_O = flat.largest(np.where(flat.is_shared_E, 0.0, alone_E))
-        self.largest_bytes_O = flat.largest(space.bytes_VM[flat.kind_E, 0])
-        self.hbm_O = flat.sums(space.bytes_VM[flat.kind_E, 0] * (flat.holders_E / space.topology.world_size))
+        self.largest_bytes_O = flat.largest(space.kinds.bytes_VM[flat.kind_E, 0])
+        self.hbm_O = flat.sums(space.kinds.bytes_VM[flat.kind_E, 0] * (flat.holders_E / space.topology.world_size))
         self.fits_O = self.largest_bytes_O <= limits.capacity_RM[:, 0].max()
         self.room = _PACKED_SHARE * float(np.maximum(limits.capacity_RM[:, 0], 0.0).mean())
 
@@ -95,7 +89,7 @@ def placed_options(space: PlannerSpace, rates: Rates, limits: Limits, chosen: Se
     Returns:
         None if some item finds no room at all.
     """
-    for size_V in (rates.served_VP.sum(axis=1), space.bytes_VM.sum(axis=1)):
+    for size_V in (rates.served_VP.sum(axis=1), space.kinds.bytes_VM.sum(axis=1)):
         found = _placed(space, rates, limits, chosen, _order(space, chosen, size_V))
         if found is not None:
             layout = Layout(space, limits, found)

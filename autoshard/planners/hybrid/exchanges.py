@@ -10,7 +10,8 @@ import numpy as np
 
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.layout import Change, Layout
-from autoshard.planners.space.planner_space import FloatArray, IndexArray
+from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.planner_space import IndexArray
 
 #: Most shards of the slow rank and of the others that are weighed.
 _MAX_GIVEN, _MAX_TAKEN = 24, 512
@@ -38,7 +39,7 @@ class Exchanges:
             if shard.is_free
         ]
         self.item_X, self.number_X, kind_X, self.rank_X = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-        self.served_XP, self.bytes_XM = served_VP[kind_X], layout.space.bytes_VM[kind_X]
+        self.served_XP, self.bytes_XM = served_VP[kind_X], layout.space.kinds.bytes_VM[kind_X]
 
     def best(self, slow: int, count: int, rng: np.random.Generator) -> list[Change]:
         """Exchanges of a slow rank that seem to shorten the step most.

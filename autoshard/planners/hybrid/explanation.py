@@ -228,7 +228,7 @@ class _Explainer:
         )
 
     def _bytes(self, option: ItemOption) -> int:
-        return round(max(float(self.space.bytes_VM[shard.kind, 0]) for shard in option.shards))
+        return round(max(float(self.space.kinds.bytes_VM[shard.kind, 0]) for shard in option.shards))
 
     def _ranks(self, index: int) -> tuple[int, ...]:
         ranks = np.arange(self.layout.num_ranks)

@@ -14,7 +14,8 @@ import numpy as np
 
 from autoshard.core import PlacedShard, ShardingPlan
 from autoshard.core.costs import MsArray
-from autoshard.planners.space.planner_space import LEVELS, BoolArray, FloatArray, IndexArray, ItemShard, PlannerSpace
+from autoshard.planners.space.kinds import LEVELS, FloatArray
+from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemShard, PlannerSpace
 from autoshard.planners.space.step_cost import KERNEL_PARTS, PARTS, SYNC
 
 #: Option of an item that is to be held by nobody.
@@ -79,8 +80,8 @@ class Layout:
     def __init__(self, space: PlannerSpace, limits: Limits, chosen: Sequence[Choice | None]) -> None:
         self.space, self.limits = space, limits
         self.chosen: list[Choice | None] = [None] * len(space.items)
-        self.sums_RX: FloatArray = np.zeros((space.topology.world_size, space.rows_VX.shape[1]))
-        self.codes_RH, self.moved_RC, self.bytes_RM = space.split(self.sums_RX)
+        self.sums_RX: FloatArray = np.zeros((space.topology.world_size, space.kinds.rows_VX.shape[1]))
+        self.codes_RH, self.moved_RC, self.bytes_RM = space.kinds.split(self.sums_RX)
         self._kernels_ms: tuple[MsArray, MsArray] | None = None
         self.apply(tuple((item, *one) for item, one in enumerate(chosen) if one is not None))
 
@@ -124,7 +125,7 @@ class Layout:
 
     def apply(self, change: Change) -> None:
         """Gives items other options or sites."""
-        _Delta(self, [change]).add_to(self.sums_RX, self.space.rows_VX)
+        _Delta(self, [change]).add_to(self.sums_RX, self.space.kinds.rows_VX)
         for item, option, sites in change:
             self.chosen[item] = None if option == NOTHING else (option, sites)
         self._kernels_ms = None
@@ -160,8 +161,8 @@ class Layout:
             exponent: p of the p-norm, a power of two.
         """
         delta, prices, shape = _Delta(self, changes), self.space.prices, (len(changes), self.num_ranks)
-        moved_BRC = delta.added(self.moved_RC, self.space.moved_VC)
-        bytes_BRM = delta.added(self.bytes_RM, self.space.bytes_VM)
+        moved_BRC = delta.added(self.moved_RC, self.space.kinds.moved_VC)
+        bytes_BRM = delta.added(self.bytes_RM, self.space.kinds.bytes_VM)
         parts_PBR = prices.moving_ms(moved_BRC)
         dirty_D = delta.dirty()
         dirty_ms = prices.kernels_ms(delta.codes(dirty_D)[None].astype(np.float32))
@@ -241,7 +242,7 @@ class _Delta:
     def codes(self, dirty_D: IndexArray) -> FloatArray:
         """Codes of those pairs, shape (D, H)."""
         layout = self.layout
-        num_ranks, codes_VH = layout.num_ranks, layout.space.codes_VH
+        num_ranks, codes_VH = layout.num_ranks, layout.space.kinds.codes_VH
         codes_DH = layout.codes_RH[dirty_D % num_ranks]
         index_Y, rank_Y, kind_Y, sign_Y = self._ranked_Y4.T
         at_Y = np.searchsorted(dirty_D, index_Y * num_ranks + rank_Y)

@@ -53,7 +53,7 @@ class Neighbourhood:
         """The cheapest sites for an option's shards with the memory there is; None if there are none."""
         free_RM = self.free_RM.copy()
         for shard, site in self.layout.held(item):
-            free_RM[shard.ranks(site)] += self.space.bytes_VM[shard.kind]
+            free_RM[shard.ranks(site)] += self.space.kinds.bytes_VM[shard.kind]
         used: list[int] = []
 
         def cheapest(shard: ItemShard, open_S: BoolArray) -> int:

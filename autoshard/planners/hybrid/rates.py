@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.layout import Layout
-from autoshard.planners.space.planner_space import BoolArray, FloatArray, IndexArray, PlannerSpace
+from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
 from autoshard.planners.space.step_cost import KERNEL_PARTS, PARTS, SYNC, MovedArray
 
 #: By how much sums are changed to see what that does: a share, and bytes where there are none.
@@ -94,14 +95,14 @@ class Rates:
     def of(cls, space: PlannerSpace, layout: Layout | None = None) -> Rates:
         """Around a layout, or around nothing at all."""
         if layout is None:
-            mean_C, codes_H = space.moved_VC[:1].mean(axis=0), np.zeros(space.codes_VH.shape[1])
+            mean_C, codes_H = space.kinds.moved_VC[:1].mean(axis=0), np.zeros(space.kinds.codes_VH.shape[1])
         else:
             mean_C = layout.moved_RC.mean(axis=0)
             kernel_ms_R = layout.parts_ms()[[PARTS.index(part) for part in KERNEL_PARTS]].sum(axis=0)
             codes_H = layout.codes_RH[int(np.argsort(kernel_ms_R, kind="stable")[len(kernel_ms_R) // 2])]
         one_PC, all_PC = _moving_rates(space, mean_C)
         kernel_VP = _kernel_rates(space, codes_H)
-        moved_VC = space.moved_VC
+        moved_VC = space.kinds.moved_VC
         bump = max(_BUMP_BYTES, _BUMP_SHARE * float(mean_C[SYNC]))
         all_reduce_ms = [space.costs.comm.all_reduce_ms(size, space.topology) for size in (bump, 2 * bump)]
         return cls(
@@ -132,10 +133,10 @@ def _moving_rates(space: PlannerSpace, mean_C: MovedArray) -> tuple[FloatArray, 
 
 def _kernel_rates(space: PlannerSpace, codes_H: FloatArray) -> MsArray:
     """Kernel milliseconds of one more shard where there are such shards already, shape (V, P)."""
-    once_VH = codes_H + space.codes_VH
+    once_VH = codes_H + space.kinds.codes_VH
     rates_VP = np.zeros((len(once_VH), len(PARTS)))
     one = space.prices.kernels_ms(once_VH[None].astype(np.float32))
-    two = space.prices.kernels_ms((once_VH + space.codes_VH)[None].astype(np.float32))
+    two = space.prices.kernels_ms((once_VH + space.kinds.codes_VH)[None].astype(np.float32))
     for part, with_one, with_two in zip(KERNEL_PARTS, one, two, strict=True):
         rates_VP[:, PARTS.index(part)] = np.maximum((with_two - with_one)[0], 0.0)
     return rates_VP

@@ -1,12 +1,11 @@
-"""What plans are made of: items with their sharding options, and what these add to the sums of ranks.
+"""What plans are made of: items with their sharding options.
 
-Shape suffixes: V kinds of shards, H width of a code, C columns of what is moved, M memory levels, X = H + C + M, R
-ranks, S sites.
+Shape suffixes: R ranks, S sites, M memory levels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,32 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import (
-    CostModel,
     CostModels,
     EmbeddingTable,
-    LocalShard,
-    MemoryLevel,
-    Shard,
     TableSet,
     Tier,
     Topology,
     Update,
 )
-from autoshard.core.errors import InfeasiblePlanError, ModelError
+from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import behind_caches
 from autoshard.planners.space.constraints import allowed_sites, check_constraints, colocated
+from autoshard.planners.space.kinds import FloatArray, ShardKinds
 from autoshard.planners.space.options import ShardingOption, UnplacedShard, why_not
 from autoshard.planners.space.step_cost import StepPrices
 from autoshard.planners.space.tiers import is_everywhere, num_holders
 
-FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-
-LEVELS = tuple(MemoryLevel)
-#: Parts of a byte that bytes on the way are rounded to.
-_GRID = 1024.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,8 +112,6 @@ class Item:
 class PlannerSpace:
     """Items and their options. Options may be added, none is ever removed.
 
-    Shards of one kind add the same to the sums of every rank that holds them, so sums are made of kinds.
-
     Args:
         tables: The task's tables.
         topology: The task's topology.
@@ -133,10 +122,7 @@ class PlannerSpace:
         items: The tables, in items that are placed together.
         item_of: Index of each table's item, by name.
         prices: Prices steps from sums.
-        rows_VX: What a kind of shard adds to the sums of a rank that holds it.
-        codes_VH: Of these, the codes.
-        moved_VC: What is moved.
-        bytes_VM: Bytes by memory level.
+        kinds: Kinds of the options' shards.
 
     Raises:
         InvalidPlanError: If a constraint names a table or rank that is not there.
@@ -157,17 +143,12 @@ class PlannerSpace:
         self.tables, self.topology, self.costs = tables, topology, costs
         kernels = {fused_kernel(table, update) for table in tables.tables for update in Update}
         self.prices = StepPrices(tables, topology, costs, kernels)
-        some = UnplacedShard.of(Shard.whole(tables.tables[0]), Tier.TABLE_WISE, topology)
-        self.code_width = costs.kernel.encode([some.local(topology, tables.batch_size)]).shape[1]
-        self._set_rows(np.zeros((0, self.code_width + self.prices.num_columns + len(LEVELS))))
-        #: By what parts are known; None for what the model cannot price.
-        self._kinds: dict[Hashable, int | None] = {}
-        self._twins = _twins(tables)
+        self.kinds = ShardKinds(self.prices)
         check_constraints(tables, topology)
         self.items = [Item(tables=group, options=[]) for group in colocated(tables)]
         self.item_of = {table.name: index for index, item in enumerate(self.items) for table in item.tables}
         by_item = [[options_of(table) for table in item.tables] for item in self.items]
-        self._learn_kinds(option for of_item in by_item for of_table in of_item for option in of_table)
+        self.kinds.learn(option for of_item in by_item for of_table in of_item for option in of_table)
         for item, of_tables in zip(self.items, by_item, strict=True):
             for options in _alike(of_tables):
                 self._add(item, options)
@@ -176,18 +157,13 @@ class PlannerSpace:
                     f"{item.label}: its constraints leave no rank that may hold any of it, so no bytes of it fit"
                 )
 
-    def split(self, sums_X: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Codes, what is moved, and bytes by memory level, of sums with X as their last axis."""
-        codes_X, moved_X, bytes_X = np.split(sums_X, [self.code_width, sums_X.shape[-1] - len(LEVELS)], axis=-1)
-        return codes_X, moved_X, bytes_X
-
     def add(self, options_I: Sequence[Sequence[ShardingOption]]) -> list[int | None]:
         """For each item the number of the option that holds its tables so; None if something rules it out.
 
         Args:
             options_I: For each item the options of its tables.
         """
-        self._learn_kinds(option for options in options_I for option in options)
+        self.kinds.learn(option for options in options_I for option in options)
         return [self._number(item, options) for item, options in zip(self.items, options_I, strict=True)]
 
     def open_sites(self, shard: ItemShard, free_RM: FloatArray, node: int | None = None) -> BoolArray:
@@ -198,7 +174,7 @@ class PlannerSpace:
             free_RM: Bytes left of each rank by memory level.
             node: The node that a shard on a single rank has to be in; None for any.
         """
-        fits_R = (free_RM >= self.bytes_VM[shard.kind]).all(axis=1)
+        fits_R = (free_RM >= self.kinds.bytes_VM[shard.kind]).all(axis=1)
         open_S = shard.allowed_S & shard.by_site(fits_R).all(axis=1)
         if node is not None:
             open_S &= np.arange(len(open_S)) // self.topology.local_world_size == node
@@ -221,7 +197,7 @@ class PlannerSpace:
             if not open_S.any():
                 return None
             sites.append(choose(shard, open_S))
-            free_RM[shard.ranks(sites[-1])] -= self.bytes_VM[shard.kind]
+            free_RM[shard.ranks(sites[-1])] -= self.kinds.bytes_VM[shard.kind]
             if shard.in_one_node:
                 node = sites[-1] // self.topology.local_world_size
         return tuple(sites)
@@ -238,7 +214,7 @@ class PlannerSpace:
             return False
         shards = []
         for parts in _together(of_tables):
-            kind, tier = self._kind(parts), parts[0].tier
+            kind, tier = self.kinds.of_parts(parts), parts[0].tier
             allowed_S = np.logical_and.reduce([allowed_sites(part.shard.table, tier, self.topology) for part in parts])
             if kind is None or not allowed_S.any():
                 return False
@@ -257,44 +233,6 @@ class PlannerSpace:
         item.options.append(ItemOption(of_tables=tuple(of_tables), shards=tuple(shards)))
         return True
 
-    def _kind(self, parts: Sequence[UnplacedShard]) -> int | None:
-        kinds = [kind for part in parts if (kind := self._kinds[self._key(part)]) is not None]
-        if len(kinds) < len(parts):
-            return None
-        if len(kinds) == 1:
-            return kinds[0]
-        if (key := tuple(kinds)) not in self._kinds:
-            self._kinds[key] = len(self.rows_VX)
-            self._set_rows(np.concatenate([self.rows_VX, self.rows_VX[kinds].sum(axis=0, keepdims=True)]))
-        return self._kinds[key]
-
-    def _key(self, part: UnplacedShard) -> Hashable:
-        """Parts with the same key are of one kind."""
-        shard = part.shard
-        rows = (shard.rows.start, shard.rows.stop, shard.rows.by)
-        held = (part.tier, part.exchange, part.grad_sync, part.memory)
-        return (self._twins[shard.table.name], rows, shard.embedding_dim, *held)
-
-    def _learn_kinds(self, options: Iterable[ShardingOption]) -> None:
-        new: dict[Hashable, UnplacedShard] = {}
-        for option in options:
-            for part in option.parts:
-                if (key := self._key(part)) not in self._kinds:
-                    new.setdefault(key, part)
-        locals_ = [part.local(self.topology, self.tables.batch_size) for part in new.values()]
-        rows: list[FloatArray] = []
-        for (key, part), local, code_H in zip(new.items(), locals_, _encoded(self.costs.kernel, locals_), strict=True):
-            self._kinds[key] = None if code_H is None else len(self.rows_VX) + len(rows)
-            if code_H is not None:
-                # Sums of such numbers are exact, so that what has left a rank leaves nothing behind.
-                moved_C = np.rint(self.prices.moved(part.placed(0, self.topology)) * _GRID) / _GRID
-                rows.append(np.concatenate([code_H, moved_C, [local.held_bytes[level] for level in LEVELS]]))
-        self._set_rows(np.concatenate([self.rows_VX, np.array(rows).reshape(-1, self.rows_VX.shape[1])]))
-
-    def _set_rows(self, rows_VX: FloatArray) -> None:
-        self.rows_VX = rows_VX
-        self.codes_VH, self.moved_VC, self.bytes_VM = self.split(rows_VX)
-
 
 def _together(of_tables: Sequence[ShardingOption]) -> list[tuple[UnplacedShard, ...]]:
     """Parts of several tables that share a site: what all ranks hold needs no company."""
@@ -310,39 +248,3 @@ def _alike(of_tables: Sequence[Sequence[ShardingOption]]) -> list[tuple[Sharding
     by_tier = [{option.parts[0].tier: option for option in options if len(option.parts) == 1} for options in of_tables]
     shared = [tier for tier in by_tier[0] if all(tier in known for known in by_tier)]
     return [tuple(known[tier] for known in by_tier) for tier in shared]
-
-
-def _twins(tables: TableSet) -> dict[str, int]:
-    """For each table the first one that is like it in all that prices and bytes depend on."""
-    first: dict[Hashable, int] = {}
-    found = {}
-    for index, table in enumerate(tables.tables):
-        like = (
-            (table.num_embeddings, table.embedding_dim, table.dtype, table.pooling, table.optimizer),
-            tuple(feature.pooling_factor for feature in table.features),
-            table.access,
-        )
-        found[table.name] = first.setdefault(like, index)
-    return found
-
-
-def _encoded(model: CostModel, locals_: Sequence[LocalShard]) -> list[FloatArray | None]:
-    """The code of each shard, shape (H,); None for those that the model cannot price."""
-    if not locals_:
-        return []
-    try:
-        return list(model.encode(locals_).astype(np.float64))
-    except ModelError:
-        pass
-    by_kind: dict[Hashable, list[int]] = {}
-    for index, local in enumerate(locals_):
-        by_kind.setdefault((local.kernel_kind, local.level), []).append(index)
-    codes: list[FloatArray | None] = [None] * len(locals_)
-    for indices in by_kind.values():
-        try:
-            of_kind = model.encode([locals_[index] for index in indices]).astype(np.float64)
-        except ModelError:
-            continue
-        for index, code_H in zip(indices, of_kind, strict=True):
-            codes[index] = code_H
-    return codes
