@@ -113,7 +113,7 @@ class Rates:
 
 
 def _moving_rates(space: PlannerSpace, mean_C: MovedArray) -> tuple[FloatArray, FloatArray]:
-    """Milliseconds per item of each column: on the rank that has it, and on all ranks that have it alike; (P, C)."""
+    """Milliseconds per unit of each column: on the rank that has it, and on all ranks that have it alike; (P, C)."""
     num_ranks, width = space.topology.world_size, len(mean_C)
     bump_C = np.where(np.arange(width) < SYNC, np.maximum(_BUMP_SHARE * mean_C, _BUMP_BYTES), 1.0)
     base_RC = np.repeat(np.where(np.arange(width) < SYNC, np.maximum(mean_C, 1.0), mean_C)[None], num_ranks, axis=0)
