@@ -23,8 +23,9 @@ from autoshard.evaluation import activation_bytes, evaluate, price_step
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.hybrid.descent import improve
 from autoshard.planners.hybrid.layout import NOTHING, Layout, Limits
+from autoshard.planners.hybrid.offered import space_of
 from autoshard.planners.hybrid.starts import balanced_layouts, layout_of
-from autoshard.planners.hybrid.step_search import StepSearch, search_steps, space_of
+from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.step_cost import PARTS

@@ -16,9 +16,9 @@ from autoshard.core.quoting import shown
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.hybrid.layout import NOTHING, Change, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
+from autoshard.planners.hybrid.offered import space_of
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.hybrid.starts import layout_of
-from autoshard.planners.hybrid.step_search import space_of
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import enumerate_options, why_not
 from autoshard.planners.space.planner_space import Item, ItemOption

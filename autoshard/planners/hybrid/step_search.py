@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autoshard.core import EmbeddingTable, MemoryLevel, ShardingPlan, TableSet, Topology
+from autoshard.core import MemoryLevel, ShardingPlan
 from autoshard.core.errors import (
     AutoshardError,
     InfeasiblePlanError,
@@ -15,11 +15,11 @@ from autoshard.core.errors import (
     InvalidTopologyError,
     ModelError,
 )
-from autoshard.evaluation.cached_rows import behind_cache
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.hybrid.descent import Improved, improve
 from autoshard.planners.hybrid.layout import Layout, Limits
+from autoshard.planners.hybrid.offered import space_of
 from autoshard.planners.hybrid.starts import (
     POLICY,
     Asked,
@@ -31,7 +31,7 @@ from autoshard.planners.hybrid.starts import (
 )
 from autoshard.planners.neo.caches import with_grown_caches
 from autoshard.planners.planner import PlanRequest
-from autoshard.planners.space.options import ShardingOption, ShardingType, enumerate_options
+from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.planner_space import PlannerSpace
 
@@ -56,10 +56,6 @@ _PLANNERS = (
     Asked(name="oper", base_s=0.5, table_s=5e-3, rank_s=0.03, share=_LEAST),
     Asked(name="replica-groups", base_s=0.1, table_s=2e-3, table_rank_s=1e-5),
 )
-#: Rows are offered behind caches where tables take more than this share of the devices' memory.
-_SCARCE_SHARE = 0.5
-#: Cache sizes that are offered, over the rows that a batch hits; memory that is left makes them larger.
-_CACHE_SHARES = (1.0, 0.25)
 #: Larger worlds are not searched: a descent alone would take 15 s to begin, 3 tables on 131,072 ranks (November 2026).
 _MAX_RANKS = 16_384
 
@@ -101,25 +97,6 @@ class Found:
     step_ms: float
     status: str
     models: dict[str, str] = field(default_factory=dict)
-
-
-def space_of(request: PlanRequest, names: Collection[ShardingType] = tuple(ShardingType)) -> PlannerSpace:
-    """All sharding options of the tables of a task, with rows behind caches where device memory is scarce."""
-    topology, tables = request.topology, request.tables
-    levels = _spare_levels(tables, topology)
-
-    def options_of(table: EmbeddingTable) -> list[ShardingOption]:
-        offered = enumerate_options(table, topology, names)
-        simple = [option for option in offered if option.name is not ShardingType.ROW_TIERS]
-        cached = [
-            _behind_cache(option, level, share, topology, tables.batch_size)
-            for level in levels
-            for share in _CACHE_SHARES
-            for option in simple
-        ]
-        return [*offered, *cached]
-
-    return PlannerSpace(tables, topology, request.costs, options_of)
 
 
 def search_steps(request: PlanRequest, search: StepSearch) -> Found:
@@ -248,24 +225,6 @@ def _improved(layouts: Sequence[Layout], seed: int, steps: int, deadline_s: floa
     done = sum(one.num_steps for one in trials)
     last = improve(best.layout, seed=seed + 1, deadline_s=deadline_s, max_steps=max(0, steps - done) if steps else None)
     return Improved(layout=last.layout, step_ms=last.step_ms, num_steps=done + last.num_steps, stopped=last.stopped)
-
-
-def _spare_levels(tables: TableSet, topology: Topology) -> list[MemoryLevel]:
-    """Memory levels below the devices' that there are, if the devices' memory is scarce; the fastest first."""
-    memories = [topology.memory_of(rank) for rank in range(topology.world_size)]
-    held = sum(table.storage_bytes for table in tables.tables)
-    if held <= _SCARCE_SHARE * sum(memory.hbm for memory in memories):
-        return []
-    return [level for level in (MemoryLevel.DDR, MemoryLevel.SSD) if any(memory[level] for memory in memories)]
-
-
-def _behind_cache(
-    option: ShardingOption, level: MemoryLevel, share: float, topology: Topology, batch_size: int
-) -> ShardingOption:
-    """The option with rows in another memory, behind caches for a share of the rows that a batch hits."""
-    local = option.parts[0].local(topology, batch_size)
-    num_rows = max(1, round(share * local.access.expected_distinct(local.num_lookups)))
-    return option.in_memory(behind_cache(local, level, num_rows))
 
 
 def _with_caches(layout: Layout) -> ShardingPlan:
