@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.planners.space.feasibility import Filling, repair
+from autoshard.planners.space.feasibility import filled, repair
 from autoshard.planners.space.placement import PlacementProblem, RankArray
 
 
@@ -68,8 +68,5 @@ def _beside(problem: PlacementProblem, alone_N: NDArray[np.bool_], shared_bytes:
 
 
 def _on_ranks(problem: PlacementProblem) -> RankArray:
-    """By falling bytes, those with least choice first, each where most room is left; repaired if that is not enough."""
-    filling = Filling(problem)
-    for item in np.lexsort((-problem.bytes_N, problem.allowed_NR.sum(axis=1))):
-        filling.put(int(item), -filling.free_bytes().astype(np.float64))
-    return repair(problem, filling.ranks_N, 0)
+    """By falling bytes, each where most room is left; repaired if that is not enough."""
+    return repair(problem, filled(problem, problem.bytes_N, tightly=False).ranks_N, 0)
