@@ -1,10 +1,11 @@
-"""Placement as a game: the Gymnasium environment, and its twin that plays many episodes at once.
+"""Placement as a game: many episodes at once, and the Gymnasium environment that plays one.
 
 Importing this package registers `autoshard/Placement-v0` with Gymnasium.
 """
 
 import gymnasium
 
+from env.finished_episodes import FinishedEpisodes
 from env.observation import (
     ACTION_MASK,
     CHOICE_CODES,
@@ -19,7 +20,7 @@ from env.observation import (
     Observation,
     observation_space,
 )
-from env.placement_batch import FinishedEpisodes, PlacementBatch
+from env.placement_batch import PlacementBatch
 from env.placement_env import PlacementEnv
 from env.reward import Objective, balances, kernel_score, placement_reward
 from env.splits import SplitBy

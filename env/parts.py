@@ -76,7 +76,7 @@ class Parts:
         if self.problem is problem:
             return problem, choice_M
         parts = np.flatnonzero(choice_M >= 0)
-        return subset(self.problem, parts, capacity_R=problem.capacity_R), choice_M[parts]
+        return self.problem.subset(parts), choice_M[parts]
 
 
 class _Walk:
@@ -144,7 +144,7 @@ def _cut(
     halves_M2 = np.full((every.num_items, 2), _NONE)
     for shard, pair in halves_of.items():
         halves_M2[part_of[shard]] = [part_of[half] for half in pair]
-    every = replace(every, allowed_NR=problem.allowed_NR[[item_of[group[0]] for group in every.members]])
+    every = replace(every, allowed_NA=problem.allowed_NA[[item_of[group[0]] for group in every.members]])
     return every, np.array([part_of[group[0]] for group in problem.members]), halves_M2
 
 
@@ -156,38 +156,6 @@ def _overlapping(problem: PlacementProblem, shards: list[Shard]) -> PlacementPro
         replace(problem.topology, memory_bytes=roomy, overrides=()),
         problem.model,
         shards,
-        [tier.tier for tier in problem.tiers],
+        problem.tiers,
     )
     return replace(every, topology=problem.topology, capacity_R=problem.capacity_R)
-
-
-def subset(
-    problem: PlacementProblem, items: NDArray[np.int64], *, capacity_R: NDArray[np.int64], with_tiers: bool = True
-) -> PlacementProblem:
-    """The problem of some of the items, which need not tile the tables."""
-    chosen = [problem.members[item] for item in items]
-    shards = [shard for group in chosen for shard in group]
-    place = {shard: index for index, shard in enumerate(shards)}
-    tiers = tuple(
-        replace(
-            tier,
-            placed=tuple(tier.placed[shard] for shard in shards),
-            locals=tuple(tier.locals[shard] for shard in shards),
-            codes_NH=tier.codes_NH[items],
-            bytes_N=tier.bytes_N[items],
-            allowed_N=tier.allowed_N[items],
-        )
-        for tier in problem.tiers
-    )
-    return replace(
-        problem,
-        shards=tuple(problem.shards[shard] for shard in shards),
-        members=tuple(tuple(place[shard] for shard in group) for group in chosen),
-        locals=tuple(problem.locals[shard] for shard in shards),
-        codes_NH=problem.codes_NH[items],
-        kernel_ms_N=problem.kernel_ms_N[items],
-        bytes_N=problem.bytes_N[items],
-        capacity_R=capacity_R,
-        allowed_NR=problem.allowed_NR[items],
-        tiers=tiers if with_tiers else (),
-    )

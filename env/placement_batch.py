@@ -1,4 +1,4 @@
-"""The environment's twin for training: many episodes side by side, on arrays.
+"""The rules of placement: many episodes side by side, on arrays.
 
 Shape suffixes: P tasks, F parts of all tasks and one more, E episodes, D some of them, N items, M parts of a task, R
 ranks, K shared tiers, W ways to hold a part (on one rank, then the tiers), A choices, H width of a code, C columns.
@@ -7,14 +7,12 @@ ranks, K shared tiers, W ways to hold a part (on one rank, then the tiers), A ch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from autoshard.core.costs import MsArray
-from autoshard.planners.space.placement import PlacementProblem, RankArray
+from env.finished_episodes import FinishedEpisodes
 from env.held_sets import HeldSets
 from env.lookahead import Lookahead
 from env.observation import (
@@ -38,31 +36,8 @@ FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FinishedEpisodes:
-    """Placements of episodes that have just ended.
-
-    Attributes:
-        episodes_D: Which episodes.
-        problems: For each, the problem of what was placed: its task's, but for splits.
-        ranks: For each, the placement of that problem's items.
-        cost_ms_DR: Kernel time per rank.
-        objective_ms_D: Kernel time of the slowest rank, or time of the step if that is the objective.
-        is_feasible_D: Whether memory limits and constraints hold.
-        rewards_D: As PlacementEnv gives them.
-    """
-
-    episodes_D: IntArray
-    problems: tuple[PlacementProblem, ...]
-    ranks: tuple[RankArray, ...]
-    cost_ms_DR: MsArray
-    objective_ms_D: MsArray
-    is_feasible_D: BoolArray
-    rewards_D: NDArray[np.float64]
-
-
 class PlacementBatch:
-    """Plays E episodes of PlacementEnv at once, each of one of P tasks.
+    """Plays E episodes at once, each of one of P tasks; PlacementEnv describes their rules.
 
     Sums of codes, bytes and prices are kept up step by step, and all prices of a step are asked for at once. Tasks
     may differ in their number of items, so episodes may end at different steps; an episode that has ended waits,
@@ -95,7 +70,7 @@ class PlacementBatch:
         self._remaining_F1 = self._stack.remaining_F[:, None].astype(np.float32)
         self._kinds_EAZ = np.tile(self._stack.kinds_AZ, (num_episodes, 1, 1))
         self._may_be_forbidden = not self._stack.may_FA.all()
-        self._none_finished = _none_finished(self._stack.num_ranks)
+        self._none_finished = FinishedEpisodes.none(self._stack.num_ranks)
         self._start_state()
 
     def _start_state(self) -> None:
@@ -210,7 +185,7 @@ class PlacementBatch:
         if self._steps is not None:
             codes_WEH = stack.codes_WFH[:, self._part_E]
             costs_EAC[..., CostColumn.OBJECTIVE] = self._steps.after_choices(
-                self._held.codes_ERH, codes_WEH[0], codes_WEH[1:].swapaxes(0, 1), self._part_E
+                self._held.codes_ERH, codes_WEH, self._part_E
             )
         return costs_EAC
 
@@ -304,19 +279,6 @@ class PlacementBatch:
             is_feasible_D=is_feasible_D,
             rewards_D=placement_reward(score_D, held_DR, capacity_DR, num_forbidden_D),
         )
-
-
-def _none_finished(num_ranks: int) -> FinishedEpisodes:
-    none_D = np.zeros(0)
-    return FinishedEpisodes(
-        episodes_D=none_D.astype(np.int64),
-        problems=(),
-        ranks=(),
-        cost_ms_DR=np.zeros((0, num_ranks)),
-        objective_ms_D=none_D,
-        is_feasible_D=none_D.astype(np.bool_),
-        rewards_D=none_D,
-    )
 
 
 def _slowest_others(cost_RE: FloatArray) -> FloatArray:

@@ -1,7 +1,4 @@
-"""The Gymnasium environment: one shard after the other is given its place.
-
-Shape suffixes: M parts of items, R ranks, K shared tiers, A choices, H width of a code, C columns of what is moved.
-"""
+"""The Gymnasium environment: one shard after the other is given its place."""
 
 from __future__ import annotations
 
@@ -11,30 +8,15 @@ from typing import Any, SupportsFloat
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from autoshard.core import CostModels
-from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.space.placement import PlacementProblem
-from autoshard.planners.space.step_cost import StepSums
-from env.lookahead import Lookahead
-from env.observation import (
-    ACTION_MASK,
-    CHOICE_CODES,
-    CHOICE_COSTS,
-    CHOICE_KINDS,
-    ITEM_CODE,
-    NUM_COST_COLUMNS,
-    REMAINING,
-    CostColumn,
-    Observation,
-    observation_space,
-)
-from env.reward import Objective, kernel_score, placement_reward, time_score
+from env.observation import Observation, observation_space
+from env.placement_batch import PlacementBatch
+from env.reward import Objective
 from env.splits import SplitBy
-from env.task import PlacementTask, RewardMs, check_reward
-from env.task_stack import TaskStack
+from env.task import PlacementTask, RewardMs
 
 
 class PlacementEnv(gymnasium.Env):
@@ -139,21 +121,22 @@ class PlacementEnv(gymnasium.Env):
             PlacementTask.of(problem, objective=objective, costs=costs, max_splits=max_splits, split_by=split_by)
             for problem in problems
         )
-        self._stack = TaskStack(self.tasks)
-        check_reward(self.tasks, reward_ms)
-        self.reward_ms = reward_ms
-        self._lookahead = Lookahead(self._stack, 1)
+        self._batch = PlacementBatch(self.tasks, 1, reward_ms)
         self.observation_space = observation_space(self.tasks[0].num_actions, self.tasks[0].code_width)
         self.action_space = spaces.Discrete(self.tasks[0].num_actions)
-        self.task_index = 0
-        self._begin()
+        self._begin(0)
 
-    def _begin(self) -> None:
-        task = self.tasks[self.task_index]
-        self._part = int(task.parts.root_N[task.order_N[0]])
-        self._choice_M = np.full(task.parts.num_parts, -1, dtype=np.int64)
-        self._num_forbidden = 0
-        self._lookahead.begin(np.array([0]), np.array([self.task_index]))
+    @property
+    def task_index(self) -> int:
+        """The task that is played."""
+        return int(self._batch.task_E[0])
+
+    def _begin(self, task_index: int) -> Observation:
+        self._batch.begin(np.array([0]), np.array([task_index]))
+        return self._observe()
+
+    def _observe(self) -> Observation:
+        return {key: value_E[0] for key, value_E in self._batch.observe().items()}
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -169,144 +152,22 @@ class PlacementEnv(gymnasium.Env):
             index = self.np_random.integers(len(self.tasks))
         elif not (isinstance(index, int | np.integer) and 0 <= index < len(self.tasks)):
             raise InvalidOptionError(f"must be in [0, {len(self.tasks)}), got {index!r}", field="options.task")
-        self.task_index = int(index)
-        self._begin()
-        return self._observe(), {"task": self.task_index}
-
-    @property
-    def _is_done(self) -> bool:
-        return self._part == len(self._choice_M)
+        return self._begin(int(index)), {"task": int(index)}
 
     def step(self, action: np.int64) -> tuple[Observation, SupportsFloat, bool, bool, dict[str, Any]]:
         """Places the upcoming item, or splits it; see the class."""
-        task = self.tasks[self.task_index]
-        if self._is_done:
+        if self._batch.is_done[0]:
             raise gymnasium.error.ResetNeeded("every item has its place; call reset() for the next episode")
         if not self.action_space.contains(action):
-            raise InvalidOptionError(f"must be in [0, {task.num_actions}), got {action!r}", field="action")
-        self._act(task, int(action))
-        if not self._is_done:
+            raise InvalidOptionError(f"must be in [0, {self.tasks[0].num_actions}), got {action!r}", field="action")
+        finished = self._batch.step(np.array([action]))
+        if not len(finished.episodes_D):
             return self._observe(), 0.0, False, False, {}
-        reward, info = self._final()
-        return self._observe(), reward, True, False, info
-
-    def _act(self, task: PlacementTask, action: int) -> None:
-        part, problem = self._part, task.parts.problem
-        is_split = action == problem.num_choices
-        if is_split and task.parts.halves_M2[part, 0] < 0:
-            action, is_split = 0, False
-            self._num_forbidden += 1
-        elif not is_split:
-            self._num_forbidden += not problem.may_choose[part, action]
-        index = np.array([self._stack.offset_P[self.task_index] + part])
-        self._lookahead.take(np.array([0]), index, np.array([action]))
-        if is_split:
-            self._part = int(task.parts.halves_M2[part, 0])
-            return
-        self._choice_M[part] = action
-        self._part = int(task.parts.after_M[part])
-
-    def _final(self) -> tuple[float, dict[str, Any]]:
-        task = self.tasks[self.task_index]
-        problem, ranks_N = task.parts.placed(task.problem, self._choice_M)
-        is_feasible = self._num_forbidden == 0 and problem.is_feasible(ranks_N)
-        measure = self.reward_ms if self.reward_ms is not None and is_feasible else PlacementProblem.rank_ms
-        cost_ms_R = measure(problem, ranks_N)
-        if task.step_cost is not None:
-            objective_ms = float(task.step_cost.step_ms(self._sums(self._held()[0]))[0])
-            score_E = time_score(np.array([task.even_objective_ms]), np.array([objective_ms]))
-        else:
-            objective_ms = float(cost_ms_R.max())
-            score_E = kernel_score(task.objective, cost_ms_R[None], np.array([task.even_ms]))
-        held_R = problem.rank_bytes(ranks_N)
-        reward_E = placement_reward(score_E, held_R[None], problem.capacity_R[None], np.array([self._num_forbidden]))
         info = {
-            "problem": problem,
-            "ranks": ranks_N,
-            "cost_ms": cost_ms_R,
-            "objective_ms": objective_ms,
-            "is_feasible": is_feasible,
+            "problem": finished.problems[0],
+            "ranks": finished.ranks[0],
+            "cost_ms": finished.cost_ms_DR[0],
+            "objective_ms": float(finished.objective_ms_D[0]),
+            "is_feasible": bool(finished.is_feasible_D[0]),
         }
-        return float(reward_E[0]), info
-
-    def _held(self) -> tuple[CodeArray, NDArray[np.int64]]:
-        """Codes and bytes on each rank, shapes (R, H) and (R,), added up from all that was placed."""
-        task, problem = self.tasks[self.task_index], self.tasks[self.task_index].parts.problem
-        codes_RH = np.zeros((task.num_ranks, task.code_width), dtype=np.float32)
-        held_R = np.zeros(task.num_ranks, dtype=np.int64)
-        alone = np.flatnonzero((self._choice_M >= 0) & (self._choice_M < task.num_ranks))
-        np.add.at(codes_RH, self._choice_M[alone], problem.codes_NH[alone])
-        np.add.at(held_R, self._choice_M[alone], problem.bytes_N[alone])
-        for index, tier in enumerate(problem.tiers, task.num_ranks):
-            codes_RH += tier.codes_NH[self._choice_M == index].sum(axis=0)
-            held_R += tier.bytes_N[self._choice_M == index].sum()
-        return codes_RH, held_R
-
-    def _sums(self, codes_RH: CodeArray) -> StepSums:
-        """What each rank holds and moves."""
-        moved_RC = self.tasks[self.task_index].moved(self._choice_M)
-        return StepSums(codes_BRH=codes_RH[None], moved_BRC=moved_RC[None])
-
-    def _observe(self) -> Observation:
-        task, problem, part = self.tasks[self.task_index], self.tasks[self.task_index].parts.problem, self._part
-        item_H = np.zeros(task.code_width, dtype=np.float32)
-        tiers_KH = np.zeros((task.num_tiers, task.code_width), dtype=np.float32)
-        half_H, remaining, index = item_H, 0.0, self._stack.end
-        if not self._is_done:
-            item_H, remaining = problem.codes_NH[part], task.parts.remaining_M[part]
-            index = int(self._stack.offset_P[self.task_index]) + part
-            for row_H, tier in zip(tiers_KH, problem.tiers, strict=True):
-                row_H[:] = tier.codes_NH[part]
-            half = task.parts.halves_M2[part, 0]
-            half_H = problem.codes_NH[half] if half >= 0 else half_H
-        codes_RH, held_R = self._held()
-        codes_AH = [codes_RH, tiers_KH, half_H[None]] if task.may_split else [codes_RH, tiers_KH]
-        mask_EA = self._lookahead.mask(np.array([index]))
-        return {
-            ITEM_CODE: (item_H / task.item_scale).astype(np.float32),
-            REMAINING: np.array([remaining], dtype=np.float32),
-            CHOICE_CODES: (np.concatenate(codes_AH) / task.rank_scale).astype(np.float32),
-            CHOICE_COSTS: self._choice_costs(codes_RH, held_R, item_H, tiers_KH),
-            CHOICE_KINDS: self._stack.kinds_AZ.copy(),
-            ACTION_MASK: mask_EA[0].astype(np.int8),
-        }
-
-    def _choice_costs(
-        self, codes_RH: CodeArray, held_R: NDArray[np.int64], item_H: CodeArray, tiers_KH: CodeArray
-    ) -> NDArray[np.float32]:
-        task, problem = self.tasks[self.task_index], self.tasks[self.task_index].parts.problem
-        num_ranks = task.num_ranks
-        price = problem.model.predict_ms
-        now_R, with_item_R = price(codes_RH), price(codes_RH + item_H)
-        costs_AC = np.empty((task.num_actions, NUM_COST_COLUMNS))
-        costs_AC[:] = now_R.max()
-        costs_AC[:num_ranks, CostColumn.AS_IS] = now_R
-        costs_AC[:num_ranks, CostColumn.WITH_ITEM] = with_item_R
-        for index, tier_H in enumerate(tiers_KH, num_ranks):
-            costs_AC[index, [CostColumn.WITH_ITEM, CostColumn.OBJECTIVE]] = price(codes_RH + tier_H).max()
-        after_RR = np.where(np.eye(num_ranks, dtype=np.bool_), with_item_R, now_R)
-        costs_AC[:num_ranks, CostColumn.OBJECTIVE] = after_RR.max(axis=1)
-        costs_AC /= task.even_ms
-        if task.step_cost is not None:
-            costs_AC[:, CostColumn.OBJECTIVE] = self._steps_ms(codes_RH, item_H, tiers_KH) / task.even_objective_ms
-        taken_AR = np.zeros((task.num_actions, num_ranks), dtype=np.int64)
-        if not self._is_done:
-            np.fill_diagonal(taken_AR, problem.bytes_N[self._part])
-            for index, tier in enumerate(problem.tiers, num_ranks):
-                taken_AR[index] = tier.bytes_N[self._part]
-        share_AR = (problem.capacity_R - held_R - taken_AR) / np.maximum(problem.capacity_R, 1)
-        room_A = share_AR.min(axis=1)
-        room_A[:num_ranks] = share_AR.diagonal()
-        costs_AC[:, CostColumn.ROOM] = np.maximum(room_A, -1)
-        return costs_AC.astype(np.float32)
-
-    def _steps_ms(self, codes_RH: CodeArray, item_H: CodeArray, tiers_KH: CodeArray) -> MsArray:
-        """Time of the step after each choice, shape (A,)."""
-        task = self.tasks[self.task_index]
-        step_cost, sums = task.step_cost, self._sums(codes_RH)
-        assert step_cost is not None
-        moved_C, moved_KC = np.zeros_like(step_cost.moved_NC[0]), np.zeros_like(step_cost.moved_KNC[:, 0])
-        if not self._is_done:
-            moved_C, moved_KC = step_cost.moved_NC[self._part], step_cost.moved_KNC[:, self._part]
-        steps_ms_A = step_cost.choices_ms(sums, item_H[None], moved_C[None], tiers_KH[:, None], moved_KC[:, None])[0]
-        return np.concatenate([steps_ms_A, step_cost.step_ms(sums)]) if task.may_split else steps_ms_A
+        return self._observe(), float(finished.rewards_D[0]), True, False, info

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import StrEnum
 
-import numpy as np
+from autoshard.core import Shard
+from autoshard.planners.space.options import COLUMN_STEP, hot_rows, split_rows
 
-from autoshard.core import EmbeddingTable, RowRange, RowsBy, Shard
-
-#: Halves are multiples of this many columns, as kernels want them.
-COLUMN_STEP = 4
 #: Shares of a table's lookups that its hottest rows have, those of the first cut, of the first two and so on.
 HOT_SHARES = (0.5, 0.9)
 
@@ -63,13 +60,4 @@ def _hot_and_rest(shard: Shard, depth: int) -> tuple[Shard, Shard] | None:
         return None
     # Both have a row at least.
     middle = min(max(hot_rows(shard.table, HOT_SHARES[depth]), rows.start + 1), rows.stop - 1)
-    hot, rest = (
-        replace(shard, rows=RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK))
-        for start, stop in ((rows.start, middle), (middle, rows.stop))
-    )
-    return hot, rest
-
-
-def hot_rows(table: EmbeddingTable, share: float) -> int:
-    """How many of a table's hottest rows have a share of its lookups."""
-    return round(float(np.interp(share, table.access.cumulative_K, table.access.ranks_K)))
+    return split_rows(shard, middle)

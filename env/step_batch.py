@@ -1,7 +1,7 @@
 """Steps of many episodes at once.
 
 Shape suffixes: P tasks, F parts of all tasks and one more, E episodes, D some of them, G those of tasks that are priced
-alike, R ranks, K shared tiers, A choices, H width of a code, C columns of what is moved.
+alike, R ranks, W ways to hold a part, A choices, H width of a code, C columns of what is moved.
 """
 
 from __future__ import annotations
@@ -44,15 +44,12 @@ class StepBatch:
             group_of.append(group)
         self._group_P = np.array(group_of)
         self._even_ms_P = np.array([task.even_objective_ms for task in stack.tasks])
-        num_columns = max(cost.moved_NC.shape[1] for cost in self._costs)
-        nothing_1C = np.zeros((1, num_columns))
-        alone = (_padded(_cost(task).moved_NC, num_columns) for task in stack.tasks)
-        self._moved_FC = np.concatenate([*alone, nothing_1C])
-        moved = [
-            np.concatenate([*(_padded(_cost(task).moved_KNC[tier], num_columns) for task in stack.tasks), nothing_1C])
-            for tier in range(stack.num_tiers)
+        num_columns = max(cost.num_columns for cost in self._costs)
+        padded = [
+            np.pad(_cost(task).moved_WNC, ((0, 0), (0, 0), (0, num_columns - _cost(task).num_columns)))
+            for task in stack.tasks
         ]
-        self._moved_KFC = np.array(moved).reshape(stack.num_tiers, *self._moved_FC.shape)
+        self._moved_WFC = np.concatenate([*padded, np.zeros((1 + stack.num_tiers, 1, num_columns))], axis=1)
         self._task_E = np.zeros(num_episodes, dtype=np.int64)
         self._moved_ERC = np.zeros((num_episodes, stack.num_ranks, num_columns))
 
@@ -69,9 +66,9 @@ class StepBatch:
         """Adds what parts move once they are held so."""
         num_ranks = self._stack.num_ranks
         is_alone_D = choice_D < num_ranks
-        self._moved_ERC[episodes_D[is_alone_D], choice_D[is_alone_D]] += self._moved_FC[part_D[is_alone_D]]
+        self._moved_ERC[episodes_D[is_alone_D], choice_D[is_alone_D]] += self._moved_WFC[0, part_D[is_alone_D]]
         shared_D = ~is_alone_D
-        moved_DC = self._moved_KFC[choice_D[shared_D] - num_ranks, part_D[shared_D]]
+        moved_DC = self._moved_WFC[1 + choice_D[shared_D] - num_ranks, part_D[shared_D]]
         self._moved_ERC[episodes_D[shared_D]] += moved_DC[:, None]
 
     def now(self, episodes_D: IntArray, codes_ERH: CodeArray) -> tuple[MsArray, MsArray]:
@@ -82,22 +79,15 @@ class StepBatch:
             step_ms_D[place_G] = cost.step_ms(self._sums(episodes_G, codes_ERH, num_columns))
         return step_ms_D, time_score(self._even_ms_P[self._task_E[episodes_D]], step_ms_D)
 
-    def after_choices(
-        self, codes_ERH: CodeArray, item_EH: CodeArray, tiers_EKH: CodeArray, part_E: IntArray
-    ) -> NDArray[np.float64]:
+    def after_choices(self, codes_ERH: CodeArray, codes_WEH: CodeArray, part_E: IntArray) -> NDArray[np.float64]:
         """Steps after each choice, over that of an even share; shape (E, A)."""
         stack = self._stack
         steps_ms_EA = np.empty((len(part_E), len(stack.kinds_AZ)))
         num_choices = stack.num_ranks + stack.num_tiers
         for place_G, cost, num_columns in self._groups(np.arange(len(part_E))):
             sums = self._sums(place_G, codes_ERH, num_columns)
-            steps_ms_EA[place_G, :num_choices] = cost.choices_ms(
-                sums,
-                item_EH[place_G],
-                self._moved_FC[part_E[place_G], :num_columns],
-                tiers_EKH[place_G].swapaxes(0, 1),
-                self._moved_KFC[:, part_E[place_G], :num_columns],
-            )
+            moved_WGC = self._moved_WFC[:, part_E[place_G], :num_columns]
+            steps_ms_EA[place_G, :num_choices] = cost.choices_ms(sums, codes_WEH[:, place_G], moved_WGC)
             if stack.may_split:
                 steps_ms_EA[place_G, -1] = cost.step_ms(sums)
         return steps_ms_EA / self._even_ms_P[self._task_E, None]
@@ -108,7 +98,7 @@ class StepBatch:
         groups = []
         for group in np.unique(group_D).tolist():
             cost, place_G = self._costs[group], np.flatnonzero(group_D == group)
-            num_columns = cost.moved_NC.shape[1]
+            num_columns = cost.num_columns
             per_episode = len(self._stack.kinds_AZ) * self._stack.num_ranks * num_columns
             at_once = max(1, _MOST_AT_ONCE // per_episode)
             groups += [
@@ -123,7 +113,3 @@ class StepBatch:
 def _cost(task: PlacementTask) -> StepCost:
     assert task.step_cost is not None
     return task.step_cost
-
-
-def _padded(moved_MC: NDArray[np.float64], num_columns: int) -> NDArray[np.float64]:
-    return np.pad(moved_MC, ((0, 0), (0, num_columns - moved_MC.shape[1])))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from autoshard.core import CostModels
 from autoshard.core.errors import InvalidOptionError
-from autoshard.planners.space.placement import PlacementProblem, RankArray
+from autoshard.planners.space.placement import PlacementProblem, RankArray, rank_sums
 from autoshard.planners.space.step_cost import StepCost, StepSums
 from env.observation import choice_kinds
 from env.parts import Parts
@@ -136,12 +136,7 @@ class PlacementTask:
     def moved(self, choice_M: RankArray) -> NDArray[np.float64]:
         """What each rank moves, added up from all parts that were placed, shape (R, C); -1 for those that were not."""
         assert self.step_cost is not None, "steps are not the objective"
-        moved_RC = np.zeros((self.num_ranks, self.step_cost.moved_NC.shape[1]))
-        alone = np.flatnonzero((choice_M >= 0) & (choice_M < self.num_ranks))
-        np.add.at(moved_RC, choice_M[alone], self.step_cost.moved_NC[alone])
-        for index, shared_NC in enumerate(self.step_cost.moved_KNC, self.num_ranks):
-            moved_RC += shared_NC[choice_M == index].sum(axis=0)
-        return moved_RC
+        return rank_sums(self.step_cost.moved_WNC, choice_M, self.num_ranks)
 
     def step_ms(self, ranks_N: RankArray) -> float:
         """Time of the step of a placement of whole items; for tasks whose objective it is."""
@@ -155,7 +150,7 @@ class PlacementTask:
     @property
     def kinds_AZ(self) -> NDArray[np.float32]:  # noqa: N802 - a shape suffix
         """One-hot kinds of the actions, shape (A, Z)."""
-        return choice_kinds(self.num_ranks, [tier.tier for tier in self.problem.tiers], may_split=self.may_split)
+        return choice_kinds(self.num_ranks, self.problem.tiers, may_split=self.may_split)
 
 
 def _check_splits(max_splits: int, by: SplitBy) -> None:
@@ -178,7 +173,7 @@ def check_alike(tasks: Sequence[PlacementTask]) -> None:
             )
         if task.problem.model is not first.problem.model:
             raise InvalidOptionError("must have the cost model of the first", field=f"problems[{index}]")
-        if [tier.tier for tier in task.problem.tiers] != [tier.tier for tier in first.problem.tiers]:
+        if task.problem.tiers != first.problem.tiers:
             raise InvalidOptionError("must have the shared tiers of the first", field=f"problems[{index}]")
         if (task.objective, task.may_split, task.split_by) != (first.objective, first.may_split, first.split_by):
             raise InvalidOptionError("must have the objective and the splits of the first", field=f"problems[{index}]")
@@ -202,7 +197,7 @@ def _even_step_ms(problem: PlacementProblem, parts: Parts, step_cost: StepCost) 
     shape = (1, problem.num_ranks, 1)
     sums = StepSums(
         codes_BRH=np.tile(problem.codes_NH.sum(axis=0) / np.float32(problem.num_ranks), shape),
-        moved_BRC=np.tile(step_cost.moved_NC[parts.root_N].sum(axis=0) / problem.num_ranks, shape),
+        moved_BRC=np.tile(step_cost.moved_WNC[0, parts.root_N].sum(axis=0) / problem.num_ranks, shape),
     )
     return _positive(float(step_cost.step_ms(sums)[0]))
 

@@ -57,20 +57,18 @@ class TaskStack:
         self.halves_F2 = np.concatenate([*halves, [[self.end, self.end]]])
 
     def _stack_parts(self) -> None:
-        self.bytes_F = self._joined(lambda task: task.parts.problem.bytes_N)
+        bytes_FW = self._joined(lambda task: task.parts.problem.bytes_WN.T)
+        self.bytes_F, self.tier_bytes_FK = bytes_FW[:, 0].copy(), bytes_FW[:, 1:].copy()
         self.remaining_F = self._joined(lambda task: task.parts.remaining_M)
         self.rest_bytes_F = self._joined(lambda task: task.parts.rest_bytes_M)
         self.largest_F = self._joined(lambda task: task.parts.largest_M)
-        self.may_FA = self._joined(lambda task: task.parts.problem.may_choose)
+        self.may_FA = self._joined(lambda task: task.parts.problem.allowed_NA)
         self.may_FA[self.end] = True
         if self.may_split:
             self.may_FA = np.concatenate([self.may_FA, self.halves_F2[:, :1] != self.end], axis=1)
         self.is_bound_F = ~np.asarray(self.may_FA[:, : self.num_ranks].all(axis=1))
-        tiers = range(self.num_tiers)
-        codes = [self._joined(lambda task: task.parts.problem.tiers[tier].codes_NH) for tier in tiers]  # noqa: B023
-        self.codes_WFH = np.array([self._joined(lambda task: task.parts.problem.codes_NH), *codes], dtype=np.float32)
-        tier_bytes = [self._joined(lambda task: task.parts.problem.tiers[tier].bytes_N) for tier in tiers]  # noqa: B023
-        self.tier_bytes_FK = np.array(tier_bytes, dtype=np.int64).reshape(self.num_tiers, self.end + 1).T.copy()
+        codes_FWH = self._joined(lambda task: task.parts.problem.codes_WNH.swapaxes(0, 1))
+        self.codes_WFH = np.ascontiguousarray(codes_FWH.swapaxes(0, 1))
 
     def _joined(self, of_task: Callable[[PlacementTask], NDArray[Any]]) -> NDArray[Any]:
         """Rows of all tasks' parts, with a row of zeros for the end."""

@@ -14,8 +14,9 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from typing_extensions import override
 
 from autoshard.core.errors import InvalidOptionError
+from env.finished_episodes import FinishedEpisodes
 from env.observation import observation_space
-from env.placement_batch import FinishedEpisodes, PlacementBatch
+from env.placement_batch import PlacementBatch
 from env.task import PlacementTask, RewardMs
 
 

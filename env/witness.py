@@ -5,13 +5,14 @@ Shape suffixes: N items, R ranks.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.planners.space.feasibility import Filling, repair
+from autoshard.planners.space.feasibility import filled, repair
 from autoshard.planners.space.placement import PlacementProblem, RankArray
-from env.parts import subset
 
 
 def find_witness(problem: PlacementProblem) -> RankArray:
@@ -29,9 +30,9 @@ def find_witness(problem: PlacementProblem) -> RankArray:
         return np.full(problem.num_items, holds_all_R.argmax(), dtype=np.int64)
     if not problem.tiers:
         return _on_ranks(problem)
-    bytes_NK = np.stack([np.where(tier.allowed_N, tier.bytes_N, np.iinfo(np.int64).max) for tier in problem.tiers], 1)
-    tier_N, least_N = bytes_NK.argmin(axis=1), bytes_NK.min(axis=1)
-    may_share_N: NDArray[np.bool_] = np.logical_or.reduce([tier.allowed_N for tier in problem.tiers])
+    may_share_NK = problem.allowed_NA[:, problem.num_ranks :]
+    bytes_NK = np.where(may_share_NK, problem.bytes_WN[1:].T, np.iinfo(np.int64).max)
+    tier_N, least_N, may_share_N = bytes_NK.argmin(axis=1), bytes_NK.min(axis=1), may_share_NK.any(axis=1)
     fits_NR = problem.allowed_NR & (problem.bytes_N[:, None] <= problem.capacity_R)
     is_shared_N = ~np.asarray(fits_NR.any(axis=1))
     first_error: InfeasiblePlanError | None = None
@@ -62,12 +63,10 @@ def _beside(problem: PlacementProblem, alone_N: NDArray[np.bool_], shared_bytes:
         )
     if not alone_N.any():
         return np.zeros(0, dtype=np.int64)
-    return _on_ranks(subset(problem, np.flatnonzero(alone_N), capacity_R=capacity_R, with_tiers=False))
+    alone = problem.subset(np.flatnonzero(alone_N), with_tiers=False)
+    return _on_ranks(replace(alone, capacity_R=capacity_R))
 
 
 def _on_ranks(problem: PlacementProblem) -> RankArray:
-    """By falling bytes, those with least choice first, each where most room is left; repaired if that is not enough."""
-    filling = Filling(problem)
-    for item in np.lexsort((-problem.bytes_N, problem.allowed_NR.sum(axis=1))):
-        filling.put(int(item), -filling.free_bytes().astype(np.float64))
-    return repair(problem, filling.ranks_N, 0)
+    """By falling bytes, each where most room is left; repaired if that is not enough."""
+    return repair(problem, filled(problem, problem.bytes_N, tightly=False).ranks_N, 0)

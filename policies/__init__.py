@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from policies.choices import Algorithm, Items, RewardSource
     from policies.network.actor_critic import PlacementPolicy
     from policies.network.network import PlacementNetwork
-    from policies.planning.decoding import Placements, decode
+    from policies.planning.decoding import decode
     from policies.planning.planner import PolicyOptions, PolicyPlanner
     from policies.planning.tasks import Split, TaskKind, sample_problems, task_seeds
     from policies.planning.trained import TrainedPolicy
@@ -52,7 +52,6 @@ __all__ = [
     "PlacementNetwork",
     "PlacementPPO",
     "PlacementPolicy",
-    "Placements",
     "PolicyOptions",
     "PolicyPlanner",
     "PolicyTrainer",

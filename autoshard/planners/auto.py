@@ -98,7 +98,7 @@ class AutoOptions:
         return listed(self.tiers)
 
     @property
-    def schemes(self) -> frozenset[ShardingType]:
+    def types(self) -> frozenset[ShardingType]:
         """Ways that tables may be held."""
         names = frozenset(ShardingType(name) for name in self._listed if name != _GROUPS)
         return names or frozenset(ShardingType)
@@ -134,7 +134,7 @@ class AutoPlanner:
         if options.objective == AutoObjective.KERNEL:
             return plan_by_kernel(request, steps=options.steps, with_policy=options.policy)
         search = StepSearch(
-            names=options.schemes,
+            names=options.types,
             steps=options.steps,
             reserved_bytes=options.reserved_bytes,
             with_policy=options.policy,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from autoshard import __version__
 from autoshard.core import Provenance, ShardingPlan
-from autoshard.core.errors import InfeasiblePlanError, ModelError
+from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.heuristics.greedy import (
     CostGreedyPlanner,
     DimGreedyPlanner,
@@ -18,14 +18,11 @@ from autoshard.planners.heuristics.greedy import (
     SizeGreedyPlanner,
 )
 from autoshard.planners.heuristics.karmarkar_karp import KarmarkarKarpPlanner
+from autoshard.planners.hybrid.starts import POLICY, asked_plans
 from autoshard.planners.planner import PlanRequest
-from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.search import SearchResult, improve
 from autoshard.planners.space.feasibility import repair
 from autoshard.planners.space.placement import PlacementProblem, RankArray
-
-#: The trained policy, if the package that has it is installed.
-POLICY = "policy"
 
 _HEURISTICS: tuple[PlacementPlanner, ...] = (
     CostGreedyPlanner(),
@@ -37,11 +34,6 @@ _HEURISTICS: tuple[PlacementPlanner, ...] = (
 #: Share of the time limit that starts may use, and what the search gets at least if they take longer: the first call
 #: loads a trained model.
 _STARTS_SHARE, _LEAST_SHARE = 0.3, 0.3
-# About what the policy takes once it is loaded: seconds per item, and per item and rank. Planning took 0.07 s for 80
-# tables on 8 ranks, 0.67 s for 800 on 16, 0.72 s for 800 on 80 (CPU time of `get_planner("policy").plan`, one core of a
-# Xeon, November 2026).
-_POLICY_ITEM_S, _POLICY_CHOICE_S = 1e-3, 1e-6
-
 _log = logging.getLogger(__name__)
 
 
@@ -89,24 +81,10 @@ def _starts(
             failures.append(error)
     # Whatever its time, the policy is the last hope where no heuristic found a start.
     left_s = started_s + _STARTS_SHARE * request.time_limit_s - time.perf_counter() if starts else math.inf
-    plan = _policy_plan(problem, request, left_s) if with_policy else None
+    asked = [replace(POLICY, share=left_s / request.time_limit_s)] if with_policy else []
+    plan = asked_plans(request, asked).get(POLICY.name)
     if plan is not None:
         starts.append(problem.ranks_of(plan))
     if not starts:
         raise failures[0]
     return starts, dict(plan.provenance.models) if plan is not None and plan.provenance is not None else {}
-
-
-def _policy_plan(problem: PlacementProblem, request: PlanRequest, left_s: float) -> ShardingPlan | None:
-    """The trained policy's plan; None if there is no policy, or probably no time for it."""
-    needed_s = problem.num_items * (_POLICY_ITEM_S + _POLICY_CHOICE_S * problem.num_ranks)
-    if needed_s > left_s:
-        _log.info("no start from a policy: it takes about %.2g s, and %.2g s are left for it", needed_s, left_s)
-        return None
-    if POLICY not in planner_names():
-        return None
-    try:
-        return get_planner(POLICY).plan(replace(request, options={}))
-    except (ModelError, InfeasiblePlanError) as error:
-        _log.info("no start from the policy: %s", error)
-        return None

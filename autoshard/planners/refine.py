@@ -208,7 +208,7 @@ def _best_exchange(problem: PlacementProblem, ranks_N: RankArray, slow: int) -> 
 def _corrected(problem: PlacementProblem, correction_ms_N: MsArray) -> PlacementProblem:
     codes_NH = np.concatenate([problem.codes_NH, correction_ms_N[:, None].astype(np.float32)], axis=1)
     model = CorrectedKernels(problem.model)
-    return replace(problem, codes_NH=codes_NH, model=model, kernel_ms_N=model.predict_ms(codes_NH))
+    return replace(problem, codes_WNH=codes_NH[None], model=model, kernel_ms_N=model.predict_ms(codes_NH))
 
 
 def _corrections(problem: PlacementProblem, seen: Sequence[tuple[RankArray, MsArray]]) -> MsArray:

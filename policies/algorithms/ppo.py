@@ -21,7 +21,7 @@ from torch import Tensor
 from env import ITEM_CODE, REMAINING
 from policies.algorithms.training_options import PPOSettings
 from policies.algorithms.trajectories import Tensors
-from policies.algorithms.vtrace import compared_within_task
+from policies.algorithms.vtrace import compared_within_task, entropy, log_prob
 from policies.network.actor_critic import PlacementPolicy, choose
 from policies.network.network import LstmState, choices_seen
 
@@ -42,7 +42,7 @@ class EpisodicPolicy(PlacementPolicy):
         """Choices drawn, values of the states, and log-probabilities of the choices; each of shape (E,)."""
         logits_EA, values_E, self._state = self.step(observation, self._state)
         actions_E = choose(logits_EA, deterministic=False)
-        return actions_E, values_E, logits_EA.log_softmax(dim=-1).gather(-1, actions_E[:, None])[:, 0]
+        return actions_E, values_E, log_prob(logits_EA, actions_E)
 
     def predict_values(self, observation: Tensors) -> Tensor:
         """Values of states that follow an episode's end, shape (E,); PPO asks for them, and they count for nothing."""
@@ -67,11 +67,7 @@ class EpisodicPolicy(PlacementPolicy):
         logits_BA = network.logits(
             states_TES.flatten(0, 1), *(seen.flatten(0, 1) for seen in choices_seen(observations))
         )
-        log_probs_BA = logits_BA.log_softmax(dim=-1)
-        # Masked choices have log-probability minus infinity and contribute nothing.
-        finite_BA = log_probs_BA.clamp(min=torch.finfo(log_probs_BA.dtype).min)
-        entropy_B = -(log_probs_BA.exp() * finite_BA).sum(dim=-1)
-        return network.values(states_TES).flatten(), log_probs_BA.gather(-1, actions_B[:, None])[:, 0], entropy_B
+        return network.values(states_TES).flatten(), log_prob(logits_BA, actions_B), entropy(logits_BA)
 
 
 class EpisodeBuffer(DictRolloutBuffer):

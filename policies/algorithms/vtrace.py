@@ -120,7 +120,7 @@ class VTrace(OnPolicyAlgorithm):
             before = keep(self._lstm_state, torch.as_tensor(~starts_E, device=self.device))
             logits_EA, _, self._lstm_state = self.policy.step(observation, before)
             actions_E = choose(logits_EA, deterministic=False)
-            log_probs_E = _log_prob(logits_EA, actions_E)
+            log_probs_E = log_prob(logits_EA, actions_E)
             self._last_obs, rewards_E, dones_E, infos = env.step(actions_E.cpu().numpy())  # type: ignore[assignment]
             self._last_episode_starts = dones_E
             recorder.add(
@@ -168,7 +168,7 @@ class VTrace(OnPolicyAlgorithm):
         values_TE = self.policy.network.values(states_TES)
         seen = [values.flatten(0, 1) for values in (states_TES, *choices_seen(observations))]
         logits_BA = self.policy.network.logits(*seen)
-        log_probs_TE = _log_prob(logits_BA, data.actions_TE.flatten()).view_as(values_TE)
+        log_probs_TE = log_prob(logits_BA, data.actions_TE.flatten()).view_as(values_TE)
         log_ratios_TE = (log_probs_TE - data.log_probs_TE).detach()
         discounts_TE = self.settings.discount * (~data.dones_TE).float()
         bootstrap_E = self._bootstrap(data, after)
@@ -178,7 +178,7 @@ class VTrace(OnPolicyAlgorithm):
             compare = _whole_advantages if self.settings.whole_episodes else _lagged_advantages
             advantages_TE = compare(log_ratios_TE, discounts_TE, data)
         counts_TE = _first_episodes(data) if self.settings.whole_episodes else torch.ones_like(values_TE)
-        entropy_B = _entropy(logits_BA)
+        entropy_B = entropy(logits_BA)
         num_trajectories = values_TE.shape[1]
         policy_loss = -(counts_TE * log_probs_TE * advantages_TE).sum() / num_trajectories
         value_loss = 0.5 * (counts_TE * (returns.targets_TB - values_TE).square()).sum() / num_trajectories
@@ -222,10 +222,8 @@ def compared_within_task(advantages_TE: Tensor, tasks_TE: Tensor) -> Tensor:
     task whose episodes all did equally well comes out as 0.
     """
     _, group_TE = tasks_TE.unique(return_inverse=True)
-    num_steps, num_groups = len(tasks_TE), int(group_TE.max()) + 1
-    cell_B = (group_TE + num_groups * torch.arange(num_steps, device=group_TE.device)[:, None]).flatten()
-    centred_B = advantages_TE.flatten() - _group_means(advantages_TE.flatten(), cell_B, num_groups * num_steps)
-    deviation_B = _group_means(centred_B.square(), group_TE.flatten(), num_groups).sqrt()
+    centred_B = _centred(advantages_TE, group_TE).flatten()
+    deviation_B = _group_means(centred_B.square(), group_TE.flatten(), int(group_TE.max()) + 1).sqrt()
     # Rounding alone makes equal rewards differ by about 1e-7.
     compared_B = torch.where(deviation_B > 1e-5, centred_B / deviation_B.clamp(min=1e-5), 0.0)
     return compared_B.view_as(advantages_TE)
@@ -238,14 +236,11 @@ def _lagged_advantages(log_ratios_TE: Tensor, discounts_TE: Tensor, data: Trajec
     but 1, and be taken for an advantage, however small the real ones are. Without lag it is the same as comparing the
     advantages over values.
     """
-    tasks_TE, rewards_TE = data.tasks_TE, data.rewards_TE
-    _, group_TE = tasks_TE.unique(return_inverse=True)
-    num_steps, num_groups = len(tasks_TE), int(group_TE.max()) + 1
-    cell_B = (group_TE + num_groups * torch.arange(num_steps, device=group_TE.device)[:, None]).flatten()
-    centred_TE = rewards_TE - _group_means(rewards_TE.flatten(), cell_B, num_groups * num_steps).view_as(rewards_TE)
-    none_TE = torch.zeros_like(centred_TE)
+    _, group_TE = data.tasks_TE.unique(return_inverse=True)
+    none_TE = torch.zeros_like(data.rewards_TE)
+    centred_TE = _centred(data.rewards_TE, group_TE)
     returns = vtrace_returns(log_ratios_TE, discounts_TE, centred_TE, none_TE, none_TE[0])
-    return compared_within_task(returns.advantages_TB, tasks_TE)
+    return compared_within_task(returns.advantages_TB, data.tasks_TE)
 
 
 def _first_episodes(data: Trajectories) -> Tensor:
@@ -267,6 +262,13 @@ def _whole_advantages(log_ratios_TE: Tensor, discounts_TE: Tensor, data: Traject
     return vtrace_returns(log_ratios_TE, discounts_TE, ends_TE * compared_E, none_TE, none_TE[0]).advantages_TB
 
 
+def _centred(values_TE: Tensor, group_TE: Tensor) -> Tensor:
+    """Values less the mean of their group at the same step."""
+    num_steps, num_groups = len(group_TE), int(group_TE.max()) + 1
+    cell_B = (group_TE + num_groups * torch.arange(num_steps, device=group_TE.device)[:, None]).flatten()
+    return values_TE - _group_means(values_TE.flatten(), cell_B, num_groups * num_steps).view_as(values_TE)
+
+
 def _group_means(values_B: Tensor, group_B: Tensor, num_groups: int) -> Tensor:
     """For each value the mean of its group."""
     sums_G = values_B.new_zeros(num_groups).index_add(0, group_B, values_B)
@@ -274,11 +276,13 @@ def _group_means(values_B: Tensor, group_B: Tensor, num_groups: int) -> Tensor:
     return (sums_G / counts_G.clamp(min=1))[group_B]
 
 
-def _log_prob(logits_BA: Tensor, actions_B: Tensor) -> Tensor:
+def log_prob(logits_BA: Tensor, actions_B: Tensor) -> Tensor:
+    """Log-probabilities of actions, shape (B,)."""
     return logits_BA.log_softmax(dim=-1).gather(-1, actions_B[..., None])[..., 0]
 
 
-def _entropy(logits_BA: Tensor) -> Tensor:
+def entropy(logits_BA: Tensor) -> Tensor:
+    """Entropies of the policy, shape (B,)."""
     log_probs_BA = logits_BA.log_softmax(dim=-1)
     # Masked choices have log-probability minus infinity and contribute nothing.
     return -(log_probs_BA.exp() * log_probs_BA.clamp(min=torch.finfo(log_probs_BA.dtype).min)).sum(dim=-1)

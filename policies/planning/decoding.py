@@ -7,7 +7,6 @@ code, S width of a state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from autoshard.core.accepted import AT_LEAST_1
-from autoshard.core.costs import MsArray
-from autoshard.planners.space.placement import PlacementProblem, RankArray
 from autoshard.runtime.threads import intra_op_threads
 from env import (
     ACTION_MASK,
@@ -34,27 +31,6 @@ from policies.network.actor_critic import choose
 from policies.network.network import PlacementNetwork, choices_seen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Placements:
-    """Placements of E episodes.
-
-    Attributes:
-        problems: For each, the problem of what was placed: its task's, but for splits.
-        ranks: For each, the placement of that problem's items.
-        cost_ms_ER: Predicted kernel time per rank.
-        objective_ms_E: Kernel time of the slowest rank, or time of the step if that is the tasks' objective.
-        is_feasible_E: Whether memory limits and constraints hold.
-        rewards_E: As PlacementEnv gives them.
-    """
-
-    problems: tuple[PlacementProblem, ...]
-    ranks: tuple[RankArray, ...]
-    cost_ms_ER: MsArray
-    objective_ms_E: MsArray
-    is_feasible_E: NDArray[np.bool_]
-    rewards_E: NDArray[np.float64]
-
-
 @intra_op_threads(1)
 @torch.inference_mode()
 def decode(
@@ -63,7 +39,7 @@ def decode(
     *,
     num_samples: int | None = None,
     generator: torch.Generator | None = None,
-) -> Placements:
+) -> FinishedEpisodes:
     """Places the items of all tasks at once.
 
     Args:
@@ -86,12 +62,13 @@ def decode(
         logits_EA = network.logits(seen.next(observation), *choices_seen(observation))
         actions_E = choose(logits_EA, deterministic=num_samples is None, generator=generator)
         finished.append(batch.step(actions_E.numpy()))
-    return _gather(finished)
+    placements = FinishedEpisodes.joined(finished)
+    return placements.take(np.argsort(placements.episodes_D))
 
 
 @intra_op_threads(1)
 @torch.inference_mode()
-def decode_beam(network: PlacementNetwork, tasks: Sequence[PlacementTask], *, width: int) -> Placements:
+def decode_beam(network: PlacementNetwork, tasks: Sequence[PlacementTask], *, width: int) -> FinishedEpisodes:
     """Places the items of all tasks, with several of the likeliest beginnings kept at every step.
 
     Of choices that look alike, such as ranks that hold nothing yet, one is followed, so that beginnings differ by more
@@ -136,7 +113,7 @@ def decode_beam(network: PlacementNetwork, tasks: Sequence[PlacementTask], *, wi
         ended_D = finished[-1].episodes_D
         end_E[ended_D] = num_ended + np.arange(len(ended_D))
         num_ended += len(ended_D)
-    return _best_of(_taken(finished, end_E), width)
+    return _best_of(FinishedEpisodes.joined(finished).take(end_E), width)
 
 
 def _first_of_alike(likely_EA: Tensor, observation: Tensors) -> Tensor:
@@ -153,18 +130,10 @@ def _best_next(score_PB: Tensor, likely_PBA: Tensor) -> tuple[Tensor, Tensor, Te
     return best_PB, place_PB // num_choices, place_PB % num_choices
 
 
-def _best_of(placements: Placements, width: int) -> Placements:
+def _best_of(placements: FinishedEpisodes, width: int) -> FinishedEpisodes:
     """Of every `width` placements the feasible one with the best objective; the first if none is feasible."""
-    rated_PB = np.where(placements.is_feasible_E, placements.objective_ms_E, np.inf).reshape(-1, width)
-    best_P = rated_PB.argmin(axis=1) + width * np.arange(len(rated_PB))
-    return Placements(
-        problems=tuple(placements.problems[index] for index in best_P),
-        ranks=tuple(placements.ranks[index] for index in best_P),
-        cost_ms_ER=placements.cost_ms_ER[best_P],
-        objective_ms_E=placements.objective_ms_E[best_P],
-        is_feasible_E=placements.is_feasible_E[best_P],
-        rewards_E=placements.rewards_E[best_P],
-    )
+    rated_PB = np.where(placements.is_feasible_D, placements.objective_ms_D, np.inf).reshape(-1, width)
+    return placements.take(rated_PB.argmin(axis=1) + width * np.arange(len(rated_PB)))
 
 
 class _States(Protocol):
@@ -211,22 +180,3 @@ class _StatesAsPlayed:
     def branch(self, sources_E: Tensor) -> None:
         hidden, cell = self._memory
         self._memory = hidden[:, sources_E], cell[:, sources_E]
-
-
-def _gather(finished: Sequence[FinishedEpisodes]) -> Placements:
-    """Puts episodes that ended at different steps back into their order."""
-    return _taken(finished, np.argsort(np.concatenate([part.episodes_D for part in finished])))
-
-
-def _taken(finished: Sequence[FinishedEpisodes], end_E: NDArray[np.int64]) -> Placements:
-    """The finished episodes of these numbers, counted in the order in which they ended."""
-    problems = [problem for part in finished for problem in part.problems]
-    ranks = [ranks for part in finished for ranks in part.ranks]
-    return Placements(
-        problems=tuple(problems[index] for index in end_E),
-        ranks=tuple(ranks[index] for index in end_E),
-        cost_ms_ER=np.concatenate([part.cost_ms_DR for part in finished])[end_E],
-        objective_ms_E=np.concatenate([part.objective_ms_D for part in finished])[end_E],
-        is_feasible_E=np.concatenate([part.is_feasible_D for part in finished])[end_E],
-        rewards_E=np.concatenate([part.rewards_D for part in finished])[end_E],
-    )

@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from autoshard.core import PlacedShard, RowRange, Shard, ShardingPlan, Tier, Topology
-from autoshard.planners.space.placement import on_all_ranks, on_rank
+from autoshard.planners.space.options import placed_shard
+from autoshard.planners.space.tiers import site_of
 
 _Holding = tuple[str, Tier, tuple[tuple[int, ...], ...]]
 
@@ -41,6 +42,4 @@ def _joined(run: Sequence[PlacedShard], topology: Topology) -> PlacedShard:
     rows = RowRange(start=first.shard.rows.start, stop=last.shard.rows.stop, by=first.shard.rows.by)
     is_whole = rows.num_rows == table.num_embeddings
     shard = Shard.whole(table) if is_whole else replace(first.shard, rows=rows)
-    if first.tier is Tier.TABLE_WISE:
-        return on_rank(shard, first.replicas[0][0])
-    return on_all_ranks(shard, first.tier, topology)
+    return placed_shard(shard, first.tier, topology, site_of(first.tier, first.replicas[0][0], topology))

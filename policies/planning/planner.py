@@ -135,7 +135,7 @@ def _candidates(
         _Candidate(problem=problem, ranks_N=ranks_N, objective_ms=float(objective_ms))
         for placements in found
         for problem, ranks_N, objective_ms, is_feasible in zip(
-            *(placements.problems, placements.ranks, placements.objective_ms_E, placements.is_feasible_E), strict=True
+            *(placements.problems, placements.ranks, placements.objective_ms_D, placements.is_feasible_D), strict=True
         )
         if is_feasible
     )

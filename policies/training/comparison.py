@@ -16,8 +16,8 @@ from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.step_cost import StepCost
 from costmodel.registry.promotion import Comparison, TrainedVersion
 from costmodel.registry.versions import StoredModel
-from env import Objective, PlacementTask
-from policies.planning.decoding import Placements, decode
+from env import FinishedEpisodes, Objective, PlacementTask
+from policies.planning.decoding import decode
 from policies.planning.trained import TrainedPolicy
 from policies.training.scores import cost_greedy_ms
 
@@ -40,7 +40,7 @@ def policy_version(
         costs: Models of steps, if these are the objective; kernels aside.
     """
     model = policy.cost
-    ours_ms_P = decode(policy.network, tasks).objective_ms_E
+    ours_ms_P = decode(policy.network, tasks).objective_ms_D
 
     def compared(others_ms_P: MsArray, against: str) -> Comparison:
         measure = "slowest rank" if policy.card.objective is not Objective.STEP else "step"
@@ -55,7 +55,7 @@ def policy_version(
     return TrainedVersion.of(policy, compare, (compared(cost_greedy_ms(tasks), "cost-greedy"),))
 
 
-def placed_ms(placements: Placements, model: CostModel, costs: CostModels | None) -> MsArray:
+def placed_ms(placements: FinishedEpisodes, model: CostModel, costs: CostModels | None) -> MsArray:
     """Predicted steps of placements by `costs`, or kernel times of their slowest ranks by a model, shape (P,).
 
     Raises:
@@ -63,8 +63,7 @@ def placed_ms(placements: Placements, model: CostModel, costs: CostModels | None
     """
     found = []
     for problem, ranks_N in zip(placements.problems, placements.ranks, strict=True):
-        tiers = [tier.tier for tier in problem.tiers]
-        priced = PlacementProblem.of(problem.tables, problem.topology, model, problem.shards, tiers)
+        priced = PlacementProblem.of(problem.tables, problem.topology, model, problem.shards, problem.tiers)
         if costs is None:
             found.append(float(priced.rank_ms(ranks_N).max()))
         else:

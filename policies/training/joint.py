@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
+from autoshard.core import Tier
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.refine import MeasurePlans
@@ -50,16 +51,16 @@ class TaskTables:
     @classmethod
     def of(cls, problem: PlacementProblem) -> TaskTables:
         """Those of a problem."""
-        item_M = np.empty(len(problem.locals), dtype=np.int64)
+        item_M = np.empty(len(problem.shards), dtype=np.int64)
         for item, members in enumerate(problem.members):
             item_M[list(members)] = item
-        return cls(features_MF=shard_features(problem.locals), item_M=item_M)
+        return cls(features_MF=shard_features(problem.locals_by(Tier.TABLE_WISE)), item_M=item_M)
 
     def repriced(self, problem: PlacementProblem, model: LearnedCostModel, codes_MH: CodeArray) -> PlacementProblem:
         """The problem with the codes that another model has for its tables."""
         codes_NH = np.zeros((problem.num_items, codes_MH.shape[1]), dtype=np.float32)
         np.add.at(codes_NH, self.item_M, codes_MH)
-        return replace(problem, codes_NH=codes_NH, kernel_ms_N=model.predict_ms(codes_NH), model=model)
+        return replace(problem, codes_WNH=codes_NH[None], kernel_ms_N=model.predict_ms(codes_NH), model=model)
 
 
 class JointVTrace(VTrace):

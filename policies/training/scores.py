@@ -110,4 +110,4 @@ def score_policy(network: PlacementNetwork, tasks: Sequence[PlacementTask]) -> P
     score = score_placements(placements.problems, placements.ranks)
     if any(task.step_cost is None for task in tasks):
         return score
-    return replace(score, step_ms=float(np.mean(placements.objective_ms_E)))
+    return replace(score, step_ms=float(np.mean(placements.objective_ms_D)))

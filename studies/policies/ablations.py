@@ -8,11 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from autoshard.core import KernelCosts, LocalShard, Shard, local_shard
+from autoshard.core import KernelCosts, LocalShard, Shard, Tier
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.samples import read_samples
-from autoshard.planners.space.placement import PlacementProblem, RankArray, on_rank
+from autoshard.planners.space.options import UnplacedShard
+from autoshard.planners.space.placement import PlacementProblem, RankArray
 from autoshard.report.images import NumberTable, Section
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import shard_features
@@ -20,6 +21,7 @@ from costmodel.kernel.predictor import CostPredictor
 from costmodel.kernel.training import TrainingOptions, train_cost_model
 from env import PlacementTask
 from policies.planning.decoding import decode
+from policies.planning.tasks import training_topology
 from policies.training.scores import score_placements
 from studies.cost_models.ablation import FULL, REMOVALS, without
 from studies.policies.charts import Panel, bar_chart
@@ -65,9 +67,9 @@ class FeaturelessCostModel:
         """Trains one on the samples of the lab's store."""
         if lab.settings.store is None:
             raise InvalidOptionError("needs the folder of samples that cost models are trained from", field="--store")
-        tables = [
-            local_shard(on_rank(Shard.whole(table)), group_batch_size=lab.pool.batch_size) for table in lab.pool.tables
-        ]
+        one_rank = training_topology(lab.settings.device, 1, 0)
+        whole = [UnplacedShard.of(Shard.whole(table), Tier.TABLE_WISE, one_rank) for table in lab.pool.tables]
+        tables = [part.local(one_rank, lab.pool.batch_size) for part in whole]
         dataset = CostDataset.from_samples(read_samples(lab.settings.store, lab.settings.device))
         # Samples and tables lose features together, so that both get the same values instead.
         blind = without(_with_tables(dataset, tables), removed)

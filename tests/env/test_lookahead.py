@@ -56,7 +56,10 @@ def make_sized(model):
         )
         shards = [Shard.whole(table) for table in tables]
         problem = PlacementProblem.of(TableSet(batch_size=64, tables=tables), topology, model, shards, tiers)
-        return problem if allowed is None else replace(problem, allowed_NR=np.array(allowed))
+        if allowed is None:
+            return problem
+        of_tiers_NK = problem.allowed_NA[:, problem.num_ranks :]
+        return replace(problem, allowed_NA=np.concatenate([np.array(allowed), of_tiers_NK], axis=1))
 
     return make
 

@@ -172,10 +172,10 @@ def test_refuses_options_that_there_are_not(draw_task, make_request, options, me
 
 
 def test_options_name_schemes_and_groups():
-    assert AutoOptions().schemes == AutoOptions(tiers="replica_groups").schemes == frozenset(ShardingType)
+    assert AutoOptions().types == AutoOptions(tiers="replica_groups").types == frozenset(ShardingType)
     assert AutoOptions().with_groups
     assert not AutoOptions(tiers="grid,flex").with_groups
-    assert AutoOptions(tiers="grid,flex").schemes == {ShardingType.GRID, ShardingType.FLEX}
+    assert AutoOptions(tiers="grid,flex").types == {ShardingType.GRID, ShardingType.FLEX}
 
 
 def test_ends_at_its_time_limit(draw_task, make_request):

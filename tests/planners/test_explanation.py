@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core import Constraints, Level, Link, Tier
+from autoshard.core import AccessProfile, Constraints, Level, Link, Tier
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.evaluation import evaluate
 from autoshard.planners.hybrid.explanation import explain
 from autoshard.planners.registry import get_planner
-from autoshard.planners.space.placement import on_all_ranks
+from autoshard.planners.space.options import ShardingType, enumerate_options, placed_shard
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_alternatives_cost_what_such_plans_cost(plan, costs):
     known = {other.scheme: other.step_ms for other in one.alternatives}
     for tier in (Tier.ROW_WISE, Tier.DATA_PARALLEL, Tier.FLEX):
         shards = tuple(
-            on_all_ranks(placed.shard, tier, plan.topology) if placed.shard.table == table else placed
+            placed_shard(placed.shard, tier, plan.topology) if placed.shard.table == table else placed
             for placed in plan.shards
         )
         placed = next(shard for shard in shards if shard.shard.table == table)
@@ -50,6 +50,17 @@ def test_alternatives_cost_what_such_plans_cost(plan, costs):
     assert [other.step_ms for other in one.alternatives if other.step_ms is not None] == sorted(
         other.step_ms for other in one.alternatives if other.step_ms is not None
     )
+
+
+def test_rows_in_tiers_are_explained(plan, costs):
+    table = replace(plan.tables.tables[4], access=AccessProfile.zipf(plan.tables.tables[4].num_embeddings, 1.2))
+    tables = replace(plan.tables, tables=tuple(table if one.name == table.name else one for one in plan.tables.tables))
+    tiered = next(one for one in enumerate_options(table, plan.topology) if one.name is ShardingType.ROW_TIERS)
+    hot, rest = (part.placed(0, plan.topology) for part in tiered.parts)
+    others = [placed for placed in plan.shards if placed.shard.table.name != table.name]
+    found = explain(replace(plan, tables=tables, shards=(*others, hot, rest)), costs, [table.name])
+    (one,) = found.tables
+    assert (one.scheme, one.ranks) == (tiered.label, (0, 1, 2, 3))
 
 
 def test_the_best_of_all_ranks_is_found(plan, costs):
@@ -62,7 +73,7 @@ def test_the_best_of_all_ranks_is_found(plan, costs):
         ranks = tuple(range(2 * node, 2 * node + 2))
         shards = tuple(
             replace(
-                on_all_ranks(placed.shard, Tier.ROW_WISE, plan.topology), tier=Tier.TABLE_ROW_WISE, replicas=(ranks,)
+                placed_shard(placed.shard, Tier.ROW_WISE, plan.topology), tier=Tier.TABLE_ROW_WISE, replicas=(ranks,)
             )
             if placed.shard.table == table
             else placed
@@ -108,7 +119,7 @@ def test_names_must_be_there(plan, costs):
 def test_copies_on_some_ranks_are_refused(plan, costs):
     first = plan.shards[4]
     copied = replace(
-        on_all_ranks(first.shard, Tier.DATA_PARALLEL, plan.topology), tier=Tier.REPLICATED, replicas=((0,), (2,))
+        placed_shard(first.shard, Tier.DATA_PARALLEL, plan.topology), tier=Tier.REPLICATED, replicas=((0,), (2,))
     )
     shards = tuple(copied if placed is first else placed for placed in plan.shards)
     with pytest.raises(InvalidPlanError, match="copies on some of the ranks"):

@@ -55,19 +55,20 @@ def planted_exactly():
     class Bare(SimpleNamespace):
         rank_bytes = PlacementProblem.rank_bytes
         is_feasible = PlacementProblem.is_feasible
-        may_choose = PlacementProblem.may_choose
-        tiers = ()
 
         def label(self, item):
             return f"t{item}"
 
     def plant(num_items, num_ranks, seed):
         rng = np.random.default_rng(seed)
+        bytes_N, allowed_NR = rng.integers(1, 1_000_000, num_items), np.ones((num_items, num_ranks), dtype=bool)
         problem = Bare(
             num_items=num_items,
             num_ranks=num_ranks,
-            bytes_N=rng.integers(1, 1_000_000, num_items),
-            allowed_NR=np.ones((num_items, num_ranks), dtype=bool),
+            bytes_N=bytes_N,
+            bytes_WN=bytes_N[None],
+            allowed_NR=allowed_NR,
+            allowed_NA=allowed_NR,
             capacity_R=np.zeros(num_ranks, dtype=np.int64),
         )
         problem.capacity_R = problem.rank_bytes(rng.integers(0, num_ranks, num_items))

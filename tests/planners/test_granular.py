@@ -23,11 +23,12 @@ from autoshard.evaluation import activation_bytes, evaluate, price_step
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.hybrid.descent import improve
 from autoshard.planners.hybrid.layout import NOTHING, Layout, Limits
+from autoshard.planners.hybrid.offered import space_of
 from autoshard.planners.hybrid.starts import balanced_layouts, layout_of
-from autoshard.planners.hybrid.step_search import StepSearch, catalog_of, search_steps
+from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.options import ShardingType
-from autoshard.planners.space.step_sums import PARTS
+from autoshard.planners.space.step_cost import PARTS
 
 #: Ends searches by steps, so that seeds decide.
 STEPS = StepSearch(steps=12, with_policy=False)
@@ -72,18 +73,18 @@ def mixed_task(draw_task, two_nodes):
     return replace(tables, tables=dims_alike, dense=dense), two_nodes()
 
 
-def at_random(catalog, rng, limits=None):
+def at_random(space, rng, limits=None):
     chosen = []
-    for unit in catalog.units:
-        number = int(rng.integers(len(unit.options)))
-        pieces = unit.options[number].pieces
-        chosen.append((number, tuple(int(rng.choice(piece.sites)) for piece in pieces)))
-    return Layout(catalog, limits or Limits.of(catalog), chosen)
+    for item in space.items:
+        number = int(rng.integers(len(item.options)))
+        shards = item.options[number].shards
+        chosen.append((number, tuple(int(rng.choice(np.flatnonzero(shard.allowed_S))) for shard in shards)))
+    return Layout(space, limits or Limits.of(space), chosen)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_sums_price_what_evaluate_prices(mixed_task, make_request, costs, seed):
-    layout = at_random(catalog_of(make_request(mixed_task)), np.random.default_rng(seed))
+    layout = at_random(space_of(make_request(mixed_task)), np.random.default_rng(seed))
     plan = layout.plan()
     validate_plan(plan)
     price = price_step(plan, costs)
@@ -91,7 +92,7 @@ def test_sums_price_what_evaluate_prices(mixed_task, make_request, costs, seed):
     for part, ms_R in zip(PARTS, layout.parts_ms(), strict=True):
         assert ms_R.max() == pytest.approx(getattr(price.times, part.value), rel=1e-5)
     np.testing.assert_array_equal(layout.bytes_RM[:, 0], [one.hbm_bytes for one in evaluate(plan, costs).ranks])
-    activations_R = layout.catalog.prices.activation_bytes(layout.moved_RC[None])[0]
+    activations_R = layout.space.prices.activation_bytes(layout.moved_RC[None])[0]
     np.testing.assert_allclose(activations_R, activation_bytes(plan), rtol=1e-6)
 
 
@@ -99,12 +100,12 @@ def test_sums_price_rows_behind_caches(draw_task, two_nodes, make_request, costs
     tables, _ = draw_task(4, 8, seed=2)
     total = sum(table.storage_bytes for table in tables.tables)
     task = (tables, two_nodes(hbm=total // 8, ddr=total))
-    catalog = catalog_of(make_request(task))
+    space = space_of(make_request(task))
     roomy = Limits(capacity_RM=np.full((8, 3), np.inf))
     rng = np.random.default_rng(0)
     levels = set()
     for _ in range(12):
-        layout = at_random(catalog, rng, roomy)
+        layout = at_random(space, rng, roomy)
         plan = layout.plan()
         levels |= {placed.memory.level for placed in plan.shards}
         assert layout.step_ms() == pytest.approx(evaluate(plan, costs).step_ms.value, rel=1e-5)
@@ -112,14 +113,14 @@ def test_sums_price_rows_behind_caches(draw_task, two_nodes, make_request, costs
 
 
 def test_changes_are_priced_as_what_they_lead_to(mixed_task, make_request):
-    catalog = catalog_of(make_request(mixed_task))
+    space = space_of(make_request(mixed_task))
     rng = np.random.default_rng(1)
-    layout = at_random(catalog, rng)
+    layout = at_random(space, rng)
     changes = []
     for _ in range(20):
-        other = at_random(catalog, rng)
-        units = rng.choice(len(catalog.units), 2, replace=False)
-        changes.append(tuple((int(unit), *other.chosen[unit]) for unit in units))
+        other = at_random(space, rng)
+        items = rng.choice(len(space.items), 2, replace=False)
+        changes.append(tuple((int(item), *other.chosen[item]) for item in items))
     changes.append(((3, NOTHING, ()),))
     priced = layout.price(changes, 32)
     for change, step_ms, energy_ms in zip(changes, priced.step_ms_B, priced.energy_ms_B, strict=True):
@@ -128,13 +129,13 @@ def test_changes_are_priced_as_what_they_lead_to(mixed_task, make_request):
         assert changed.step_ms() == pytest.approx(step_ms, rel=1e-6)
         assert changed.energy_ms(32) == pytest.approx(energy_ms, rel=1e-6)
         # Codes are added up in single precision by the models only: what was there comes back.
-        changed.apply(tuple((unit, *layout.chosen[unit]) for unit, _, _ in change))
+        changed.apply(tuple((item, *layout.chosen[item]) for item, _, _ in change))
         np.testing.assert_array_equal(changed.moved_RC, layout.moved_RC)
         assert changed.step_ms() == pytest.approx(layout.step_ms(), rel=1e-9)
 
 
 def test_energy_is_between_the_mean_and_the_slowest_rank(mixed_task, make_request):
-    layout = at_random(catalog_of(make_request(mixed_task)), np.random.default_rng(2))
+    layout = at_random(space_of(make_request(mixed_task)), np.random.default_rng(2))
     energies = [layout.energy_ms(exponent) for exponent in (1, 8, 128, 1024)]
     assert energies == sorted(energies)
     assert energies[-1] <= layout.step_ms()
@@ -143,8 +144,8 @@ def test_energy_is_between_the_mean_and_the_slowest_rank(mixed_task, make_reques
 
 def test_descent_never_ends_above_its_start_and_repeats_itself(draw_task, two_nodes, make_request):
     tables, _ = draw_task(24, 8, seed=7)
-    catalog = catalog_of(make_request((tables, two_nodes())))
-    start = at_random(catalog, np.random.default_rng(3))
+    space = space_of(make_request((tables, two_nodes())))
+    start = at_random(space, np.random.default_rng(3))
     far_s = time.perf_counter() + SECONDS
     first, again, other = (improve(start, seed=seed, deadline_s=far_s, max_steps=20) for seed in (1, 1, 2))
     assert first.step_ms == first.layout.step_ms() < 0.9 * start.step_ms()
@@ -265,10 +266,10 @@ def test_says_which_constraint_names_no_rank(make_table, make_topology, make_req
 
 def test_plans_of_other_planners_are_read_as_they_are(mixed_task, make_request, costs):
     request = make_request(mixed_task)
-    catalog = catalog_of(request)
+    space = space_of(request)
     for name in ("flexshard", "neo"):
         plan = get_planner(name).plan(request)
-        layout = layout_of(catalog, Limits.of(catalog), plan)
+        layout = layout_of(space, Limits.of(space), plan)
         assert layout.step_ms() == pytest.approx(evaluate(plan, costs).step_ms.value, rel=1e-5)
         assert set(layout.plan().shards) == set(plan.shards)
 
@@ -278,8 +279,8 @@ def test_balanced_starts_know_that_a_table_alone_decides(make_table, make_topolo
     (tables, _), topology = draw_task(8, 4, seed=1), make_topology(4)
     huge = make_table("huge", 200_000, embedding_dim=64, pooling_factor=500.0)
     huge = replace(huge, access=AccessProfile.zipf(200_000, 0.9))
-    catalog = catalog_of(make_request((replace(tables, tables=(huge, *tables.tables)), topology)))
-    best = min(layout.step_ms() for layout in balanced_layouts(catalog, Limits.of(catalog)))
-    whole = Layout(catalog, Limits.of(catalog), [(0, (index % 4,)) for index in range(len(catalog.units))])
+    space = space_of(make_request((replace(tables, tables=(huge, *tables.tables)), topology)))
+    best = min(layout.step_ms() for layout in balanced_layouts(space, Limits.of(space)))
+    whole = Layout(space, Limits.of(space), [(0, (index % 4,)) for index in range(len(space.items))])
     assert math.isfinite(best)
     assert best < 0.5 * whole.step_ms()

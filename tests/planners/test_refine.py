@@ -9,7 +9,7 @@ from autoshard.core import ReplicaGroups, Tier
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.heuristics.greedy import CostGreedyPlanner
 from autoshard.planners.refine import CorrectedKernels, refine
-from autoshard.planners.space.placement import on_all_ranks
+from autoshard.planners.space.options import placed_shard
 
 
 class Machine:
@@ -84,7 +84,7 @@ def test_corrections_add_up(planned):
 
 def test_plans_over_several_ranks_are_refused(planned):
     problem, plan, machine = planned
-    spread = on_all_ranks(plan.shards[0].shard, Tier.ROW_WISE, plan.topology)
+    spread = placed_shard(plan.shards[0].shard, Tier.ROW_WISE, plan.topology)
     mixed = replace(plan, shards=(spread, *plan.shards[1:]))
     with pytest.raises(InvalidOptionError, match="replay_refine"):
         refine(mixed, problem.model, machine, num_measurements=2)

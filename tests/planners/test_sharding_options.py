@@ -27,18 +27,26 @@ from autoshard.core import (
 from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import PairTraffic, cheaper_exchange
 from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.space.constraints import allowed_sites
 from autoshard.planners.space.options import (
     COLUMN_STEP,
-    Hold,
     ShardingType,
     UnplacedShard,
-    allowed_sites,
     column_cuts,
     enumerate_options,
     option_of_placed,
+    placed_shard,
     why_not,
 )
-from autoshard.planners.space.placement import on_all_ranks, on_rank
+from autoshard.planners.space.tiers import (
+    num_holders,
+    num_owners,
+    num_replicas,
+    num_sites,
+    ranks_at,
+    replicas_at,
+    site_of,
+)
 
 LINK = Link(bytes_per_s=1e9)
 
@@ -62,7 +70,7 @@ def plan_of(scheme, topology):
     """The scheme with each part at another site."""
     node = topology.local_world_size
     sites = [
-        index % (node if scheme.in_one_node else part.hold.num_sites(topology))
+        index % (node if scheme.in_one_node else num_sites(part.tier, topology))
         for index, part in enumerate(scheme.parts)
     ]
     shards = tuple(part.placed(site, topology) for part, site in zip(scheme.parts, sites, strict=True))
@@ -126,9 +134,7 @@ def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha
     rows = RowRange(start=bounds[0], stop=bounds[1], by=RowsBy.ACCESS_RANK)
     shard = Shard(table=table, rows=rows, columns=columns)
     topology = nodes_of_four(8)
-    hold = {Tier.ROW_WISE: Hold.ALL, Tier.FLEX: Hold.EACH_NODE, Tier.DATA_PARALLEL: Hold.EACH}[tier]
-    held = UnplacedShard.of(shard, hold, topology).placed(0, topology)
-    assert held == on_all_ranks(shard, tier, topology)
+    held = placed_shard(shard, tier, topology)
 
     def forward_bytes(exchange):
         return PairTraffic.of(replace(held, exchange=exchange), 64, Payload()).forward
@@ -141,7 +147,9 @@ def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha
     else:
         # Roundings of the two sides' products may differ in the last bit.
         assert forward_bytes(held.exchange) <= min(map(forward_bytes, Exchange)) * (1 + 1e-12)
-    assert UnplacedShard.of(shard, Hold.RANK, topology).placed(3, topology) == on_rank(shard, 3)
+    assert UnplacedShard.of(shard, Tier.TABLE_WISE, topology).placed(3, topology) == placed_shard(
+        shard, Tier.TABLE_WISE, topology, 3
+    )
 
 
 def test_rows_over_eight_ranks_are_sent_by_lookup(make_table):
@@ -149,7 +157,7 @@ def test_rows_over_eight_ranks_are_sent_by_lookup(make_table):
     shard = Shard.whole(make_table("t", pooling_factor=3.0))
     wanted = [Exchange.PARTIAL_SUMS, Exchange.PARTIAL_SUMS, Exchange.ROWS]
     assert [cheaper_exchange(shard, owners) for owners in (1, 2, 8)] == wanted
-    assert on_all_ranks(shard, Tier.ROW_WISE, nodes_of_four(8)).exchange is Exchange.ROWS
+    assert placed_shard(shard, Tier.ROW_WISE, nodes_of_four(8)).exchange is Exchange.ROWS
 
 
 def test_constraints_say_what_they_rule_out(table, two_nodes):
@@ -160,7 +168,7 @@ def test_constraints_say_what_they_rule_out(table, two_nodes):
         *(ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID),
     }
     by_name = {scheme.name: scheme for scheme in enumerate_options(pinned, two_nodes)}
-    assert allowed_sites(by_name[ShardingType.TABLE_ROW_WISE].parts[0], two_nodes) == (1,)
+    assert allowed_sites(pinned, Tier.TABLE_ROW_WISE, two_nodes).tolist() == [False, True]
     assert why_not(by_name[ShardingType.ROW_WISE], two_nodes) == "the table is pinned to ranks 4, 5, 6, 7"
     barred = replace(table, constraints=Constraints(forbidden_tiers=(Tier.DATA_PARALLEL,)))
     reasons = {scheme.name: why_not(scheme, two_nodes) for scheme in enumerate_options(barred, two_nodes)}
@@ -174,9 +182,22 @@ def test_constraints_say_what_they_rule_out(table, two_nodes):
     assert not reasons[ShardingType.ROW_WISE]
 
 
-def test_holds_say_how_many_ranks_take_part(two_nodes):
-    for hold in Hold:
-        replicas = hold.replicas(0, two_nodes)
-        assert hold.num_replicas(two_nodes) == len(replicas)
-        assert hold.num_owners(two_nodes) == len(replicas[0])
-        assert hold.num_holders(two_nodes) == len({rank for replica in replicas for rank in replica})
+@pytest.mark.parametrize(
+    ("tier", "replicas"),
+    [
+        (Tier.TABLE_WISE, [((rank,),) for rank in range(8)]),
+        (Tier.TABLE_ROW_WISE, [((0, 1, 2, 3),), ((4, 5, 6, 7),)]),
+        (Tier.ROW_WISE, [(tuple(range(8)),)]),
+        (Tier.DATA_PARALLEL, [tuple((rank,) for rank in range(8))]),
+        (Tier.FLEX, [((0, 1, 2, 3), (4, 5, 6, 7))]),
+    ],
+)
+def test_tiers_say_which_ranks_hold_rows_at_a_site(two_nodes, tier, replicas):
+    assert [replicas_at(tier, site, two_nodes) for site in range(num_sites(tier, two_nodes))] == replicas
+    for site, at_site in enumerate(replicas):
+        ranks = [rank for replica in at_site for rank in replica]
+        assert list(ranks_at(tier, site, two_nodes)) == ranks
+        assert {site_of(tier, rank, two_nodes) for rank in ranks} == {site}
+        assert num_holders(tier, two_nodes) == len(ranks)
+        assert num_replicas(tier, two_nodes) == len(at_site)
+        assert {num_owners(tier, two_nodes)} == {len(replica) for replica in at_site}

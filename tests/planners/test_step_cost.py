@@ -93,10 +93,8 @@ def test_choices_are_priced_as_what_they_lead_to(step_problem):
     before = _sums_of(step_cost, ranks_N, others)
     choices_ms = step_cost.choices_ms(
         before,
-        problem.codes_NH[[item]],
-        step_cost.moved_NC[[item]],
-        np.stack([tier.codes_NH[[item]] for tier in problem.tiers]),
-        step_cost.moved_KNC[:, [item]],
+        problem.codes_WNH[:, [item]],
+        step_cost.moved_WNC[:, [item]],
     )
     expected = []
     for choice in range(problem.num_choices):
@@ -109,13 +107,11 @@ def _sums_of(step_cost, ranks_N, items):
     """Sums without one item: those with it, less what it added."""
     problem = step_cost.problem
     codes_RH = np.zeros((problem.num_ranks, problem.codes_NH.shape[1]), dtype=np.float32)
-    moved_RC = np.zeros((problem.num_ranks, step_cost.moved_NC.shape[1]))
+    moved_RC = np.zeros((problem.num_ranks, step_cost.moved_WNC.shape[2]))
     for item in items:
         choice = ranks_N[item]
-        if choice < problem.num_ranks:
-            codes_RH[choice] += problem.codes_NH[item]
-            moved_RC[choice] += step_cost.moved_NC[item]
-        else:
-            codes_RH += problem.tiers[choice - problem.num_ranks].codes_NH[item]
-            moved_RC += step_cost.moved_KNC[choice - problem.num_ranks, item]
+        way = max(0, choice - problem.num_ranks + 1)
+        ranks = slice(None) if way else choice
+        codes_RH[ranks] += problem.codes_WNH[way, item]
+        moved_RC[ranks] += step_cost.moved_WNC[way, item]
     return type(step_cost.sums(ranks_N))(codes_BRH=codes_RH[None], moved_BRC=moved_RC[None])

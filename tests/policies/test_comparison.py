@@ -81,7 +81,7 @@ def passing(version):
 def test_placements_cost_what_their_tasks_say(make_policy, make_tasks, cost, objective):
     costs = CostModels(kernel=cost, comm=AlphaBetaComm()) if objective is Objective.STEP else None
     placements = decode(make_policy().network, make_tasks(cost, objective))
-    assert placed_ms(placements, cost, costs) == pytest.approx(placements.objective_ms_E)
+    assert placed_ms(placements, cost, costs) == pytest.approx(placements.objective_ms_D)
 
 
 def test_another_policy_is_priced_by_the_new_ones_model(make_policy, make_tasks, cost, other_cost, registry):
@@ -92,14 +92,14 @@ def test_another_policy_is_priced_by_the_new_ones_model(make_policy, make_tasks,
     placed = decode(old.network, make_tasks(other_cost, Objective.MAX_KERNEL)).ranks
     tasks = make_tasks(cost, Objective.BALANCE)
     old_ms_P = [task.problem.rank_ms(ranks_N).max() for task, ranks_N in zip(tasks, placed, strict=True)]
-    new_ms_P = decode(make_policy().network, tasks).objective_ms_E
+    new_ms_P = decode(make_policy().network, tasks).objective_ms_D
     assert comparison.difference == pytest.approx(np.mean(new_ms_P / np.array(old_ms_P) - 1))
     assert (comparison.num_pairs, comparison.against) == (NUM_TASKS, f"version {version}")
 
 
 def test_the_better_policy_stays(make_policy, make_tasks, cost, registry):
     tasks = make_tasks(cost, Objective.BALANCE)
-    mean_ms = {seed: decode(make_policy(seed).network, tasks).objective_ms_E.mean() for seed in range(8)}
+    mean_ms = {seed: decode(make_policy(seed).network, tasks).objective_ms_D.mean() for seed in range(8)}
     best, worst = min(mean_ms, key=mean_ms.get), max(mean_ms, key=mean_ms.get)
     assert mean_ms[worst] > 1.1 * mean_ms[best]
     first = make_policy(best).publish(registry)

@@ -41,15 +41,15 @@ def test_a_decode_is_the_policy_playing_the_environment(tasks, policy, max_split
             action, state = player.predict(observation, state, deterministic=True)
             observation, reward, done, _, info = env.step(action)
         assert placements.ranks[index].tolist() == info["ranks"].tolist()
-        assert placements.rewards_E[index] == pytest.approx(reward, rel=1e-5)
-        assert placements.cost_ms_ER[index] == pytest.approx(info["cost_ms"], rel=1e-5)
+        assert placements.rewards_D[index] == pytest.approx(reward, rel=1e-5)
+        assert placements.cost_ms_DR[index] == pytest.approx(info["cost_ms"], rel=1e-5)
         assert placements.problems[index].shards == info["problem"].shards
 
 
 def test_a_beam_of_one_is_the_greedy_decode(tasks, policy):
     greedy, beam = decode(policy.network, tasks), decode_beam(policy.network, tasks, width=1)
     # Ranks that look alike may be named the other way round.
-    np.testing.assert_allclose(np.sort(beam.cost_ms_ER), np.sort(greedy.cost_ms_ER), rtol=1e-6)
+    np.testing.assert_allclose(np.sort(beam.cost_ms_DR), np.sort(greedy.cost_ms_DR), rtol=1e-6)
 
 
 def test_a_beam_as_wide_as_all_placements_finds_the_best(tasks, policy):
@@ -59,7 +59,7 @@ def test_a_beam_as_wide_as_all_placements_finds_the_best(tasks, policy):
         float(small.problem.rank_ms(np.array(ranks)).max())
         for ranks in product(range(3), repeat=small.problem.num_items)
     )
-    assert beam.objective_ms_E[0] == pytest.approx(best_ms, rel=1e-5)
+    assert beam.objective_ms_D[0] == pytest.approx(best_ms, rel=1e-5)
     assert small.problem.rank_ms(beam.ranks[0]).max() == pytest.approx(best_ms, rel=1e-5)
 
 
@@ -67,8 +67,8 @@ def test_beginnings_that_are_kept_are_priced_as_their_placements(tasks, policy):
     placements = decode_beam(policy.network, tasks, width=6)
     for index, task in enumerate(tasks):
         expected_ms_R = task.problem.rank_ms(placements.ranks[index])
-        np.testing.assert_allclose(placements.cost_ms_ER[index], expected_ms_R, rtol=1e-5)
-        assert placements.is_feasible_E[index] == task.problem.is_feasible(placements.ranks[index])
+        np.testing.assert_allclose(placements.cost_ms_DR[index], expected_ms_R, rtol=1e-5)
+        assert placements.is_feasible_D[index] == task.problem.is_feasible(placements.ranks[index])
 
 
 @pytest.fixture(scope="module")
@@ -78,19 +78,19 @@ def cut(tasks):
 
 def test_a_beam_of_one_is_the_greedy_decode_where_items_may_be_split(cut, policy):
     greedy, beam = decode(policy.network, cut), decode_beam(policy.network, cut, width=1)
-    np.testing.assert_allclose(np.sort(beam.cost_ms_ER), np.sort(greedy.cost_ms_ER), rtol=1e-6)
+    np.testing.assert_allclose(np.sort(beam.cost_ms_DR), np.sort(greedy.cost_ms_DR), rtol=1e-6)
 
 
 def test_beginnings_that_end_early_are_kept_as_they_ended(cut, policy):
     placements = decode_beam(policy.network, cut, width=12)
     for index in range(len(cut)):
         problem, ranks_N = placements.problems[index], placements.ranks[index]
-        np.testing.assert_allclose(placements.cost_ms_ER[index], problem.rank_ms(ranks_N), rtol=1e-5)
+        np.testing.assert_allclose(placements.cost_ms_DR[index], problem.rank_ms(ranks_N), rtol=1e-5)
         columns = sum(shard.columns[1] - shard.columns[0] for shard in problem.shards)
         assert columns == sum(table.embedding_dim for table in problem.tables.tables), "all columns are placed once"
     small = cut[2]  # one item, whole or in halves
     wide = decode_beam(policy.network, [small], width=200)
-    assert wide.objective_ms_E[0] <= decode(policy.network, [small]).objective_ms_E[0] + 1e-6
+    assert wide.objective_ms_D[0] <= decode(policy.network, [small]).objective_ms_D[0] + 1e-6
 
 
 def test_a_beam_keeps_to_where_items_may_go(tasks, policy):
@@ -98,8 +98,8 @@ def test_a_beam_keeps_to_where_items_may_go(tasks, policy):
     problem = tasks[1].problem
     allowed_NR = np.ones((problem.num_items, 3), dtype=np.bool_)
     allowed_NR[::2] = [False, False, True]
-    placements = decode_beam(policy.network, [PlacementTask.of(replace(problem, allowed_NR=allowed_NR))], width=4)
-    assert placements.is_feasible_E.all()
+    placements = decode_beam(policy.network, [PlacementTask.of(replace(problem, allowed_NA=allowed_NR))], width=4)
+    assert placements.is_feasible_D.all()
     assert (placements.ranks[0][::2] == 2).all()
 
 
@@ -132,7 +132,7 @@ def test_limits_hold_however_little_room_there_is(make_problem, policy, seed, sh
     except InfeasiblePlanError:
         return
     placements = decode(policy.network, [task], num_samples=4, generator=torch.Generator().manual_seed(seed))
-    assert placements.is_feasible_E.all()
+    assert placements.is_feasible_D.all()
     assert all(problem.is_feasible(ranks_N) for ranks_N in placements.ranks)
 
 
@@ -145,11 +145,11 @@ def test_renumbering_ranks_that_are_not_alike_renumbers_the_placement(make_probl
     allowed_NR = np.array([[True, True, index % 3 > 0] for index in range(12)])
     allowed_NR[np.argsort(-factors)[:3]] = np.eye(3, dtype=bool)
     capacity_R = np.array([1 << 40, 1 << 40, 3 * problem.bytes_N.max()])
-    problem = replace(problem, allowed_NR=allowed_NR, capacity_R=capacity_R)
+    problem = replace(problem, allowed_NA=allowed_NR, capacity_R=capacity_R)
     order = np.array([2, 0, 1])
-    renumbered = replace(problem, allowed_NR=allowed_NR[:, order], capacity_R=capacity_R[order])
+    renumbered = replace(problem, allowed_NA=allowed_NR[:, order], capacity_R=capacity_R[order])
     first, second = (decode(policy.network, [PlacementTask.of(version)]) for version in (problem, renumbered))
-    assert first.is_feasible_E[0]
-    assert second.is_feasible_E[0]
-    assert sorted(second.cost_ms_ER[0]) == pytest.approx(sorted(first.cost_ms_ER[0]))
-    assert second.cost_ms_ER[0][0] == pytest.approx(first.cost_ms_ER[0][2])
+    assert first.is_feasible_D[0]
+    assert second.is_feasible_D[0]
+    assert sorted(second.cost_ms_DR[0]) == pytest.approx(sorted(first.cost_ms_DR[0]))
+    assert second.cost_ms_DR[0][0] == pytest.approx(first.cost_ms_DR[0][2])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.core import LocalShard
+from autoshard.core import LocalShard, Tier
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.planners.space.placement import PlacementProblem
 from costmodel import shard_features
@@ -28,7 +28,9 @@ def pool(make_tables):
 @pytest.fixture(scope="module")
 def dataset(pool, cost, make_topology):
     """Sets of 1 to 6 tables of the pool, at the prices of the model with weights set by hand."""
-    locals_: tuple[LocalShard, ...] = PlacementProblem.table_wise(pool, make_topology(1), cost).locals
+    locals_: tuple[LocalShard, ...] = PlacementProblem.table_wise(pool, make_topology(1), cost).locals_by(
+        Tier.TABLE_WISE
+    )
     rng = np.random.default_rng(1)
     num_shards_S = rng.integers(1, 7, 400)
     shard_N = rng.integers(0, len(locals_), num_shards_S.sum())

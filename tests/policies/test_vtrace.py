@@ -73,9 +73,9 @@ def test_training_solves_a_toy_problem_and_unseen_ones_like_it(make_problem):
     env = PlacementVecEnv(tasks(30, seed=0), num_groups=4, num_rollouts=8)
     settings = VTraceSettings(num_steps=6, learning_rate=2e-3, compare_within_task=True)
     algorithm = quiet(VTrace(PlacementPolicy, env, settings, seed=0))
-    assert decode(algorithm.policy.network, unseen).rewards_E.mean() < 0.9
+    assert decode(algorithm.policy.network, unseen).rewards_D.mean() < 0.9
     algorithm.learn(40 * 6 * env.num_envs, log_interval=None)
-    rewards = decode(algorithm.policy.network, unseen).rewards_E
+    rewards = decode(algorithm.policy.network, unseen).rewards_D
     assert rewards.mean() > 0.995
     assert rewards.min() > 0.98
 
@@ -93,12 +93,12 @@ def test_training_learns_where_cutting_pays(make_problem):
     settings = VTraceSettings(num_steps=3, learning_rate=2e-3, compare_within_task=True, whole_episodes=True)
     algorithm = quiet(VTrace(PlacementPolicy, env, settings, seed=0))
     before = decode(algorithm.policy.network, unseen)
-    assert before.rewards_E.mean() < 0.7
+    assert before.rewards_D.mean() < 0.7
     assert {len(ranks) for ranks in before.ranks} == {3}, "at first, nothing is cut"
     for _ in range(60):
         algorithm.learn(3 * env.num_envs, log_interval=None, reset_num_timesteps=False)
     after = decode(algorithm.policy.network, unseen)
-    assert after.rewards_E.mean() > 0.85
+    assert after.rewards_D.mean() > 0.85
     assert {len(ranks) for ranks in after.ranks} <= {4, 5, 6, 7}
 
 

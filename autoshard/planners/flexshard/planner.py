@@ -26,7 +26,7 @@ from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
 from autoshard.planners.flexshard.whole_tables import WholeTables, unsplit
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.constraints import check_constraints
-from autoshard.planners.space.placement import on_all_ranks
+from autoshard.planners.space.options import placed_shard
 
 _EXCHANGES = {
     "auto": tuple(Exchange),
@@ -217,7 +217,7 @@ def _cut(request: PlanRequest, table: EmbeddingTable, bounds: TierBounds) -> lis
     shards = []
     for strategy, start, stop, exchange in tiers:
         shard = Shard(table=table, rows=RowRange(start=start, stop=stop, by=by), columns=(0, table.embedding_dim))
-        placed = replace(on_all_ranks(shard, Tier(strategy), request.topology), exchange=exchange)
+        placed = replace(placed_shard(shard, Tier(strategy), request.topology), exchange=exchange)
         if len(placed.replicas) > 1:
             sync, _ = gradient_sum(table, start, stop, request.tables.batch_size)
             placed = replace(placed, grad_sync=sync)

@@ -85,7 +85,7 @@ class WholeTables:
         served_N = [sum(active[index][0] for index in group) for group in problem.members]
         problem = replace(
             problem,
-            bytes_N=problem.bytes_N + np.ceil(np.array(served_N)).astype(np.int64),
+            bytes_WN=problem.bytes_WN + np.ceil(np.array(served_N)).astype(np.int64),
             capacity_R=np.floor(free_R).astype(np.int64),
         )
         ranks_N = place_by_cost(problem, np.argsort(-problem.kernel_ms_N, kind="stable"))

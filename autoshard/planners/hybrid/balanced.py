@@ -1,6 +1,6 @@
-"""Starts of the search: every unit takes what would cost least if all ranks were alike, and then its place.
+"""Starts of the search: every item takes what would cost least if all ranks were alike, and then its place.
 
-Shape suffixes: U units, O options, E pieces of options, R ranks, M memory levels.
+Shape suffixes: I items, O options, E shards of options, V kinds of shards, R ranks, M memory levels, S sites.
 """
 
 from __future__ import annotations
@@ -11,141 +11,129 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from autoshard.core import Tier
-from autoshard.planners.hybrid.catalog import Catalog, Option, Piece
-from autoshard.planners.hybrid.layout import FloatArray, IndexArray, Layout, Limits
+from autoshard.planners.hybrid.layout import Choice, Layout, Limits
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
-from autoshard.planners.space.options import Hold
+from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemOption, ItemShard, PlannerSpace
 
 #: Doublings and halvings of the price of memory.
 _NUM_PRICES = 24
-#: Share of the memory that choices made as if all ranks were alike may use: pieces do not pack without gaps.
+#: Share of the memory that choices made as if all ranks were alike may use: shards do not pack without gaps.
 _PACKED_SHARE = 0.95
 _KERNEL_PARTS, _MOVING_PARTS = [1, 4], [0, 2, 3]
+#: Milliseconds that options cost which may not be taken.
+_BARRED_MS = 1e12
 
 
-def balanced_options(
-    catalog: Catalog,
-    flat: FlatOptions,
-    rates: Rates,
-    limits: Limits,
-    *,
-    max_lump: float = math.inf,
-    tiers: Collection[Tier] = tuple(Tier),
-) -> IndexArray:
-    """For each unit the option that costs least if all ranks were alike, within their memory together; shape (U,).
+class BalancedOptions:
+    """Chooses options as if all ranks were alike.
 
     Args:
-        catalog: What there is to choose from.
+        space: What there is to choose from.
         flat: Its options.
-        rates: What pieces add.
+        rates: What shards add.
         limits: Memory.
-        max_lump: Most that a single piece may add to its rank, over the mean of what ranks have.
-        tiers: Which tiers options may use.
     """
-    num_ranks = catalog.topology.world_size
-    alone_E = rates.served_VP[flat.kind_E].sum(axis=1)
-    shared_E = rates.shared_VP[flat.kind_E].sum(axis=1)
-    cost_O = flat.sums(np.where(flat.is_shared_E, shared_E, alone_E * flat.holders_E / num_ranks))
-    cost_O = cost_O + flat.sums(np.where(flat.is_shared_E, rates.sync_V[flat.kind_E], 0.0))
-    lump_O = flat.largest(np.where(flat.is_shared_E, 0.0, alone_E))
-    bytes_EM = catalog.bytes_VM[flat.kind_E] * (flat.holders_E / num_ranks)[:, None]
-    hbm_O = flat.sums(bytes_EM[:, 0])
-    may_O = flat.largest(~np.isin(flat.hold_E, [index for index, hold in enumerate(Hold) if hold.tier in tiers])) < 1
-    fits_O = flat.largest(catalog.bytes_VM[flat.kind_E, 0]) <= limits.capacity_RM[:, 0].max()
-    barred_O = np.where(may_O & fits_O, 0.0, 1e12)
 
-    def choose(price_per_byte: float, limit_ms: float) -> IndexArray:
-        # A piece above the limit adds what it is above it to the slowest rank.
-        score_O = cost_O + np.maximum(lump_O - limit_ms, 0.0) + price_per_byte * hbm_O + barred_O
-        order = np.lexsort((score_O, flat.unit_O))
-        first = np.flatnonzero(np.diff(flat.unit_O[order], prepend=-1))
-        return np.asarray(order[first])
+    def __init__(self, space: PlannerSpace, flat: FlatOptions, rates: Rates, limits: Limits) -> None:
+        self.flat = flat
+        alone_E = rates.served_VP[flat.kind_E].sum(axis=1)
+        shared_E = rates.shared_VP[flat.kind_E].sum(axis=1)
+        cost_O = flat.sums(np.where(flat.is_shared_E, shared_E, alone_E * flat.holders_E / space.topology.world_size))
+        self.cost_O = cost_O + flat.sums(np.where(flat.is_shared_E, rates.sync_V[flat.kind_E], 0.0))
+        self.lump_O = flat.largest(np.where(flat.is_shared_E, 0.0, alone_E))
+        self.largest_bytes_O = flat.largest(space.kinds.bytes_VM[flat.kind_E, 0])
+        self.hbm_O = flat.sums(space.kinds.bytes_VM[flat.kind_E, 0] * (flat.holders_E / space.topology.world_size))
+        self.fits_O = self.largest_bytes_O <= limits.capacity_RM[:, 0].max()
+        self.room = _PACKED_SHARE * float(np.maximum(limits.capacity_RM[:, 0], 0.0).mean())
 
-    chosen_U = choose(0.0, math.inf)
-    if math.isfinite(max_lump):
-        chosen_U = choose(0.0, max_lump * float(cost_O[chosen_U].sum()))
-    limit_ms = max_lump * float(cost_O[chosen_U].sum()) if math.isfinite(max_lump) else math.inf
-    room = _PACKED_SHARE * float(np.maximum(limits.capacity_RM[:, 0], 0.0).mean())
-    if hbm_O[chosen_U].sum() > room:
-        low, high = 0.0, float(cost_O[chosen_U].sum()) / max(room, 1.0) * 2**20
-        for _ in range(_NUM_PRICES * 2):
-            middle = math.sqrt(low * high) if low else high / 2**_NUM_PRICES
-            if hbm_O[choose(middle, limit_ms)].sum() > room:
-                low = middle
-            else:
-                high = middle
-        chosen_U = choose(high, limit_ms)
-    return np.asarray(flat.number_O[chosen_U])
+    def cheapest(self, max_lump: float = math.inf, tiers: Collection[Tier] = tuple(Tier)) -> IndexArray:
+        """For each item the option that costs least, within the memory of all ranks together; shape (I,).
+
+        Args:
+            max_lump: Most that a single shard may add to its rank, over the mean of what ranks have; above it, it adds
+                the excess to the slowest rank.
+            tiers: Which tiers options may use.
+        """
+        may_O = self.fits_O & (self.flat.largest(~np.isin(self.flat.tier_E, list(tiers))) < 1)
+        barred_O = np.where(may_O, 0.0, _BARRED_MS)
+
+        def choose(price_per_byte: float, limit_ms: float) -> IndexArray:
+            excess_O = np.maximum(self.lump_O - limit_ms, 0.0)
+            return self.flat.lowest(self.cost_O + excess_O + price_per_byte * self.hbm_O + barred_O)
+
+        limit_ms = math.inf
+        chosen_I = choose(0.0, limit_ms)
+        if math.isfinite(max_lump):
+            chosen_I = choose(0.0, max_lump * float(self.cost_O[chosen_I].sum()))
+            limit_ms = max_lump * float(self.cost_O[chosen_I].sum())
+        if self.hbm_O[chosen_I].sum() > self.room:
+            low, high = 0.0, float(self.cost_O[chosen_I].sum()) / max(self.room, 1.0) * 2**20
+            for _ in range(_NUM_PRICES * 2):
+                middle = math.sqrt(low * high) if low else high / 2**_NUM_PRICES
+                is_full = self.hbm_O[choose(middle, limit_ms)].sum() > self.room
+                low, high = (middle, high) if is_full else (low, middle)
+            chosen_I = choose(high, limit_ms)
+        return np.asarray(self.flat.number_O[chosen_I])
+
+    def leanest(self) -> IndexArray:
+        """For each item the option whose largest shard takes least memory of a rank; shape (I,)."""
+        return np.asarray(self.flat.number_O[self.flat.lowest(self.largest_bytes_O)])
 
 
-def leanest_options(catalog: Catalog, flat: FlatOptions) -> IndexArray:
-    """For each unit the option whose largest piece takes least memory of a rank; shape (U,)."""
-    bytes_O = flat.largest(catalog.bytes_VM[flat.kind_E, 0])
-    order = np.lexsort((bytes_O, flat.unit_O))
-    return np.asarray(flat.number_O[order[np.flatnonzero(np.diff(flat.unit_O[order], prepend=-1))]])
+def placed_options(space: PlannerSpace, rates: Rates, limits: Limits, chosen: Sequence[int]) -> Layout | None:
+    """Items with their options placed, largest shards first, where the slowest rank grows least.
 
-
-def placed_options(
-    catalog: Catalog, rates: Rates, limits: Limits, options: Sequence[int] | IndexArray
-) -> Layout | None:
-    """Units with their options placed, largest pieces first, where the slowest rank grows least.
-
-    A unit whose pieces find no room takes another option of those that do, the one with the least time.
+    An item whose shards find no room takes another option of those that do, the one with the least time.
 
     Returns:
-        None if some unit finds no room at all.
+        None if some item finds no room at all.
     """
-    chosen = [int(number) for number in options]
-    by_time = _order(catalog, chosen, rates.served_VP.sum(axis=1))
-    found = _placed(catalog, rates, limits, chosen, by_time)
-    if found is None:
-        found = _placed(catalog, rates, limits, chosen, _order(catalog, chosen, catalog.bytes_VM.sum(axis=1)))
-    if found is None:
-        return None
-    layout = Layout(catalog, limits, found)
-    return layout if layout.fits() else None
+    for size_V in (rates.served_VP.sum(axis=1), space.kinds.bytes_VM.sum(axis=1)):
+        found = _placed(space, rates, limits, chosen, _order(space, chosen, size_V))
+        if found is not None:
+            layout = Layout(space, limits, found)
+            return layout if layout.fits() else None
+    return None
 
 
-def _order(catalog: Catalog, chosen: Sequence[int], size_V: FloatArray) -> list[int]:
-    """Units whose pieces have no choice of sites come first, then those with the largest pieces."""
+def _order(space: PlannerSpace, chosen: Sequence[int], size_V: FloatArray) -> list[int]:
+    """Items whose shards have no choice of sites come first, then those with the largest shards."""
 
-    def key(unit: int) -> tuple[int, float]:
-        pieces = catalog.units[unit].options[chosen[unit]].pieces
-        placed = [piece for piece in pieces if not piece.hold.is_everywhere]
+    def key(item: int) -> tuple[int, float]:
+        shards = space.items[item].options[chosen[item]].shards
+        placed = [shard for shard in shards if not shard.is_everywhere]
         if not placed:
             return 0, 0.0
-        return min(len(piece.sites) for piece in placed), -max(float(size_V[piece.kind]) for piece in placed)
+        return min(int(shard.allowed_S.sum()) for shard in placed), -max(float(size_V[shard.kind]) for shard in placed)
 
     return sorted(range(len(chosen)), key=key)
 
 
 def _placed(
-    catalog: Catalog, rates: Rates, limits: Limits, chosen: Sequence[int], order: Sequence[int]
-) -> list[tuple[int, tuple[int, ...]]] | None:
-    filling = _Filling(catalog, rates, limits)
-    found: dict[int, tuple[int, tuple[int, ...]]] = {}
-    for unit in order:
-        sites = filling.put(catalog.units[unit].options[chosen[unit]])
-        number = chosen[unit]
+    space: PlannerSpace, rates: Rates, limits: Limits, chosen: Sequence[int], order: Sequence[int]
+) -> list[Choice] | None:
+    filling = _Filling(space, rates, limits)
+    found: dict[int, Choice] = {}
+    for item in order:
+        options, number = space.items[item].options, chosen[item]
+        sites = filling.put(options[number])
         if sites is None:
-            tried = [(*filling.tried(option), index) for index, option in enumerate(catalog.units[unit].options)]
-            fitting = [(score, index) for score, at, index in tried if at is not None]
-            if not fitting:
-                return None
-            number = min(fitting)[1]
-            sites = filling.put(catalog.units[unit].options[number])
-            assert sites is not None, "it was tried"
-        found[unit] = (number, sites)
-    return [found[unit] for unit in range(len(chosen))]
+            grown = [(filling.growth(option), index) for index, option in enumerate(options)]
+            least, number = min(grown)
+            sites = filling.put(options[number]) if math.isfinite(least) else None
+        if sites is None:
+            return None
+        found[item] = (number, sites)
+    return [found[item] for item in range(len(chosen))]
 
 
 class _Filling:
-    """Ranks that fill up unit by unit: kernels, exchanges and memory."""
+    """Ranks that fill up item by item: kernels, exchanges and memory."""
 
-    def __init__(self, catalog: Catalog, rates: Rates, limits: Limits) -> None:
-        self.catalog, self.limits = catalog, limits
-        self.node = catalog.topology.local_world_size
-        self.load_2R = np.zeros((2, catalog.topology.world_size))
+    def __init__(self, space: PlannerSpace, rates: Rates, limits: Limits) -> None:
+        self.space = space
+        self.load_2R = np.zeros((2, space.topology.world_size))
         self.free_RM: FloatArray = limits.capacity_RM.copy()
         self.alone_V2, self.shared_V2 = (
             np.stack([of_VP[:, _KERNEL_PARTS].sum(axis=1), of_VP[:, _MOVING_PARTS].sum(axis=1)], axis=1)
@@ -153,56 +141,32 @@ class _Filling:
         )
         self.sync_V = rates.sync_V
 
-    def tried(self, option: Option) -> tuple[float, tuple[int, ...] | None]:
-        """What the slowest rank would grow by with an option, and its sites, without taking it."""
+    def growth(self, option: ItemOption) -> float:
+        """What the slowest rank would grow by with an option; infinite if there is too little room."""
         load_2R, free_RM = self.load_2R.copy(), self.free_RM.copy()
-        sites = self.put(option)
+        if self.put(option) is None:
+            return math.inf
         grown = float((self.load_2R.max(axis=1) - load_2R.max(axis=1)).sum())
-        grown += sum(float(self.sync_V[piece.kind]) for piece in option.pieces)
         self.load_2R, self.free_RM = load_2R, free_RM
-        return grown, sites
+        return grown + sum(float(self.sync_V[shard.kind]) for shard in option.shards)
 
-    def put(self, option: Option) -> tuple[int, ...] | None:
-        """Sites of an option's pieces, which then take their room; None, and no room taken, if there is too little."""
+    def put(self, option: ItemOption) -> tuple[int, ...] | None:
+        """Sites of an option's shards, which then take their room; None, and no room taken, if there is too little."""
         before = self.load_2R.copy(), self.free_RM.copy()
-        sites: list[int] = []
-        node: int | None = None
-        for piece in option.pieces:
-            site = self._put(piece, node)
-            if site is None:
-                self.load_2R, self.free_RM = before
-                return None
-            sites.append(site)
-            if option.in_one_node and piece.hold is Hold.RANK:
-                node = site // self.node
-        return tuple(sites)
+        sites = self.space.take_sites(option, self.free_RM, self._choose)
+        if sites is None:
+            self.load_2R, self.free_RM = before
+        return sites
 
-    def _put(self, piece: Piece, node: int | None) -> int | None:
-        bytes_M = self.catalog.bytes_VM[piece.kind]
-        fits_R = (self.free_RM >= bytes_M).all(axis=1)
-        if piece.hold.is_everywhere:
-            if not fits_R.all():
-                return None
-            self.free_RM -= bytes_M
-            self.load_2R += self.shared_V2[piece.kind][:, None]
+    def _choose(self, shard: ItemShard, open_S: BoolArray) -> int:
+        """The open site where the slowest rank grows least, which then has the shard's load."""
+        if shard.is_everywhere:
+            self.load_2R += self.shared_V2[shard.kind][:, None]
             return 0
-        load_2 = self.alone_V2[piece.kind]
+        load_2 = self.alone_V2[shard.kind]
         score_R = np.maximum(self.load_2R + load_2[:, None], self.load_2R.max(axis=1)[:, None]).sum(axis=0)
         # Among ranks that make nothing slower, the one with least to do.
         score_R = score_R + 1e-3 * self.load_2R.sum(axis=0)
-        if piece.hold is Hold.NODE:
-            fits_S, score_S = fits_R.reshape(-1, self.node).all(axis=1), score_R.reshape(-1, self.node).max(axis=1)
-        else:
-            fits_S, score_S = fits_R, score_R
-            if node is not None:
-                fits_S = fits_S & (np.arange(len(fits_S)) // self.node == node)
-        may_S = np.zeros(len(fits_S), dtype=np.bool_)
-        may_S[list(piece.sites)] = True
-        may_S &= fits_S
-        if not may_S.any():
-            return None
-        site = int(np.where(may_S, score_S, np.inf).argmin())
-        ranks = slice(site * self.node, (site + 1) * self.node) if piece.hold is Hold.NODE else slice(site, site + 1)
-        self.load_2R[:, ranks] += load_2[:, None]
-        self.free_RM[ranks] -= bytes_M
+        site = int(np.where(open_S, shard.by_site(score_R).max(axis=1), np.inf).argmin())
+        self.load_2R[:, shard.ranks(site)] += load_2[:, None]
         return site

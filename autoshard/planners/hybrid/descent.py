@@ -22,7 +22,7 @@ _EXPONENTS = (8, 32, 128)
 _MAX_TOGETHER = 16
 #: What counts as a gain, as a share of the step.
 _LEAST_GAIN = 1e-6
-#: Units that a disturbance changes.
+#: Items that a disturbance changes.
 _NUM_DISTURBED = 3
 #: Steps after which rates are made linear anew.
 _RATES_STEPS = 25
@@ -63,10 +63,10 @@ class _Descent:
     def __init__(self, layout: Layout, seed: int) -> None:
         self.layout = layout
         self.rng = np.random.default_rng(seed)
-        self.flat = FlatOptions.of(layout.catalog)
+        self.flat = FlatOptions.of(layout.space)
         self.best, self.best_ms = list(layout.chosen), layout.step_ms()
         self.stage, self.num_steps, self.since_best = 0, 0, 0
-        self.rates = Rates.of(layout.catalog, layout)
+        self.rates = Rates.of(layout.space, layout)
         self.energy_ms = layout.energy_ms(self.exponent)
 
     @property
@@ -80,11 +80,11 @@ class _Descent:
                 stopped = "steps"
                 break
             if self.num_steps % _RATES_STEPS == _RATES_STEPS - 1:
-                self.rates = Rates.of(self.layout.catalog, self.layout)
+                self.rates = Rates.of(self.layout.space, self.layout)
             if not self._step():
                 self._escape()
             self.num_steps += 1
-        layout = Layout(self.layout.catalog, self.layout.limits, self.best)
+        layout = Layout(self.layout.space, self.layout.limits, self.best)
         return Improved(layout=layout, step_ms=self.best_ms, num_steps=self.num_steps, stopped=stopped)
 
     def _step(self) -> bool:
@@ -120,8 +120,8 @@ class _Descent:
         if fitting_ms_B[index] < self.best_ms * (1 - _LEAST_GAIN):
             self.best_ms = float(fitting_ms_B[index])
             self.best = list(self.layout.chosen)
-            for unit, option, sites in changes[index]:
-                self.best[unit] = (option, sites)
+            for item, option, sites in changes[index]:
+                self.best[item] = (option, sites)
             self.since_best = 0
 
     def _escape(self) -> None:
@@ -130,47 +130,46 @@ class _Descent:
             self.stage += 1
         else:
             if self.since_best > _PATIENCE:
-                self.layout = Layout(self.layout.catalog, self.layout.limits, self.best)
+                self.layout = Layout(self.layout.space, self.layout.limits, self.best)
                 self.since_best = 0
             self.stage = 1
             self._disturb()
         self.energy_ms = self.layout.energy_ms(self.exponent)
 
     def _disturb(self) -> None:
-        """Gives some units options at random, at their cheapest sites; half of them from the slowest ranks."""
+        """Gives some items options at random, at their cheapest sites; half of them from the slowest ranks."""
         near = Neighbourhood(self.layout, self.flat, self.rates, self.exponent)
-        catalog = self.layout.catalog
-        slow = [unit for rank in near.slowest for unit, _ in near.on_rank[rank]]
-        units = [int(self.rng.integers(len(catalog.units))) for _ in range(_NUM_DISTURBED)]
-        units += [slow[int(self.rng.integers(len(slow)))] for _ in range(_NUM_DISTURBED) if slow]
-        for unit in dict.fromkeys(units):
-            options = catalog.units[unit].options
-            chosen = self.layout.chosen[unit]
-            assert chosen is not None, "all units have a place"
+        space = self.layout.space
+        slow = [item for rank in near.slowest for item, _ in near.on_rank[rank]]
+        items = [int(self.rng.integers(len(space.items))) for _ in range(_NUM_DISTURBED)]
+        items += [slow[int(self.rng.integers(len(slow)))] for _ in range(_NUM_DISTURBED) if slow]
+        for item in dict.fromkeys(items):
+            options = space.items[item].options
             number = int(self.rng.integers(len(options)))
             sites: tuple[int, ...] | None
             if self.rng.random() < 0.5:
-                number = chosen[0]
-                sites = tuple(int(self.rng.choice(piece.sites)) for piece in options[number].pieces)
-                if options[number].in_one_node:
+                number = self.layout.choice(item)[0]
+                allowed = [np.flatnonzero(shard.allowed_S) for shard in options[number].shards]
+                sites = tuple(int(self.rng.choice(of_shard)) for of_shard in allowed)
+                if options[number].shards[0].in_one_node:
                     continue
             else:
-                sites = near.sites_of(unit, options[number])
+                sites = near.sites_of(item, options[number])
             if sites is None:
                 continue
-            change: Change = ((unit, number, sites),)
+            change: Change = ((item, number, sites),)
             if math.isfinite(self.layout.price([change], self.exponent).energy_ms_B[0]):
                 self.layout.apply(change)
 
 
 def _compatible(changes: Sequence[Change]) -> list[Change]:
-    """The first changes of units that no change before them has."""
+    """The first changes of items that no change before them has."""
     seen: set[int] = set()
     found = []
     for change in changes:
-        units = {unit for unit, _, _ in change}
-        if not units & seen:
-            seen |= units
+        items = {item for item, _, _ in change}
+        if not items & seen:
+            seen |= items
             found.append(change)
         if len(found) == _MAX_TOGETHER:
             break

@@ -1,130 +1,94 @@
-"""Moves and swaps of pieces between a slow rank and others, all of them weighed at once.
+"""Moves and swaps of shards between a slow rank and others, all of them weighed at once.
 
-Shape suffixes: P parts of a step, R ranks, V kinds of pieces, X pieces on single ranks, G of them that a rank may give,
-T what it may get for one: a piece of another rank, or nothing from a rank.
+Shape suffixes: P parts of a step, R ranks, V kinds of shards, M memory levels, X shards on single ranks, G of them that
+a rank may give, T what it may get for one: a shard of another rank, or nothing from a rank.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from autoshard.core.costs import MsArray
-from autoshard.planners.hybrid.layout import Change, FloatArray, IndexArray, Layout
-from autoshard.planners.space.options import Hold
+from autoshard.planners.hybrid.layout import Change, Layout
+from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.planner_space import IndexArray
 
-#: Most pieces of the slow rank and of the others that are weighed.
+#: Most shards of the slow rank and of the others that are weighed.
 _MAX_GIVEN, _MAX_TAKEN = 24, 512
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SinglePieces:
-    """Pieces that are on single ranks.
-
-    Attributes:
-        unit_X: Unit of each.
-        number_X: Its number among the pieces of the unit.
-        kind_X: Its kind.
-        rank_X: Where it is.
-        is_free_X: Whether it may go to any rank; others are left to slower moves.
-    """
-
-    unit_X: IndexArray
-    number_X: IndexArray
-    kind_X: IndexArray
-    rank_X: IndexArray
-    is_free_X: np.ndarray
-
-    @classmethod
-    def of(cls, layout: Layout) -> SinglePieces:
-        """Reads a layout."""
-        num_ranks, units = layout.num_ranks, layout.catalog.units
-        rows = []
-        for unit, chosen in enumerate(layout.chosen):
-            if chosen is None:
-                continue
-            option = units[unit].options[chosen[0]]
-            for number, (piece, site) in enumerate(zip(option.pieces, chosen[1], strict=True)):
-                if piece.hold is Hold.RANK:
-                    is_free = not option.in_one_node and len(piece.sites) == num_ranks
-                    rows.append((unit, number, piece.kind, site, is_free))
-        columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
-        unit_X, number_X, kind_X, rank_X = columns[:4]
-        return cls(unit_X=unit_X, number_X=number_X, kind_X=kind_X, rank_X=rank_X, is_free_X=columns[4] > 0)
-
-
-def best_exchanges(
-    layout: Layout,
-    served_VP: MsArray,
-    parts_PR: MsArray,
-    free_RM: FloatArray,
-    slow: int,
-    exponent: int,
-    count: int,
-    rng: np.random.Generator,
-) -> list[Change]:
-    """Moves and swaps that seem to shorten the step most, by p-norms of ranks whose times change by the pieces' rates.
+class Exchanges:
+    """Moves and swaps of shards that are on single ranks and may go to any.
 
     Args:
         layout: The layout.
-        served_VP: What a piece of each kind adds to its rank.
+        served_VP: What a shard of each kind adds to the parts of its rank.
         parts_PR: Times of the parts.
         free_RM: Memory that is left.
-        slow: The rank that gives.
-        exponent: p.
-        count: How many changes at most.
-        rng: Draws from more pieces than can be weighed.
+        exponent: p of the p-norms over ranks.
     """
-    pieces, bytes_VM = SinglePieces.of(layout), layout.catalog.bytes_VM
-    mine_G = _some(np.flatnonzero(pieces.is_free_X & (pieces.rank_X == slow)), _MAX_GIVEN, rng)
-    theirs = _some(np.flatnonzero(pieces.is_free_X & (pieces.rank_X != slow)), _MAX_TAKEN, rng)
-    others = np.delete(np.arange(layout.num_ranks), slow)
-    if not len(mine_G) or not len(others):
-        return []
-    to_T = np.concatenate([pieces.rank_X[theirs], others])
-    nothing = np.zeros(len(others))
-    got_TP = np.concatenate([served_VP[pieces.kind_X[theirs]], np.multiply.outer(nothing, served_VP[0])])
-    got_TM = np.concatenate([bytes_VM[pieces.kind_X[theirs]], np.multiply.outer(nothing, bytes_VM[0])])
-    given_GP, given_GM = served_VP[pieces.kind_X[mine_G]], bytes_VM[pieces.kind_X[mine_G]]
-    more_GTM = given_GM[:, None] - got_TM[None]
-    fits_GT = ((more_GTM <= free_RM[to_T]) & (-more_GTM <= free_RM[slow])).all(axis=2)
-    fits_GT[:, : len(theirs)] &= pieces.unit_X[mine_G][:, None] != pieces.unit_X[theirs]
-    change_GT = _changes(parts_PR, slow, to_T, given_GP, got_TP, exponent)
-    change_GT[~fits_GT] = np.inf
-    best = np.argsort(change_GT, axis=None, kind="stable")[:count]
-    found = []
-    for give, take in zip(*np.unravel_index(best, change_GT.shape), strict=True):
-        if not np.isfinite(change_GT[give, take]):
-            break
-        change = _moved(layout, pieces, int(mine_G[give]), int(to_T[take]))
-        if take < len(theirs):
-            change += _moved(layout, pieces, int(theirs[take]), slow)
-        found.append(change)
-    return found
 
+    def __init__(
+        self, layout: Layout, served_VP: MsArray, parts_PR: MsArray, free_RM: FloatArray, exponent: int
+    ) -> None:
+        self.layout, self.parts_PR, self.free_RM, self.exponent = layout, parts_PR, free_RM, exponent
+        rows = [
+            (item, number, shard.kind, site)
+            for item in range(len(layout.chosen))
+            for number, (shard, site) in enumerate(layout.held(item))
+            if shard.is_free
+        ]
+        self.item_X, self.number_X, kind_X, self.rank_X = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+        self.served_XP, self.bytes_XM = served_VP[kind_X], layout.space.kinds.bytes_VM[kind_X]
 
-def _changes(
-    parts_PR: MsArray, slow: int, to_T: IndexArray, given_GP: MsArray, got_TP: MsArray, exponent: int
-) -> FloatArray:
-    """By how much the sum of p-norms of the parts would change, shape (G, T)."""
-    scale_P = np.maximum(parts_PR.max(axis=1), 1e-30)
-    share_PR = parts_PR / scale_P[:, None]
-    power_PR = share_PR**exponent
-    mean_P = power_PR.mean(axis=1)
-    more_GTP = (given_GP[:, None] - got_TP[None]) / scale_P
-    here_GTP = np.maximum(share_PR[:, slow] - more_GTP, 0.0) ** exponent
-    there_GTP = np.maximum(share_PR[:, to_T].T + more_GTP, 0.0) ** exponent
-    changed_GTP = (here_GTP - power_PR[:, slow] + there_GTP - power_PR[:, to_T].T) / parts_PR.shape[1]
-    norm_GTP = np.maximum(mean_P + changed_GTP, 0.0) ** (1 / exponent) - mean_P ** (1 / exponent)
-    return np.asarray(norm_GTP @ scale_P)
+    def best(self, slow: int, count: int, rng: np.random.Generator) -> list[Change]:
+        """Exchanges of a slow rank that seem to shorten the step most.
 
+        The measure is the sum of the parts' p-norms, with ranks' times changed by what shards add.
 
-def _moved(layout: Layout, pieces: SinglePieces, index: int, rank: int) -> Change:
-    unit, number = int(pieces.unit_X[index]), int(pieces.number_X[index])
-    chosen = layout.chosen[unit]
-    assert chosen is not None, "it is on a rank"
-    return ((unit, chosen[0], (*chosen[1][:number], rank, *chosen[1][number + 1 :])),)
+        Args:
+            slow: The rank that gives.
+            count: How many exchanges at most.
+            rng: Draws from more shards than can be weighed.
+        """
+        mine_G = _some(np.flatnonzero(self.rank_X == slow), _MAX_GIVEN, rng)
+        theirs = _some(np.flatnonzero(self.rank_X != slow), _MAX_TAKEN, rng)
+        others = np.delete(np.arange(self.layout.num_ranks), slow)
+        if not len(mine_G) or not len(others):
+            return []
+        # After the shards of other ranks, the ranks themselves, for moves that take nothing.
+        to_T = np.concatenate([self.rank_X[theirs], others])
+        got_TP, got_TM = (np.pad(of_X[theirs], ((0, len(others)), (0, 0))) for of_X in (self.served_XP, self.bytes_XM))
+        more_GTM = self.bytes_XM[mine_G][:, None] - got_TM[None]
+        fits_GT = ((more_GTM <= self.free_RM[to_T]) & (-more_GTM <= self.free_RM[slow])).all(axis=2)
+        fits_GT[:, : len(theirs)] &= self.item_X[mine_G][:, None] != self.item_X[theirs]
+        change_GT = self._changes(slow, to_T, self.served_XP[mine_G], got_TP)
+        change_GT[~fits_GT] = np.inf
+        found = []
+        for index in np.argsort(change_GT, axis=None, kind="stable")[:count]:
+            give, take = np.unravel_index(index, change_GT.shape)
+            if not np.isfinite(change_GT[give, take]):
+                break
+            change = self._moved(int(mine_G[give]), int(to_T[take]))
+            found.append(change if take >= len(theirs) else change + self._moved(int(theirs[take]), slow))
+        return found
+
+    def _changes(self, slow: int, to_T: IndexArray, given_GP: MsArray, got_TP: MsArray) -> FloatArray:
+        """By how much the sum of p-norms of the parts would change, shape (G, T)."""
+        exponent = self.exponent
+        scale_P = np.maximum(self.parts_PR.max(axis=1), 1e-30)
+        share_PR = self.parts_PR / scale_P[:, None]
+        power_PR = share_PR**exponent
+        mean_P = power_PR.mean(axis=1)
+        more_GTP = (given_GP[:, None] - got_TP[None]) / scale_P
+        here_GTP = np.maximum(share_PR[:, slow] - more_GTP, 0.0) ** exponent
+        there_GTP = np.maximum(share_PR[:, to_T].T + more_GTP, 0.0) ** exponent
+        changed_GTP = (here_GTP - power_PR[:, slow] + there_GTP - power_PR[:, to_T].T) / share_PR.shape[1]
+        norm_GTP = np.maximum(mean_P + changed_GTP, 0.0) ** (1 / exponent) - mean_P ** (1 / exponent)
+        return np.asarray(norm_GTP @ scale_P)
+
+    def _moved(self, index: int, rank: int) -> Change:
+        return self.layout.moved(int(self.item_X[index]), int(self.number_X[index]), rank)
 
 
 def _some(indices: IndexArray, count: int, rng: np.random.Generator) -> IndexArray:

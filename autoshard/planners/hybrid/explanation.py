@@ -14,19 +14,19 @@ from autoshard.core import CostModels, ShardingPlan
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.evaluate import evaluate
-from autoshard.planners.hybrid.catalog import Option
 from autoshard.planners.hybrid.layout import NOTHING, Change, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
+from autoshard.planners.hybrid.offered import space_of
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.hybrid.starts import layout_of
-from autoshard.planners.hybrid.step_search import catalog_of
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import enumerate_options, why_not
-from autoshard.planners.space.step_sums import PARTS
+from autoshard.planners.space.planner_space import Item, ItemOption
+from autoshard.planners.space.step_cost import PARTS
 
 #: p of the norm that tells which sites look best; only the true step is reported.
 _EXPONENT = 32
-#: Sites of a single piece that are priced.
+#: Sites of a single shard that are priced.
 _NUM_SITES = 8
 #: Steps that differ by less, as a share, are taken to be alike.
 _ALIKE = 1e-6
@@ -111,9 +111,9 @@ def explain(plan: ShardingPlan, costs: CostModels, names: Collection[str] = ()) 
             raise InvalidTableError(f"no table of the plan is named {shown(name)}", field="table")
     group = plan.of_one_group()
     request = PlanRequest(tables=group.tables, topology=group.topology, costs=costs)
-    catalog = catalog_of(request)
-    limits = Limits.of(catalog)
-    layout = layout_of(catalog, limits, group)
+    space = space_of(request)
+    limits = Limits.of(space)
+    layout = layout_of(space, limits, group)
     if layout is None:
         raise InvalidPlanError(
             "must each be on one rank, one node or all ranks, or have copies on all ranks or nodes, to be explained; "
@@ -122,63 +122,56 @@ def explain(plan: ShardingPlan, costs: CostModels, names: Collection[str] = ()) 
         )
     step_ms = evaluate(plan, costs).step_ms.value
     explainer = _Explainer(layout, step_ms - layout.step_ms())
-    units = sorted({catalog.unit_of[name] for name in names or known})
+    items = sorted({space.item_of[name] for name in names or known})
     return Explanation(
         step_ms=step_ms,
         num_groups=plan.replica_groups.num_groups,
-        tables=tuple(explainer.explained(unit) for unit in units),
+        tables=tuple(explainer.explained(item) for item in items),
     )
 
 
 class _Explainer:
     def __init__(self, layout: Layout, more_ms: float) -> None:
-        self.layout, self.catalog, self.more_ms = layout, layout.catalog, more_ms
+        self.layout, self.space, self.more_ms = layout, layout.space, more_ms
         self.step_ms = layout.step_ms() + more_ms
-        flat, rates = FlatOptions.of(self.catalog), Rates.of(self.catalog, layout)
+        flat, rates = FlatOptions.of(self.space), Rates.of(self.space, layout)
         self.near = Neighbourhood(layout, flat, rates, _EXPONENT)
-        self.parts_PR = layout.parts_ms()
 
-    def explained(self, unit: int) -> ExplainedTable:
-        chosen = self.layout.chosen[unit]
-        assert chosen is not None, "a plan holds all tables"
-        tables, options = self.catalog.units[unit].tables, self.catalog.units[unit].options
-        mine = options[chosen[0]]
-        others = [
-            self._alternative(unit, option, number) for number, option in enumerate(options) if number != chosen[0]
-        ]
-        others += self._ruled_out(unit)
+    def explained(self, index: int) -> ExplainedTable:
+        item, (chosen, _) = self.space.items[index], self.layout.choice(index)
+        others = [self._alternative(index, number) for number in range(len(item.options)) if number != chosen]
+        others += self._ruled_out(item)
         others.sort(key=lambda one: (one.step_ms is None, one.step_ms or 0.0, one.scheme))
-        ranks = self._ranks(mine, chosen[1])
-        without_ms = self._step_ms([((unit, NOTHING, ()),)])
+        ranks = self._ranks(index)
         return ExplainedTable(
-            table="+".join(table.name for table in tables),
-            scheme=_label(mine),
+            table=item.label,
+            scheme=item.options[chosen].label,
             ranks=ranks,
-            hbm_bytes=self._bytes(mine),
-            without_ms=without_ms,
-            binds=self._binds(mine, ranks),
+            hbm_bytes=self._bytes(item.options[chosen]),
+            without_ms=self._step_ms([((index, NOTHING, ()),)]),
+            binds=self._binds(item.options[chosen], ranks),
             reason=self._reason(others),
             alternatives=tuple(others),
         )
 
-    def _alternative(self, unit: int, option: Option, number: int) -> Alternative:
-        sites = self.near.sites_of(unit, option)
-        step_ms, ruled_out = None, ""
+    def _alternative(self, index: int, number: int) -> Alternative:
+        option = self.space.items[index].options[number]
+        hbm_bytes = self._bytes(option)
+        sites = self.near.sites_of(index, option)
         if sites is None:
-            short = self._bytes(option)
-            ruled_out = f"takes {short:,} bytes of a rank, more than is free"
-        else:
-            step_ms = self._step_ms([((unit, number, at),) for at in self._tried(option, sites)])
-        return Alternative(scheme=_label(option), step_ms=step_ms, hbm_bytes=self._bytes(option), ruled_out=ruled_out)
+            ruled_out = f"takes {hbm_bytes:,} bytes of a rank, more than is free"
+            return Alternative(scheme=option.label, step_ms=None, hbm_bytes=hbm_bytes, ruled_out=ruled_out)
+        step_ms = self._step_ms([((index, number, at),) for at in self._tried(option, sites)])
+        return Alternative(scheme=option.label, step_ms=step_ms, hbm_bytes=hbm_bytes, ruled_out="")
 
-    def _tried(self, option: Option, sites: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Sites that are priced: those that look best, and of single pieces some more."""
-        if len(option.pieces) > 1 or option.pieces[0].hold.is_everywhere:
+    def _tried(self, option: ItemOption, sites: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Sites that are priced: those that look best, and of single shards some more."""
+        first = option.shards[0]
+        if len(option.shards) > 1 or first.is_everywhere:
             return [sites]
-        allowed = np.array(option.pieces[0].sites)
-        cost_S = self.near.site_costs(option.pieces[0])[allowed]
-        best = allowed[np.argsort(cost_S, kind="stable")[:_NUM_SITES]]
-        return list(dict.fromkeys([sites, *((int(site),) for site in best)]))
+        allowed = np.flatnonzero(first.allowed_S)
+        best = allowed[np.argsort(self.near.site_costs(first)[allowed], kind="stable")[:_NUM_SITES]]
+        return list(dict.fromkeys([sites, *((site,) for site in best.tolist())]))
 
     def _step_ms(self, changes: Sequence[Change]) -> float:
         priced = self.layout.price(changes, _EXPONENT)
@@ -186,77 +179,58 @@ class _Explainer:
         step_ms_B = np.where(fitting, priced.step_ms_B, np.inf) if fitting.any() else priced.step_ms_B
         return float(step_ms_B.min()) + self.more_ms
 
-    def _ruled_out(self, unit: int) -> list[Alternative]:
-        """Ways that the unit has no option for."""
-        one = self.catalog.units[unit]
+    def _ruled_out(self, item: Item) -> list[Alternative]:
+        """Ways that the item has no option for."""
+        if len(item.tables) > 1:
+            reason = "the tables must be on the same ranks"
+            return [Alternative(scheme="column_wise, grid, row_tiers", step_ms=None, hbm_bytes=0, ruled_out=reason)]
+        known = {option.parts for option in item.options}
+        topology, batch_size = self.space.topology, self.space.tables.batch_size
         found = []
-        if len(one.tables) > 1:
-            return [
-                Alternative(
-                    scheme="column_wise, grid, row_tiers",
-                    step_ms=None,
-                    hbm_bytes=0,
-                    ruled_out="the tables must be on the same ranks",
-                )
-            ]
-        for scheme in enumerate_options(one.tables[0], self.catalog.topology):
-            reason = why_not(scheme, self.catalog.topology)
-            if not reason and any(option.schemes[0].parts == scheme.parts for option in one.options):
+        for option in enumerate_options(item.tables[0], topology):
+            reason = why_not(option, topology)
+            if not reason and (option.parts,) in known:
                 continue
-            locals_ = [part.local(self.catalog.topology, self.catalog.tables.batch_size) for part in scheme.parts]
             found.append(
                 Alternative(
-                    scheme=scheme.label,
+                    scheme=option.label,
                     step_ms=None,
-                    hbm_bytes=max(local.memory_bytes for local in locals_),
-                    ruled_out=reason or f"{self.catalog.costs.kernel.name} cannot price it",
+                    hbm_bytes=max(part.local(topology, batch_size).memory_bytes for part in option.parts),
+                    ruled_out=reason or f"{self.space.costs.kernel.name} cannot price it",
                 )
             )
         return found
 
     def _reason(self, others: Sequence[Alternative]) -> str:
-        open_to = [one for one in others if one.step_ms is not None]
+        open_to = [(one.step_ms, one.scheme) for one in others if one.step_ms is not None]
         if not open_to:
             first = next((one.ruled_out for one in others), "there is no other way with one rank")
             return f"nothing else is possible: {first}"
-        best = open_to[0]
-        assert best.step_ms is not None, "it is open"
-        change = best.step_ms / self.step_ms - 1
+        best_ms, best = open_to[0]
+        change = best_ms / self.step_ms - 1
         if change > _ALIKE:
-            return f"fastest of {len(open_to) + 1}: {best.scheme} would make the step {change:.2%} longer"
+            return f"fastest of {len(open_to) + 1}: {best} would make the step {change:.2%} longer"
         if change < -_ALIKE:
-            return f"{best.scheme} would make the step {-change:.2%} shorter"
-        return f"as fast as {best.scheme}: other tables decide the step"
+            return f"{best} would make the step {-change:.2%} shorter"
+        return f"as fast as {best}: other tables decide the step"
 
-    def _binds(self, option: Option, ranks: tuple[int, ...]) -> tuple[str, ...]:
+    def _binds(self, option: ItemOption, ranks: tuple[int, ...]) -> tuple[str, ...]:
         """Parts that it adds to at their slowest ranks."""
         rates = self.near.rates
         added_P = np.zeros(len(PARTS))
-        for piece in option.pieces:
-            is_placed = not piece.hold.is_everywhere
-            added_P += (rates.served_VP if is_placed else rates.shared_VP)[piece.kind]
-        slowest_P = self.parts_PR.argmax(axis=1).tolist()
+        for shard in option.shards:
+            added_P += (rates.shared_VP if shard.is_everywhere else rates.served_VP)[shard.kind]
+        slowest_P = self.near.parts_PR.argmax(axis=1).tolist()
         return tuple(
             part.value
             for part, added, rank in zip(PARTS, added_P.tolist(), slowest_P, strict=True)
             if added > 0 and rank in ranks
         )
 
-    def _bytes(self, option: Option) -> int:
-        return round(max(float(self.catalog.bytes_VM[piece.kind, 0]) for piece in option.pieces))
+    def _bytes(self, option: ItemOption) -> int:
+        return round(max(float(self.space.kinds.bytes_VM[shard.kind, 0]) for shard in option.shards))
 
-    def _ranks(self, option: Option, sites: tuple[int, ...]) -> tuple[int, ...]:
-        topology = self.catalog.topology
-        ranks = {
-            rank
-            for piece, site in zip(option.pieces, sites, strict=True)
-            for replica in piece.hold.replicas(site, topology)
-            for rank in replica
-        }
-        return tuple(sorted(ranks))
-
-
-def _label(option: Option) -> str:
-    memory = option.pieces[0].parts[0].memory
-    behind = "" if memory.cache_bytes == 0 else f", {memory.level} behind a cache of {memory.cache_bytes:,} bytes"
-    return option.schemes[0].label + behind
+    def _ranks(self, index: int) -> tuple[int, ...]:
+        ranks = np.arange(self.layout.num_ranks)
+        held = [ranks[shard.ranks(site)] for shard, site in self.layout.held(index)]
+        return tuple(np.unique(np.concatenate(held)).tolist())

@@ -1,7 +1,8 @@
-"""What ranks hold, as sums that change with one unit at a time, and the steps of many such changes at once.
+"""What ranks hold, as sums that change with one item at a time, and the steps of many such changes at once.
 
-Shape suffixes: B changes, R ranks, H width of a code, C columns of what is moved, M memory levels, P parts of a step,
-X pairs of a change and a rank that it gives to or takes from, V kinds of pieces.
+Shape suffixes: B changes, R ranks, H width of a code, C columns of what is moved, M memory levels, X columns of any
+sums, P parts of a step, D pairs of a change and a rank that it gives to or takes from, Y shards that changes give or
+take.
 """
 
 from __future__ import annotations
@@ -10,20 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoshard.core import PlacedShard, ShardingPlan
 from autoshard.core.costs import MsArray
-from autoshard.planners.hybrid.catalog import LEVELS, Catalog
-from autoshard.planners.space.options import Hold
-from autoshard.planners.space.step_sums import KERNEL_PARTS, PARTS, SYNC
+from autoshard.planners.space.kinds import LEVELS, FloatArray
+from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemShard, PlannerSpace
+from autoshard.planners.space.step_cost import KERNEL_PARTS, PARTS, SYNC
 
-FloatArray = NDArray[np.float64]
-IndexArray = NDArray[np.int64]
-
-#: Option of a unit that is to be held by nobody.
+#: Option of an item that is to be held by nobody.
 NOTHING = -1
-#: Units, each with the option and the sites that it gets.
+#: The option of an item and the site of each of its shards.
+Choice = tuple[int, tuple[int, ...]]
+#: Items, each with the option and the sites that it gets.
 Change = tuple[tuple[int, int, tuple[int, ...]], ...]
 
 
@@ -40,9 +39,9 @@ class Limits:
     with_activations: bool = False
 
     @classmethod
-    def of(cls, catalog: Catalog, reserved_bytes: int = 0) -> Limits:
+    def of(cls, space: PlannerSpace, reserved_bytes: int = 0) -> Limits:
         """All memory but what is reserved in each device; with a reserve, inputs and outputs count."""
-        topology = catalog.topology
+        topology = space.topology
         memories = [topology.memory_of(rank) for rank in range(topology.world_size)]
         capacity_RM = np.array([[memory[level] for level in LEVELS] for memory in memories], dtype=np.float64)
         capacity_RM[:, 0] -= reserved_bytes
@@ -64,62 +63,76 @@ class Priced:
 
 
 class Layout:
-    """One option and sites for every unit, and the sums over all of them.
+    """One option and sites for every item, and the sums over all of them.
 
     Args:
-        catalog: What there is to choose from.
+        space: What there is to choose from.
         limits: Memory.
-        chosen: For each unit its option and sites; None where nothing is held yet.
+        chosen: For each item its option and sites; None where nothing is held yet.
+
+    Attributes:
+        sums_RX: What each rank holds.
+        codes_RH: Of codes, a view.
+        moved_RC: Of what is moved, a view.
+        bytes_RM: Of bytes by memory level, a view.
     """
 
-    def __init__(self, catalog: Catalog, limits: Limits, chosen: Sequence[tuple[int, tuple[int, ...]] | None]) -> None:
-        self.catalog, self.limits = catalog, limits
-        num_ranks = catalog.topology.world_size
-        self.chosen: list[tuple[int, tuple[int, ...]] | None] = [None] * len(catalog.units)
-        self.codes_RH = np.zeros((num_ranks, catalog.codes_VH.shape[1]))
-        self.moved_RC = np.zeros((num_ranks, catalog.moved_VC.shape[1]))
-        self.bytes_RM = np.zeros((num_ranks, len(LEVELS)))
+    def __init__(self, space: PlannerSpace, limits: Limits, chosen: Sequence[Choice | None]) -> None:
+        self.space, self.limits = space, limits
+        self.chosen: list[Choice | None] = [None] * len(space.items)
+        self.sums_RX: FloatArray = np.zeros((space.topology.world_size, space.kinds.rows_VX.shape[1]))
+        self.codes_RH, self.moved_RC, self.bytes_RM = space.kinds.split(self.sums_RX)
         self._kernels_ms: tuple[MsArray, MsArray] | None = None
-        self.apply(tuple((unit, *one) for unit, one in enumerate(chosen) if one is not None))
+        self.apply(tuple((item, *one) for item, one in enumerate(chosen) if one is not None))
 
     @property
     def num_ranks(self) -> int:
         """R."""
-        return len(self.codes_RH)
+        return len(self.sums_RX)
 
     def copy(self) -> Layout:
         """The same layout, to be changed apart."""
-        return Layout(self.catalog, self.limits, self.chosen)
+        return Layout(self.space, self.limits, self.chosen)
+
+    def choice(self, item: int) -> Choice:
+        """The option and the sites of an item that is held."""
+        chosen = self.chosen[item]
+        assert chosen is not None, "it is held"
+        return chosen
+
+    def held(self, item: int) -> list[tuple[ItemShard, int]]:
+        """The shards of an item with their sites; none if it is held by nobody."""
+        chosen = self.chosen[item]
+        if chosen is None:
+            return []
+        return list(zip(self.space.items[item].options[chosen[0]].shards, chosen[1], strict=True))
+
+    def moved(self, item: int, number: int, site: int) -> Change:
+        """The change that moves one of an item's shards to another site."""
+        option, sites = self.choice(item)
+        return ((item, option, (*sites[:number], site, *sites[number + 1 :])),)
 
     def plan(self) -> ShardingPlan:
         """The plan, its shards in the order of the tables."""
-        placed: dict[str, list[PlacedShard]] = {}
-        for unit, one in enumerate(self.chosen):
-            assert one is not None, "all units have a place"
-            for shard in self.catalog.placed(unit, *one):
-                placed.setdefault(shard.shard.table.name, []).append(shard)
-        tables = self.catalog.tables
-        shards = tuple(shard for table in tables.tables for shard in placed[table.name])
-        return ShardingPlan(tables=tables, topology=self.catalog.topology, shards=shards)
+        tables, topology = self.space.tables, self.space.topology
+        placed: dict[str, list[PlacedShard]] = {table.name: [] for table in tables.tables}
+        for item in range(len(self.space.items)):
+            for shard, site in self.held(item):
+                for part in shard.parts:
+                    placed[part.shard.table.name].append(part.placed(site, topology))
+        shards = tuple(shard for of_table in placed.values() for shard in of_table)
+        return ShardingPlan(tables=tables, topology=topology, shards=shards)
 
     def apply(self, change: Change) -> None:
-        """Gives units other options or sites."""
-        delta = _Delta(self, [change])
-        catalog = self.catalog
-        for of_kind_VX, sums_RX in (
-            (catalog.codes_VH, self.codes_RH),
-            (catalog.moved_VC, self.moved_RC),
-            (catalog.bytes_VM, self.bytes_RM),
-        ):
-            delta.add_to(sums_RX, of_kind_VX)
-        for unit, option, sites in change:
-            self.chosen[unit] = None if option == NOTHING else (option, sites)
+        """Gives items other options or sites."""
+        _Delta(self, [change]).add_to(self.sums_RX, self.space.kinds.rows_VX)
+        for item, option, sites in change:
+            self.chosen[item] = None if option == NOTHING else (option, sites)
         self._kernels_ms = None
 
     def parts_ms(self) -> MsArray:
         """Times of `PARTS` on every rank, shape (P, R)."""
-        prices = self.catalog.prices
-        parts_PR = prices.moving_ms(self.moved_RC[None])[:, 0]
+        parts_PR = self.space.prices.moving_ms(self.moved_RC[None])[:, 0]
         for part, ms_R in zip(KERNEL_PARTS, self._kernels(), strict=True):
             parts_PR[PARTS.index(part)] += ms_R
         return parts_PR
@@ -127,7 +140,7 @@ class Layout:
     def step_ms(self) -> float:
         """The step."""
         slowest_P1 = self.parts_ms().max(axis=1)[:, None]
-        return float(self.catalog.prices.compose(slowest_P1, self.moved_RC[:1, SYNC])[0])
+        return float(self.space.prices.compose(slowest_P1, self.moved_RC[:1, SYNC])[0])
 
     def fits(self) -> bool:
         """Whether memory does."""
@@ -137,30 +150,30 @@ class Layout:
         """Bytes left of each rank by memory level, shape (R, M)."""
         free_RM = self.limits.capacity_RM - self.bytes_RM
         if self.limits.with_activations:
-            free_RM[:, 0] -= self.catalog.prices.activation_bytes(self.moved_RC[None])[0]
+            free_RM[:, 0] -= self.space.prices.activation_bytes(self.moved_RC[None])[0]
         return free_RM
 
     def price(self, changes: Sequence[Change], exponent: int) -> Priced:
         """Prices changes, each as if it were the only one.
 
         Args:
-            changes: Each of any number of units.
+            changes: Each of any number of items.
             exponent: p of the p-norm, a power of two.
         """
-        delta = _Delta(self, changes)
-        catalog, prices, shape = self.catalog, self.catalog.prices, (len(changes), self.num_ranks)
-        moved_BRC = delta.added(self.moved_RC, catalog.moved_VC)
+        delta, prices, shape = _Delta(self, changes), self.space.prices, (len(changes), self.num_ranks)
+        moved_BRC = delta.added(self.moved_RC, self.space.kinds.moved_VC)
+        bytes_BRM = delta.added(self.bytes_RM, self.space.kinds.bytes_VM)
         parts_PBR = prices.moving_ms(moved_BRC)
-        dirty_X = delta.dirty()
-        dirty_ms = prices.kernels_ms(delta.codes(dirty_X)[None].astype(np.float32))
-        for part, now_R, new_1X in zip(KERNEL_PARTS, self._kernels(), dirty_ms, strict=True):
-            kernel_X = np.broadcast_to(now_R, shape).flatten()
-            kernel_X[dirty_X] = new_1X[0]
-            parts_PBR[PARTS.index(part)] += kernel_X.reshape(shape)
+        dirty_D = delta.dirty()
+        dirty_ms = prices.kernels_ms(delta.codes(dirty_D)[None].astype(np.float32))
+        for part, now_R, new_1D in zip(KERNEL_PARTS, self._kernels(), dirty_ms, strict=True):
+            kernel_ms = np.broadcast_to(now_R, shape).flatten()
+            kernel_ms[dirty_D] = new_1D[0]
+            parts_PBR[PARTS.index(part)] += kernel_ms.reshape(shape)
         slowest_PB = parts_PBR.max(axis=2)
         sync_B = moved_BRC[:, 0, SYNC]
-        fits_B = self._fits(delta.added(self.bytes_RM, catalog.bytes_VM), moved_BRC)
         energy_ms_B = prices.compose(_norms(parts_PBR, slowest_PB, exponent), sync_B)
+        fits_B = self._fits(bytes_BRM, moved_BRC)
         return Priced(step_ms_B=prices.compose(slowest_PB, sync_B), energy_ms_B=np.where(fits_B, energy_ms_B, np.inf))
 
     def energy_ms(self, exponent: int) -> float:
@@ -169,90 +182,79 @@ class Layout:
 
     def _kernels(self) -> tuple[MsArray, MsArray]:
         if self._kernels_ms is None:
-            forward, backward = self.catalog.prices.kernels_ms(self.codes_RH[None].astype(np.float32))
+            forward, backward = self.space.prices.kernels_ms(self.codes_RH[None].astype(np.float32))
             self._kernels_ms = forward[0], backward[0]
         return self._kernels_ms
 
-    def _fits(self, bytes_BRM: FloatArray, moved_BRC: FloatArray) -> NDArray[np.bool_]:
-        if not self.limits.with_activations:
-            return np.asarray((bytes_BRM <= self.limits.capacity_RM).all(axis=(1, 2)))
-        held_BRM = bytes_BRM.copy()
-        held_BRM[..., 0] += self.catalog.prices.activation_bytes(moved_BRC)
-        return np.asarray((held_BRM <= self.limits.capacity_RM).all(axis=(1, 2)))
+    def _fits(self, bytes_BRM: FloatArray, moved_BRC: FloatArray) -> BoolArray:
+        if self.limits.with_activations:
+            bytes_BRM = bytes_BRM.copy()
+            bytes_BRM[..., 0] += self.space.prices.activation_bytes(moved_BRC)
+        return np.asarray((bytes_BRM <= self.limits.capacity_RM).all(axis=(1, 2)))
 
 
 class _Delta:
-    """What changes give to ranks and take from them, as lists of kinds of pieces."""
+    """What changes give to ranks and take from them, as lists of kinds of shards."""
 
     def __init__(self, layout: Layout, changes: Sequence[Change]) -> None:
         self.layout, self.num_changes = layout, len(changes)
         # Lists of (change, rank, kind, sign), and of (change, kind, sign) for what all ranks get.
         ranked: list[tuple[int, int, int, int]] = []
         shared: list[tuple[int, int, int]] = []
-        node = layout.catalog.topology.local_world_size
-        units = layout.catalog.units
         for index, change in enumerate(changes):
-            for unit, option, sites in change:
-                known = units[unit].options
-                old = layout.chosen[unit]
-                moves = [] if option == NOTHING else [(known[option], sites, 1)]
-                if old is not None:
-                    moves.append((known[old[0]], old[1], -1))
-                for one, at, sign in moves:
-                    for piece, site in zip(one.pieces, at, strict=True):
-                        if piece.hold is Hold.RANK:
-                            ranked.append((index, site, piece.kind, sign))
-                        elif piece.hold is Hold.NODE:
-                            ranked += [
-                                (index, rank, piece.kind, sign) for rank in range(site * node, (site + 1) * node)
-                            ]
+            for item, number, sites in change:
+                given = () if number == NOTHING else layout.space.items[item].options[number].shards
+                for signed, sign in ((zip(given, sites, strict=True), 1), (layout.held(item), -1)):
+                    for shard, site in signed:
+                        if shard.is_everywhere:
+                            shared.append((index, shard.kind, sign))
                         else:
-                            shared.append((index, piece.kind, sign))
-        self._ranked_X4: IndexArray = np.array(ranked, dtype=np.int64).reshape(-1, 4)
-        self._shared_X3: IndexArray = np.array(shared, dtype=np.int64).reshape(-1, 3)
+                            first = site * shard.num_holders
+                            ranked += [(index, first + step, shard.kind, sign) for step in range(shard.num_holders)]
+        self._ranked_Y4: IndexArray = np.array(ranked, dtype=np.int64).reshape(-1, 4)
+        self._shared_Y3: IndexArray = np.array(shared, dtype=np.int64).reshape(-1, 3)
 
     def add_to(self, sums_RX: FloatArray, of_kind_VX: FloatArray) -> None:
         """Adds the only change to sums, in place."""
-        _, rank_X, kind_X, sign_X = self._ranked_X4.T
-        np.add.at(sums_RX, rank_X, sign_X[:, None] * of_kind_VX[kind_X])
-        _, kind_X, sign_X = self._shared_X3.T
-        sums_RX += (sign_X[:, None] * of_kind_VX[kind_X]).sum(axis=0)
+        _, rank_Y, kind_Y, sign_Y = self._ranked_Y4.T
+        np.add.at(sums_RX, rank_Y, sign_Y[:, None] * of_kind_VX[kind_Y])
+        sums_RX += self._everywhere(of_kind_VX)[0]
 
     def added(self, sums_RX: FloatArray, of_kind_VX: FloatArray) -> FloatArray:
         """Sums after each change, shape (B, R, X)."""
         num_ranks, width = sums_RX.shape
         sums_BRX = np.repeat(sums_RX[None], self.num_changes, axis=0)
         flat = sums_BRX.reshape(-1, width)
-        index_X, rank_X, kind_X, sign_X = self._ranked_X4.T
-        np.add.at(flat, index_X * num_ranks + rank_X, sign_X[:, None] * of_kind_VX[kind_X])
-        if len(self._shared_X3):
+        index_Y, rank_Y, kind_Y, sign_Y = self._ranked_Y4.T
+        np.add.at(flat, index_Y * num_ranks + rank_Y, sign_Y[:, None] * of_kind_VX[kind_Y])
+        if len(self._shared_Y3):
             sums_BRX += self._everywhere(of_kind_VX)[:, None]
         return sums_BRX
 
     def dirty(self) -> IndexArray:
         """Pairs of change and rank whose codes change, as change * R + rank, rising."""
         num_ranks = self.layout.num_ranks
-        index_X, rank_X, _, _ = self._ranked_X4.T
-        everywhere = np.unique(self._shared_X3[:, 0])
-        everywhere_X = (everywhere[:, None] * num_ranks + np.arange(num_ranks)).ravel()
-        return np.union1d(index_X * num_ranks + rank_X, everywhere_X)
+        index_Y, rank_Y, _, _ = self._ranked_Y4.T
+        everywhere = np.unique(self._shared_Y3[:, 0])
+        everywhere_D = (everywhere[:, None] * num_ranks + np.arange(num_ranks)).ravel()
+        return np.union1d(index_Y * num_ranks + rank_Y, everywhere_D)
 
-    def codes(self, dirty_X: IndexArray) -> FloatArray:
-        """Codes of those pairs, shape (X, H)."""
+    def codes(self, dirty_D: IndexArray) -> FloatArray:
+        """Codes of those pairs, shape (D, H)."""
         layout = self.layout
-        num_ranks, codes_VH = layout.num_ranks, layout.catalog.codes_VH
-        codes_XH = layout.codes_RH[dirty_X % num_ranks]
-        index_X, rank_X, kind_X, sign_X = self._ranked_X4.T
-        at_X = np.searchsorted(dirty_X, index_X * num_ranks + rank_X)
-        np.add.at(codes_XH, at_X, sign_X[:, None] * codes_VH[kind_X])
-        if len(self._shared_X3):
-            codes_XH += self._everywhere(codes_VH)[dirty_X // num_ranks]
-        return codes_XH
+        num_ranks, codes_VH = layout.num_ranks, layout.space.kinds.codes_VH
+        codes_DH = layout.codes_RH[dirty_D % num_ranks]
+        index_Y, rank_Y, kind_Y, sign_Y = self._ranked_Y4.T
+        at_Y = np.searchsorted(dirty_D, index_Y * num_ranks + rank_Y)
+        np.add.at(codes_DH, at_Y, sign_Y[:, None] * codes_VH[kind_Y])
+        if len(self._shared_Y3):
+            codes_DH += self._everywhere(codes_VH)[dirty_D // num_ranks]
+        return codes_DH
 
     def _everywhere(self, of_kind_VX: FloatArray) -> FloatArray:
-        index_X, kind_X, sign_X = self._shared_X3.T
+        index_Y, kind_Y, sign_Y = self._shared_Y3.T
         sums_BX = np.zeros((self.num_changes, of_kind_VX.shape[1]))
-        np.add.at(sums_BX, index_X, sign_X[:, None] * of_kind_VX[kind_X])
+        np.add.at(sums_BX, index_Y, sign_Y[:, None] * of_kind_VX[kind_Y])
         return sums_BX
 
 

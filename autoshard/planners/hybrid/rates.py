@@ -1,7 +1,7 @@
-"""What one more piece adds to a step, made linear around what ranks hold.
+"""What one more shard adds to a step, made linear around what ranks hold.
 
-Shape suffixes: V kinds of pieces, P parts of a step, R ranks, H width of a code, C columns of what is moved, O options,
-E pieces of options.
+Shape suffixes: I items, V kinds of shards, P parts of a step, R ranks, H width of a code, C columns of what is moved, O
+options, E shards of options.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.costs import MsArray
-from autoshard.planners.hybrid.catalog import Catalog
-from autoshard.planners.hybrid.layout import FloatArray, IndexArray, Layout
-from autoshard.planners.space.options import Hold
-from autoshard.planners.space.step_sums import KERNEL_PARTS, PARTS, SYNC, MovedArray
+from autoshard.planners.hybrid.layout import Layout
+from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
+from autoshard.planners.space.step_cost import KERNEL_PARTS, PARTS, SYNC, MovedArray
 
 #: By how much sums are changed to see what that does: a share, and bytes where there are none.
 _BUMP_SHARE, _BUMP_BYTES = 0.05, 1e4
@@ -23,63 +23,63 @@ _BUMP_SHARE, _BUMP_BYTES = 0.05, 1e4
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlatOptions:
-    """All options of a catalog, one after the other.
+    """All options of a space, one after the other.
 
     Attributes:
-        unit_O: Unit of each option.
-        number_O: Its number among those of its unit.
-        start_O: Its first piece.
-        kind_E: Kind of each piece.
+        item_O: Item of each option.
+        number_O: Its number among those of its item.
+        start_O: Its first shard.
+        kind_E: Kind of each shard.
+        tier_E: How it is held.
         holders_E: Ranks that hold it.
-        hold_E: How it is held, by number.
-        is_shared_E: Whether all ranks hold it.
-        is_node_E: Whether those of a node do.
+        is_shared_E: Whether these are all ranks.
     """
 
-    unit_O: IndexArray
+    item_O: IndexArray
     number_O: IndexArray
     start_O: IndexArray
     kind_E: IndexArray
+    tier_E: NDArray[np.str_]
     holders_E: IndexArray
-    hold_E: IndexArray
-    is_shared_E: NDArray[np.bool_]
-    is_node_E: NDArray[np.bool_]
+    is_shared_E: BoolArray
 
     @classmethod
-    def of(cls, catalog: Catalog) -> FlatOptions:
-        """Reads a catalog as it is now."""
+    def of(cls, space: PlannerSpace) -> FlatOptions:
+        """Reads a space as it is now."""
         options = [
-            (unit, number, option)
-            for unit, one in enumerate(catalog.units)
-            for number, option in enumerate(one.options)
+            (index, number, option)
+            for index, item in enumerate(space.items)
+            for number, option in enumerate(item.options)
         ]
-        pieces = [piece for _, _, option in options for piece in option.pieces]
-        lengths = [len(option.pieces) for _, _, option in options]
-        holds = [piece.hold for piece in pieces]
-        holders = {hold: hold.num_holders(catalog.topology) for hold in Hold}
+        shards = [shard for _, _, option in options for shard in option.shards]
+        lengths = [len(option.shards) for _, _, option in options]
         return cls(
-            unit_O=np.array([unit for unit, _, _ in options], dtype=np.int64),
+            item_O=np.array([item for item, _, _ in options], dtype=np.int64),
             number_O=np.array([number for _, number, _ in options], dtype=np.int64),
             start_O=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
-            kind_E=np.array([piece.kind for piece in pieces], dtype=np.int64),
-            holders_E=np.array([holders[hold] for hold in holds], dtype=np.int64),
-            hold_E=np.array([list(Hold).index(hold) for hold in holds], dtype=np.int64),
-            is_shared_E=np.array([hold.is_everywhere for hold in holds]),
-            is_node_E=np.array([hold is Hold.NODE for hold in holds]),
+            kind_E=np.array([shard.kind for shard in shards], dtype=np.int64),
+            tier_E=np.array([shard.tier.value for shard in shards]),
+            holders_E=np.array([shard.num_holders for shard in shards], dtype=np.int64),
+            is_shared_E=np.array([shard.is_everywhere for shard in shards]),
         )
 
-    def sums(self, of_pieces_E: FloatArray) -> FloatArray:
-        """Sums over the pieces of each option, shape (O,)."""
-        return np.asarray(np.add.reduceat(of_pieces_E, self.start_O))
+    def sums(self, of_shards_E: FloatArray) -> FloatArray:
+        """Sums over the shards of each option, shape (O,)."""
+        return np.asarray(np.add.reduceat(of_shards_E, self.start_O))
 
-    def largest(self, of_pieces_E: FloatArray | NDArray[np.bool_]) -> FloatArray:
-        """Largest over the pieces of each option, shape (O,)."""
-        return np.asarray(np.maximum.reduceat(of_pieces_E, self.start_O))
+    def lowest(self, score_O: FloatArray) -> IndexArray:
+        """The option of each item with the lowest score, shape (I,)."""
+        order = np.lexsort((score_O, self.item_O))
+        return np.asarray(order[np.flatnonzero(np.diff(self.item_O[order], prepend=-1))])
+
+    def largest(self, of_shards_E: FloatArray | NDArray[np.bool_]) -> FloatArray:
+        """Largest over the shards of each option, shape (O,)."""
+        return np.asarray(np.maximum.reduceat(of_shards_E, self.start_O))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rates:
-    """Milliseconds that a piece of each kind adds.
+    """Milliseconds that a shard of each kind adds.
 
     Attributes:
         served_VP: To the parts of a rank that holds it, and serves it to all others.
@@ -92,19 +92,19 @@ class Rates:
     sync_V: MsArray
 
     @classmethod
-    def of(cls, catalog: Catalog, layout: Layout | None = None) -> Rates:
+    def of(cls, space: PlannerSpace, layout: Layout | None = None) -> Rates:
         """Around a layout, or around nothing at all."""
         if layout is None:
-            mean_C, codes_H = catalog.moved_VC[:1].mean(axis=0), np.zeros(catalog.codes_VH.shape[1])
+            mean_C, codes_H = space.kinds.moved_VC[:1].mean(axis=0), np.zeros(space.kinds.codes_VH.shape[1])
         else:
             mean_C = layout.moved_RC.mean(axis=0)
             kernel_ms_R = layout.parts_ms()[[PARTS.index(part) for part in KERNEL_PARTS]].sum(axis=0)
             codes_H = layout.codes_RH[int(np.argsort(kernel_ms_R, kind="stable")[len(kernel_ms_R) // 2])]
-        one_PC, all_PC = _moving_rates(catalog, mean_C)
-        kernel_VP = _kernel_rates(catalog, codes_H)
-        moved_VC = catalog.moved_VC
+        one_PC, all_PC = _moving_rates(space, mean_C)
+        kernel_VP = _kernel_rates(space, codes_H)
+        moved_VC = space.kinds.moved_VC
         bump = max(_BUMP_BYTES, _BUMP_SHARE * float(mean_C[SYNC]))
-        all_reduce_ms = [catalog.costs.comm.all_reduce_ms(size, catalog.topology) for size in (bump, 2 * bump)]
+        all_reduce_ms = [space.costs.comm.all_reduce_ms(size, space.topology) for size in (bump, 2 * bump)]
         return cls(
             served_VP=moved_VC @ one_PC.T + kernel_VP,
             shared_VP=moved_VC @ all_PC.T + kernel_VP,
@@ -112,9 +112,9 @@ class Rates:
         )
 
 
-def _moving_rates(catalog: Catalog, mean_C: MovedArray) -> tuple[FloatArray, FloatArray]:
+def _moving_rates(space: PlannerSpace, mean_C: MovedArray) -> tuple[FloatArray, FloatArray]:
     """Milliseconds per unit of each column: on the rank that has it, and on all ranks that have it alike; (P, C)."""
-    num_ranks, width = catalog.topology.world_size, len(mean_C)
+    num_ranks, width = space.topology.world_size, len(mean_C)
     bump_C = np.where(np.arange(width) < SYNC, np.maximum(_BUMP_SHARE * mean_C, _BUMP_BYTES), 1.0)
     base_RC = np.repeat(np.where(np.arange(width) < SYNC, np.maximum(mean_C, 1.0), mean_C)[None], num_ranks, axis=0)
     one_BRC = np.repeat(base_RC[None], width + 1, axis=0)
@@ -126,17 +126,17 @@ def _moving_rates(catalog: Catalog, mean_C: MovedArray) -> tuple[FloatArray, Flo
     is_rate_C = columns <= SYNC + 1
     rates = []
     for moved_BRC in (one_BRC, all_BRC):
-        parts_PB = catalog.prices.moving_ms(moved_BRC)[:, :, 0]
+        parts_PB = space.prices.moving_ms(moved_BRC)[:, :, 0]
         rates.append(np.maximum(parts_PB[:, 1:] - parts_PB[:, :1], 0.0) / bump_C * is_rate_C)
     return rates[0], rates[1]
 
 
-def _kernel_rates(catalog: Catalog, codes_H: FloatArray) -> MsArray:
-    """Kernel milliseconds of one more piece where there are such pieces already, shape (V, P)."""
-    once_VH = codes_H + catalog.codes_VH
+def _kernel_rates(space: PlannerSpace, codes_H: FloatArray) -> MsArray:
+    """Kernel milliseconds of one more shard where there are such shards already, shape (V, P)."""
+    once_VH = codes_H + space.kinds.codes_VH
     rates_VP = np.zeros((len(once_VH), len(PARTS)))
-    one = catalog.prices.kernels_ms(once_VH[None].astype(np.float32))
-    two = catalog.prices.kernels_ms((once_VH + catalog.codes_VH)[None].astype(np.float32))
+    one = space.prices.kernels_ms(once_VH[None].astype(np.float32))
+    two = space.prices.kernels_ms((once_VH + space.kinds.codes_VH)[None].astype(np.float32))
     for part, with_one, with_two in zip(KERNEL_PARTS, one, two, strict=True):
         rates_VP[:, PARTS.index(part)] = np.maximum((with_two - with_one)[0], 0.0)
     return rates_VP

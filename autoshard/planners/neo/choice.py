@@ -14,20 +14,20 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import EmbeddingTable, MemoryLevel
+from autoshard.core import EmbeddingTable, MemoryLevel, Tier
 from autoshard.core.access import IntArray
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.cached_rows import behind_cache
 from autoshard.planners.neo.cost import CostFunction, PartCost
+from autoshard.planners.space.constraints import allowed_sites
 from autoshard.planners.space.options import (
-    Hold,
     ShardingOption,
     ShardingType,
     UnplacedShard,
-    allowed_sites,
     enumerate_options,
     why_not,
 )
+from autoshard.planners.space.tiers import SITED_TIERS, num_sites
 
 #: Schemes that Neo has (Sec. 4).
 NEO_TYPES = (
@@ -64,10 +64,10 @@ class Item:
     allowed_S: NDArray[np.bool_]
 
     @cached_property
-    def hold(self) -> Hold:
+    def tier(self) -> Tier:
         """How the parts are held; rows over all ranks if only some tables are replicated."""
-        holds = {part.hold for part in self.parts}
-        return holds.pop() if len(holds) == 1 else Hold.ALL
+        tiers = {part.tier for part in self.parts}
+        return tiers.pop() if len(tiers) == 1 else Tier.ROW_WISE
 
     @cached_property
     def cost_s(self) -> float:
@@ -93,9 +93,9 @@ class Choice:
     in_one_node: bool
 
     @property
-    def hold(self) -> Hold:
+    def tier(self) -> Tier:
         """How all items are held."""
-        return self.items[0].hold
+        return self.items[0].tier
 
     @cached_property
     def total_s(self) -> float:
@@ -136,7 +136,7 @@ class Chooser:
     ) -> None:
         self._units, self._cost, self._names, self._cache_policy = units, cost, names, cache_policy
         self._topology, self._capacity_LR = cost.topology, capacity_LR
-        self._room = {hold: self._room_of_sites(hold) for hold in Hold}
+        self._room = {tier: self._room_of_sites(tier) for tier in SITED_TIERS}
         self._known: dict[tuple[int, MemoryLevel, float], tuple[Choice, ...]] = {}
 
     def choices(self, unit: int, level: MemoryLevel, least_cache: float = 1.0) -> tuple[Choice, ...]:
@@ -167,11 +167,11 @@ class Chooser:
         def score_s(choice: Choice) -> float:
             return choice.score_s(limit_s, self._topology.world_size)
 
-        sharded = [[one for one in choices if one.hold is not Hold.EACH] or choices for choices in listed]
+        sharded = [[one for one in choices if one.tier is not Tier.DATA_PARALLEL] or choices for choices in listed]
         picked = [min(choices, key=score_s) for choices in sharded]
         gains: list[tuple[float, int, Choice]] = []
         for index, (choices, now) in enumerate(zip(listed, picked, strict=True)):
-            replicas = [one for one in choices if one.hold is Hold.EACH] if replicate else []
+            replicas = [one for one in choices if one.tier is Tier.DATA_PARALLEL] if replicate else []
             copied = min(replicas, key=score_s, default=now)
             if (saved_s := score_s(now) - score_s(copied)) > 0:
                 gains.append((-saved_s / max(copied.total_bytes - now.total_bytes, 1), index, copied))
@@ -233,15 +233,14 @@ class Chooser:
 
     def _allowed_sites(self, parts: Sequence[UnplacedShard], held_L: IntArray) -> NDArray[np.bool_]:
         """Whether the parts of a unit's tables may go to a site together, and fit."""
-        allowed_S = np.all(self._room[parts[0].hold] >= held_L[:, None], axis=0)
+        allowed_S = np.all(self._room[parts[0].tier] >= held_L[:, None], axis=0)
         for part in parts:
-            if part.shard.table.constraints.pinned_ranks:
-                allowed_S &= np.isin(np.arange(len(allowed_S)), allowed_sites(part, self._topology))
+            allowed_S &= allowed_sites(part.shard.table, part.tier, self._topology)
         return np.asarray(allowed_S)
 
-    def _room_of_sites(self, hold: Hold) -> IntArray:
+    def _room_of_sites(self, tier: Tier) -> IntArray:
         """Bytes that the tightest rank of each site has, shape (L, S)."""
-        sites = hold.num_sites(self._topology)
+        sites = num_sites(tier, self._topology)
         room_LS: IntArray = self._capacity_LR.reshape(len(LEVELS), sites, -1).min(axis=2)
         return room_LS
 

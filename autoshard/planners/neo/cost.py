@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from autoshard.core import MemoryLevel, PlacedShard, Topology, Update
+from autoshard.core import MemoryLevel, PlacedShard, Tier, Topology, Update
 from autoshard.core.plan import Payload
 from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import TransferSpeeds, transfer_seconds
 from autoshard.evaluation.device_memory import DeviceMemory, device_memory
 from autoshard.evaluation.traffic import REDUCED_BYTES, PairTraffic, synced_bytes
-from autoshard.planners.space.options import Hold, UnplacedShard
+from autoshard.planners.space.options import UnplacedShard
+from autoshard.planners.space.tiers import num_holders, num_replicas
 
 #: A looked-up row is read by the lookup, and read and written by the update.
 _MOVES_PER_LOOKUP: Final = 3
@@ -81,7 +82,7 @@ class CostFunction:
         """The cost of a part on each of its ranks."""
         topology = self.topology
         placed, local = part.placed(0, topology), part.local(topology, self.batch_size)
-        exchange_s = 0.0 if part.hold is Hold.EACH else self._exchange_s(placed)
+        exchange_s = 0.0 if part.tier is Tier.DATA_PARALLEL else self._exchange_s(placed)
         reduce_s = 0.0
         moved_bytes = _MOVES_PER_LOOKUP * local.num_lookups * local.embedding_dim * local.dtype.num_bytes
         if local.update is Update.ALL_REDUCED:
@@ -96,7 +97,7 @@ class CostFunction:
             reduce_s=reduce_s,
             transfer_s=transfer_s,
             weighted_s=weighted_s,
-            num_holders=part.hold.num_holders(topology),
+            num_holders=num_holders(part.tier, topology),
             held_bytes=local.held_bytes,
         )
 
@@ -128,7 +129,7 @@ class CostFunction:
         return seconds
 
     def _update(self, part: UnplacedShard) -> Update:
-        return Update.ALL_REDUCED if part.hold.num_replicas(self.topology) > 1 else Update.FUSED
+        return Update.ALL_REDUCED if num_replicas(part.tier, self.topology) > 1 else Update.FUSED
 
     @property
     def _device(self) -> DeviceMemory:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import CostModel, TableSet, Topology
+from autoshard.core import CostModel, TableSet, Tier, Topology
 from autoshard.core.access import FloatArray, IntArray
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.heuristics.karmarkar_karp import partition
 from autoshard.planners.neo.choice import HBM, LEVELS, Choice, Item
 from autoshard.planners.space.feasibility import Filling, repair
-from autoshard.planners.space.options import Hold, UnplacedShard
+from autoshard.planners.space.options import UnplacedShard
 from autoshard.planners.space.placement import PlacementProblem, RankArray
 
 GREEDY, KARMARKAR_KARP = "greedy", "karmarkar_karp"
@@ -71,11 +71,14 @@ class Arranger:
         """
         ranks = _Ranks(self)
         for choice in choices:
-            if choice.hold in (Hold.ALL, Hold.EACH):
+            if choice.tier in (Tier.ROW_WISE, Tier.DATA_PARALLEL):
                 ranks.put_everywhere(choice.items)
         ranks.put_on_nodes([items for choice in choices for items in _of_nodes(choice)])
         alone = [
-            item for choice in choices if choice.hold is Hold.RANK and not choice.in_one_node for item in choice.items
+            item
+            for choice in choices
+            if choice.tier is Tier.TABLE_WISE and not choice.in_one_node
+            for item in choice.items
         ]
         ranks.put_far([item for item in alone if item.held_L[HBM + 1 :].any()])
         ranks.put_near([item for item in alone if not item.held_L[HBM + 1 :].any()], seed)
@@ -86,7 +89,7 @@ class Arranger:
 
 def _of_nodes(choice: Choice) -> list[tuple[Item, ...]]:
     """Items that go to one node: one over its ranks, or all of a choice on single ranks of it."""
-    if choice.hold is Hold.NODE:
+    if choice.tier is Tier.TABLE_ROW_WISE:
         return [(item,) for item in choice.items]
     return [choice.items] if choice.in_one_node else []
 
@@ -117,7 +120,7 @@ class _Ranks:
             return
         cost_s_N = np.array([sum(item.cost_s for item in items) for items in groups])
         # Of a rank of the node, on average.
-        cost_s_N /= [1 if items[0].hold is Hold.NODE else self.node_size for items in groups]
+        cost_s_N /= [1 if items[0].tier is Tier.TABLE_ROW_WISE else self.node_size for items in groups]
         wanted_N = self._wanted(cost_s_N, self._node_cost_s())
         for index in np.argsort(-cost_s_N, kind="stable").tolist():
             items, cost_s_S = groups[index], self._node_cost_s()
@@ -145,7 +148,7 @@ class _Ranks:
 
     def _allowed_nodes(self, item: Item) -> NDArray[np.bool_]:
         """Whether a node has a site of the item."""
-        sites_per_node = 1 if item.hold is Hold.NODE else self.node_size
+        sites_per_node = 1 if item.tier is Tier.TABLE_ROW_WISE else self.node_size
         return np.asarray(item.allowed_S.reshape(-1, sites_per_node).any(axis=1))
 
     def _put_in_node(self, items: Sequence[Item], node: int) -> bool:
@@ -153,7 +156,7 @@ class _Ranks:
         before = self.free_LR.copy(), self.cost_s_R.copy()
         ranks = range(node * self.node_size, (node + 1) * self.node_size)
         for item in sorted(items, key=lambda item: -item.cost_s):
-            sites = [node] if item.hold is Hold.NODE else ranks
+            sites = [node] if item.tier is Tier.TABLE_ROW_WISE else ranks
             fitting = [site for site in sites if item.allowed_S[site] and self._has_room(item, site)]
             if not fitting:
                 self.free_LR, self.cost_s_R = before
@@ -171,12 +174,11 @@ class _Ranks:
             topology=self.task.topology,
             shards=tuple(part.shard for item in items for part in item.parts),
             members=tuple(members),
-            locals=(),
-            codes_NH=np.zeros((len(items), 0), dtype=np.float32),
+            codes_WNH=np.zeros((1, len(items), 0), dtype=np.float32),
             kernel_ms_N=np.array([item.cost_s * 1e3 for item in items]),
-            bytes_N=np.array([item.held_L[HBM] for item in items]),
+            bytes_WN=np.array([[item.held_L[HBM] for item in items]]),
             capacity_R=self.free_LR[HBM],
-            allowed_NR=np.array([item.allowed_S for item in items]),
+            allowed_NA=np.array([item.allowed_S for item in items]),
             model=self.task.model,
         )
 
@@ -206,7 +208,7 @@ class _Ranks:
         return np.asarray(self.cost_s_R.reshape(-1, self.node_size).mean(axis=1))
 
     def _ranks(self, item: Item, site: int) -> slice:
-        size = {Hold.RANK: 1, Hold.NODE: self.node_size}.get(item.hold, len(self.cost_s_R))
+        size = {Tier.TABLE_WISE: 1, Tier.TABLE_ROW_WISE: self.node_size}.get(item.tier, len(self.cost_s_R))
         return slice(site * size, (site + 1) * size)
 
     def _has_room(self, item: Item, site: int) -> bool:

@@ -141,16 +141,8 @@ def _search(
 
 def _part(problem: PlacementProblem, of_N: NDArray[np.bool_], of_R: NDArray[np.bool_]) -> PlacementProblem:
     """Some of the items on some of the ranks."""
-    return replace(
-        problem,
-        members=tuple(group for group, is_in in zip(problem.members, of_N, strict=True) if is_in),
-        codes_NH=problem.codes_NH[of_N],
-        kernel_ms_N=problem.kernel_ms_N[of_N],
-        bytes_N=problem.bytes_N[of_N],
-        capacity_R=problem.capacity_R[of_R],
-        allowed_NR=problem.allowed_NR[np.ix_(of_N, of_R)],
-        tiers=(),
-    )
+    part = problem.subset(np.flatnonzero(of_N), with_tiers=False)
+    return replace(part, capacity_R=problem.capacity_R[of_R], allowed_NA=part.allowed_NR[:, of_R])
 
 
 class _Search:

@@ -1,13 +1,14 @@
-"""What the constraints of tables leave to planners. Shape suffix: R ranks."""
+"""What the constraints of tables leave to planners. Shape suffixes: R ranks, S sites."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import EmbeddingTable, TableSet, Topology
+from autoshard.core import EmbeddingTable, TableSet, Tier, Topology
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
+from autoshard.planners.space.tiers import num_sites
 
 
 def check_constraints(tables: TableSet, topology: Topology) -> None:
@@ -30,6 +31,17 @@ def allowed_ranks(table: EmbeddingTable, world_size: int) -> NDArray[np.bool_]:
     """Whether the table's pins allow each rank, shape (R,)."""
     pinned = table.constraints.pinned_ranks
     return np.isin(np.arange(world_size), pinned) if pinned else np.ones(world_size, dtype=np.bool_)
+
+
+def allowed_sites(table: EmbeddingTable, tier: Tier, topology: Topology) -> NDArray[np.bool_]:
+    """Whether the table may be held by a tier at each of its sites, memory aside, shape (S,).
+
+    The table's pins must allow all ranks of the site, and its forbidden tiers the tier.
+    """
+    if tier in table.constraints.forbidden_tiers:
+        return np.zeros(num_sites(tier, topology), dtype=np.bool_)
+    allowed_SR = allowed_ranks(table, topology.world_size).reshape(num_sites(tier, topology), -1)
+    return np.asarray(allowed_SR.all(axis=1))
 
 
 def colocated(tables: TableSet) -> tuple[tuple[EmbeddingTable, ...], ...]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.planners.space.placement import PlacementProblem, RankArray, does_not_fit
+from autoshard.planners.space.placement import PlacementProblem, RankArray
 
 ByteArray = NDArray[np.int64]
 
@@ -48,12 +48,22 @@ class Filling:
         if fits_R.any():
             rank = int(np.where(fits_R, scores_R, np.inf).argmin())
         else:
-            self.failure = self.failure or does_not_fit(self.problem, item, self.held_R)
+            self.failure = self.failure or _does_not_fit(self.problem, item, self.free_bytes())
             may_R = self.problem.allowed_NR[item]
             rank = int(np.where(may_R, self.free_bytes(), np.iinfo(np.int64).min).argmax())
         self.ranks_N[item] = rank
         self.held_R[rank] += self.problem.bytes_N[item]
         return rank
+
+
+def _does_not_fit(problem: PlacementProblem, item: int, free_R: ByteArray) -> InfeasiblePlanError:
+    """The error for an item that no rank has room for, given the bytes that are left."""
+    free_R = np.where(problem.allowed_NR[item], free_R, -1)
+    missing = int(problem.bytes_N[item] - free_R.max())
+    return InfeasiblePlanError(
+        f"{problem.label(item)} needs {int(problem.bytes_N[item]):,} bytes, {missing:,} bytes more than are free on "
+        f"rank {int(free_R.argmax())}, the one with most room left"
+    )
 
 
 def repair(problem: PlacementProblem, ranks_N: RankArray, seed: int) -> RankArray:
@@ -78,7 +88,7 @@ def repair(problem: PlacementProblem, ranks_N: RankArray, seed: int) -> RankArra
     num_restarts = max(3, min(_MAX_RESTARTS, _RESTART_ITEMS // problem.num_items))
     for attempt in range(num_restarts):
         noise_N = rng.uniform(1.0, 1.0 + attempt / num_restarts, problem.num_items)
-        filling = _best_fit(problem, problem.bytes_N * noise_N)
+        filling = filled(problem, problem.bytes_N * noise_N, tightly=True)
         first_failure = first_failure or filling.failure
         ranks_N = _reduce_overflow(problem, filling.ranks_N)
         if problem.is_feasible(ranks_N):
@@ -90,11 +100,12 @@ def repair(problem: PlacementProblem, ranks_N: RankArray, seed: int) -> RankArra
     raise first_failure
 
 
-def _best_fit(problem: PlacementProblem, keys_N: NDArray[np.float64]) -> Filling:
-    """Places items by falling key, those with least choice of ranks first, where least room is left over."""
+def filled(problem: PlacementProblem, keys_N: NDArray[np.float64] | ByteArray, *, tightly: bool) -> Filling:
+    """Places items by falling key, those with least choice of ranks first, where least room is left, or most."""
     filling = Filling(problem)
+    sign = 1.0 if tightly else -1.0
     for item in np.lexsort((-keys_N, problem.allowed_NR.sum(axis=1))):
-        filling.put(int(item), filling.free_bytes().astype(np.float64))
+        filling.put(int(item), sign * filling.free_bytes().astype(np.float64))
     return filling
 
 

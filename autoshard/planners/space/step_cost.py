@@ -1,109 +1,289 @@
-"""Whole steps of many placements of one problem at once.
+"""Whole steps from sums over what ranks hold.
 
-Shape suffixes: U shards, N items, K tiers, R ranks, A = R + K choices, B placements, H width of a code, P parts of a
-step, C columns of what is moved.
+Shape suffixes: B placements, R ranks, H width of a code, C columns of what is moved, L levels, P parts of a step; of
+placement problems U shards, N items, K shared tiers, W = 1 + K ways to hold an item, A = R + K choices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autoshard.core import CostModels, PlacedShard
-from autoshard.core.costs import CodeArray, MsArray
-from autoshard.core.shard import fused_kernel
-from autoshard.planners.space.placement import PlacementProblem, RankArray, on_rank
-from autoshard.planners.space.step_sums import KERNEL_PARTS, PARTS, SYNC, MovedArray, StepSums, SumPrices
+from autoshard.core import (
+    CostModels,
+    PlacedShard,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Topology,
+)
+from autoshard.core.costs import CodeArray, LinkBytes, MsArray
+from autoshard.core.plan import Payload
+from autoshard.core.shard import FusedKernel, fused_kernel
+from autoshard.core.step import Overlap, StepPart
+from autoshard.evaluation.batch_memory import peak_factor
+from autoshard.evaluation.evaluate import price_step
+from autoshard.evaluation.step_price import embedding_columns, part_weights
+from autoshard.evaluation.traffic import PairTraffic, Stream, gradient_bytes, synced_bytes
+from autoshard.planners.space.options import placed_shard
+from autoshard.planners.space.placement import PlacementProblem, RankArray, rank_sums, summed_members
 
-__all__ = ["PARTS", "StepCost", "StepSums"]
+MovedArray = NDArray[np.float64]
+
+#: Parts whose times ranks differ in, in the order of axis P.
+PARTS = (
+    StepPart.INPUT,
+    StepPart.FORWARD_KERNEL,
+    StepPart.FORWARD_EXCHANGE,
+    StepPart.BACKWARD_EXCHANGE,
+    StepPart.BACKWARD_KERNEL,
+)
+KERNEL_PARTS = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
+
+# Columns of what is moved. First three blocks of bytes between a pair of ranks (lengths, ids, forward, backward): of
+# rows that a rank serves to all ranks, of those that it serves to its node, and of those that it serves to itself.
+_NUM_STREAMS = len(Stream)
+_TO_ALL, _TO_NODE, _TO_ITSELF = range(3)
+#: Then bytes that are all-reduced, features that are served, activations that a rank has of what it holds, those that
+#: all ranks or its node get back, and a count for each kind of kernel.
+SYNC = _NUM_STREAMS * 3
+_FEATURES, _HELD, _BACK_TO_ALL, _BACK_TO_NODE, _FIRST_KERNEL = range(SYNC + 1, SYNC + 6)
 
 
-class StepCost:
-    """Prices the steps of placements of one problem, as `evaluate` prices their plans; see `SumPrices`.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepSums:
+    """What ranks hold, in any number of placements; both are sums over shards.
 
-    An item on a rank adds a row to that rank's sums, an item that all ranks share adds a row to all of them.
+    Attributes:
+        codes_BRH: Of codes.
+        moved_BRC: Of what is moved.
+    """
+
+    codes_BRH: CodeArray
+    moved_BRC: MovedArray
+
+
+class StepPrices:
+    """Prices the steps of one task from sums per rank, as `evaluate` prices plans.
+
+    What a shard moves adds up as its code does: every rank that holds some of it adds a row to its sums, alike for all
+    of them. So a step is a function of two sums per rank.
+
+    Args:
+        tables: The task's tables.
+        topology: The task's topology.
+        costs: Models of all parts.
+        kernels: Kinds of kernels that shards may run in, by `fused_kernel`.
+
+    Raises:
+        InvalidPlanError: If the dense layers make no model.
+    """
+
+    def __init__(
+        self, tables: TableSet, topology: Topology, costs: CostModels, kernels: Collection[FusedKernel]
+    ) -> None:
+        self.tables, self.topology, self.costs = tables, topology, costs
+        self._kernels = {kernel: index for index, kernel in enumerate(sorted(set(kernels)))}
+        # All that does not depend on who holds what; one shard is enough to say it.
+        some = PlacedShard.table_wise(Shard.whole(tables.tables[0]), 0)
+        self._rest = price_step(ShardingPlan(tables=tables, topology=topology, shards=(some,)), costs)
+        self._weights = part_weights(costs, self._rest.bases)
+        self._groups = [np.arange(topology.world_size) // level.size for level in topology.levels]
+
+    def prices_alike(self, other: StepPrices) -> bool:
+        """Whether both make the same step of the same sums, so that their placements can be priced together."""
+        mine, theirs = self._rest.times, other._rest.times
+        ranked = {part.value: 0.0 for part in PARTS}
+        return (
+            self.costs is other.costs
+            and _links(self.topology) == _links(other.topology)
+            and self._kernels == other._kernels
+            and self._weights == other._weights
+            and self._rest.overlap is other._rest.overlap
+            and (self.tables.dense is None) == (other.tables.dense is None)
+            and replace(mine, **ranked) == replace(theirs, **ranked)
+        )
+
+    @property
+    def num_columns(self) -> int:
+        """C."""
+        return _FIRST_KERNEL + len(self._kernels)
+
+    def moved(self, placed: PlacedShard) -> MovedArray:
+        """What a shard adds to the sums of each rank that holds some of it, shape (C,).
+
+        Args:
+            placed: On one replica, or on one for each node or each rank, from which that node or rank reads.
+        """
+        tables, topology = self.tables, self.topology
+        local_batch, payload = tables.batch_size / topology.world_size, Payload()
+        pair = PairTraffic.of(placed, local_batch, payload)
+        row_C = np.zeros(self.num_columns)
+        num_replicas = len(placed.replicas)
+        block = _TO_ALL if num_replicas == 1 else _TO_ITSELF if num_replicas == topology.world_size else _TO_NODE
+        row_C[_NUM_STREAMS * block : _NUM_STREAMS * (block + 1)] = pair.by_stream()
+        row_C[SYNC] = synced_bytes(placed, tables.batch_size) if num_replicas > 1 else 0.0
+        row_C[_FEATURES] = len(placed.shard.table.features)
+        row_C[_FIRST_KERNEL + self._kernels[fused_kernel(placed.shard.table, placed.update)]] = 1.0
+        factor = peak_factor(placed.shard.table, local_batch)
+        if factor > 1.0:
+            pair = PairTraffic.of(placed, local_batch, payload, lookups_factor=factor)
+        num_served = (topology.world_size, topology.local_world_size, 1)[block]
+        row_C[_HELD] = num_served * (pair.lengths + pair.ids + pair.forward)
+        row_C[_HELD] += gradient_bytes(placed, row_C[SYNC]) if num_replicas > 1 else 0.0
+        # Outputs of a rank's own copies are used where they are, and held once.
+        if block != _TO_ITSELF:
+            row_C[_BACK_TO_ALL if block == _TO_ALL else _BACK_TO_NODE] = pair.forward
+        return row_C
+
+    def step_ms(self, sums: StepSums) -> MsArray:
+        """Step times, shape (B,): equal to what `evaluate` says of the plans, but for rounding."""
+        return self.compose(self.parts_ms(sums).max(axis=2), sums.moved_BRC[:, 0, SYNC])
+
+    def parts_ms(self, sums: StepSums) -> MsArray:
+        """Times of `PARTS` on every rank, shape (P, B, R)."""
+        parts_PBR = self.moving_ms(sums.moved_BRC)
+        for part, ms_BR in zip(KERNEL_PARTS, self.kernels_ms(sums.codes_BRH), strict=True):
+            parts_PBR[PARTS.index(part)] += ms_BR
+        return parts_PBR
+
+    def kernels_ms(self, codes_BRH: CodeArray) -> tuple[MsArray, MsArray]:
+        """What the kernel model's milliseconds add to forward and backward, shapes (B, R)."""
+        parts = self.costs.kernel.predict_parts(codes_BRH.reshape(-1, codes_BRH.shape[-1]))
+        shape = codes_BRH.shape[:-1]
+        forward, backward = (self._weights[part][0] for part in KERNEL_PARTS)
+        return forward * parts.forward_ms_S.reshape(shape), backward * parts.backward_ms_S.reshape(shape)
+
+    def moving_ms(self, moved_BRC: MovedArray) -> MsArray:
+        """All of the parts but the kernel model's milliseconds, shape (P, B, R)."""
+        streams = {stream: self._stream(moved_BRC, stream) for stream in Stream}
+        exchange_ms = {
+            stream: self.costs.comm.links_ms(links, self.topology) for stream, (links, *_) in streams.items()
+        }
+        num_features_BR = moved_BRC[..., _FEATURES]
+        work = embedding_columns(
+            model_ms={
+                StepPart.INPUT: exchange_ms[Stream.LENGTHS] + exchange_ms[Stream.IDS],
+                StepPart.FORWARD_EXCHANGE: exchange_ms[Stream.FORWARD],
+                StepPart.BACKWARD_EXCHANGE: exchange_ms[Stream.BACKWARD],
+                **dict.fromkeys(KERNEL_PARTS, np.zeros_like(num_features_BR)),
+            },
+            handled_bytes={stream: served_BR + asked_BR for stream, (_, served_BR, asked_BR) in streams.items()},
+            served_length_bytes=streams[Stream.LENGTHS][1],
+            num_kernels=(moved_BRC[..., _FIRST_KERNEL:] > 0).sum(axis=2),
+            num_features=num_features_BR,
+        )
+        return np.stack(
+            [sum(weight * of for weight, of in zip(self._weights[part], work[part], strict=True)) for part in PARTS]
+        )
+
+    def choices_ms(self, sums: StepSums, codes_WBH: CodeArray, moved_WBC: MovedArray) -> MsArray:
+        """Step times after one more item per placement, for every choice; shape (B, A).
+
+        Args:
+            sums: What ranks hold so far.
+            codes_WBH: Codes that the items add to every rank that holds them: on a rank alone, then by shared tier.
+            moved_WBC: What they move then.
+        """
+        num_placements, num_ranks, width = sums.codes_BRH.shape
+        num_tiers = len(codes_WBH) - 1
+        holds_AR = np.concatenate([np.eye(num_ranks), np.ones((num_tiers, num_ranks))])
+        way_A = np.repeat(np.arange(1 + num_tiers), [num_ranks] + [1] * num_tiers)
+        moved_BARC = sums.moved_BRC[:, None] + holds_AR[None, :, :, None] * moved_WBC[way_A].swapaxes(0, 1)[:, :, None]
+        moved = moved_BARC.reshape(-1, *moved_BARC.shape[2:])
+        parts_PBAR = self.moving_ms(moved).reshape(len(PARTS), num_placements, -1, num_ranks)
+        now = self.kernels_ms(sums.codes_BRH)
+        alone = self.kernels_ms(sums.codes_BRH + codes_WBH[0][:, None])
+        shared_BKRH = sums.codes_BRH[:, None] + codes_WBH[1:].swapaxes(0, 1)[:, :, None]
+        shared = self.kernels_ms(shared_BKRH.reshape(-1, num_ranks, width))
+        is_new_AR = holds_AR[:num_ranks].astype(np.bool_)
+        for part, now_BR, alone_BR, shared_BR in zip(KERNEL_PARTS, now, alone, shared, strict=True):
+            of_part_BAR = parts_PBAR[PARTS.index(part)]
+            of_part_BAR[:, :num_ranks] += np.where(is_new_AR, alone_BR[:, None], now_BR[:, None])
+            of_part_BAR[:, num_ranks:] += shared_BR.reshape(num_placements, -1, num_ranks)
+        slowest_PBA = parts_PBAR.max(axis=3)
+        step_ms = self.compose(slowest_PBA.reshape(len(PARTS), -1), moved[:, 0, SYNC])
+        return step_ms.reshape(num_placements, -1)
+
+    def activation_bytes(self, moved_BRC: MovedArray) -> MsArray:
+        """What a batch needs beside the tables, as `evaluation.activation_bytes` counts it, shape (B, R)."""
+        node_R = self._groups[0]
+        starts = np.flatnonzero(np.diff(node_R, prepend=-1))
+        from_node_BR = np.add.reduceat(moved_BRC[..., _BACK_TO_NODE], starts, axis=1)[:, node_R]
+        from_all_B1 = moved_BRC[..., _BACK_TO_ALL].sum(axis=1, keepdims=True)
+        return np.asarray(moved_BRC[..., _HELD] + from_all_B1 + from_node_BR)
+
+    def compose(self, slowest_PB: MsArray, sync_B: MsArray) -> MsArray:
+        """Steps of parts at their slowest ranks and of bytes that are all-reduced, shape (B,)."""
+        distinct, which_B = np.unique(sync_B, return_inverse=True)
+        all_reduce = self.costs.comm.all_reduce_ms
+        sync_ms_B = np.array([all_reduce(float(size), self.topology) for size in distinct])[which_B]
+        sync_ms_B *= self._weights[StepPart.DENSE][1] if self.tables.dense is not None else 1.0
+        base = self._rest.times
+        if self._rest.overlap is Overlap.NONE:
+            fixed_ms = base.step_ms(Overlap.NONE) - sum(getattr(base, part.value) for part in PARTS)
+            return np.asarray(fixed_ms + slowest_PB.sum(axis=0) + sync_ms_B)
+        steps = (
+            replace(base, **dict(zip(map(str, PARTS), parts, strict=True)), all_reduce=base.all_reduce + sync_ms)
+            for *parts, sync_ms in zip(*slowest_PB.tolist(), sync_ms_B.tolist(), strict=True)
+        )
+        return np.array([times.step_ms(self._rest.overlap) for times in steps])
+
+    def _stream(self, moved_BRC: MovedArray, stream: Stream) -> tuple[LinkBytes, MsArray, MsArray]:
+        """Bytes by level, and all bytes that ranks serve and ask for, their own included; shapes (B, R)."""
+        index = list(Stream).index(stream)
+        all_BR, node_BR, own_BR = (
+            moved_BRC[..., _NUM_STREAMS * block + index] for block in (_TO_ALL, _TO_NODE, _TO_ITSELF)
+        )
+        served_LBR, asked_LBR = [], []
+        inner_BR, num_inner_R = all_BR, np.ones(all_BR.shape[1], dtype=np.int64)
+        for level, group_R in enumerate(self._groups):
+            starts = np.flatnonzero(np.diff(group_R, prepend=-1))
+            sums_BR = np.add.reduceat(all_BR, starts, axis=1)[:, group_R]
+            num_R = np.bincount(group_R)[group_R]
+            in_node_BR = node_BR if level == 0 else 0.0
+            served_LBR.append((num_R - num_inner_R) * (all_BR + in_node_BR))
+            asked_LBR.append(sums_BR - inner_BR + (num_R - num_inner_R) * in_node_BR)
+            inner_BR, num_inner_R = sums_BR, num_R
+        kept_BR = all_BR + node_BR + own_BR
+        served_BR = sum(served_LBR) + kept_BR
+        asked_BR = sum(asked_LBR) + kept_BR
+        served, asked = np.stack(served_LBR), np.stack(asked_LBR)
+        leaving, arriving = (asked, served) if stream.asks else (served, asked)
+        return LinkBytes(leaving_LR=leaving, arriving_LR=arriving), served_BR, asked_BR
+
+
+class StepCost(StepPrices):
+    """Prices the steps of placements of one problem.
 
     Args:
         problem: The problem.
         costs: Models of all parts; `costs.kernel` is the problem's model.
 
     Attributes:
-        moved_NC: What an item adds to the sums of the rank that has it alone.
-        moved_KNC: What it adds to the sums of every rank, by tier.
+        moved_WNC: What an item adds to the sums of every rank that holds it: on a rank alone, then by shared tier.
 
     Raises:
         InvalidPlanError: If the dense layers make no model.
     """
 
     def __init__(self, problem: PlacementProblem, costs: CostModels) -> None:
-        self.problem = problem
-        held = [tuple(on_rank(shard) for shard in problem.shards), *(tier.placed for tier in problem.tiers)]
-        kernels = {fused_kernel(one.shard.table, one.update) for placed in held for one in placed}
-        self.prices = SumPrices(problem.tables, problem.topology, costs, kernels)
-        moved = [self._moved(placed) for placed in held]
-        self.moved_NC, self.moved_KNC = moved[0], np.array(moved[1:]).reshape(-1, *moved[0].shape)
-
-    def prices_alike(self, other: StepCost) -> bool:
-        """Whether both make the same step of the same sums, so that their placements can be priced together."""
-        return self.problem.model is other.problem.model and self.prices.prices_alike(other.prices)
+        self.problem, topology = problem, problem.topology
+        held = [[placed_shard(shard, tier, topology) for shard in problem.shards] for tier in problem.ways]
+        kernels = {fused_kernel(one.shard.table, one.update) for of_way in held for one in of_way}
+        super().__init__(problem.tables, topology, costs, kernels)
+        moved_WUC = [np.stack([self.moved(one) for one in of_way]) for of_way in held]
+        self.moved_WNC = np.stack([summed_members(moved_UC, problem.members) for moved_UC in moved_WUC])
 
     def sums(self, ranks_N: RankArray) -> StepSums:
         """What each rank holds in one placement; B is 1."""
-        problem = self.problem
-        moved_RC = np.zeros((problem.num_ranks, self.moved_NC.shape[1]))
-        alone_N = ranks_N < problem.num_ranks
-        np.add.at(moved_RC, ranks_N[alone_N], self.moved_NC[alone_N])
-        for index, moved_NC in enumerate(self.moved_KNC):
-            moved_RC += moved_NC[ranks_N == problem.num_ranks + index].sum(axis=0)
-        return StepSums(codes_BRH=problem.rank_codes(ranks_N)[None], moved_BRC=moved_RC[None])
+        moved_RC = rank_sums(self.moved_WNC, ranks_N, self.problem.num_ranks)
+        return StepSums(codes_BRH=self.problem.rank_codes(ranks_N)[None], moved_BRC=moved_RC[None])
 
-    def step_ms(self, sums: StepSums) -> MsArray:
-        """Step times, shape (B,): equal to what `evaluate` says of the plans, but for rounding."""
-        return self.prices.step_ms(sums)
 
-    def parts_ms(self, sums: StepSums) -> MsArray:
-        """Times of `PARTS` on every rank, shape (P, B, R)."""
-        return self.prices.parts_ms(sums)
-
-    def choices_ms(
-        self,
-        sums: StepSums,
-        codes_BH: CodeArray,
-        moved_BC: MovedArray,
-        codes_KBH: CodeArray,
-        moved_KBC: MovedArray,
-    ) -> MsArray:
-        """Step times after one more item per placement, for every choice; shape (B, A).
-
-        Args:
-            sums: What ranks hold so far.
-            codes_BH: Codes of the items on a rank alone.
-            moved_BC: What they move then.
-            codes_KBH: Codes that they add to every rank in a shared tier.
-            moved_KBC: What they move then.
-        """
-        num_placements, num_ranks, width = sums.codes_BRH.shape
-        one_AR = np.concatenate([np.eye(num_ranks), np.zeros((len(codes_KBH), num_ranks))])
-        moved_BARC = sums.moved_BRC[:, None] + one_AR[None, :, :, None] * moved_BC[:, None, None]
-        moved_BARC[:, num_ranks:] += moved_KBC.swapaxes(0, 1)[:, :, None]
-        num_choices = len(one_AR)
-        moved = moved_BARC.reshape(-1, *moved_BARC.shape[2:])
-        parts_PBAR = self.prices.moving_ms(moved).reshape(len(PARTS), num_placements, num_choices, num_ranks)
-        now = self.prices.kernels_ms(sums.codes_BRH)
-        alone = self.prices.kernels_ms(sums.codes_BRH + codes_BH[:, None])
-        shared_BKRH = sums.codes_BRH[:, None] + codes_KBH.swapaxes(0, 1)[:, :, None]
-        shared = self.prices.kernels_ms(shared_BKRH.reshape(-1, num_ranks, width))
-        is_new_AR = one_AR[:num_ranks].astype(np.bool_)
-        for part, now_BR, alone_BR, shared_BR in zip(KERNEL_PARTS, now, alone, shared, strict=True):
-            of_part_BAR = parts_PBAR[PARTS.index(part)]
-            of_part_BAR[:, :num_ranks] += np.where(is_new_AR, alone_BR[:, None], now_BR[:, None])
-            of_part_BAR[:, num_ranks:] += shared_BR.reshape(num_placements, -1, num_ranks)
-        slowest_PBA = parts_PBAR.max(axis=3)
-        step_ms = self.prices.compose(slowest_PBA.reshape(len(PARTS), -1), moved[:, 0, SYNC])
-        return step_ms.reshape(num_placements, num_choices)
-
-    def _moved(self, placed: Sequence[PlacedShard]) -> MovedArray:
-        """What items move if all are held alike, shape (N, C)."""
-        moved_UC = np.stack([self.prices.moved(one) for one in placed])
-        return np.stack([moved_UC[list(group)].sum(axis=0) for group in self.problem.members])
+def _links(topology: Topology) -> tuple[object, ...]:
+    """What collectives are priced by; memory is none of it."""
+    return (topology.world_size, topology.device, topology.levels)

@@ -1,0 +1,130 @@
+"""Kinds of shards, and what a shard of each kind adds to the sums of every rank that holds it.
+
+Shape suffixes: V kinds of shards, H width of a code, C columns of what is moved, M memory levels, X = H + C + M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core import CostModel, LocalShard, MemoryLevel, Shard, TableSet, Tier
+from autoshard.core.errors import ModelError
+from autoshard.planners.space.options import ShardingOption, UnplacedShard
+from autoshard.planners.space.step_cost import StepPrices
+
+FloatArray = NDArray[np.float64]
+
+LEVELS = tuple(MemoryLevel)
+#: Parts of a byte that bytes on the way are rounded to.
+_GRID = 1024.0
+
+
+class ShardKinds:
+    """Shards of one kind add the same to the sums of every rank that holds them, so sums are made of kinds.
+
+    Kinds may be added, none is ever removed.
+
+    Args:
+        prices: Prices steps of the task.
+
+    Attributes:
+        code_width: H.
+        rows_VX: What a kind of shard adds to the sums of a rank that holds it.
+        codes_VH: Of these, the codes.
+        moved_VC: What is moved.
+        bytes_VM: Bytes by memory level.
+    """
+
+    def __init__(self, prices: StepPrices) -> None:
+        self._prices, self._tables, self._topology = prices, prices.tables, prices.topology
+        self._model = prices.costs.kernel
+        some = UnplacedShard.of(Shard.whole(self._tables.tables[0]), Tier.TABLE_WISE, self._topology)
+        self.code_width = self._model.encode([some.local(self._topology, self._tables.batch_size)]).shape[1]
+        self._set_rows(np.zeros((0, self.code_width + prices.num_columns + len(LEVELS))))
+        # By what parts are known; None for what the model cannot price.
+        self._kinds: dict[Hashable, int | None] = {}
+        self._twins = _twins(self._tables)
+
+    def split(self, sums_X: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Codes, what is moved, and bytes by memory level, of sums with X as their last axis."""
+        codes_X, moved_X, bytes_X = np.split(sums_X, [self.code_width, sums_X.shape[-1] - len(LEVELS)], axis=-1)
+        return codes_X, moved_X, bytes_X
+
+    def learn(self, options: Iterable[ShardingOption]) -> None:
+        """Adds the kinds of all parts of some options, with one call of the model for those that are new."""
+        new: dict[Hashable, UnplacedShard] = {}
+        for option in options:
+            for part in option.parts:
+                if (key := self._key(part)) not in self._kinds:
+                    new.setdefault(key, part)
+        locals_ = [part.local(self._topology, self._tables.batch_size) for part in new.values()]
+        rows: list[FloatArray] = []
+        for (key, part), local, code_H in zip(new.items(), locals_, _encoded(self._model, locals_), strict=True):
+            self._kinds[key] = None if code_H is None else len(self.rows_VX) + len(rows)
+            if code_H is not None:
+                # Sums of such numbers are exact, so that what has left a rank leaves nothing behind.
+                moved_C = np.rint(self._prices.moved(part.placed(0, self._topology)) * _GRID) / _GRID
+                rows.append(np.concatenate([code_H, moved_C, [local.held_bytes[level] for level in LEVELS]]))
+        self._set_rows(np.concatenate([self.rows_VX, np.array(rows).reshape(-1, self.rows_VX.shape[1])]))
+
+    def _set_rows(self, rows_VX: FloatArray) -> None:
+        self.rows_VX = rows_VX
+        self.codes_VH, self.moved_VC, self.bytes_VM = self.split(rows_VX)
+
+    def of_parts(self, parts: Sequence[UnplacedShard]) -> int | None:
+        """The kind of parts that are held together, which have been learned; None if the model cannot price one."""
+        kinds = [kind for part in parts if (kind := self._kinds[self._key(part)]) is not None]
+        if len(kinds) < len(parts):
+            return None
+        if len(kinds) == 1:
+            return kinds[0]
+        if (key := tuple(kinds)) not in self._kinds:
+            self._kinds[key] = len(self.rows_VX)
+            self._set_rows(np.concatenate([self.rows_VX, self.rows_VX[kinds].sum(axis=0, keepdims=True)]))
+        return self._kinds[key]
+
+    def _key(self, part: UnplacedShard) -> Hashable:
+        """Parts with the same key are of one kind."""
+        shard = part.shard
+        rows = (shard.rows.start, shard.rows.stop, shard.rows.by)
+        held = (part.tier, part.exchange, part.grad_sync, part.memory)
+        return (self._twins[shard.table.name], rows, shard.embedding_dim, *held)
+
+
+def _twins(tables: TableSet) -> dict[str, int]:
+    """For each table the first one that is like it in all that prices and bytes depend on."""
+    first: dict[Hashable, int] = {}
+    found = {}
+    for index, table in enumerate(tables.tables):
+        like = (
+            (table.num_embeddings, table.embedding_dim, table.dtype, table.pooling, table.optimizer),
+            tuple(feature.pooling_factor for feature in table.features),
+            table.access,
+        )
+        found[table.name] = first.setdefault(like, index)
+    return found
+
+
+def _encoded(model: CostModel, locals_: Sequence[LocalShard]) -> list[FloatArray | None]:
+    """The code of each shard, shape (H,); None for those that the model cannot price."""
+    if not locals_:
+        return []
+    try:
+        return list(model.encode(locals_).astype(np.float64))
+    except ModelError:
+        pass
+    by_kind: dict[Hashable, list[int]] = {}
+    for index, local in enumerate(locals_):
+        by_kind.setdefault((local.kernel_kind, local.level), []).append(index)
+    codes: list[FloatArray | None] = [None] * len(locals_)
+    for indices in by_kind.values():
+        try:
+            of_kind = model.encode([locals_[index] for index in indices]).astype(np.float64)
+        except ModelError:
+            continue
+        for index, code_H in zip(indices, of_kind, strict=True):
+            codes[index] = code_H
+    return codes

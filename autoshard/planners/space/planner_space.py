@@ -1,0 +1,250 @@
+"""What plans are made of: items with their sharding options.
+
+Shape suffixes: R ranks, S sites, M memory levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core import (
+    CostModels,
+    EmbeddingTable,
+    TableSet,
+    Tier,
+    Topology,
+    Update,
+)
+from autoshard.core.errors import InfeasiblePlanError
+from autoshard.core.shard import fused_kernel
+from autoshard.evaluation.cached_rows import behind_caches
+from autoshard.planners.space.constraints import allowed_sites, check_constraints, colocated
+from autoshard.planners.space.kinds import FloatArray, ShardKinds
+from autoshard.planners.space.options import ShardingOption, UnplacedShard, why_not
+from autoshard.planners.space.step_cost import StepPrices
+from autoshard.planners.space.tiers import is_everywhere, num_holders
+
+IndexArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ItemShard:
+    """Shards of the tables of one item that have one site.
+
+    Attributes:
+        parts: One for each table that has to be on the same ranks.
+        tier: How they are held.
+        kind: Index of what they add to the sums of every rank that holds them.
+        num_holders: How many ranks that is.
+        allowed_S: Sites that the constraints allow.
+        is_everywhere: Whether all ranks hold some of it.
+        in_one_node: Whether it must be in the node of the other shards of its option.
+        is_free: Whether it may be on any rank by itself.
+    """
+
+    parts: tuple[UnplacedShard, ...]
+    tier: Tier
+    kind: int
+    num_holders: int
+    allowed_S: BoolArray
+    is_everywhere: bool
+    in_one_node: bool
+    is_free: bool
+
+    def ranks(self, site: int) -> slice:
+        """Ranks that hold it at a site."""
+        return slice(site * self.num_holders, (site + 1) * self.num_holders)
+
+    def by_site(self, values_R: NDArray[Any]) -> NDArray[Any]:
+        """Values of the ranks of each site, shape (S, R / S)."""
+        return values_R.reshape(-1, self.num_holders)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ItemOption:
+    """One way to hold an item.
+
+    Attributes:
+        of_tables: The sharding option of each of its tables.
+        shards: What is to be placed.
+    """
+
+    of_tables: tuple[ShardingOption, ...]
+    shards: tuple[ItemShard, ...]
+
+    @property
+    def label(self) -> str:
+        """How the first table is held, and behind which cache."""
+        memory = self.shards[0].parts[0].memory
+        behind = "" if memory.cache_bytes == 0 else f", {memory.level} behind a cache of {memory.cache_bytes:,} bytes"
+        return self.of_tables[0].label + behind
+
+    @property
+    def parts(self) -> tuple[tuple[UnplacedShard, ...], ...]:
+        """The parts of each table, by which options are known."""
+        return tuple(option.parts for option in self.of_tables)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Item:
+    """Tables that have to be on the same ranks, mostly a single one.
+
+    Attributes:
+        tables: The tables.
+        options: Ways to hold them, by number.
+    """
+
+    tables: tuple[EmbeddingTable, ...]
+    options: list[ItemOption]
+
+    @property
+    def label(self) -> str:
+        """Names of its tables."""
+        return "+".join(table.name for table in self.tables)
+
+
+class PlannerSpace:
+    """Items and their options. Options may be added, none is ever removed.
+
+    Args:
+        tables: The task's tables.
+        topology: The task's topology.
+        costs: Models that price steps.
+        options_of: Ways to hold a table, whatever its constraints.
+
+    Attributes:
+        items: The tables, in items that are placed together.
+        item_of: Index of each table's item, by name.
+        prices: Prices steps from sums.
+        kinds: Kinds of the options' shards.
+
+    Raises:
+        InvalidPlanError: If a constraint names a table or rank that is not there.
+        InfeasiblePlanError: If the constraints leave an item no option.
+    """
+
+    def __init__(
+        self,
+        tables: TableSet,
+        topology: Topology,
+        costs: CostModels,
+        options_of: Callable[[EmbeddingTable], Sequence[ShardingOption]],
+    ) -> None:
+        # Rows behind caches are priced as `evaluate` prices them.
+        memories = [topology.memory_of(rank) for rank in range(topology.world_size)]
+        if any(memory.ddr or memory.ssd for memory in memories):
+            costs = replace(costs, kernel=behind_caches(costs.kernel, topology))
+        self.tables, self.topology, self.costs = tables, topology, costs
+        kernels = {fused_kernel(table, update) for table in tables.tables for update in Update}
+        self.prices = StepPrices(tables, topology, costs, kernels)
+        self.kinds = ShardKinds(self.prices)
+        check_constraints(tables, topology)
+        self.items = [Item(tables=group, options=[]) for group in colocated(tables)]
+        self.item_of = {table.name: index for index, item in enumerate(self.items) for table in item.tables}
+        by_item = [[options_of(table) for table in item.tables] for item in self.items]
+        self.kinds.learn(option for of_item in by_item for of_table in of_item for option in of_table)
+        for item, of_tables in zip(self.items, by_item, strict=True):
+            for options in _alike(of_tables):
+                self._add(item, options)
+            if not item.options:
+                raise InfeasiblePlanError(
+                    f"{item.label}: its constraints leave no rank that may hold any of it, so no bytes of it fit"
+                )
+
+    def add(self, options_I: Sequence[Sequence[ShardingOption]]) -> list[int | None]:
+        """For each item the number of the option that holds its tables so; None if something rules it out.
+
+        Args:
+            options_I: For each item the options of its tables.
+        """
+        self.kinds.learn(option for options in options_I for option in options)
+        return [self._number(item, options) for item, options in zip(self.items, options_I, strict=True)]
+
+    def open_sites(self, shard: ItemShard, free_RM: FloatArray, node: int | None = None) -> BoolArray:
+        """Sites that a shard may take with the memory that is left, shape (S,).
+
+        Args:
+            shard: The shard.
+            free_RM: Bytes left of each rank by memory level.
+            node: The node that a shard on a single rank has to be in; None for any.
+        """
+        fits_R = (free_RM >= self.kinds.bytes_VM[shard.kind]).all(axis=1)
+        open_S = shard.allowed_S & shard.by_site(fits_R).all(axis=1)
+        if node is not None:
+            open_S &= np.arange(len(open_S)) // self.topology.local_world_size == node
+        return open_S
+
+    def take_sites(
+        self, option: ItemOption, free_RM: FloatArray, choose: Callable[[ItemShard, BoolArray], int]
+    ) -> tuple[int, ...] | None:
+        """Sites for the shards of an option, one after the other; None as soon as one has no site left.
+
+        Args:
+            option: The option.
+            free_RM: Bytes left of each rank by memory level; the shards' bytes are taken from them.
+            choose: Picks one of the open sites of a shard.
+        """
+        sites: list[int] = []
+        node: int | None = None
+        for shard in option.shards:
+            open_S = self.open_sites(shard, free_RM, node)
+            if not open_S.any():
+                return None
+            sites.append(choose(shard, open_S))
+            free_RM[shard.ranks(sites[-1])] -= self.kinds.bytes_VM[shard.kind]
+            if shard.in_one_node:
+                node = sites[-1] // self.topology.local_world_size
+        return tuple(sites)
+
+    def _number(self, item: Item, of_tables: Sequence[ShardingOption]) -> int | None:
+        parts = tuple(option.parts for option in of_tables)
+        for number, option in enumerate(item.options):
+            if option.parts == parts:
+                return number
+        return len(item.options) - 1 if self._add(item, of_tables) else None
+
+    def _add(self, item: Item, of_tables: Sequence[ShardingOption]) -> bool:
+        if any(why_not(option, self.topology) for option in of_tables):
+            return False
+        shards = []
+        for parts in _together(of_tables):
+            kind, tier = self.kinds.of_parts(parts), parts[0].tier
+            allowed_S = np.logical_and.reduce([allowed_sites(part.shard.table, tier, self.topology) for part in parts])
+            if kind is None or not allowed_S.any():
+                return False
+            in_one_node = of_tables[0].in_one_node
+            shard = ItemShard(
+                parts=parts,
+                tier=tier,
+                kind=kind,
+                num_holders=num_holders(tier, self.topology),
+                allowed_S=allowed_S,
+                is_everywhere=is_everywhere(tier),
+                in_one_node=in_one_node,
+                is_free=tier is Tier.TABLE_WISE and not in_one_node and bool(allowed_S.all()),
+            )
+            shards.append(shard)
+        item.options.append(ItemOption(of_tables=tuple(of_tables), shards=tuple(shards)))
+        return True
+
+
+def _together(of_tables: Sequence[ShardingOption]) -> list[tuple[UnplacedShard, ...]]:
+    """Parts of several tables that share a site: what all ranks hold needs no company."""
+    if all(option.is_everywhere for option in of_tables):
+        return [(part,) for option in of_tables for part in option.parts]
+    return list(zip(*(option.parts for option in of_tables), strict=True))
+
+
+def _alike(of_tables: Sequence[Sequence[ShardingOption]]) -> list[tuple[ShardingOption, ...]]:
+    """Options of an item's tables; of several tables only those that put all of them on the same ranks."""
+    if len(of_tables) == 1:
+        return [(option,) for option in of_tables[0]]
+    by_tier = [{option.parts[0].tier: option for option in options if len(option.parts) == 1} for options in of_tables]
+    shared = [tier for tier in by_tier[0] if all(tier in known for known in by_tier)]
+    return [tuple(known[tier] for known in by_tier) for tier in shared]
