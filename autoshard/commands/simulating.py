@@ -179,11 +179,13 @@ def _run(simulator: Simulator, name: str, points: Sequence[Point], output: Path 
 def _draw(report: FigureReport, html: Path | None, png: Path | None) -> None:
     from autoshard.formats import atomic_write
     from autoshard.report.images import figure_page, write_png
+    from autoshard.report.simulation import IMAGE_SIZE
 
     if html is not None:
         atomic_write(html, figure_page(report))
     if png is not None:
-        write_png(report.image, png, width=report.image_size[0], height=report.image_size[1])
+        width, height = IMAGE_SIZE
+        write_png(report.sections[0].figure, png, width=width, height=height)
 
 
 def _check_possible(points: Sequence[SimulatedPoint]) -> None:

@@ -1,15 +1,13 @@
-"""Measured figures as files: a PNG image, a page that needs no network, and the numbers as JSON."""
+"""Figures as files: PNG images, and a page that needs no network."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autoshard.core.errors import AutoshardError, InvalidOptionError
-from autoshard.formats.documents.json_document import format_json
 from autoshard.formats.files import atomic_write
 from autoshard.report.rendering import chart_markup, render_page
 
@@ -63,15 +61,12 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureReport:
-    """A report made of figures, in the forms that it is written in.
+    """A page of figures.
 
     Attributes:
         title: Heading of the page.
         subtitle: A line below it, such as the device that was measured.
         sections: The parts of the page.
-        image: The figure that is drawn as the PNG.
-        image_size: Its width and height in pixels, before the scale for sharp texts.
-        document: The numbers, from which all of this can be made again.
         facts: Numbers at the top of the page: label, value and a note, which may be empty.
         provenance: Labels and values of how the numbers came about.
     """
@@ -79,35 +74,8 @@ class FigureReport:
     title: str
     subtitle: str
     sections: tuple[Section, ...]
-    image: Any
-    image_size: tuple[int, int]
-    document: Mapping[str, object]
     facts: tuple[tuple[str, str, str], ...] = ()
     provenance: tuple[tuple[str, str], ...] = ()
-
-
-def write_report(report: FigureReport, folder: Path, name: str) -> tuple[Path, ...]:
-    """Writes `name.json`, `name.html` and `name.png` into a folder, which is made when missing.
-
-    The numbers come first: where no image can be drawn, they and the page are there all the same.
-
-    Returns:
-        The files.
-
-    Raises:
-        FormatError: If a file cannot be written.
-        ImageError: If the image cannot be drawn; the other two files are written.
-    """
-    files = tuple(folder / f"{name}.{ending}" for ending in ("json", "html", "png"))
-    numbers, page, image = files
-    atomic_write(numbers, format_json(report.document))
-    atomic_write(page, figure_page(report))
-    width, height = report.image_size
-    try:
-        write_png(report.image, image, width=width, height=height)
-    except ImageError as error:
-        raise ImageError(f"{error.message}; {page} and {numbers} are written", source=str(image)) from error
-    return files
 
 
 def figure_page(report: FigureReport) -> str:

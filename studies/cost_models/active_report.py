@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import plotly.graph_objects as go
-from rich.table import Table
 
 from autoshard.report.figures import BLUE, GREY, GRID, ORANGE, in_house_style
 from autoshard.report.images import FigureReport, NumberTable, Section
-from studies.cost_models.active import Progress
+from studies.cost_models.active import SCHEMA, Progress
+from studies.frame import StudyResult, to_document
 
 _COLOURS: Final = {"uncertain": BLUE, "random": ORANGE}
 _NAMES: Final = {"uncertain": "where the model is least certain", "random": "random sets"}
 _COLUMNS = ("samples chosen", "trained on", "relative error", "MAE, ms", "Kendall's tau", "seconds collected")
-_SIZE = (960, 440)
+_WIDTH, _HEIGHT = 960, 440
 
 
-def active_report(progress: Progress) -> FigureReport:
-    """The report of the rounds of a loop."""
+def active_result(progress: Progress) -> StudyResult:
+    """Numbers, page and image of the rounds of a loop."""
     figure = curve_figure(progress)
-    return FigureReport(
+    page = FigureReport(
         title="Error against samples",
         subtitle=f"Cost model of {progress.device}, tested on {len(progress.held_out):,} held-out sets",
         sections=(
@@ -32,16 +32,14 @@ def active_report(progress: Progress) -> FigureReport:
                 tables=(NumberTable(columns=_COLUMNS, lines=tuple(_lines(progress)), caption="Rounds"),),
             ),
         ),
-        image=figure,
-        image_size=_SIZE,
-        document=progress.to_json(),
-        provenance=(("Device", progress.device), ("Held-out sets", f"{len(progress.held_out):,}")),
     )
+    document = to_document(progress, SCHEMA)
+    return StudyResult(name="active", document=document, page=page, images={"": figure}, width=_WIDTH)
 
 
 def curve_figure(progress: Progress) -> go.Figure:
     """Mean relative error against samples that were trained on, one curve per way of choosing them."""
-    figure = in_house_style(go.Figure(), height=_SIZE[1])
+    figure = in_house_style(go.Figure(), height=_HEIGHT)
     for arm, colour in _COLOURS.items():
         rounds = progress.of(arm)
         if rounds:
@@ -56,21 +54,6 @@ def curve_figure(progress: Progress) -> go.Figure:
     figure.update_xaxes(title_text="samples trained on", gridcolor=GRID, showline=True, linecolor=GREY)
     figure.update_yaxes(title_text="mean relative error on held-out sets, %", rangemode="tozero")
     return figure
-
-
-def active_table(progress: Progress) -> Table:
-    """The rounds for the terminal."""
-    table = Table(title=f"Cost model of {progress.device}: error against samples", title_justify="left")
-    for index, header in enumerate(_COLUMNS):
-        table.add_column(header, justify="left" if index == 0 else "right")
-    for line in _lines(progress):
-        table.add_row(*line)
-    return table
-
-
-def active_result(progress: Progress) -> dict[str, Any]:
-    """The rounds for `--json`."""
-    return {"device": progress.device, "num_held_out": len(progress.held_out), "rounds": progress.to_json()["rounds"]}
 
 
 def _lines(progress: Progress) -> list[tuple[str, ...]]:

@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from autoshard import console
+from autoshard.commands.options import command_options
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
 from autoshard.formats.stores.sample_store import damaged_samples
 from autoshard.formats.stores.samples import read_sample_file, read_samples
+from autoshard.report.images import NumberTable
+from studies.frame import OutputOptions, StudyResult
 from studies.kernels.kill_target import collect_endlessly
 
 _NUM_COLLECTORS = 2
@@ -64,7 +66,7 @@ class Kill:
 
 
 class StoreWatch:
-    """Everything that a store has ever held or was told to hold.
+    """Files and samples that a store has ever held or was promised.
 
     Args of the constructor:
         store: The store's folder.
@@ -86,7 +88,7 @@ class StoreWatch:
         return sum(map(len, self._samples_of.values()))
 
     def promise(self, file: str) -> None:
-        """A collector says that it has written a file."""
+        """Notes a file that a collector has reported as written."""
         self._promised.add(file)
 
     def check(self) -> tuple[tuple[str, ...], int]:
@@ -136,7 +138,7 @@ class _Collector:
     started: float
     files: list[str] = field(default_factory=list)
 
-    def hear(self, watch: StoreWatch) -> None:
+    def read_written(self, watch: StoreWatch) -> None:
         """Takes in which files it has written."""
         while True:
             try:
@@ -205,7 +207,7 @@ class KillTest:
         lived_s = time.monotonic() - collector.started
         collector.process.kill()
         collector.process.join()
-        collector.hear(self._watch)
+        collector.read_written(self._watch)
         collector.written.close()
         faults, leftovers = self._watch.check()
         return Kill(
@@ -240,7 +242,7 @@ class KillTest:
             if time.monotonic() > latest:
                 raise ExecutionError(f"a collector has written nothing within {_STARTED_TIMEOUT_S:g} s")
             time.sleep(0.01)
-            collector.hear(self._watch)
+            collector.read_written(self._watch)
 
     def _temporaries(self) -> set[str]:
         try:
@@ -249,27 +251,33 @@ class KillTest:
             return set()
 
 
-def kill_table(kills: Sequence[Kill]) -> Table:
-    """One row per kill."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("kill", "moment", "lived s", "files", "samples", "left behind", "faults"):
-        table.add_column(heading, justify="left" if heading in ("moment", "faults") else "right")
+def kill_table(kills: Sequence[Kill]) -> NumberTable:
+    """A line for each kill."""
+    lines = []
     for number, kill in enumerate(kills, start=1):
         counts = (kill.num_files, kill.num_samples, kill.num_leftovers)
-        table.add_row(
-            str(number), kill.moment, f"{kill.lived_s:.2f}", *map(str, counts), "; ".join(kill.faults) or "none"
-        )
-    return table
+        faults = "; ".join(kill.faults) or "none"
+        lines.append((str(number), kill.moment, f"{kill.lived_s:.2f}", *map(str, counts), faults))
+    columns = ("kill", "moment", "lived s", "files", "samples", "left behind", "faults")
+    return NumberTable(columns=columns, lines=tuple(lines), caption="Kills, and the store after each of them")
 
 
-def main(
-    times: Annotated[int, typer.Option(help="Kills.")] = 50,
+@command_options()
+class KillTestOptions:
+    """Options of the study `kill-test`."""
+
+    times: Annotated[int, typer.Option(min=1, help="Kills.")] = 50
     store: Annotated[
-        Path | None, typer.Option(help="An empty or missing folder for the store; left out: a temporary one.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the moments.")] = 0,
-    as_json: console.JsonOption = False,
-) -> None:
+        Path | None, typer.Option(help="An empty or missing folder for the store.", show_default="a temporary one")
+    ] = None
+    seed: Annotated[int, typer.Option(help="Of the moments.")] = 0
+
+    def __post_init__(self) -> None:
+        if self.store is not None and self.store.exists() and (not self.store.is_dir() or any(self.store.iterdir())):
+            raise InvalidOptionError("must be missing or an empty folder", field="store", source=str(self.store))
+
+
+def main(options: KillTestOptions, output: OutputOptions) -> None:
     """Kills collectors with SIGKILL and checks after every kill that the store has lost nothing.
 
     Two collectors write to one store. After each kill every file must be readable, every sample whole, and nothing
@@ -278,25 +286,21 @@ def main(
     Example:
         python -m studies kill-test --times 50
     """
-    if times < 1:
-        raise InvalidOptionError(f"must be at least 1, got {times}", field="times")
-    if store is not None and store.exists() and (not store.is_dir() or any(store.iterdir())):
-        raise InvalidOptionError("must be missing or an empty folder", field="store", source=str(store))
     with tempfile.TemporaryDirectory(prefix="autoshard-kills-") as folder:
-        test = KillTest(Path(folder) if store is None else store, seed)
-        with console.progress("Killing collectors", times) as advance:
-            kills = test.run(times, advance)
+        test = KillTest(options.store or Path(folder), options.seed)
+        with console.progress("Killing collectors", options.times) as advance:
+            kills = test.run(options.times, advance)
         at_the_end = test.faults_at_the_end()
     faults = [*(fault for kill in kills for fault in kill.faults), *at_the_end]
     moments = Counter(kill.moment for kill in kills)
-    result = {
+    document = {
         "kills": [asdict(kill) for kill in kills],
         "moments": dict(moments),
         "num_samples": kills[-1].num_samples,
         "faults": faults,
     }
-    console.emit(result, kill_table(kills), as_json=as_json)
-    told = ", ".join(f"{number} {moment}" for moment, number in sorted(moments.items()))
-    console.log(f"{times} kills ({told}); {kills[-1].num_samples} samples; {len(faults)} faults")
+    counts = ", ".join(f"{number} {moment}" for moment, number in sorted(moments.items()))
+    note = f"{options.times} kills ({counts}); {kills[-1].num_samples} samples; {len(faults)} faults"
+    output.write(StudyResult(name="kill-test", document=document, tables=(kill_table(kills),), notes=(note,)))
     if faults:
         raise typer.Exit(1)

@@ -20,7 +20,7 @@ from bench.measuring.devices import BenchDevice
 from bench.measuring.drift import Drift, Variation, divide_out_drift, drift_of, variation
 from bench.measuring.robust_stats import MsArray
 from bench.sampling.stream import table_wise_pool
-from studies.measured_data import Machine
+from studies.frame import Machine
 
 #: Largest coefficient of variation of a sample, after drift correction, that a machine should keep to.
 BOUND_CPU = 0.03
@@ -189,7 +189,7 @@ def measure_repeatability(
     """Measures fixed sets of MetaSyn tables over and over, as `autoshard collect` measures them.
 
     Each measurement shares its rounds with as many other sets, new ones every time, as a group of the collector has.
-    The kinds of settings take turns, so that the machine's moods hit them alike.
+    The kinds of settings take turns, so that slow phases of the machine affect them alike.
 
     Args:
         device: Where to measure.

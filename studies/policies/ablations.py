@@ -23,11 +23,11 @@ from env import PlacementTask
 from policies.planning.decoding import decode
 from policies.training.scores import score_placements
 from studies.cost_models.ablation import FULL, REMOVALS, without
+from studies.frame import Numbers
 from studies.policies.charts import Panel, bar_chart
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.heuristics import compare_seed
 from studies.policies.lab import COST_GREEDY, POLICY, RANDOM, Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings
 from studies.policies.summaries import PlannerScores, planner_scores, write_factor, write_share, write_time
 from studies.policies.trained import NetworkPart, train_network

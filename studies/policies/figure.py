@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoshard.report.images import Section
+from studies.frame import Numbers
 from studies.policies.lab import Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings
 
 #: Numbers by the names of parts.

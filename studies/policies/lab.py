@@ -24,7 +24,7 @@ from policies.choices import Items
 from policies.network.network import PlacementNetwork
 from policies.planning.tasks import Split, TaskKind, sample_problems, task_seeds, training_topology
 from policies.planning.trained import PolicyCostModel, TrainedPolicy
-from studies.policies.parts import Numbers, PartStore
+from studies.frame import Numbers, PartStore
 from studies.policies.settings import EvaluationSettings, Size
 from studies.policies.trained import NetworkPart, train_network
 

@@ -16,11 +16,11 @@ from autoshard.planners.space.placement import PlacementProblem
 from autoshard.report.images import NumberTable, Section
 from env import balances
 from studies.cost_models.evaluation_numbers import Summary
+from studies.frame import Numbers
 from studies.policies.charts import Line, Panel, line_chart
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.heuristics import compare_seed, label, policy_levels
 from studies.policies.lab import AUTO, COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings
 from studies.policies.summaries import write_seconds, write_seeds, write_share, write_time
 

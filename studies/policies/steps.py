@@ -20,11 +20,11 @@ from policies.choices import Items
 from policies.network.network import PlacementNetwork
 from policies.planning.tasks import items_task
 from studies.cost_models.evaluation_numbers import Summary
+from studies.frame import Numbers
 from studies.policies.charts import Panel, dot_chart
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.heuristics import label
 from studies.policies.lab import AUTO, COST_GREEDY, POLICY, SAMPLED, Lab, Scored
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings
 from studies.policies.summaries import NONE, planner_scores, write_factor, write_seconds, write_seeds, write_time
 from studies.policies.trained import train_network

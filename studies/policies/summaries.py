@@ -9,8 +9,8 @@ import numpy as np
 
 from autoshard.report.wording import write_ms, write_percent
 from studies.cost_models.evaluation_numbers import Summary
+from studies.frame import Numbers
 from studies.policies.lab import RANDOM
-from studies.policies.parts import Numbers
 
 NONE = "n/a"
 

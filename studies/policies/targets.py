@@ -11,11 +11,11 @@ import numpy as np
 from autoshard.core import TableSet
 from autoshard.report.images import NumberTable, Section
 from studies.cost_models.evaluation_numbers import Summary
+from studies.frame import Numbers
 from studies.policies.charts import Panel, dot_chart
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.heuristics import label
 from studies.policies.lab import AUTO, COST_GREEDY, POLICY, SAMPLED, Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings, Size
 from studies.policies.summaries import planner_scores, write_seeds, write_time
 

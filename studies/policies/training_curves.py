@@ -12,10 +12,10 @@ from autoshard.report.images import NumberTable, Section
 from autoshard.report.wording import write_percent
 from policies.training.scores import Baselines
 from studies.cost_models.evaluation_numbers import Summary
+from studies.frame import Numbers
 from studies.policies.charts import Line, Panel, line_chart
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.lab import COST_GREEDY, LOOKUP_GREEDY, Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings
 from studies.policies.summaries import NONE, write_seeds, write_share
 from studies.policies.trained import Learner, training_curve

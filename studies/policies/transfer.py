@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from autoshard.report.images import NumberTable, Section
+from studies.frame import Numbers
 from studies.policies.charts import line_chart, score_panels
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.heuristics import label
 from studies.policies.lab import HEURISTICS, POLICY, SAMPLED, Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings, Size
 from studies.policies.summaries import NONE, by_planner, write_factor, write_seeds, write_share
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from autoshard.core import TableSet
 from autoshard.report.images import NumberTable, Section
+from studies.frame import Numbers
 from studies.policies.charts import line_chart, score_panels
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.lab import COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings
 from studies.policies.summaries import by_planner, write_factor, write_seeds, write_share
 

@@ -11,8 +11,8 @@ from autoshard.core.step import StepPart
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, in_house_style
 from studies.papers.two_d.results import Outcome
 
-#: Width and height of the images, in pixels.
-WIDTH, HEIGHT = 1200, 480
+#: Height of the images in pixels.
+HEIGHT = 480
 
 
 def fig6_figure(models: Sequence[Sequence[Outcome]]) -> go.Figure:

@@ -9,7 +9,7 @@ from autoshard.formats.stores.sample_store import damaged_samples
 from autoshard.formats.stores.samples import read_samples
 from bench.collecting.kernels import collect_samples
 from bench.sampling.stream import choose_sets
-from studies.kernels.kill_test import StoreWatch, main
+from studies.kernels.kill_test import KillTestOptions, StoreWatch
 
 
 def run(*arguments):
@@ -82,4 +82,4 @@ def test_samples_that_are_gone_are_noticed(watched):
 def test_a_store_in_use_is_refused(tmp_path):
     (tmp_path / "something").write_text("")
     with pytest.raises(InvalidOptionError, match="must be missing or an empty folder"):
-        main(store=tmp_path)
+        KillTestOptions(store=tmp_path)
