@@ -35,16 +35,13 @@ NAME = "fig8"
 
 def compare_seed(lab: Lab, seed: int) -> dict[str, Any]:
     """Scores of all planners on the test tasks of a seed, by the policy of that seed; kept for other figures."""
-    return lab.parts.find(f"{NAME}/seed-{seed}", partial(_plan_tasks, lab, seed))
+    return lab.parts.find(f"{NAME}/seed-{seed}", partial(_plan_seed, seed, lab))
 
 
-def _plan_tasks(lab: Lab, seed: int) -> Numbers:
-    return {
-        "tasks": [
-            {name: scored.to_json() for name, scored in _plans(lab, seed, index).items()}
-            for index in range(lab.settings.num_test_tasks)
-        ]
-    }
+def _plan_seed(seed: int, lab: Lab) -> Numbers:
+    num_tables, num_ranks = lab.settings.size
+    draw = partial(lab.pool.sample, num_tables)
+    return lab.plan_tests(PLANNERS, seed, num_ranks, lab.policy_registry(seed), draw)
 
 
 def _plans(lab: Lab, seed: int, index: int) -> dict[str, Scored]:
@@ -82,10 +79,6 @@ def _parts(settings: EvaluationSettings) -> Sequence[Part]:
     tasks = product(range(min(settings.num_replayed, settings.num_test_tasks)), range(settings.num_seeds))
     replays = [Part(f"replay-{seed}-{index}", partial(_replay_task, seed, index)) for index, seed in tasks]
     return [*seeds, *replays]
-
-
-def _plan_seed(seed: int, lab: Lab) -> Numbers:
-    return _plan_tasks(lab, seed)
 
 
 def _show(found: Found, settings: EvaluationSettings) -> Section:

@@ -255,6 +255,24 @@ class Lab:
         """Scores of the plans of several planners."""
         return {name: self.plan(name, request).to_json() for name in names}
 
+    def plan_tests(
+        self, names: Sequence[str], seed: int, num_ranks: int, policies: Path, draw: Callable[[int], TableSet]
+    ) -> Numbers:
+        """Scores of the plans of several planners on the test tasks of a seed.
+
+        Args:
+            names: The planners.
+            seed: Of the tests.
+            num_ranks: Ranks of each task.
+            policies: Registry of the policy that the planners use.
+            draw: Makes the tables of a task from its seed.
+        """
+        tasks = []
+        for index, task in enumerate(self.test_seeds(seed)):
+            request = self.request(draw(task), self.topology(num_ranks), policies=policies, seed=index)
+            tasks.append(self.plan_all(names, request))
+        return {"tasks": tasks}
+
     def time_planner(self, name: str, request: PlanRequest) -> float:
         """Seconds from request to plan, the median of several runs, models loaded before."""
         planner, options = self.planner_of(name)

@@ -19,13 +19,8 @@ _PLANNERS = (*HEURISTICS, POLICY, SAMPLED)
 
 def _plan_size(size: Size, seed: int, lab: Lab) -> Numbers:
     num_tables, num_ranks = size
-    policies = lab.policy_registry(seed)
-    tasks = []
-    for index, task in enumerate(lab.test_seeds(seed)):
-        tables = lab.pool.sample(num_tables, task)
-        request = lab.request(tables, lab.topology(num_ranks), policies=policies, seed=index)
-        tasks.append(lab.plan_all(_PLANNERS, request))
-    return {"tasks": tasks}
+    draw = partial(lab.pool.sample, num_tables)
+    return lab.plan_tests(_PLANNERS, seed, num_ranks, lab.policy_registry(seed), draw)
 
 
 def _parts(settings: EvaluationSettings) -> Sequence[Part]:

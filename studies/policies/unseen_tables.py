@@ -43,12 +43,8 @@ def _plan_ratio(ratio: float, seed: int, lab: Lab) -> Numbers:
     seen, unseen = halves(lab.pool, seed)
     num_tables, num_ranks = lab.settings.size
     policies = lab.policy_registry(seed, pool=seen, name="half")
-    tasks = []
-    for index, task in enumerate(lab.test_seeds(seed)):
-        tables = mixed_task(seen, unseen, num_tables, ratio, task)
-        request = lab.request(tables, lab.topology(num_ranks), policies=policies, seed=index)
-        tasks.append(lab.plan_all(_PLANNERS, request))
-    return {"ratio": ratio, "tasks": tasks}
+    draw = partial(mixed_task, seen, unseen, num_tables, ratio)
+    return lab.plan_tests(_PLANNERS, seed, num_ranks, policies, draw)
 
 
 def _parts(settings: EvaluationSettings) -> Sequence[Part]:
