@@ -185,7 +185,7 @@ def _fields(part: Mapping[str, Any], prefix: str, file: str) -> Iterator[tuple[s
 
 
 def _value(field: Mapping[str, Any], file: str) -> str:
-    """What a field may hold, in words."""
+    """Accepted values of a field, in words."""
     if "$ref" in field:
         return _reference(field["$ref"], file)
     if "oneOf" in field:
@@ -282,7 +282,7 @@ def samples_page() -> str:
 
 
 def cards_page() -> str:
-    """What the cards of trained models hold."""
+    """Fields of the cards of trained models."""
     parts = {"coverage": Coverage, "metrics": HeldOutMetrics, "interval": Interval}
     blocks = [
         "# File formats: model cards",
@@ -321,7 +321,7 @@ def _attributes(kind: type) -> str:
 
 
 def _meanings(kind: type) -> dict[str, str]:
-    """What a docstring's section `Attributes` says, by attribute."""
+    """Descriptions in a docstring's section `Attributes`, by attribute."""
     section = re.search(r"Attributes:\n(.*?)(?:\n\s*\n|$)", kind.__doc__ or "", re.DOTALL)
     found = dict(_PLAIN)
     name = ""

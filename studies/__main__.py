@@ -1,4 +1,4 @@
-"""The command `python -m studies NAME`: one study each, imported when it is asked for."""
+"""The command `python -m studies NAME`: one study each, imported when it runs."""
 
 from __future__ import annotations
 

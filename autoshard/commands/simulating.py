@@ -38,7 +38,7 @@ _GROUPED = Needs(
 
 @command_options()
 class SimulateOptions:
-    """Which points are simulated, and how."""
+    """Options of `autoshard simulate`."""
 
     tables: TablesArgument
     topology: Annotated[
@@ -109,7 +109,7 @@ class SimulateOptions:
         )
 
     def simulator(self, task: TableSet) -> Simulator:
-        """What simulates them."""
+        """Simulator of the points."""
         return Simulator(
             tables=task,
             planner=self.planner,
@@ -196,7 +196,7 @@ def _check_possible(points: Sequence[SimulatedPoint]) -> None:
 
 
 def _check_priced(points: Sequence[SimulatedPoint]) -> None:
-    """The exit code says that no point has a plan; the printed points say why."""
+    """Refuses sweeps in which no point has a plan; the printed points have the reasons."""
     unpriced = [one for one in points if isinstance(one, UnpricedPoint)]
     if len(unpriced) == len(points):
         raise InfeasiblePlanError(f"no point fits: {_reasons(unpriced)}")

@@ -53,7 +53,6 @@ class Section:
 
     title: str
     caption: str
-    """What is seen."""
     figure: Any = None
     """A plotly figure; None for tables alone."""
     tables: tuple[NumberTable, ...] = ()
@@ -144,7 +143,7 @@ def find_browser() -> Path:
     """The browser that images are drawn with: `BROWSER_PATH`, or an installed Chrome or Chromium.
 
     Raises:
-        ImageError: If there is none; the text says how to get one.
+        ImageError: If there is none; the message names ways to get one.
     """
     named = os.environ.get("BROWSER_PATH")
     if named:

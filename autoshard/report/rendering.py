@@ -1,4 +1,4 @@
-"""How a page is put together: templates, charts as data, and plotly.js, in one file that asks no host for anything."""
+"""Pages in one file that needs no network: templates, charts as data, and plotly.js."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def simulation_table(points: Sequence[SimulatedPoint]) -> RenderableType:
 
 
 def write_status(simulated: UnpricedPoint) -> str:
-    """What became of a point without figures, with the numbers."""
+    """Status of a point without figures, with the numbers behind it."""
     if simulated.status is PointStatus.DOES_NOT_FIT:
         needed, available = write_bytes(simulated.needed_bytes), write_bytes(simulated.available_bytes)
         return f"does not fit: tables need {needed}, the ranks of a group have {available}: {simulated.reason}"

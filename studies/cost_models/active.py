@@ -130,7 +130,7 @@ def read_progress(file: Path) -> Progress | None:
 
 
 def active_folder(store: Path, device: str) -> Path:
-    """Where a loop keeps its progress, its models and the store that it compares with; no part of the samples."""
+    """Folder of a loop's progress, its models and the store that it compares with; no part of the samples."""
     return store / f"active-{device}"
 
 

@@ -1,4 +1,4 @@
-"""How long training and pricing take: `python -m studies cost-speed --store samples`.
+"""Time of training and pricing: `python -m studies cost-speed --store samples`.
 
 Shape suffixes: S sets of shards, N shards, C candidates, H width of a code.
 """

@@ -1,4 +1,4 @@
-"""How fast the environment and its twin step: `python -m studies env-speed --registry registry`.
+"""Speed of the environment and of its vectorised twin: `python -m studies env-speed --registry registry`.
 
 Shape suffixes: E episodes, A choices.
 """
@@ -45,7 +45,7 @@ class EnvSpeed:
         num_tasks: Episodes that the twin plays at once, each of a task of its own.
         num_tables: Tables of each task.
         num_ranks: Ranks of each task.
-        memory: What a rank can hold, in even shares of all tables.
+        memory: Memory of a rank, in even shares of all tables.
         num_runs: Runs of each environment.
         single_tables_per_s: Of one PlacementEnv.
         batch_tables_per_s: Of one PlacementVecEnv.

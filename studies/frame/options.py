@@ -28,7 +28,7 @@ FromOption = Annotated[Path | None, typer.Option("--from", help="Report the numb
 
 @command_options()
 class OutputOptions:
-    """Where results go: standard output, and files of a folder."""
+    """Destinations of results: standard output, and files of a folder."""
 
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", "-o", help="Folder for numbers, page and images.")

@@ -28,7 +28,7 @@ _REPETITIONS: Final = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eviction:
-    """How much longer a buffer takes to read after something else was done.
+    """Slowdown of reading a buffer after a flush and after a small write.
 
     Attributes:
         cache_bytes: Size of the device's last cache before memory.

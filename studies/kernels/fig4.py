@@ -1,4 +1,4 @@
-"""What an embedding table costs, as in AutoShard's Fig. 4, from fresh measurements: `python -m studies fig4`.
+"""Kernel times of embedding tables, as in AutoShard's Fig. 4, measured anew: `python -m studies fig4`.
 
 Shape suffixes: S sets of shards, P passes over all sets, C combinations of tables.
 """
@@ -42,7 +42,7 @@ class TableGrid:
     Source:
         AutoShard Sec. 3.1 and 3.2: pooling factor 32 and uniform ids in panel (a), 10^6 rows of dimension 32 in
         panel (b), 50 combinations of 10 MetaSyn tables in panel (c). Differs: weights are fp32, and a CPU gets a
-        smaller batch; where the marks of the axes lie is not told there.
+        smaller batch; the marks of the axes are not published.
     """
 
     num_bags: int
@@ -128,10 +128,10 @@ def measure_fig4(
 
     Args:
         harness: Measures.
-        grid: What to measure; tables that are too large for the device are left out.
+        grid: Tables to measure; those that are too large for the device are left out.
         seconds: Measure again and again for this long, at least once, and take medians; None for once.
-        command: What was typed, for the record.
-        advance: Told how many sets, of `num_sets(grid)` a pass, have just been measured.
+        command: Command of the measurement, for the record.
+        advance: Receives the number of sets after each group, of `num_sets(grid)` a pass.
 
     Raises:
         DeviceError: If a combination of tables does not fit in memory.

@@ -84,7 +84,7 @@ class Fig4:
     """The numbers of AutoShard's Fig. 4.
 
     Attributes:
-        machine: What measured them.
+        machine: Machine and software.
         num_bags: Batch of every table.
         num_rounds: Runs of each set that were counted, per pass.
         num_passes: Times that every set was measured; latencies are medians over passes.

@@ -54,7 +54,7 @@ class Kill:
         num_files: Files in the store.
         num_samples: Samples in them.
         num_leftovers: Temporary files that killed collectors have left.
-        faults: What was wrong; empty when nothing was lost.
+        faults: Lost or damaged files; empty when nothing was lost.
     """
 
     moment: str
@@ -92,7 +92,7 @@ class StoreWatch:
         self._promised.add(file)
 
     def check(self) -> tuple[tuple[str, ...], int]:
-        """What is wrong with the store now, and how many temporary files lie in it."""
+        """Faults of the store now, and the number of temporary files in it."""
         faults: list[str] = []
         leftovers = 0
         present: set[str] = set()
@@ -108,7 +108,7 @@ class StoreWatch:
         return tuple(faults), leftovers
 
     def check_as_read(self) -> tuple[str, ...]:
-        """What is wrong when all is read anew, as every user of a store does it."""
+        """Faults of the samples, all read anew as every user of a store does."""
         table = read_samples(self._store)
         ids = {sample.sample_id for sample in table.samples}
         expected = {sample for samples in self._samples_of.values() for sample in samples}
@@ -189,7 +189,7 @@ class KillTest:
         return kills
 
     def faults_at_the_end(self) -> tuple[str, ...]:
-        """What is wrong with the store when it is read from the start."""
+        """Faults of the store when it is read from the start."""
         faults, _ = self._watch.check()
         return (*faults, *self._watch.check_as_read())
 
@@ -281,7 +281,7 @@ def main(options: KillTestOptions, output: OutputOptions) -> None:
     """Kills collectors with SIGKILL and checks after every kill that the store has lost nothing.
 
     Two collectors write to one store. After each kill every file must be readable, every sample whole, and nothing
-    missing that was there, or that a collector said it had written. Exit code: 0 nothing lost, 1 otherwise.
+    missing that was there, or that a collector had reported as written. Exit code: 0 nothing lost, 1 otherwise.
 
     Example:
         python -m studies kill-test --times 50

@@ -1,4 +1,4 @@
-"""How well measurements repeat themselves: the same sets over and over, `python -m studies repeatability`.
+"""Repeatability of measurements: the same sets over and over, `python -m studies repeatability`.
 
 Shape suffixes: N measurements of a set, one after the other.
 """
@@ -86,7 +86,7 @@ class Run:
         num_rounds: Runs that are counted, per measurement.
         group_sets: Sets that shared the rounds of each measurement, besides the reference.
         elapsed_s: When each measurement ended.
-        sets: The watched sets, that of the size asked for first.
+        sets: The watched sets, that of the chosen size first.
 
     Raises:
         FormatError: If there are fewer than 3 measurements, no sets, or lists of different lengths.
@@ -109,10 +109,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeatability:
-    """What `measure_repeatability` found.
+    """Repeated measurements of the same sets.
 
     Attributes:
-        machine: What measured.
+        machine: Machine and software.
         seconds: Time used.
         bound: Largest coefficient of variation that the device should keep to.
         runs: One per kind of settings; their measurements took turns.
@@ -126,7 +126,7 @@ class Repeatability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How well one set repeated itself with one kind of settings.
+    """Variation of the measurements of one set with one kind of settings.
 
     Attributes:
         settings: Name of the settings.
@@ -197,8 +197,8 @@ def measure_repeatability(
         num_tables: Tables of the set that is watched first; sets of 1, 4 and 15 are watched beside it.
         seconds: Time to use; at least 3 measurements are made with each kind, however long they take.
         scale: Divisor of MetaSyn's rows and batch; by default 64 on a CPU and 1 on a GPU.
-        command: What was typed, for the record.
-        advance: Told how many seconds have just passed.
+        command: Command of the measurement, for the record.
+        advance: Receives the seconds of each measurement.
 
     Raises:
         InvalidOptionError: If an argument is out of its range.

@@ -17,7 +17,7 @@ from studies.kernels.repeatability import Repeatability, Run, Verdict, verdicts
 SCHEMA = "autoshard.figures.repeatability/1"
 
 _ROW_HEIGHT = 300
-#: What keeps the bound lies within it.
+#: Deviations within the bound.
 _BAND = {"fillcolor": BLUE, "opacity": 0.12, "line_width": 0, "layer": "below"}
 _COLUMNS = (
     *("settings", "tables", "kernel ms", "measured", "raw CoV", "robust", "corrected CoV", "robust"),

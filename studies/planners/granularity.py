@@ -53,16 +53,16 @@ class PlannerRun:
     Attributes:
         planner: Its name.
         step_ms: Predicted step of its plan; None if it made none.
-        wall_s: What planning took.
+        wall_s: Seconds of planning.
         cpu_s: CPU time of it.
-        said: How a search ended, or why there is no plan.
+        remark: End of the search, or the reason why there is no plan.
     """
 
     planner: str
     step_ms: float | None
     wall_s: float
     cpu_s: float
-    said: str
+    remark: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Comparison:
         num_tables: How many.
         machine: Name of the topology.
         num_ranks: Ranks.
-        time_limit_s: What every planner was given.
+        time_limit_s: Time limit of every planner.
         cost_model: Which model priced the kernels.
         held: For the plan of `auto`, how many tables have a part in each tier.
         runs: One for each planner.
@@ -122,7 +122,7 @@ def compare_planners(
     """Plans one task with all planners.
 
     Args:
-        tables: What to place.
+        tables: Tables to place.
         topology: Where to.
         names: Planners.
         time_limit_s: For each of them.
@@ -155,18 +155,18 @@ def compare_planners(
 def _run(name: str, request: PlanRequest) -> tuple[PlannerRun, ShardingPlan | None]:
     planner = get_planner(name)
     wall_s, cpu_s = time.perf_counter(), time.process_time()
-    plan, said = None, ""
+    plan, remark = None, ""
     try:
         plan = planner.plan(request)
     except AutoshardError as error:
-        said = str(error)
+        remark = str(error)
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
     step_ms = None
     if plan is not None:
         validate_plan(plan)
         step_ms = evaluate(plan, request.costs).step_ms.value
-        said = plan.provenance.models.get("search", "") if plan.provenance is not None else ""
-    return PlannerRun(planner=name, step_ms=step_ms, wall_s=wall_s, cpu_s=cpu_s, said=said), plan
+        remark = plan.provenance.models.get("search", "") if plan.provenance is not None else ""
+    return PlannerRun(planner=name, step_ms=step_ms, wall_s=wall_s, cpu_s=cpu_s, remark=remark), plan
 
 
 def widened(base: Topology, num_ranks: int) -> Topology:

@@ -1,4 +1,4 @@
-"""How near `auto` comes to the best plan known, in how much time: `python -m studies search`.
+"""Gaps of `auto` to the best plans known, and its time: `python -m studies search`.
 
 Plans are of whole tables on single ranks (`objective=kernel`), and what counts are the kernels of the slowest rank.
 Tables are MetaSyn's, scaled by 64: drawn without replacement where there are enough, else with it, under new names. Of
@@ -54,7 +54,7 @@ class SearchRun:
         level: Whether tables that decide alone were left out.
         seed: Seed of the task.
         auto_ms: Of `auto` within its time limit.
-        auto_s: What it took.
+        auto_s: Seconds of it.
         best_ms: Of the best plan known.
         by: Which planner made that.
         greedy_ms: Of `cost-greedy`.
@@ -72,7 +72,7 @@ class SearchRun:
 
     @property
     def gap(self) -> float:
-        """How far `auto` is above the best plan known, as a share of it."""
+        """Excess of `auto` over the best plan known, as a share of it."""
         return self.auto_ms / self.best_ms - 1.0
 
     @property

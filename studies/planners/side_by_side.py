@@ -46,9 +46,9 @@ class ComparedTask:
     """One task: all planners' plans, as predicted and as replayed, and the ceiling of the same rounds.
 
     Attributes:
-        rows: One per planner, in their order, each with its plan; after them the refined plan's, if asked for.
+        rows: One per planner, in their order, each with its plan; after them that of the refined plan, if there is one.
         replay: Measured plans and ceiling.
-        searched_ms: Predicted kernel time of the slowest rank after a long search by `auto`; None if not asked for.
+        searched_ms: Predicted kernel time of the slowest rank after a long search by `auto`; None without one.
     """
 
     rows: tuple[ComparedPlan, ...]
@@ -123,8 +123,8 @@ def _refined(base: ComparedPlan, request: PlanRequest, num_measurements: int, de
     def measure(plans: Sequence[ShardingPlan]) -> list[MsArray]:
         return [np.array(plan.kernel_ms_per_rank) for plan in replay_plans(plans, device=device).plans]
 
-    plan, said = refine_plan(base.plan, request.costs, measure, num_measurements=num_measurements)
-    log(f"{REFINED}: {said}")
+    plan, remark = refine_plan(base.plan, request.costs, measure, num_measurements=num_measurements)
+    log(f"{REFINED}: {remark}")
     return replace(base, planner=REFINED, plan=plan, planning_s=base.planning_s + time.perf_counter() - started_s)
 
 

@@ -43,7 +43,7 @@ _PAPER_FEATURES: Final[Mapping[str, tuple[str, str]]] = {
     "access distribution": ("distribution", "84.3% ± 1.3, 1.688 ± 0.035"),
 }
 _PAPER_WHOLE: Final = "88.6% ± 1.2, 1.712 ± 0.027"
-#: Without any cost model; the nearest here is a policy that is told no prices.
+#: Without any cost model; the nearest here is a policy whose network reads no prices.
 _PAPER_NO_COSTS: Final = "61.3% ± 12.9, 1.420 ± 0.203"
 
 
@@ -152,7 +152,7 @@ def _slug(text: str) -> str:
 
 
 def _variants(settings: EvaluationSettings) -> dict[str, partial[Numbers]]:
-    """What is run for each seed, by name."""
+    """Runs of each seed, by name."""
     found: dict[str, partial[Numbers]] = {WHOLE: partial(_run_network, None)}
     found |= {f"network {part}": partial(_run_network, part) for part in NetworkPart}
     if settings.store is not None:
@@ -212,7 +212,7 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
 
 
 def _described(name: str) -> tuple[str, str]:
-    """How tables call a variant, and what the paper has for it."""
+    """Name of a variant in tables, and its result in the paper."""
     kind, _, part = name.partition(" ")
     if name == WHOLE:
         return "whole", _PAPER_WHOLE

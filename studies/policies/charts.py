@@ -72,7 +72,7 @@ class Panel:
     y_log: bool = False
 
     def scale(self) -> float:
-        """What values are multiplied with."""
+        """Factor of all values."""
         return 100.0 if self.is_percent else 1.0
 
 

@@ -37,10 +37,10 @@ FLEXSHARD_CUT = "flexshard, tables cut"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is placed, and which planner it is compared with.
+    """One kind of placed items, and the planners that the policy is compared with.
 
     Attributes:
-        items: What the policy places.
+        items: Kind of the items that the policy places.
         rival: The planner that it is held to.
         others: Planners that are shown, too.
         title: Heading of its table.
@@ -172,7 +172,7 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
 
 
 def _failures(parts: Sequence[Numbers], case: Case) -> list[str]:
-    """What planners that have no plan for any task say."""
+    """Failures of planners without a plan for any task."""
     notes = []
     for planner in (case.rival, *case.others):
         if planner_scores(parts, planner) is None:

@@ -1,4 +1,4 @@
-"""What the policy has to reach against greedy on the cost model, task by task, and where it does not."""
+"""The policy against greedy on the cost model, task by task."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class _Case:
 
     @property
     def name(self) -> str:
-        """What parts call it."""
+        """Name in parts."""
         return f"{self.size[0]}-{self.size[1]}" + "-full" * self.is_full + "-level" * self.is_level
 
     def title(self, settings: EvaluationSettings) -> str:
-        """What tables call it."""
+        """Name in tables."""
         title = f"{self.size[0]} tables on {self.size[1]} ranks"
         title += f", memory {settings.memory_share:.0%} full" if self.is_full else ""
         return title + (", no table decides alone" if self.is_level else "")
@@ -83,7 +83,7 @@ def _parts(settings: EvaluationSettings) -> Sequence[Part]:
 
 
 def over_greedy(parts: Sequence[Numbers], planner: str) -> tuple[Summary | None, int, int, int]:
-    """How a planner compares with greedy on the cost model, on the tasks that both have a plan for.
+    """A planner against greedy on the cost model, on the tasks that both have a plan for.
 
     Returns:
         Its mean slowest rank over greedy's, mean and deviation over seeds (None without such tasks), and on how many

@@ -125,7 +125,7 @@ def training_curve(
         train: Problems to learn from.
         validation: Problems that the trainer asks for; nothing is chosen by them.
         unseen: Problems to score on.
-        learner: What learns.
+        learner: Way to train.
         device: Key of the device kind, for rewards that are measured.
         seed: Of weights and of what is tried.
         num_updates: Updates.

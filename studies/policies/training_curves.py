@@ -20,7 +20,7 @@ from studies.policies.settings import EvaluationSettings
 from studies.policies.summaries import NONE, write_seeds, write_share
 from studies.policies.trained import Learner, training_curve
 
-#: Shares of the best known balance whose first crossing is told.
+#: Shares of the best known balance whose first crossing is shown.
 _GOALS: Final = (0.8, 0.9, 0.95, 0.98)
 #: Measured rewards are too slow for several seeds.
 _MEASURED_SEEDS: Final = 1

@@ -74,7 +74,7 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
         title=FIGURE.title,
         caption="The pool is parted in halves; the policy is trained on tasks of one half, and tried on tasks that mix "
         f"both. Means and deviations over {write_seeds(settings.num_seeds)}, each with halves of its own. The cost "
-        "model has seen tables of both halves; docs/results/cost-models.md says how well it does on unseen ones. "
+        "model has seen tables of both halves; its error on unseen ones is in docs/results/cost-models.md. "
         "AutoShard's paper: at least 80% balance and a speed-up of 1.6 up to a ratio of 80%, more than 70% and about "
         "1.6 at 100%.",
         figure=line_chart(panels),

@@ -46,12 +46,14 @@ def table2(full: Sequence[Outcome], grouped: Sequence[Outcome]) -> NumberTable:
 
 
 def choice_table(name: str, provenance: Provenance) -> NumberTable:
-    """What the planner says of every number of groups that it looked at."""
-    told = {label: text for label, text in provenance.models.items() if label.endswith("group") or " groups " in label}
+    """The planner's remark on every number of groups that it tried."""
+    remarks = {
+        label: text for label, text in provenance.models.items() if label.endswith("group") or " groups " in label
+    }
     return NumberTable(
-        caption=f"What `replica-groups` says of {name} (stages one after the other)",
+        caption=f"Choice of `replica-groups` for {name} (stages one after the other)",
         columns=("groups", "predicted, or why not"),
-        lines=tuple((label, text) for label, text in told.items()),
+        lines=tuple((label, text) for label, text in remarks.items()),
     )
 
 
@@ -61,10 +63,10 @@ def document(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, object]:
 
 
 def _scaling(one: Outcome, base: Outcome) -> tuple[str, str, str]:
-    told = "-" if one.run.paper_factor is None else f"{100 * one.run.paper_factor:.1f}%"
+    published = "-" if one.run.paper_factor is None else f"{100 * one.run.paper_factor:.1f}%"
     if one.out_of_memory:
-        return "out of memory", "-", "out of memory" if one.run.paper_qps is None else told
-    return _qps(one.qps), f"{100 * one.factor(base):.1f}%", told
+        return "out of memory", "-", "out of memory" if one.run.paper_qps is None else published
+    return _qps(one.qps), f"{100 * one.factor(base):.1f}%", published
 
 
 def _qps(value: float | None) -> str:
