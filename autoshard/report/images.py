@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.formats.files import atomic_write
@@ -15,6 +16,8 @@ from autoshard.report.rendering import chart_markup, render_page
 _SCALE = 2
 #: A browser that starts on a busy machine takes more than half a minute.
 _TIMEOUT_S = 240
+_Row = TypeVar("_Row")
+
 _INSTALL = "install one (`apt-get install chromium`) or name its program in BROWSER_PATH"
 
 
@@ -40,6 +43,20 @@ class NumberTable:
         for line in self.lines:
             if len(line) != len(self.columns):
                 raise InvalidOptionError(f"must have {len(self.columns)} cells each, got {len(line)}", field="lines")
+
+    @classmethod
+    def of(
+        cls, rows: Iterable[_Row], caption: str, columns: Sequence[tuple[str, Callable[[_Row], str]]]
+    ) -> NumberTable:
+        """A table with a line for each row.
+
+        Args:
+            rows: Data of the lines.
+            caption: The caption.
+            columns: Heading of each column, and the text of its cells.
+        """
+        lines = tuple(tuple(cell(row) for _, cell in columns) for row in rows)
+        return cls(columns=tuple(heading for heading, _ in columns), lines=lines, caption=caption)
 
     def to_markdown(self) -> str:
         """The table in Markdown, without its caption; the first column is text, the others are numbers."""

@@ -13,7 +13,6 @@ from studies.frame import StudyResult, to_document
 
 _COLOURS: Final = {"uncertain": BLUE, "random": ORANGE}
 _NAMES: Final = {"uncertain": "where the model is least certain", "random": "random sets"}
-_COLUMNS = ("samples chosen", "trained on", "relative error", "MAE, ms", "Kendall's tau", "seconds collected")
 _WIDTH, _HEIGHT = 960, 440
 
 
@@ -29,7 +28,7 @@ def active_result(progress: Progress) -> StudyResult:
                 caption="The held-out sets were drawn before the first round from sets that no model chose; they are "
                 "the same for all points, and none was trained on.",
                 figure=figure,
-                tables=(NumberTable(columns=_COLUMNS, lines=tuple(_lines(progress)), caption="Rounds"),),
+                tables=(_rounds_table(progress),),
             ),
         ),
     )
@@ -56,15 +55,16 @@ def curve_figure(progress: Progress) -> go.Figure:
     return figure
 
 
-def _lines(progress: Progress) -> list[tuple[str, ...]]:
-    return [
+def _rounds_table(progress: Progress) -> NumberTable:
+    return NumberTable.of(
+        progress.rounds,
+        "Rounds",
         (
-            found.arm,
-            f"{found.num_samples:,}",
-            f"{found.relative_error:.2%}",
-            f"{found.mae_ms:.3f}",
-            f"{found.kendall_tau:.3f}",
-            f"{found.collect_s:.0f}",
-        )
-        for found in progress.rounds
-    ]
+            ("samples chosen", lambda one: one.arm),
+            ("trained on", lambda one: f"{one.num_samples:,}"),
+            ("relative error", lambda one: f"{one.relative_error:.2%}"),
+            ("MAE, ms", lambda one: f"{one.mae_ms:.3f}"),
+            ("Kendall's tau", lambda one: f"{one.kendall_tau:.3f}"),
+            ("seconds collected", lambda one: f"{one.collect_s:.0f}"),
+        ),
+    )

@@ -120,16 +120,17 @@ def _timing(name: str, unit: str, seconds: Sequence[float], factor: float, bound
 
 def timings_table(timings: Sequence[Timing]) -> NumberTable:
     """A line for each timing."""
-    lines = tuple(
+    return NumberTable.of(
+        timings,
+        "Timings",
         (
-            item.name,
-            *(f"{value:.2f} {item.unit}" for value in (item.median, item.lowest)),
-            f"{item.bound:g} {item.unit}",
-            str(item.num_runs),
-        )
-        for item in timings
+            ("timed", lambda one: one.name),
+            ("median", lambda one: f"{one.median:.2f} {one.unit}"),
+            ("lowest", lambda one: f"{one.lowest:.2f} {one.unit}"),
+            ("should be below", lambda one: f"{one.bound:g} {one.unit}"),
+            ("runs", lambda one: str(one.num_runs)),
+        ),
     )
-    return NumberTable(columns=("timed", "median", "lowest", "should be below", "runs"), lines=lines, caption="Timings")
 
 
 @command_options()

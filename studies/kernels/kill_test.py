@@ -253,13 +253,19 @@ class KillTest:
 
 def kill_table(kills: Sequence[Kill]) -> NumberTable:
     """A line for each kill."""
-    lines = []
-    for number, kill in enumerate(kills, start=1):
-        counts = (kill.num_files, kill.num_samples, kill.num_leftovers)
-        faults = "; ".join(kill.faults) or "none"
-        lines.append((str(number), kill.moment, f"{kill.lived_s:.2f}", *map(str, counts), faults))
-    columns = ("kill", "moment", "lived s", "files", "samples", "left behind", "faults")
-    return NumberTable(columns=columns, lines=tuple(lines), caption="Kills, and the store after each of them")
+    return NumberTable.of(
+        enumerate(kills, start=1),
+        "Kills, and the store after each of them",
+        (
+            ("kill", lambda row: str(row[0])),
+            ("moment", lambda row: row[1].moment),
+            ("lived s", lambda row: f"{row[1].lived_s:.2f}"),
+            ("files", lambda row: str(row[1].num_files)),
+            ("samples", lambda row: str(row[1].num_samples)),
+            ("left behind", lambda row: str(row[1].num_leftovers)),
+            ("faults", lambda row: "; ".join(row[1].faults) or "none"),
+        ),
+    )
 
 
 @command_options()

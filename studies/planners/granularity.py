@@ -257,20 +257,21 @@ def _at_scale(options: GranularityOptions) -> Comparison:
 
 def comparison_table(found: Sequence[Comparison]) -> NumberTable:
     """A line for each task."""
-    lines = []
-    for one in found:
-        best = one.best_other
-        lines.append(
-            (
-                f"{one.tables} ({one.num_tables}) on {one.machine}",
-                "" if one.auto.step_ms is None else f"{one.auto.step_ms:.4g}",
-                "" if best is None else f"{best.step_ms:.4g}",
-                "" if best is None else best.planner,
-                "" if one.ratio is None else f"{one.ratio:.3f}",
-                f"{one.auto.wall_s:.2f}",
-                f"{one.auto.cpu_s:.2f}",
-                ", ".join(f"{tier} {count}" for tier, count in one.held.items()),
-            )
-        )
-    columns = ("task", "auto, ms", "best other, ms", "by", "auto over it", "auto, s", "CPU s", "held")
-    return NumberTable(columns=columns, lines=tuple(lines), caption="Predicted steps at one time limit")
+    return NumberTable.of(
+        found,
+        "Predicted steps at one time limit",
+        (
+            ("task", lambda one: f"{one.tables} ({one.num_tables}) on {one.machine}"),
+            ("auto, ms", lambda one: _step(one.auto)),
+            ("best other, ms", lambda one: _step(one.best_other)),
+            ("by", lambda one: "" if one.best_other is None else one.best_other.planner),
+            ("auto over it", lambda one: "" if one.ratio is None else f"{one.ratio:.3f}"),
+            ("auto, s", lambda one: f"{one.auto.wall_s:.2f}"),
+            ("CPU s", lambda one: f"{one.auto.cpu_s:.2f}"),
+            ("held", lambda one: ", ".join(f"{tier} {count}" for tier, count in one.held.items())),
+        ),
+    )
+
+
+def _step(run: PlannerRun | None) -> str:
+    return "" if run is None or run.step_ms is None else f"{run.step_ms:.4g}"

@@ -8,7 +8,7 @@ are replayed in the same interleaved rounds at its end, with the ceiling.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Annotated
@@ -263,21 +263,20 @@ def _document(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> d
 
 def means_table(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> NumberTable:
     """A line for each planner."""
-    written: dict[str, Callable[[PlannerMeans], str]] = {
-        "planner": lambda row: row.planner,
-        "predicted max ms": lambda row: f"{row.predicted_max_ms:.2f}",
-        "predicted balance": lambda row: f"{row.predicted_balance:.3f}",
-        "predicted step ms": lambda row: f"{row.predicted_step_ms:.2f}",
-        "measured max ms": lambda row: f"{row.measured_max_ms:.2f}",
-        "measured balance": lambda row: f"{row.measured_balance:.3f}",
-        "below ceiling": lambda row: f"{row.below_ceiling:.3f}",
-        "speed-up over random": lambda row: f"{row.measured_speedup:.3f}",
-        "prediction error": lambda row: f"{row.prediction_error:.1%}",
-        "planning s": lambda row: f"{row.planning_s:.2f}",
-    }
     summary = (f"{name} {value:.4f}" for name, value in _summary(tasks).items() if value is not None)
-    return NumberTable(
-        columns=tuple(written),
-        lines=tuple(tuple(write(row) for write in written.values()) for row in means),
-        caption=f"Means of {len(tasks)} tasks on {find_device().name}: {', '.join(summary)}",
+    return NumberTable.of(
+        means,
+        f"Means of {len(tasks)} tasks on {find_device().name}: {', '.join(summary)}",
+        (
+            ("planner", lambda row: row.planner),
+            ("predicted max ms", lambda row: f"{row.predicted_max_ms:.2f}"),
+            ("predicted balance", lambda row: f"{row.predicted_balance:.3f}"),
+            ("predicted step ms", lambda row: f"{row.predicted_step_ms:.2f}"),
+            ("measured max ms", lambda row: f"{row.measured_max_ms:.2f}"),
+            ("measured balance", lambda row: f"{row.measured_balance:.3f}"),
+            ("below ceiling", lambda row: f"{row.below_ceiling:.3f}"),
+            ("speed-up over random", lambda row: f"{row.measured_speedup:.3f}"),
+            ("prediction error", lambda row: f"{row.prediction_error:.1%}"),
+            ("planning s", lambda row: f"{row.planning_s:.2f}"),
+        ),
     )

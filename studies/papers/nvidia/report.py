@@ -16,7 +16,6 @@ from studies.papers.nvidia.program import MACHINE, Prediction
 
 SCHEMA = "autoshard.nvidia-steps/1"
 _WIDTH, _HEIGHT = 1000, 560
-_COLUMNS = ("point", "published ms", "predicted ms", "error", "kernels", "exchanges", "dense", "fused kernels ms")
 
 
 def rank_correlation(predictions: Sequence[Prediction]) -> float:
@@ -77,23 +76,20 @@ def steps_document(predictions: Sequence[Prediction], listed: Sequence[Predictio
 
 def steps_table(predictions: Sequence[Prediction]) -> NumberTable:
     """A line for each point."""
-    lines = []
-    for one in predictions:
-        times = one.times
-        lines.append(
-            (
-                f"{one.model}, {one.num_ranks}",
-                f"{one.published_ms:.2f}",
-                f"{one.predicted_ms:.2f}",
-                f"{one.error:+.1%}",
-                f"{times.forward_kernel + times.backward_kernel:.2f}",
-                f"{times.forward_exchange + times.backward_exchange:.2f}",
-                f"{times.dense_layers + times.overhead:.2f}",
-                f"{one.fused_ms:.2f}",
-            )
-        )
-    caption = "Milliseconds per step by model and number of GPUs; what the same placement takes with fused kernels"
-    return NumberTable(columns=_COLUMNS, lines=tuple(lines), caption=caption)
+    return NumberTable.of(
+        predictions,
+        "Milliseconds per step by model and number of GPUs, and of the same placement with fused kernels",
+        (
+            ("point", lambda one: f"{one.model}, {one.num_ranks}"),
+            ("published ms", lambda one: f"{one.published_ms:.2f}"),
+            ("predicted ms", lambda one: f"{one.predicted_ms:.2f}"),
+            ("error", lambda one: f"{one.error:+.1%}"),
+            ("kernels", lambda one: f"{one.times.forward_kernel + one.times.backward_kernel:.2f}"),
+            ("exchanges", lambda one: f"{one.times.forward_exchange + one.times.backward_exchange:.2f}"),
+            ("dense", lambda one: f"{one.times.dense_layers + one.times.overhead:.2f}"),
+            ("fused kernels ms", lambda one: f"{one.fused_ms:.2f}"),
+        ),
+    )
 
 
 def steps_figure(predictions: Sequence[Prediction]) -> go.Figure:

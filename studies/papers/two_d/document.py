@@ -14,20 +14,17 @@ SCHEMA = "autoshard.papers.two-d/1"
 def table1(outcomes: Sequence[Outcome]) -> NumberTable:
     """Efficiency by number of groups, for one model."""
     run = outcomes[0].run
-    return NumberTable(
-        caption=f"Table 1, {run.model.name}: {run.world_size:,} GPUs, {run.local_batch:,} samples each",
-        columns=("groups", "QPS", "paper", "imbalance", "paper", "sync, ms", "peak / mean memory, GB"),
-        lines=tuple(
-            (
-                str(one.run.num_groups),
-                _qps(one.qps),
-                _qps(one.run.paper_qps),
-                f"{one.imbalance:.2f}",
-                f"{one.run.paper_imbalance:.2f}",
-                f"{one.group_sync_ms:.0f}",
-                f"{one.peak_bytes / 1e9:.1f} / {one.mean_bytes / 1e9:.1f}",
-            )
-            for one in outcomes
+    return NumberTable.of(
+        outcomes,
+        f"Table 1, {run.model.name}: {run.world_size:,} GPUs, {run.local_batch:,} samples each",
+        (
+            ("groups", lambda one: str(one.run.num_groups)),
+            ("QPS", lambda one: _qps(one.qps)),
+            ("paper", lambda one: _qps(one.run.paper_qps)),
+            ("imbalance", lambda one: f"{one.imbalance:.2f}"),
+            ("paper", lambda one: f"{one.run.paper_imbalance:.2f}"),
+            ("sync, ms", lambda one: f"{one.group_sync_ms:.0f}"),
+            ("peak / mean memory, GB", lambda one: f"{one.peak_bytes / 1e9:.1f} / {one.mean_bytes / 1e9:.1f}"),
         ),
     )
 
