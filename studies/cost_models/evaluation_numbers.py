@@ -20,6 +20,7 @@ from costmodel.kernel.metrics import held_out_metrics
 from costmodel.kernel.splits import SplitKind
 from studies.cost_models.ablation import FULL
 from studies.cost_models.evaluation import KERNEL, METHODS, Evaluation, Priced, SplitResult
+from studies.frame import Summary
 
 SCHEMA: Final = "autoshard.cost_report/1"
 #: Upper ends of the groups of sets by number of tables.
@@ -34,19 +35,6 @@ _OPTION_NAMES = (
     *("paper_updates", "tree_iterations", "num_seeds"),
     *("ablation_seeds", "ablation_updates", "unseen_share"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """Mean and standard deviation over seeds, which are taken as all there are: squares are divided by their number."""
-
-    mean: float
-    deviation: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Summary:
-        """Of at least one value; the deviation of one is 0."""
-        return cls(mean=float(np.mean(values)), deviation=float(np.std(values)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

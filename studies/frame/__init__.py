@@ -12,6 +12,7 @@ from studies.frame.options import (
 )
 from studies.frame.parts import Numbers, PartStore
 from studies.frame.results import StudyResult
+from studies.frame.summary import Summary
 
 __all__ = [
     "BenchDeviceOption",
@@ -23,6 +24,7 @@ __all__ = [
     "PartsOption",
     "RegistryOption",
     "StudyResult",
+    "Summary",
     "command_line",
     "names_in",
     "read_document",

@@ -13,8 +13,7 @@ from autoshard.core import ShardingPlan
 from autoshard.evaluation.measured import MeasuredPlan
 from autoshard.report.images import NumberTable, Section
 from autoshard.report.wording import write_percent
-from studies.cost_models.evaluation_numbers import Summary
-from studies.frame import Numbers
+from studies.frame import Numbers, Summary
 from studies.policies.charts import Panel, bar_chart
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.lab import AUTO, HEURISTICS, POLICY, RANDOM, SAMPLED, Lab, Scored

@@ -7,8 +7,7 @@ from functools import partial
 
 from autoshard.report.images import NumberTable, Section
 from autoshard.runtime.threads import intra_op_threads
-from studies.cost_models.evaluation_numbers import Summary
-from studies.frame import Numbers
+from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.heuristics import label

@@ -15,8 +15,7 @@ from autoshard.core.costs import MsArray
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.report.images import NumberTable, Section
 from env import balances
-from studies.cost_models.evaluation_numbers import Summary
-from studies.frame import Numbers
+from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.heuristics import compare_seed, label, policy_levels

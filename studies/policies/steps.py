@@ -19,8 +19,7 @@ from env import Objective
 from policies.choices import Items
 from policies.network.network import PlacementNetwork
 from policies.planning.tasks import items_task
-from studies.cost_models.evaluation_numbers import Summary
-from studies.frame import Numbers
+from studies.frame import Numbers, Summary
 from studies.policies.charts import Panel, dot_chart
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.heuristics import label

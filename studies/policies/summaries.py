@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoshard.report.wording import write_ms, write_percent
-from studies.cost_models.evaluation_numbers import Summary
-from studies.frame import Numbers
+from studies.frame import Numbers, Summary
 from studies.policies.lab import RANDOM
 
 NONE = "n/a"

@@ -10,8 +10,7 @@ import numpy as np
 
 from autoshard.core import TableSet
 from autoshard.report.images import NumberTable, Section
-from studies.cost_models.evaluation_numbers import Summary
-from studies.frame import Numbers
+from studies.frame import Numbers, Summary
 from studies.policies.charts import Panel, dot_chart
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.heuristics import label

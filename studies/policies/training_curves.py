@@ -11,8 +11,7 @@ import numpy as np
 from autoshard.report.images import NumberTable, Section
 from autoshard.report.wording import write_percent
 from policies.training.scores import Baselines
-from studies.cost_models.evaluation_numbers import Summary
-from studies.frame import Numbers
+from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.lab import COST_GREEDY, LOOKUP_GREEDY, Lab
