@@ -19,8 +19,9 @@ from studies.policies.figure import Figure, Found, Part
 from studies.policies.lab import AUTO, HEURISTICS, POLICY, RANDOM, SAMPLED, Lab, Scored
 from studies.policies.settings import EvaluationSettings
 from studies.policies.summaries import (
-    NONE,
     by_planner,
+    label,
+    planner_table,
     write_factor,
     write_seconds,
     write_seeds,
@@ -138,37 +139,18 @@ def _ceiling(replays: Sequence[Numbers]) -> Summary:
 
 
 def _predicted_table(seeds: Sequence[Numbers], settings: EvaluationSettings) -> NumberTable:
-    scores = by_planner(seeds, PLANNERS)
-    lines = []
-    for planner in PLANNERS:
-        if planner not in scores:
-            lines.append((label(planner, settings), *[NONE] * 4, _failure(seeds, planner)))
-            continue
-        one = scores[planner]
-        lines.append(
-            (
-                label(planner, settings),
-                write_share(one.balance),
-                write_time(one.max_ms),
-                write_factor(one.speedup),
-                write_seconds(one.planning_s.mean if one.planning_s else None),
-                f"{one.num_tasks - one.num_failed} of {one.num_tasks}",
-            )
-        )
-    return NumberTable(
-        columns=("predicted", "balance", "slowest rank, ms", f"speed-up over {RANDOM}", "planning", "tasks planned"),
-        lines=tuple(lines),
-        caption="Predicted, means and deviations over seeds",
+    return planner_table(
+        seeds,
+        PLANNERS,
+        settings,
+        "Predicted, means and deviations over seeds",
+        (
+            ("balance", lambda _, one: write_share(one.balance)),
+            ("slowest rank, ms", lambda _, one: write_time(one.max_ms)),
+            (f"speed-up over {RANDOM}", lambda _, one: write_factor(one.speedup)),
+            ("planning", lambda _, one: write_seconds(one.planning_s.mean if one.planning_s else None)),
+        ),
     )
-
-
-def label(planner: str, settings: EvaluationSettings) -> str:
-    """A planner's name in tables."""
-    return f"{POLICY}, {settings.num_samples} samples" if planner == SAMPLED else planner
-
-
-def _failure(parts: Sequence[Numbers], planner: str) -> str:
-    return next((str(task[planner].get("failure")) for part in parts for task in part["tasks"] if planner in task), "")
 
 
 def _measured_table(replays: Sequence[Numbers], settings: EvaluationSettings) -> NumberTable:

@@ -9,10 +9,9 @@ from autoshard.report.images import NumberTable, Section
 from studies.frame import Numbers
 from studies.policies.charts import line_chart, score_panels
 from studies.policies.figure import Figure, Found, Part
-from studies.policies.heuristics import label
 from studies.policies.lab import HEURISTICS, POLICY, SAMPLED, Lab
 from studies.policies.settings import EvaluationSettings, Size
-from studies.policies.summaries import NONE, by_planner, write_factor, write_seeds, write_share
+from studies.policies.summaries import NONE, by_planner, label, write_factor, write_seeds, write_share
 
 _PLANNERS = (*HEURISTICS, POLICY, SAMPLED)
 
