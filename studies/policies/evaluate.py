@@ -33,7 +33,7 @@ class PolicyOptions:
 
     def chosen(self) -> Sequence[Figure]:
         """Figures to compute."""
-        from studies.policies.catalogue import choose
+        from studies.policies.figures.catalogue import choose
 
         return choose(self.figures)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import autoshard
 from autoshard.report.images import FigureReport, Section
 from studies.frame import StudyResult
-from studies.policies.catalogue import FIGURES
+from studies.policies.figures.catalogue import FIGURES
 from studies.policies.lab import Lab
 
 SCHEMA: Final = "autoshard.policy_evaluation/1"

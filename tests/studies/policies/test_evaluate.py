@@ -21,15 +21,15 @@ from env import NUM_CHOICE_KINDS, NUM_COST_COLUMNS
 from policies.network.network import PlacementNetwork
 from studies.cost_models.ablation import REMOVALS
 from studies.policies import FIGURES, EvaluationSettings, choose
-from studies.policies.ablations import _PAPER_FEATURES
+from studies.policies.figures.ablations import _PAPER_FEATURES
+from studies.policies.figures.random_search import marks, random_costs
+from studies.policies.figures.steps import FLEXSHARD, FLEXSHARD_CUT, OPER, _options, over_rival
+from studies.policies.figures.targets import over_greedy
+from studies.policies.figures.training_curves import first_crossing
+from studies.policies.figures.unseen_tables import halves, mixed_task
 from studies.policies.lab import COST_GREEDY, POLICY, RANDOM
-from studies.policies.random_search import marks, random_costs
-from studies.policies.steps import FLEXSHARD, FLEXSHARD_CUT, OPER, _options, over_rival
 from studies.policies.summaries import planner_scores, write_factor, write_seconds, write_share
-from studies.policies.targets import over_greedy
 from studies.policies.trained import Learner, NetworkPart, hold_at_zero, train_network, training_curve
-from studies.policies.training_curves import first_crossing
-from studies.policies.unseen_tables import halves, mixed_task
 
 
 class TestSettings:

@@ -26,7 +26,7 @@ from studies.cost_models.ablation import FULL, REMOVALS, without
 from studies.frame import Numbers
 from studies.policies.charts import Panel, bar_chart
 from studies.policies.figure import Figure, Found, Part
-from studies.policies.heuristics import compare_seed
+from studies.policies.figures.heuristics import compare_seed
 from studies.policies.lab import COST_GREEDY, POLICY, RANDOM, Lab
 from studies.policies.settings import EvaluationSettings
 from studies.policies.summaries import PlannerScores, planner_scores, write_factor, write_share, write_time

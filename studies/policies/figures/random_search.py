@@ -18,7 +18,7 @@ from env import balances
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
 from studies.policies.figure import Figure, Found, Part
-from studies.policies.heuristics import compare_seed, policy_levels
+from studies.policies.figures.heuristics import compare_seed, policy_levels
 from studies.policies.lab import AUTO, COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, Lab
 from studies.policies.settings import EvaluationSettings
 from studies.policies.summaries import label, write_seconds, write_seeds, write_share, write_time
