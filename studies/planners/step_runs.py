@@ -65,6 +65,15 @@ class StepRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartErrors:
+    """Medians over runs of a part's share of the step, its |error| and its error."""
+
+    share_of_step: float = 0.0
+    median_error: float = 0.0
+    bias: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
     """Errors of predicted steps over a set of runs.
 
@@ -75,7 +84,7 @@ class StepSummary:
         bias: Median of predicted / measured - 1.
         coverage: Share of measurements within the predicted 90% interval.
         spread: Median over plans of how much longer the slowest run took than the quickest: the noise.
-        parts: For each part: its median share of the step, median |error| and median error.
+        parts: Errors of each part.
     """
 
     num_runs: int
@@ -84,23 +93,8 @@ class StepSummary:
     bias: float
     coverage: float
     spread: float
-    parts: Mapping[str, tuple[float, float, float]]
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "num_runs": self.num_runs,
-            "tolerance": TOLERANCE,
-            "share_within": self.share_within,
-            "median_error": self.median_error,
-            "bias": self.bias,
-            "coverage": self.coverage,
-            "spread": self.spread,
-            "parts": {
-                name: {"share_of_step": share, "median_error": error, "bias": bias}
-                for name, (share, error, bias) in self.parts.items()
-            },
-        }
+    parts: Mapping[str, PartErrors]
+    tolerance: float = TOLERANCE
 
 
 def summary_of(runs: Sequence[StepRun]) -> StepSummary:
@@ -110,8 +104,11 @@ def summary_of(runs: Sequence[StepRun]) -> StepSummary:
         both = [(run, *run.parts[part.value]) for run in runs if run.parts[part.value][1] > 0]
         errors = [predicted / measured - 1.0 for _, predicted, measured in both]
         if errors:
-            share = median(measured / run.measured_ms for run, _, measured in both)
-            parts[part.value] = (share, median(map(abs, errors)), median(errors))
+            parts[part.value] = PartErrors(
+                share_of_step=median(measured / run.measured_ms for run, _, measured in both),
+                median_error=median(map(abs, errors)),
+                bias=median(errors),
+            )
     return StepSummary(
         num_runs=len(runs),
         share_within=mean(abs(run.error) <= TOLERANCE for run in runs),
@@ -233,7 +230,7 @@ def main(options: StepRunOptions, output: OutputOptions) -> None:
     document = {
         "schema": SCHEMA,
         "settings": settings,
-        "summary": summary.to_json(),
+        "summary": asdict(summary),
         "runs": [asdict(run) for run in runs],
     }
     output.write(StudyResult(name="step-runs", document=document, tables=(runs_table(runs, summary),)))
@@ -261,9 +258,9 @@ def runs_table(runs: Sequence[StepRun], summary: StepSummary) -> NumberTable:
         start = (str(trial["planner"]), str(trial["num_tables"]), str(trial["batch_size"]))
         errors = (_error(*run.parts[part.value]) for part in StepPart)
         lines.append((*start, f"{run.predicted_ms:.1f}", f"{run.measured_ms:.1f}", f"{run.error:+.0%}", *errors))
-    known = [summary.parts.get(part.value, (0.0, 0.0, 0.0)) for part in StepPart]
-    lines.append(("median", *[""] * 4, f"{summary.median_error:.0%}", *(f"{error:.0%}" for _, error, _ in known)))
-    lines.append(("share of step", *[""] * 5, *(f"{share:.0%}" for share, _, _ in known)))
+    known = [summary.parts.get(part.value, PartErrors()) for part in StepPart]
+    lines.append(("median", *[""] * 4, f"{summary.median_error:.0%}", *(f"{part.median_error:.0%}" for part in known)))
+    lines.append(("share of step", *[""] * 5, *(f"{part.share_of_step:.0%}" for part in known)))
     names = (part.value.replace("_", " ") for part in StepPart)
     return NumberTable(columns=(*columns, *names), lines=tuple(lines), caption=caption)
 

@@ -30,8 +30,9 @@ def test_sums_up():
     assert (summary.num_runs, summary.share_within, summary.coverage) == (4, 0.5, 0.75)
     assert summary.median_error == pytest.approx(0.15)
     assert summary.bias == pytest.approx(0.05)
-    share, error, bias = summary.parts["input"]
-    assert (share, error, bias) == (pytest.approx(1 / 6), pytest.approx(0.15), pytest.approx(0.05))
+    found = summary.parts["input"]
+    assert found.share_of_step == pytest.approx(1 / 6)
+    assert (found.median_error, found.bias) == (pytest.approx(0.15), pytest.approx(0.05))
 
 
 def test_trials_are_drawn_alike_and_differ():
