@@ -73,7 +73,7 @@ class SimulateOptions:
     overlap: Annotated[
         Overlap | None,
         typer.Option(
-            help="Which parts of a step run at the same time.", show_default="what the step model knows, or none"
+            help="Which parts of a step run at the same time.", show_default="that of the step model, or none"
         ),
     ] = None
     batches: Annotated[int, typer.Option(min=0, help="Batches to draw per point, for the spread; 0 for none.")] = 100

@@ -53,7 +53,7 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseFloor:
-    """Mean relative error of a model that knows every set's true time.
+    """Mean relative error of a model that predicts every set's true time.
 
     Attributes:
         num_sets: Sets that were measured more than once.

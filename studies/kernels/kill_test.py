@@ -125,8 +125,8 @@ class StoreWatch:
         except AutoshardError as error:
             return [str(error)]
         self._samples_of[file.name] = tuple(sample.sample_id for sample in samples)
-        honest = [sample.identified() == sample for sample in samples]
-        return [] if all(honest) and samples else [f"{file.name} holds {honest.count(False)} damaged samples"]
+        is_whole = [sample.identified() == sample for sample in samples]
+        return [] if all(is_whole) and samples else [f"{file.name} holds {is_whole.count(False)} damaged samples"]
 
 
 @dataclass(slots=True)

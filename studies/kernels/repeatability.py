@@ -26,7 +26,7 @@ from studies.frame import Machine
 BOUND_CPU = 0.03
 BOUND_GPU = 0.01
 
-#: Other sizes that are watched, so that no lucky pick decides.
+#: Other sizes that are measured, so that one set alone does not decide.
 _OTHER_SIZES = (1, 4, 15)
 _LARGEST_SIZE = 15
 _MIN_MEASUREMENTS = 3

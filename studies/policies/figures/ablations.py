@@ -117,7 +117,7 @@ def _run_network(part: NetworkPart | None, seed: int, lab: Lab) -> Numbers:
 
 
 def _run_features(removed: str, seed: int, lab: Lab) -> Numbers:
-    """Placements by a policy that knows costs only from a model without some features; priced with all of them."""
+    """Placements by a policy trained on a cost model without some features; priced with all of them."""
     model = FeaturelessCostModel.train(lab, removed, seed)
 
     def blind(problems: Sequence[PlacementProblem]) -> list[PlacementProblem]:
