@@ -6,14 +6,15 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import FiniteFloat, PositiveInt, TypeAdapter, ValidationError
 
 from autoshard.core.errors import FormatError
 from autoshard.formats.documents.json_document import read_json
-from bench.measuring.devices import BenchDevice
-from bench.measuring.provenance import installed_software
+
+if TYPE_CHECKING:
+    from bench.measuring.devices import BenchDevice
 
 _Data = TypeVar("_Data")
 
@@ -45,6 +46,9 @@ class Machine:
     @classmethod
     def this(cls, device: BenchDevice, command: str) -> Machine:
         """This machine, now."""
+        # Imports torch, which studies without measurements do without: one of them measures its own memory.
+        from bench.measuring.provenance import installed_software
+
         software = installed_software()
         return cls(
             device=device.key,
