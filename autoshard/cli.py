@@ -113,9 +113,13 @@ def main(args: Sequence[str] | None = None) -> int:
     return run_commands(_points(), args, program="autoshard", about=_ABOUT)
 
 
-def command_tree() -> TyperGroup:
-    """All commands of autoshard, each imported when it is first asked for."""
-    return _root(_points(), _ABOUT)
+def command_tree(points: Mapping[str, EntryPoint] | None = None) -> TyperGroup:
+    """Commands of a program, each imported at its first use.
+
+    Args:
+        points: The commands by name; those of autoshard when left out.
+    """
+    return _root(_points() if points is None else points, _ABOUT)
 
 
 def run_commands(points: Mapping[str, EntryPoint], args: Sequence[str] | None, *, program: str, about: str) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+from scripts.generated import ROOT, write_generated
+
 FOLDER: Final = ROOT / "docs" / "images"
 
 _INK, _GREY, _LINE, _PAPER = "#1f2937", "#6b7280", "#9ca3af", "#ffffff"
@@ -170,15 +170,5 @@ def _svg(width: int, height: int, parts: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    """Writes the pictures; returns the exit code."""
-    for name, text in drawings().items():
-        path = FOLDER / name
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
-            sys.stdout.write(f"wrote {path.relative_to(ROOT)}\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_generated(drawings(), FOLDER))

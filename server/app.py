@@ -105,7 +105,7 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
 
     Raises:
         MediaTypeError: If it is not declared as JSON.
-        BodyTooLargeError: If it is, or says that it is, above the limit.
+        BodyTooLargeError: If its length, or the length in its header, is above the limit.
         BodyTimeoutError: If it does not arrive in time.
     """
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()

@@ -53,7 +53,7 @@ class Health(BaseModel):
 
 
 class Problem(BaseModel):
-    """What went wrong (RFC 9457)."""
+    """Problem details (RFC 9457)."""
 
     type: str = Field(description="`urn:autoshard:problem:` and the kind of error, such as `infeasible`.")
     title: str = Field(description="The kind of error in words.")

@@ -7,7 +7,7 @@ import sys
 
 import structlog
 
-# Others' libraries are heard when they warn.
+# Libraries log warnings only.
 _TALKATIVE = ("server", "autoshard", "uvicorn")
 
 

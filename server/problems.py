@@ -45,7 +45,7 @@ class OvertimeError(AutoshardError):
 
 
 class InternalError(AutoshardError):
-    """A fault of the service; its log says more."""
+    """A fault of the service; details are in its log."""
 
     kind = "internal"
 

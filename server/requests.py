@@ -1,4 +1,4 @@
-"""What every request gets: an id, a line in the log, and an answer even when the service has a fault."""
+"""Middleware of every request: an id, a line in the log, and an answer even when the service has a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator decides about the service."""
+"""Settings of the service, which its operator chooses."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ class ServerSettings:
     body_timeout_s: float = 30.0
     """Longest time that a client may take to send its body."""
     overtime_s: float = 30.0
-    """How long after its time limit a planner that does not keep it is ended."""
+    """Seconds after its time limit at which a planner that does not keep it is ended."""

@@ -1,4 +1,4 @@
-"""What a planning process does: loads models once, then answers request bodies one by one."""
+"""A planning process: loads models once, then answers request bodies one by one."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _context = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a worker answered."""
+    """Answer of a worker."""
 
     status: int
     body: bytes

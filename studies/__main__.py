@@ -1,4 +1,4 @@
-"""The command `python -m studies NAME`: one study each, imported when it is asked for."""
+"""The command `python -m studies NAME`: one study each, imported when it runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from autoshard.cli import run_commands
 
-#: Studies by name; each is a function with typer's annotations, as a command of `autoshard` is.
+#: Studies by name; each is a function as a command of `autoshard` is.
 STUDIES: Final = {
     "fig4": "studies.kernels.fig4:main",
     "repeatability": "studies.kernels.repeatability_study:main",
@@ -28,15 +28,19 @@ STUDIES: Final = {
     "two-d": "studies.papers.two_d.study:main",
     "nvidia": "studies.papers.nvidia.study:main",
 }
-#: What a user types before the name of a study.
+#: Words of the command line before the name of a study.
 PROGRAM: Final = "python -m studies"
+
+
+def study_points() -> dict[str, EntryPoint]:
+    """All studies by name."""
+    return {name: EntryPoint(name=name, value=value, group=PROGRAM) for name, value in STUDIES.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a study; returns the exit code, as `autoshard.cli.main` does."""
-    points = {name: EntryPoint(name=name, value=value, group=PROGRAM) for name, value in STUDIES.items()}
     about = "Reproduces the papers, compares planners and models, and makes the figures of docs."
-    return run_commands(points, arguments, program=PROGRAM, about=about)
+    return run_commands(study_points(), arguments, program=PROGRAM, about=about)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import typer
 from autoshard.cli import command_tree
 from scripts import drawings
 from scripts.reference_pages import FOLDER, pages
-from studies.__main__ import STUDIES
+from studies.__main__ import PROGRAM, STUDIES, study_points
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("deploy/*.md"), *ROOT.glob("docs/**/*.md")])
@@ -22,13 +22,16 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 #: Pages that no other has to link to.
 ROOTS = {"README.md", "CHANGELOG.md"}
 #: Command lines that stand for those of a reader's own package.
-EXAMPLES_OF_NAMES = {"autoshard hello", "autoshard train x"}
+EXAMPLES_OF_NAMES = {"autoshard hello", "autoshard train x", "python -m studies NAME", "python -m studies hello"}
 #: Names of files to be made, and an environment's id.
 EXAMPLES_OF_PATHS = {"autoshard/Placement-v0", "docs/figures/NAME.json", "studies/kernels/hello.py"}
 _FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
+#: Programs whose command lines are parsed.
+_PROGRAMS = f"(?:autoshard|{PROGRAM})"
 tree, written = cache(command_tree), cache(pages)
+study_tree = cache(lambda: command_tree(study_points()))
 
 
 @cache
@@ -71,16 +74,18 @@ def command_lines(page):
         if language not in ("", "sh", "console"):
             continue
         for line in map(str.strip, block.replace("\\\n", " ").splitlines()):
-            if line.startswith(("autoshard ", "$ autoshard ")):
-                yield line.removeprefix("$ "), True
-    for line in re.findall(r"`(autoshard [^`]*)`", _FENCE.sub("", text)):
+            found = re.match(rf"(?:\$ |.*(?={PROGRAM}))?({_PROGRAMS} .*)", line)
+            if found:
+                yield found[1], True
+    for line in re.findall(rf"`(?:[^`]*(?={PROGRAM}))?({_PROGRAMS} [^`]*)`", _FENCE.sub("", text)):
         yield line.replace("\n", " "), False
 
 
 def parse(line, is_complete):
     """Parses a command line without running it; of an incomplete one, looks at the command and the options."""
-    words = shlex.split(re.split(r" #| > | \|", line)[0])[1:]
-    command = tree()
+    words = shlex.split(re.split(r" #| > | \|", line)[0])
+    is_study = line.startswith(PROGRAM)
+    command, words = (study_tree(), words[3:]) if is_study else (tree(), words[1:])
     while words and hasattr(command, "commands") and words != ["--help"]:
         command = command.commands[words.pop(0)]
     if is_complete:
@@ -106,7 +111,7 @@ def test_command_lines_parse(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_studies_exist(page):
-    names = re.findall(r"python -m studies ([a-z][\w-]*)", page.read_text(encoding="utf-8"))
+    names = re.findall(rf"{PROGRAM} ([a-z][\w-]*)", page.read_text(encoding="utf-8"))
     assert set(names) <= {*STUDIES, "hello"}
 
 

@@ -73,7 +73,7 @@ HtmlOption = Annotated[Path | None, typer.Option(help="Also write a page that op
 
 @command_options()
 class PricingOptions:
-    """What prices plans."""
+    """Options of the models that price plans."""
 
     registry: RegistryOption = None
     risk: Annotated[Risk, typer.Option(help="Plan for the mean or the 95th percentile of predicted times.")] = Risk.MEAN
@@ -91,7 +91,7 @@ class PricingOptions:
 
 @command_options()
 class SearchOptions:
-    """How planners search, and what prices their plans."""
+    """Options of searches, and of the models that price plans."""
 
     time_limit: Annotated[float, positive_option("Seconds for planners that improve their plan until time is up.")] = (
         1.0

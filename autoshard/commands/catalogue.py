@@ -12,7 +12,7 @@ from autoshard.console import JsonOption, emit
 
 
 class Catalogue(StrEnum):
-    """What can be listed."""
+    """Kinds of names that can be listed."""
 
     TABLES = "tables"
     TOPOLOGIES = "topologies"

@@ -35,7 +35,7 @@ _REFINABLE, _REFINED = "auto", "auto, refined"
 
 @command_options()
 class CompareOptions:
-    """What is compared, and how."""
+    """Options of `autoshard compare`."""
 
     tables: TablesArgument
     topology: TopologyOption

@@ -22,7 +22,7 @@ _RANKS_SHOWN = 6
 
 @command_options()
 class ExplainOptions:
-    """What is explained, and what prices it."""
+    """Options of `autoshard explain`."""
 
     plan: Annotated[Path, typer.Argument(help="Plan to explain.", metavar="PLAN")]
     table: Annotated[

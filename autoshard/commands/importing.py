@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @command_options()
 class ImportOptions:
-    """What is read, and what becomes of it."""
+    """Options of `autoshard import`."""
 
     source: Annotated[str, typer.Argument(help="A file, a folder, or the name of bundled tables.", metavar="SRC")]
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write the tables to.")]

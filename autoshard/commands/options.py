@@ -123,7 +123,7 @@ class _Option:
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """What typer makes the option of."""
+        """Parameter of the function that typer reads."""
         kind = inspect.Parameter.KEYWORD_ONLY
         return inspect.Parameter(self.name, kind, default=self.default, annotation=self.annotation)
 

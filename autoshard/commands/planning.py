@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @command_options()
 class PlanOptions:
-    """What is planned, and how."""
+    """Options of `autoshard plan`."""
 
     tables: TablesArgument
     topology: TopologyOption
@@ -42,7 +42,7 @@ class PlanOptions:
 
 @command_options()
 class EvaluateOptions:
-    """What is priced, and by what."""
+    """Options of `autoshard evaluate`."""
 
     plan: Annotated[Path, typer.Argument(help="Plan to price.", metavar="PLAN")]
     pricing: PricingOptions

@@ -1,4 +1,4 @@
-"""What commands share that measure plans on this machine: their options, and replays with a progress bar."""
+"""Options of commands that measure plans on this machine, and replays with a progress bar."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def replay(replay_plans: ReplayPlans, plans: Sequence[ShardingPlan], device: str
         replay_plans: The benchmark.
         plans: At least one.
         device: `auto`, `cpu` or `cuda`.
-        title: What the bar says.
+        title: Title of the bar.
     """
     sizes = [plan.group_size for plan in plans]
     with progress(title, sum(sizes) + max(sizes)) as advance:
@@ -46,7 +46,7 @@ def refined(made: ShardingPlan, costs: CostModels, num_measurements: int, device
 
     Args:
         made: The plan, its shards on single ranks.
-        costs: What it was planned with.
+        costs: Models that it was planned with.
         num_measurements: Most measurements, at least 1.
         device: `auto`, `cpu` or `cuda`.
 

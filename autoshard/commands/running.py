@@ -14,12 +14,12 @@ from autoshard.commands.options import command_options
 from autoshard.console import JsonOption, emit, progress
 
 if TYPE_CHECKING:
-    from autoshard.runtime import RunProgress, RunResult
+    from autoshard.runtime import RunProgress, RunRequest, RunResult
 
 
 @command_options()
 class RunOptions:
-    """What is executed, and how."""
+    """Options of `autoshard run`."""
 
     plan: Annotated[Path, typer.Argument(help="Plan to execute.", metavar="PLAN")]
     nproc: Annotated[
@@ -39,6 +39,24 @@ class RunOptions:
     seed: Annotated[int, seed_option("Seed of weights and batches.")] = 0
     device: Annotated[str, typer.Option(help="`auto` (GPUs if there are enough), `cpu` or `cuda`.")] = "auto"
 
+    def request(self) -> RunRequest:
+        """The execution.
+
+        Raises:
+            InvalidOptionError: If engine or device are unknown.
+        """
+        from autoshard.runtime import RunRequest
+
+        return RunRequest(
+            plan_path=str(self.plan),
+            engine=self.engine,  # type: ignore[arg-type]
+            steps=self.steps,
+            verify_steps=self.verify_steps,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            device=self.device,  # type: ignore[arg-type]
+        )
+
 
 def run(options: RunOptions, as_json: JsonOption = False) -> None:
     """Executes a plan's training steps on processes of this machine, and measures them.
@@ -47,7 +65,7 @@ def run(options: RunOptions, as_json: JsonOption = False) -> None:
         autoshard run plan.json --nproc 4 --steps 20
     """
     from autoshard.formats import read_plan
-    from autoshard.runtime import run_plan
+    from autoshard.runtime import run_requests
 
     num_processes = options.nproc or _num_processes(read_plan(options.plan).topology.world_size)
     done = 0
@@ -59,17 +77,7 @@ def run(options: RunOptions, as_json: JsonOption = False) -> None:
             advance((state.done - done) / state.total)
             done = state.done
 
-        result = run_plan(
-            options.plan,
-            num_processes,
-            options.steps,
-            options.engine,
-            options.batch_size,
-            options.seed,
-            verify_steps=options.verify_steps,
-            device=options.device,
-            on_progress=on_progress,
-        )
+        (result,) = run_requests([options.request()], num_processes, on_progress=on_progress)
     emit(result.to_json(), _rendered(result), as_json=as_json)
 
 

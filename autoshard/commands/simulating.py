@@ -38,7 +38,7 @@ _GROUPED = Needs(
 
 @command_options()
 class SimulateOptions:
-    """Which points are simulated, and how."""
+    """Options of `autoshard simulate`."""
 
     tables: TablesArgument
     topology: Annotated[
@@ -73,7 +73,7 @@ class SimulateOptions:
     overlap: Annotated[
         Overlap | None,
         typer.Option(
-            help="Which parts of a step run at the same time.", show_default="what the step model knows, or none"
+            help="Which parts of a step run at the same time.", show_default="that of the step model, or none"
         ),
     ] = None
     batches: Annotated[int, typer.Option(min=0, help="Batches to draw per point, for the spread; 0 for none.")] = 100
@@ -109,7 +109,7 @@ class SimulateOptions:
         )
 
     def simulator(self, task: TableSet) -> Simulator:
-        """What simulates them."""
+        """Simulator of the points."""
         return Simulator(
             tables=task,
             planner=self.planner,
@@ -179,11 +179,13 @@ def _run(simulator: Simulator, name: str, points: Sequence[Point], output: Path 
 def _draw(report: FigureReport, html: Path | None, png: Path | None) -> None:
     from autoshard.formats import atomic_write
     from autoshard.report.images import figure_page, write_png
+    from autoshard.report.simulation import IMAGE_SIZE
 
     if html is not None:
         atomic_write(html, figure_page(report))
     if png is not None:
-        write_png(report.image, png, width=report.image_size[0], height=report.image_size[1])
+        width, height = IMAGE_SIZE
+        write_png(report.sections[0].figure, png, width=width, height=height)
 
 
 def _check_possible(points: Sequence[SimulatedPoint]) -> None:
@@ -194,7 +196,7 @@ def _check_possible(points: Sequence[SimulatedPoint]) -> None:
 
 
 def _check_priced(points: Sequence[SimulatedPoint]) -> None:
-    """The exit code says that no point has a plan; the printed points say why."""
+    """Refuses sweeps in which no point has a plan; the printed points have the reasons."""
     unpriced = [one for one in points if isinstance(one, UnpricedPoint)]
     if len(unpriced) == len(points):
         raise InfeasiblePlanError(f"no point fits: {_reasons(unpriced)}")

@@ -70,7 +70,7 @@ def within_noise(rows: Sequence[ComparedPlan]) -> tuple[str, ...]:
 
 
 def floor_ms(rows: Sequence[ComparedPlan]) -> float | None:
-    """Predicted kernel time below which no placement of whole shards gets, if a plan says it."""
+    """Predicted kernel time below which no placement of whole shards gets, if a plan has it."""
     floors = [row.plan.predicted.floor_kernel_ms for row in rows if row.plan and row.plan.predicted]
     return min(floors, default=None)
 
@@ -85,7 +85,7 @@ def _rank_by(row: ComparedPlan, measured: bool) -> float:
 
 
 def _noise_factor(row: ComparedPlan) -> float:
-    """How many times as long as this row's slowest rank another one may take for noise to explain it."""
+    """Largest ratio of another row's slowest rank to this one's that noise explains."""
     if row.measured is not None:
         return 1 / (1 - row.measured_noise) if row.measured_noise < 1 else math.inf
     assert row.plan is not None

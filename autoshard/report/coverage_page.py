@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 from autoshard.report.figures import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, YELLOW, in_house_style
 from autoshard.report.rendering import chart_markup, render_page
 
-#: Points that the pair plots show at most; more make the page slow and tell no more.
+#: Points that the pair plots show at most; more make the page slow and show no more.
 MOST_POINTS = 1500
 _COLOURS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY, INK)
 #: Light enough for dark numbers on all of it.
@@ -39,7 +39,7 @@ class RegionMap:
         x_labels: Its ranges.
         y_labels: Likewise.
         samples: By (index of the x range, index of the y range); others have none.
-        wanted: What a pool wants, likewise; a cell that is wanted and has no samples is marked.
+        wanted: Shards of a pool, likewise; their cells are marked where there are no samples.
     """
 
     title: str

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from autoshard.core import CostBreakdown, Topology
 from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
 
-#: Okabe and Ito's palette, which colour-blind readers can tell apart.
+#: Okabe and Ito's palette, which colour-blind readers can distinguish.
 BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
 ORANGE, YELLOW, PINK = "#D55E00", "#E69F00", "#CC79A7"
 GREY = "#8A8F98"

@@ -1,15 +1,14 @@
-"""Measured figures as files: a PNG image, a page that needs no network, and the numbers as JSON."""
+"""Figures as files: PNG images, and a page that needs no network."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autoshard.core.errors import AutoshardError, InvalidOptionError
-from autoshard.formats.documents.json_document import format_json
 from autoshard.formats.files import atomic_write
 from autoshard.report.rendering import chart_markup, render_page
 
@@ -17,6 +16,8 @@ from autoshard.report.rendering import chart_markup, render_page
 _SCALE = 2
 #: A browser that starts on a busy machine takes more than half a minute.
 _TIMEOUT_S = 240
+_Row = TypeVar("_Row")
+
 _INSTALL = "install one (`apt-get install chromium`) or name its program in BROWSER_PATH"
 
 
@@ -43,6 +44,20 @@ class NumberTable:
             if len(line) != len(self.columns):
                 raise InvalidOptionError(f"must have {len(self.columns)} cells each, got {len(line)}", field="lines")
 
+    @classmethod
+    def of(
+        cls, rows: Iterable[_Row], caption: str, columns: Sequence[tuple[str, Callable[[_Row], str]]]
+    ) -> NumberTable:
+        """A table with a line for each row.
+
+        Args:
+            rows: Data of the lines.
+            caption: The caption.
+            columns: Heading of each column, and the text of its cells.
+        """
+        lines = tuple(tuple(cell(row) for _, cell in columns) for row in rows)
+        return cls(columns=tuple(heading for heading, _ in columns), lines=lines, caption=caption)
+
     def to_markdown(self) -> str:
         """The table in Markdown, without its caption; the first column is text, the others are numbers."""
         rule = ["---", *["---:"] * (len(self.columns) - 1)]
@@ -55,7 +70,6 @@ class Section:
 
     title: str
     caption: str
-    """What is seen."""
     figure: Any = None
     """A plotly figure; None for tables alone."""
     tables: tuple[NumberTable, ...] = ()
@@ -63,15 +77,12 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureReport:
-    """A report made of figures, in the forms that it is written in.
+    """A page of figures.
 
     Attributes:
         title: Heading of the page.
         subtitle: A line below it, such as the device that was measured.
         sections: The parts of the page.
-        image: The figure that is drawn as the PNG.
-        image_size: Its width and height in pixels, before the scale for sharp texts.
-        document: The numbers, from which all of this can be made again.
         facts: Numbers at the top of the page: label, value and a note, which may be empty.
         provenance: Labels and values of how the numbers came about.
     """
@@ -79,35 +90,8 @@ class FigureReport:
     title: str
     subtitle: str
     sections: tuple[Section, ...]
-    image: Any
-    image_size: tuple[int, int]
-    document: Mapping[str, object]
     facts: tuple[tuple[str, str, str], ...] = ()
     provenance: tuple[tuple[str, str], ...] = ()
-
-
-def write_report(report: FigureReport, folder: Path, name: str) -> tuple[Path, ...]:
-    """Writes `name.json`, `name.html` and `name.png` into a folder, which is made when missing.
-
-    The numbers come first: where no image can be drawn, they and the page are there all the same.
-
-    Returns:
-        The files.
-
-    Raises:
-        FormatError: If a file cannot be written.
-        ImageError: If the image cannot be drawn; the other two files are written.
-    """
-    files = tuple(folder / f"{name}.{ending}" for ending in ("json", "html", "png"))
-    numbers, page, image = files
-    atomic_write(numbers, format_json(report.document))
-    atomic_write(page, figure_page(report))
-    width, height = report.image_size
-    try:
-        write_png(report.image, image, width=width, height=height)
-    except ImageError as error:
-        raise ImageError(f"{error.message}; {page} and {numbers} are written", source=str(image)) from error
-    return files
 
 
 def figure_page(report: FigureReport) -> str:
@@ -176,7 +160,7 @@ def find_browser() -> Path:
     """The browser that images are drawn with: `BROWSER_PATH`, or an installed Chrome or Chromium.
 
     Raises:
-        ImageError: If there is none; the text says how to get one.
+        ImageError: If there is none; the message names ways to get one.
     """
     named = os.environ.get("BROWSER_PATH")
     if named:

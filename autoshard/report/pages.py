@@ -92,7 +92,7 @@ def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title
 def task_line(plan: ShardingPlan) -> str:
     """One line about what is planned: `80 tables, 3.20 GiB, batch 1,024, on 8 ranks of cpu`.
 
-    Ranks of a plan over replica groups are those of one group, and the line says how the groups lie.
+    Ranks of a plan over replica groups are those of one group, and the line gives the layout of the groups.
     """
     tables = plan.tables.tables
     return (
@@ -171,7 +171,7 @@ def _part_lines(predicted: CostBreakdown) -> list[dict[str, str]]:
 
 
 def _memory_shares(plan: ShardingPlan, predicted: CostBreakdown) -> list[float]:
-    """How full each rank's memory is."""
+    """Memory of each rank, used and free."""
     topology = plan.of_one_group().topology
     used = [(rank.hbm_bytes + rank.activation_bytes, topology.memory_of(rank.rank).hbm) for rank in predicted.ranks]
     return [num_bytes / capacity if capacity else 0.0 for num_bytes, capacity in used]

@@ -1,4 +1,4 @@
-"""How a page is put together: templates, charts as data, and plotly.js, in one file that asks no host for anything."""
+"""Pages in one file that needs no network: templates, charts as data, and plotly.js."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chart_markup(figure: Any, element: str) -> Markup:
         element: The id of its place, unique in the page.
     """
     style = f"height: {figure.layout.height or 450}px; min-width: {_least_width_rem(figure)}rem"
-    # JSON knows this escape; HTML, without any `<`, finds no end of the script.
+    # An escape of JSON; without any `<`, the script cannot end early.
     data = Markup(figure.to_json().replace("<", "\\u003c"))
     place = Markup('<div class="chart" id="{}" style="{}"></div>').format(element, style)
     return place + Markup('<script type="application/json">{}</script>').format(data)

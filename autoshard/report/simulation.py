@@ -29,7 +29,7 @@ _PARTS = (
     ("all_reduce", "all-reduce"),
     ("group_sync", "group sync"),
 )
-_IMAGE_SIZE = (1180, 860)
+IMAGE_SIZE = (1180, 860)
 
 
 def simulation_table(points: Sequence[SimulatedPoint]) -> RenderableType:
@@ -51,7 +51,7 @@ def simulation_table(points: Sequence[SimulatedPoint]) -> RenderableType:
 
 
 def write_status(simulated: UnpricedPoint) -> str:
-    """What became of a point without figures, with the numbers."""
+    """Status of a point without figures, with the numbers behind it."""
     if simulated.status is PointStatus.DOES_NOT_FIT:
         needed, available = write_bytes(simulated.needed_bytes), write_bytes(simulated.available_bytes)
         return f"does not fit: tables need {needed}, the ranks of a group have {available}: {simulated.reason}"
@@ -59,7 +59,7 @@ def write_status(simulated: UnpricedPoint) -> str:
 
 
 def simulation_report(record: SweepRecord, title: str) -> FigureReport:
-    """The sweep as a page and an image."""
+    """The sweep as a page; its first figure is the image."""
     points = record.points
     priced = [one for one in points if isinstance(one, PricedPoint)]
     caption = (
@@ -67,9 +67,8 @@ def simulation_report(record: SweepRecord, title: str) -> FigureReport:
         "samples per second, throughput per rank over that of the smallest cluster of a curve, and memory of the "
         "fullest rank."
     )
-    figure = curves_figure(priced)
     sections = [
-        Section(title="Curves", caption=caption, figure=figure, tables=(_figure_table(points),)),
+        Section(title="Curves", caption=caption, figure=curves_figure(priced), tables=(_figure_table(points),)),
         Section(
             title="Parts of the step",
             caption="At their slowest ranks; what overlaps counts once in the step, so that bars may be higher.",
@@ -82,9 +81,6 @@ def simulation_report(record: SweepRecord, title: str) -> FigureReport:
         title=title,
         subtitle=f"{len(points)} points, {len(priced)} of them priced",
         sections=tuple(sections),
-        image=figure,
-        image_size=_IMAGE_SIZE,
-        document=record.to_json(),
         provenance=(
             *((name, str(value)) for name, value in record.settings.items()),
             ("models", ", ".join(models) or "none"),
@@ -127,7 +123,7 @@ def curves_figure(points: Sequence[PricedPoint]) -> go.Figure:
                 error_y=_bars(mine) if place == 0 else None,
             )
             figure.add_trace(curve, row=place // 2 + 1, col=place % 2 + 1)
-    in_house_style(figure, height=_IMAGE_SIZE[1])
+    in_house_style(figure, height=IMAGE_SIZE[1])
     ticks = sorted({one.point.num_ranks for one in points})
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks], tickangle=0)
     figure.update_xaxes(title_text="ranks", row=2)

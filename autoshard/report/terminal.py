@@ -27,7 +27,7 @@ _MAX_RANKS = 256
 
 
 def plan_summary(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> RenderableType:
-    """What a plan costs: its step by part, and a bar per rank."""
+    """Costs of a plan: its step by part, and a bar per rank."""
     predicted = plan.predicted
     lines = [task_line(plan)]
     if predicted is None:

@@ -1,4 +1,4 @@
-"""How reports write numbers, ranks and rows."""
+"""Numbers, ranks and rows as reports write them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def write_interval(estimate: Estimate) -> str:
 
 
 def write_overlap(overlap: Overlap) -> str:
-    """What was taken to run at the same time: its name, and what it means."""
+    """Name and meaning of the assumed overlap of a step's parts."""
     return _OVERLAPS[overlap]
 
 
 def write_part(part: StepPart, predicted: CostBreakdown) -> str:
-    """Name of a step's part; that of the last one says what it holds."""
+    """Name of a step's part; the last one with its contents."""
     if part is not StepPart.DENSE or predicted.dense_ms is None or predicted.sync_ms is None:
         return part.value.replace("_", " ")
     groups = "" if predicted.group_sync_ms is None else f", of which groups {write_ms(predicted.group_sync_ms)}"

@@ -14,7 +14,7 @@ Series = tuple[str, int, int, bool]
 
 
 class PointStatus(StrEnum):
-    """What became of a point."""
+    """Outcome of a point."""
 
     PRICED = "priced"
     DOES_NOT_FIT = "does not fit"
@@ -75,7 +75,7 @@ class PointMemory:
     Attributes:
         static_bytes: Weights and optimizer states in the device's memory.
         activation_bytes: Inputs and embeddings that it holds at the forward exchange.
-        limit_bytes: What a rank has.
+        limit_bytes: Memory of a rank.
     """
 
     static_bytes: int
@@ -103,7 +103,7 @@ class PricedPoint:
         memory: Of the fullest rank.
         num_shards: By tier.
         planned_groups: Replica groups of the plan: those of the point, unless the planner chooses them.
-        models: What priced it.
+        models: Names of the models that price it.
         planning_s: Time that planning and pricing took.
         spread: Over sampled batches; None if none were drawn.
     """

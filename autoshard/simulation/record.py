@@ -1,4 +1,4 @@
-"""What a sweep has found so far, as a file from which it goes on: `autoshard.simulation/1`."""
+"""Simulated points of a sweep as a file, from which the sweep continues: `autoshard.simulation/1`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SweepRecord:
 
     Attributes:
         settings: All that decides what a point costs; a file goes on only with the same.
-        points: In the order in which they were asked for.
+        points: In the order of the request.
     """
 
     settings: Mapping[str, object]
@@ -44,9 +44,9 @@ class SweepRecord:
         return next((one for one in self.points if one.point == point), None)
 
     def with_points(self, points: Sequence[SimulatedPoint]) -> SweepRecord:
-        """The same settings with these points, and behind them those that nobody asked for this time."""
-        asked = [one.point for one in points]
-        others = [one for one in self.points if one.point not in asked]
+        """The same settings with these points, and behind them those of earlier requests."""
+        requested = [one.point for one in points]
+        others = [one for one in self.points if one.point not in requested]
         return replace(self, points=(*points, *others))
 
     def to_json(self) -> dict[str, object]:

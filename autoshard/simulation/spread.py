@@ -1,4 +1,4 @@
-"""How a step varies from batch to batch: lookups and distinct rows are drawn, not taken at their means.
+"""Variation of a step from batch to batch: lookups and distinct rows are drawn, not taken at their means.
 
 Shape suffixes: B batches, R ranks of a replica group, G replica groups, N small tables as ranks hold them, H width of
 a code.
@@ -40,7 +40,7 @@ _STEP = 0.02
 
 
 class Lengths(StrEnum):
-    """What is known of the number of ids per sample."""
+    """Source of the number of ids per sample."""
 
     DECLARED = "declared"
     """The features' pooling variance. Without one, whole pooling factors are the length of every sample, and others
@@ -57,8 +57,8 @@ class StepSpread:
         num_batches: Batches drawn.
         mean_ms: Mean step.
         p50_ms: Median.
-        p90_ms: What nine batches of ten stay below.
-        p99_ms: What 99 of 100 stay below.
+        p90_ms: 90th percentile over batches.
+        p99_ms: 99th percentile.
         expected_max_kernel_ms: Mean over batches of the slowest rank's kernel time.
         max_expected_kernel_ms: Slowest rank's kernel time at mean lookups; below the other, for with many ranks
             another one is slow in each batch.
@@ -95,7 +95,7 @@ def sample_steps(
         costs: Models to price it with.
         num_batches: Batches, at least 2.
         seed: Same seed, same batches.
-        lengths: What is known of the samples' lengths.
+        lengths: Source of the samples' lengths.
         overlap: As in `evaluate`.
 
     Raises:
@@ -216,7 +216,7 @@ class _Slopes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Noise:
-    """What batches add to the means, per rank.
+    """Deviations of batches from the means, per rank.
 
     Draws of a table are common to all that hold it; what is left, shares and distinct rows, is independent and a sum
     over many shards, so that it is drawn as normal with its variance.
@@ -274,9 +274,9 @@ class _Exchanges:
     """Exchanges of a group, whose bytes follow the lookups.
 
     Attributes:
-        links: What leaves and reaches ranks at mean lookups.
+        links: Bytes that leave and reach ranks at mean lookups.
         ids_R: Expected ids that each rank serves.
-        row_share_R: Share of the values that it sends that are rows asked for; bags send as much in any batch.
+        row_share_R: Share of the values that it sends that are requested rows; bags send as much in any batch.
         base: Time of each part at mean lookups, at the slowest rank.
     """
 

@@ -69,7 +69,7 @@ class Simulator:
         layout: How groups lie in the nodes.
         sync_every: Steps from one synchronisation of groups to the next.
         num_batches: Batches to draw per point; 0 for none.
-        lengths: What is known of the samples' lengths.
+        lengths: Source of the samples' lengths.
     """
 
     tables: TableSet
@@ -107,7 +107,7 @@ class Simulator:
     def simulate(self, point: Point) -> SimulatedPoint:
         """Plans and prices one point.
 
-        A point without a plan is an answer, too: it says why.
+        A point without a plan is a result, too, with the reason.
 
         Raises:
             UnknownNameError: If there is no such planner or topology.

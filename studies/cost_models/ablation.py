@@ -1,4 +1,4 @@
-"""What the cost model loses without a group of its features, as in AutoShard's Table 2.
+"""Cost models without a group of their features, as in AutoShard's Table 2.
 
 Shape suffixes: U distinct shards, F features.
 """
@@ -69,12 +69,12 @@ def _without_kinds(dataset: CostDataset) -> CostDataset:
 
 
 def _without_work(dataset: CostDataset) -> CostDataset:
-    """What is left is a network that makes times of what shards are like, as AutoShard's does."""
+    """Leaves a network that predicts times from properties of shards, as AutoShard's does."""
     return _constant(dataset, range(NUM_INPUTS, len(FEATURE_NAMES)))
 
 
-#: What is removed, by the name that reports give it; the first five are AutoShard's. All that follows from what is
-#: removed goes with it: without the pooling factor, lookups and distinct rows are those of a middling one.
+#: Removed groups of features, by their names in reports; the first five are AutoShard's. All that follows from a
+#: removed feature goes with it: without the pooling factor, lookups and distinct rows are those of a middling one.
 REMOVALS: Final[Mapping[str, Removal]] = {
     "dimension": _without_dimension,
     "rows (hash size)": _without_rows,

@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final
 
 import numpy as np
 import torch
+import typer
 
+from autoshard.commands.arguments import positive_option
+from autoshard.commands.options import command_options
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
-from autoshard.core.quoting import shown
-from autoshard.formats.documents.json_document import format_json, read_json
+from autoshard.formats.documents.json_document import format_json
 from autoshard.formats.files import atomic_write
 from autoshard.formats.stores.samples import devices_in, read_samples
 from bench.collecting.options import CollectOptions
@@ -24,10 +26,9 @@ from costmodel.kernel.metrics import held_out_metrics
 from costmodel.kernel.training import MIN_SAMPLES, TrainedCostModel, TrainingOptions, predict, train_cost_model
 from costmodel.registry.versions import Registry
 from studies.cost_models.evidence import Evidence
+from studies.frame import read_document, to_document
 
 SCHEMA: Final = "autoshard.active/1"
-#: How sets are chosen in each round, by the name of the curve.
-ARMS: Final = {"uncertain": "uncertain", "random": "random"}
 #: Sets are held out from what was chosen without asking a model; older collectors named placements otherwise.
 _HELD_OUT_SOURCES = ("random", "placements", "random_placement", "greedy_placement")
 _FIRST_WHERE = "random,placements"
@@ -40,40 +41,29 @@ _HOST = "cpu"
 Log = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@command_options()
 class ActiveOptions:
-    """What the loop is asked to do.
+    """Options of the study `active`; the last three are set in Python only."""
 
-    Raises:
-        InvalidOptionError: If a number is out of range.
-    """
-
-    store: Path
-    """Folder of samples; made when missing."""
-    seconds: float
-    """Time for all, training included."""
-    device: str | None = None
-    """Key of the device; None for that of this machine: its GPU if it has one."""
-    num_rounds: int = 5
-    """Rounds of collecting and training in that time."""
-    compare_random: bool = False
+    store: Annotated[Path, typer.Option(help="Folder of samples; made when missing.")]
+    seconds: Annotated[float, positive_option("Time for all, training included.")] = 3600.0
+    device: Annotated[str | None, typer.Option(help="Key of the device.", show_default="that of this machine")] = None
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of collecting and training.")] = 5
+    tables: Annotated[str, typer.Option(help="Tables to measure: a file, or the name of bundled ones.")] = "metasyn"
+    scale: Annotated[int, typer.Option(min=1, help="Divides rows and batch.")] = 64
+    updates: Annotated[int | None, typer.Option(min=1, help="Updates of each training.")] = None
+    seed: Annotated[int, typer.Option(min=0, help="Of held-out sets and of training.")] = 0
+    compare_random: bool = True
     """Whether a second store, in which samples are chosen at random, is filled and trained on as well."""
-    tables: str = "metasyn"
-    """A file with the tables to measure, or the name of bundled ones."""
-    scale: int = 64
-    """Divides rows and batch."""
     max_tables: int = 15
     """Largest number of tables in a set."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
-    """Of every model."""
-    seed: int = 0
-    """Of the choice of held-out sets, and of training."""
+    """Of every model; `updates` take precedence over its schedule."""
 
-    def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise InvalidOptionError(f"must be above 0, got {self.seconds}", field="seconds")
-        if self.num_rounds < 1:
-            raise InvalidOptionError(f"must be at least 1, got {self.num_rounds}", field="rounds")
+    @property
+    def updated_training(self) -> TrainingOptions:
+        """Training options with the number of updates."""
+        return self.training if self.updates is None else replace(self.training, num_updates=self.updates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +71,7 @@ class Round:
     """A model that was trained after collecting.
 
     Attributes:
-        arm: How samples were chosen, see `ARMS`.
+        arm: How samples were chosen: `uncertain` or `random`.
         num_samples: Samples that it was trained on, noisy ones and held-out sets left out.
         relative_error: Mean relative error on the held-out sets.
         collect_s: Time that collecting took in this round.
@@ -97,7 +87,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a loop has come to; a later one on the same store goes on from it.
+    """Rounds of a loop; a later loop on the same store continues from them.
 
     Attributes:
         device: Key of the device.
@@ -117,37 +107,24 @@ class Progress:
         """The rounds of an arm."""
         return tuple(found for found in self.rounds if found.arm == arm)
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {"schema": SCHEMA, **asdict(self)}
 
-    @classmethod
-    def read(cls, file: Path) -> Progress | None:
-        """Reads what an earlier loop wrote; None if there was none.
+def read_progress(file: Path) -> Progress | None:
+    """Reads the file of an earlier loop; None if there was none.
 
-        Raises:
-            FormatError: If it is not what a loop writes.
-        """
-        if not file.exists():
-            return None
-        try:
-            data: Any = read_json(file)
-            if data["schema"] == SCHEMA:
-                return cls(
-                    device=str(data["device"]),
-                    held_out=tuple(map(str, data["held_out"])),
-                    rounds=tuple(Round(**item) for item in data["rounds"]),
-                )
-        except (ValueError, KeyError, TypeError) as error:
-            reason = error.message if isinstance(error, FormatError) else error
-            raise FormatError(
-                f"cannot be read ({reason}); delete it to start the loop anew", source=str(file)
-            ) from error
-        raise FormatError(f"must be {SCHEMA}, got {shown(data['schema'])}", field="schema", source=str(file))
+    Raises:
+        FormatError: If it is not what a loop writes.
+    """
+    if not file.exists():
+        return None
+    try:
+        return read_document(file, Progress, SCHEMA)
+    except FormatError as error:
+        message = f"{error.message}; delete it to start the loop anew"
+        raise FormatError(message, field=error.field, source=error.source) from error
 
 
 def active_folder(store: Path, device: str) -> Path:
-    """Where a loop keeps its progress, its models and the store that it compares with; no part of the samples."""
+    """Folder of a loop's progress, its models and the store that it compares with; no part of the samples."""
     return store / f"active-{device}"
 
 
@@ -158,8 +135,8 @@ def run_active_loop(options: ActiveOptions, log: Log) -> tuple[Progress, Trained
     stay.
 
     Args:
-        options: What to do.
-        log: Told of each round.
+        options: The options.
+        log: Receives a line for each round.
 
     Returns:
         The rounds, also those of earlier loops on the store, and the last model that was trained where uncertain.
@@ -182,7 +159,7 @@ class _Loop:
         device = self._ensure_samples()
         folder = active_folder(self._options.store, device)
         file = folder / "rounds.json"
-        progress = Progress.read(file) or Progress(device=device, held_out=self._draw_held_out(device))
+        progress = read_progress(file) or Progress(device=device, held_out=self._draw_held_out(device))
         stores = {"uncertain": self._options.store}
         if self._options.compare_random:
             stores["random"] = _store_to_compare(self._options.store, folder / "random")
@@ -192,14 +169,14 @@ class _Loop:
             models[arm] = trained
             if not progress.of(arm) or progress.of(arm)[-1].num_samples != found.num_samples:
                 progress = self._keep(progress.with_round(found), file)
-        for left in range(self._options.num_rounds, 0, -1):
+        for left in range(self._options.rounds, 0, -1):
             for arm, store in stores.items():
                 collect_s = self._share_of_time(left * len(stores))
                 if collect_s < _SHORTEST_ROUND_S:
                     return progress, models["uncertain"]
                 registry = Registry(folder / "models" / arm)
                 models[arm].model().publish(registry)
-                collect(store, ARMS[arm], collect_s, self._options, registry.root)
+                collect(store, arm, collect_s, self._options, registry.root)
                 models[arm], found = self._train(arm, store, progress, collect_s)
                 progress = self._keep(progress.with_round(found), file)
         return progress, models["uncertain"]
@@ -214,7 +191,7 @@ class _Loop:
         device = self._key()
         if device is None or not self._is_enough(device):
             self._log(f"Too few samples to start from: collecting {_FIRST_WHERE}")
-            seconds = self._share_of_time(self._options.num_rounds + 1)
+            seconds = self._share_of_time(self._options.rounds + 1)
             collect(store, _FIRST_WHERE, seconds, self._options, None)
             device = self._key()
         if device is None or not self._is_enough(device):
@@ -255,7 +232,7 @@ class _Loop:
         if not len(held_out):
             raise SampleStoreError("holds none of the sets that an earlier loop held out", source=str(store))
         trained = train_cost_model(
-            train, device=progress.device, options=self._options.training, seed=self._options.seed
+            train, device=progress.device, options=self._options.updated_training, seed=self._options.seed
         )
         metrics = held_out_metrics(predict(trained.predictor(), held_out).sum(axis=1), held_out.kernel_ms)
         self._training_s = time.monotonic() - started
@@ -270,7 +247,7 @@ class _Loop:
 
     def _keep(self, progress: Progress, file: Path) -> Progress:
         found = progress.rounds[-1]
-        atomic_write(file, format_json(progress.to_json()))
+        atomic_write(file, format_json(to_document(progress, SCHEMA)))
         self._log(
             f"{found.arm}: {found.num_samples:,} samples, held-out error {found.relative_error:.2%}, "
             f"Kendall's tau {found.kendall_tau:.3f}"
@@ -302,7 +279,7 @@ def collect(store: Path, where: str, seconds: float, options: ActiveOptions, reg
 
 
 def _kind_of(device: str | None) -> str:
-    """What the collector calls a device: by its key, or that of this machine."""
+    """Name of a device for the collector, from its key; that of this machine for None."""
     if device is None:
         return "cuda" if torch.cuda.is_available() else _HOST
     return _HOST if device == _HOST else "cuda"

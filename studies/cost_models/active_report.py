@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import plotly.graph_objects as go
-from rich.table import Table
 
 from autoshard.report.figures import BLUE, GREY, GRID, ORANGE, in_house_style
 from autoshard.report.images import FigureReport, NumberTable, Section
-from studies.cost_models.active import Progress
+from studies.cost_models.active import SCHEMA, Progress
+from studies.frame import StudyResult, to_document
 
 _COLOURS: Final = {"uncertain": BLUE, "random": ORANGE}
 _NAMES: Final = {"uncertain": "where the model is least certain", "random": "random sets"}
-_COLUMNS = ("samples chosen", "trained on", "relative error", "MAE, ms", "Kendall's tau", "seconds collected")
-_SIZE = (960, 440)
+_WIDTH, _HEIGHT = 960, 440
 
 
-def active_report(progress: Progress) -> FigureReport:
-    """The report of the rounds of a loop."""
+def active_result(progress: Progress) -> StudyResult:
+    """Numbers, page and image of the rounds of a loop."""
     figure = curve_figure(progress)
-    return FigureReport(
+    page = FigureReport(
         title="Error against samples",
         subtitle=f"Cost model of {progress.device}, tested on {len(progress.held_out):,} held-out sets",
         sections=(
@@ -29,19 +28,17 @@ def active_report(progress: Progress) -> FigureReport:
                 caption="The held-out sets were drawn before the first round from sets that no model chose; they are "
                 "the same for all points, and none was trained on.",
                 figure=figure,
-                tables=(NumberTable(columns=_COLUMNS, lines=tuple(_lines(progress)), caption="Rounds"),),
+                tables=(_rounds_table(progress),),
             ),
         ),
-        image=figure,
-        image_size=_SIZE,
-        document=progress.to_json(),
-        provenance=(("Device", progress.device), ("Held-out sets", f"{len(progress.held_out):,}")),
     )
+    document = to_document(progress, SCHEMA)
+    return StudyResult(name="active", document=document, page=page, images={"": figure}, width=_WIDTH)
 
 
 def curve_figure(progress: Progress) -> go.Figure:
     """Mean relative error against samples that were trained on, one curve per way of choosing them."""
-    figure = in_house_style(go.Figure(), height=_SIZE[1])
+    figure = in_house_style(go.Figure(), height=_HEIGHT)
     for arm, colour in _COLOURS.items():
         rounds = progress.of(arm)
         if rounds:
@@ -58,30 +55,16 @@ def curve_figure(progress: Progress) -> go.Figure:
     return figure
 
 
-def active_table(progress: Progress) -> Table:
-    """The rounds for the terminal."""
-    table = Table(title=f"Cost model of {progress.device}: error against samples", title_justify="left")
-    for index, header in enumerate(_COLUMNS):
-        table.add_column(header, justify="left" if index == 0 else "right")
-    for line in _lines(progress):
-        table.add_row(*line)
-    return table
-
-
-def active_result(progress: Progress) -> dict[str, Any]:
-    """The rounds for `--json`."""
-    return {"device": progress.device, "num_held_out": len(progress.held_out), "rounds": progress.to_json()["rounds"]}
-
-
-def _lines(progress: Progress) -> list[tuple[str, ...]]:
-    return [
+def _rounds_table(progress: Progress) -> NumberTable:
+    return NumberTable.of(
+        progress.rounds,
+        "Rounds",
         (
-            found.arm,
-            f"{found.num_samples:,}",
-            f"{found.relative_error:.2%}",
-            f"{found.mae_ms:.3f}",
-            f"{found.kendall_tau:.3f}",
-            f"{found.collect_s:.0f}",
-        )
-        for found in progress.rounds
-    ]
+            ("samples chosen", lambda one: one.arm),
+            ("trained on", lambda one: f"{one.num_samples:,}"),
+            ("relative error", lambda one: f"{one.relative_error:.2%}"),
+            ("MAE, ms", lambda one: f"{one.mae_ms:.3f}"),
+            ("Kendall's tau", lambda one: f"{one.kendall_tau:.3f}"),
+            ("seconds collected", lambda one: f"{one.collect_s:.0f}"),
+        ),
+    )

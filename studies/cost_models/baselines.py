@@ -27,7 +27,7 @@ from costmodel.kernel.features import FEATURE_NAMES, INPUT_NAMES, FeatureArray
 #: Prices the samples of a dataset in milliseconds, forward plus backward, shape (S,); NaN where it cannot.
 Pricing = Callable[[CostDataset], MsArray]
 
-#: What every price is at least: a nanosecond.
+#: Lowest price: a nanosecond.
 _LEAST_MS: Final = 1e-6
 #: A shard that is in fewer samples has no weight of its own in the linear model of tables.
 _FEWEST_SAMPLES: Final = 3
@@ -43,14 +43,14 @@ _PAPER_RATE: Final = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperOptions:
-    """How AutoShard's network is trained."""
+    """Training of AutoShard's network."""
 
     loss: Literal["squared", "relative"] = "squared"
     """`squared` as in the paper; `relative` is the absolute error over the measured time."""
     bins_of: Literal["rows", "lookups"] = "rows"
-    """What reuse bins are shares of; the paper counts rows."""
+    """Unit of the shares in reuse bins; the paper counts rows."""
     num_updates: int = 6000
-    """The paper has rounds of 20 updates, and does not say how many."""
+    """The paper has rounds of 20 updates; their number is not published."""
 
 
 class PaperNetwork(nn.Module):
@@ -172,7 +172,7 @@ def fit_table_weights(train: CostDataset) -> Pricing:
 
 
 def _held(dataset: CostDataset, known: dict[LocalShard, int]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """How many of each known shard the samples hold, with a 1 for the intercept, and whether all theirs are known."""
+    """Counts of each known shard by sample, with a 1 for the intercept, and whether all shards of it are known."""
     place_U = np.array([known.get(shard, -1) for shard in dataset.shards_U])
     owner_N = np.repeat(np.arange(len(dataset)), dataset.num_shards_S)
     place_N = place_U[dataset.shard_N]
@@ -238,7 +238,7 @@ def fit_analytic(device: str) -> Pricing:
 def summed(
     dataset: CostDataset, values_of: Callable[[Sequence[LocalShard]], NDArray[np.floating]]
 ) -> NDArray[np.floating]:
-    """Sums over the shards of each sample of what `values_of` says of shards; shape (S, ...)."""
+    """Sums over the shards of each sample of the values that `values_of` gives to shards; shape (S, ...)."""
     shard_N, starts_S = dataset.shards_of(np.arange(len(dataset)))
     used_U, place_N = np.unique(shard_N, return_inverse=True)
     values_U = values_of([dataset.shards_U[index] for index in used_U])

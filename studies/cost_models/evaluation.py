@@ -27,7 +27,7 @@ from studies.cost_models.evidence import Evidence, Split, SplitKind
 from studies.cost_models.torchrec_perf import torchrec_kernel_ms
 
 KERNEL: Final = "kernel_model"
-#: What is compared, in the order of the tables.
+#: Compared methods, in the order of the tables.
 METHODS: Final[Mapping[str, str]] = {
     KERNEL: "kernel model",
     "autoshard": "AutoShard's network, squared error",
@@ -45,7 +45,7 @@ METHODS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationOptions:
-    """How much is trained. The defaults take some minutes for a few thousand samples on two free cores."""
+    """Amounts of training. The defaults take some minutes for a few thousand samples on two free cores."""
 
     training: TrainingOptions = field(default_factory=TrainingOptions)
     """Of the kernel model."""
@@ -105,7 +105,7 @@ class Priced:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitResult:
-    """What all methods say of one split.
+    """Prices of all methods on one split.
 
     Attributes:
         num_trained: Samples that they learned from.
@@ -113,7 +113,7 @@ class SplitResult:
         unseen: Prices of sets with unseen tables, by method; empty for random splits.
         missing: Methods that could not be tried, with the reason.
         interval: Ends of the kernel model's 90% interval, in spreads.
-        stated_coverage: Share of its own held-out samples within, as the model's card says.
+        stated_coverage: Share of its own held-out samples within, by the model's card.
     """
 
     kind: SplitKind
@@ -159,7 +159,7 @@ def evaluate_methods(
     Args:
         table: The samples.
         options: How much to train.
-        advance: Told the share of the work that has just been done.
+        advance: Receives the share of the work after each part of it.
 
     Raises:
         SampleStoreError: If there are fewer samples than training needs.
@@ -193,7 +193,7 @@ _Task = Split | tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Shared:
-    """What all tasks need; each process gets it once."""
+    """Data that all tasks share; each process receives it once."""
 
     dataset: CostDataset
     device: str

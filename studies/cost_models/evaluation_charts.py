@@ -13,7 +13,7 @@ from studies.cost_models.ablation import FULL
 from studies.cost_models.evaluation import KERNEL, METHODS, Evaluation
 from studies.cost_models.evidence import SplitKind
 
-#: Points of a scatter: more cannot be told apart, and make the page heavy.
+#: Points of a scatter: more overlap, and make the page heavy.
 _MOST_POINTS = 2000
 #: Methods whose error is drawn against the number of tables, with their colours.
 _LINES: Mapping[str, str] = {

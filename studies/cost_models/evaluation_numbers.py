@@ -20,13 +20,14 @@ from costmodel.kernel.metrics import held_out_metrics
 from studies.cost_models.ablation import FULL
 from studies.cost_models.evaluation import KERNEL, METHODS, Evaluation, Priced, SplitResult
 from studies.cost_models.evidence import SplitKind
+from studies.frame import Summary
 
 SCHEMA: Final = "autoshard.cost_report/1"
 #: Upper ends of the groups of sets by number of tables.
 TABLE_GROUPS: Final = (1, 3, 6, 10, 15, 10**6)
 #: Nominal coverages of intervals that are tested.
 LEVELS: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-#: Fewer sets say nothing about an order, or a group.
+#: Fewest sets for an order, or a group.
 _FEWEST = 5
 #: Mean absolute deviation over standard deviation of normally distributed values.
 _MEAN_PER_SIGMA: Final = float(np.sqrt(2 / np.pi))
@@ -37,21 +38,8 @@ _OPTION_NAMES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """Mean and standard deviation over seeds, which are taken as all there are: squares are divided by their number."""
-
-    mean: float
-    deviation: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Summary:
-        """Of at least one value; the deviation of one is 0."""
-        return cls(mean=float(np.mean(values)), deviation=float(np.std(values)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """How well a method prices a kind of sets, over all seeds."""
+    """Accuracy of a method on a kind of sets, over all seeds."""
 
     num_sets: float
     """Sets per seed."""
@@ -65,7 +53,7 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseFloor:
-    """What a model that knows every set's true time would still be off by, as a mean relative error.
+    """Mean relative error of a model that predicts every set's true time.
 
     Attributes:
         num_sets: Sets that were measured more than once.
@@ -230,12 +218,12 @@ def table_group_names() -> tuple[str, ...]:
 
 
 def source_of(sample: Sample) -> tuple[str, ...]:
-    """How its set was chosen."""
+    """Strategy that chose its set."""
     return (sample.source,)
 
 
 def traits_of(sample: Sample) -> tuple[str, ...]:
-    """What kinds of shards a set holds beside pooled sums of fp32 rows in device memory with row-wise AdaGrad."""
+    """Kinds of shards of a set, beside pooled sums of fp32 rows in device memory with row-wise AdaGrad."""
     found: set[str] = set()
     for shard in sample.local_shards:
         if not shard.is_pooled:

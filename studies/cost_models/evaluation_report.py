@@ -1,13 +1,11 @@
-"""An evaluation as a page, images, a file of numbers and tables in Markdown."""
+"""An evaluation as a page, images and a file of numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
-from autoshard.formats.files import atomic_write
-from autoshard.report.images import FigureReport, NumberTable, Section, write_png, write_report
+from autoshard.report.images import FigureReport, NumberTable, Section
 from autoshard.report.wording import write_ms, write_percent
 from studies.cost_models.ablation import FULL
 from studies.cost_models.evaluation import KERNEL, METHODS, Evaluation
@@ -20,6 +18,7 @@ from studies.cost_models.evaluation_charts import (
 )
 from studies.cost_models.evaluation_numbers import PARTS, to_document
 from studies.cost_models.evidence import SplitKind
+from studies.frame import StudyResult
 
 _WIDTH: Final = 960
 _NONE = "n/a"
@@ -32,28 +31,6 @@ _METHOD_NOTES = (
 )
 
 
-def write_evaluation(evaluation: Evaluation, folder: Path) -> tuple[Path, ...]:
-    """Writes `cost-<device>` as JSON, HTML, Markdown and PNG, and one more PNG per further chart.
-
-    Returns:
-        The files.
-
-    Raises:
-        FormatError: If a file cannot be written.
-        ImageError: If no image can be drawn; all else is written by then.
-    """
-    name = f"cost-{evaluation.device}"
-    report = evaluation_report(evaluation)
-    tables = folder / f"{name}.md"
-    atomic_write(tables, markdown(report.document))
-    files = [tables, *write_report(report, folder, name)]
-    for label, figure in further_figures(report.document).items():
-        image = folder / f"{name}-{label}.png"
-        write_png(figure, image, width=_WIDTH, height=int(figure.layout.height))
-        files.append(image)
-    return tuple(files)
-
-
 def further_figures(document: Mapping[str, Any]) -> dict[str, Any]:
     """The charts beside the scatter, by the ends of their files' names."""
     figures = {
@@ -64,8 +41,8 @@ def further_figures(document: Mapping[str, Any]) -> dict[str, Any]:
     return figures | ({"ablation": ablation_figure(document)} if document["ablation"] else {})
 
 
-def evaluation_report(evaluation: Evaluation) -> FigureReport:
-    """The report of an evaluation."""
+def evaluation_result(evaluation: Evaluation) -> StudyResult:
+    """Numbers, page and images of an evaluation."""
     document = to_document(evaluation)
     scatter = scatter_figure(evaluation)
     further = further_figures(document)
@@ -109,35 +86,15 @@ def evaluation_report(evaluation: Evaluation) -> FigureReport:
                 tables=(ablation_table(document),),
             )
         )
-    return FigureReport(
+    page = FigureReport(
         title="Cost models of embedding kernels",
         subtitle=f"{', '.join(document['device_names'])} ({document['device']}), {document['num_samples']:,} samples",
         sections=tuple(sections),
-        image=scatter,
-        image_size=(_WIDTH, 560),
-        document=document,
         facts=_facts(document),
         provenance=_provenance(document),
     )
-
-
-def markdown(document: Mapping[str, Any]) -> str:
-    """The tables for documentation."""
-    tables = [
-        *(accuracy_table(document, part) for part in document["accuracy"]),
-        ratio_table(document),
-        tables_table(document),
-        *(group_table(document, key, name) for key, name in (("by_source", "chosen by"), ("by_kind", "holds"))),
-        coverage_table(document),
-        *([ablation_table(document)] if document["ablation"] else []),
-    ]
-    named = ", ".join(document["device_names"])
-    parts = [f"## Cost models of `{document['device']}`", f"{named}; {document['num_samples']:,} samples."]
-    parts += [f"{label}: **{value}** ({note})." for label, value, note in _facts(document)]
-    parts += [_METHOD_NOTES, _unseen_caption(document), _noise_caption(document)]
-    for table in tables:
-        parts += [f"**{table.caption}**", table.to_markdown()]
-    return "\n\n".join(parts) + "\n"
+    images = {"": scatter} | {f"-{name}": figure for name, figure in further.items()}
+    return StudyResult(name=f"cost-{evaluation.device}", document=document, page=page, images=images, width=_WIDTH)
 
 
 def accuracy_table(document: Mapping[str, Any], part: str) -> NumberTable:

@@ -1,30 +1,28 @@
-"""How long training and pricing take: `python -m studies cost-speed --store samples`.
+"""Time of training and pricing: `python -m studies cost-speed --store samples`.
 
 Shape suffixes: S sets of shards, N shards, C candidates, H width of a code.
 """
 
 from __future__ import annotations
 
-import os
-import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import numpy as np
 import typer
 
-from autoshard import console
-from autoshard.core.errors import InvalidOptionError
-from autoshard.formats.documents.json_document import format_json
-from autoshard.formats.files import atomic_write
+from autoshard.commands.options import command_options
 from autoshard.formats.stores.samples import read_samples
+from autoshard.report.images import NumberTable
 from autoshard.runtime.threads import intra_op_threads
+from bench.measuring.devices import find_device
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.training import TrainedCostModel, TrainingOptions, sum_codes, train_cost_model
+from studies.frame import Machine, OutputOptions, StudyResult, command_line
 
 SCHEMA: Final = "autoshard.cost_speed/1"
 NUM_SETS, MOST_SHARDS, NUM_CANDIDATES, NUM_TRAINED = 1_000, 100, 10_000, 10_000
@@ -35,11 +33,11 @@ class Timing:
     """Times of one thing, run several times in turn with the others.
 
     Attributes:
-        name: What ran.
+        name: The timed operation.
         unit: Of the times.
         median: In the middle of all runs.
         lowest: Of the run that other programs disturbed least.
-        bound: What it should stay below.
+        bound: Largest acceptable time.
     """
 
     name: str
@@ -54,7 +52,7 @@ def time_pricing(model: LearnedCostModel, dataset: CostDataset, num_runs: int, s
     """Times of pricing sets of cached codes on one thread, and of adding and removing one shard.
 
     Args:
-        model: What prices.
+        model: The cost model.
         dataset: Its shards are drawn from.
         num_runs: Runs of each.
         seed: Of the draw.
@@ -86,8 +84,6 @@ def time_training(
     dataset: CostDataset, device: str, num_runs: int, options: TrainingOptions | None = None
 ) -> tuple[TrainedCostModel, Timing]:
     """Times of training on 10,000 samples; fewer are repeated until they are as many."""
-    if num_runs < 1:
-        raise InvalidOptionError(f"must be at least 1, got {num_runs}", field="train-runs")
     options = options or TrainingOptions()
     repeated = dataset.take(np.resize(np.arange(len(dataset)), NUM_TRAINED))
     took, trained = [], None
@@ -121,70 +117,47 @@ def _timing(name: str, unit: str, seconds: Sequence[float], factor: float, bound
     )
 
 
-def machine() -> dict[str, str]:
-    """What the times were taken on."""
-    names = [line.partition(":")[2].strip() for line in _cpu_lines() if line.startswith("model name")]
-    return {
-        "processor": names[0] if names else platform.processor() or platform.machine(),
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-        "load": f"{os.getloadavg()[0]:.2f}",
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-    }
+def timings_table(timings: Sequence[Timing]) -> NumberTable:
+    """A line for each timing."""
+    return NumberTable.of(
+        timings,
+        "Timings",
+        (
+            ("timed", lambda one: one.name),
+            ("median", lambda one: f"{one.median:.2f} {one.unit}"),
+            ("lowest", lambda one: f"{one.lowest:.2f} {one.unit}"),
+            ("should be below", lambda one: f"{one.bound:g} {one.unit}"),
+            ("runs", lambda one: str(one.num_runs)),
+        ),
+    )
 
 
-def _cpu_lines() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
+@command_options()
+class CostSpeedOptions:
+    """Options of the study `cost-speed`."""
+
+    store: Annotated[Path, typer.Option(help="Folder of samples to train on.")]
+    device: Annotated[str | None, typer.Option(help="Key of the device, if the store has several.")] = None
+    runs: Annotated[int, typer.Option(min=1, help="Runs of pricing.")] = 50
+    train_runs: Annotated[int, typer.Option(min=1, help="Runs of training.")] = 3
 
 
-def to_document(timings: Sequence[Timing], on: Mapping[str, str], num_samples: int) -> dict[str, Any]:
-    """The times as a JSON object."""
-    return {
-        "schema": SCHEMA,
-        "machine": dict(on),
-        "num_samples": num_samples,
-        "timings": [asdict(timing) for timing in timings],
-    }
-
-
-def as_markdown(timings: Sequence[Timing], on: Mapping[str, str]) -> str:
-    """The times as a table."""
-    lines = [
-        ", ".join(f"{name} {value}" for name, value in on.items()),
-        "",
-        "| what | median | lowest | should be below | runs |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    lines += [
-        f"| {item.name} | {item.median:.2f} {item.unit} | {item.lowest:.2f} {item.unit} | {item.bound:g} {item.unit} "
-        f"| {item.num_runs} |"
-        for item in timings
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def main(
-    store: Annotated[Path, typer.Option(help="Folder of samples to train on.")],
-    device: Annotated[str | None, typer.Option(help="Key of the device, if the store has several.")] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Runs of pricing.")] = 50,
-    train_runs: Annotated[int, typer.Option(min=1, help="Runs of training.")] = 3,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the numbers.")] = None,
-    as_json: console.JsonOption = False,
-) -> None:
+def main(options: CostSpeedOptions, output: OutputOptions) -> None:
     """Times the training of the cost model and the pricing with it.
 
     Example:
         python -m studies cost-speed --store docs/data/samples
     """
-    table = read_samples(store, device)
+    table = read_samples(options.store, options.device)
     dataset = CostDataset.from_samples(table)
-    trained, training = time_training(dataset, table.samples[0].device, train_runs)
-    timings = (training, *time_pricing(trained.model(), dataset, runs))
-    on = machine()
-    document = to_document(timings, on, len(dataset))
-    if output is not None:
-        atomic_write(output, format_json(document))
-    console.emit(document, as_markdown(timings, on), as_json=as_json)
+    trained, training = time_training(dataset, table.samples[0].device, options.train_runs)
+    timings = (training, *time_pricing(trained.model(), dataset, options.runs))
+    machine = Machine.this(find_device("cpu"), command_line("cost-speed", options))
+    document = {
+        "schema": SCHEMA,
+        "machine": machine.to_json(),
+        "num_samples": len(dataset),
+        "timings": [asdict(timing) for timing in timings],
+    }
+    notes = tuple(f"{name}: {value}" for name, value in machine.described())
+    output.write(StudyResult(name="cost-speed", document=document, tables=(timings_table(timings),), notes=notes))

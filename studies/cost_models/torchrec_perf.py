@@ -22,7 +22,7 @@ _HOST_DEVICES = ("cpu",)
 def torchrec_kernel_ms(dataset: CostDataset, device: str) -> MsArray:
     """Forward and backward compute that TorchRec's planner expects, added up over the shards of each set; shape (S,).
 
-    What it is told is what `TorchRecPlanner` tells it: the device's published bandwidth in place of its constants, and
+    Its inputs are those of `TorchRecPlanner`: the device's published bandwidth in place of its constants, and
     whole batches. Shards whose gradients are all-reduced are its `data_parallel` with the kernel `dense`, all others
     `table_wise`. Of access it takes no notice.
 

@@ -1,4 +1,4 @@
-"""How fast the environment and its twin step: `python -m studies env-speed --registry registry`.
+"""Speed of the environment and of its vectorised twin: `python -m studies env-speed --registry registry`.
 
 Shape suffixes: E episodes, A choices.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -18,19 +17,18 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from autoshard import console
+from autoshard.commands.options import command_options
 from autoshard.core import CostModel, Level, Link, MemoryBytes, TableSet, Topology
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats import load_tables, load_topology
-from autoshard.formats.documents.json_document import format_json
-from autoshard.formats.files import atomic_write
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planning import kernel_model
+from bench.measuring.devices import find_device
 from env.observation import ACTION_MASK
 from env.placement_env import PlacementEnv
 from env.task import PlacementTask
 from env.vec_env import PlacementVecEnv
-from studies.cost_models.speed import machine
+from studies.frame import Machine, OutputOptions, RegistryOption, StudyResult, command_line, to_document
 
 SCHEMA: Final = "autoshard.env_speed/1"
 _POOL, _SCALE, _TOPOLOGY, _DEVICE = "metasyn", 64, "cpu-8", "cpu"
@@ -47,7 +45,7 @@ class EnvSpeed:
         num_tasks: Episodes that the twin plays at once, each of a task of its own.
         num_tables: Tables of each task.
         num_ranks: Ranks of each task.
-        memory: What a rank can hold, in even shares of all tables.
+        memory: Memory of a rank, in even shares of all tables.
         num_runs: Runs of each environment.
         single_tables_per_s: Of one PlacementEnv.
         batch_tables_per_s: Of one PlacementVecEnv.
@@ -148,36 +146,45 @@ class Pricing(StrEnum):
     ANALYTIC = "analytic"
 
 
-def main(
-    registry: Annotated[Path | None, typer.Option(help="Folder of trained models. [default: the default one]")] = None,
-    cost: Annotated[Pricing, typer.Option(help="Cost model that gives the rewards.")] = Pricing.LEARNED,
-    tasks: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 256,
-    tables: Annotated[int, typer.Option(min=1, help="Tables per task.")] = 80,
-    ranks: Annotated[int, typer.Option(min=1, help="Ranks per task.")] = 8,
-    memory: Annotated[float, typer.Option(help="Memory of a rank, in even shares of all tables.")] = 1000.0,
-    runs: Annotated[int, typer.Option(min=1, help="Runs of each; medians are taken.")] = 5,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the numbers.")] = None,
-    as_json: console.JsonOption = False,
-) -> None:
+@command_options()
+class EnvSpeedOptions:
+    """Options of the study `env-speed`."""
+
+    registry: RegistryOption = None
+    cost: Annotated[Pricing, typer.Option(help="Cost model that gives the rewards.")] = Pricing.LEARNED
+    tasks: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 256
+    tables: Annotated[int, typer.Option(min=1, help="Tables per task.")] = 80
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks per task.")] = 8
+    memory: Annotated[float, typer.Option(help="Memory of a rank, in even shares of all tables.")] = 1000.0
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each; medians are taken.")] = 5
+
+    def model(self) -> CostModel:
+        """The cost model that gives the rewards."""
+        if self.cost is Pricing.LEARNED:
+            return kernel_model(load_topology(_TOPOLOGY), self.registry)
+        return AnalyticCostModel.for_device(_DEVICE)
+
+
+def main(options: EnvSpeedOptions, output: OutputOptions) -> None:
     """Times the single environment and the vectorised one, in tables placed per second.
 
     Example:
         python -m studies env-speed --runs 7 --tasks 256
     """
-    pool = load_tables(_POOL).scaled(_SCALE)
-    model = (
-        kernel_model(load_topology(_TOPOLOGY), registry)
-        if cost is Pricing.LEARNED
-        else AnalyticCostModel.for_device(_DEVICE)
+    problems = draw_problems(
+        load_tables(_POOL).scaled(_SCALE),
+        options.model(),
+        num_tasks=options.tasks,
+        num_tables=options.tables,
+        num_ranks=options.ranks,
+        memory=options.memory,
     )
-    problems = draw_problems(pool, model, num_tasks=tasks, num_tables=tables, num_ranks=ranks, memory=memory)
-    speed = measure(problems, memory=memory, num_runs=runs)
-    document = {"schema": SCHEMA, "machine": machine(), **asdict(speed)}
-    if output is not None:
-        atomic_write(output, format_json(document))
+    speed = measure(problems, memory=options.memory, num_runs=options.runs)
+    on = Machine.this(find_device(_DEVICE), command_line("env-speed", options))
     text = (
         f"{speed.cost_model}, {speed.num_tables} tables on {speed.num_ranks} ranks: {speed.single_tables_per_s:,.0f} "
         f"tables/s one at a time, {speed.batch_tables_per_s:,.0f} tables/s with {speed.num_tasks} tasks at once, "
         f"ratio {speed.ratio:.0f} (medians of {speed.num_runs} runs)"
     )
-    console.emit(document, text, as_json=as_json)
+    document = {**to_document(speed, SCHEMA), "machine": on.to_json()}
+    output.write(StudyResult(name="env-speed", document=document, notes=(text,)))

@@ -15,10 +15,11 @@ from typing import Annotated, Final
 import torch
 import typer
 
-from autoshard import console
+from autoshard.commands.options import command_options
 from autoshard.runtime.threads import intra_op_threads
 from bench.measuring.caches import CacheFlush, device_cache_bytes
 from bench.measuring.devices import find_device
+from studies.frame import BenchDeviceOption, OutputOptions, StudyResult
 
 _MAX_BUFFER_BYTES: Final = 8 * 2**20
 _CACHE_LINE_BYTES: Final = 64
@@ -27,7 +28,7 @@ _REPETITIONS: Final = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eviction:
-    """How much longer a buffer takes to read after something else was done.
+    """Slowdown of reading a buffer after a flush and after a small write.
 
     Attributes:
         cache_bytes: Size of the device's last cache before memory.
@@ -91,21 +92,25 @@ def _slowdown(gather: _Gather, between: Callable[[], object], repetitions: int) 
     return statistics.median(after_ms) / statistics.median(again_ms)
 
 
-def main(
-    device: Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu` or `cuda`.")] = "auto",
-    repetitions: Annotated[int, typer.Option(min=1, help="Reads of each kind; medians are taken.")] = _REPETITIONS,
-    as_json: console.JsonOption = False,
-) -> None:
+@command_options()
+class EvictionOptions:
+    """Options of the study `eviction`."""
+
+    device: BenchDeviceOption = "auto"
+    repetitions: Annotated[int, typer.Option(min=1, help="Reads of each kind; medians are taken.")] = _REPETITIONS
+
+
+def main(options: EvictionOptions, output: OutputOptions) -> None:
     """Measures whether the flush between runs empties the last cache before memory.
 
     Example:
         python -m studies eviction --device cpu
     """
-    target = find_device(device).device
-    found = measure_eviction(target, repetitions)
+    target = find_device(options.device).device
+    found = measure_eviction(target, options.repetitions)
     text = (
         f"{target}, {found.cache_bytes / 2**20:.0f} MiB of cache: reading {found.buffer_bytes / 2**20:.1f} MiB takes "
         f"{found.after_flush:.2f} times as long after a flush, {found.after_small_write:.2f} times after a write of "
-        f"256 bytes (medians of {repetitions})"
+        f"256 bytes (medians of {options.repetitions})"
     )
-    console.emit(asdict(found), text, as_json=as_json)
+    output.write(StudyResult(name="eviction", document=asdict(found), notes=(text,)))

@@ -1,4 +1,4 @@
-"""What an embedding table costs, as in AutoShard's Fig. 4, from fresh measurements: `python -m studies fig4`.
+"""Kernel times of embedding tables, as in AutoShard's Fig. 4, measured anew: `python -m studies fig4`.
 
 Shape suffixes: S sets of shards, P passes over all sets, C combinations of tables.
 """
@@ -8,26 +8,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 
 from autoshard import console
+from autoshard.commands.arguments import positive_option
+from autoshard.commands.options import command_options
 from autoshard.core import AccessProfile, LocalShard
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
 from autoshard.formats.stores.samples import corrected_ms
-from autoshard.report.images import write_report
 from bench.kernels.harness import Harness, Measurement, Settings
 from bench.measuring.arena import free_bytes
 from bench.measuring.devices import BenchDevice, find_device
 from bench.measuring.robust_stats import MsArray
 from bench.sampling.stream import table_wise_pool
-from studies.kernels.fig4_report import FIG4_SCHEMA, fig4_report
-from studies.measured_data import CostGrid, Fig4, Machine, SumOfSingles, read_document
-from studies.programs import command_line
+from studies.frame import BenchDeviceOption, FromOption, Machine, OutputOptions, command_line, read_document
+from studies.kernels.fig4_numbers import CostGrid, Fig4, SumOfSingles
+from studies.kernels.fig4_report import FIG4_SCHEMA, fig4_result
 
 #: Sets that share their rounds at most: all of them, where memory allows.
 _MAX_GROUP_SETS = 4096
@@ -37,12 +37,12 @@ _LARGEST_TABLE = 1 / 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableGrid:
-    """Which tables are measured.
+    """Tables that are measured.
 
     Source:
         AutoShard Sec. 3.1 and 3.2: pooling factor 32 and uniform ids in panel (a), 10^6 rows of dimension 32 in
         panel (b), 50 combinations of 10 MetaSyn tables in panel (c). Differs: weights are fp32, and a CPU gets a
-        smaller batch; where the marks of the axes lie is not told there.
+        smaller batch; the marks of the axes are not published.
     """
 
     num_bags: int
@@ -62,8 +62,6 @@ class TableGrid:
         for name in ("num_bags", "num_combinations"):
             if getattr(self, name) < 1:
                 raise InvalidOptionError(f"must be at least 1, got {getattr(self, name)}", field=name)
-        if not self.num_embeddings:
-            raise InvalidOptionError("must leave at least one size of table, 1000 rows or more", field="max_rows")
 
     @classmethod
     def for_device(cls, device: BenchDevice) -> TableGrid:
@@ -130,10 +128,10 @@ def measure_fig4(
 
     Args:
         harness: Measures.
-        grid: What to measure; tables that are too large for the device are left out.
+        grid: Tables to measure; those that are too large for the device are left out.
         seconds: Measure again and again for this long, at least once, and take medians; None for once.
-        command: What was typed, for the record.
-        advance: Told how many sets, of `num_sets(grid)` a pass, have just been measured.
+        command: Command of the measurement, for the record.
+        advance: Receives the number of sets after each group, of `num_sets(grid)` a pass.
 
     Raises:
         DeviceError: If a combination of tables does not fit in memory.
@@ -192,41 +190,38 @@ def _measure_passes(
     return measured, forward_ms_S, backward_ms_S
 
 
-def main(
-    output_dir: Annotated[Path, typer.Option(help="Folder for fig4.png, fig4.html and fig4.json.")] = Path(
-        "docs/figures"
-    ),
-    device: Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu` or `cuda`.")] = "auto",
-    seconds: Annotated[float | None, typer.Option(help="Repeat for about this long and take medians.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="1,024 on a CPU and 65,536 on a GPU when left out.")] = None,
-    max_rows: Annotated[int, typer.Option(help="Leave out tables of panel (a) with more rows.")] = 10_000_000,
-    combinations: Annotated[int, typer.Option(help="Sets of tables in panel (c).")] = 50,
-    from_file: Annotated[Path | None, typer.Option("--from", help="Draw these numbers; measure nothing.")] = None,
-) -> None:
+@command_options()
+class Fig4Options:
+    """Options of the study `fig4`."""
+
+    device: BenchDeviceOption = "auto"
+    seconds: Annotated[float | None, positive_option("Repeat for about this long and take medians.")] = None
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Batch of every table.", show_default="1,024 on a CPU, 65,536 on a GPU")
+    ] = None
+    max_rows: Annotated[int, typer.Option(min=1000, help="Leave out tables of panel (a) with more rows.")] = 10_000_000
+    combinations: Annotated[int, typer.Option(min=1, help="Sets of tables in panel (c).")] = 50
+    from_file: FromOption = None
+
+    def grid(self, device: BenchDevice) -> TableGrid:
+        """Tables to measure on a device."""
+        grid = replace(TableGrid.for_device(device).up_to(self.max_rows), num_combinations=self.combinations)
+        return grid if self.batch_size is None else replace(grid, num_bags=self.batch_size)
+
+
+def main(options: Fig4Options, output: OutputOptions) -> None:
     """Measures what embedding tables cost on this machine and draws it as AutoShard's Fig. 4.
 
     Example:
-        python -m studies fig4 --output-dir docs/figures
+        python -m studies fig4 -o docs/figures
     """
-    if from_file is not None:
-        fig4 = read_document(from_file, Fig4, FIG4_SCHEMA)
+    if options.from_file is not None:
+        fig4 = read_document(options.from_file, Fig4, FIG4_SCHEMA)
     else:
-        if seconds is not None and not seconds > 0:
-            raise InvalidOptionError(f"must be above 0, got {seconds}", field="seconds")
-        target = find_device(device)
-        grid = replace(TableGrid.for_device(target).up_to(max_rows), num_combinations=combinations)
-        grid = grid if batch_size is None else replace(grid, num_bags=batch_size)
-        command = command_line(
-            "fig4",
-            output_dir=output_dir,
-            device=target.device.type,
-            seconds=seconds,
-            batch_size=grid.num_bags,
-            max_rows=max_rows,
-            combinations=combinations,
-        )
+        target = find_device(options.device)
+        grid = options.grid(target)
         harness = Harness(target, replace(Settings.for_device(target), max_group_sets=_MAX_GROUP_SETS))
+        command = command_line("fig4", options)
         with console.progress("Measuring sets", num_sets(grid)) as advance:
-            fig4 = measure_fig4(harness, grid, seconds=seconds, command=command, advance=advance)
-    files = write_report(fig4_report(fig4), output_dir, "fig4")
-    console.log(f"Wrote {', '.join(map(str, files))}.")
+            fig4 = measure_fig4(harness, grid, seconds=options.seconds, command=command, advance=advance)
+    output.write(fig4_result(fig4))

@@ -12,39 +12,44 @@ from plotly.subplots import make_subplots
 from autoshard.report.figures import BLUE, GREY, GRID, INK, ORANGE, in_house_style
 from autoshard.report.images import FigureReport, NumberTable, Section
 from autoshard.report.wording import write_ms, write_percent
-from studies.measured_data import CostGrid, Fig4, to_document
+from studies.frame import StudyResult, to_document
+from studies.kernels.fig4_numbers import CostGrid, Fig4
 
 FIG4_SCHEMA = "autoshard.figures.fig4/1"
 
-_IMAGE_SIZE = (1440, 500)
+_WIDTH, _HEIGHT = 1440, 500
 _TITLES = ("(a) Rows and dimension, ms", "(b) Accessed rows and lookups, ms", "(c) Several tables in one kernel")
 #: Light to dark, one hue: the numbers in the cells stay readable.
 _COLOURS = ((0.0, "#eef5fa"), (0.5, "#7fb5d9"), (1.0, "#00507e"))
 
 
-def fig4_report(fig4: Fig4) -> FigureReport:
-    """The report of measured numbers."""
+def fig4_result(fig4: Fig4) -> StudyResult:
+    """Numbers, page and image of measured tables."""
     captions = (_sizes_caption(fig4), _lookups_caption(fig4), _combinations_caption(fig4))
     tables = (
         _grid_table(fig4.sizes, "embedding dim", "rows"),
         _grid_table(fig4.lookups, "pooling factor", "accessed rows"),
         _combinations_table(fig4),
     )
-    return FigureReport(
+    page = FigureReport(
         title="What an embedding table costs",
         subtitle=f"AutoShard's Fig. 4 on {fig4.machine.device_name}, batch {fig4.num_bags:,}, fp32",
         sections=tuple(
             Section(title=title, caption=caption, figure=_panels(fig4, [index]), tables=(table,))
             for index, (title, caption, table) in enumerate(zip(_TITLES, captions, tables, strict=True))
         ),
-        image=_panels(fig4, [0, 1, 2]),
-        image_size=_IMAGE_SIZE,
-        document=to_document(fig4, FIG4_SCHEMA) | {"captions": list(captions)},
         provenance=(
             *fig4.machine.described(),
             ("Runs of each set", f"{fig4.num_rounds} counted, {fig4.num_passes} times over"),
             ("Spread of single runs", f"{write_percent(fig4.median_spread)} in the middle of the sets"),
         ),
+    )
+    return StudyResult(
+        name="fig4",
+        document=to_document(fig4, FIG4_SCHEMA) | {"captions": list(captions)},
+        page=page,
+        images={"": _panels(fig4, [0, 1, 2])},
+        width=_WIDTH,
     )
 
 
@@ -52,7 +57,7 @@ def _panels(fig4: Fig4, wanted: Sequence[int]) -> go.Figure:
     """The panels of these numbers side by side; titles only where there are several."""
     titles = [f"<b>{_TITLES[index]}</b>" for index in wanted] if len(wanted) > 1 else None
     figure = make_subplots(1, len(wanted), subplot_titles=titles, horizontal_spacing=0.075)
-    in_house_style(figure, height=_IMAGE_SIZE[1] if titles else 420)
+    in_house_style(figure, height=_HEIGHT if titles else 420)
     for column, index in enumerate(wanted, start=1):
         if index == 0:
             names = (f"rows of the table (pooling factor {fig4.fixed_pooling_factor}, all rows alike)", "embedding dim")

@@ -42,7 +42,7 @@ def collect_endlessly(store: str, name: str, seed: int, written: Connection) -> 
     settings = Settings(rounds=rounds, max_group_sets=4, max_bytes=2**24, reference_bags=8, max_spread=1e9)
     folder = Path(store)
 
-    def tell(file: Path) -> None:
+    def report(file: Path) -> None:
         # Less than a pipe takes at once, so the other end never sees half a name.
         os.write(written.fileno(), f"{file.name}\n".encode())
 
@@ -54,5 +54,5 @@ def collect_endlessly(store: str, name: str, seed: int, written: Connection) -> 
             folder,
             seconds_per_file=0.0,
             position=StreamPosition.of_stream(folder, ["kill test", name, seed]),
-            on_file=tell,
+            on_file=report,
         )

@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from autoshard import console
+from autoshard.commands.options import command_options
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
 from autoshard.formats.stores.sample_store import damaged_samples
 from autoshard.formats.stores.samples import read_sample_file, read_samples
+from autoshard.report.images import NumberTable
+from studies.frame import OutputOptions, StudyResult
 from studies.kernels.kill_target import collect_endlessly
 
 _NUM_COLLECTORS = 2
@@ -52,7 +54,7 @@ class Kill:
         num_files: Files in the store.
         num_samples: Samples in them.
         num_leftovers: Temporary files that killed collectors have left.
-        faults: What was wrong; empty when nothing was lost.
+        faults: Lost or damaged files; empty when nothing was lost.
     """
 
     moment: str
@@ -64,7 +66,7 @@ class Kill:
 
 
 class StoreWatch:
-    """Everything that a store has ever held or was told to hold.
+    """Files and samples that a store has ever held or was promised.
 
     Args of the constructor:
         store: The store's folder.
@@ -86,11 +88,11 @@ class StoreWatch:
         return sum(map(len, self._samples_of.values()))
 
     def promise(self, file: str) -> None:
-        """A collector says that it has written a file."""
+        """Notes a file that a collector has reported as written."""
         self._promised.add(file)
 
     def check(self) -> tuple[tuple[str, ...], int]:
-        """What is wrong with the store now, and how many temporary files lie in it."""
+        """Faults of the store now, and the number of temporary files in it."""
         faults: list[str] = []
         leftovers = 0
         present: set[str] = set()
@@ -106,7 +108,7 @@ class StoreWatch:
         return tuple(faults), leftovers
 
     def check_as_read(self) -> tuple[str, ...]:
-        """What is wrong when all is read anew, as every user of a store does it."""
+        """Faults of the samples, all read anew as every user of a store does."""
         table = read_samples(self._store)
         ids = {sample.sample_id for sample in table.samples}
         expected = {sample for samples in self._samples_of.values() for sample in samples}
@@ -123,8 +125,8 @@ class StoreWatch:
         except AutoshardError as error:
             return [str(error)]
         self._samples_of[file.name] = tuple(sample.sample_id for sample in samples)
-        honest = [sample.identified() == sample for sample in samples]
-        return [] if all(honest) and samples else [f"{file.name} holds {honest.count(False)} damaged samples"]
+        is_whole = [sample.identified() == sample for sample in samples]
+        return [] if all(is_whole) and samples else [f"{file.name} holds {is_whole.count(False)} damaged samples"]
 
 
 @dataclass(slots=True)
@@ -136,7 +138,7 @@ class _Collector:
     started: float
     files: list[str] = field(default_factory=list)
 
-    def hear(self, watch: StoreWatch) -> None:
+    def read_written(self, watch: StoreWatch) -> None:
         """Takes in which files it has written."""
         while True:
             try:
@@ -187,7 +189,7 @@ class KillTest:
         return kills
 
     def faults_at_the_end(self) -> tuple[str, ...]:
-        """What is wrong with the store when it is read from the start."""
+        """Faults of the store when it is read from the start."""
         faults, _ = self._watch.check()
         return (*faults, *self._watch.check_as_read())
 
@@ -205,7 +207,7 @@ class KillTest:
         lived_s = time.monotonic() - collector.started
         collector.process.kill()
         collector.process.join()
-        collector.hear(self._watch)
+        collector.read_written(self._watch)
         collector.written.close()
         faults, leftovers = self._watch.check()
         return Kill(
@@ -240,7 +242,7 @@ class KillTest:
             if time.monotonic() > latest:
                 raise ExecutionError(f"a collector has written nothing within {_STARTED_TIMEOUT_S:g} s")
             time.sleep(0.01)
-            collector.hear(self._watch)
+            collector.read_written(self._watch)
 
     def _temporaries(self) -> set[str]:
         try:
@@ -249,54 +251,62 @@ class KillTest:
             return set()
 
 
-def kill_table(kills: Sequence[Kill]) -> Table:
-    """One row per kill."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("kill", "moment", "lived s", "files", "samples", "left behind", "faults"):
-        table.add_column(heading, justify="left" if heading in ("moment", "faults") else "right")
-    for number, kill in enumerate(kills, start=1):
-        counts = (kill.num_files, kill.num_samples, kill.num_leftovers)
-        table.add_row(
-            str(number), kill.moment, f"{kill.lived_s:.2f}", *map(str, counts), "; ".join(kill.faults) or "none"
-        )
-    return table
+def kill_table(kills: Sequence[Kill]) -> NumberTable:
+    """A line for each kill."""
+    return NumberTable.of(
+        enumerate(kills, start=1),
+        "Kills, and the store after each of them",
+        (
+            ("kill", lambda row: str(row[0])),
+            ("moment", lambda row: row[1].moment),
+            ("lived s", lambda row: f"{row[1].lived_s:.2f}"),
+            ("files", lambda row: str(row[1].num_files)),
+            ("samples", lambda row: str(row[1].num_samples)),
+            ("left behind", lambda row: str(row[1].num_leftovers)),
+            ("faults", lambda row: "; ".join(row[1].faults) or "none"),
+        ),
+    )
 
 
-def main(
-    times: Annotated[int, typer.Option(help="Kills.")] = 50,
+@command_options()
+class KillTestOptions:
+    """Options of the study `kill-test`."""
+
+    times: Annotated[int, typer.Option(min=1, help="Kills.")] = 50
     store: Annotated[
-        Path | None, typer.Option(help="An empty or missing folder for the store; left out: a temporary one.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the moments.")] = 0,
-    as_json: console.JsonOption = False,
-) -> None:
+        Path | None, typer.Option(help="An empty or missing folder for the store.", show_default="a temporary one")
+    ] = None
+    seed: Annotated[int, typer.Option(help="Of the moments.")] = 0
+
+    def __post_init__(self) -> None:
+        if self.store is not None and self.store.exists() and (not self.store.is_dir() or any(self.store.iterdir())):
+            raise InvalidOptionError("must be missing or an empty folder", field="store", source=str(self.store))
+
+
+def main(options: KillTestOptions, output: OutputOptions) -> None:
     """Kills collectors with SIGKILL and checks after every kill that the store has lost nothing.
 
     Two collectors write to one store. After each kill every file must be readable, every sample whole, and nothing
-    missing that was there, or that a collector said it had written. Exit code: 0 nothing lost, 1 otherwise.
+    missing that was there, or that a collector had reported as written. Exit code: 0 nothing lost, 1 otherwise.
 
     Example:
         python -m studies kill-test --times 50
     """
-    if times < 1:
-        raise InvalidOptionError(f"must be at least 1, got {times}", field="times")
-    if store is not None and store.exists() and (not store.is_dir() or any(store.iterdir())):
-        raise InvalidOptionError("must be missing or an empty folder", field="store", source=str(store))
     with tempfile.TemporaryDirectory(prefix="autoshard-kills-") as folder:
-        test = KillTest(Path(folder) if store is None else store, seed)
-        with console.progress("Killing collectors", times) as advance:
-            kills = test.run(times, advance)
+        test = KillTest(options.store or Path(folder), options.seed)
+        with console.progress("Killing collectors", options.times) as advance:
+            kills = test.run(options.times, advance)
         at_the_end = test.faults_at_the_end()
     faults = [*(fault for kill in kills for fault in kill.faults), *at_the_end]
     moments = Counter(kill.moment for kill in kills)
-    result = {
+    document = {
         "kills": [asdict(kill) for kill in kills],
         "moments": dict(moments),
         "num_samples": kills[-1].num_samples,
         "faults": faults,
     }
-    console.emit(result, kill_table(kills), as_json=as_json)
-    told = ", ".join(f"{number} {moment}" for moment, number in sorted(moments.items()))
-    console.log(f"{times} kills ({told}); {kills[-1].num_samples} samples; {len(faults)} faults")
+    counts = ", ".join(f"{number} {moment}" for moment, number in sorted(moments.items()))
+    note = f"{options.times} kills ({counts}); {kills[-1].num_samples} samples; {len(faults)} faults"
+    output.write(StudyResult(name="kill-test", document=document, tables=(kill_table(kills),), notes=(note,)))
     if faults:
         raise typer.Exit(1)

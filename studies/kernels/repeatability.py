@@ -1,4 +1,4 @@
-"""How well measurements repeat themselves: the same sets over and over, `python -m studies repeatability`.
+"""Repeatability of measurements: the same sets over and over, `python -m studies repeatability`.
 
 Shape suffixes: N measurements of a set, one after the other.
 """
@@ -20,14 +20,14 @@ from bench.kernels.harness import Harness, Measurement, Settings
 from bench.measuring.devices import BenchDevice
 from bench.measuring.robust_stats import MsArray
 from bench.sampling.stream import table_wise_pool
+from studies.frame import Machine
 from studies.kernels.drift import Drift, Variation, drift_of, variation
-from studies.measured_data import Machine
 
 #: Largest coefficient of variation of a sample, after drift correction, that a machine should keep to.
 BOUND_CPU = 0.03
 BOUND_GPU = 0.01
 
-#: Other sizes that are watched, so that no lucky pick decides.
+#: Other sizes that are measured, so that one set alone does not decide.
 _OTHER_SIZES = (1, 4, 15)
 _LARGEST_SIZE = 15
 _MIN_MEASUREMENTS = 3
@@ -87,7 +87,7 @@ class Run:
         num_rounds: Runs that are counted, per measurement.
         group_sets: Sets that shared the rounds of each measurement, besides the reference.
         elapsed_s: When each measurement ended.
-        sets: The watched sets, that of the size asked for first.
+        sets: The watched sets, that of the chosen size first.
 
     Raises:
         FormatError: If there are fewer than 3 measurements, no sets, or lists of different lengths.
@@ -110,10 +110,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeatability:
-    """What `measure_repeatability` found.
+    """Repeated measurements of the same sets.
 
     Attributes:
-        machine: What measured.
+        machine: Machine and software.
         seconds: Time used.
         bound: Largest coefficient of variation that the device should keep to.
         runs: One per kind of settings; their measurements took turns.
@@ -127,7 +127,7 @@ class Repeatability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How well one set repeated itself with one kind of settings.
+    """Variation of the measurements of one set with one kind of settings.
 
     Attributes:
         settings: Name of the settings.
@@ -190,7 +190,7 @@ def measure_repeatability(
     """Measures fixed sets of MetaSyn tables over and over, as `autoshard collect` measures them.
 
     Each measurement shares its rounds with as many other sets, new ones every time, as a group of the collector has.
-    The kinds of settings take turns, so that the machine's moods hit them alike.
+    The kinds of settings take turns, so that slow phases of the machine affect them alike.
 
     Args:
         device: Where to measure.
@@ -198,8 +198,8 @@ def measure_repeatability(
         num_tables: Tables of the set that is watched first; sets of 1, 4 and 15 are watched beside it.
         seconds: Time to use; at least 3 measurements are made with each kind, however long they take.
         scale: Divisor of MetaSyn's rows and batch; by default 64 on a CPU and 1 on a GPU.
-        command: What was typed, for the record.
-        advance: Told how many seconds have just passed.
+        command: Command of the measurement, for the record.
+        advance: Receives the seconds of each measurement.
 
     Raises:
         InvalidOptionError: If an argument is out of its range.

@@ -1,4 +1,4 @@
-"""Repeatability as a table for the terminal, a chart, a page and a file of numbers."""
+"""Repeatability as tables, a chart, a page and a file of numbers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from dataclasses import asdict
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
-from rich.console import Group, RenderableType
-from rich.table import Table
 
 from autoshard.report.figures import BLUE, GREY, ORANGE, in_house_style
 from autoshard.report.images import FigureReport, NumberTable, Section
 from autoshard.report.wording import write_ms, write_percent
+from studies.frame import StudyResult, to_document
 from studies.kernels.repeatability import Repeatability, Run, Verdict, verdicts
-from studies.measured_data import to_document
 
 SCHEMA = "autoshard.figures.repeatability/1"
 
-_IMAGE_WIDTH = 1200
 _ROW_HEIGHT = 300
-#: What keeps the bound lies within it.
+#: Deviations within the bound.
 _BAND = {"fillcolor": BLUE, "opacity": 0.12, "line_width": 0, "layer": "below"}
 _COLUMNS = (
     *("settings", "tables", "kernel ms", "measured", "raw CoV", "robust", "corrected CoV", "robust"),
@@ -28,14 +25,11 @@ _COLUMNS = (
 )
 
 
-def repeatability_report(found: Repeatability) -> FigureReport:
-    """The report of measured numbers."""
+def repeatability_result(found: Repeatability) -> StudyResult:
+    """Numbers, page and image of repeated measurements."""
     rows = verdicts(found)
     figure = _figure(found, rows)
-    lines = tuple(_cells(found, row) for row in rows)
-    height = _ROW_HEIGHT * (len(found.runs) + 1) + 60
-    summary = tuple({**asdict(row), "bound": found.bound} for row in rows)
-    return FigureReport(
+    page = FigureReport(
         title="How well samples repeat themselves",
         subtitle=f"The same sets for {found.seconds:,.0f} s on {found.machine.device_name}",
         facts=tuple(
@@ -55,31 +49,22 @@ def repeatability_report(found: Repeatability) -> FigureReport:
                 tables=(
                     NumberTable(
                         columns=_COLUMNS,
-                        lines=lines,
+                        lines=tuple(_cells(found, row) for row in rows),
                         caption="CoV: standard deviation over mean; robust: by the median absolute deviation.",
                     ),
                     _reference_table(found, rows),
                 ),
             ),
         ),
-        image=figure,
-        image_size=(_IMAGE_WIDTH, height),
-        document=to_document(found, SCHEMA) | {"verdicts": list(summary)},
         provenance=found.machine.described(),
     )
-
-
-def repeatability_table(found: Repeatability) -> RenderableType:
-    """The verdicts for the terminal."""
-    rows = verdicts(found)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, header in enumerate(_COLUMNS):
-        table.add_column(header, justify="left" if index == 0 else "right")
-    for row in rows:
-        table.add_row(*_cells(found, row))
-    lines = [f"{name}: {_drift_text(row)}" for name, row in {row.settings: row for row in rows}.items()]
-    machine = f"{found.machine.device_name}, load average {found.machine.load_average:.2f}"
-    return Group(table, "", *(f"Reference, {line}." for line in lines), f"{found.seconds:,.0f} s on {machine}.")
+    summary = [{**asdict(row), "bound": found.bound} for row in rows]
+    return StudyResult(
+        name="repeatability",
+        document=to_document(found, SCHEMA) | {"verdicts": summary},
+        page=page,
+        images={"": figure},
+    )
 
 
 def _cells(found: Repeatability, row: Verdict) -> tuple[str, ...]:

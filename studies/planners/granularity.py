@@ -7,27 +7,28 @@ wider cluster of the same nodes. Seconds are those of the planner alone, wall cl
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Annotated
 
 import typer
-from rich.console import Group
-from rich.table import Table
 
-from autoshard.console import JsonOption, emit, log, progress
+from autoshard.commands.arguments import positive_option
+from autoshard.commands.options import command_options
+from autoshard.console import log, progress
 from autoshard.core import ShardingPlan, TableSet, Topology
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.validator import validate_plan
-from autoshard.formats import atomic_write, load_tables, load_topology
+from autoshard.formats import load_tables, load_topology
 from autoshard.formats.metasyn import metasyn
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planning import make_costs
+from autoshard.report.images import NumberTable
+from studies.frame import OutputOptions, PartsOption, PartStore, StudyResult, names_in
 from studies.planners.search_runs import SCALE
 
 AUTO = "auto"
@@ -41,6 +42,8 @@ MACHINES = ("cpu-8", "a100-8", "a100-32")
 _NUM_SAMPLED = 80
 #: Its time does not depend on the limit: minutes on the larger tasks.
 _SLOW = {"torchrec"}
+#: Options that may differ between two runs with the same parts.
+_FREE = {"tables", "machines", "parts"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +53,16 @@ class PlannerRun:
     Attributes:
         planner: Its name.
         step_ms: Predicted step of its plan; None if it made none.
-        wall_s: What planning took.
+        wall_s: Seconds of planning.
         cpu_s: CPU time of it.
-        said: How a search ended, or why there is no plan.
+        remark: End of the search, or the reason why there is no plan.
     """
 
     planner: str
     step_ms: float | None
     wall_s: float
     cpu_s: float
-    said: str
+    remark: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,7 @@ class Comparison:
         num_tables: How many.
         machine: Name of the topology.
         num_ranks: Ranks.
-        time_limit_s: What every planner was given.
+        time_limit_s: Time limit of every planner.
         cost_model: Which model priced the kernels.
         held: For the plan of `auto`, how many tables have a part in each tier.
         runs: One for each planner.
@@ -112,10 +115,6 @@ class Comparison:
         seconds = f"{self.auto.wall_s:.2f} s ({self.auto.cpu_s:.2f} s CPU)"
         return f"{self.tables} on {self.machine}: auto {step} in {seconds}; {other}"
 
-    def to_json(self) -> dict[str, object]:
-        """As a JSON object."""
-        return {**asdict(self), "ratio": self.ratio}
-
 
 def compare_planners(
     tables: TableSet, topology: Topology, names: Sequence[str], time_limit_s: float, *, title: tuple[str, str]
@@ -123,7 +122,7 @@ def compare_planners(
     """Plans one task with all planners.
 
     Args:
-        tables: What to place.
+        tables: Tables to place.
         topology: Where to.
         names: Planners.
         time_limit_s: For each of them.
@@ -156,18 +155,18 @@ def compare_planners(
 def _run(name: str, request: PlanRequest) -> tuple[PlannerRun, ShardingPlan | None]:
     planner = get_planner(name)
     wall_s, cpu_s = time.perf_counter(), time.process_time()
-    plan, said = None, ""
+    plan, remark = None, ""
     try:
         plan = planner.plan(request)
     except AutoshardError as error:
-        said = str(error)
+        remark = str(error)
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
     step_ms = None
     if plan is not None:
         validate_plan(plan)
         step_ms = evaluate(plan, request.costs).step_ms.value
-        said = plan.provenance.models.get("search", "") if plan.provenance is not None else ""
-    return PlannerRun(planner=name, step_ms=step_ms, wall_s=wall_s, cpu_s=cpu_s, said=said), plan
+        remark = plan.provenance.models.get("search", "") if plan.provenance is not None else ""
+    return PlannerRun(planner=name, step_ms=step_ms, wall_s=wall_s, cpu_s=cpu_s, remark=remark), plan
 
 
 def widened(base: Topology, num_ranks: int) -> Topology:
@@ -183,42 +182,60 @@ def widened(base: Topology, num_ranks: int) -> Topology:
     return replace(base, world_size=num_ranks, levels=(base.levels[0], replace(base.levels[-1], size=num_ranks)))
 
 
-def main(
-    time_limit: Annotated[float, typer.Option(help="Seconds for every planner.")] = 1.0,
-    tables: Annotated[str, typer.Option(help="Tables, with commas.")] = ",".join(TABLES),
-    machines: Annotated[str, typer.Option(help="Machines, with commas.")] = ",".join(MACHINES),
+@command_options()
+class GranularityOptions:
+    """Options of the study `granularity`."""
+
+    time_limit: Annotated[float, positive_option("Seconds for every planner.")] = 1.0
+    tables: Annotated[str, typer.Option(help="Tables, with commas.")] = ",".join(TABLES)
+    machines: Annotated[str, typer.Option(help="Machines, with commas.")] = ",".join(MACHINES)
     planners: Annotated[
-        str | None, typer.Option(help="Planners to compare with, with commas; all but torchrec if left out.")
-    ] = None,
-    scale_tables: Annotated[int, typer.Option(help="Tables at scale; 0 to leave that out.")] = 1000,
-    scale_ranks: Annotated[int, typer.Option(help="Ranks at scale.")] = 128,
-    scale_limit: Annotated[float, typer.Option(help="Seconds for every planner at scale.")] = 2.0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="JSON file, written after every task.")] = None,
-    as_json: JsonOption = False,
-) -> None:
+        str | None, typer.Option(help="Planners to compare with, with commas.", show_default="all but torchrec")
+    ] = None
+    scale_tables: Annotated[int, typer.Option(min=0, help="Tables at scale; 0 to leave that out.")] = 1000
+    scale_ranks: Annotated[int, typer.Option(min=1, help="Ranks at scale.")] = 128
+    scale_limit: Annotated[float, positive_option("Seconds for every planner at scale.")] = 2.0
+    parts: PartsOption = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Planners in the order in which they run; the first one's time includes the loading of models."""
+        if self.planners is not None:
+            return (*names_in(self.planners), AUTO)
+        return (*(name for name in planner_names() if name not in {AUTO, *_SLOW}), AUTO)
+
+    def comparisons(self) -> dict[str, Callable[[], Comparison]]:
+        """All comparisons by the names of their parts."""
+        found: dict[str, Callable[[], Comparison]] = {
+            f"{name}-{machine}": partial(_compare, name, machine, self)
+            for name in names_in(self.tables)
+            for machine in names_in(self.machines)
+        }
+        return found | ({"scale": partial(_at_scale, self)} if self.scale_tables else {})
+
+
+def main(options: GranularityOptions, output: OutputOptions) -> None:
     """Compares `auto` over every way to hold tables with all other planners, by predicted steps.
 
     Example:
-        OMP_NUM_THREADS=1 taskset -c 0 python -m studies granularity -o docs/figures/auto-tiers.json
+        OMP_NUM_THREADS=1 taskset -c 0 python -m studies granularity -o docs/figures
     """
-    others = [name for name in planner_names() if name not in {AUTO, *_SLOW}]
-    if planners is not None:
-        others = [name for name in planners.split(",") if name]
-    # What comes first loads the models.
-    names = [*others, AUTO]
-    pairs = [(name, machine) for name in tables.split(",") if name for machine in machines.split(",") if machine]
+    parts = PartStore(options.parts)
+    parts.check_identity({name: value for name, value in asdict(options).items() if name not in _FREE})
     found: list[Comparison] = []
-    with progress("Planning", len(pairs) + bool(scale_tables)) as advance:
-        for name, machine in pairs:
-            topology = load_topology(machine)
-            found.append(compare_planners(_tables(name, topology), topology, names, time_limit, title=(name, machine)))
-            _told(found, output)
+    comparisons = options.comparisons()
+    with progress("Planning", len(comparisons)) as advance:
+        for name, compare in comparisons.items():
+            found.append(parts.find_data(name, Comparison, compare))
+            log(found[-1].line)
             advance(1)
-        if scale_tables:
-            found.append(_at_scale(scale_tables, scale_ranks, scale_limit, names))
-            _told(found, output)
-            advance(1)
-    emit({"comparisons": [one.to_json() for one in found]}, Group(*_rendered(found)), as_json=as_json)
+    document = {"comparisons": [asdict(one) | {"ratio": one.ratio} for one in found]}
+    output.write(StudyResult(name="granularity", document=document, tables=(comparison_table(found),)))
+
+
+def _compare(name: str, machine: str, options: GranularityOptions) -> Comparison:
+    topology = load_topology(machine)
+    return compare_planners(_tables(name, topology), topology, options.names, options.time_limit, title=(name, machine))
 
 
 def _tables(name: str, topology: Topology) -> TableSet:
@@ -228,35 +245,33 @@ def _tables(name: str, topology: Topology) -> TableSet:
     return sample.scaled(SCALE) if topology.device == "cpu" else sample
 
 
-def _at_scale(num_tables: int, num_ranks: int, time_limit_s: float, names: Sequence[str]) -> Comparison:
-    drawn = metasyn().redrawn(num_tables, 0)
-    topology = widened(load_topology("a100-32"), num_ranks)
+def _at_scale(options: GranularityOptions) -> Comparison:
+    topology = widened(load_topology("a100-32"), options.scale_ranks)
     # Planners whose time grows with tables times ranks, or rows, whatever the limit.
-    quick = [name for name in names if name not in {"cp-sat", "oper", "replica-groups"}]
-    return compare_planners(drawn, topology, quick, time_limit_s, title=(METASYN, f"a100-32 with {num_ranks} ranks"))
+    quick = [name for name in options.names if name not in {"cp-sat", "oper", "replica-groups"}]
+    title = (METASYN, f"a100-32 with {options.scale_ranks} ranks")
+    return compare_planners(
+        metasyn().redrawn(options.scale_tables, 0), topology, quick, options.scale_limit, title=title
+    )
 
 
-def _told(found: Sequence[Comparison], output: Path | None) -> None:
-    log(found[-1].line)
-    if output is not None:
-        atomic_write(output, json.dumps({"comparisons": [one.to_json() for one in found]}, indent=1) + "\n")
+def comparison_table(found: Sequence[Comparison]) -> NumberTable:
+    """A line for each task."""
+    return NumberTable.of(
+        found,
+        "Predicted steps at one time limit",
+        (
+            ("task", lambda one: f"{one.tables} ({one.num_tables}) on {one.machine}"),
+            ("auto, ms", lambda one: _step(one.auto)),
+            ("best other, ms", lambda one: _step(one.best_other)),
+            ("by", lambda one: "" if one.best_other is None else one.best_other.planner),
+            ("auto over it", lambda one: "" if one.ratio is None else f"{one.ratio:.3f}"),
+            ("auto, s", lambda one: f"{one.auto.wall_s:.2f}"),
+            ("CPU s", lambda one: f"{one.auto.cpu_s:.2f}"),
+            ("held", lambda one: ", ".join(f"{tier} {count}" for tier, count in one.held.items())),
+        ),
+    )
 
 
-def _rendered(found: Sequence[Comparison]) -> list[Table]:
-    shown = Table(title="Predicted steps at one time limit")
-    for name in ("tables", "machine", "auto, ms", "best other, ms", "by", "auto over it", "auto, s", "CPU s", "held"):
-        shown.add_column(name, justify="left" if name in ("tables", "machine", "by", "held") else "right")
-    for one in found:
-        best = one.best_other
-        shown.add_row(
-            f"{one.tables} ({one.num_tables})",
-            one.machine,
-            "" if one.auto.step_ms is None else f"{one.auto.step_ms:.4g}",
-            "" if best is None else f"{best.step_ms:.4g}",
-            "" if best is None else best.planner,
-            "" if one.ratio is None else f"{one.ratio:.3f}",
-            f"{one.auto.wall_s:.2f}",
-            f"{one.auto.cpu_s:.2f}",
-            ", ".join(f"{tier} {count}" for tier, count in one.held.items()),
-        )
-    return [shown]
+def _step(run: PlannerRun | None) -> str:
+    return "" if run is None or run.step_ms is None else f"{run.step_ms:.4g}"

@@ -1,38 +1,40 @@
-"""How near `auto` comes to the best plan known, in how much time: `python -m studies search`.
+"""Gaps of `auto` to the best plans known, and its time: `python -m studies search`.
 
 Plans are of whole tables on single ranks (`objective=kernel`), and what counts are the kernels of the slowest rank.
 Tables are MetaSyn's, scaled by 64: drawn without replacement where there are enough, else with it, under new names. Of
 each task there are two kinds: as drawn, where one table often decides alone, and without tables that alone cost more
 than half of a rank's share, where the search decides. The best plan known is the best of all planners here and of
-searches from several seeds for `--best-s` seconds in all. With `--output`, results are written after every task, and a
-run that was ended goes on where it was.
+searches from several seeds for `--best-s` seconds in all.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
-from rich.table import Table
 
-from autoshard.console import JsonOption, emit, log, progress
+from autoshard.commands.arguments import positive_option
+from autoshard.commands.options import command_options
+from autoshard.console import log, progress
 from autoshard.core import CostModels, Level, TableSet, Topology
-from autoshard.core.errors import FormatError, InfeasiblePlanError, InvalidOptionError, ModelError
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, ModelError
 from autoshard.evaluation.communication import AlphaBetaComm
-from autoshard.formats import atomic_write, load_topology, read_json
+from autoshard.formats import load_topology
 from autoshard.formats.metasyn import metasyn
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planning import kernel_model
+from autoshard.report.images import NumberTable
+from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
 
 SCALE = 64
 #: Tables, ranks and the time limit in seconds of each size.
@@ -52,7 +54,7 @@ class SearchRun:
         level: Whether tables that decide alone were left out.
         seed: Seed of the task.
         auto_ms: Of `auto` within its time limit.
-        auto_s: What it took.
+        auto_s: Seconds of it.
         best_ms: Of the best plan known.
         by: Which planner made that.
         greedy_ms: Of `cost-greedy`.
@@ -69,29 +71,9 @@ class SearchRun:
     greedy_ms: float
 
     @property
-    def key(self) -> tuple[int, bool, int]:
-        """Which task of the benchmark this is."""
-        return self.num_tables, self.level, self.seed
-
-    @property
     def gap(self) -> float:
-        """How far `auto` is above the best plan known, as a share of it."""
+        """Excess of `auto` over the best plan known, as a share of it."""
         return self.auto_ms / self.best_ms - 1.0
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {name: getattr(self, name) for name in (*self.__slots__, "gap")}
-
-    @classmethod
-    def from_json(cls, document: Any, source: str) -> SearchRun:
-        """What `to_json` made.
-
-        Raises:
-            FormatError: If it is something else.
-        """
-        if not isinstance(document, dict) or set(document) != {*cls.__slots__, "gap"}:
-            raise FormatError("must be a run of this program", source=source, field="runs")
-        return cls(**{name: document[name] for name in cls.__slots__})
 
     @property
     def line(self) -> str:
@@ -186,71 +168,68 @@ class SearchBenchmark:
         return float(problem.rank_ms(problem.ranks_of(plan)).max()), took_s
 
 
-def main(
-    device: Annotated[str, typer.Option(help="Device whose kernel model prices.")] = "cpu",
-    registry: Annotated[
-        Path | None, typer.Option(help="Folder of trained models; the default one if left out.")
-    ] = None,
-    tasks: Annotated[int, typer.Option(help="Tasks of each size and kind.")] = 5,
-    sizes: Annotated[str, typer.Option(help="How many tables, of 80, 800 and 5000, with commas.")] = "80,800,5000",
-    best_s: Annotated[float, typer.Option(help="Seconds of search for the best plan known.")] = 60.0,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="JSON file, written after every task; tasks in it are not done again."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """How near `auto` comes to the best plan known, in how much time.
+@command_options()
+class SearchRunOptions:
+    """Options of the study `search`."""
+
+    device: Annotated[str, typer.Option(help="Device whose kernel model prices.")] = "cpu"
+    registry: RegistryOption = None
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks of each size and kind.")] = 5
+    sizes: Annotated[str, typer.Option(help="Numbers of tables, of 80, 800 and 5000, with commas.")] = "80,800,5000"
+    best_s: Annotated[float, positive_option("Seconds of search for the best plan known.")] = 60.0
+    parts: PartsOption = None
+
+    @property
+    def chosen(self) -> tuple[tuple[int, int, float], ...]:
+        """Tables, ranks and time limit of each chosen size."""
+        return tuple(size for size in SIZES if str(size[0]) in names_in(self.sizes))
+
+    def __post_init__(self) -> None:
+        if not self.chosen or len(self.chosen) != len(names_in(self.sizes)):
+            raise InvalidOptionError(f"must be any of 80, 800, 5000, got {self.sizes!r}", field="--sizes")
+
+
+def main(options: SearchRunOptions, output: OutputOptions) -> None:
+    """Measures how near `auto` comes to the best plan known, in how much time.
 
     Example:
-        OMP_NUM_THREADS=1 python -m studies search --sizes 80 --tasks 5 --best-s 20 -o searches.json
+        OMP_NUM_THREADS=1 python -m studies search --sizes 80 --tasks 5 --best-s 20 --parts searches -o docs/figures
     """
-    chosen = [size for size in SIZES if str(size[0]) in sizes.split(",")]
-    if not chosen or len(chosen) != len(sizes.split(",")):
-        raise InvalidOptionError(f"must be any of 80, 800, 5000, got {sizes!r}", field="--sizes")
-    if tasks < 1:
-        raise InvalidOptionError(f"must be at least 1, got {tasks}", field="--tasks")
-    if best_s <= 0:
-        raise InvalidOptionError(f"must be above 0 seconds, got {best_s:g}", field="--best-s")
-    bench = SearchBenchmark(device, registry, best_s)
-    settings = {"model": bench.model.name, "best_s": best_s}
-    runs = [] if output is None else _read_runs(output, settings)
-    done = {run.key for run in runs}
-    with progress("Searching", len(chosen) * 2 * tasks) as advance:
-        for (num_tables, num_ranks, limit_s), level, seed in product(chosen, (False, True), range(tasks)):
-            if (num_tables, level, seed) not in done:
-                runs.append(bench.run(num_tables, num_ranks, limit_s, seed, level))
-                log(runs[-1].line)
-                if output is not None:
-                    atomic_write(output, json.dumps(_document(runs, settings), indent=2) + "\n")
+    bench = SearchBenchmark(options.device, options.registry, options.best_s)
+    settings = {"model": bench.model.name, "best_s": options.best_s}
+    parts = PartStore(options.parts)
+    parts.check_identity(settings)
+    runs = []
+    tasks = list(product(options.chosen, (False, True), range(options.tasks)))
+    with progress("Searching", len(tasks)) as advance:
+        for size, level, seed in tasks:
+            name = f"{size[0]}-{_kind(level).replace(' ', '-')}-{seed}"
+            runs.append(parts.find_data(name, SearchRun, partial(bench.run, *size, seed, level)))
+            log(runs[-1].line)
             advance(1)
-    emit(_document(runs, settings), _table(runs), as_json=as_json)
+    document = {**settings, "runs": [asdict(run) | {"gap": run.gap} for run in runs]}
+    name = "-".join(["search", *(str(size[0]) for size in options.chosen)])
+    output.write(StudyResult(name=name, document=document, tables=(runs_table(runs),)))
 
 
-def _document(runs: Sequence[SearchRun], settings: Mapping[str, object]) -> dict[str, object]:
-    return {**settings, "runs": [run.to_json() for run in runs]}
-
-
-def _read_runs(file: Path, settings: Mapping[str, object]) -> list[SearchRun]:
-    """Runs of a file, if there is one; they have to be of the same model and as long a search."""
-    if not file.exists():
-        return []
-    document = read_json(file)
-    runs = document.get("runs") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or not isinstance(runs, list):
-        raise FormatError("must be a list", source=str(file), field="runs")
-    for name, value in settings.items():
-        found = document.get(name)
-        if found != value:
-            raise FormatError(f"must be {value!r} as in this run, got {found!r}", source=str(file), field=name)
-    return [SearchRun.from_json(run, str(file)) for run in runs]
-
-
-def _table(runs: Sequence[SearchRun]) -> Table:
-    table = Table(
-        "tables",
-        "ranks",
-        "kind",
+def runs_table(runs: Sequence[SearchRun]) -> NumberTable:
+    """Gaps to the best plans known, by size and kind of tasks."""
+    lines = []
+    for num_tables, num_ranks, level in dict.fromkeys((run.num_tables, run.num_ranks, run.level) for run in runs):
+        mine = [run for run in runs if (run.num_tables, run.num_ranks, run.level) == (num_tables, num_ranks, level)]
+        names, gaps = [run.by for run in mine], [run.gap for run in mine]
+        lines.append(
+            (
+                f"{num_tables} on {num_ranks}, {_kind(level)}",
+                str(len(mine)),
+                *(f"{gap:.2%}" for gap in (median(gaps), mean(gaps), max(gaps))),
+                f"{median(run.greedy_ms / run.best_ms - 1 for run in mine):.2%}",
+                f"{median(run.auto_s for run in mine):.2f}",
+                max(set(names), key=names.count),
+            )
+        )
+    columns = (
+        "tables on ranks",
         "tasks",
         "median gap",
         "mean gap",
@@ -259,20 +238,4 @@ def _table(runs: Sequence[SearchRun]) -> Table:
         "median s",
         "best by",
     )
-    keys = dict.fromkeys((run.num_tables, run.num_ranks, run.level) for run in runs)
-    for num_tables, num_ranks, level in keys:
-        mine = [run for run in runs if (run.num_tables, run.num_ranks, run.level) == (num_tables, num_ranks, level)]
-        names = [run.by for run in mine]
-        table.add_row(
-            str(num_tables),
-            str(num_ranks),
-            _kind(level),
-            str(len(mine)),
-            f"{median(run.gap for run in mine):.2%}",
-            f"{mean(run.gap for run in mine):.2%}",
-            f"{max(run.gap for run in mine):.2%}",
-            f"{median(run.greedy_ms / run.best_ms - 1 for run in mine):.2%}",
-            f"{median(run.auto_s for run in mine):.2f}",
-            max(set(names), key=names.count),
-        )
-    return table
+    return NumberTable(columns=columns, lines=tuple(lines), caption="Kernels of the slowest rank, over the best known")

@@ -8,26 +8,28 @@ are replayed in the same interleaved rounds at its end, with the ceiling.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Annotated
 
 import numpy as np
 import typer
-from rich.table import Table
 
-from autoshard.console import JsonOption, emit, log, progress
+from autoshard.commands.arguments import positive_option
+from autoshard.commands.options import command_options
+from autoshard.console import log, progress
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables, load_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import compare, make_costs, refine_plan
 from autoshard.report import ComparedPlan
+from autoshard.report.images import NumberTable
 from bench.kernels.replay import Replay, replay_plans
 from bench.measuring.devices import find_device
 from bench.measuring.robust_stats import MsArray
+from studies.frame import BenchDeviceOption, OutputOptions, RegistryOption, StudyResult, names_in
 
 #: `auto` as it searches whole tables by the kernels of the slowest rank, which is what all others but `auto` do.
 WHOLE = "auto+whole"
@@ -35,7 +37,7 @@ _WHOLE_OPTIONS = {"auto": {"objective": "kernel"}}
 PLANNERS = f"random,size-greedy,dim-greedy,lookup-greedy,torchrec,karmarkar-karp,cost-greedy,policy,{WHOLE},auto"
 _BASELINE = "random"
 _FIRST_SEED = 1000
-#: The row of what comes out where the plan of `WHOLE` is refined.
+#: The row of the refined plan of `WHOLE`.
 REFINED = "auto+refine"
 
 
@@ -44,9 +46,9 @@ class ComparedTask:
     """One task: all planners' plans, as predicted and as replayed, and the ceiling of the same rounds.
 
     Attributes:
-        rows: One per planner, in their order, each with its plan; after them the refined plan's, if asked for.
-        replay: What the machine measured.
-        searched_ms: Predicted kernel time of the slowest rank after a long search by `auto`; None if not asked for.
+        rows: One per planner, in their order, each with its plan; after them that of the refined plan, if there is one.
+        replay: Measured plans and ceiling.
+        searched_ms: Predicted kernel time of the slowest rank after a long search by `auto`; None without one.
     """
 
     rows: tuple[ComparedPlan, ...]
@@ -121,8 +123,8 @@ def _refined(base: ComparedPlan, request: PlanRequest, num_measurements: int, de
     def measure(plans: Sequence[ShardingPlan]) -> list[MsArray]:
         return [np.array(plan.kernel_ms_per_rank) for plan in replay_plans(plans, device=device).plans]
 
-    plan, said = refine_plan(base.plan, request.costs, measure, num_measurements=num_measurements)
-    log(f"{REFINED}: {said}")
+    plan, remark = refine_plan(base.plan, request.costs, measure, num_measurements=num_measurements)
+    log(f"{REFINED}: {remark}")
     return replace(base, planner=REFINED, plan=plan, planning_s=base.planning_s + time.perf_counter() - started_s)
 
 
@@ -159,50 +161,61 @@ def _measured(task: ComparedTask, planner: str) -> float:
     return next(row.measured.max_kernel_ms for row in task.rows if row.planner == planner and row.measured)
 
 
-def main(
-    registry: Annotated[Path | None, typer.Option(help="Folder of trained models.")] = None,
-    planners: Annotated[str, typer.Option(help="Names of planners, with commas between them.")] = PLANNERS,
-    tables: Annotated[str, typer.Option(help="Pool that tasks are drawn from.")] = "metasyn",
-    scale: Annotated[int, typer.Option(help="Divides rows and batch of the pool.")] = 64,
-    topology: Annotated[str, typer.Option(help="Ranks to plan for.")] = "cpu-8",
-    num_tables: Annotated[int, typer.Option(help="Tables per task.")] = 80,
-    num_tasks: Annotated[int, typer.Option(min=1, help="Tasks, with seeds 1000, 1001, ...")] = 8,
-    time_limit: Annotated[float, typer.Option(help="Seconds for planners that search.")] = 0.9,
-    search_seconds: Annotated[float, typer.Option(help="Also search whole tables this long; 0 for not.")] = 0.0,
+@command_options()
+class SideBySideOptions:
+    """Options of the study `side-by-side`."""
+
+    registry: RegistryOption = None
+    planners: Annotated[str, typer.Option(help="Names of planners, with commas between them.")] = PLANNERS
+    tables: Annotated[str, typer.Option(help="Pool that tasks are drawn from.")] = "metasyn"
+    scale: Annotated[int, typer.Option(min=1, help="Divides rows and batch of the pool.")] = 64
+    topology: Annotated[str, typer.Option(help="Ranks to plan for.")] = "cpu-8"
+    num_tables: Annotated[int, typer.Option(min=1, help="Tables per task.")] = 80
+    num_tasks: Annotated[int, typer.Option(min=1, help="Tasks, with seeds 1000, 1001, ...")] = 8
+    time_limit: Annotated[float, positive_option("Seconds for planners that search.")] = 0.9
+    search_seconds: Annotated[float, typer.Option(min=0, help="Also search whole tables this long; 0 for not.")] = 0.0
     refine: Annotated[
         int, typer.Option(min=0, help=f"Measurements that refine `{WHOLE}`, as row `{REFINED}`; 0 for none.")
-    ] = 0,
-    device: Annotated[str, typer.Option(help="Where to measure: `auto` (a GPU if any), `cpu` or `cuda`.")] = "auto",
-    as_json: JsonOption = False,
-) -> None:
+    ] = 0
+    device: BenchDeviceOption = "auto"
+
+    def __post_init__(self) -> None:
+        if _BASELINE not in names_in(self.planners):
+            raise InvalidOptionError(f"must name {_BASELINE}, which speed-ups are relative to", field="--planners")
+
+    def requests(self) -> Iterator[PlanRequest]:
+        """The tasks."""
+        pool, machine = load_tables(self.tables).scaled(self.scale), load_topology(self.topology)
+        costs = make_costs(pool, machine, self.registry)
+        for seed in range(_FIRST_SEED, _FIRST_SEED + self.num_tasks):
+            yield PlanRequest(
+                tables=pool.sample(self.num_tables, seed),
+                topology=machine,
+                costs=costs,
+                time_limit_s=self.time_limit,
+                registry=self.registry,
+            )
+
+
+def main(options: SideBySideOptions, output: OutputOptions) -> None:
     """Compares planners on several tasks, by prediction and by measuring.
 
     Example:
         python -m studies side-by-side --registry demo/registry --num-tasks 8 --search-seconds 60 --refine 3
     """
-    pool, machine = load_tables(tables).scaled(scale), load_topology(topology)
-    names = [name.strip() for name in planners.split(",")]
-    if _BASELINE not in names:
-        raise InvalidOptionError(f"must name {_BASELINE}, which speed-ups are relative to", field="--planners")
-    costs = make_costs(pool, machine, registry)
-    tasks = []
-    with progress("Tasks", num_tasks) as advance:
-        for seed in range(_FIRST_SEED, _FIRST_SEED + num_tasks):
-            request = PlanRequest(
-                tables=pool.sample(num_tables, seed),
-                topology=machine,
-                costs=costs,
-                time_limit_s=time_limit,
-                registry=registry,
-            )
-            tasks.append(compare_task(request, names, search_seconds, refine, device))
-            log(_told(len(tasks), num_tasks, tasks[-1]))
+    names, tasks = names_in(options.planners), []
+    with progress("Tasks", options.num_tasks) as advance:
+        for request in options.requests():
+            tasks.append(compare_task(request, names, options.search_seconds, options.refine, options.device))
+            log(_line(len(tasks), options.num_tasks, tasks[-1]))
             advance(1)
     means = planner_means(tasks)
-    emit(_document(tasks, means), _rendered(tasks, means), as_json=as_json)
+    output.write(
+        StudyResult(name="side-by-side", document=_document(tasks, means), tables=(means_table(tasks, means),))
+    )
 
 
-def _told(number: int, num_tasks: int, task: ComparedTask) -> str:
+def _line(number: int, num_tasks: int, task: ComparedTask) -> str:
     slowest = ", ".join(f"{row.planner} {row.measured.max_kernel_ms:.2f}" for row in task.rows if row.measured)
     return f"task {number} of {num_tasks}: ceiling {task.replay.ceiling.balance:.3f}; measured ms: {slowest}"
 
@@ -226,7 +239,7 @@ def _document(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> d
         "device_name": find_device().name,
         "num_tasks": len(tasks),
         **_summary(tasks),
-        "planners": [{name: getattr(row, name) for name in PlannerMeans.__slots__} for row in means],
+        "planners": [asdict(row) for row in means],
         "tasks": [
             {
                 "seed": _FIRST_SEED + number,
@@ -248,26 +261,22 @@ def _document(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> d
     }
 
 
-def _rendered(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> Table:
-    written: dict[str, Callable[[PlannerMeans], str]] = {
-        "planner": lambda row: row.planner,
-        "predicted max ms": lambda row: f"{row.predicted_max_ms:.2f}",
-        "predicted balance": lambda row: f"{row.predicted_balance:.3f}",
-        "predicted step ms": lambda row: f"{row.predicted_step_ms:.2f}",
-        "measured max ms": lambda row: f"{row.measured_max_ms:.2f}",
-        "measured balance": lambda row: f"{row.measured_balance:.3f}",
-        "below ceiling": lambda row: f"{row.below_ceiling:.3f}",
-        "speed-up over random": lambda row: f"{row.measured_speedup:.3f}",
-        "prediction error": lambda row: f"{row.prediction_error:.1%}",
-        "planning s": lambda row: f"{row.planning_s:.2f}",
-    }
-    summary = {name: value for name, value in _summary(tasks).items() if value is not None}
-    table = Table(
-        title=f"Means of {len(tasks)} tasks on {find_device().name}",
-        caption=", ".join(f"{name} {value:.4f}" for name, value in summary.items()),
+def means_table(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> NumberTable:
+    """A line for each planner."""
+    summary = (f"{name} {value:.4f}" for name, value in _summary(tasks).items() if value is not None)
+    return NumberTable.of(
+        means,
+        f"Means of {len(tasks)} tasks on {find_device().name}: {', '.join(summary)}",
+        (
+            ("planner", lambda row: row.planner),
+            ("predicted max ms", lambda row: f"{row.predicted_max_ms:.2f}"),
+            ("predicted balance", lambda row: f"{row.predicted_balance:.3f}"),
+            ("predicted step ms", lambda row: f"{row.predicted_step_ms:.2f}"),
+            ("measured max ms", lambda row: f"{row.measured_max_ms:.2f}"),
+            ("measured balance", lambda row: f"{row.measured_balance:.3f}"),
+            ("below ceiling", lambda row: f"{row.below_ceiling:.3f}"),
+            ("speed-up over random", lambda row: f"{row.measured_speedup:.3f}"),
+            ("prediction error", lambda row: f"{row.prediction_error:.1%}"),
+            ("planning s", lambda row: f"{row.planning_s:.2f}"),
+        ),
     )
-    for name in written:
-        table.add_column(name, justify="left" if name == "planner" else "right")
-    for row in means:
-        table.add_row(*(write(row) for write in written.values()))
-    return table

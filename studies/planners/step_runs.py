@@ -1,35 +1,33 @@
 """Predicted against measured steps of plans on processes of this machine: `python -m studies steps`.
 
-Plans are of random tasks, by several planners, bad ones included, with seeds that calibration never uses. What is done
-is kept in a file, so that an interrupted benchmark goes on where it was.
+Plans are of random tasks, by several planners, bad ones included, with seeds that calibration never uses.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import mean, median
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from autoshard.console import JsonOption, emit, progress
-from autoshard.core import ShardingPlan
-from autoshard.core.errors import FormatError, InvalidOptionError
+from autoshard.commands.options import command_options
+from autoshard.console import progress
+from autoshard.core.errors import InvalidOptionError
 from autoshard.core.step import StepPart
 from autoshard.evaluation import price_step
 from autoshard.formats import load_tables
-from autoshard.formats.files import atomic_write
 from autoshard.planning import plan_costs
+from autoshard.report.images import NumberTable
 from autoshard.trials import DEFAULT_PLANNERS, Trial, draw_trials, local_topology, plan_trial, run_trials
 from bench.measuring.devices import find_device
+from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
 
 SCHEMA = "autoshard.step-runs/1"
-#: What the share of runs within it is of.
+#: Largest relative error of a run that counts as within the tolerance.
 TOLERANCE = 0.15
 #: Trials of calibration are drawn with small seeds.
 _SEED_OFFSET = 1_000_003
@@ -41,14 +39,14 @@ class StepRun:
     """One plan's step, predicted and measured, in milliseconds.
 
     Attributes:
-        trial: What ran.
+        trial: Task and planner.
         predicted_ms: The whole step.
         low_ms: Lower end of its 90% interval.
         high_ms: Upper end.
         measured_ms: The whole step.
         spread: How much longer the slowest run of the plan took than the quickest, which was measured.
         parts: For each part, predicted and measured.
-        models: What the prediction comes from.
+        models: Names of the models that predict.
     """
 
     trial: Mapping[str, Any]
@@ -65,31 +63,19 @@ class StepRun:
         """Predicted over measured, less 1."""
         return self.predicted_ms / self.measured_ms - 1.0
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "trial": dict(self.trial),
-            "predicted_ms": self.predicted_ms,
-            "low_ms": self.low_ms,
-            "high_ms": self.high_ms,
-            "measured_ms": self.measured_ms,
-            "spread": self.spread,
-            "parts": {name: list(both) for name, both in self.parts.items()},
-            "models": dict(self.models),
-        }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StepRun:
-        """Reads what `to_json` wrote."""
-        names = ("predicted_ms", "low_ms", "high_ms", "measured_ms", "spread")
-        numbers = {name: float(data[name]) for name in names}
-        parts = {name: (float(one), float(other)) for name, (one, other) in data["parts"].items()}
-        return cls(trial=data["trial"], parts=parts, models=data["models"], **numbers)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartErrors:
+    """Medians over runs of a part's share of the step, its |error| and its error."""
+
+    share_of_step: float = 0.0
+    median_error: float = 0.0
+    bias: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """What a set of runs shows.
+    """Errors of predicted steps over a set of runs.
 
     Attributes:
         num_runs: Runs.
@@ -97,8 +83,8 @@ class StepSummary:
         median_error: Median of |predicted / measured - 1|.
         bias: Median of predicted / measured - 1.
         coverage: Share of measurements within the predicted 90% interval.
-        spread: Median over plans of how much longer the slowest run took than the quickest: what noise there is.
-        parts: For each part: its median share of the step, median |error| and median error.
+        spread: Median over plans of how much longer the slowest run took than the quickest: the noise.
+        parts: Errors of each part.
     """
 
     num_runs: int
@@ -107,23 +93,8 @@ class StepSummary:
     bias: float
     coverage: float
     spread: float
-    parts: Mapping[str, tuple[float, float, float]]
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "num_runs": self.num_runs,
-            "tolerance": TOLERANCE,
-            "share_within": self.share_within,
-            "median_error": self.median_error,
-            "bias": self.bias,
-            "coverage": self.coverage,
-            "spread": self.spread,
-            "parts": {
-                name: {"share_of_step": share, "median_error": error, "bias": bias}
-                for name, (share, error, bias) in self.parts.items()
-            },
-        }
+    parts: Mapping[str, PartErrors]
+    tolerance: float = TOLERANCE
 
 
 def summary_of(runs: Sequence[StepRun]) -> StepSummary:
@@ -133,8 +104,11 @@ def summary_of(runs: Sequence[StepRun]) -> StepSummary:
         both = [(run, *run.parts[part.value]) for run in runs if run.parts[part.value][1] > 0]
         errors = [predicted / measured - 1.0 for _, predicted, measured in both]
         if errors:
-            share = median(measured / run.measured_ms for run, _, measured in both)
-            parts[part.value] = (share, median(map(abs, errors)), median(errors))
+            parts[part.value] = PartErrors(
+                share_of_step=median(measured / run.measured_ms for run, _, measured in both),
+                median_error=median(map(abs, errors)),
+                bias=median(errors),
+            )
     return StepSummary(
         num_runs=len(runs),
         share_within=mean(abs(run.error) <= TOLERANCE for run in runs),
@@ -146,24 +120,27 @@ def summary_of(runs: Sequence[StepRun]) -> StepSummary:
     )
 
 
-def run_chunk(
-    trials: Sequence[Trial],
-    plans: Sequence[ShardingPlan],
-    *,
-    registry: Path | None,
-    steps: int,
-    repeats: int,
-    device: str,
-) -> tuple[StepRun, ...]:
-    """Measures plans in the same processes and prices them with what the registry has.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRuns:
+    """Runs of one start of the processes."""
+
+    runs: tuple[StepRun, ...]
+
+
+def run_chunk(trials: Sequence[Trial], options: StepRunOptions) -> StepRuns:
+    """Plans trials, measures the plans in the same processes and prices them by models of the registry.
 
     Raises:
-        AutoshardError: If a plan cannot be executed or priced.
+        AutoshardError: If a plan cannot be made, executed or priced.
     """
-    measured = run_trials(plans, [trial.seed for trial in trials], steps=steps, repeats=repeats, device=device)
+    pool = load_tables(options.tables).scaled(options.scale)
+    topology = local_topology(find_device(options.device).key, options.num_ranks, _RUN_BYTES)
+    plans = [plan_trial(trial, pool, topology, options.registry) for trial in trials]
+    seeds = [trial.seed for trial in trials]
+    measured = run_trials(plans, seeds, steps=options.steps, repeats=options.repeats, device=options.device)
     runs = []
     for trial, plan, one in zip(trials, plans, measured, strict=True):
-        price = price_step(plan, plan_costs(plan, registry))
+        price = price_step(plan, plan_costs(plan, options.registry))
         runs.append(
             StepRun(
                 trial=trial.to_json(),
@@ -176,104 +153,87 @@ def run_chunk(
                 models={**price.models, "overlap": price.overlap.value},
             )
         )
-    return tuple(runs)
+    return StepRuns(runs=tuple(runs))
 
 
-class RunLog:
-    """Runs in a JSON file, written anew by rename after every chunk.
+@command_options()
+class StepRunOptions:
+    """Options of the study `steps`."""
 
-    Args:
-        file: The file; None to keep nothing.
-        settings: What has to be the same for runs to go together.
-    """
-
-    def __init__(self, file: Path | None, settings: Mapping[str, Any]) -> None:
-        self._file = file
-        self._settings = json.loads(json.dumps(settings))
-        self.runs: list[StepRun] = []
-        if file is not None and file.exists():
-            self.runs = self._read(file)
-
-    def append(self, runs: Sequence[StepRun]) -> None:
-        """Adds runs and writes the file."""
-        self.runs += runs
-        if self._file is not None:
-            document = {"schema": SCHEMA, "settings": self._settings, "runs": [run.to_json() for run in self.runs]}
-            atomic_write(self._file, json.dumps(document, indent=1).encode())
-
-    def _read(self, file: Path) -> list[StepRun]:
-        try:
-            document = json.loads(file.read_bytes())
-            if document["schema"] != SCHEMA:
-                raise FormatError(f"must be {SCHEMA}, got {document['schema']!r}", field="schema", source=str(file))
-            if document["settings"] != self._settings:
-                raise FormatError(
-                    "are those of another benchmark; name another file or remove it", field="settings", source=str(file)
-                )
-            return [StepRun.from_json(run) for run in document["runs"]]
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            if isinstance(error, FormatError):
-                raise
-            raise FormatError(f"is no file of step runs: {error}", source=str(file)) from error
-
-
-def main(
-    runs: Annotated[int, typer.Option(min=1, help="Runs in all.")] = 20,
-    registry: Annotated[Path | None, typer.Option(help="Folder of trained models.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs in all.")] = 20
+    registry: RegistryOption = None
     nproc: Annotated[
-        int | None, typer.Option(min=2, help="Processes. Left out: the machine's cores, at most 8.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="`cpu` (gloo) or `cuda` (NCCL, a GPU for each process).")] = "cpu",
-    steps: Annotated[int, typer.Option(min=1, help="Measured steps of each run.")] = 20,
-    repeats: Annotated[int, typer.Option(min=1, help="Times that each plan runs; the quickest counts.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Of tasks, plans and runs.")] = 0,
+        int | None, typer.Option(min=2, help="Processes.", show_default="the machine's cores, at most 8")
+    ] = None
+    device: Annotated[str, typer.Option(help="`cpu` (gloo) or `cuda` (NCCL, a GPU for each process).")] = "cpu"
+    steps: Annotated[int, typer.Option(min=1, help="Measured steps of each run.")] = 20
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each plan runs; the quickest counts.")] = 2
+    seed: Annotated[int, typer.Option(min=0, help="Of tasks, plans and runs.")] = 0
     planners: Annotated[
         str, typer.Option(help="Planners that take turns; `lopsided` puts most tables on one rank.")
-    ] = ",".join(DEFAULT_PLANNERS),
-    min_tables: Annotated[int, typer.Option(min=1, help="Fewest tables of a task.")] = 8,
-    max_tables: Annotated[int, typer.Option(min=1, help="Most tables of a task.")] = 80,
-    batch_sizes: Annotated[str, typer.Option(help="Global batch sizes that tasks have.")] = "256,512,1024,2048",
-    tables: Annotated[str, typer.Option(help="Pool that tasks are drawn from.")] = "metasyn",
-    scale: Annotated[int, typer.Option(min=1, help="Divides the rows of the pool.")] = 64,
-    per_launch: Annotated[int, typer.Option(min=1, help="Runs per start of the processes.")] = 5,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="JSON of all runs; continued if it is there.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Runs plans, and compares their steps with what they were predicted to take."""
-    num_ranks = nproc or min(8, max(2, os.cpu_count() or 2))
-    names = tuple(name.strip() for name in planners.split(","))
-    batches = _whole_numbers(batch_sizes)
-    trials = draw_trials(
-        runs, seed=_SEED_OFFSET + seed, planners=names, num_tables=(min_tables, max_tables), batch_sizes=batches
-    )
-    pool = load_tables(tables).scaled(scale)
-    found = find_device(device)
-    topology = local_topology(found.key, num_ranks, _RUN_BYTES)
-    settings = {
-        "seed": seed,
-        "num_ranks": num_ranks,
-        "device": found.name,
-        "steps": steps,
-        "repeats": repeats,
-        "planners": names,
-        "num_tables": [min_tables, max_tables],
-        "batch_sizes": batches,
-        "tables": tables,
-        "scale": scale,
-    }
-    log = RunLog(output, settings)
-    with progress("Running plans", runs) as advance:
-        advance(min(runs, len(log.runs)))
-        while len(log.runs) < runs:
-            chunk = trials[len(log.runs) : len(log.runs) + per_launch]
-            plans = [plan_trial(trial, pool, topology, registry) for trial in chunk]
-            log.append(run_chunk(chunk, plans, registry=registry, steps=steps, repeats=repeats, device=device))
+    ] = ",".join(DEFAULT_PLANNERS)
+    min_tables: Annotated[int, typer.Option(min=1, help="Fewest tables of a task.")] = 8
+    max_tables: Annotated[int, typer.Option(min=1, help="Most tables of a task.")] = 80
+    batch_sizes: Annotated[str, typer.Option(help="Global batch sizes that tasks have.")] = "256,512,1024,2048"
+    tables: Annotated[str, typer.Option(help="Pool that tasks are drawn from.")] = "metasyn"
+    scale: Annotated[int, typer.Option(min=1, help="Divides the rows of the pool.")] = 64
+    per_launch: Annotated[int, typer.Option(min=1, help="Runs per start of the processes.")] = 5
+    parts: PartsOption = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of each run."""
+        return self.nproc or min(8, max(2, os.cpu_count() or 2))
+
+    def settings(self) -> dict[str, Any]:
+        """Settings that runs must share to be summed up."""
+        return {
+            "seed": self.seed,
+            "num_ranks": self.num_ranks,
+            "device": find_device(self.device).name,
+            "steps": self.steps,
+            "repeats": self.repeats,
+            "planners": list(names_in(self.planners)),
+            "num_tables": [self.min_tables, self.max_tables],
+            "batch_sizes": list(_whole_numbers(self.batch_sizes)),
+            "tables": self.tables,
+            "scale": self.scale,
+        }
+
+    def trials(self) -> Sequence[Trial]:
+        """Tasks with their planners, in the order of the runs."""
+        return draw_trials(
+            self.runs,
+            seed=_SEED_OFFSET + self.seed,
+            planners=names_in(self.planners),
+            num_tables=(self.min_tables, self.max_tables),
+            batch_sizes=_whole_numbers(self.batch_sizes),
+        )
+
+
+def main(options: StepRunOptions, output: OutputOptions) -> None:
+    """Runs plans, and compares their steps with the predicted ones.
+
+    Example:
+        python -m studies steps --runs 20 --parts step-runs -o docs/figures
+    """
+    trials, settings, parts = options.trials(), options.settings(), PartStore(options.parts)
+    parts.check_identity(settings)
+    runs: list[StepRun] = []
+    with progress("Running plans", options.runs) as advance:
+        for start in range(0, options.runs, options.per_launch):
+            chunk = trials[start : start + options.per_launch]
+            name = f"runs-{start}-to-{start + len(chunk) - 1}"
+            runs += parts.find_data(name, StepRuns, partial(run_chunk, chunk, options)).runs
             advance(len(chunk))
-    summary = summary_of(log.runs)
-    result = {"settings": settings, "summary": summary.to_json(), "runs": [run.to_json() for run in log.runs]}
-    emit(result, _table(log.runs, summary), as_json=as_json)
+    summary = summary_of(runs)
+    document = {
+        "schema": SCHEMA,
+        "settings": settings,
+        "summary": asdict(summary),
+        "runs": [asdict(run) for run in runs],
+    }
+    output.write(StudyResult(name="step-runs", document=document, tables=(runs_table(runs, summary),)))
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:
@@ -284,27 +244,25 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
         raise InvalidOptionError(message, field="--batch-sizes") from None
 
 
-def _table(runs: Sequence[StepRun], summary: StepSummary) -> Table:
-    title = (
+def runs_table(runs: Sequence[StepRun], summary: StepSummary) -> NumberTable:
+    """Errors of each run, then their medians and the parts' shares of the step."""
+    caption = (
         f"{summary.num_runs} runs: {summary.share_within:.0%} within {TOLERANCE:.0%}, median error "
         f"{summary.median_error:.1%}, bias {summary.bias:+.1%}, {summary.coverage:.0%} within the 90% interval; "
         f"repeated runs differ by {summary.spread:.1%}"
     )
-    table = Table(title=title, title_justify="left")
-    for heading in ("tables", "batch", "planner", "predicted ms", "measured ms", "error"):
-        table.add_column(heading, justify="left" if heading == "planner" else "right")
-    for part in StepPart:
-        table.add_column(part.value.replace("_", " "), justify="right")
+    columns = ("planner", "tables", "batch", "predicted ms", "measured ms", "error")
+    lines = []
     for run in runs:
-        errors = (_error(*run.parts[part.value]) for part in StepPart)
         trial = run.trial
-        start = (str(trial["num_tables"]), str(trial["batch_size"]), str(trial["planner"]))
-        table.add_row(*start, f"{run.predicted_ms:.1f}", f"{run.measured_ms:.1f}", f"{run.error:+.0%}", *errors)
-    table.add_section()
-    known = [summary.parts.get(part.value, (0.0, 0.0, 0.0)) for part in StepPart]
-    table.add_row("median", "", "", "", "", f"{summary.median_error:.0%}", *(f"{error:.0%}" for _, error, _ in known))
-    table.add_row("share of step", "", "", "", "", "", *(f"{share:.0%}" for share, _, _ in known))
-    return table
+        start = (str(trial["planner"]), str(trial["num_tables"]), str(trial["batch_size"]))
+        errors = (_error(*run.parts[part.value]) for part in StepPart)
+        lines.append((*start, f"{run.predicted_ms:.1f}", f"{run.measured_ms:.1f}", f"{run.error:+.0%}", *errors))
+    known = [summary.parts.get(part.value, PartErrors()) for part in StepPart]
+    lines.append(("median", *[""] * 4, f"{summary.median_error:.0%}", *(f"{part.median_error:.0%}" for part in known)))
+    lines.append(("share of step", *[""] * 5, *(f"{part.share_of_step:.0%}" for part in known)))
+    names = (part.value.replace("_", " ") for part in StepPart)
+    return NumberTable(columns=(*columns, *names), lines=tuple(lines), caption=caption)
 
 
 def _error(predicted_ms: float, measured_ms: float) -> str:

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from autoshard.report.figures import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, YELLOW, in_house_style
-from studies.cost_models.evaluation_numbers import Summary
+from studies.frame import Summary
 from studies.policies.lab import AUTO, COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, SAMPLED
 from studies.policies.summaries import PlannerScores
 
@@ -72,7 +72,7 @@ class Panel:
     y_log: bool = False
 
     def scale(self) -> float:
-        """What values are multiplied with."""
+        """Factor of all values."""
         return 100.0 if self.is_percent else 1.0
 
 

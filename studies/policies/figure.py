@@ -1,4 +1,4 @@
-"""What a figure is: parts that are computed one by one, and a section that shows them."""
+"""A figure of the evaluation: parts that are computed one by one, and a section that shows them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoshard.report.images import Section
+from studies.frame import Numbers
 from studies.policies.lab import Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings
 
 #: Numbers by the names of parts.
@@ -27,9 +27,9 @@ class Figure:
     """A figure or table of the evaluation.
 
     Attributes:
-        name: What `--figures` and files call it.
+        name: Name in `--figures` and in files.
         title: Its heading.
-        parts: What has to be computed.
+        parts: Pieces of work.
         show: The section made of the numbers of all parts.
     """
 
@@ -43,7 +43,7 @@ class Figure:
         return f"{self.name}/{part.name}"
 
     def run(self, lab: Lab, on_part: Callable[[str], None] = lambda _: None) -> None:
-        """Computes all parts that are not finished; `on_part` is told each name when it is done."""
+        """Computes all parts that are not finished; `on_part` receives the name of each finished part."""
         for part in self.parts(lab.settings):
             lab.parts.find(self.part_name(part), lambda part=part: part.make(lab))  # type: ignore[misc]
             on_part(self.part_name(part))

@@ -1,4 +1,4 @@
-"""What all figures share: tasks of a pool, the models that price, trained policies, and plans with their scores."""
+"""Shared by all figures: tasks of a pool, the models that price, trained policies, and plans with their scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from policies.choices import Items
 from policies.network.network import PlacementNetwork
 from policies.planning.tasks import Split, TaskKind, sample_problems, task_seeds, training_topology
 from policies.planning.trained import TrainedPolicy, load_cost_model
-from studies.policies.parts import Numbers, PartStore
+from studies.frame import Numbers, PartStore
 from studies.policies.settings import EvaluationSettings, Size
 from studies.policies.trained import NetworkPart, train_network
 
@@ -69,7 +69,7 @@ class Lab:
     """Tasks, models, policies and plans of one evaluation.
 
     Args:
-        settings: What is evaluated.
+        settings: Size and subject of the evaluation.
         folder: Where finished parts, checkpoints and trained policies are kept.
 
     Raises:
@@ -105,7 +105,7 @@ class Lab:
         return alone_ms
 
     def topology(self, num_ranks: int, hbm_bytes: int | None = None) -> Topology:
-        """Ranks of the device, with memory for the whole pool each if not told otherwise."""
+        """Ranks of the device, by default with memory for the whole pool each."""
         whole = sum(table.storage_bytes for table in self.pool.tables)
         return training_topology(self.settings.device, num_ranks, whole if hbm_bytes is None else hbm_bytes)
 
@@ -139,7 +139,7 @@ class Lab:
         Args:
             seeds: One per problem.
             pool: Where tables are drawn from; the whole pool when left out.
-            items: What is placed.
+            items: Kind of the placed items.
             memory_fill: Share of all memory that a problem's tables take; None for unlimited memory.
         """
         num_tables, num_ranks = self.settings.size
@@ -160,7 +160,7 @@ class Lab:
         Args:
             seed: Of the training and of its tasks.
             pool: Tables that it learns from; the whole pool when left out.
-            name: What tells policies of one seed apart.
+            name: Distinguishes policies of one seed.
             without: A part of the network that it lacks.
         """
 
@@ -188,10 +188,10 @@ class Lab:
         """The registry of a policy of the lab's cost model, trained and published if it is not there yet.
 
         Args:
-            name: What tells policies apart.
+            name: Distinguishes policies.
             train: Makes its network.
-            items: What it is trained to place.
-            objective: What for.
+            items: Kind of items that it places.
+            objective: Objective of its training.
             memory_fill: Share of all memory that tables of its training take; None for unlimited memory.
         """
         registry = Registry(self._folder / "policies" / name)
@@ -248,22 +248,40 @@ class Lab:
         """A planner's registered name, and its options."""
         if name == SAMPLED:
             return POLICY, {"num_samples": self.settings.num_samples}
-        # What is compared here are kernels of the slowest rank.
+        # Kernels of the slowest rank are compared here.
         return name, {"objective": "kernel"} if name == AUTO else {}
 
     def plan_all(self, names: Sequence[str], request: PlanRequest) -> dict[str, Numbers]:
         """Scores of the plans of several planners."""
         return {name: self.plan(name, request).to_json() for name in names}
 
+    def plan_tests(
+        self, names: Sequence[str], seed: int, num_ranks: int, policies: Path, draw: Callable[[int], TableSet]
+    ) -> Numbers:
+        """Scores of the plans of several planners on the test tasks of a seed.
+
+        Args:
+            names: The planners.
+            seed: Of the tests.
+            num_ranks: Ranks of each task.
+            policies: Registry of the policy that the planners use.
+            draw: Makes the tables of a task from its seed.
+        """
+        tasks = []
+        for index, task in enumerate(self.test_seeds(seed)):
+            request = self.request(draw(task), self.topology(num_ranks), policies=policies, seed=index)
+            tasks.append(self.plan_all(names, request))
+        return {"tasks": tasks}
+
     def time_planner(self, name: str, request: PlanRequest) -> float:
         """Seconds from request to plan, the median of several runs, models loaded before."""
         planner, options = self.planner_of(name)
-        asked, found = replace(request, options=options), get_planner(planner)
-        found.plan(asked)
+        timed, found = replace(request, options=options), get_planner(planner)
+        found.plan(timed)
         times = []
         for _ in range(self.settings.num_timed):
             started_s = time.perf_counter()
-            found.plan(asked)
+            found.plan(timed)
             times.append(time.perf_counter() - started_s)
         return sorted(times)[len(times) // 2]
 

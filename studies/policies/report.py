@@ -1,22 +1,18 @@
-"""The evaluation as one page, an image per figure, a file of numbers, and tables in Markdown."""
+"""The evaluation as one page, an image per figure, and a file of numbers."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import autoshard
-from autoshard.formats.documents.json_document import format_json
-from autoshard.formats.files import atomic_write
-from autoshard.report.images import FigureReport, Section, figure_page, write_png
-from studies.policies.catalogue import FIGURES
+from autoshard.report.images import FigureReport, Section
+from studies.frame import StudyResult
+from studies.policies.figures.catalogue import FIGURES
 from studies.policies.lab import Lab
-from studies.policies.parts import SCHEMA
 
+SCHEMA: Final = "autoshard.policy_evaluation/1"
 _WIDTH: Final = 1100
-_TITLE: Final = "The sharding policy, evaluated"
 
 
 def sections(lab: Lab) -> dict[str, Section]:
@@ -25,34 +21,28 @@ def sections(lab: Lab) -> dict[str, Section]:
     return {name: section for name, section in found.items() if section is not None}
 
 
-def write_results(lab: Lab, folder: Path, markdown: Path, command: str, *, images: bool = True) -> tuple[Path, ...]:
-    """Writes what is finished.
+def policy_result(lab: Lab, command: str) -> StudyResult:
+    """Numbers, page and images of all finished figures.
 
     Args:
         lab: Has the parts.
-        folder: Gets `policy-evaluation.json`, `policy-evaluation.html`, and `<figure>.png` for each figure.
-        markdown: The file of tables, with links to the images.
-        command: What was typed, for the record.
-        images: Whether images are drawn.
-
-    Returns:
-        The files in their order of writing: numbers, page, tables, then the images.
-
-    Raises:
-        FormatError: If a file cannot be written.
-        ImageError: If an image cannot be drawn; all else is written by then.
+        command: Command of the evaluation, for the record.
     """
     shown = sections(lab)
     about = _about(lab, command)
-    files = [folder / "policy-evaluation.json", folder / "policy-evaluation.html", markdown]
-    atomic_write(files[0], format_json(_document(lab, shown, about)))
-    atomic_write(files[1], figure_page(_report(lab, shown, about)))
-    atomic_write(markdown, as_markdown(shown, about, os.path.relpath(folder, markdown.parent) if images else None))
-    for name, section in shown.items() if images else ():
-        image = folder / f"{name}.png"
-        write_png(section.figure, image, width=_WIDTH, height=int(section.figure.layout.height))
-        files.append(image)
-    return tuple(files)
+    page = FigureReport(
+        title="The sharding policy, evaluated",
+        subtitle=f"AutoShard's figures, from models of {lab.settings.device}",
+        sections=tuple(shown.values()),
+        provenance=about,
+    )
+    return StudyResult(
+        name="policy",
+        document=_document(lab, shown, about),
+        page=page,
+        images={f"-{name}": section.figure for name, section in shown.items()},
+        width=_WIDTH,
+    )
 
 
 def _about(lab: Lab, command: str) -> tuple[tuple[str, str], ...]:
@@ -79,31 +69,3 @@ def _document(lab: Lab, shown: Mapping[str, Section], about: tuple[tuple[str, st
             ],
         }
     return {"schema": SCHEMA, "about": dict(about), "settings": lab.settings.identity(), "figures": figures}
-
-
-def _report(lab: Lab, shown: Mapping[str, Section], about: tuple[tuple[str, str], ...]) -> FigureReport:
-    return FigureReport(
-        title=_TITLE,
-        subtitle=f"AutoShard's figures, from models of {lab.settings.device}",
-        sections=tuple(shown.values()),
-        image=None,
-        image_size=(0, 0),
-        document={},
-        provenance=about,
-    )
-
-
-def as_markdown(shown: Mapping[str, Section], about: tuple[tuple[str, str], ...], images: str | None) -> str:
-    """The report for documentation; `images` is the folder that links to images name, None for no links."""
-    blocks = [f"# {_TITLE}", "\n".join(f"- {name}: {_code(name, value)}" for name, value in about)]
-    for name, section in shown.items():
-        blocks += [f"## {section.title}", section.caption]
-        if images is not None:
-            blocks.append(f"![{section.title}]({(Path(images) / name).as_posix()}.png)")
-        for table in section.tables:
-            blocks += [f"**{table.caption}**", table.to_markdown()]
-    return "\n\n".join(blocks) + "\n"
-
-
-def _code(name: str, value: str) -> str:
-    return f"`{value}`" if name == "Command" else value

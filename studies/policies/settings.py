@@ -1,59 +1,68 @@
-"""How large an evaluation is, and of what."""
+"""Size and subject of an evaluation."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from autoshard.core.errors import InvalidOptionError
+import typer
+
+from autoshard.commands.arguments import positive_option
+from autoshard.commands.options import command_options
+from autoshard.core.accepted import AT_LEAST_1, Range
+from studies.frame import RegistryOption
 
 #: Tables and ranks of a task.
 Size = tuple[int, int]
 
-#: What may differ between two runs into one folder: their parts are the same.
+#: Fields that may differ between two runs into one folder: their parts are the same.
 _FREE: Final = (
     *("registry", "store", "num_seeds", "num_step_seeds", "num_replayed", "measured_updates"),
     *("transfer", "inference", "unseen_ratios"),
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@command_options()
 class EvaluationSettings:
-    """What is trained and compared. The defaults are the paper's where it names them.
+    """Size of an evaluation. The defaults are the paper's where it names them; fields without help are set in Python.
 
     Source:
         AutoShard Sec. 5.1 and 5.2.
     """
 
-    tables: str = "metasyn"
-    """Pool of tables: a file, or the name of a bundled one."""
-    scale: int = 64
-    """Divides rows and batch of the pool; the cost model must cover that batch."""
-    device: str = "cpu"
-    """Key of the device kind whose models price."""
-    registry: Path | None = None
-    """Folder of trained models; the default one if None."""
-    store: Path | None = None
-    """Folder of samples, from which cost models without some features are trained; none of these if None."""
-    num_seeds: int = 5
-    """Trainings, each with training and test tasks of its own."""
+    registry: RegistryOption = None
+    store: Annotated[
+        Path | None, typer.Option(help="Folder of samples, for cost models without some features in table2.")
+    ] = None
+    device: Annotated[str, typer.Option(help="Key of the device whose models price.")] = "cpu"
+    tables: Annotated[str, typer.Option(help="Pool that tasks are drawn from.")] = "metasyn"
+    scale: Annotated[
+        int, typer.Option(min=1, help="Divides rows and batch of the pool; the cost model must cover that batch.")
+    ] = 64
+    num_seeds: Annotated[int, typer.Option("--seeds", min=1, help="Trainings, each with tasks of its own.")] = 5
+    num_updates: Annotated[int, typer.Option("--updates", min=1, help="Updates of each policy.")] = 300
+    num_step_seeds: Annotated[int, typer.Option("--step-seeds", min=1, help="As --seeds, of steps.")] = 2
+    step_updates: Annotated[int, typer.Option(min=1, help="As --updates, of steps.")] = 100
+    auto_s: Annotated[float, positive_option("Seconds that `auto` may search.")] = 1.0
+    search_s: Annotated[float, positive_option("Seconds of the search for best known plans.")] = 60.0
+    num_replayed: Annotated[
+        int, typer.Option("--replay", min=0, help="Tasks of each seed of fig8 whose plans are measured here.")
+    ] = 0
+    measured_updates: Annotated[
+        int,
+        typer.Option(min=0, help="Updates of one more curve of fig12-training, whose rewards are measured here."),
+    ] = 0
     num_train_tasks: int = 90
     num_validation_tasks: int = 20
     num_test_tasks: int = 10
     """Per seed."""
     num_target_tasks: int = 20
-    """Unseen tasks for what has to be reached, and for training curves; the same for all seeds."""
+    """Unseen tasks for the targets and for training curves; the same for all seeds."""
     num_tables: int = 80
     num_ranks: int = 8
-    num_updates: int = 300
-    """Of each policy."""
     num_samples: int = 64
     """Placements that the policy draws where it may draw."""
-    auto_s: float = 1.0
-    """Time limit of `auto`."""
-    search_s: float = 60.0
-    """Time of the search for the best known plan."""
     num_random: int = 10_000
     """Random placements per task."""
     cost_updates: int = 3000
@@ -62,12 +71,6 @@ class EvaluationSettings:
     """Updates of training curves."""
     curve_every: int = 5
     """Updates between two points of a curve."""
-    measured_updates: int = 0
-    """Updates of a training curve whose rewards are measured on this machine; 0 for none."""
-    num_step_seeds: int = 2
-    """Trainings for each kind of items whose objective is the whole step, which take ten times as long."""
-    step_updates: int = 100
-    """Of each of these."""
     memory_share: float = 0.9
     """Share of all memory that tasks with little memory fill."""
     unseen_ratios: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -77,40 +80,18 @@ class EvaluationSettings:
     """Sizes of tasks that planners are timed on."""
     num_timed: int = 5
     """Runs of each planner of which the median is taken."""
-    num_replayed: int = 0
-    """Tasks of each seed whose plans are replayed on this machine; 0 for none."""
 
     def __post_init__(self) -> None:
-        for name in (
-            *("num_seeds", "num_train_tasks", "num_validation_tasks", "num_test_tasks", "num_target_tasks"),
-            *(
-                "num_tables",
-                "num_ranks",
-                "num_updates",
-                "num_random",
-                "cost_updates",
-                "num_step_seeds",
-                "step_updates",
-                "curve_updates",
-                "curve_every",
-            ),
-            *("num_timed", "scale"),
-        ):
-            if getattr(self, name) < 1:
-                raise InvalidOptionError(f"must be at least 1, got {getattr(self, name)}", field=name)
-        if self.num_samples < 2:
-            raise InvalidOptionError(f"must be at least 2, got {self.num_samples}", field="num_samples")
-        for name in ("num_replayed", "measured_updates"):
-            if getattr(self, name) < 0:
-                raise InvalidOptionError(f"must be at least 0, got {getattr(self, name)}", field=name)
-        for name in ("auto_s", "search_s"):
-            if not getattr(self, name) > 0:
-                raise InvalidOptionError(f"must be above 0 seconds, got {getattr(self, name)}", field=name)
-        if not 0 < self.memory_share < 1:
-            raise InvalidOptionError(f"must be in (0, 1), got {self.memory_share}", field="memory_share")
+        AT_LEAST_1.check_fields(
+            self,
+            *("num_train_tasks", "num_validation_tasks", "num_test_tasks", "num_target_tasks", "num_tables"),
+            *("num_ranks", "num_random", "cost_updates", "curve_updates", "curve_every", "num_timed"),
+        )
+        Range(at_least=2).check_fields(self, "num_samples")
+        Range(above=0, below=1).check_fields(self, "memory_share")
 
     def quick(self) -> EvaluationSettings:
-        """The same, so small that it takes minutes and says little: for a first look."""
+        """The same, no larger than a first look in minutes allows."""
         return replace(
             self,
             num_seeds=min(self.num_seeds, 2),
@@ -121,13 +102,13 @@ class EvaluationSettings:
             num_target_tasks=3,
             num_tables=24,
             num_ranks=4,
-            num_updates=8,
+            num_updates=min(self.num_updates, 8),
             num_samples=8,
-            auto_s=0.1,
-            search_s=0.5,
+            auto_s=min(self.auto_s, 0.1),
+            search_s=min(self.search_s, 0.5),
             num_random=300,
             cost_updates=60,
-            step_updates=4,
+            step_updates=min(self.step_updates, 4),
             curve_updates=8,
             curve_every=2,
             unseen_ratios=(0.0, 0.5, 1.0),
@@ -147,5 +128,5 @@ class EvaluationSettings:
         return max(self.transfer)
 
     def identity(self) -> dict[str, Any]:
-        """What two evaluations must share for one to go on with the other's parts."""
+        """Fields that two evaluations must share for one to continue from the other's parts."""
         return {name: value for name, value in asdict(self).items() if name not in _FREE}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from autoshard.report.images import NumberTable
 from autoshard.report.wording import write_ms, write_percent
-from studies.cost_models.evaluation_numbers import Summary
-from studies.policies.lab import RANDOM
-from studies.policies.parts import Numbers
+from studies.frame import Numbers, Summary
+from studies.policies.lab import POLICY, RANDOM, SAMPLED
+from studies.policies.settings import EvaluationSettings
 
 NONE = "n/a"
 
@@ -36,6 +37,11 @@ class PlannerScores:
     speedup: Summary | None
     num_failed: int
     num_tasks: int
+
+    @property
+    def planned(self) -> str:
+        """`9 of 10`: tasks with a plan."""
+        return f"{self.num_tasks - self.num_failed} of {self.num_tasks}"
 
 
 def planner_scores(parts: Sequence[Numbers], planner: str) -> PlannerScores | None:
@@ -79,6 +85,40 @@ def by_planner(parts: Sequence[Numbers], planners: Iterable[str]) -> dict[str, P
     """Scores of those planners that have plans."""
     found = {planner: planner_scores(parts, planner) for planner in planners}
     return {planner: scores for planner, scores in found.items() if scores is not None}
+
+
+def label(planner: str, settings: EvaluationSettings) -> str:
+    """A planner's name in tables."""
+    return f"{POLICY}, {settings.num_samples} samples" if planner == SAMPLED else planner
+
+
+def planner_table(
+    parts: Sequence[Numbers],
+    planners: Iterable[str],
+    settings: EvaluationSettings,
+    caption: str,
+    columns: Sequence[tuple[str, Callable[[str, PlannerScores], str]]],
+) -> NumberTable:
+    """A line for each planner: its scores, and how many tasks it has planned.
+
+    Args:
+        parts: As in `planner_scores`.
+        planners: Planners in the order of the lines; without any plan, the last cell has the reason.
+        settings: Settings of the evaluation.
+        caption: The caption.
+        columns: Heading of each column of scores, and its cells by planner and scores.
+    """
+    lines = []
+    for planner in planners:
+        scores = planner_scores(parts, planner)
+        if scores is None:
+            failures = [task[planner]["failure"] for part in parts for task in part["tasks"] if planner in task]
+            cells = [*[NONE] * len(columns), f"0 of {len(failures)}: {failures[0]}" if failures else NONE]
+        else:
+            cells = [*(cell(planner, scores) for _, cell in columns), scores.planned]
+        lines.append((label(planner, settings), *cells))
+    headings = ("planner", *(heading for heading, _ in columns), "tasks planned")
+    return NumberTable(columns=headings, lines=tuple(lines), caption=caption)
 
 
 def write_share(summary: Summary | None) -> str:

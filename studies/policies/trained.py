@@ -125,7 +125,7 @@ def training_curve(
         train: Problems to learn from.
         validation: Problems that the trainer asks for; nothing is chosen by them.
         unseen: Problems to score on.
-        learner: What learns.
+        learner: Way to train.
         device: Key of the device kind, for rewards that are measured.
         seed: Of weights and of what is tried.
         num_updates: Updates.
@@ -166,7 +166,7 @@ def _point(trainer: PolicyTrainer, training_s: float, tasks: Sequence[PlacementT
 
 @torch.no_grad()
 def hold_at_zero(network: PlacementNetwork, part: NetworkPart) -> None:
-    """Makes a network do without a part, for good: what weighs it is zero, and learns nothing."""
+    """Removes a part of a network: its weights are zero, and training leaves them so."""
     width, code_width = network.state_width, network.code_width
     weights = [(network.policy_first.weight, columns) for columns in _columns(part, width, code_width)]
     for parameter, columns in weights:

@@ -1,6 +1,7 @@
 """Names from anybody's files: what a terminal obeys is printed as escapes, markup as it is."""
 
 import json
+import re
 import unicodedata
 
 import pytest
@@ -96,8 +97,13 @@ def test_one_table_that_is_explained(prints, plan_file):
 def test_models(prints, tmp_path, monkeypatch):
     monkeypatch.setenv(REGISTRY_VARIABLE, str(tmp_path / HOSTILE))
     Registry(None).publish("cost", "cpu", {}, {"device": "cpu", "training": {HOSTILE: HOSTILE, "note": HOSTILE}})
-    for arguments in (["models"], ["models", "show", "production"], ["models", "show", "production", "--json"]):
-        prints(*arguments)
+    listed, _ = prints("models")
+    assert "cost" in listed
+    shown_model, _ = prints("models", "show", "production")
+    assert "[red]:smile:" in re.sub(r"\s", "", shown_model)
+    as_json, _ = prints("models", "show", "production", "--json")
+    training = {HOSTILE: HOSTILE, "note": HOSTILE}
+    assert json.loads(as_json)["card"]["training"] == training
 
 
 @pytest.mark.parametrize(

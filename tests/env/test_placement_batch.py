@@ -213,11 +213,12 @@ def assert_same(single, batch, episode):
 
 
 def play_both(envs, batch, rng, *, by_mask):
-    """Plays the same episodes alone and in a batch, and compares all that they show."""
+    """Plays the same episodes alone and in a batch, and compares them; returns the steps that were compared."""
     singles = [env.reset(int(owner)) for env, owner in zip(envs, OWNERS, strict=True)]
     batch.begin(np.arange(len(OWNERS)), OWNERS)
-    live = set(range(len(OWNERS)))
+    live, num_steps = set(range(len(OWNERS))), 0
     while live:
+        num_steps += len(live)
         observed = batch.observe()
         for episode in live:
             assert_same(singles[episode], observed, episode)
@@ -241,6 +242,12 @@ def play_both(envs, batch, rng, *, by_mask):
             assert info["is_feasible"] or not by_mask
             assert_same(singles[episode], batch.observe(), episode)
     assert batch.is_done.all()
+    return num_steps
+
+
+def num_items(problems):
+    """Items of all episodes: as many steps, where nothing is split and episodes end with their last item."""
+    return sum(problems[owner].num_items for owner in OWNERS)
 
 
 @pytest.mark.parametrize("by_mask", [False, True])
@@ -250,7 +257,7 @@ def test_every_step_equals_that_of_single_environments(problems, measured, by_ma
     envs = [PlainEnv(problems, reward_ms=reward_ms) for _ in OWNERS]
     batch = PlacementBatch([PlacementTask.of(problem) for problem in problems], len(OWNERS), reward_ms)
     for seed in range(3):
-        play_both(envs, batch, np.random.default_rng(seed), by_mask=by_mask)
+        assert play_both(envs, batch, np.random.default_rng(seed), by_mask=by_mask) == num_items(problems)
 
 
 @pytest.mark.parametrize("objective", Objective)
@@ -262,7 +269,8 @@ def test_it_does_so_in_all_modes_for_all_objectives(problems, grouped, costs, mo
     envs = [PlainEnv(chosen, **options) for _ in OWNERS]
     batch = PlacementBatch([PlacementTask.of(problem, **options) for problem in chosen], len(OWNERS))
     for by_mask in (False, True):
-        play_both(envs, batch, np.random.default_rng(0), by_mask=by_mask)
+        num_steps = play_both(envs, batch, np.random.default_rng(0), by_mask=by_mask)
+        assert num_steps > num_items(chosen) if batch.may_split else num_steps == num_items(chosen)
 
 
 @pytest.mark.parametrize("objective", [Objective.BALANCE, Objective.STEP])
@@ -272,7 +280,7 @@ def test_it_does_so_where_hot_rows_may_be_cut_off(shared, costs, objective):
     batch = PlacementBatch([PlacementTask.of(problem, **options) for problem in shared], len(OWNERS))
     assert batch.may_split
     for by_mask in (False, True):
-        play_both(envs, batch, np.random.default_rng(0), by_mask=by_mask)
+        assert play_both(envs, batch, np.random.default_rng(0), by_mask=by_mask) > num_items(shared)
 
 
 @pytest.mark.parametrize("mode", ["tables", "groups"])
@@ -283,8 +291,8 @@ def test_it_does_so_by_a_learned_model(problems, grouped, learned, mode):
     ]
     envs = [PlainEnv(chosen) for _ in OWNERS]
     batch = PlacementBatch([PlacementTask.of(problem) for problem in chosen], len(OWNERS))
-    play_both(envs, batch, np.random.default_rng(0), by_mask=True)
-    play_both(envs, batch, np.random.default_rng(1), by_mask=False)
+    assert play_both(envs, batch, np.random.default_rng(0), by_mask=True) == num_items(chosen)
+    assert play_both(envs, batch, np.random.default_rng(1), by_mask=False) == num_items(chosen)
 
 
 def test_an_episode_that_is_begun_anew_starts_from_nothing(problems):

@@ -151,7 +151,12 @@ def test_ranks_of_different_memory_are_filled_as_they_are(draw_task, make_reques
     tables, _ = draw_task(12, 4, seed=5)
     total = sum(table.storage_bytes for table in tables.tables)
     uneven = make_topology(4, total // 20, overrides=((2, MemoryBytes(hbm=total)),))
-    validate_plan(AutoPlanner().plan(make_request((tables, uneven), options=STEP, time_limit_s=SECONDS)))
+    request = make_request((tables, uneven), options=STEP, time_limit_s=SECONDS)
+    plan = AutoPlanner().plan(request)
+    validate_plan(plan)
+    held = [rank.hbm_bytes for rank in evaluate(plan, request.costs).ranks]
+    assert held[2] > total // 2
+    assert max(held[:2] + held[3:]) <= total // 20
 
 
 @pytest.mark.parametrize(
@@ -180,8 +185,10 @@ def test_options_name_schemes_and_groups():
 
 def test_ends_at_its_time_limit(draw_task, make_request):
     # A search that does not look at the clock would not end: the timeout of every test fails it then.
-    plan = AutoPlanner().plan(make_request(draw_task(20, 4, seed=1), time_limit_s=0.3, options={"policy": False}))
+    request = make_request(draw_task(20, 4, seed=1), time_limit_s=0.3, options={"policy": False})
+    plan = AutoPlanner().plan(request)
     validate_plan(plan)
+    assert plan.provenance.models["search"].startswith("stopped by time after ")
 
 
 def test_is_among_the_planners():

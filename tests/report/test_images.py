@@ -1,14 +1,12 @@
-"""Figures become images, pages and numbers; without a browser the last two are there all the same."""
+"""Figures become images and pages."""
 
-import json
 import struct
 import zlib
-from dataclasses import replace
 
 import plotly.graph_objects as go
 import pytest
 
-from autoshard.core.errors import FormatError, InvalidOptionError
+from autoshard.core.errors import InvalidOptionError
 from autoshard.report.figures import in_house_style
 from autoshard.report.images import (
     FigureReport,
@@ -18,7 +16,6 @@ from autoshard.report.images import (
     figure_page,
     find_browser,
     write_png,
-    write_report,
 )
 
 try:
@@ -57,9 +54,6 @@ def report():
         title=EVIL,
         subtitle="a machine",
         sections=sections,
-        image=bars(),
-        image_size=(300, 200),
-        document={"numbers": [1, 2, 3]},
         facts=(("Slowest", "3 ms", "of three"),),
         provenance=(("Command", "python -m x"),),
     )
@@ -84,24 +78,12 @@ def test_lines_of_a_table_are_as_wide_as_its_head():
 
 
 @needs_browser
-def test_an_image_is_drawn_in_double_size(report, tmp_path):
-    files = write_report(report, tmp_path / "new", "chart")
-    assert [file.name for file in files] == ["chart.json", "chart.html", "chart.png"]
-    assert json.loads(files[0].read_text())["numbers"] == [1, 2, 3]
-    image = files[2].read_bytes()
+def test_an_image_is_drawn_in_double_size(tmp_path):
+    write_png(bars(), tmp_path / "new" / "chart.png", width=300, height=200)
+    image = (tmp_path / "new" / "chart.png").read_bytes()
     assert image[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", image[16:24]) == (600, 400)
     assert len(set(pixels(image))) > 20  # what is drawn, not a blank
-    assert sorted(file.name for file in (tmp_path / "new").iterdir()) == sorted(file.name for file in files)
-
-
-def test_without_a_browser_numbers_and_page_are_written(report, tmp_path, monkeypatch):
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
-    with pytest.raises(
-        ImageError, match=r"chart\.png: .*BROWSER_PATH must name.*none.*chart\.html and .*chart\.json are written"
-    ):
-        write_report(report, tmp_path, "chart")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["chart.html", "chart.json"]
 
 
 def test_where_no_browser_is_installed_the_error_says_what_to_install(tmp_path, monkeypatch):
@@ -122,9 +104,3 @@ def test_a_browser_that_dies_is_an_error_and_leaves_no_file(tmp_path, monkeypatc
     with pytest.raises(ImageError, match="browser drew no image"):
         write_png(bars(), tmp_path / "chart.png", width=30, height=20)
     assert not (tmp_path / "chart.png").exists()
-
-
-def test_a_place_that_cannot_be_written_is_an_error(report, tmp_path):
-    (tmp_path / "chart.json").mkdir()
-    with pytest.raises(FormatError, match=r"chart\.json: cannot be written"):
-        write_report(replace(report, facts=()), tmp_path, "chart")

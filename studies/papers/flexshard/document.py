@@ -81,24 +81,20 @@ def _model_document(result: ModelResult) -> dict[str, object]:
 
 
 def _three_tier_table(results: Sequence[ModelResult]) -> NumberTable:
-    lines = []
-    for result in results:
-        _, plan = result.neutral
-        model = result.model
-        lines.append(
-            (
-                model.name,
-                _rows(model.replicated),
-                _rows(plan[Tier.DATA_PARALLEL]),
-                _rows(model.flexed),
-                _rows(plan[Tier.FLEX]),
-                write_percent(plan[Tier.FLEX].num_rows / model.flexed.num_rows - 1, signed=True),
-            )
-        )
-    return NumberTable(
-        columns=("3-tier", "data-parallel, paper", "ours", "Flex, paper", "ours", "Flex rows off by"),
-        lines=tuple(lines),
-        caption="Table 5, rows and coverage, with L from the paper's neutral 2-tier rows.",
+    def off(result: ModelResult) -> float:
+        return result.neutral[1][Tier.FLEX].num_rows / result.model.flexed.num_rows - 1
+
+    return NumberTable.of(
+        results,
+        "Table 5, rows and coverage, with L from the paper's neutral 2-tier rows.",
+        (
+            ("3-tier", lambda one: one.model.name),
+            ("data-parallel, paper", lambda one: _rows(one.model.replicated)),
+            ("ours", lambda one: _rows(one.neutral[1][Tier.DATA_PARALLEL])),
+            ("Flex, paper", lambda one: _rows(one.model.flexed)),
+            ("ours", lambda one: _rows(one.neutral[1][Tier.FLEX])),
+            ("Flex rows off by", lambda one: write_percent(off(one), signed=True)),
+        ),
     )
 
 
@@ -178,20 +174,16 @@ def _speedup_table(results: Sequence[ModelResult]) -> NumberTable:
 
 
 def _points_table(frontier: ParetoFrontier) -> NumberTable:
-    lines = tuple(
+    return NumberTable.of(
+        named_points(frontier).items(),
+        "Fig. 5, on RM-1: over row-wise sharding.",
         (
-            letter,
-            f"{point.num_rows:,.0f}",
-            write_percent(point.coverage),
-            f"{point.memory_bytes / 1e9:+.2f}",
-            f"{point.communication_s * 1e3:+.1f}",
-        )
-        for letter, point in named_points(frontier).items()
-    )
-    return NumberTable(
-        columns=("point", "rows replicated", "coverage", "memory, GB per rank", "communication, ms per step"),
-        lines=lines,
-        caption="Fig. 5, on RM-1: over row-wise sharding.",
+            ("point", lambda named: named[0]),
+            ("rows replicated", lambda named: f"{named[1].num_rows:,.0f}"),
+            ("coverage", lambda named: write_percent(named[1].coverage)),
+            ("memory, GB per rank", lambda named: f"{named[1].memory_bytes / 1e9:+.2f}"),
+            ("communication, ms per step", lambda named: f"{named[1].communication_s * 1e3:+.1f}"),
+        ),
     )
 
 

@@ -12,8 +12,8 @@ from autoshard.planners.flexshard.break_points import ParetoFrontier, ParetoPoin
 from autoshard.report.figures import BLUE, GREEN, GREY, INK, ORANGE, SKY, YELLOW, in_house_style
 from studies.papers.flexshard.results import FIG5_MODEL, HistoryCosts, ModelResult, ReplicaCosts
 
-#: Width and height of the images, in pixels.
-WIDTH, HEIGHT = 1200, 480
+#: Height of the images in pixels.
+HEIGHT = 480
 _TABLE_COLOURS = (SKY, GREEN, YELLOW, ORANGE)
 #: The share of rows in Fig. 5's left part, and the distance of its marks.
 _FIRST_ROWS, _MARK = 0.012, 0.001

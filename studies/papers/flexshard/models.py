@@ -1,4 +1,4 @@
-"""What FlexShard prints of its four models (Tables 4 to 6), and access curves through its points.
+"""FlexShard's published figures of its four models (Tables 4 to 6), and access curves through its points.
 
 Shape suffixes: K knots of a curve, P points that the paper prints.
 """
@@ -17,7 +17,7 @@ from autoshard.planners.flexshard.equations import PAPER_MEMORY_MULTIPLIER
 RANKS_PER_NODE, NUM_NODES, LOCAL_BATCH, DIM = 8, 4, 4096, 256
 WORLD = RANKS_PER_NODE * NUM_NODES
 NUMBER_BYTES = 4
-#: What a row takes that is replicated, over row-wise and in rows per rank: on each rank, and on each node (Table 2).
+#: Memory of a replicated row, over row-wise and in rows per rank: on each rank, and on each node (Table 2).
 EACH_ROWS = PAPER_MEMORY_MULTIPLIER - 1 / WORLD
 EACH_NODE_ROWS = PAPER_MEMORY_MULTIPLIER / RANKS_PER_NODE - 1 / WORLD
 
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def exposed_ms(self) -> float:
-        """What takes time if the overlappable parts overlap (Fig. 7 counts so)."""
+        """Time of communication where the parts that can overlap do so (as in Fig. 7)."""
         return self.all_to_all_ms + self.all_reduce_ms
 
     @property

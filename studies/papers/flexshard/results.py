@@ -49,7 +49,7 @@ from studies.papers.flexshard.models import (
 
 #: Four nodes of eight A100, as in Sec. 5.
 TOPOLOGY = "a100-32"
-#: Of the table whose rows Fig. 5 replicates: the paper does not say which it is.
+#: Of the table whose rows Fig. 5 replicates: not named in the paper.
 FIG5_MODEL = MODELS[0]
 #: Fig. 1 has up to so many tables, and histories of up to so many lookups in all.
 FIG1_TABLES, FIG1_LENGTH = (1, 2, 4, 8), 2000
@@ -104,7 +104,7 @@ class ModelResult:
     """Plans and predicted runs of one model.
 
     Attributes:
-        model: What the paper prints.
+        model: Published figures.
         neutral: Tiers with two and three tiers, with L from the paper's neutral 2-tier rows.
         measured: The same with L from Table 6's volume.
         leaving: The same with that volume as what leaves a rank.

@@ -42,7 +42,7 @@ class TensorFlowKernels:
         lengths: Ids per sample of each feature, by table.
         batch_size: Samples per step, all of which every rank looks up.
         is_distributed: Whether outputs are put together for an exchange, and taken apart after that of gradients.
-        gpu: What it runs on.
+        gpu: The GPU.
     """
 
     lengths: Mapping[str, tuple[float, ...]]
@@ -53,7 +53,7 @@ class TensorFlowKernels:
 
     @property
     def name(self) -> str:
-        """What answers say."""
+        """Name of the model in results."""
         return "published-program:a100"
 
     def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
@@ -145,7 +145,7 @@ def unique_s(gpu: Gpu, access: AccessProfile, num_lookups: float) -> float:
     """tf.unique of a table's ids, as unique_op_gpu.cu.cc has it: sort, number, sort by first place, look up, scatter.
 
     Args:
-        gpu: What it runs on.
+        gpu: The GPU.
         access: Profile of the rows.
         num_lookups: Ids.
     """

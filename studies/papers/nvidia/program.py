@@ -33,7 +33,7 @@ class Prediction:
     Attributes:
         model: Name of the model.
         num_ranks: GPUs.
-        published_ms: What was measured.
+        published_ms: Measured step.
         times: Predicted parts.
         fused_ms: The same placement, exchange and dense layers with fused kernels (the analytic model of the A100),
             without Horovod: what the hardware would allow.
@@ -68,7 +68,7 @@ class HorovodComm:
 
     @property
     def name(self) -> str:
-        """What answers say."""
+        """Name of the model in results."""
         return "alpha-beta behind Horovod's rounds"
 
     def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
@@ -108,7 +108,7 @@ def memory_balanced(tables: TableSet, num_ranks: int, slice_threshold: int | Non
     """The library's placement: tables by falling size, to ranks forth and back; large ones cut by columns before.
 
     Args:
-        tables: What to place.
+        tables: Tables to place.
         num_ranks: Where to; on a single one nothing is cut.
         slice_threshold: Elements above which a table is cut in two, each part again, up to a part per rank.
 

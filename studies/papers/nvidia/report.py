@@ -10,12 +10,12 @@ from scipy.stats import kendalltau
 
 from autoshard.report.figures import BLUE, GREY, INK, ORANGE, in_house_style
 from autoshard.report.images import FigureReport, NumberTable, Section
+from studies.frame import StudyResult
 from studies.papers.nvidia.hardware import A100, HOROVOD_CYCLE_S
 from studies.papers.nvidia.program import MACHINE, Prediction
 
 SCHEMA = "autoshard.nvidia-steps/1"
-_SIZE = (1000, 560)
-_COLUMNS = ("point", "published ms", "predicted ms", "error", "kernels", "exchanges", "dense", "fused kernels ms")
+_WIDTH, _HEIGHT = 1000, 560
 
 
 def rank_correlation(predictions: Sequence[Prediction]) -> float:
@@ -24,28 +24,30 @@ def rank_correlation(predictions: Sequence[Prediction]) -> float:
     return float(kendalltau(published, [one.predicted_ms for one in predictions]).statistic)
 
 
-def steps_report(predictions: Sequence[Prediction], listed: Sequence[Prediction]) -> FigureReport:
-    """The report.
+def steps_result(predictions: Sequence[Prediction], listed: Sequence[Prediction]) -> StudyResult:
+    """Numbers, page and image.
 
     Args:
         predictions: All points.
         listed: Those that the check is made on.
     """
     figure = steps_figure(predictions)
-    tau, worst = rank_correlation(listed), max(abs(one.error) for one in listed)
+    tau, worst = rank_correlation(listed), max(listed, key=lambda one: abs(one.error))
     caption = (
-        f"{MACHINE}, global batch 65,536, Adagrad. Kendall's tau {tau:.3f} and errors up to {worst:.1%} over the "
-        f"{len(listed)} points of tiny, small and medium."
+        f"{MACHINE}, global batch 65,536, Adagrad. Kendall's tau {tau:.3f} and errors up to {abs(worst.error):.1%} "
+        f"over the {len(listed)} points of {', '.join(dict.fromkeys(one.model for one in listed))}."
     )
-    return FigureReport(
+    page = FigureReport(
         title="NVIDIA's synthetic models: steps as published and as predicted",
         subtitle="from published hardware figures and the kernels of the published program; nothing is fitted",
         sections=(Section(title="Steps", caption=caption, figure=figure, tables=(steps_table(predictions),)),),
-        image=figure,
-        image_size=_SIZE,
-        document=steps_document(predictions, listed),
-        facts=(("Kendall's tau", f"{tau:.3f}", ""), ("largest error", f"{worst:.1%}", f"of {len(listed)} points")),
+        facts=(
+            ("Kendall's tau", f"{tau:.3f}", f"{rank_correlation(predictions):.3f} over all points"),
+            ("largest error", f"{worst.error:+.1%}", f"{worst.model} on {worst.num_ranks}, of {len(listed)} points"),
+        ),
     )
+    document = steps_document(predictions, listed)
+    return StudyResult(name="nvidia-steps", document=document, page=page, images={"": figure}, width=_WIDTH)
 
 
 def steps_document(predictions: Sequence[Prediction], listed: Sequence[Prediction]) -> dict[str, object]:
@@ -74,23 +76,20 @@ def steps_document(predictions: Sequence[Prediction], listed: Sequence[Predictio
 
 def steps_table(predictions: Sequence[Prediction]) -> NumberTable:
     """A line for each point."""
-    lines = []
-    for one in predictions:
-        times = one.times
-        lines.append(
-            (
-                f"{one.model}, {one.num_ranks}",
-                f"{one.published_ms:.2f}",
-                f"{one.predicted_ms:.2f}",
-                f"{one.error:+.1%}",
-                f"{times.forward_kernel + times.backward_kernel:.2f}",
-                f"{times.forward_exchange + times.backward_exchange:.2f}",
-                f"{times.dense_layers + times.overhead:.2f}",
-                f"{one.fused_ms:.2f}",
-            )
-        )
-    caption = "Milliseconds per step by model and number of GPUs; what the same placement takes with fused kernels"
-    return NumberTable(columns=_COLUMNS, lines=tuple(lines), caption=caption)
+    return NumberTable.of(
+        predictions,
+        "Milliseconds per step by model and number of GPUs, and of the same placement with fused kernels",
+        (
+            ("point", lambda one: f"{one.model}, {one.num_ranks}"),
+            ("published ms", lambda one: f"{one.published_ms:.2f}"),
+            ("predicted ms", lambda one: f"{one.predicted_ms:.2f}"),
+            ("error", lambda one: f"{one.error:+.1%}"),
+            ("kernels", lambda one: f"{one.times.forward_kernel + one.times.backward_kernel:.2f}"),
+            ("exchanges", lambda one: f"{one.times.forward_exchange + one.times.backward_exchange:.2f}"),
+            ("dense", lambda one: f"{one.times.dense_layers + one.times.overhead:.2f}"),
+            ("fused kernels ms", lambda one: f"{one.fused_ms:.2f}"),
+        ),
+    )
 
 
 def steps_figure(predictions: Sequence[Prediction]) -> go.Figure:
@@ -102,7 +101,7 @@ def steps_figure(predictions: Sequence[Prediction]) -> go.Figure:
     figure.add_bar(name="published, ±35%", x=names, y=published, marker_color=GREY, error_y=tolerance)
     figure.add_bar(name="predicted", x=names, y=[one.predicted_ms for one in predictions], marker_color=BLUE)
     figure.add_bar(name="with fused kernels", x=names, y=[one.fused_ms for one in predictions], marker_color=ORANGE)
-    in_house_style(figure, height=_SIZE[1])
+    in_house_style(figure, height=_HEIGHT)
     figure.update_layout(barmode="group", bargap=0.2)
     figure.update_yaxes(title_text="ms per step", type="log", dtick="D2")
     figure.update_xaxes(title_text="GPUs")

@@ -14,8 +14,8 @@ from plotly.subplots import make_subplots
 from autoshard.report.figures import BLUE, GREY, INK, ORANGE, in_house_style
 from studies.papers.oper.results import FloatArray, LinkCosts, MethodLoads, links
 
-#: Width and height of the images, in pixels.
-WIDTH, HEIGHT = 1200, 480
+#: Height of the images in pixels.
+HEIGHT = 480
 FIG10_HEIGHT = 720
 
 

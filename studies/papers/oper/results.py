@@ -1,4 +1,4 @@
-"""What OPER's evaluation asks: exchange by memory, by threshold and by link, balance by method, time of the search.
+"""OPER's evaluation: exchange by memory, by threshold and by link, balance by method, time of the search.
 
 Exchange is that of rows in the forward pass, as in the paper, in MiB per step or in milliseconds of the cost matrix.
 
@@ -54,7 +54,7 @@ class RankTraffic:
     Attributes:
         label: Which line of the table.
         cpu_s: Seconds of one core for the plan.
-        most: What a rank fetches or what it serves, whichever is more, of the most loaded rank.
+        most: Larger of fetched and served data of the most loaded rank.
         least: Of the least loaded one.
         num_shards: Shards of the plan; 0 where there is none.
     """

@@ -12,7 +12,7 @@ import numpy as np
 from autoshard.core import AccessProfile, EmbeddingTable, Level, Link, MemoryBytes, TableSet, Topology
 from autoshard.formats import load_tables, load_topology
 
-#: Samples per GPU and step. The paper does not say; with these, Table 2's first line comes out to its last digit.
+#: Samples per GPU and step. Not in the paper; with these, Table 2's first line comes out to its last digit.
 BATCH_PER_RANK = 16_384
 #: Zipf exponent of all tables.
 ALPHA = 1.05

@@ -14,20 +14,17 @@ SCHEMA = "autoshard.papers.two-d/1"
 def table1(outcomes: Sequence[Outcome]) -> NumberTable:
     """Efficiency by number of groups, for one model."""
     run = outcomes[0].run
-    return NumberTable(
-        caption=f"Table 1, {run.model.name}: {run.world_size:,} GPUs, {run.local_batch:,} samples each",
-        columns=("groups", "QPS", "paper", "imbalance", "paper", "sync, ms", "peak / mean memory, GB"),
-        lines=tuple(
-            (
-                str(one.run.num_groups),
-                _qps(one.qps),
-                _qps(one.run.paper_qps),
-                f"{one.imbalance:.2f}",
-                f"{one.run.paper_imbalance:.2f}",
-                f"{one.group_sync_ms:.0f}",
-                f"{one.peak_bytes / 1e9:.1f} / {one.mean_bytes / 1e9:.1f}",
-            )
-            for one in outcomes
+    return NumberTable.of(
+        outcomes,
+        f"Table 1, {run.model.name}: {run.world_size:,} GPUs, {run.local_batch:,} samples each",
+        (
+            ("groups", lambda one: str(one.run.num_groups)),
+            ("QPS", lambda one: _qps(one.qps)),
+            ("paper", lambda one: _qps(one.run.paper_qps)),
+            ("imbalance", lambda one: f"{one.imbalance:.2f}"),
+            ("paper", lambda one: f"{one.run.paper_imbalance:.2f}"),
+            ("sync, ms", lambda one: f"{one.group_sync_ms:.0f}"),
+            ("peak / mean memory, GB", lambda one: f"{one.peak_bytes / 1e9:.1f} / {one.mean_bytes / 1e9:.1f}"),
         ),
     )
 
@@ -46,12 +43,14 @@ def table2(full: Sequence[Outcome], grouped: Sequence[Outcome]) -> NumberTable:
 
 
 def choice_table(name: str, provenance: Provenance) -> NumberTable:
-    """What the planner says of every number of groups that it looked at."""
-    told = {label: text for label, text in provenance.models.items() if label.endswith("group") or " groups " in label}
+    """The planner's remark on every number of groups that it tried."""
+    remarks = {
+        label: text for label, text in provenance.models.items() if label.endswith("group") or " groups " in label
+    }
     return NumberTable(
-        caption=f"What `replica-groups` says of {name} (stages one after the other)",
+        caption=f"Choice of `replica-groups` for {name} (stages one after the other)",
         columns=("groups", "predicted, or why not"),
-        lines=tuple((label, text) for label, text in told.items()),
+        lines=tuple((label, text) for label, text in remarks.items()),
     )
 
 
@@ -61,10 +60,10 @@ def document(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, object]:
 
 
 def _scaling(one: Outcome, base: Outcome) -> tuple[str, str, str]:
-    told = "-" if one.run.paper_factor is None else f"{100 * one.run.paper_factor:.1f}%"
+    published = "-" if one.run.paper_factor is None else f"{100 * one.run.paper_factor:.1f}%"
     if one.out_of_memory:
-        return "out of memory", "-", "out of memory" if one.run.paper_qps is None else told
-    return _qps(one.qps), f"{100 * one.factor(base):.1f}%", told
+        return "out of memory", "-", "out of memory" if one.run.paper_qps is None else published
+    return _qps(one.qps), f"{100 * one.factor(base):.1f}%", published
 
 
 def _qps(value: float | None) -> str:

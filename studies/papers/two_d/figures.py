@@ -11,8 +11,8 @@ from autoshard.core.step import StepPart
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, in_house_style
 from studies.papers.two_d.results import Outcome
 
-#: Width and height of the images, in pixels.
-WIDTH, HEIGHT = 1200, 480
+#: Height of the images in pixels.
+HEIGHT = 480
 
 
 def fig6_figure(models: Sequence[Sequence[Outcome]]) -> go.Figure:
@@ -49,11 +49,11 @@ def fig7_figure(full: Sequence[Outcome], grouped: Sequence[Outcome]) -> go.Figur
         figure.add_scatter(
             name=name, x=sizes, y=[one.qps for one in fits], mode="lines", line={"color": colour, "width": 3}
         )
-        told = [one for one in found if one.run.paper_qps is not None]
+        published = [one for one in found if one.run.paper_qps is not None]
         figure.add_scatter(
             name=f"{name}, paper",
-            x=[one.run.world_size for one in told],
-            y=[one.run.paper_qps for one in told],
+            x=[one.run.world_size for one in published],
+            y=[one.run.paper_qps for one in published],
             mode="markers",
             marker={"color": colour, "size": 11, "symbol": "circle-open", "line": {"width": 2}},
         )

@@ -1,6 +1,6 @@
-"""The models and the machine that stand for those of two-dimensional sparse parallelism, whose details are not told.
+"""Models and a machine in place of those of two-dimensional sparse parallelism, whose details are not published.
 
-What the paper says is taken as it is; what it does not say is chosen, once for all of its tables, and marked so.
+Published figures are used as they are; all others are chosen, once for all of the paper's tables, and marked so.
 
 Shape suffixes: N tables.
 """
@@ -124,8 +124,8 @@ class PaperMachine:
 
     Attributes:
         device: Prices kernels and dense layers by published bandwidths. The paper does not name its GPU.
-        card_bytes_per_s: What a rank's port reaches of a network card of 200 Gbit/s (25 GB/s): 24 GB/s, as NVIDIA's
-            engineers say (NVIDIA/nccl issue 412). Cards as in Neo, Table 2, and FlexShard, Sec. 5.
+        card_bytes_per_s: Bandwidth that a rank's port reaches of a network card of 200 Gbit/s (25 GB/s): 24 GB/s, by
+            NVIDIA's engineers (NVIDIA/nccl issue 412). Cards as in Neo, Table 2, and FlexShard, Sec. 5.
         host_speedup: Intra-host communication is "7x" faster (Sec. 5).
         building_ranks: Ranks of a building. At 4,096 "cross-building communication is triggered" (Sec. 4.3), at 2,048
             it is not.

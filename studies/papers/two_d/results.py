@@ -26,7 +26,7 @@ class Run:
         num_groups: 1 for full model parallelism.
         local_batch: Samples per GPU and step.
         paper_qps: Samples per second; None where it ran out of memory.
-        paper_imbalance: Largest over mean lookup time; None where it is not told.
+        paper_imbalance: Largest over mean lookup time; None where it is not published.
         paper_factor: Scaling factor in Table 2: QPS per GPU over that of 256 GPUs.
         layout: Of the groups. The paper's: copies in one host, where there are no more groups than GPUs (Sec. 5).
     """
@@ -102,11 +102,11 @@ WITHIN_RUN: Final = Run(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run comes to.
+    """Prices and memory of a run.
 
     Attributes:
         run: The run.
-        out_of_memory: What is missing, if it does not fit; all else is 0 then.
+        out_of_memory: Missing memory of a run that does not fit; all else is 0 then.
         step_ms: Predicted step.
         parts_ms: Its parts at their slowest ranks; `dense` holds the dense layers and both synchronisations.
         group_sync_ms: Synchronisation of the groups.
@@ -177,7 +177,7 @@ def outcome(run: Run, machine: PaperMachine = MACHINE) -> Outcome:
 
 
 def priced(run: Run, plan: ShardingPlan, costs: CostModels) -> Outcome:
-    """What a run's plan comes to."""
+    """Prices and memory of a run's plan."""
     started_s = time.perf_counter()
     found = evaluate(plan, costs, overlap=Overlap.NEO)
     pricing_s = time.perf_counter() - started_s

@@ -6,8 +6,17 @@ import pytest
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError, UnknownNameError
 from autoshard.formats.stores.samples import read_samples, write_samples
 from costmodel.kernel.training import TrainingOptions
-from studies.cost_models.active import ActiveOptions, Progress, Round, active_folder, collect, run_active_loop
-from studies.cost_models.active_report import active_report, active_result, curve_figure
+from studies.cost_models.active import (
+    SCHEMA,
+    ActiveOptions,
+    Progress,
+    Round,
+    active_folder,
+    collect,
+    read_progress,
+    run_active_loop,
+)
+from studies.cost_models.active_report import active_result, curve_figure
 
 
 @pytest.fixture
@@ -20,7 +29,8 @@ def make_options(own_store):
     def make(**changes):
         training = TrainingOptions(num_updates=30, batch_size=64)
         # Too short to collect anything: what is trained on is what the store holds.
-        return ActiveOptions(**{"store": own_store, "seconds": 1.0, "device": "cpu", "training": training, **changes})
+        usual = {"store": own_store, "seconds": 1.0, "device": "cpu", "training": training, "compare_random": False}
+        return ActiveOptions(**usual | changes)
 
     return make
 
@@ -81,7 +91,7 @@ class TestWithoutCollecting:
         with pytest.raises(FormatError, match=r"rounds\.json.*delete it"):
             run_active_loop(make_options(), str)
 
-    @pytest.mark.parametrize(("change", "field"), [({"seconds": 0.0}, "seconds"), ({"num_rounds": 0}, "rounds")])
+    @pytest.mark.parametrize(("change", "field"), [({"seconds": 0.0}, "seconds"), ({"rounds": 0}, "rounds")])
     def test_options_that_make_no_sense(self, make_options, change, field):
         with pytest.raises(InvalidOptionError, match=field):
             make_options(**change)
@@ -103,12 +113,13 @@ class TestReport:
         assert [list(curve.y) for curve in figure.data] == [[10, 5], [10, pytest.approx(7)]]
 
     def test_numbers(self, progress, tmp_path):
-        report = active_report(progress)
+        result = active_result(progress)
         file = tmp_path / "rounds.json"
-        file.write_text(json.dumps(report.document), encoding="utf-8")
-        assert Progress.read(file) == progress
-        assert active_result(progress)["rounds"][3]["relative_error"] == 0.07
-        assert Progress.read(tmp_path / "none.json") is None
+        file.write_text(json.dumps(result.document), encoding="utf-8")
+        assert read_progress(file) == progress
+        assert result.document["schema"] == SCHEMA
+        assert result.document["rounds"][3]["relative_error"] == 0.07
+        assert read_progress(tmp_path / "none.json") is None
 
 
 @pytest.mark.slow
@@ -121,7 +132,8 @@ class TestWithCollector:
             store=tmp_path / "store",
             seconds=240.0,
             device="cpu",
-            num_rounds=1,
+            rounds=1,
+            compare_random=False,
             scale=1024,
             max_tables=4,
             training=training,
@@ -134,6 +146,6 @@ class TestWithCollector:
         assert "uncertain" in sources
 
     def test_too_little_time(self, tmp_path):
-        options = ActiveOptions(store=tmp_path / "store", seconds=15.0, device="cpu", num_rounds=10)
+        options = ActiveOptions(store=tmp_path / "store", seconds=15.0, device="cpu", rounds=10)
         with pytest.raises(SampleStoreError):
             run_active_loop(options, str)

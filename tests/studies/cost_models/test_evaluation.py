@@ -26,7 +26,7 @@ from studies.cost_models.evaluation_numbers import (
     to_document,
     unseen_ratios,
 )
-from studies.cost_models.evaluation_report import evaluation_report, markdown
+from studies.cost_models.evaluation_report import accuracy_table, evaluation_result
 from studies.cost_models.evidence import Evidence, Split, SplitKind, half_of_tables, some_tables, unseen_shares
 
 OPTIONS = EvaluationOptions(
@@ -208,7 +208,7 @@ class TestNumbers:
         assert found["unseen tables, half"]["0.9"] == 0
 
     def test_tables_show_what_has_no_price(self, known):
-        text = markdown(to_document(known))
+        text = accuracy_table(to_document(known), "random.held_out").to_markdown()
         assert "| kernel model | 10.00% ± 0.00 |" in text
         assert "| linear, one weight per table | n/a |" in text
 
@@ -247,7 +247,7 @@ class TestReport:
         assert json.loads(json.dumps(document, allow_nan=False)) == document
 
     def test_every_method_has_a_line_in_every_table_of_accuracy(self, evaluation):
-        report = evaluation_report(evaluation)
+        report = evaluation_result(evaluation).page
         tables = report.sections[0].tables
         assert tables[0].caption == "Seen tables, all sets"
         for table in tables:
@@ -257,8 +257,8 @@ class TestReport:
         assert "Unseen tables" in titles
         assert "What each group of features is worth" in titles
 
-    def test_markdown_has_the_documents_numbers(self, document):
-        text = markdown(document)
+    def test_markdown_has_the_documents_numbers(self, evaluation, document):
+        text = evaluation_result(evaluation).to_markdown()
         error = document["accuracy"]["random.held_out"][KERNEL]["relative_error"]["mean"]
         assert f"| kernel model | {error:.2%} ± 0.00" in text
         assert "Too few samples for it" in text

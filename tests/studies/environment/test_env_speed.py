@@ -6,11 +6,10 @@ import pytest
 @pytest.mark.smoke
 @pytest.mark.parametrize("memory", ["1.1", "1000"])
 def test_both_environments_are_timed(tmp_path, run_study, capsys, memory):
-    target = tmp_path / "speed.json"
     sizes = ["--tasks", "3", "--tables", "6", "--ranks", "2", "--runs", "2"]
-    assert run_study("env-speed", "--cost", "analytic", *sizes, "--memory", memory, "-o", target) == 0
+    assert run_study("env-speed", "--cost", "analytic", *sizes, "--memory", memory, "-o", tmp_path) == 0
     assert "tables/s with 3 tasks at once" in capsys.readouterr().out
-    document = json.loads(target.read_text())
+    document = json.loads((tmp_path / "env-speed.json").read_text())
     assert document["schema"] == "autoshard.env_speed/1"
     assert document["num_tasks"] == 3
     assert document["single_tables_per_s"] > 0

@@ -9,9 +9,10 @@ from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.report.images import ImageError, find_browser
 from bench.kernels.harness import Settings
 from bench.measuring.devices import find_device
+from studies.frame import read_document, to_document
 from studies.kernels.fig4 import TableGrid, measure_fig4, num_sets
-from studies.kernels.fig4_report import FIG4_SCHEMA, fig4_report
-from studies.measured_data import CostGrid, Fig4, SumOfSingles, read_document, to_document
+from studies.kernels.fig4_numbers import CostGrid, Fig4, SumOfSingles
+from studies.kernels.fig4_report import FIG4_SCHEMA, fig4_result
 
 TINY = TableGrid(num_bags=8, num_combinations=2, tables_per_combination=3).up_to(1000)
 
@@ -66,9 +67,9 @@ def test_tables_that_do_not_fit_are_left_out(harness, tmp_path, monkeypatch):
     monkeypatch.setattr("studies.kernels.fig4.free_bytes", lambda _: 3 * 1000 * 64 * 4)  # a third is 1,000 rows of 64
     found = measure_fig4(harness, replace(TINY, pooling_factors=(1,), num_combinations=1))
     assert [line[0] is None for line in found.sizes.kernel_ms] == [False, False, False, True, True]
-    report = fig4_report(found)
-    assert "2 tables did not fit in memory" in report.sections[0].caption
-    (tmp_path / "fig4.json").write_text(json.dumps(report.document))
+    result = fig4_result(found)
+    assert "2 tables did not fit in memory" in result.page.sections[0].caption
+    (tmp_path / "fig4.json").write_text(json.dumps(result.document))
     assert read_document(tmp_path / "fig4.json", Fig4, FIG4_SCHEMA) == found
 
 
@@ -76,14 +77,14 @@ def test_captions_say_what_is_seen(fig4):
     sizes = CostGrid(columns=(1e3, 1e6), lines=(16, 32), forward_ms=((1, 2), (2, 5)), backward_ms=((0.5, 1), (1, 2.5)))
     lookups = replace(sizes, columns=(0.01, 1.0), lines=(1, 64))
     sums = SumOfSingles(single_sum_ms=(10.0, 20.0), fused_ms=(5.0, 10.0))
-    report = fig4_report(replace(fig4, sizes=sizes, lookups=lookups, combinations=sums))
-    first, second, third = (section.caption for section in report.sections)
+    result = fig4_result(replace(fig4, sizes=sizes, lookups=lookups, combinations=sums))
+    first, second, third = (section.caption for section in result.page.sections)
     assert "16 to 32 the time grows 2.2 times" in first  # 3 / 1.5 and 7.5 / 3: 2 and 2.5, 2.25 in the middle
     assert "to the largest table 2.2 times" in first  # 3 / 1.5 and 7.5 / 3
     assert "takes 2.5 times as long as one of which 0.01" in second
     assert "0.50 times the sum" in third
     assert "off by 0.0% on average" in third
-    assert report.sections[2].tables[0].lines == (("1", "10.0", "5.00", "0.500"), ("2", "20.0", "10.0", "0.500"))
+    assert result.page.sections[2].tables[0].lines == (("1", "10.0", "5.00", "0.500"), ("2", "20.0", "10.0", "0.500"))
 
 
 def test_the_fit_is_by_least_squares_through_the_origin():
@@ -100,7 +101,7 @@ def test_the_command_writes_all_files_and_draws_them_again(tmp_path, quick_setti
     assert run_study("fig4", "--output-dir", tmp_path / "a", *options) == 0
     numbers = tmp_path / "a" / "fig4.json"
     found = read_document(numbers, Fig4, FIG4_SCHEMA)
-    assert found.machine.command.startswith("python -m studies fig4 --output-dir ")
+    assert found.machine.command == " ".join(map(str, ("python -m studies fig4", *options)))
     assert (tmp_path / "a" / "fig4.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "a" / "fig4.html").read_text()
     assert page.count('class="chart"') >= 3
@@ -114,11 +115,11 @@ def test_the_command_writes_all_files_and_draws_them_again(tmp_path, quick_setti
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--seconds", "0"), "seconds: must be above 0, got 0.0"),
+        (("--seconds", "0"), "--seconds': must be a number above 0, got 0"),
         (("--device", "tpu"), 'device: must be one of auto, cpu, cuda, got "tpu"'),
-        (("--combinations", "0"), "num_combinations: must be at least 1, got 0"),
-        (("--max-rows", "10"), "max_rows: must leave at least one size of table"),
-        (("--batch-size", "0"), "num_bags: must be at least 1, got 0"),
+        (("--combinations", "0"), "'--combinations': Input should be greater than or equal to 1"),
+        (("--max-rows", "10"), "'--max-rows': Input should be greater than or equal to 1000"),
+        (("--batch-size", "0"), "'--batch-size': Input should be greater than or equal to 1"),
     ],
 )
 def test_options_out_of_range_are_refused(options, text, tmp_path, capsys, run_study):

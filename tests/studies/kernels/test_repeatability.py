@@ -3,15 +3,14 @@
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
-from io import StringIO
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from autoshard.core.errors import FormatError, InvalidOptionError
 from bench.kernels.harness import Settings
 from bench.measuring.devices import find_device
+from studies.frame import Machine, read_document
 from studies.kernels.repeatability import (
     Repeatability,
     Run,
@@ -20,8 +19,7 @@ from studies.kernels.repeatability import (
     settings_of,
     verdicts,
 )
-from studies.kernels.repeatability_report import SCHEMA, repeatability_report, repeatability_table
-from studies.measured_data import Machine, read_document
+from studies.kernels.repeatability_report import SCHEMA, repeatability_result
 
 TIMES_S = tuple(np.linspace(5, 600, 200).tolist())
 DRIFT_N = 1 + 0.1 * np.sin(np.array(TIMES_S) / 60)  # slowness of a machine
@@ -75,21 +73,19 @@ def test_drift_is_divided_out_and_noise_stays():
 
 def test_the_report_says_met_or_missed_beside_the_bound():
     found = synthetic(drifting(8, 0.004), drifting(1, 0.08))
-    out = StringIO()
-    Console(file=out, width=200).print(repeatability_table(found))
-    lines = [line.split() for line in out.getvalue().splitlines()]
-    assert [line[-2:] for line in lines[1:5]] == [["3.0%", "met"], ["3.0%", "missed"]] * 2
-    report = repeatability_report(found)
-    assert "2 of 4 keep the bound" in report.sections[0].caption
-    assert [fact[0] for fact in report.facts] == ["8 tables, collecting settings", "8 tables, usual settings"]
-    assert [row["is_met"] for row in report.document["verdicts"]] == [True, False] * 2
-    wide = repeatability_report(replace(found, bound=0.5))
-    assert "4 of 4 keep the bound" in wide.sections[0].caption
+    result = repeatability_result(found)
+    (section,) = result.page.sections
+    assert [line[-2:] for line in section.tables[0].lines] == [("3.0%", "met"), ("3.0%", "missed")] * 2
+    assert "2 of 4 keep the bound" in section.caption
+    assert [fact[0] for fact in result.page.facts] == ["8 tables, collecting settings", "8 tables, usual settings"]
+    assert [row["is_met"] for row in result.document["verdicts"]] == [True, False] * 2
+    wide = repeatability_result(replace(found, bound=0.5))
+    assert "4 of 4 keep the bound" in wide.page.sections[0].caption
 
 
 def test_the_chart_shows_raw_and_corrected_over_time():
     found = synthetic(drifting(8, 0.004), drifting(1, 0.08))
-    traces = repeatability_report(found).image.data
+    traces = repeatability_result(found).images[""].data
     lines = {trace.name: np.asarray(trace.y) for trace in traces if trace.type == "scatter"}
     assert np.ptp(lines["raw"]) > 0.18
     assert np.ptp(lines["corrected"]) < 0.03

@@ -11,7 +11,7 @@ from autoshard.formats import load_machine
 from studies.papers.nvidia import A100, PUBLISHED_MS, TensorFlowKernels, predict_all, synthetic_model
 from studies.papers.nvidia.kernels import unique_s
 from studies.papers.nvidia.program import HorovodComm, memory_balanced
-from studies.papers.nvidia.report import rank_correlation, steps_report, steps_table
+from studies.papers.nvidia.report import rank_correlation, steps_result, steps_table
 from studies.papers.nvidia.study import CHECKED
 
 
@@ -161,5 +161,5 @@ def test_collectives_wait_half_a_round_of_horovod():
 def test_the_report_has_a_line_for_each_point(predictions):
     table_ = steps_table(predictions)
     assert len(table_.lines) == sum(map(len, PUBLISHED_MS.values()))
-    report = steps_report(predictions, predictions[:11])
-    assert json.loads(json.dumps(report.document))["kendall_tau"] == rank_correlation(predictions[:11])
+    result = steps_result(predictions, predictions[:11])
+    assert json.loads(json.dumps(result.document))["kendall_tau"] == rank_correlation(predictions[:11])

@@ -30,21 +30,20 @@ def test_planners_that_cannot_do_a_task_say_why():
     )
     greedy, auto = found.runs
     assert greedy.step_ms is None
-    assert "bytes more than the largest rank" in greedy.said
+    assert "bytes more than the largest rank" in greedy.remark
     assert auto.step_ms > 0
     assert found.ratio is None
     assert "no other planner has a plan" in found.line
 
 
 def test_writes_all_comparisons(tmp_path):
-    file = tmp_path / "found.json"
     arguments = ("--tables", "param-a", "--machines", "a100-8", "--planners", "cost-greedy", "--time-limit", 0.2)
     scale = ("--scale-tables", 12, "--scale-ranks", 16, "--scale-limit", 0.2)
-    options = map(str, (*arguments, *scale, "-o", file, "--json"))
+    options = map(str, (*arguments, *scale, "-o", tmp_path, "--json"))
     command = [sys.executable, "-m", "studies", "granularity", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    written = json.loads(file.read_text(encoding="utf-8"))
+    written = json.loads((tmp_path / "granularity.json").read_text(encoding="utf-8"))
     assert written == json.loads(done.stdout)
     assert [(one["num_tables"], one["num_ranks"]) for one in written["comparisons"]] == [(2, 8), (12, 16)]
     assert all(one["ratio"] <= 1 + 1e-9 for one in written["comparisons"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from autoshard.core import CostModels
-from autoshard.core.errors import FormatError, InvalidOptionError, UnknownNameError
+from autoshard.core.errors import InvalidOptionError, UnknownNameError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.planners.planner import PlanRequest
@@ -20,16 +20,16 @@ from autoshard.report.images import NumberTable
 from env import NUM_CHOICE_KINDS, NUM_COST_COLUMNS
 from policies.network.network import PlacementNetwork
 from studies.cost_models.ablation import REMOVALS
-from studies.policies import FIGURES, EvaluationSettings, PartStore, choose
-from studies.policies.ablations import _PAPER_FEATURES
+from studies.policies import FIGURES, EvaluationSettings, choose
+from studies.policies.figures.ablations import _PAPER_FEATURES
+from studies.policies.figures.random_search import marks, random_costs
+from studies.policies.figures.steps import FLEXSHARD, FLEXSHARD_CUT, OPER, _options, over_rival
+from studies.policies.figures.targets import over_greedy
+from studies.policies.figures.training_curves import first_crossing
+from studies.policies.figures.unseen_tables import halves, mixed_task
 from studies.policies.lab import COST_GREEDY, POLICY, RANDOM
-from studies.policies.random_search import marks, random_costs
-from studies.policies.steps import FLEXSHARD, FLEXSHARD_CUT, OPER, _options, over_rival
 from studies.policies.summaries import planner_scores, write_factor, write_seconds, write_share
-from studies.policies.targets import over_greedy
 from studies.policies.trained import Learner, NetworkPart, hold_at_zero, train_network, training_curve
-from studies.policies.training_curves import first_crossing
-from studies.policies.unseen_tables import halves, mixed_task
 
 
 class TestSettings:
@@ -49,7 +49,10 @@ class TestSettings:
 
     @pytest.mark.parametrize(
         ("field", "value"),
-        [("num_seeds", 0), ("num_samples", 1), ("num_replayed", -1), ("auto_s", 0.0), ("memory_share", 1.0)],
+        [
+            *(("num_seeds", 0), ("num_train_tasks", 0), ("num_samples", 1), ("num_replayed", -1)),
+            *(("auto_s", 0.0), ("memory_share", 1.0)),
+        ],
     )
     def test_what_makes_no_sense_is_refused_by_name(self, field, value):
         with pytest.raises(InvalidOptionError, match=field):
@@ -60,45 +63,6 @@ class TestSettings:
         more = replace(settings, num_seeds=7, num_replayed=3)
         assert more.identity() == settings.identity()
         assert replace(settings, num_tables=40).identity() != settings.identity()
-
-
-class TestPartStore:
-    @pytest.mark.smoke
-    def test_a_part_is_made_once(self, tmp_path):
-        store, made = PartStore(tmp_path), []
-
-        def make():
-            made.append(1)
-            return {"value": 0.1, "pair": (1, 2)}
-
-        assert not store.has("figure/part")
-        assert store.find("figure/part", make) == {"value": 0.1, "pair": [1, 2]}
-        assert PartStore(tmp_path).find("figure/part", make) == {"value": 0.1, "pair": [1, 2]}
-        assert len(made) == 1
-
-    def test_a_part_that_fails_leaves_nothing(self, tmp_path):
-        store = PartStore(tmp_path)
-
-        def fail():
-            raise UnknownNameError("nothing")
-
-        with pytest.raises(UnknownNameError):
-            store.find("figure/part", fail)
-        assert not store.has("figure/part")
-
-    def test_another_evaluation_is_refused(self, tmp_path):
-        PartStore(tmp_path).check_identity({"num_tables": 80, "transfer": ((80, 8),)})
-        PartStore(tmp_path).check_identity({"num_tables": 80, "transfer": ((80, 8),)})
-        with pytest.raises(InvalidOptionError, match="num_tables is 80, not 40"):
-            PartStore(tmp_path).check_identity({"num_tables": 40, "transfer": ((80, 8),)})
-
-    @pytest.mark.parametrize("text", ["{", "[]", '{"elapsed_s": 1}'])
-    def test_a_damaged_part_is_named(self, tmp_path, text):
-        store = PartStore(tmp_path)
-        store.find("figure/part", dict)
-        (tmp_path / "parts/figure/part.json").write_text(text)
-        with pytest.raises(FormatError, match=r"part\.json"):
-            store.read("figure/part")
 
 
 class TestCatalogue:
@@ -117,7 +81,7 @@ class TestCatalogue:
         assert set(_PAPER_FEATURES) <= set(REMOVALS)
 
     def test_the_program_says_what_is_wrong_in_one_line(self, tmp_path):
-        command = [sys.executable, "-m", "studies", "policy", "--output", str(tmp_path), "--figures", "fig80"]
+        command = [sys.executable, "-m", "studies", "policy", "--parts", str(tmp_path), "--figures", "fig80"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert done.stderr.startswith("error: --figures: no figure is named 'fig80'; there are: fig8, ")

@@ -9,8 +9,9 @@ import pytest
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import write_tables
 from autoshard.planning import make_plan
+from autoshard.report.images import figure_page
 from costmodel import Registry
-from studies.policies import FIGURES, EvaluationSettings, Lab, write_results
+from studies.policies import FIGURES, EvaluationSettings, Lab, policy_result
 from studies.policies.lab import COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, SAMPLED
 from studies.policies.report import sections
 
@@ -60,10 +61,8 @@ def lab(settings, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def written(lab, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pages")
-    files = write_results(lab, folder / "pages", folder / "docs" / "results.md", "the command", images=False)
-    return {path.name: path for path in files}
+def result(lab):
+    return policy_result(lab, "the command")
 
 
 def test_seeds_and_purposes_have_tasks_of_their_own(lab):
@@ -114,10 +113,10 @@ def test_memory_is_nearly_full_where_it_should_be(lab, settings):
         assert 0.5 < held <= settings.memory_share
 
 
-def test_what_the_cost_model_cannot_price_is_skipped_with_a_message(lab, written):
+def test_what_the_cost_model_cannot_price_is_skipped_with_a_message(lab, result):
     """It has seen whole tables only, whose owners send sums."""
     assert "the learned cost model has seen" in lab.parts.read("steps/tiers-0")["skipped"]
-    assert "Tiers by access frequency: skipped, since" in written["results.md"].read_text()
+    assert "Tiers by access frequency: skipped, since" in result.to_markdown()
 
 
 def test_whole_steps_are_planned_within_memory(lab):
@@ -153,18 +152,18 @@ def test_the_folder_of_another_evaluation_is_refused(lab, settings):
         Lab(replace(settings, num_updates=3), lab.parts.folder)
 
 
-def test_page_numbers_and_tables(lab, written):
-    assert set(written) == {"policy-evaluation.json", "policy-evaluation.html", "results.md"}
-    document = json.loads(written["policy-evaluation.json"].read_text())
+def test_page_numbers_and_tables(lab, result):
+    document = json.loads(json.dumps(result.document))
     assert set(document["figures"]) == set(NAMES) == set(sections(lab))
     assert document["figures"]["fig8"]["parts"]["seed-1"] == lab.parts.read("fig8/seed-1")
-    page, text = written["policy-evaluation.html"].read_text(), written["results.md"].read_text()
+    page, text = figure_page(result.page), result.to_markdown()
+    assert set(result.images) == {f"-{name}" for name in NAMES}
     for figure in document["figures"].values():
         assert f"## {figure['title']}" in text
         for table in figure["tables"]:
             assert table["caption"] in page
             assert all(f"| {' | '.join(line)} |" in text for line in table["lines"])
-    assert "`the command`" in text
+    assert "- Command: the command" in text
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What the policy has to reach against greedy on the cost model, task by task, and where it does not."""
+"""The policy against greedy on the cost model, task by task."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import numpy as np
 
 from autoshard.core import TableSet
 from autoshard.report.images import NumberTable, Section
-from studies.cost_models.evaluation_numbers import Summary
+from studies.frame import Numbers, Summary
 from studies.policies.charts import Panel, dot_chart
 from studies.policies.figure import Figure, Found, Part
-from studies.policies.heuristics import label
 from studies.policies.lab import AUTO, COST_GREEDY, POLICY, SAMPLED, Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings, Size
-from studies.policies.summaries import planner_scores, write_seeds, write_time
+from studies.policies.summaries import label, planner_table, write_seeds, write_time
 
 _PLANNERS = (COST_GREEDY, POLICY, SAMPLED, AUTO)
 
@@ -38,11 +36,11 @@ class _Case:
 
     @property
     def name(self) -> str:
-        """What parts call it."""
+        """Name in parts."""
         return f"{self.size[0]}-{self.size[1]}" + "-full" * self.is_full + "-level" * self.is_level
 
     def title(self, settings: EvaluationSettings) -> str:
-        """What tables call it."""
+        """Name in tables."""
         title = f"{self.size[0]} tables on {self.size[1]} ranks"
         title += f", memory {settings.memory_share:.0%} full" if self.is_full else ""
         return title + (", no table decides alone" if self.is_level else "")
@@ -83,7 +81,7 @@ def _parts(settings: EvaluationSettings) -> Sequence[Part]:
 
 
 def over_greedy(parts: Sequence[Numbers], planner: str) -> tuple[Summary | None, int, int, int]:
-    """How a planner compares with greedy on the cost model, on the tasks that both have a plan for.
+    """A planner against greedy on the cost model, on the tasks that both have a plan for.
 
     Returns:
         Its mean slowest rank over greedy's, mean and deviation over seeds (None without such tasks), and on how many
@@ -130,31 +128,26 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
 
 
 def _table(parts: Sequence[Numbers], settings: EvaluationSettings, title: str) -> NumberTable:
-    lines = []
-    for planner in _PLANNERS:
-        scores = planner_scores(parts, planner)
-        if scores is None:
-            lines.append((label(planner, settings), *["n/a"] * 4, f"0 of {sum(len(part['tasks']) for part in parts)}"))
-            continue
-        ratio, better, equal, worse = over_greedy(parts, planner)
-        against = planner != COST_GREEDY and ratio is not None
-        lines.append(
-            (
-                label(planner, settings),
-                write_time(scores.max_ms),
-                f"{100 * (ratio.mean - 1):+.2f}% ± {100 * ratio.deviation:.2f}" if against and ratio else "",
-                f"{better} / {equal} / {worse}" if against else "",
-                write_time(scores.step_ms),
-                f"{scores.num_tasks - scores.num_failed} of {scores.num_tasks}",
-            )
-        )
-    return NumberTable(
-        columns=(
-            *("planner", "slowest rank, ms", f"over {COST_GREEDY}", "faster / equal / slower", "whole step, ms"),
-            "plans within memory",
+    against = {planner: over_greedy(parts, planner) for planner in _PLANNERS if planner != COST_GREEDY}
+
+    def over(planner: str) -> str:
+        ratio = against[planner][0] if planner in against else None
+        return f"{100 * (ratio.mean - 1):+.2f}% ± {100 * ratio.deviation:.2f}" if ratio else ""
+
+    def counts(planner: str) -> str:
+        return " / ".join(map(str, against[planner][1:])) if over(planner) else ""
+
+    return planner_table(
+        parts,
+        _PLANNERS,
+        settings,
+        title,
+        (
+            ("slowest rank, ms", lambda _, one: write_time(one.max_ms)),
+            (f"over {COST_GREEDY}", lambda planner, _: over(planner)),
+            ("faster / equal / slower", lambda planner, _: counts(planner)),
+            ("whole step, ms", lambda _, one: write_time(one.step_ms)),
         ),
-        lines=tuple(lines),
-        caption=title,
     )
 
 

@@ -24,11 +24,11 @@ from policies.planning.decoding import decode
 from policies.planning.tasks import training_topology
 from policies.training.scores import score_placements
 from studies.cost_models.ablation import FULL, REMOVALS, without
+from studies.frame import Numbers
 from studies.policies.charts import Panel, bar_chart
 from studies.policies.figure import Figure, Found, Part
-from studies.policies.heuristics import compare_seed
+from studies.policies.figures.heuristics import compare_seed
 from studies.policies.lab import COST_GREEDY, POLICY, RANDOM, Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings
 from studies.policies.summaries import PlannerScores, planner_scores, write_factor, write_share, write_time
 from studies.policies.trained import NetworkPart, train_network
@@ -44,7 +44,7 @@ _PAPER_FEATURES: Final[Mapping[str, tuple[str, str]]] = {
     "access distribution": ("distribution", "84.3% ± 1.3, 1.688 ± 0.035"),
 }
 _PAPER_WHOLE: Final = "88.6% ± 1.2, 1.712 ± 0.027"
-#: Without any cost model; the nearest here is a policy that is told no prices.
+#: Without any cost model; the nearest here is a policy whose network reads no prices.
 _PAPER_NO_COSTS: Final = "61.3% ± 12.9, 1.420 ± 0.203"
 
 
@@ -118,7 +118,7 @@ def _run_network(part: NetworkPart | None, seed: int, lab: Lab) -> Numbers:
 
 
 def _run_features(removed: str, seed: int, lab: Lab) -> Numbers:
-    """Placements by a policy that knows costs only from a model without some features; priced with all of them."""
+    """Placements by a policy trained on a cost model without some features; priced with all of them."""
     model = FeaturelessCostModel.train(lab, removed, seed)
 
     def blind(problems: Sequence[PlacementProblem]) -> list[PlacementProblem]:
@@ -153,7 +153,7 @@ def _slug(text: str) -> str:
 
 
 def _variants(settings: EvaluationSettings) -> dict[str, partial[Numbers]]:
-    """What is run for each seed, by name."""
+    """Runs of each seed, by name."""
     found: dict[str, partial[Numbers]] = {WHOLE: partial(_run_network, None)}
     found |= {f"network {part}": partial(_run_network, part) for part in NetworkPart}
     if settings.store is not None:
@@ -213,7 +213,7 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
 
 
 def _described(name: str) -> tuple[str, str]:
-    """How tables call a variant, and what the paper has for it."""
+    """Name of a variant in tables, and its result in the paper."""
     kind, _, part = name.partition(" ")
     if name == WHOLE:
         return "whole", _PAPER_WHOLE

@@ -1,9 +1,9 @@
-"""Parts of an evaluation, kept as files, so that one that was stopped goes on where it was.
+"""Finished parts of a study, kept as files, so that a study that was stopped continues where it was.
 
-    FOLDER/evaluation.json            what is evaluated
-    FOLDER/parts/<figure>/<part>.json a finished part
+    FOLDER/study.json         options and models that the parts depend on
+    FOLDER/parts/<part>.json  a finished part
 
-Two processes may fill one folder with different figures at the same time, once it has `fig8`: others use its policies.
+Two processes may fill one folder with different parts at the same time.
 """
 
 from __future__ import annotations
@@ -12,32 +12,43 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from pydantic import TypeAdapter
 
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.formats.documents.json_document import format_json, parse_json
 from autoshard.formats.files import atomic_write, read_bytes
+from studies.frame.documents import read_as
 
-SCHEMA: Final = "autoshard.policy_evaluation/1"
+SCHEMA: Final = "autoshard.study_parts/1"
 
 #: A JSON object.
 Numbers = Mapping[str, Any]
 
+_Data = TypeVar("_Data")
+
 
 @dataclass(frozen=True, slots=True)
 class PartStore:
-    """The finished parts of one evaluation."""
+    """The finished parts of one study.
 
-    folder: Path
+    Attributes:
+        folder: Where they are kept; None to keep nothing.
+    """
+
+    folder: Path | None
 
     def check_identity(self, identity: Numbers) -> None:
-        """Notes what is evaluated here, or checks that it is what was noted.
+        """Notes the options and models of the study, or checks that they are those of the parts in the folder.
 
         Raises:
-            InvalidOptionError: If the folder has parts of another evaluation.
+            InvalidOptionError: If the folder has parts of another study.
             FormatError: If the folder cannot be read or written.
         """
-        path, ours = self.folder / "evaluation.json", {"schema": SCHEMA, **_as_json(identity)}
+        if self.folder is None:
+            return
+        path, ours = self.folder / "study.json", {"schema": SCHEMA, **_as_json(identity)}
         if not path.exists():
             atomic_write(path, format_json(ours))
             return
@@ -45,14 +56,14 @@ class PartStore:
         for name, value in ours.items():
             if theirs.get(name) != value:
                 raise InvalidOptionError(
-                    f"the folder has an evaluation whose {name} is {theirs.get(name)}, not {value}; take another "
-                    "folder, or the same options and models",
+                    f"the folder has parts whose {name} is {theirs.get(name)}, not {value}; take another folder, or "
+                    "the same options and models",
                     source=str(path),
                 )
 
     def has(self, name: str) -> bool:
         """Whether a part is finished."""
-        return self._path(name).exists()
+        return self.folder is not None and self._path(self.folder, name).exists()
 
     def read(self, name: str) -> dict[str, Any]:
         """A finished part's numbers.
@@ -60,7 +71,8 @@ class PartStore:
         Raises:
             FormatError: If its file is missing or damaged.
         """
-        path = self._path(name)
+        assert self.folder is not None, "nothing is kept without a folder"
+        path = self._path(self.folder, name)
         result = _read(path).get("result")
         if not isinstance(result, dict):
             raise FormatError("must be an object", field="result", source=str(path))
@@ -68,15 +80,24 @@ class PartStore:
 
     def find(self, name: str, make: Callable[[], Numbers]) -> dict[str, Any]:
         """A part's numbers, made and kept if it is not finished."""
+        if self.folder is None:
+            return _as_json(make())
         if not self.has(name):
             started_s = time.monotonic()
             result = make()
             elapsed_s = round(time.monotonic() - started_s, 3)
-            atomic_write(self._path(name), format_json({"elapsed_s": elapsed_s, "result": _as_json(result)}))
+            path = self._path(self.folder, name)
+            atomic_write(path, format_json({"elapsed_s": elapsed_s, "result": _as_json(result)}))
         return self.read(name)
 
-    def _path(self, name: str) -> Path:
-        return self.folder / "parts" / f"{name}.json"
+    def find_data(self, name: str, kind: type[_Data], make: Callable[[], _Data]) -> _Data:
+        """As `find`, of a dataclass."""
+        found = self.find(name, lambda: TypeAdapter(kind).dump_python(make(), mode="json"))
+        return read_as(kind, found, "" if self.folder is None else str(self._path(self.folder, name)))
+
+    @staticmethod
+    def _path(folder: Path, name: str) -> Path:
+        return folder / "parts" / f"{name}.json"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -11,16 +11,15 @@ import numpy as np
 from autoshard.report.images import NumberTable, Section
 from autoshard.report.wording import write_percent
 from policies.training.scores import Baselines
-from studies.cost_models.evaluation_numbers import Summary
+from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.lab import COST_GREEDY, LOOKUP_GREEDY, Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings
 from studies.policies.summaries import NONE, write_seeds, write_share
 from studies.policies.trained import Learner, training_curve
 
-#: Shares of the best known balance whose first crossing is told.
+#: Shares of the best known balance whose first crossing is shown.
 _GOALS: Final = (0.8, 0.9, 0.95, 0.98)
 #: Measured rewards are too slow for several seeds.
 _MEASURED_SEEDS: Final = 1

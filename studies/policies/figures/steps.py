@@ -19,14 +19,12 @@ from env import Objective
 from policies.choices import Items
 from policies.network.network import PlacementNetwork
 from policies.planning.tasks import items_task
-from studies.cost_models.evaluation_numbers import Summary
+from studies.frame import Numbers, Summary
 from studies.policies.charts import Panel, dot_chart
 from studies.policies.figure import Figure, Found, Part
-from studies.policies.heuristics import label
 from studies.policies.lab import AUTO, COST_GREEDY, POLICY, SAMPLED, Lab, Scored
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings
-from studies.policies.summaries import NONE, planner_scores, write_factor, write_seconds, write_seeds, write_time
+from studies.policies.summaries import label, planner_table, write_factor, write_seconds, write_seeds, write_time
 from studies.policies.trained import train_network
 
 FLEXSHARD, OPER = "flexshard", "oper"
@@ -37,10 +35,10 @@ FLEXSHARD_CUT = "flexshard, tables cut"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is placed, and which planner it is compared with.
+    """One kind of placed items, and the planners that the policy is compared with.
 
     Attributes:
-        items: What the policy places.
+        items: Kind of the items that the policy places.
         rival: The planner that it is held to.
         others: Planners that are shown, too.
         title: Heading of its table.
@@ -151,7 +149,6 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
             notes.append(f"{case.title}: skipped, since {skipped}.")
             continue
         tables.append(_table(parts, case, settings))
-        notes += _failures(parts, case)
         for planner in (POLICY, SAMPLED):
             ratio = over_rival(parts, planner, case.rival)
             if ratio is not None:
@@ -171,41 +168,22 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
     )
 
 
-def _failures(parts: Sequence[Numbers], case: Case) -> list[str]:
-    """What planners that have no plan for any task say."""
-    notes = []
-    for planner in (case.rival, *case.others):
-        if planner_scores(parts, planner) is None:
-            failures = [task[planner]["failure"] for part in parts for task in part["tasks"]]
-            notes += [f"{case.title}: no plan of {planner}: {failure}." for failure in failures[:1]]
-    return notes
-
-
 def _table(parts: Sequence[Numbers], case: Case, settings: EvaluationSettings) -> NumberTable:
-    lines = []
-    for planner in (case.rival, *case.others, POLICY, SAMPLED):
-        scores = planner_scores(parts, planner)
-        if scores is None:
-            lines.append((label(planner, settings), *[NONE] * 4, f"0 of {sum(len(part['tasks']) for part in parts)}"))
-            continue
+    def over(planner: str) -> str:
         ratio = over_rival(parts, planner, case.rival) if planner != case.rival else None
-        lines.append(
-            (
-                label(planner, settings),
-                write_time(scores.step_ms),
-                f"{write_factor(ratio)} ({write_percent(ratio.mean - 1, signed=True)})" if ratio else "",
-                write_time(scores.max_ms),
-                write_seconds(scores.planning_s.mean if scores.planning_s else None),
-                f"{scores.num_tasks - scores.num_failed} of {scores.num_tasks}",
-            )
-        )
-    return NumberTable(
-        columns=(
-            *("planner", "step, ms", f"over {case.rival}", "slowest rank's kernels, ms", "planning"),
-            "plans within memory",
+        return f"{write_factor(ratio)} ({write_percent(ratio.mean - 1, signed=True)})" if ratio else ""
+
+    return planner_table(
+        parts,
+        (case.rival, *case.others, POLICY, SAMPLED),
+        settings,
+        case.title,
+        (
+            ("step, ms", lambda _, one: write_time(one.step_ms)),
+            (f"over {case.rival}", lambda planner, _: over(planner)),
+            ("slowest rank's kernels, ms", lambda _, one: write_time(one.max_ms)),
+            ("planning", lambda _, one: write_seconds(one.planning_s.mean if one.planning_s else None)),
         ),
-        lines=tuple(lines),
-        caption=case.title,
     )
 
 

@@ -7,14 +7,12 @@ from functools import partial
 
 from autoshard.report.images import NumberTable, Section
 from autoshard.runtime.threads import intra_op_threads
-from studies.cost_models.evaluation_numbers import Summary
+from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
 from studies.policies.figure import Figure, Found, Part
-from studies.policies.heuristics import label
 from studies.policies.lab import AUTO, COST_GREEDY, LOOKUP_GREEDY, POLICY, SAMPLED, Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings, Size
-from studies.policies.summaries import write_seconds
+from studies.policies.summaries import label, write_seconds
 
 _PLANNERS = (LOOKUP_GREEDY, COST_GREEDY, POLICY, SAMPLED, AUTO)
 

@@ -6,26 +6,20 @@ from collections.abc import Sequence
 from functools import partial
 
 from autoshard.report.images import NumberTable, Section
+from studies.frame import Numbers
 from studies.policies.charts import line_chart, score_panels
 from studies.policies.figure import Figure, Found, Part
-from studies.policies.heuristics import label
 from studies.policies.lab import HEURISTICS, POLICY, SAMPLED, Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings, Size
-from studies.policies.summaries import NONE, by_planner, write_factor, write_seeds, write_share
+from studies.policies.summaries import NONE, by_planner, label, write_factor, write_seeds, write_share
 
 _PLANNERS = (*HEURISTICS, POLICY, SAMPLED)
 
 
 def _plan_size(size: Size, seed: int, lab: Lab) -> Numbers:
     num_tables, num_ranks = size
-    policies = lab.policy_registry(seed)
-    tasks = []
-    for index, task in enumerate(lab.test_seeds(seed)):
-        tables = lab.pool.sample(num_tables, task)
-        request = lab.request(tables, lab.topology(num_ranks), policies=policies, seed=index)
-        tasks.append(lab.plan_all(_PLANNERS, request))
-    return {"tasks": tasks}
+    draw = partial(lab.pool.sample, num_tables)
+    return lab.plan_tests(_PLANNERS, seed, num_ranks, lab.policy_registry(seed), draw)
 
 
 def _parts(settings: EvaluationSettings) -> Sequence[Part]:

@@ -1,78 +1,14 @@
-"""Numbers of measured figures, and their JSON files, from which the figures can be drawn again."""
+"""Numbers of AutoShard's Fig. 4."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
-from pydantic import FiniteFloat, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
+from pydantic import FiniteFloat, PositiveFloat, PositiveInt
 
 from autoshard.core.errors import FormatError
-from autoshard.formats.documents.json_document import read_json
-from bench.measuring.devices import BenchDevice
-from bench.measuring.provenance import installed_software
-
-_Data = TypeVar("_Data")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What measured, and with which software.
-
-    Attributes:
-        device: Key of the device, such as `cpu`.
-        device_name: Full name of the processor.
-        num_cores: Cores that this process may use.
-        load_average: Processes that wanted a core in the last minute, this one included.
-        command: What was typed.
-        measured_at: When the measurement ended.
-    """
-
-    device: str
-    device_name: str
-    num_cores: PositiveInt
-    load_average: FiniteFloat
-    torch_version: str
-    fbgemm_version: str
-    autoshard_version: str
-    git_commit: str
-    command: str
-    measured_at: datetime
-
-    @classmethod
-    def this(cls, device: BenchDevice, command: str) -> Machine:
-        """This machine, now."""
-        software = installed_software()
-        return cls(
-            device=device.key,
-            device_name=device.name,
-            num_cores=len(os.sched_getaffinity(0)),
-            load_average=round(os.getloadavg()[0], 2),
-            torch_version=software.torch_version,
-            fbgemm_version=software.fbgemm_version,
-            autoshard_version=software.autoshard_version,
-            git_commit=software.git_commit,
-            command=command,
-            measured_at=datetime.now(UTC).replace(microsecond=0),
-        )
-
-    def described(self) -> tuple[tuple[str, str], ...]:
-        """Labels and values for a page."""
-        return (
-            ("Command", self.command),
-            ("Device", f"{self.device_name} ({self.device}), {self.num_cores} cores"),
-            ("Load average of the machine", f"{self.load_average:.2f}"),
-            (
-                "Software",
-                f"torch {self.torch_version}, FBGEMM {self.fbgemm_version}, autoshard {self.autoshard_version}",
-            ),
-            ("Commit", self.git_commit or "unknown"),
-            ("Measured", f"{self.measured_at:%Y-%m-%d %H:%M} UTC"),
-        )
+from studies.frame import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +84,7 @@ class Fig4:
     """The numbers of AutoShard's Fig. 4.
 
     Attributes:
-        machine: What measured them.
+        machine: Machine and software.
         num_bags: Batch of every table.
         num_rounds: Runs of each set that were counted, per pass.
         num_passes: Times that every set was measured; latencies are medians over passes.
@@ -174,27 +110,3 @@ class Fig4:
     sizes: CostGrid
     lookups: CostGrid
     combinations: SumOfSingles
-
-
-def to_document(data: object, schema: str) -> dict[str, object]:
-    """Data of one of these classes as the object of a JSON file, with the name of its schema."""
-    return {"schema": schema, **TypeAdapter(type(data)).dump_python(data, mode="json")}
-
-
-def read_document(path: Path, kind: type[_Data], schema: str) -> _Data:
-    """Reads what `to_document` made.
-
-    Raises:
-        FormatError: If the file cannot be read, or does not hold such data; the text names file and field.
-    """
-    document = read_json(path)
-    found = document.get("schema") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or found != schema:
-        raise FormatError(f"must be {schema!r}, got {found!r}", field="schema", source=str(path))
-    body = {name: value for name, value in document.items() if name != "schema"}
-    try:
-        return TypeAdapter(kind).validate_python(body)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise FormatError(str(first["msg"]).removeprefix("Value error, "), field=field, source=str(path)) from None

@@ -15,14 +15,13 @@ from autoshard.core.costs import MsArray
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.report.images import NumberTable, Section
 from env import balances
-from studies.cost_models.evaluation_numbers import Summary
+from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
 from studies.policies.figure import Figure, Found, Part
-from studies.policies.heuristics import compare_seed, label, policy_levels
+from studies.policies.figures.heuristics import compare_seed, policy_levels
 from studies.policies.lab import AUTO, COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings
-from studies.policies.summaries import write_seconds, write_seeds, write_share, write_time
+from studies.policies.summaries import label, write_seconds, write_seeds, write_share, write_time
 
 _LEVELS = (LOOKUP_GREEDY, COST_GREEDY, POLICY, AUTO)
 _AT_ONCE = 256

@@ -10,10 +10,10 @@ import numpy as np
 
 from autoshard.core import TableSet
 from autoshard.report.images import NumberTable, Section
+from studies.frame import Numbers
 from studies.policies.charts import line_chart, score_panels
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.lab import COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, Lab
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings
 from studies.policies.summaries import by_planner, write_factor, write_seeds, write_share
 
@@ -43,12 +43,8 @@ def _plan_ratio(ratio: float, seed: int, lab: Lab) -> Numbers:
     seen, unseen = halves(lab.pool, seed)
     num_tables, num_ranks = lab.settings.size
     policies = lab.policy_registry(seed, pool=seen, name="half")
-    tasks = []
-    for index, task in enumerate(lab.test_seeds(seed)):
-        tables = mixed_task(seen, unseen, num_tables, ratio, task)
-        request = lab.request(tables, lab.topology(num_ranks), policies=policies, seed=index)
-        tasks.append(lab.plan_all(_PLANNERS, request))
-    return {"ratio": ratio, "tasks": tasks}
+    draw = partial(mixed_task, seen, unseen, num_tables, ratio)
+    return lab.plan_tests(_PLANNERS, seed, num_ranks, policies, draw)
 
 
 def _parts(settings: EvaluationSettings) -> Sequence[Part]:
@@ -78,7 +74,7 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
         title=FIGURE.title,
         caption="The pool is parted in halves; the policy is trained on tasks of one half, and tried on tasks that mix "
         f"both. Means and deviations over {write_seeds(settings.num_seeds)}, each with halves of its own. The cost "
-        "model has seen tables of both halves; docs/results/cost-models.md says how well it does on unseen ones. "
+        "model has seen tables of both halves; its error on unseen ones is in docs/results/cost-models.md. "
         "AutoShard's paper: at least 80% balance and a speed-up of 1.6 up to a ratio of 80%, more than 70% and about "
         "1.6 at 100%.",
         figure=line_chart(panels),

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from autoshard.core.errors import UnknownNameError
-from studies.policies import (
+from studies.policies.figure import Figure
+from studies.policies.figures import (
     ablations,
     heuristics,
     inference,
@@ -17,7 +18,6 @@ from studies.policies import (
     transfer,
     unseen_tables,
 )
-from studies.policies.figure import Figure
 
 FIGURES: Final[Mapping[str, Figure]] = {
     module.FIGURE.name: module.FIGURE

@@ -13,15 +13,15 @@ from autoshard.core import ShardingPlan
 from autoshard.evaluation.measured import MeasuredPlan
 from autoshard.report.images import NumberTable, Section
 from autoshard.report.wording import write_percent
-from studies.cost_models.evaluation_numbers import Summary
+from studies.frame import Numbers, Summary
 from studies.policies.charts import Panel, bar_chart
 from studies.policies.figure import Figure, Found, Part
 from studies.policies.lab import AUTO, HEURISTICS, POLICY, RANDOM, SAMPLED, Lab, Scored
-from studies.policies.parts import Numbers
 from studies.policies.settings import EvaluationSettings
 from studies.policies.summaries import (
-    NONE,
     by_planner,
+    label,
+    planner_table,
     write_factor,
     write_seconds,
     write_seeds,
@@ -35,16 +35,13 @@ NAME = "fig8"
 
 def compare_seed(lab: Lab, seed: int) -> dict[str, Any]:
     """Scores of all planners on the test tasks of a seed, by the policy of that seed; kept for other figures."""
-    return lab.parts.find(f"{NAME}/seed-{seed}", partial(_plan_tasks, lab, seed))
+    return lab.parts.find(f"{NAME}/seed-{seed}", partial(_plan_seed, seed, lab))
 
 
-def _plan_tasks(lab: Lab, seed: int) -> Numbers:
-    return {
-        "tasks": [
-            {name: scored.to_json() for name, scored in _plans(lab, seed, index).items()}
-            for index in range(lab.settings.num_test_tasks)
-        ]
-    }
+def _plan_seed(seed: int, lab: Lab) -> Numbers:
+    num_tables, num_ranks = lab.settings.size
+    draw = partial(lab.pool.sample, num_tables)
+    return lab.plan_tests(PLANNERS, seed, num_ranks, lab.policy_registry(seed), draw)
 
 
 def _plans(lab: Lab, seed: int, index: int) -> dict[str, Scored]:
@@ -82,10 +79,6 @@ def _parts(settings: EvaluationSettings) -> Sequence[Part]:
     tasks = product(range(min(settings.num_replayed, settings.num_test_tasks)), range(settings.num_seeds))
     replays = [Part(f"replay-{seed}-{index}", partial(_replay_task, seed, index)) for index, seed in tasks]
     return [*seeds, *replays]
-
-
-def _plan_seed(seed: int, lab: Lab) -> Numbers:
-    return _plan_tasks(lab, seed)
 
 
 def _show(found: Found, settings: EvaluationSettings) -> Section:
@@ -146,37 +139,18 @@ def _ceiling(replays: Sequence[Numbers]) -> Summary:
 
 
 def _predicted_table(seeds: Sequence[Numbers], settings: EvaluationSettings) -> NumberTable:
-    scores = by_planner(seeds, PLANNERS)
-    lines = []
-    for planner in PLANNERS:
-        if planner not in scores:
-            lines.append((label(planner, settings), *[NONE] * 4, _failure(seeds, planner)))
-            continue
-        one = scores[planner]
-        lines.append(
-            (
-                label(planner, settings),
-                write_share(one.balance),
-                write_time(one.max_ms),
-                write_factor(one.speedup),
-                write_seconds(one.planning_s.mean if one.planning_s else None),
-                f"{one.num_tasks - one.num_failed} of {one.num_tasks}",
-            )
-        )
-    return NumberTable(
-        columns=("predicted", "balance", "slowest rank, ms", f"speed-up over {RANDOM}", "planning", "tasks planned"),
-        lines=tuple(lines),
-        caption="Predicted, means and deviations over seeds",
+    return planner_table(
+        seeds,
+        PLANNERS,
+        settings,
+        "Predicted, means and deviations over seeds",
+        (
+            ("balance", lambda _, one: write_share(one.balance)),
+            ("slowest rank, ms", lambda _, one: write_time(one.max_ms)),
+            (f"speed-up over {RANDOM}", lambda _, one: write_factor(one.speedup)),
+            ("planning", lambda _, one: write_seconds(one.planning_s.mean if one.planning_s else None)),
+        ),
     )
-
-
-def label(planner: str, settings: EvaluationSettings) -> str:
-    """A planner's name in tables."""
-    return f"{POLICY}, {settings.num_samples} samples" if planner == SAMPLED else planner
-
-
-def _failure(parts: Sequence[Numbers], planner: str) -> str:
-    return next((str(task[planner].get("failure")) for part in parts for task in part["tasks"] if planner in task), "")
 
 
 def _measured_table(replays: Sequence[Numbers], settings: EvaluationSettings) -> NumberTable:

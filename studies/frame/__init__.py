@@ -1,0 +1,32 @@
+"""Options, finished parts and results that all studies share."""
+
+from studies.frame.documents import Machine, read_document, to_document
+from studies.frame.options import (
+    BenchDeviceOption,
+    FromOption,
+    OutputOptions,
+    PartsOption,
+    RegistryOption,
+    command_line,
+    names_in,
+)
+from studies.frame.parts import Numbers, PartStore
+from studies.frame.results import StudyResult
+from studies.frame.summary import Summary
+
+__all__ = [
+    "BenchDeviceOption",
+    "FromOption",
+    "Machine",
+    "Numbers",
+    "OutputOptions",
+    "PartStore",
+    "PartsOption",
+    "RegistryOption",
+    "StudyResult",
+    "Summary",
+    "command_line",
+    "names_in",
+    "read_document",
+    "to_document",
+]
