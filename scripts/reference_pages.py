@@ -64,6 +64,23 @@ _FILES: Final = {
     "autoshard.plan/1": "plan.json",
 }
 
+#: How the files are declared, and what else was tried.
+_DECLARED: Final = (
+    "## How these files are declared",
+    "`autoshard/formats/documents/` declares every object once: its fields with their kinds, limits and meanings, and "
+    "the core class that it is read into. Reader, writer and JSON Schema come from that declaration (`kinds.py`, "
+    "`document.py`), without a library. msgspec 0.22 and pydantic 2.14 were tried on a plan of 2,500 tables and 10,000 "
+    "shards (5.3 MB). CPU seconds, medians of 7, Python 3.11 on two cores of an AMD EPYC; models of both libraries "
+    "include the way to core types and back:",
+    "| | parsed JSON to core types | core types to JSON values | import and classes |\n| --- | --- | --- | --- |\n"
+    "| declared | 0.37 | 0.12 | 0.01 |\n| msgspec | 0.31 | 0.14 | 0.03 |\n| pydantic | 0.57 | 0.44 | 0.09 |",
+    "Both libraries need each core class a second time as a model, and conversions both ways: core classes carry no "
+    "limits of files, and neither library refuses unknown fields of a plain dataclass. msgspec's errors name no value, "
+    "and no field within an object by name; it accepts infinity. pydantic's name the value and one limit; in strict "
+    "mode it reads words of enumerations from JSON text only, where it accepts repeated keys. The errors of the files "
+    "name file, field, value and all that is accepted, so that they would be made by walking the models again.",
+)
+
 #: Fields of a policy's card.
 _POLICY_CARD: Final = {
     "device": "Key of the device that plans are for.",
@@ -160,7 +177,7 @@ def schemas_page() -> str:
         blocks += _object_blocks(schema, title.removesuffix(".json"))
         for key, part in schema["$defs"].items():
             blocks += _definition_blocks(key, part, title.removesuffix(".json"))
-    return _page(blocks)
+    return _page([*blocks, *_DECLARED])
 
 
 def _definition_blocks(key: str, part: Mapping[str, Any], file: str) -> list[str]:

@@ -154,8 +154,8 @@ def record(make: Callable[..., T], *listed: Field, parts: Callable[[T], Mapping[
     """
     constants = {item.name: item.kind for item in listed if isinstance(item.kind, str)}
     kinds = {item.name: item.kind for item in listed if isinstance(item.kind, Kind)}
-    required = [item.name for item in listed if not item.is_optional]
-    may_have = [item.name for item in listed if item.is_optional]
+    required = tuple(item.name for item in listed if not item.is_optional)
+    may_have = tuple(item.name for item in listed if item.is_optional)
     readers = [(name, kind.read) for name, kind in kinds.items()]
     writers = [(name, kind.write) for name, kind in kinds.items()]
     parts_of = parts or _attributes(listed)
@@ -171,17 +171,20 @@ def record(make: Callable[..., T], *listed: Field, parts: Callable[[T], Mapping[
         written = {name: write_one(found[name]) for name, write_one in writers if name in found}
         return {**constants, **written} if constants else written
 
-    meanings = {item.name: item.meaning for item in listed}
-    schemas = {name: kind.schema for name, kind in kinds.items()} | {
-        name: {"const": constant} for name, constant in constants.items()
-    }
-    schema = {
+    return Kind(_object_schema(listed), read, write)
+
+
+def _object_schema(listed: tuple[Field, ...]) -> Schema:
+    ordered = sorted(listed, key=lambda item: item.is_optional)
+    schemas = [{"const": item.kind} if isinstance(item.kind, str) else item.kind.schema for item in ordered]
+    return {
         "type": "object",
-        "required": required,
+        "required": [item.name for item in ordered if not item.is_optional],
         "additionalProperties": False,
-        "properties": {name: _described(meanings[name], schemas[name]) for name in (*required, *may_have)},
+        "properties": {
+            item.name: _described(item.meaning, schema) for item, schema in zip(ordered, schemas, strict=True)
+        },
     }
-    return Kind(schema, read, write)
 
 
 def _described(meaning: str, schema: Schema) -> Schema:
