@@ -40,7 +40,7 @@ from autoshard.formats.documents.kinds import (
 from autoshard.formats.documents.prediction_json import ESTIMATE, prediction_kind
 from autoshard.formats.documents.rank_layouts import RankLayouts
 from autoshard.formats.documents.shards_json import shard_kind
-from autoshard.formats.documents.tables_json import DTYPE, MAX_ROWS, TABLES
+from autoshard.formats.documents.tables_json import DTYPE, NUM_ROWS, TABLES
 from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE, TOPOLOGY
 
 #: More than the 100,000 tables that there may be. Reading takes about 0.07 ms and 3 kB a shard, pricing as long again.
@@ -75,7 +75,7 @@ _ROW_ORDER: Final = record(
     _row_order,
     Field("file", TEXT, "Path beside the plan."),
     Field("digest", text_of(_DIGEST), "SHA-256 of the file."),
-    Field("num_ordered", whole_number(1, MAX_ROWS), _NUM_ORDERED),
+    Field("num_ordered", NUM_ROWS, _NUM_ORDERED),
 )
 _PROVENANCE: Final = record(
     _provenance,

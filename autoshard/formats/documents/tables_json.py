@@ -32,7 +32,10 @@ MAX_TABLES = 100_000
 MAX_TOTAL_BYTES = 2**62
 
 _WIDTHS: Final = list_of(whole_number(1, 2**20))
-_POOLING_FACTOR: Final = number_in(0, MAX_POOLING_FACTOR)
+NUM_ROWS: Final = whole_number(1, MAX_ROWS)
+DIM: Final = whole_number(1, MAX_EMBEDDING_DIM)
+BATCH_SIZE: Final = whole_number(1, MAX_BATCH_SIZE)
+POOLING_FACTOR: Final = number_in(0, MAX_POOLING_FACTOR)
 _POOLING_VARIANCE: Final = number_in(0, MAX_POOLING_FACTOR**2)
 _NAME: Final = named("tables", "name", TEXT, "Used once.")
 DTYPE: Final = named("tables", "dtype", one_of(DType))
@@ -44,9 +47,9 @@ _FEATURE: Final = named(
     record(
         Feature,
         Field("name", _NAME),
-        Field("pooling_factor", _POOLING_FACTOR, "Mean number of ids per sample."),
+        Field("pooling_factor", POOLING_FACTOR, "Mean number of ids per sample."),
         optional("pooling_variance", _POOLING_VARIANCE, "Variance of the number of ids per sample.", 0.0),
-        optional("pooling_p99", _POOLING_FACTOR, "99th percentile of the number of ids per sample.", None),
+        optional("pooling_p99", POOLING_FACTOR, "99th percentile of the number of ids per sample.", None),
     ),
 )
 _CONSTRAINTS: Final = named(
@@ -79,8 +82,8 @@ def _table_kind(folder: Path | None) -> Kind[EmbeddingTable]:
     table = record(
         partial(_table, folder),
         Field("name", _NAME),
-        Field("num_embeddings", whole_number(1, MAX_ROWS), "Rows."),
-        Field("embedding_dim", whole_number(1, MAX_EMBEDDING_DIM), "Columns: numbers per row."),
+        Field("num_embeddings", NUM_ROWS, "Rows."),
+        Field("embedding_dim", DIM, "Columns: numbers per row."),
         Field("dtype", DTYPE, "Number format of the weights."),
         Field("pooling", one_of(Pooling), pooling),
         optional("optimizer", one_of(Optimizer), "rowwise_adagrad if left out."),
@@ -103,7 +106,7 @@ def _table(
 def _fields(folder: Path | None) -> tuple[Field, ...]:
     tables = list_of(_table_kind(folder), 1, MAX_TABLES)
     return (
-        Field("batch_size", whole_number(1, MAX_BATCH_SIZE), "Samples per step over all ranks."),
+        Field("batch_size", BATCH_SIZE, "Samples per step over all ranks."),
         Field("tables", tables, "Names of tables differ, and so do names of features over all tables."),
         optional("dense", _DENSE, "The dense layers, which the predicted step then includes.", None),
     )

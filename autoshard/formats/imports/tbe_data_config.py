@@ -34,11 +34,14 @@ from autoshard.formats.documents.kinds import (
     whole_number,
 )
 from autoshard.formats.documents.tables_json import (
+    BATCH_SIZE,
+    DIM,
     MAX_BATCH_SIZE,
     MAX_EMBEDDING_DIM,
     MAX_POOLING_FACTOR,
-    MAX_ROWS,
     MAX_TABLES,
+    NUM_ROWS,
+    POOLING_FACTOR,
 )
 from autoshard.formats.imports.dlrm_datasets import Advance
 
@@ -241,14 +244,10 @@ def _indices(heavy_hitters: tuple[float, ...], zipf_q: float, zipf_s: float, **_
 
 def _read_spec(value: object, path: str) -> tuple[int, int]:
     rows, dim = items(value, path, minimum=2, maximum=2)
-    return _ROWS.read(rows, f"{path}[0]"), _DIM.read(dim, f"{path}[1]")
+    return NUM_ROWS.read(rows, f"{path}[0]"), DIM.read(dim, f"{path}[1]")
 
 
-_ROWS: Final = whole_number(1, MAX_ROWS)
-_DIM: Final = whole_number(1, MAX_EMBEDDING_DIM)
 _SPEC: Final = Kind({}, _read_spec)
-_BATCH: Final = whole_number(1, MAX_BATCH_SIZE)
-_LENGTH: Final = number_in(0, MAX_POOLING_FACTOR)
 _DISTRIBUTION: Final = one_of(("normal", "uniform"))
 _INDICES: Final = record(
     _indices,
@@ -270,18 +269,18 @@ def _config_kind(n: int) -> Kind[_Config]:
     """A file of `n` features."""
     lengths: Kind[dict[str, Any]] = record(
         dict,
-        Field("L", _LENGTH),
-        optional("sigma_L", _LENGTH),
+        Field("L", POOLING_FACTOR),
+        optional("sigma_L", POOLING_FACTOR),
         optional("length_distribution", _DISTRIBUTION),
-        optional("Ls", list_of(_LENGTH, n, n)),
+        optional("Ls", list_of(POOLING_FACTOR, n, n)),
     )
     batches = record(
         partial(_batches, n),
-        Field("B", _BATCH),
+        Field("B", BATCH_SIZE),
         optional("sigma_B", number_in()),
         optional("vbe_distribution", _DISTRIBUTION),
-        optional("vbe_num_ranks", _BATCH),
-        optional("Bs", list_of(_BATCH, n, n)),
+        optional("vbe_num_ranks", BATCH_SIZE),
+        optional("Bs", list_of(BATCH_SIZE, n, n)),
     )
     return record(
         _config,
@@ -309,11 +308,11 @@ def _config(
     **sizes: object,
 ) -> _Config:
     batch_size, batches_T = batch_params
-    dims_T = _sizes(sizes, "D", T, _DIM)
+    dims_T = _sizes(sizes, "D", T, DIM)
     config = _Config(
         batch_size=batch_size,
         batches_T=batches_T,
-        rows_T=_sizes(sizes, "E", T, _ROWS),
+        rows_T=_sizes(sizes, "E", T, NUM_ROWS),
         dim=dims_T[0],
         dims_T=None if mixed_dim and "Ds" not in sizes and not isinstance(sizes["D"], list) else dims_T,
         lengths_T=at_path("pooling_params", lambda: _lengths(batches_T, **pooling_params)),
