@@ -92,5 +92,5 @@ def test_the_schema_says_what_the_reader_accepts():
 
 
 def test_a_kind_in_context_is_described_and_passed_on():
-    assert in_context(FLAG).schema == FLAG.schema
-    assert in_context(FLAG).read("later", "") == "later"
+    assert in_context(FLAG.schema).schema == FLAG.schema
+    assert in_context(FLAG.schema).read("later", "") == "later"

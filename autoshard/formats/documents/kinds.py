@@ -56,11 +56,6 @@ def named(document: str, name: str, kind: Kind[T], meaning: str = "") -> Kind[T]
     return Kind({"$ref": address}, kind.read, kind.write, _described(meaning, kind.schema))
 
 
-def in_context(kind: Kind[Any]) -> Kind[Any]:
-    """The kind for a field that the object around it reads and writes, as that takes more than the value."""
-    return Kind(kind.schema, lambda value, _: value, definition=kind.definition)
-
-
 def text_of(pattern: str = "") -> Kind[str]:
     """A text of 1 to 512 characters; the class that it is read into checks the pattern."""
     form = {"pattern": f"^{pattern}$"} if pattern else {}
@@ -110,8 +105,15 @@ def by_name(item: Kind[T]) -> Kind[Mapping[str, T]]:
 
 
 TEXT = text_of()
-ANYTHING: Kind[Any] = Kind({}, lambda value, _: value)
 FLAG = Kind({"type": "boolean"}, check_flag)
+
+
+def in_context(schema: Schema) -> Kind[Any]:
+    """A value that the object around it reads and writes, as that takes more than the value: it is passed on."""
+    return Kind(schema, lambda value, _: value)
+
+
+ANYTHING = in_context({})
 #: An object that may hold anything.
 ANY_OBJECT: Kind[Mapping[str, Any]] = Kind({"type": "object"}, check_object, dict)
 #: Default of a field that is always written.
@@ -149,15 +151,15 @@ def record(make: Callable[..., T], *listed: Field, parts: Callable[[T], Mapping[
         make: Takes the values of fields by name, and returns what they make: a class with such fields, or a function.
             What was left out is not passed. Fields that its errors name are relative to the object.
         listed: The fields, in the order in which they are written; texts that stand for themselves come first.
-        parts: Takes what `make` returned, and returns the values of the fields that are written; None for its
-            attributes.
+        parts: Takes what `make` returned, and returns the values of the fields that are written, in that order; None
+            for its attributes.
     """
     constants = {item.name: item.kind for item in listed if isinstance(item.kind, str)}
     kinds = {item.name: item.kind for item in listed if isinstance(item.kind, Kind)}
     required = tuple(item.name for item in listed if not item.is_optional)
     may_have = tuple(item.name for item in listed if item.is_optional)
     readers = [(name, kind.read) for name, kind in kinds.items()]
-    writers = [(name, kind.write) for name, kind in kinds.items()]
+    writers = [(name, kind.write) for name, kind in kinds.items() if kind.write is not unchanged]
     parts_of = parts or _attributes(listed)
 
     def read(value: object, path: str) -> T:
@@ -167,11 +169,13 @@ def record(make: Callable[..., T], *listed: Field, parts: Callable[[T], Mapping[
         return at_path(path, lambda: make(**found))
 
     def write(value: T) -> dict[str, object]:
-        found = parts_of(value)
-        written = {name: write_one(found[name]) for name, write_one in writers if name in found}
-        return {**constants, **written} if constants else written
+        written = {**constants, **parts_of(value)}
+        for name, write_one in writers:
+            if name in written:
+                written[name] = write_one(written[name])
+        return written
 
-    return Kind(_object_schema(listed), read, write)
+    return Kind(_object_schema(listed), read, write if constants or writers else parts_of)
 
 
 def _object_schema(listed: tuple[Field, ...]) -> Schema:

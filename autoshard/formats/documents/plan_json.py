@@ -93,15 +93,15 @@ def _fields(folder: Path | None) -> tuple[Field, ...]:
         "within_nodes consecutive ones."
     )
     orders = "By table name: Parquet files of row ids in falling access frequency, beside this one."
-    shards = in_context(list_of(shard_kind({}), 1, MAX_SHARDS))
+    shards = in_context(list_of(shard_kind({}), 1, MAX_SHARDS).schema)
     return (
         Field("tables", TABLES.kind(folder), "The tables, as in tables.json."),
         Field("topology", TOPOLOGY.kind(), "The ranks, as in topology.json."),
         Field("replica_groups", _GROUPS, groups),
         Field("payload", _PAYLOAD, "Number formats on the wire."),
         Field("shards", shards, "They tile every table exactly."),
-        optional("row_orders", in_context(by_name(_ROW_ORDER)), orders),
-        optional("predicted", in_context(prediction_kind())),
+        optional("row_orders", in_context(by_name(_ROW_ORDER).schema), orders),
+        optional("predicted", in_context(prediction_kind().schema)),
         optional("provenance", _PROVENANCE, "How the plan was made."),
     )
 

@@ -9,7 +9,7 @@ from autoshard.core import ReplicaGroups, Tier, Topology
 from autoshard.core.errors import FormatError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.core.shard import Replicas
-from autoshard.formats.documents.kinds import Kind, Schema, list_of, one_of, whole_number
+from autoshard.formats.documents.kinds import Kind, Schema, in_context, list_of, one_of, whole_number
 from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE
 
 #: The name that a tier's replicas are written under, where they match.
@@ -22,7 +22,7 @@ def _listed(num_ranks: int) -> Kind[Replicas]:
 
 _SCHEMA: Final[Schema] = {"oneOf": [one_of(_NAME_OF_TIER.values()).schema, _listed(MAX_WORLD_SIZE).schema]}
 #: What `RankLayouts` reads and writes.
-REPLICAS: Final[Kind[object]] = Kind(_SCHEMA, lambda value, _: value)
+REPLICAS: Final = in_context(_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,18 +34,25 @@ from autoshard.formats.documents.kinds import (
     one_of,
     optional,
     record,
+    unchanged,
     whole_number,
 )
 from autoshard.formats.documents.rank_layouts import ANY_GROUP, REPLICAS, RankLayouts
 from autoshard.formats.documents.tables_json import DTYPE, MAX_EMBEDDING_DIM, MAX_ROWS, TIER
 from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE, MEMORY_SIZE
 
+_POLICIES: Final = ("lru", "lfu")
+
 
 def _written_memory(memory: MemoryPlacement) -> dict[str, Any]:
-    cache = {"cache_bytes": memory.cache_bytes, "policy": memory.policy} if memory.cache_bytes else {}
-    policy = {"policy": memory.policy} if memory.policy != MemoryPlacement().policy else {}
-    dtype = {} if memory.cache_dtype is None else {"cache_dtype": memory.cache_dtype}
-    return {"level": memory.level, **cache, **policy, **dtype}
+    parts: dict[str, Any] = {"level": memory.level}
+    if memory.cache_bytes:
+        parts["cache_bytes"] = memory.cache_bytes
+    if memory.cache_bytes or memory.policy != _POLICIES[0]:
+        parts["policy"] = memory.policy
+    if memory.cache_dtype is not None:
+        parts["cache_dtype"] = memory.cache_dtype
+    return parts
 
 
 _ROW: Final = whole_number(0, MAX_ROWS)
@@ -55,14 +62,14 @@ _ROWS: Final[Kind[dict[str, Any]]] = record(
     Field("by", one_of(RowsBy), _BY),
     Field("start", _ROW, "First row."),
     Field("stop", _ROW, "Row after the last."),
-    parts=lambda rows: rows,
+    parts=unchanged,
 )
 _POLICY: Final = "Which rows the cache evicts: least recently or least frequently used."
 _MEMORY: Final = record(
     MemoryPlacement,
     Field("level", one_of(MemoryLevel), "Memory level of the rows."),
     optional("cache_bytes", MEMORY_SIZE, "Device memory of each rank that caches these rows."),
-    optional("policy", one_of(("lru", "lfu")), _POLICY),
+    optional("policy", one_of(_POLICIES), _POLICY),
     optional("cache_dtype", DTYPE, "Number format of cached rows; if left out: that of the table."),
     parts=_written_memory,
 )
@@ -100,7 +107,7 @@ def shard_kind(tables: Mapping[str, EmbeddingTable], layouts: RankLayouts = ANY_
         Field("deduplicate", FLAG, "Whether every distinct row is sent once."),
         optional("grad_sync", one_of(GradSync), _MEANINGS["grad_sync"]),
         optional("memory", _MEMORY, "Where the rows live; if left out: hbm."),
-        optional("fetch", in_context(_fetch(MAX_WORLD_SIZE, 1, MAX_WORLD_SIZE)), _MEANINGS["fetch"]),
+        optional("fetch", in_context(_fetch(MAX_WORLD_SIZE, 1, MAX_WORLD_SIZE).schema), _MEANINGS["fetch"]),
         parts=partial(_parts, layouts),
     )
     return named(

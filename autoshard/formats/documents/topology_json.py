@@ -93,15 +93,15 @@ def _fields(_folder: Path | None) -> tuple[Field, ...]:
         "At which one rank reads rows of a memory level, and writes them; levels left out are priced by published "
         "figures."
     )
-    overrides, fetch_ms = in_context(_overrides(MAX_WORLD_SIZE)), in_context(_fetch_ms(1, MAX_WORLD_SIZE))
+    fetch_ms = "[i][j]: milliseconds for rank i to fetch one row from rank j."
     return (
         Field("world_size", whole_number(1, MAX_WORLD_SIZE), "Number of ranks."),
         Field("device", text_of(DEVICE_KEY.pattern), device),
         Field("memory_bytes", _MEMORY, "Of each rank, for embeddings."),
         Field("levels", list_of(_LEVEL, 1, _MAX_LEVELS), levels),
         optional("memory_bandwidth_bytes_per_s", _MEMORY_BANDWIDTH, bandwidth),
-        optional("overrides", overrides, "Ranks with other memory than the rest."),
-        optional("fetch_ms", fetch_ms, "[i][j]: milliseconds for rank i to fetch one row from rank j."),
+        optional("overrides", in_context(_overrides(MAX_WORLD_SIZE).schema), "Ranks with other memory than the rest."),
+        optional("fetch_ms", in_context(_fetch_ms(1, MAX_WORLD_SIZE).schema), fetch_ms),
     )
 
 
