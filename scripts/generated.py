@@ -21,5 +21,5 @@ def write_generated(texts: Mapping[str, str], folder: Path) -> int:
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-            sys.stdout.write(f"wrote {path.relative_to(ROOT)}\n")
+            sys.stdout.write(f"wrote {path.resolve().relative_to(ROOT)}\n")
     return 0

@@ -74,7 +74,7 @@ def _read(path: Path, order: RowOrder, name: str, num_rows: int) -> NDArray[np.i
         )
     try:
         ids_N = pa.parquet.read_table(io.BytesIO(content), columns=[COLUMN])[COLUMN].to_numpy()
-    except (OSError, pa.ArrowException, KeyError) as error:
+    except (OSError, pa.ArrowException, KeyError, UnicodeDecodeError) as error:
         raise FormatError(
             f"is no Parquet file with a column {COLUMN!r}: {shortened(str(error))}", source=str(path), field=field
         ) from None

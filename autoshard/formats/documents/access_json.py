@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from autoshard.core import NUM_REUSE_BINS, AccessProfile
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
-from autoshard.formats.documents.fields import Fields, items, number
+from autoshard.formats.documents.fields import at_path, items, number
 from autoshard.formats.documents.json_document import join
+from autoshard.formats.documents.kinds import (
+    TEXT,
+    Field,
+    Kind,
+    list_of,
+    named,
+    number_in,
+    one_of,
+    optional,
+    record,
+    whole_number,
+)
 from autoshard.formats.documents.row_counts import read_row_counts
 
 #: Largest accepted Zipf exponent: beyond it the first row has all lookups, to double precision.
@@ -40,6 +52,9 @@ class AccessContext:
     folder: Path | None = None
 
 
+_Profile = Callable[[AccessContext], AccessProfile]
+
+
 def access_from_json(value: object, path: str, context: AccessContext) -> AccessProfile:
     """Reads the access profile at a dotted path.
 
@@ -50,13 +65,12 @@ def access_from_json(value: object, path: str, context: AccessContext) -> Access
     known: dict[str, object] = value if isinstance(value, dict) else {}
     if "hot_rows" in known:
         raise FormatError("is not supported yet: leave it out", field=join(path, "hot_rows"))
-    name = known.get("kind")
+    name = known.get("kind", "uniform")  # without a kind, that of uniform says what is wrong
     kind = _KINDS.get(name) if isinstance(name, str) else None
-    if "kind" in known and kind is None:
+    if kind is None:
         raise FormatError(f"must be one of {', '.join(_KINDS)}, got {shown(name)}", field=join(path, "kind"))
-    required, optional, read = kind or _KINDS["uniform"]  # without a kind, Fields says what is wrong
-    fields = Fields(value, path, required=("kind", *required), optional=optional)
-    return fields.build(lambda: read(fields, context))
+    profile = kind.read(value, path)
+    return at_path(path, lambda: profile(context))
 
 
 def access_to_json(access: AccessProfile) -> dict[str, object]:
@@ -70,67 +84,65 @@ def access_to_json(access: AccessProfile) -> dict[str, object]:
     return {"kind": "curve", "knots": knots}
 
 
-def _read_uniform(fields: Fields, context: AccessContext) -> AccessProfile:
-    fraction = fields.number("accessed_fraction", maximum=1.0, default=1.0)
-    return AccessProfile.uniform(context.num_embeddings, fraction)
+def _uniform(accessed_fraction: float = 1.0) -> _Profile:
+    return lambda of: AccessProfile.uniform(of.num_embeddings, accessed_fraction)
 
 
-def _read_zipf(fields: Fields, context: AccessContext) -> AccessProfile:
-    alpha, shift = fields.number("alpha", maximum=MAX_ALPHA), fields.number("shift", maximum=MAX_SHIFT)
-    return AccessProfile.zipf(context.num_embeddings, alpha, shift)
+def _zipf(alpha: float, shift: float = 0.0) -> _Profile:
+    return lambda of: AccessProfile.zipf(of.num_embeddings, alpha, shift)
 
 
-def _read_reuse_bins(fields: Fields, context: AccessContext) -> AccessProfile:
-    batch_size = fields.whole("batch_size", minimum=1)
-    if context.pooling_factor <= 0:
-        raise FormatError("needs a table that is looked up; its pooling factors are 0", field=fields.at("kind"))
-    path = fields.at("bins")
-    bins = [
-        number(value, f"{path}[{index}]", maximum=MAX_SHARE)
-        for index, value in enumerate(fields.items("bins", minimum=NUM_REUSE_BINS, maximum=NUM_REUSE_BINS))
-    ]
-    of: Literal["rows", "lookups"] = "rows" if fields.word("of", ("rows", "lookups")) == "rows" else "lookups"
-    num_lookups = batch_size * context.pooling_factor
-    return AccessProfile.from_reuse_bins(context.num_embeddings, bins, of=of, num_lookups=num_lookups)
+def _reuse_bins(of: Literal["rows", "lookups"], batch_size: int, bins: Sequence[float]) -> _Profile:
+    def profile(table: AccessContext) -> AccessProfile:
+        if table.pooling_factor <= 0:
+            raise FormatError("needs a table that is looked up; its pooling factors are 0", field="kind")
+        num_lookups = batch_size * table.pooling_factor
+        return AccessProfile.from_reuse_bins(table.num_embeddings, bins, of=of, num_lookups=num_lookups)
+
+    return profile
 
 
-def _read_curve(fields: Fields, context: AccessContext) -> AccessProfile:
-    path, knots = fields.at("knots"), fields.items("knots", minimum=2, maximum=MAX_KNOTS)
-    _check_pairs(knots, path)
+def _curve(knots: list[object]) -> _Profile:
+    def profile(of: AccessContext) -> AccessProfile:
+        try:
+            ranks_K, cumulative_K = np.array(knots, dtype=np.float64).T
+        except OverflowError:
+            raise FormatError("holds a number that is too large", field="knots") from None
+        if ranks_K[-1] != of.num_embeddings:
+            raise FormatError(
+                f"must end at access rank {of.num_embeddings}, the table's rows, got {ranks_K[-1]:g}", field="knots"
+            )
+        return AccessProfile(ranks_K, cumulative_K)
+
+    return profile
+
+
+def _counts(file: str) -> _Profile:
+    return lambda of: _counted(file, of)
+
+
+def _counted(name: str, of: AccessContext) -> AccessProfile:
+    if of.folder is None:
+        raise FormatError("counts can only be read from a file that lies beside tables.json", field="file")
+    if Path(name).name != name or name == ".." or "\\" in name:
+        raise FormatError(f"must be the name of a file or folder in the same folder, got {shown(name)}", field="file")
     try:
-        ranks_K, cumulative_K = np.array(knots, dtype=np.float64).T
-    except OverflowError:
-        raise FormatError("holds a number that is too large", field=path) from None
-    if ranks_K[-1] != context.num_embeddings:
-        raise FormatError(
-            f"must end at access rank {context.num_embeddings}, the table's rows, got {ranks_K[-1]:g}", field=path
-        )
-    return AccessProfile(ranks_K, cumulative_K)
+        return read_row_counts(of.folder / name, num_rows=of.num_embeddings).profile()
+    except FileNotFoundError:
+        raise FormatError(f"there is no file {name} beside tables.json", field="file") from None
+    except FormatError as error:
+        raise FormatError(error.message, field="file") from None
 
 
-def _check_pairs(knots: list[object], path: str) -> None:
+def _read_knots(value: object, path: str) -> list[object]:
+    knots = items(value, path, minimum=2, maximum=MAX_KNOTS)
     # One set of types for all knots: ten times faster than a look at every number, and there are many.
     types = set(map(type, chain.from_iterable(pair for pair in knots if isinstance(pair, list))))
-    if types <= {int, float} and all(isinstance(pair, list) and len(pair) == 2 for pair in knots):
-        return
-    for index, pair in enumerate(knots):
-        for place, value in enumerate(items(pair, f"{path}[{index}]", minimum=2, maximum=2)):
-            number(value, f"{path}[{index}][{place}]")
-
-
-def _read_counts(fields: Fields, context: AccessContext) -> AccessProfile:
-    path, name = fields.at("file"), fields.text("file")
-    if context.folder is None:
-        raise FormatError("counts can only be read from a file that lies beside tables.json", field=path)
-    if Path(name).name != name or name == ".." or "\\" in name:
-        raise FormatError(f"must be the name of a file or folder in the same folder, got {shown(name)}", field=path)
-    file = context.folder / name
-    try:
-        return read_row_counts(file, num_rows=context.num_embeddings).profile()
-    except FileNotFoundError:
-        raise FormatError(f"there is no file {name} beside tables.json", field=path) from None
-    except FormatError as error:
-        raise FormatError(error.message, field=path) from None
+    if not (types <= {int, float} and all(isinstance(pair, list) and len(pair) == 2 for pair in knots)):
+        for index, pair in enumerate(knots):
+            for place, one in enumerate(items(pair, f"{path}[{index}]", minimum=2, maximum=2)):
+                number(one, f"{path}[{index}][{place}]")
+    return knots
 
 
 def _shortest(value: float) -> float | int:
@@ -138,13 +150,45 @@ def _shortest(value: float) -> float | int:
     return int(value) if value.is_integer() else value
 
 
-_Reader = Callable[[Fields, AccessContext], AccessProfile]
-
-#: Required fields, optional fields and reader of every kind.
-_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], _Reader]] = {
-    "uniform": ((), ("accessed_fraction",), _read_uniform),
-    "zipf": (("alpha",), ("shift",), _read_zipf),
-    "reuse_bins": (("of", "batch_size", "bins"), (), _read_reuse_bins),
-    "curve": (("knots",), (), _read_curve),
-    "counts": (("file",), (), _read_counts),
+_PAIR: Final = {"prefixItems": [number_in().schema, number_in(0, 1.000001).schema], "items": False, "minItems": 2}
+_KNOTS: Final = Kind(
+    {"type": "array", "items": {"type": "array", **_PAIR}, "minItems": 2, "maxItems": MAX_KNOTS}, _read_knots
+)
+_BINS: Final = list_of(number_in(0, MAX_SHARE), NUM_REUSE_BINS, NUM_REUSE_BINS)
+_MEANINGS: Final = {
+    "accessed_fraction": "Share of the rows that are looked up at all; 1 if left out.",
+    "alpha": "The row of access rank r has probability proportional to 1 / (r + 1 + shift)^alpha.",
+    "bins": "Shares of rows that one batch looks up (0, 1], (1, 2], (2, 4] ... (32768, inf) times.",
+    "knots": "[access rank, cumulative probability] pairs from [0, 0] to [rows, 1], rising and concave.",
+    "file": "Parquet file beside this one, with a column count of one number per row; or a folder of such files, which "
+    "make up the table in the order of their names.",
 }
+
+
+_KINDS: Final = {
+    "uniform": record(
+        _uniform,
+        Field("kind", "uniform"),
+        optional("accessed_fraction", number_in(0, 1, is_open=True), _MEANINGS["accessed_fraction"]),
+    ),
+    "zipf": record(
+        _zipf,
+        Field("kind", "zipf"),
+        Field("alpha", number_in(0, MAX_ALPHA), _MEANINGS["alpha"]),
+        optional("shift", number_in(0, MAX_SHIFT), "0 if left out."),
+    ),
+    "reuse_bins": record(
+        _reuse_bins,
+        Field("kind", "reuse_bins"),
+        Field("of", one_of(("rows", "lookups")), "What the shares are of: rows or lookups."),
+        Field("batch_size", whole_number(1), "Samples in the batch that was counted."),
+        Field("bins", _BINS, _MEANINGS["bins"]),
+    ),
+    "curve": record(_curve, Field("kind", "curve"), Field("knots", _KNOTS, _MEANINGS["knots"])),
+    "counts": record(_counts, Field("kind", "counts"), Field("file", TEXT, _MEANINGS["file"])),
+}
+_OBJECT: Final[Kind[Any]] = Kind(
+    {"oneOf": [kind.schema for kind in _KINDS.values()]}, lambda value, _: value, access_to_json
+)
+#: What `access_from_json` reads.
+ACCESS: Final = named("tables", "access", _OBJECT, "How often rows are looked up.")

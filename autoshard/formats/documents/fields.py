@@ -1,10 +1,10 @@
-"""Typed reading of JSON objects: every field by name and type, every fault with its dotted path."""
+"""Values of JSON objects, each of them checked; every fault is named by its dotted path."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from typing import TypeVar
 
@@ -14,51 +14,34 @@ from autoshard.formats.documents.json_document import join
 
 #: Upper limit of whole numbers that have no limit of their own: beyond it doubles are no longer exact.
 MAX_WHOLE = 2**53
+#: Values of a list, and characters of a text, that have no limit of their own.
+MAX_ITEMS = 1_000_000
+MAX_TEXT = 512
 
 EnumT = TypeVar("EnumT", bound=StrEnum)
-BuiltT = TypeVar("BuiltT")
+T = TypeVar("T")
 
 
 class Fields:
     """One JSON object, whose set of fields has been checked and whose values are read by type.
 
-    A getter of a field that was left out returns its `default`; required fields are always there.
+    `number` of a field that was left out returns its `default`; lists and objects that were left out are empty.
 
     Args:
         value: What stands where the object should.
         path: Dotted path of the object, empty for the document itself.
         required: Names of fields that must be there.
         optional: Names of fields that may be there.
-        schema: What the field `schema` has to say, if the object is a document.
 
     Raises:
-        FormatError: If the value is no object or another document, or fields are missing or unknown.
+        FormatError: If the value is no object, or fields are missing or unknown.
     """
 
     __slots__ = ("_values", "path")
 
-    def __init__(
-        self,
-        value: object,
-        path: str,
-        *,
-        required: Collection[str],
-        optional: Collection[str] = (),
-        schema: str | None = None,
-    ) -> None:
-        if not isinstance(value, dict):
-            raise FormatError(f"must be an object, got {shown(value)}", field=path)
-        # Before all else: a document of another kind has other fields.
-        if schema is not None and value.get("schema", schema) != schema:
-            raise FormatError(f'must be "{schema}", got {shown(value["schema"])}', field=join(path, "schema"))
-        for name in value:
-            if name not in required and name not in optional:
-                raise FormatError(_unknown(name, [*required, *optional]), field=join(path, shortened(name)))
-        for name in required:
-            if name not in value:
-                raise FormatError("is missing", field=join(path, name))
+    def __init__(self, value: object, path: str, *, required: Collection[str], optional: Collection[str] = ()) -> None:
         self.path = path
-        self._values: dict[str, object] = value
+        self._values = check_names(value, path, required, optional)
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -70,21 +53,12 @@ class Fields:
         """Dotted path of a field."""
         return join(self.path, name)
 
-    def text(self, name: str, default: str = "") -> str:
+    def text(self, name: str) -> str:
         """A text that is not empty."""
-        return text(self._values[name], self.at(name)) if name in self._values else default
+        return text(self._values[name], self.at(name))
 
-    def flag(self, name: str, default: bool = False) -> bool:
-        """`true` or `false`."""
-        value = self._values.get(name, default)
-        if not isinstance(value, bool):
-            raise FormatError(f"must be true or false, got {shown(value)}", field=self.at(name))
-        return value
-
-    def whole(self, name: str, *, minimum: int = 0, maximum: int = MAX_WHOLE, default: int = 0) -> int:
+    def whole(self, name: str, *, minimum: int = 0, maximum: int = MAX_WHOLE) -> int:
         """A whole number in [minimum, maximum]."""
-        if name not in self._values:
-            return default
         return whole(self._values[name], self.at(name), minimum=minimum, maximum=maximum)
 
     def number(self, name: str, *, minimum: float = 0.0, maximum: float = math.inf, default: float = 0.0) -> float:
@@ -95,16 +69,11 @@ class Fields:
 
     def choice(self, name: str, kind: type[EnumT], default: EnumT) -> EnumT:
         """One of an enumeration's words."""
-        return choice(self._values[name], self.at(name), kind) if name in self._values else default
+        if name not in self._values:
+            return default
+        return word(self._values[name], self.at(name), {member.value: member for member in kind})
 
-    def word(self, name: str, accepted: Collection[str], default: str = "") -> str:
-        """One of the accepted words."""
-        value = self._values.get(name, default)
-        if not isinstance(value, str) or value not in accepted:
-            raise FormatError(f"must be one of {', '.join(accepted)}, got {shown(value)}", field=self.at(name))
-        return value
-
-    def items(self, name: str, *, minimum: int = 1, maximum: int = 1_000_000) -> list[object]:
+    def items(self, name: str, *, minimum: int = 1, maximum: int = MAX_ITEMS) -> list[object]:
         """A list of `minimum` to `maximum` values; empty if the field was left out."""
         return items(self._values[name], self.at(name), minimum=minimum, maximum=maximum) if name in self else []
 
@@ -122,37 +91,22 @@ class Fields:
 
     def mapping(self, name: str) -> dict[str, object]:
         """An object whose fields have names of the user's own; an empty one if it was left out."""
-        value = self._values.get(name, {})
-        if not isinstance(value, dict):
-            raise FormatError(f"must be an object, got {shown(value)}", field=self.at(name))
-        return value
-
-    def build(self, make: Callable[[], BuiltT]) -> BuiltT:
-        """Calls `make`; errors of the values that it checks get this object's path.
-
-        Raises:
-            InputError: What `make` raised, with the path.
-        """
-        return at_path(self.path, make)
+        return check_object(self._values.get(name, {}), self.at(name))
 
 
-def at_path(path: str, make: Callable[[], BuiltT]) -> BuiltT:
+def at_path(path: str, make: Callable[[], T]) -> T:
     """Calls `make`, and puts `path` before the field that an error of it names.
-
-    Errors of this reader (FormatError) name the whole path already.
 
     Raises:
         InputError: What `make` raised, with the path.
     """
     try:
         return make()
-    except FormatError:
-        raise
     except InputError as error:
         raise type(error)(error.message, field=join(path, error.field) if error.field else path) from None
 
 
-def from_source(source: str, make: Callable[[], BuiltT]) -> BuiltT:
+def from_source(source: str, make: Callable[[], T]) -> T:
     """Calls `make`, and names `source` in an error of it that names no source yet.
 
     Raises:
@@ -166,14 +120,62 @@ def from_source(source: str, make: Callable[[], BuiltT]) -> BuiltT:
         raise error.in_source(source) from None
 
 
+def check_object(value: object, path: str) -> dict[str, object]:
+    """The value, an object.
+
+    Raises:
+        FormatError: If it is none.
+    """
+    if not isinstance(value, dict):
+        raise FormatError(f"must be an object, got {shown(value)}", field=path)
+    return value
+
+
+def check_names(
+    value: object,
+    path: str,
+    required: Collection[str],
+    optional: Collection[str],
+    constants: Mapping[str, str] | None = None,
+) -> dict[str, object]:
+    """The value, an object with these fields, of which `constants` have these values.
+
+    Raises:
+        FormatError: If it is none, or fields are missing or unknown.
+    """
+    known = check_object(value, path)
+    # Before all else: a document of another kind has other fields.
+    for name, constant in (constants or {}).items():
+        if known.get(name, constant) != constant:
+            raise FormatError(f'must be "{constant}", got {shown(known[name])}', field=join(path, name))
+    for name in known:
+        if name not in required and name not in optional:
+            raise FormatError(_unknown(name, [*required, *optional]), field=join(path, shortened(name)))
+    for name in required:
+        if name not in known:
+            raise FormatError("is missing", field=join(path, name))
+    return known
+
+
+def check_flag(value: object, path: str) -> bool:
+    """The value, `true` or `false`.
+
+    Raises:
+        FormatError: If it is neither.
+    """
+    if not isinstance(value, bool):
+        raise FormatError(f"must be true or false, got {shown(value)}", field=path)
+    return value
+
+
 def text(value: object, path: str) -> str:
     """The value, a text of 1 to 512 characters.
 
     Raises:
         FormatError: If it is none.
     """
-    if not isinstance(value, str) or not 0 < len(value) <= 512:
-        raise FormatError(f"must be a text of 1 to 512 characters, got {shown(value)}", field=path)
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
+        raise FormatError(f"must be a text of 1 to {MAX_TEXT} characters, got {shown(value)}", field=path)
     check_characters(value, path)
     return value
 
@@ -236,19 +238,18 @@ def number(value: object, path: str, *, minimum: float = 0.0, maximum: float = m
     return value
 
 
-def choice(value: object, path: str, kind: type[EnumT]) -> EnumT:
-    """The value, one of an enumeration's words.
+def word(value: object, path: str, accepted: Mapping[str, T]) -> T:
+    """What one of some words stands for.
 
     Raises:
-        FormatError: If it is none.
+        FormatError: If the value is none of them.
     """
-    member = kind.__members__.get(value.upper()) if isinstance(value, str) else None
-    if member is None or member.value != value:
-        raise FormatError(f"must be one of {', '.join(kind)}, got {shown(value)}", field=path)
-    return member
+    if not isinstance(value, str) or value not in accepted:
+        raise FormatError(f"must be one of {', '.join(accepted)}, got {shown(value)}", field=path)
+    return accepted[value]
 
 
-def items(value: object, path: str, *, minimum: int = 1, maximum: int = 1_000_000) -> list[object]:
+def items(value: object, path: str, *, minimum: int = 1, maximum: int = MAX_ITEMS) -> list[object]:
     """The value, a list of `minimum` to `maximum` values.
 
     Raises:

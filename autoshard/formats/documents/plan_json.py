@@ -1,193 +1,162 @@
-"""`plan.json` (`autoshard.plan/1`): a whole plan, read and written."""
+"""`plan.json` (`autoshard.plan/1`): a whole plan."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any, Final
 
 from autoshard.core import (
-    DType,
     GroupLayout,
     Payload,
     Provenance,
     ReplicaGroups,
     RowOrder,
     ShardingPlan,
+    TableSet,
+    Topology,
 )
 from autoshard.core.errors import FormatError, InvalidPlanError
 from autoshard.core.quoting import shortened, shown
 from autoshard.evaluation.validator import validate_plan
-from autoshard.formats.documents.fields import Fields, check_writable, from_source, text
-from autoshard.formats.documents.json_document import format_json, join, read_json
-from autoshard.formats.documents.prediction_json import prediction_from_json, prediction_to_json
+from autoshard.formats.documents.document import Document
+from autoshard.formats.documents.fields import check_object, check_writable
+from autoshard.formats.documents.json_document import join
+from autoshard.formats.documents.kinds import (
+    ANY_OBJECT,
+    TEXT,
+    Field,
+    by_name,
+    in_context,
+    list_of,
+    number_in,
+    one_of,
+    optional,
+    record,
+    text_of,
+    whole_number,
+)
+from autoshard.formats.documents.prediction_json import ESTIMATE, prediction_kind
 from autoshard.formats.documents.rank_layouts import RankLayouts
-from autoshard.formats.documents.shards_json import shard_from_json, shard_to_json
-from autoshard.formats.documents.tables_json import MAX_ROWS, tables_from_json, tables_to_json
-from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE, topology_from_json, topology_to_json
-from autoshard.formats.files import atomic_write
-
-PLAN_SCHEMA = "autoshard.plan/1"
+from autoshard.formats.documents.shards_json import shard_kind
+from autoshard.formats.documents.tables_json import DTYPE, NUM_ROWS, TABLES
+from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE, TOPOLOGY
 
 #: More than the 100,000 tables that there may be. Reading takes about 0.07 ms and 3 kB a shard, pricing as long again.
 MAX_SHARDS = 2**17
-MAX_MOMENT_SCALE = 1e6
-
-_REQUIRED = ("schema", "tables", "topology", "replica_groups", "payload", "shards")
-_OPTIONAL = ("row_orders", "predicted", "provenance")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_MAX_MOMENT_SCALE = 1e6
+_DIGEST = "sha256:[0-9a-f]{64}"
 
 
-def read_plan(path: str | Path) -> ShardingPlan:
-    """Reads a `plan.json` and validates the plan, whoever wrote it.
-
-    Raises:
-        InputError: If the file cannot be read, holds no plan, or the plan is not valid; the text names file and field.
-    """
-
-    def make() -> ShardingPlan:
-        plan = plan_from_json(document, folder=Path(path).parent)
-        validate_plan(plan)
-        return plan
-
-    document = read_json(path)
-    return from_source(str(path), make)
-
-
-def write_plan(plan: ShardingPlan, path: str | Path) -> None:
-    """Validates a plan and writes a `plan.json` that reads back as an equal one.
-
-    Raises:
-        InvalidPlanError: If the plan is not valid or has more shards than can be read; nothing is written then.
-        FormatError: If the file cannot be written.
-    """
-    validate_plan(plan)
-    if len(plan.shards) > MAX_SHARDS:
-        raise InvalidPlanError(f"must be at most {MAX_SHARDS:,}, got {len(plan.shards):,}", field="shards")
-    atomic_write(path, format_json(plan_to_json(plan)))
-
-
-def plan_from_json(document: object, path: str = "", *, folder: Path | None = None) -> ShardingPlan:
-    """Reads the object of a `plan.json`; whether the plan is valid is for `validate_plan` to say.
-
-    Args:
-        document: The parsed JSON.
-        path: Dotted path of the object, if it is part of another.
-        folder: Where Parquet files that its tables name lie.
-
-    Raises:
-        InputError: If it holds no plan; the text names the field.
-    """
-    fields = Fields(document, path, required=_REQUIRED, optional=_OPTIONAL, schema=PLAN_SCHEMA)
-    tables = tables_from_json(fields["tables"], fields.at("tables"), folder=folder)
-    topology = topology_from_json(fields["topology"], fields.at("topology"))
-    groups = _groups_from_json(fields)
-    layouts = fields.build(lambda: RankLayouts.of(groups, topology))
-    by_name = {table.name: table for table in tables.tables}
-    where = fields.at("shards")
-    return ShardingPlan(
-        tables=tables,
-        topology=topology,
-        shards=tuple(
-            shard_from_json(value, f"{where}[{index}]", by_name, layouts)
-            for index, value in enumerate(fields.items("shards", maximum=MAX_SHARDS))
-        ),
-        replica_groups=groups,
-        payload=_payload_from_json(fields),
-        row_orders=_row_orders_from_json(fields, by_name),
-        predicted=prediction_from_json(fields, layouts.group_size) if "predicted" in fields else None,
-        provenance=_provenance_from_json(fields) if "provenance" in fields else None,
-    )
-
-
-def plan_to_json(plan: ShardingPlan) -> dict[str, object]:
-    """The object of a `plan.json`.
-
-    Raises:
-        InvalidPlanError: If the replica groups do not divide the world.
-    """
-    layouts = RankLayouts.of(plan.replica_groups, plan.topology)
-    document: dict[str, object] = {
-        "schema": PLAN_SCHEMA,
-        "tables": tables_to_json(plan.tables),
-        "topology": topology_to_json(plan.topology),
-        "replica_groups": {
-            "num_groups": plan.replica_groups.num_groups,
-            "layout": plan.replica_groups.layout,
-            "sync_every": plan.replica_groups.sync_every,
-            "moment_scale": plan.replica_groups.moment_scale,
-        },
-        "payload": {"forward": plan.payload.forward, "backward": plan.payload.backward},
-        "shards": [shard_to_json(placed, layouts) for placed in plan.shards],
-    }
-    if plan.row_orders:
-        document["row_orders"] = {
-            name: {"file": order.file, "digest": order.digest, "num_ordered": order.num_ordered}
-            for name, order in plan.row_orders.items()
-        }
-    if plan.predicted is not None:
-        document["predicted"] = prediction_to_json(plan.predicted)
-    if plan.provenance is not None:
-        document["provenance"] = {
-            "planner": plan.provenance.planner,
-            "options": dict(plan.provenance.options),
-            "seed": plan.provenance.seed,
-            "models": dict(plan.provenance.models),
-            "version": plan.provenance.version,
-        }
-    return document
-
-
-def _groups_from_json(plan: Fields) -> ReplicaGroups:
-    fields = plan.fields("replica_groups", required=("num_groups", "layout", "sync_every", "moment_scale"))
-    return ReplicaGroups(
-        num_groups=fields.whole("num_groups", minimum=1, maximum=MAX_WORLD_SIZE),
-        layout=fields.choice("layout", GroupLayout, GroupLayout.ACROSS_NODES),
-        sync_every=fields.whole("sync_every", minimum=1),
-        moment_scale=fields.number("moment_scale", minimum=1e-6, maximum=MAX_MOMENT_SCALE),
-    )
-
-
-def _payload_from_json(plan: Fields) -> Payload:
-    fields = plan.fields("payload", required=("forward", "backward"))
-    return Payload(
-        forward=fields.choice("forward", DType, DType.FP32), backward=fields.choice("backward", DType, DType.FP32)
-    )
-
-
-def _row_orders_from_json(plan: Fields, table_names: Collection[str]) -> dict[str, RowOrder]:
-    path = plan.at("row_orders")
-    orders = plan.mapping("row_orders").items()
-    return {name: _row_order_from_json(name, value, path, table_names) for name, value in orders}
-
-
-def _row_order_from_json(name: str, value: object, path: str, table_names: Collection[str]) -> RowOrder:
-    path = join(path, shortened(name))
-    if name not in table_names:
-        raise FormatError("no table has that name", field=path)
-    fields = Fields(value, path, required=("file", "digest", "num_ordered"))
-    file, digest = fields.text("file"), fields.text("digest")
+def _row_order(file: str, digest: str, num_ordered: int) -> RowOrder:
     if Path(file).name != file or "\\" in file:
-        raise FormatError(
-            f"must be the name of a file in the plan's folder, got {shown(file)}", field=fields.at("file")
-        )
-    if not _DIGEST.fullmatch(digest):
-        raise FormatError(f"must be sha256: and 64 hexadecimal digits, got {shown(digest)}", field=fields.at("digest"))
-    num_ordered = fields.whole("num_ordered", minimum=1, maximum=MAX_ROWS)
+        raise FormatError(f"must be the name of a file in the plan's folder, got {shown(file)}", field="file")
+    if not re.fullmatch(_DIGEST, digest):
+        raise FormatError(f"must be sha256: and 64 hexadecimal digits, got {shown(digest)}", field="digest")
     return RowOrder(file=file, digest=digest, num_ordered=num_ordered)
 
 
-def _provenance_from_json(plan: Fields) -> Provenance:
-    fields = plan.fields("provenance", required=("planner", "options", "seed", "models", "version"))
-    options, models = fields.mapping("options"), fields.mapping("models")
-    check_writable(options, fields.at("options"))
-    return Provenance(
-        planner=fields.text("planner"),
-        version=fields.text("version"),
-        seed=fields.whole("seed"),
-        options=options,
-        models={
-            text(name, fields.at("models")): text(model, join(fields.at("models"), shortened(name)))
-            for name, model in models.items()
-        },
+def _provenance(*, options: dict[str, object], **values: Any) -> Provenance:
+    check_writable(options, "options")
+    return Provenance(options=options, **values)
+
+
+_GROUPS: Final = record(
+    ReplicaGroups,
+    Field("num_groups", whole_number(1, MAX_WORLD_SIZE), "1: every table is held once."),
+    Field("layout", one_of(GroupLayout), "Which ranks form a group."),
+    Field("sync_every", whole_number(1), "Steps from one synchronisation of the groups to the next."),
+    Field("moment_scale", number_in(1e-6, _MAX_MOMENT_SCALE), "c of 2D's moment-scaled row-wise AdaGrad."),
+)
+_PAYLOAD: Final = record(Payload, Field("forward", DTYPE, "Of embeddings."), Field("backward", DTYPE, "Of gradients."))
+_NUM_ORDERED: Final = "Row ids in the file; all other rows follow by ascending id."
+_ROW_ORDER: Final = record(
+    _row_order,
+    Field("file", TEXT, "Path beside the plan."),
+    Field("digest", text_of(_DIGEST), "SHA-256 of the file."),
+    Field("num_ordered", NUM_ROWS, _NUM_ORDERED),
+)
+_PROVENANCE: Final = record(
+    _provenance,
+    Field("planner", TEXT, "The planner's name."),
+    Field("options", ANY_OBJECT, "The planner's options."),
+    Field("seed", whole_number(), "The seed."),
+    Field("models", by_name(TEXT), "Names of the models, and notes by planners and models."),
+    Field("version", TEXT, "Version of autoshard."),
+)
+
+
+def _fields(folder: Path | None) -> tuple[Field, ...]:
+    groups = (
+        "The plan is held once per group of ranks; across_nodes takes every num_groups-th rank into a group, "
+        "within_nodes consecutive ones."
     )
+    orders = "By table name: Parquet files of row ids in falling access frequency, beside this one."
+    shards = in_context(list_of(shard_kind({}), 1, MAX_SHARDS).schema)
+    return (
+        Field("tables", TABLES.kind(folder), "The tables, as in tables.json."),
+        Field("topology", TOPOLOGY.kind(), "The ranks, as in topology.json."),
+        Field("replica_groups", _GROUPS, groups),
+        Field("payload", _PAYLOAD, "Number formats on the wire."),
+        Field("shards", shards, "They tile every table exactly."),
+        optional("row_orders", in_context(by_name(_ROW_ORDER).schema), orders),
+        optional("predicted", in_context(prediction_kind().schema)),
+        optional("provenance", _PROVENANCE, "How the plan was made."),
+    )
+
+
+def _plan(
+    *, tables: TableSet, topology: Topology, replica_groups: ReplicaGroups, shards: object, **given: Any
+) -> ShardingPlan:
+    layouts = RankLayouts.of(replica_groups, topology)
+    size, by_name = layouts.group_size, {table.name: table for table in tables.tables}
+    placed = list_of(shard_kind(by_name, layouts), 1, MAX_SHARDS).read(shards, "shards")
+    if "row_orders" in given:
+        given["row_orders"] = _read_row_orders(given["row_orders"], by_name)
+    if "predicted" in given:
+        given["predicted"] = prediction_kind(size, size).read(given["predicted"], "predicted")
+    return ShardingPlan(tables=tables, topology=topology, replica_groups=replica_groups, shards=placed, **given)
+
+
+def _read_row_orders(value: object, table_names: Collection[str]) -> dict[str, RowOrder]:
+    orders = {}
+    for name, order in check_object(value, "row_orders").items():
+        path = join("row_orders", shortened(name))
+        if name not in table_names:
+            raise FormatError("no table has that name", field=path)
+        orders[name] = _ROW_ORDER.read(order, path)
+    return orders
+
+
+def _parts(plan: ShardingPlan) -> dict[str, Any]:
+    names = ("tables", "topology", "replica_groups", "payload")
+    parts: dict[str, Any] = {name: getattr(plan, name) for name in names}
+    shard = shard_kind({}, RankLayouts.of(plan.replica_groups, plan.topology))
+    parts["shards"] = [shard.write(placed) for placed in plan.shards]
+    if plan.row_orders:
+        parts["row_orders"] = by_name(_ROW_ORDER).write(plan.row_orders)
+    if plan.predicted is not None:
+        parts["predicted"] = prediction_kind().write(plan.predicted)
+    if plan.provenance is not None:
+        parts["provenance"] = plan.provenance
+    return parts
+
+
+def _check(plan: ShardingPlan) -> None:
+    validate_plan(plan)
+    if len(plan.shards) > MAX_SHARDS:
+        raise InvalidPlanError(f"must be at most {MAX_SHARDS:,}, got {len(plan.shards):,}", field="shards")
+
+
+PLAN: Final = Document(
+    name="plan",
+    meaning="A whole sharding plan, with its tables and its topology.",
+    make=_plan,
+    fields=_fields,
+    parts=_parts,
+    definitions=(shard_kind({}), ESTIMATE, prediction_kind()),
+    check=_check,
+)
+read_plan, write_plan = PLAN.read, PLAN.write
+plan_from_json, plan_to_json = PLAN.from_json, PLAN.to_json

@@ -2,93 +2,117 @@
 
 from __future__ import annotations
 
-from dataclasses import fields as fields_of
-from typing import Any
+from typing import Any, Final
 
 from autoshard.core import CostBreakdown, Estimate, RankCost
 from autoshard.core.errors import FormatError
-from autoshard.core.quoting import shortened
 from autoshard.core.step import Overlap, StepPart
-from autoshard.formats.documents.fields import Fields, text
-from autoshard.formats.documents.json_document import join
+from autoshard.formats.documents.kinds import (
+    TEXT,
+    Field,
+    Kind,
+    by_name,
+    list_of,
+    named,
+    number_in,
+    one_of,
+    optional,
+    record,
+    whole_number,
+)
+from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE
 
-_ESTIMATE_FIELDS = tuple(item.name for item in fields_of(Estimate))
-_RANK_FIELDS = tuple(item.name for item in fields_of(RankCost))
-_NUMBERS = ("max_kernel_ms", "balance", "exchange_balance", "imbalance", "floor_kernel_ms")
-#: Younger than the schema, and so missing from plans that were written before them.
-_OPTIONAL = ("overlap", "models", "dense_ms", "sync_ms", "group_sync_ms", "parts")
-_REQUIRED = tuple(item.name for item in fields_of(CostBreakdown) if item.name not in _OPTIONAL)
-_PARTS = tuple(part.value for part in StepPart)
+
+def _estimate(value: float, low: float, high: float) -> Estimate:
+    if not low <= value <= high:
+        raise FormatError("must satisfy low <= value <= high")
+    return Estimate(value=value, low=low, high=high)
 
 
-def prediction_from_json(plan: Fields, group_size: int) -> CostBreakdown:
-    """Reads `predicted` of a plan whose replica groups have `group_size` ranks.
+_NUMBER: Final = number_in()
+_BYTES: Final = whole_number()
+ESTIMATE: Final = named(
+    "plan",
+    "estimate",
+    record(
+        _estimate,
+        Field("value", _NUMBER, "The prediction."),
+        Field("low", _NUMBER, "Lower end."),
+        Field("high", _NUMBER, "Upper end."),
+    ),
+    "A predicted value in its 90% interval.",
+)
+_RANK: Final = record(
+    RankCost,
+    Field("rank", whole_number(), "The rank."),
+    Field("input_ms", _NUMBER, "As parts.input."),
+    Field("forward_kernel_ms", _NUMBER, "As parts.forward_kernel."),
+    Field("forward_exchange_ms", _NUMBER, "As parts.forward_exchange."),
+    Field("backward_exchange_ms", _NUMBER, "As parts.backward_exchange."),
+    Field("backward_kernel_ms", _NUMBER, "As parts.backward_kernel."),
+    Field("kernel_ms", _NUMBER, "Forward and backward kernels."),
+    Field("sync_ms", _NUMBER, "All-reduce and synchronisation."),
+    Field("hbm_bytes", _BYTES, "Tables, optimizer states and caches in device memory."),
+    Field("ddr_bytes", _BYTES, "Tables and optimizer states in host memory."),
+    Field("ssd_bytes", _BYTES, "Tables on disks."),
+    Field("activation_bytes", _BYTES, "A batch's inputs and outputs, and gradients of copied rows."),
+)
+_STEP_PARTS: Final[Kind[dict[StepPart, Estimate]]] = record(
+    lambda **values: {StepPart(name): estimate for name, estimate in values.items()},
+    Field("input", ESTIMATE, "Exchange of ids and lengths."),
+    Field("forward_kernel", ESTIMATE, "Lookup and pooling."),
+    Field("forward_exchange", ESTIMATE, "Embeddings to the ranks of their samples."),
+    Field("backward_exchange", ESTIMATE, "Gradients to the ranks of their rows."),
+    Field("backward_kernel", ESTIMATE, "Update of the rows, optimizer included."),
+    Field("dense", ESTIMATE, "Dense layers and synchronisation."),
+    parts=lambda estimates: {part.value: estimate for part, estimate in estimates.items()},
+)
+_MEANINGS: Final = {
+    "binding_rank": "The rank whose kernels take longest, numbered within a replica group.",
+    "ranks": "One entry per rank of one replica group, numbered within it: ranks at the same place in their groups "
+    "hold the same and take equally long.",
+    "overlap": "Which parts of the step were taken to run at the same time: none, or as in Neo's Appendix B, Eq. 1.",
+    "models": "Names of the models behind the prediction: kernel, communication, and where there are any, dense and "
+    "step.",
+    "sync_ms": "All-reduce of the dense layers' gradients and of tables that are held in several replicas, and "
+    "synchronisation of replica groups.",
+    "group_sync_ms": "Synchronisation of replica groups alone, per step; left out where there is one group.",
+    "parts": "Parts of the step at their slowest ranks; dense holds dense_ms, sync_ms and what belongs to no part.",
+}
 
-    Raises:
-        FormatError: If it does not follow the schema.
+
+def prediction_kind(min_ranks: int = 1, max_ranks: int = MAX_WORLD_SIZE) -> Kind[CostBreakdown]:
+    """The prediction for a plan by the ranks of a replica group.
+
+    Optional fields are younger than the schema, and so missing from plans that were written before them.
     """
-    fields = plan.fields("predicted", required=_REQUIRED, optional=_OPTIONAL)
-    path = fields.at("ranks")
-    ranks = tuple(
-        _rank_from_json(value, f"{path}[{index}]", index)
-        for index, value in enumerate(fields.items("ranks", minimum=group_size, maximum=group_size))
+    last_rank = whole_number(0, max_ranks - 1)
+    breakdown = record(
+        _breakdown,
+        Field("step_ms", ESTIMATE, "One training step."),
+        Field("max_kernel_ms", _NUMBER, "Kernel time of the slowest rank."),
+        Field("balance", _NUMBER, "Least over most kernel time of a rank (AutoShard)."),
+        Field("exchange_balance", _NUMBER, "Least over most exchange time of a rank (OPER)."),
+        Field("imbalance", _NUMBER, "Most over mean kernel time of the ranks (2D)."),
+        Field("floor_kernel_ms", _NUMBER, "Kernel time of the costliest shard."),
+        Field("binding_rank", last_rank, _MEANINGS["binding_rank"]),
+        Field("binding_shard", TEXT, "Table of the binding rank's costliest shard."),
+        Field("cost_model", TEXT, "The model of kernels."),
+        Field("ranks", list_of(_RANK, min_ranks, max_ranks), _MEANINGS["ranks"]),
+        optional("overlap", one_of(Overlap), _MEANINGS["overlap"], None),
+        optional("models", by_name(TEXT), _MEANINGS["models"], {}),
+        optional("dense_ms", _NUMBER, "Dense layers, forward and backward.", None),
+        optional("sync_ms", _NUMBER, _MEANINGS["sync_ms"], None),
+        optional("group_sync_ms", _NUMBER, _MEANINGS["group_sync_ms"], None),
+        optional("parts", _STEP_PARTS, _MEANINGS["parts"], {}),
     )
-    return CostBreakdown(
-        step_ms=_estimate_from_json(fields, "step_ms"),
-        binding_rank=fields.whole("binding_rank", maximum=group_size - 1),
-        binding_shard=fields.text("binding_shard"),
-        cost_model=fields.text("cost_model"),
-        ranks=ranks,
-        overlap=fields.choice("overlap", Overlap, Overlap.NONE) if "overlap" in fields else None,
-        models=_models_from_json(fields),
-        dense_ms=fields.number("dense_ms") if "dense_ms" in fields else None,
-        sync_ms=fields.number("sync_ms") if "sync_ms" in fields else None,
-        group_sync_ms=fields.number("group_sync_ms") if "group_sync_ms" in fields else None,
-        parts=_parts_from_json(fields) if "parts" in fields else {},
-        **{name: fields.number(name) for name in _NUMBERS},
-    )
+    return named("plan", "predicted", breakdown, "What the models predict of a step.")
 
 
-def prediction_to_json(predicted: CostBreakdown) -> dict[str, object]:
-    """The `predicted` object of a breakdown."""
-    written = {item.name: getattr(predicted, item.name) for item in fields_of(CostBreakdown)}
-    written["step_ms"] = _estimate_to_json(predicted.step_ms)
-    written["ranks"] = [{name: getattr(rank, name) for name in _RANK_FIELDS} for rank in predicted.ranks]
-    written["models"] = dict(predicted.models)
-    written["parts"] = {part.value: _estimate_to_json(predicted.parts[part]) for part in predicted.parts}
-    return {name: value for name, value in written.items() if name in _REQUIRED or value not in (None, {})}
-
-
-def _models_from_json(predicted: Fields) -> dict[str, str]:
-    path = predicted.at("models")
-    return {
-        text(name, path): text(model, join(path, shortened(name)))
-        for name, model in predicted.mapping("models").items()
-    }
-
-
-def _parts_from_json(predicted: Fields) -> dict[StepPart, Estimate]:
-    fields = predicted.fields("parts", required=_PARTS)
-    return {part: _estimate_from_json(fields, part.value) for part in StepPart}
-
-
-def _estimate_to_json(estimate: Estimate) -> dict[str, float]:
-    return {name: getattr(estimate, name) for name in _ESTIMATE_FIELDS}
-
-
-def _estimate_from_json(holder: Fields, name: str) -> Estimate:
-    fields = holder.fields(name, required=_ESTIMATE_FIELDS)
-    estimate = Estimate(**{name: fields.number(name) for name in _ESTIMATE_FIELDS})
-    if not estimate.low <= estimate.value <= estimate.high:
-        raise FormatError("must satisfy low <= value <= high", field=fields.path)
-    return estimate
-
-
-def _rank_from_json(value: object, path: str, rank: int) -> RankCost:
-    fields = Fields(value, path, required=_RANK_FIELDS)
-    values: dict[str, Any] = {
-        name: fields.number(name) if name.endswith("_ms") else fields.whole(name) for name in _RANK_FIELDS
-    }
-    if values["rank"] != rank:
-        raise FormatError(f"must be {rank}: ranks are listed in order, got {values['rank']}", field=fields.at("rank"))
-    return RankCost(**values)
+def _breakdown(*, ranks: tuple[RankCost, ...], **values: Any) -> CostBreakdown:
+    for index, cost in enumerate(ranks):
+        if cost.rank != index:
+            raise FormatError(
+                f"must be {index}: ranks are listed in order, got {cost.rank}", field=f"ranks[{index}].rank"
+            )
+    return CostBreakdown(ranks=ranks, **values)

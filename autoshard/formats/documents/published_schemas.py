@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib import resources
-from typing import Any
+
+from autoshard.formats.documents.kinds import Schema
+from autoshard.formats.documents.plan_json import PLAN
+from autoshard.formats.documents.tables_json import TABLES
+from autoshard.formats.documents.topology_json import TOPOLOGY
 
 
 @lru_cache(maxsize=1)
-def json_schemas() -> Mapping[str, dict[str, Any]]:
+def json_schemas() -> Mapping[str, Schema]:
     """JSON Schemas (draft 2020-12) by the name that files say in their `schema` field, such as `autoshard.plan/1`.
 
     The plan's refers to the other two by their `$id`. What a schema accepts can still contradict itself (names used
     twice, a curve that is not concave, shards that overlap); the readers check that too.
     """
-    folder = resources.files("autoshard.formats") / "schemas"
-    schemas = [json.loads(file.read_text(encoding="utf-8")) for file in folder.iterdir()]
-    return {schema["properties"]["schema"]["const"]: schema for schema in schemas}
+    return {one.schema_name: one.json_schema() for one in (TABLES, TOPOLOGY, PLAN)}

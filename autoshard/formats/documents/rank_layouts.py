@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from autoshard.core import ReplicaGroups, Tier, Topology
 from autoshard.core.errors import FormatError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.core.shard import Replicas
-from autoshard.formats.documents.fields import items, whole
+from autoshard.formats.documents.kinds import Kind, Schema, in_context, list_of, one_of, whole_number
+from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE
 
 #: The name that a tier's replicas are written under, where they match.
 _NAME_OF_TIER = {Tier.ROW_WISE: "all", Tier.DATA_PARALLEL: "each", Tier.FLEX: "each_node"}
+
+
+def _listed(num_ranks: int) -> Kind[Replicas]:
+    return list_of(list_of(whole_number(0, num_ranks - 1), 1, num_ranks), 1, num_ranks)
+
+
+_SCHEMA: Final[Schema] = {"oneOf": [one_of(_NAME_OF_TIER.values()).schema, _listed(MAX_WORLD_SIZE).schema]}
+#: What `RankLayouts` reads and writes.
+REPLICAS: Final = in_context(_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +59,12 @@ class RankLayouts:
         Raises:
             FormatError: If it is neither.
         """
-        if isinstance(value, str):
-            if value not in self.named:
-                accepted = ", ".join(self.named)
-                raise FormatError(f"must be {accepted} or a list of lists of ranks, got {shown(value)}", field=path)
-            return self.named[value]
-        return tuple(
-            tuple(
-                whole(rank, f"{path}[{index}][{place}]", maximum=self.group_size - 1)
-                for place, rank in enumerate(items(replica, f"{path}[{index}]", maximum=self.group_size))
-            )
-            for index, replica in enumerate(items(value, path, maximum=self.group_size))
-        )
+        if not isinstance(value, str):
+            return _listed(self.group_size).read(value, path)
+        if value not in self.named:
+            accepted = ", ".join(self.named)
+            raise FormatError(f"must be {accepted} or a list of lists of ranks, got {shown(value)}", field=path)
+        return self.named[value]
 
     def write(self, replicas: Replicas, tier: Tier) -> object:
         """The name of the replicas where the tier has one and they match, else their list."""
@@ -67,3 +72,7 @@ class RankLayouts:
         if name is not None and self.named.get(name) == replicas:
             return name
         return [list(replica) for replica in replicas]
+
+
+#: For the schema of replicas, which is the same for all groups.
+ANY_GROUP: Final = RankLayouts(group_size=MAX_WORLD_SIZE, named={})

@@ -55,7 +55,7 @@ def read_row_counts(
             _add_file(file, histogram, lambda rows: advance(rows / total))
     except FileNotFoundError:
         raise
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise FormatError(f"{path.name} is no readable Parquet file: {shortened(str(error))}") from None
     if histogram.num_rows != total:
         raise FormatError(f"{path.name} is damaged: it says {total} rows and has {histogram.num_rows}")

@@ -1,11 +1,12 @@
-"""The `shards` of a plan: one placed shard, read and written."""
+"""The `shards` of a plan: placed shards."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
 
 from autoshard.core import (
-    DType,
     EmbeddingTable,
     Exchange,
     GradSync,
@@ -22,128 +23,144 @@ from autoshard.core import (
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
 from autoshard.core.shard import Replicas
-from autoshard.formats.documents.fields import Fields, whole
-from autoshard.formats.documents.rank_layouts import RankLayouts
-from autoshard.formats.documents.tables_json import MAX_EMBEDDING_DIM, MAX_ROWS
-from autoshard.formats.documents.topology_json import MAX_MEMORY_BYTES
+from autoshard.formats.documents.kinds import (
+    FLAG,
+    TEXT,
+    Field,
+    Kind,
+    in_context,
+    list_of,
+    named,
+    one_of,
+    optional,
+    record,
+    unchanged,
+    whole_number,
+)
+from autoshard.formats.documents.rank_layouts import ANY_GROUP, REPLICAS, RankLayouts
+from autoshard.formats.documents.tables_json import DTYPE, MAX_EMBEDDING_DIM, MAX_ROWS, TIER
+from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE, MEMORY_SIZE
 
-CACHE_POLICIES = ("lru", "lfu")
-
-_REQUIRED = ("table", "rows", "columns", "tier", "replicas", "deduplicate")
-_OPTIONAL = ("split", "exchange", "grad_sync", "memory", "fetch")
+_POLICIES: Final = ("lru", "lfu")
 
 
-def shard_from_json(
-    value: object, path: str, tables: Mapping[str, EmbeddingTable], layouts: RankLayouts
-) -> PlacedShard:
-    """Reads a placed shard; what is left out follows from the tier, the rows and the table's pooling.
+def _written_memory(memory: MemoryPlacement) -> dict[str, Any]:
+    parts: dict[str, Any] = {"level": memory.level}
+    if memory.cache_bytes:
+        parts["cache_bytes"] = memory.cache_bytes
+    if memory.cache_bytes or memory.policy != _POLICIES[0]:
+        parts["policy"] = memory.policy
+    if memory.cache_dtype is not None:
+        parts["cache_dtype"] = memory.cache_dtype
+    return parts
+
+
+_ROW: Final = whole_number(0, MAX_ROWS)
+_BY: Final = "index: row ids; access_rank: rows in falling access frequency. One kind per table."
+_ROWS: Final[Kind[dict[str, Any]]] = record(
+    dict,
+    Field("by", one_of(RowsBy), _BY),
+    Field("start", _ROW, "First row."),
+    Field("stop", _ROW, "Row after the last."),
+    parts=unchanged,
+)
+_POLICY: Final = "Which rows the cache evicts: least recently or least frequently used."
+_MEMORY: Final = record(
+    MemoryPlacement,
+    Field("level", one_of(MemoryLevel), "Memory level of the rows."),
+    optional("cache_bytes", MEMORY_SIZE, "Device memory of each rank that caches these rows."),
+    optional("policy", one_of(_POLICIES), _POLICY),
+    optional("cache_dtype", DTYPE, "Number format of cached rows; if left out: that of the table."),
+    parts=_written_memory,
+)
+_COLUMNS: Final = list_of(whole_number(0, MAX_EMBEDDING_DIM), 2, 2)
+_MEANINGS: Final = {
+    "replicas": "Each replica is the list of ranks over which its rows are split; ranks are numbered within a replica "
+    "group.",
+    "split": "If left out: block, but cyclic for rows by access rank over several ranks.",
+    "exchange": "If left out: rows for sequence tables, else partial_sums.",
+    "grad_sync": "If left out: none for one replica, dense for tier data_parallel, else sparse.",
+    "fetch": "For each rank, the index of the replica that it reads.",
+}
+
+
+def _fetch(num_replicas: int, *num_ranks: int) -> Kind[tuple[int, ...]]:
+    return list_of(whole_number(0, num_replicas - 1), *num_ranks)
+
+
+def shard_kind(tables: Mapping[str, EmbeddingTable], layouts: RankLayouts = ANY_GROUP) -> Kind[PlacedShard]:
+    """A placed shard; what is left out follows from the tier, the rows and the table's pooling.
 
     Args:
-        value: The object.
-        path: Its dotted path.
-        tables: The plan's tables by name.
+        tables: The plan's tables by name; empty to write shards.
         layouts: Named replicas of the plan's replica group.
-
-    Raises:
-        InputError: If it is no shard of one of the tables.
     """
-    fields = Fields(value, path, required=_REQUIRED, optional=_OPTIONAL)
-    name = fields.text("table")
-    if name not in tables:
-        raise FormatError(f"no table is named {shown(name)}", field=fields.at("table"))
-    table = tables[name]
-    rows = _rows_from_json(fields)
-    columns = _columns_from_json(fields)
-    replicas = layouts.read(fields["replicas"], fields.at("replicas"))
-    tier = fields.choice("tier", Tier, Tier.TABLE_WISE)
-    return PlacedShard(
-        shard=fields.build(lambda: Shard(table=table, rows=rows, columns=columns)),
-        tier=tier,
-        replicas=replicas,
-        split=fields.choice("split", Split, _usual_split(rows, replicas)),
-        exchange=fields.choice("exchange", Exchange, _usual_exchange(table)),
-        deduplicate=fields.flag("deduplicate"),
-        grad_sync=fields.choice("grad_sync", GradSync, _usual_grad_sync(tier, replicas)),
-        memory=_memory_from_json(fields),
-        fetch=_fetch_from_json(fields, len(replicas), layouts.group_size),
+    shard = record(
+        partial(_placed, tables, layouts),
+        Field("table", TEXT, "The table's name."),
+        Field("rows", _ROWS, "The rows from start to stop, stop excluded."),
+        Field("columns", _COLUMNS, "First column, and the column after the last."),
+        Field("tier", TIER),
+        Field("replicas", REPLICAS, _MEANINGS["replicas"]),
+        optional("split", one_of(Split), _MEANINGS["split"]),
+        optional("exchange", one_of(Exchange), _MEANINGS["exchange"]),
+        Field("deduplicate", FLAG, "Whether every distinct row is sent once."),
+        optional("grad_sync", one_of(GradSync), _MEANINGS["grad_sync"]),
+        optional("memory", _MEMORY, "Where the rows live; if left out: hbm."),
+        optional("fetch", in_context(_fetch(MAX_WORLD_SIZE, 1, MAX_WORLD_SIZE).schema), _MEANINGS["fetch"]),
+        parts=partial(_parts, layouts),
+    )
+    return named(
+        "plan",
+        "shard",
+        shard,
+        "A part of a table, and the ranks that hold it. The shards of a table tile it exactly.",
     )
 
 
-def shard_to_json(placed: PlacedShard, layouts: RankLayouts) -> dict[str, object]:
-    """The object of a placed shard."""
+def _placed(
+    tables: Mapping[str, EmbeddingTable],
+    layouts: RankLayouts,
+    *,
+    table: str,
+    rows: dict[str, Any],
+    columns: tuple[int, int],
+    tier: Tier,
+    replicas: object,
+    **given: Any,
+) -> PlacedShard:
+    if table not in tables:
+        raise FormatError(f"no table is named {shown(table)}", field="table")
+    shard = Shard(table=tables[table], rows=RowRange(**rows), columns=columns)
+    held_by = layouts.read(replicas, "replicas")
+    if "fetch" in given:
+        given["fetch"] = _fetch(len(held_by), layouts.group_size, layouts.group_size).read(given["fetch"], "fetch")
+    return PlacedShard(shard=shard, tier=tier, replicas=held_by, **_usual(shard, tier, held_by) | given)
+
+
+def _usual(shard: Shard, tier: Tier, replicas: Replicas) -> dict[str, Any]:
+    # Blocks of rows in falling access frequency would overload the first rank.
+    is_cyclic = shard.rows.by is RowsBy.ACCESS_RANK and len(replicas[0]) > 1
+    several = GradSync.DENSE if tier is Tier.DATA_PARALLEL else GradSync.SPARSE
+    return {
+        "split": Split.CYCLIC if is_cyclic else Split.BLOCK,
+        "exchange": Exchange.ROWS if shard.table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS,
+        "grad_sync": GradSync.NONE if len(replicas) == 1 else several,
+    }
+
+
+def _parts(layouts: RankLayouts, placed: PlacedShard) -> dict[str, Any]:
     rows = placed.shard.rows
-    memory: dict[str, object] = {"level": placed.memory.level}
-    if placed.memory.cache_bytes:
-        memory["cache_bytes"] = placed.memory.cache_bytes
-    if placed.memory.cache_bytes or placed.memory.policy != CACHE_POLICIES[0]:
-        memory["policy"] = placed.memory.policy
-    if placed.memory.cache_dtype is not None:
-        memory["cache_dtype"] = placed.memory.cache_dtype
-    written: dict[str, object] = {
+    parts = {
         "table": placed.shard.table.name,
         "rows": {"by": rows.by, "start": rows.start, "stop": rows.stop},
-        "columns": list(placed.shard.columns),
+        "columns": placed.shard.columns,
         "tier": placed.tier,
         "replicas": layouts.write(placed.replicas, placed.tier),
         "split": placed.split,
         "exchange": placed.exchange,
         "deduplicate": placed.deduplicate,
         "grad_sync": placed.grad_sync,
-        "memory": memory,
+        "memory": placed.memory,
     }
-    if placed.fetch is not None:
-        written["fetch"] = list(placed.fetch)
-    return written
-
-
-def _usual_split(rows: RowRange, replicas: Replicas) -> Split:
-    """Blocks of rows in falling access frequency would overload the first rank."""
-    return Split.CYCLIC if rows.by is RowsBy.ACCESS_RANK and len(replicas[0]) > 1 else Split.BLOCK
-
-
-def _usual_exchange(table: EmbeddingTable) -> Exchange:
-    return Exchange.ROWS if table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS
-
-
-def _usual_grad_sync(tier: Tier, replicas: Replicas) -> GradSync:
-    if len(replicas) == 1:
-        return GradSync.NONE
-    return GradSync.DENSE if tier is Tier.DATA_PARALLEL else GradSync.SPARSE
-
-
-def _rows_from_json(shard: Fields) -> RowRange:
-    fields = shard.fields("rows", required=("by", "start", "stop"))
-    by = fields.choice("by", RowsBy, RowsBy.INDEX)
-    start, stop = fields.whole("start", maximum=MAX_ROWS), fields.whole("stop", maximum=MAX_ROWS)
-    return shard.build(lambda: RowRange(start=start, stop=stop, by=by))
-
-
-def _columns_from_json(shard: Fields) -> tuple[int, int]:
-    path = shard.at("columns")
-    start, stop = (
-        whole(value, f"{path}[{index}]", maximum=MAX_EMBEDDING_DIM)
-        for index, value in enumerate(shard.items("columns", minimum=2, maximum=2))
-    )
-    return start, stop
-
-
-def _memory_from_json(shard: Fields) -> MemoryPlacement:
-    if "memory" not in shard:
-        return MemoryPlacement()
-    fields = shard.fields("memory", required=("level",), optional=("cache_bytes", "policy", "cache_dtype"))
-    return MemoryPlacement(
-        level=fields.choice("level", MemoryLevel, MemoryLevel.HBM),
-        cache_bytes=fields.whole("cache_bytes", maximum=MAX_MEMORY_BYTES),
-        policy=fields.word("policy", CACHE_POLICIES, default=CACHE_POLICIES[0]),
-        cache_dtype=fields.choice("cache_dtype", DType, DType.FP32) if "cache_dtype" in fields else None,
-    )
-
-
-def _fetch_from_json(shard: Fields, num_replicas: int, group_size: int) -> tuple[int, ...] | None:
-    if "fetch" not in shard:
-        return None
-    path = shard.at("fetch")
-    return tuple(
-        whole(value, f"{path}[{rank}]", maximum=num_replicas - 1)
-        for rank, value in enumerate(shard.items("fetch", minimum=group_size, maximum=group_size))
-    )
+    return parts if placed.fetch is None else parts | {"fetch": list(placed.fetch)}

@@ -140,34 +140,36 @@ def _is_values_and_lengths(source: str) -> bool:
         return False
 
 
-def _read_bundled(source: str | Path, advance: Advance) -> TableSet:
-    tables = load_tables(source)
-    advance(1.0)
-    return tables
+def _at_once(read: Callable[[str | Path], TableSet]) -> Callable[..., TableSet]:
+    """A reader that tells of no progress until it is done."""
+
+    def read_all(source: str | Path, advance: Advance) -> TableSet:
+        tables = read(source)
+        advance(1.0)
+        return tables
+
+    return read_all
 
 
-def _read_tables_json(source: str | Path, advance: Advance) -> TableSet:
-    tables = read_tables(source)
-    advance(1.0)
-    return tables
-
+_DIMS, _BATCH_SIZES = range(1, MAX_EMBEDDING_DIM + 1), range(1, MAX_BATCH_SIZE + 1)
+_NUM_ROWS, _SEEDS = range(1, MAX_ROWS + 1), range(2**32)
+_SAME_DIM = (f"Dimension of all tables; left out, {DEFAULT_EMBEDDING_DIM}", _DIMS)
 
 #: Formats by name.
 FORMATS: Mapping[str, ImportFormat] = {
     item.name: item
     for item in (
-        ImportFormat(name="bundled", description="Name of a table set that comes with autoshard", read=_read_bundled),
-        ImportFormat(name="tables-json", description="autoshard's own tables.json", read=_read_tables_json),
+        ImportFormat(
+            name="bundled", description="Name of a table set that comes with autoshard", read=_at_once(load_tables)
+        ),
+        ImportFormat(name="tables-json", description="autoshard's own tables.json", read=_at_once(read_tables)),
         ImportFormat(
             name="dlrm-datasets",
             description="One batch of ids as in facebookresearch/dlrm_datasets: .pt or .pt.gz",
             read=read_dlrm_datasets,
             options={
-                "embedding_dim": (
-                    "Dimension of all tables; left out, each draws from 16 and 32",
-                    range(1, MAX_EMBEDDING_DIM + 1),
-                ),
-                "seed": ("Of that draw", range(2**32)),
+                "embedding_dim": ("Dimension of all tables; left out, each draws from 16 and 32", _DIMS),
+                "seed": ("Of that draw", _SEEDS),
             },
         ),
         ImportFormat(
@@ -175,11 +177,8 @@ FORMATS: Mapping[str, ImportFormat] = {
             description="FBGEMM's TBEDataConfig .json, as its parameter reporter writes it; or a folder of them",
             read=read_tbe_data_config,
             options={
-                "batch_size": (
-                    "Global batch; left out, the files say it and must agree",
-                    range(1, MAX_BATCH_SIZE + 1),
-                ),
-                "seed": ("Of the draw of dimensions where a file has mixed ones and no list", range(2**32)),
+                "batch_size": ("Global batch; left out, the files say it and must agree", _BATCH_SIZES),
+                "seed": ("Of the draw of dimensions where a file has mixed ones and no list", _SEEDS),
             },
         ),
         ImportFormat(
@@ -187,18 +186,12 @@ FORMATS: Mapping[str, ImportFormat] = {
             description="Raw ids: .parquet with a column per feature, or .pt of (values, lengths); or a folder of them",
             read=read_id_batches,
             options={
-                "embedding_dim": (
-                    f"Dimension of all tables; left out, {DEFAULT_EMBEDDING_DIM}",
-                    range(1, MAX_EMBEDDING_DIM + 1),
-                ),
+                "embedding_dim": _SAME_DIM,
                 "batch_size": (
                     "Global batch; left out, the samples of the largest .pt, or of Parquet at most 65,536",
-                    range(1, MAX_BATCH_SIZE + 1),
+                    _BATCH_SIZES,
                 ),
-                "num_embeddings": (
-                    "Rows of every table; left out, one more than its largest id",
-                    range(1, MAX_ROWS + 1),
-                ),
+                "num_embeddings": ("Rows of every table; left out, one more than its largest id", _NUM_ROWS),
             },
         ),
         ImportFormat(
@@ -207,11 +200,8 @@ FORMATS: Mapping[str, ImportFormat] = {
             read=read_count_tables,
             options={
                 "num_samples": ("Samples over which lookups were counted; needed", range(1, 2**53)),
-                "embedding_dim": (
-                    f"Dimension of all tables; left out, {DEFAULT_EMBEDDING_DIM}",
-                    range(1, MAX_EMBEDDING_DIM + 1),
-                ),
-                "batch_size": (f"Global batch; left out, {DEFAULT_BATCH_SIZE:,}", range(1, MAX_BATCH_SIZE + 1)),
+                "embedding_dim": _SAME_DIM,
+                "batch_size": (f"Global batch; left out, {DEFAULT_BATCH_SIZE:,}", _BATCH_SIZES),
             },
         ),
     )

@@ -5,12 +5,13 @@ Shape suffixes: T features of one TBE, H heavy hitters, I intervals of access ra
 
 from __future__ import annotations
 
-import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,22 +19,35 @@ from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
 from autoshard.core.access import FloatArray, mixture
 from autoshard.core.errors import FormatError, InvalidTableError
 from autoshard.core.quoting import shown
-from autoshard.formats.documents.fields import Fields, from_source, items, number, whole
+from autoshard.formats.documents.fields import at_path, from_source, items
 from autoshard.formats.documents.json_document import read_json
+from autoshard.formats.documents.kinds import (
+    ANYTHING,
+    FLAG,
+    Field,
+    Kind,
+    list_of,
+    number_in,
+    one_of,
+    optional,
+    record,
+    whole_number,
+)
 from autoshard.formats.documents.tables_json import (
+    BATCH_SIZE,
+    DIM,
     MAX_BATCH_SIZE,
     MAX_EMBEDDING_DIM,
     MAX_POOLING_FACTOR,
-    MAX_ROWS,
     MAX_TABLES,
+    NUM_ROWS,
+    POOLING_FACTOR,
 )
 from autoshard.formats.imports.dlrm_datasets import Advance
 
-_REQUIRED = ("T", "E", "D", "mixed_dim", "weighted", "batch_params", "indices_params", "pooling_params")
-_OPTIONAL = ("use_cpu", "Es", "Ds", "max_indices", "embedding_specs", "feature_table_map", "indices_params_list")
-_INDICES = ("heavy_hitters", "zipf_q", "zipf_s")
-_DTYPES = ("index_dtype", "offset_dtype")
-
+#: Fields by which a file of this format is known.
+_PARAMETERS = {"batch_params", "indices_params", "pooling_params"}
+_MAX_HEAVY_HITTERS = 10_000
 #: What FBGEMM's reporter calls its files; the groups are the operator and the iteration.
 _REPORTED = re.compile(r"tbe-(.*)-config-estimation-(\d+)\.json")
 #: Probabilities are written from fp32 and may add up to a little more than 1.
@@ -90,7 +104,7 @@ def read_tbe_data_config(
     agreed = 0
     for file in files:
         document = read_json(file)
-        config = from_source(str(file), functools.partial(_read_config, document))
+        config = from_source(str(file), partial(_read_config, document))
         agreed = agreed or config.batch_size
         if batch_size is None and config.batch_size != agreed:
             raise FormatError(
@@ -100,7 +114,7 @@ def read_tbe_data_config(
                 source=str(file),
             )
         prefix = file.stem.encode(errors="replace").decode()
-        tables += from_source(str(file), functools.partial(_tables_of, config, prefix, rng))
+        tables += from_source(str(file), partial(_tables_of, config, prefix, rng))
         if len(tables) > MAX_TABLES:
             raise FormatError(f"makes more than {MAX_TABLES:,} tables", source=str(file))
         advance(1 / len(files))
@@ -109,10 +123,10 @@ def read_tbe_data_config(
 
 def is_tbe_data_config(document: object) -> bool:
     """Whether a parsed JSON is meant to be a `TBEDataConfig`."""
-    return isinstance(document, dict) and "schema" not in document and {*_REQUIRED[-3:]} <= document.keys()
+    return isinstance(document, dict) and "schema" not in document and document.keys() >= _PARAMETERS
 
 
-@functools.lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)
 def tbe_access(num_rows: int, heavy_hitters: tuple[float, ...], zipf_q: float, zipf_s: float) -> AccessProfile:
     """Profile of the ids that FBGEMM's generator draws from `IndicesParams`.
 
@@ -170,6 +184,9 @@ def _sorted_profile(rows_I: FloatArray, masses_I: FloatArray) -> AccessProfile:
     return AccessProfile(np.concatenate([[0.0], np.cumsum(rows_I[order_I])]), cumulative_K / cumulative_K[-1])
 
 
+_Sizes = tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lengths:
     """Lengths of one feature's bags."""
@@ -191,13 +208,13 @@ class _Config:
     """A checked file; lists hold one value per feature, `dims_T` is None where dimensions have to be drawn."""
 
     batch_size: int
-    batches_T: tuple[int, ...]
-    rows_T: tuple[int, ...]
+    batches_T: _Sizes
+    rows_T: _Sizes
     dim: int
-    dims_T: tuple[int, ...] | None
+    dims_T: _Sizes | None
     lengths_T: tuple[_Lengths, ...]
     indices_T: tuple[_Indices, ...]
-    tables_T: tuple[int, ...]
+    tables_T: _Sizes
 
 
 def _files(path: Path) -> list[Path]:
@@ -216,25 +233,96 @@ def _files(path: Path) -> list[Path]:
     return [file for file in files if not (match := _REPORTED.fullmatch(file.name)) or int(match[2]) == last[match[1]]]
 
 
+def _indices(heavy_hitters: tuple[float, ...], zipf_q: float, zipf_s: float, **_dtypes: object) -> _Indices:
+    if math.fsum(heavy_hitters) > 1 + _ROUNDING:
+        raise FormatError(
+            f"must be probabilities that add up to at most 1, they add up to {math.fsum(heavy_hitters):g}",
+            field="heavy_hitters",
+        )
+    return _Indices(heavy_hitters=heavy_hitters, zipf_q=zipf_q, zipf_s=zipf_s)
+
+
+def _read_spec(value: object, path: str) -> tuple[int, int]:
+    rows, dim = items(value, path, minimum=2, maximum=2)
+    return NUM_ROWS.read(rows, f"{path}[0]"), DIM.read(dim, f"{path}[1]")
+
+
+_SPEC: Final = Kind({}, _read_spec)
+_DISTRIBUTION: Final = one_of(("normal", "uniform"))
+_INDICES: Final = record(
+    _indices,
+    Field("heavy_hitters", list_of(number_in(0, 1 + _ROUNDING), 0, _MAX_HEAVY_HITTERS)),
+    Field("zipf_q", number_in(*_ZIPF_Q_LIMITS)),
+    Field("zipf_s", number_in(0, _MAX_ZIPF_S)),
+    *(optional(name, ANYTHING) for name in ("index_dtype", "offset_dtype")),
+)
+
+
 def _read_config(document: object) -> _Config:
-    fields = Fields(_given(document), "", required=_REQUIRED, optional=_OPTIONAL)
-    num_features = fields.whole("T", minimum=1, maximum=MAX_TABLES)
-    fields.flag("weighted")
-    rows_T = _sizes(fields, "E", num_features, MAX_ROWS)
-    dims_T = _sizes(fields, "D", num_features, MAX_EMBEDDING_DIM)
-    drawn = fields.flag("mixed_dim") and "Ds" not in fields and not isinstance(fields["D"], list)
-    batch_size, batches_T = _read_batches(fields, num_features)
+    given = _given(document)
+    num_features = given.get("T") if isinstance(given, dict) else None
+    # If it is no number of features, the file is refused for that, whatever its lists hold.
+    return _config_kind(num_features if type(num_features) is int and num_features > 0 else 1).read(given, "")
+
+
+def _config_kind(n: int) -> Kind[_Config]:
+    """A file of `n` features."""
+    lengths: Kind[dict[str, Any]] = record(
+        dict,
+        Field("L", POOLING_FACTOR),
+        optional("sigma_L", POOLING_FACTOR),
+        optional("length_distribution", _DISTRIBUTION),
+        optional("Ls", list_of(POOLING_FACTOR, n, n)),
+    )
+    batches = record(
+        partial(_batches, n),
+        Field("B", BATCH_SIZE),
+        optional("sigma_B", number_in()),
+        optional("vbe_distribution", _DISTRIBUTION),
+        optional("vbe_num_ranks", BATCH_SIZE),
+        optional("Bs", list_of(BATCH_SIZE, n, n)),
+    )
+    return record(
+        _config,
+        Field("T", whole_number(1, MAX_TABLES)),
+        *(Field(name, ANYTHING) for name in ("E", "D")),
+        *(Field(name, FLAG) for name in ("mixed_dim", "weighted")),
+        Field("batch_params", batches),
+        Field("indices_params", _INDICES),
+        Field("pooling_params", lengths),
+        *(optional(name, ANYTHING) for name in ("use_cpu", "Es", "Ds", "max_indices", "embedding_specs")),
+        optional("feature_table_map", list_of(whole_number(0, n - 1), n, n)),
+        optional("indices_params_list", list_of(_INDICES, n, n)),
+    )
+
+
+def _config(
+    *,
+    T: int,
+    batch_params: tuple[int, _Sizes],
+    indices_params: _Indices,
+    pooling_params: dict[str, Any],
+    mixed_dim: bool,
+    feature_table_map: _Sizes = (),
+    indices_params_list: tuple[_Indices, ...] = (),
+    **sizes: object,
+) -> _Config:
+    batch_size, batches_T = batch_params
+    dims_T = _sizes(sizes, "D", T, DIM)
     config = _Config(
         batch_size=batch_size,
         batches_T=batches_T,
-        rows_T=rows_T,
+        rows_T=_sizes(sizes, "E", T, NUM_ROWS),
         dim=dims_T[0],
-        dims_T=None if drawn else dims_T,
-        lengths_T=_read_lengths(fields, batches_T),
-        indices_T=_read_indices(fields, num_features),
-        tables_T=_read_table_map(fields, num_features),
+        dims_T=None if mixed_dim and "Ds" not in sizes and not isinstance(sizes["D"], list) else dims_T,
+        lengths_T=at_path("pooling_params", lambda: _lengths(batches_T, **pooling_params)),
+        indices_T=indices_params_list or (indices_params,) * T,
+        tables_T=feature_table_map or tuple(range(T)),
     )
-    _check_shared(fields, config)
+    missing = {*range(max(config.tables_T) + 1)} - {*config.tables_T}
+    if missing:
+        raise FormatError(f"must give every table a feature, table {min(missing)} has none", field="feature_table_map")
+    _check_shared(config, sizes.get("embedding_specs"))
     return config
 
 
@@ -245,64 +333,52 @@ def _given(value: object) -> object:
     return [_given(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _sizes(fields: Fields, name: str, num_features: int, maximum: int) -> tuple[int, ...]:
+def _sizes(given: Mapping[str, object], name: str, num_features: int, size: Kind[int]) -> _Sizes:
     """One size per feature. The reporter writes means as doubles, such as 1001.0; older files have lists for them."""
-    listed = name if isinstance(fields[name], list) else f"{name}s"
-    if listed in fields:
-        values = fields.items(listed, minimum=num_features, maximum=num_features)
-        path = fields.at(listed)
-        return tuple(whole(value, f"{path}[{i}]", minimum=1, maximum=maximum) for i, value in enumerate(values))
-    value = fields[name]
+    listed = name if isinstance(given[name], list) else f"{name}s"
+    if listed in given:
+        return list_of(size, num_features, num_features).read(given[listed], listed)
+    value = given[name]
     rounded = int(value) if isinstance(value, float) and value.is_integer() else value
-    return (whole(rounded, fields.at(name), minimum=1, maximum=maximum),) * num_features
+    return (size.read(rounded, name),) * num_features
 
 
-def _read_batches(document: Fields, num_features: int) -> tuple[int, tuple[int, ...]]:
+def _batches(
+    num_features: int, *, B: int, Bs: _Sizes = (), sigma_B: float | None = None, vbe_num_ranks: int = 1, **_: object
+) -> tuple[int, _Sizes]:
     """The global batch, and the batch of each feature."""
-    optional = ("sigma_B", "vbe_distribution", "vbe_num_ranks", "Bs")
-    fields = document.fields("batch_params", required=("B",), optional=optional)
-    batch_size = fields.whole("B", minimum=1, maximum=MAX_BATCH_SIZE)
-    fields.number("sigma_B")
-    if "vbe_distribution" in fields:
-        fields.word("vbe_distribution", ("normal", "uniform"))
-    num_ranks = fields.whole("vbe_num_ranks", minimum=1, maximum=MAX_BATCH_SIZE, default=1)
-    if "Bs" in fields:
-        path, values = fields.at("Bs"), fields.items("Bs", minimum=num_features, maximum=num_features)
-        return batch_size, tuple(
-            whole(value, f"{path}[{index}]", minimum=1, maximum=MAX_BATCH_SIZE) for index, value in enumerate(values)
-        )
-    if "sigma_B" in fields:
-        batch_size *= num_ranks
-        if batch_size > MAX_BATCH_SIZE:
-            raise FormatError(
-                f"must be at most {MAX_BATCH_SIZE} over all ranks, got {batch_size}", field=fields.at("B")
-            )
+    if Bs:
+        return B, Bs
+    batch_size = B if sigma_B is None else B * vbe_num_ranks
+    if batch_size > MAX_BATCH_SIZE:
+        raise FormatError(f"must be at most {MAX_BATCH_SIZE} over all ranks, got {batch_size}", field="B")
     return batch_size, (batch_size,) * num_features
 
 
-def _read_lengths(document: Fields, batches_T: Sequence[int]) -> tuple[_Lengths, ...]:
-    fields = document.fields("pooling_params", required=("L",), optional=("sigma_L", "length_distribution", "Ls"))
-    low = fields.number("L", maximum=MAX_POOLING_FACTOR)
-    sigma = fields.number("sigma_L", maximum=MAX_POOLING_FACTOR)
-    uniform = "length_distribution" in fields and fields.word("length_distribution", ("normal", "uniform")) == "uniform"
-    if "Ls" in fields:
-        path, values = fields.at("Ls"), fields.items("Ls", minimum=len(batches_T), maximum=len(batches_T))
-        means_T = [number(value, f"{path}[{i}]", maximum=MAX_POOLING_FACTOR) for i, value in enumerate(values)]
-        middle = float(np.average(means_T, weights=batches_T))
-        explained = float(np.average((np.array(means_T) - middle) ** 2, weights=batches_T))
+def _lengths(
+    batches_T: _Sizes,
+    *,
+    L: float,
+    sigma_L: float | None = None,
+    length_distribution: str = "normal",
+    Ls: tuple[float, ...] = (),
+) -> tuple[_Lengths, ...]:
+    sigma, is_uniform = sigma_L or 0.0, length_distribution == "uniform"
+    if Ls:
+        middle = float(np.average(Ls, weights=batches_T))
+        explained = float(np.average((np.array(Ls) - middle) ** 2, weights=batches_T))
         # The reporter rounds sigma_L up: half is the mean of what that adds.
-        variance = 0.0 if uniform else max(0.0, max(0.0, sigma - 0.5) ** 2 - explained)
-        return tuple(_normal_lengths(mean, variance) for mean in means_T)
-    if uniform and "sigma_L" in fields:
-        if sigma < low:
+        variance = 0.0 if is_uniform else max(0.0, max(0.0, sigma - 0.5) ** 2 - explained)
+        return tuple(_normal_lengths(mean, variance) for mean in Ls)
+    if is_uniform and sigma_L is not None:
+        if sigma < L:
             raise FormatError(
-                f"is the upper bound of uniform lengths and must be at least L, {low:g}; got {sigma:g}",
-                field=fields.at("sigma_L"),
+                f"is the upper bound of uniform lengths and must be at least L, {L:g}; got {sigma:g}", field="sigma_L"
             )
-        span = sigma - low + 1
-        p99 = low + math.ceil(0.99 * span) - 1
-        return (_Lengths(mean=(low + sigma) / 2, variance=(span**2 - 1) / 12, p99=p99),) * len(batches_T)
-    return (_normal_lengths(low, sigma**2),) * len(batches_T)
+        span = sigma - L + 1
+        p99 = L + math.ceil(0.99 * span) - 1
+        return (_Lengths(mean=(L + sigma) / 2, variance=(span**2 - 1) / 12, p99=p99),) * len(batches_T)
+    return (_normal_lengths(L, sigma**2),) * len(batches_T)
 
 
 def _normal_lengths(mean: float, variance: float) -> _Lengths:
@@ -312,60 +388,12 @@ def _normal_lengths(mean: float, variance: float) -> _Lengths:
     return _Lengths(mean=mean, variance=variance, p99=p99)
 
 
-def _read_indices(document: Fields, num_features: int) -> tuple[_Indices, ...]:
-    shared = _indices(document.fields("indices_params", required=_INDICES, optional=_DTYPES))
-    if "indices_params_list" not in document:
-        return (shared,) * num_features
-    path = document.at("indices_params_list")
-    values = document.items("indices_params_list", minimum=num_features, maximum=num_features)
-    return tuple(
-        _indices(Fields(value, f"{path}[{index}]", required=_INDICES, optional=_DTYPES))
-        for index, value in enumerate(values)
-    )
-
-
-def _indices(fields: Fields) -> _Indices:
-    path = fields.at("heavy_hitters")
-    hitters = tuple(
-        number(value, f"{path}[{index}]", maximum=1 + _ROUNDING)
-        for index, value in enumerate(fields.items("heavy_hitters", minimum=0, maximum=10_000))
-    )
-    if math.fsum(hitters) > 1 + _ROUNDING:
-        raise FormatError(
-            f"must be probabilities that add up to at most 1, they add up to {math.fsum(hitters):g}", field=path
-        )
-    return _Indices(
-        heavy_hitters=hitters,
-        zipf_q=fields.number("zipf_q", minimum=_ZIPF_Q_LIMITS[0], maximum=_ZIPF_Q_LIMITS[1]),
-        zipf_s=fields.number("zipf_s", maximum=_MAX_ZIPF_S),
-    )
-
-
-def _read_table_map(document: Fields, num_features: int) -> tuple[int, ...]:
-    """Table of each feature."""
-    if "feature_table_map" not in document:
-        return tuple(range(num_features))
-    path = document.at("feature_table_map")
-    values = document.items("feature_table_map", minimum=num_features, maximum=num_features)
-    tables_T = tuple(whole(value, f"{path}[{i}]", maximum=num_features - 1) for i, value in enumerate(values))
-    if {*tables_T} != {*range(max(tables_T) + 1)}:
-        missing = min({*range(max(tables_T) + 1)} - {*tables_T})
-        raise FormatError(f"must give every table a feature, table {missing} has none", field=path)
-    return tables_T
-
-
-def _check_shared(document: Fields, config: _Config) -> None:
+def _check_shared(config: _Config, embedding_specs: object) -> None:
     """Features of one table must agree on its sizes, and with `embedding_specs`."""
     specs: dict[int, tuple[int, int]] = {}
-    if "embedding_specs" in document:
+    if embedding_specs is not None:
         num_tables = max(config.tables_T) + 1
-        path = document.at("embedding_specs")
-        for table, value in enumerate(document.items("embedding_specs", minimum=num_tables, maximum=num_tables)):
-            rows, dim = items(value, f"{path}[{table}]", minimum=2, maximum=2)
-            specs[table] = (
-                whole(rows, f"{path}[{table}][0]", minimum=1, maximum=MAX_ROWS),
-                whole(dim, f"{path}[{table}][1]", minimum=1, maximum=MAX_EMBEDDING_DIM),
-            )
+        specs.update(enumerate(list_of(_SPEC, num_tables, num_tables).read(embedding_specs, "embedding_specs")))
     for feature, table in enumerate(config.tables_T):
         dim = config.dims_T[feature] if config.dims_T is not None else config.dim
         rows, other = specs.setdefault(table, (config.rows_T[feature], dim))
@@ -373,7 +401,7 @@ def _check_shared(document: Fields, config: _Config) -> None:
             raise FormatError(
                 f"table {table} has {rows} rows of dimension {other}, its feature {feature} has "
                 f"{config.rows_T[feature]} of {dim}",
-                field="embedding_specs" if "embedding_specs" in document else "feature_table_map",
+                field="feature_table_map" if embedding_specs is None else "embedding_specs",
             )
 
 

@@ -1,0 +1,205 @@
+"""Kinds of JSON values: a document is declared once, and the declaration reads it, writes it and describes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+from autoshard.core.quoting import shortened
+from autoshard.formats.documents.fields import (
+    MAX_ITEMS,
+    MAX_TEXT,
+    MAX_WHOLE,
+    at_path,
+    check_flag,
+    check_names,
+    check_object,
+    items,
+    number,
+    text,
+    whole,
+    word,
+)
+from autoshard.formats.documents.json_document import join
+
+Schema = dict[str, Any]
+T = TypeVar("T")
+
+
+def unchanged(value: Any) -> Any:
+    """The value."""
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """What a field holds.
+
+    Attributes:
+        schema: Its JSON Schema, or a reference to it.
+        read: Makes a value of a parsed JSON value and its path; raises a FormatError that names the path.
+        write: Makes the JSON value of a value.
+        definition: The schema that `schema` refers to; empty if it refers to none.
+    """
+
+    schema: Schema
+    read: Callable[[object, str], T]
+    write: Callable[[T], object] = unchanged
+    definition: Schema = field(default_factory=dict)
+
+
+def named(document: str, name: str, kind: Kind[T], meaning: str = "") -> Kind[T]:
+    """The kind with a schema that others refer to by a document and a name within it; no name is the whole document."""
+    address = f"urn:autoshard:{document}:1" + (f"#/$defs/{name}" if name else "")
+    return Kind({"$ref": address}, kind.read, kind.write, _described(meaning, kind.schema))
+
+
+def text_of(pattern: str = "") -> Kind[str]:
+    """A text of 1 to 512 characters; the class that it is read into checks the pattern."""
+    form = {"pattern": f"^{pattern}$"} if pattern else {}
+    return Kind({"type": "string", "minLength": 1, "maxLength": MAX_TEXT, **form}, text)
+
+
+def whole_number(minimum: int = 0, maximum: int = MAX_WHOLE) -> Kind[int]:
+    """A whole number in [minimum, maximum]."""
+    schema = {"type": "integer", "minimum": minimum, "maximum": maximum}
+    return Kind(schema, lambda value, path: whole(value, path, minimum=minimum, maximum=maximum))
+
+
+def number_in(minimum: float = 0, maximum: float = math.inf, *, is_open: bool = False) -> Kind[float]:
+    """A finite number in [minimum, maximum]; `is_open` if the class that it is read into refuses the minimum."""
+    limits = {"exclusiveMinimum" if is_open else "minimum": minimum, "maximum": maximum}
+    schema = {"type": "number", **{name: limit for name, limit in limits.items() if limit < math.inf}}
+    return Kind(schema, lambda value, path: number(value, path, minimum=minimum, maximum=maximum))
+
+
+def one_of(words: Iterable[T]) -> Kind[T]:
+    """One of some words: of an enumeration, or of a tuple."""
+    by_word = {str(member): member for member in words}
+    return Kind({"enum": list(by_word)}, lambda value, path: word(value, path, by_word))
+
+
+def list_of(item: Kind[T], minimum: int = 1, maximum: int = MAX_ITEMS) -> Kind[tuple[T, ...]]:
+    """A list of `minimum` to `maximum` values of one kind."""
+    read, write = item.read, item.write
+
+    def read_all(value: object, path: str) -> tuple[T, ...]:
+        found = items(value, path, minimum=minimum, maximum=maximum)
+        return tuple([read(inner, f"{path}[{index}]") for index, inner in enumerate(found)])
+
+    schema = {"type": "array", "items": item.schema, "minItems": minimum, "maxItems": maximum}
+    return Kind(schema, read_all, list if write is unchanged else lambda values: [write(value) for value in values])
+
+
+def by_name(item: Kind[T]) -> Kind[Mapping[str, T]]:
+    """An object whose fields have names of the user's own."""
+
+    def read(value: object, path: str) -> Mapping[str, T]:
+        found = check_object(value, path).items()
+        return {text(name, path): item.read(inner, join(path, shortened(name))) for name, inner in found}
+
+    schema = {"type": "object", "additionalProperties": item.schema}
+    return Kind(schema, read, lambda values: {name: item.write(value) for name, value in values.items()})
+
+
+TEXT = text_of()
+FLAG = Kind({"type": "boolean"}, check_flag)
+
+
+def in_context(schema: Schema) -> Kind[Any]:
+    """A value that the object around it reads and writes, as that takes more than the value: it is passed on."""
+    return Kind(schema, lambda value, _: value)
+
+
+ANYTHING = in_context({})
+#: An object that may hold anything.
+ANY_OBJECT: Kind[Mapping[str, Any]] = Kind({"type": "object"}, check_object, dict)
+#: Default of a field that is always written.
+_NONE_SUCH: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a record.
+
+    Attributes:
+        name: Name in documents, and of the attribute.
+        kind: What it holds; a text stands for itself, and is no attribute.
+        meaning: What it says, for published schemas.
+        is_optional: Whether it may be left out.
+        default: Value with which it is not written.
+    """
+
+    name: str
+    kind: Kind[Any] | str
+    meaning: str = ""
+    is_optional: bool = False
+    default: object = _NONE_SUCH
+
+
+def optional(name: str, kind: Kind[Any], meaning: str = "", default: object = _NONE_SUCH) -> Field:
+    """A field that may be left out; `default` is the value with which it is not written."""
+    return Field(name, kind, meaning, True, default)
+
+
+def record(make: Callable[..., T], *listed: Field, parts: Callable[[T], Mapping[str, Any]] | None = None) -> Kind[T]:
+    """An object with named fields.
+
+    Args:
+        make: Takes the values of fields by name, and returns what they make: a class with such fields, or a function.
+            What was left out is not passed. Fields that its errors name are relative to the object.
+        listed: The fields, in the order in which they are written; texts that stand for themselves come first.
+        parts: Takes what `make` returned, and returns the values of the fields that are written, in that order; None
+            for its attributes.
+    """
+    constants = {item.name: item.kind for item in listed if isinstance(item.kind, str)}
+    kinds = {item.name: item.kind for item in listed if isinstance(item.kind, Kind)}
+    required = tuple(item.name for item in listed if not item.is_optional)
+    may_have = tuple(item.name for item in listed if item.is_optional)
+    readers = [(name, kind.read) for name, kind in kinds.items()]
+    writers = [(name, kind.write) for name, kind in kinds.items() if kind.write is not unchanged]
+    parts_of = parts or _attributes(listed)
+
+    def read(value: object, path: str) -> T:
+        known = check_names(value, path, required, may_have, constants)
+        before = f"{path}." if path else ""
+        found = {name: read_one(known[name], before + name) for name, read_one in readers if name in known}
+        return at_path(path, lambda: make(**found))
+
+    def write(value: T) -> dict[str, object]:
+        written = {**constants, **parts_of(value)}
+        for name, write_one in writers:
+            if name in written:
+                written[name] = write_one(written[name])
+        return written
+
+    return Kind(_object_schema(listed), read, write if constants or writers else parts_of)
+
+
+def _object_schema(listed: tuple[Field, ...]) -> Schema:
+    ordered = sorted(listed, key=lambda item: item.is_optional)
+    schemas = [{"const": item.kind} if isinstance(item.kind, str) else item.kind.schema for item in ordered]
+    return {
+        "type": "object",
+        "required": [item.name for item in ordered if not item.is_optional],
+        "additionalProperties": False,
+        "properties": {
+            item.name: _described(item.meaning, schema) for item, schema in zip(ordered, schemas, strict=True)
+        },
+    }
+
+
+def _described(meaning: str, schema: Schema) -> Schema:
+    return {"description": meaning, **schema} if meaning else schema
+
+
+def _attributes(listed: tuple[Field, ...]) -> Callable[[Any], Mapping[str, Any]]:
+    """Takes an object, and returns its attributes by field, without those that have their default."""
+    items = [(item.name, item.default) for item in listed if isinstance(item.kind, Kind)]
+
+    def parts(value: Any) -> dict[str, Any]:
+        return {name: part for name, default in items if (part := getattr(value, name)) != default}
+
+    return parts
