@@ -205,7 +205,7 @@ def as_text(name, table):
         (lambda table: table.replace_schema_metadata(None), "got none"),
         (with_column("forward_ms", [float("nan")]), "forward_ms: must be a number of at least 0, got "),
         (with_column("backward_ms", [-1.0]), "backward_ms: must be a number of at least 0, got "),
-        (with_column("reference_forward_ms", [0.0]), "reference_forward_ms: must be a number above 0, got 0"),
+        (with_column("reference_forward_ms", [0.0]), "reference_forward_ms: must be a number in [1e-06, 1e+08], got 0"),
         (with_column("num_rounds", [0]), "num_rounds: must be above 0"),
         (with_column("num_attempts", [0]), "num_attempts: must be above 0"),
         (with_column("sm_clock_mhz", [float("inf")]), "sm_clock_mhz: must be a number of at least 0"),

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from autoshard.core.accepted import ABOVE_0, FINITE_ABOVE_0, FINITE_AT_LEAST_0, Range
+from autoshard.core.accepted import ABOVE_0, FINITE, FINITE_AT_LEAST_0, Range
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
 
@@ -38,7 +38,8 @@ _ARROW = {
 
 
 #: Types of fields that samples of several kinds have.
-Milliseconds = Annotated[float, FINITE_ABOVE_0]
+#: A nanosecond to a day, so that no arithmetic on measured times overflows.
+Milliseconds = Annotated[float, Range(at_least=1e-6, at_most=1e8, kind=FINITE)]
 Amount = Annotated[float, FINITE_AT_LEAST_0]
 Count = Annotated[int, pa.int32(), ABOVE_0]
 
