@@ -117,7 +117,7 @@ class TestMakePlan:
         assert (made.planner, made.version, made.seed) == ("auto", __version__, 3)
         assert made.options == {
             "objective": "kernel",
-            "tiers": "all",
+            "sharding_types": "all",
             "reserved_bytes": 0,
             "steps": 100,
             "policy": True,

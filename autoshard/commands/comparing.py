@@ -92,7 +92,7 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
         autoshard compare tables.json --topology cpu-8 --planners random,cost-greedy,auto --replay --html report.html
 
     Example of plans that `autoshard run` executes:
-        autoshard compare tables.json --topology cpu-8 --planners cost-greedy,auto --set auto.tiers=table_wise
+        autoshard compare tables.json --topology cpu-8 --planners cost-greedy,auto --set auto.sharding_types=table_wise
     """
     from autoshard.formats import atomic_write, write_plan
     from autoshard.report import comparison_page, comparison_table

@@ -57,7 +57,7 @@ def plan(options: PlanOptions, as_json: JsonOption = False) -> None:
         autoshard plan tables.json --topology cpu-8 -o plan.json
 
     Example of a plan that `autoshard run` executes:
-        autoshard plan tables.json --topology cpu-8 --set tiers=table_wise -o plan.json
+        autoshard plan tables.json --topology cpu-8 --set sharding_types=table_wise -o plan.json
     """
     from autoshard.planning import make_plan
 

@@ -17,7 +17,17 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import EmbeddingTable, Exchange, GradSync, PlacedShard, Pooling, Shard, ShardingPlan, Topology
+from autoshard.core import (
+    DType,
+    EmbeddingTable,
+    Exchange,
+    GradSync,
+    PlacedShard,
+    Pooling,
+    Shard,
+    ShardingPlan,
+    Topology,
+)
 from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.plan import Payload
 from autoshard.core.shard import Replicas
@@ -26,6 +36,9 @@ ID_BYTES = 8
 LENGTH_BYTES = 4
 #: Gradients are reduced in fp32, whatever the weights are.
 REDUCED_BYTES = 4
+
+#: Values that share a scale and an offset, fp32 each, where they travel as int8.
+INT8_BLOCK = 64
 
 _RankArray = NDArray[np.int64]
 #: Of a table and a rank's samples: lookups of a batch over those of the mean batch.
@@ -75,29 +88,35 @@ class PairTraffic:
         table = placed.shard.table
         profile, share = placed.shard.access()
         num_owners = len(placed.replicas[0])
-        num_bags = local_batch * len(table.features)
         num_lookups = local_batch * table.pooling_factor * share * lookups_factor / num_owners
         if placed.exchange is Exchange.PARTIAL_SUMS:
-            num_vectors = num_bags
-        elif placed.deduplicate:
-            num_vectors = profile.expected_distinct(num_lookups * num_owners) / num_owners
+            num_lengths = num_vectors = local_batch * len(table.features)
         else:
+            # Owners need no bags to answer with rows, only the number of rows.
+            num_lengths = 1.0
+            if placed.deduplicate:
+                num_lookups = profile.expected_distinct(num_lookups * num_owners) / num_owners
             num_vectors = num_lookups
-        return cls.of_counts(num_bags, num_lookups, num_vectors * placed.shard.embedding_dim, payload)
+        return cls.of_counts(num_lengths, num_lookups, num_vectors * placed.shard.embedding_dim, payload)
 
     @classmethod
-    def of_counts(cls, num_bags: float, num_lookups: float, values: float, payload: Payload) -> PairTraffic:
-        """Traffic of so many bags and lookups, answered with so many numbers."""
+    def of_counts(cls, num_lengths: float, num_lookups: float, values: float, payload: Payload) -> PairTraffic:
+        """Traffic of so many lengths and ids, answered with so many numbers."""
         return cls(
-            lengths=num_bags * LENGTH_BYTES,
+            lengths=num_lengths * LENGTH_BYTES,
             ids=num_lookups * ID_BYTES,
-            forward=values * payload.forward.num_bytes,
-            backward=values * payload.backward.num_bytes,
+            forward=values * wire_bytes(payload.forward),
+            backward=values * wire_bytes(payload.backward),
         )
 
     def by_stream(self) -> MsArray:
         """The same numbers, shape (E,)."""
         return np.array([self.lengths, self.ids, self.forward, self.backward])
+
+
+def wire_bytes(dtype: DType) -> float:
+    """Bytes that a number takes on the wire, scales of int8's blocks included."""
+    return dtype.num_bytes + (2 * REDUCED_BYTES / INT8_BLOCK if dtype is DType.INT8 else 0.0)
 
 
 def cheaper_exchange(shard: Shard, num_owners: int) -> Exchange:

@@ -17,9 +17,8 @@ from autoshard.planners.kernel_search import plan_by_kernel
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.options import ShardingType
 
-#: What stands for all tiers, and for those that `autoshard run` executes.
-ALL, EXECUTABLE = "all", "executable"
-_EXECUTABLE = (ShardingType.TABLE_WISE,)
+#: Stands for all sharding types.
+ALL = "all"
 #: Plans over several replica groups; not a way to hold one table, but to hold all of them several times.
 _GROUPS = "replica_groups"
 _NAMES = (*map(str, ShardingType), _GROUPS)
@@ -47,12 +46,9 @@ class AutoOptions:
             "slowest rank's kernels, whole tables on single ranks)."
         },
     )
-    tiers: str = field(
+    sharding_types: str = field(
         default=ALL,
-        metadata={
-            "help": "Sharding types to choose from, with commas: all, executable (what `autoshard run` executes, "
-            f"table_wise), or any of {', '.join(_NAMES)}."
-        },
+        metadata={"help": f"Sharding types to choose from, with commas: all, or any of {', '.join(_NAMES)}."},
     )
     reserved_bytes: int = field(
         default=0,
@@ -77,14 +73,15 @@ class AutoOptions:
         AT_LEAST_0.check_fields(self, "reserved_bytes", "steps", within="options.")
         if not set(self._listed) <= set(_NAMES):
             for name in self._listed:
-                check_choice(name, (ALL, EXECUTABLE, *_NAMES), "options.tiers")
+                check_choice(name, (ALL, *_NAMES), "options.sharding_types")
         if self.objective == AutoObjective.KERNEL:
             self._check_kernel()
 
     def _check_kernel(self) -> None:
-        if self.tiers != ALL and set(self._listed) != {ShardingType.TABLE_WISE}:
+        if self.sharding_types != ALL and set(self._listed) != {ShardingType.TABLE_WISE}:
             raise InvalidOptionError(
-                f"must be table_wise where objective is kernel, got {shown(self.tiers)}", field="options.tiers"
+                f"must be table_wise where objective is kernel, got {shown(self.sharding_types)}",
+                field="options.sharding_types",
             )
         if self.reserved_bytes:
             raise InvalidOptionError(
@@ -93,9 +90,7 @@ class AutoOptions:
 
     @property
     def _listed(self) -> tuple[str, ...]:
-        if self.tiers in (ALL, EXECUTABLE):
-            return _NAMES if self.tiers == ALL else _EXECUTABLE
-        return listed(self.tiers)
+        return _NAMES if self.sharding_types == ALL else listed(self.sharding_types)
 
     @property
     def types(self) -> frozenset[ShardingType]:

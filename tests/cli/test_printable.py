@@ -115,7 +115,7 @@ def test_models(prints, tmp_path, monkeypatch):
         ["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", HOSTILE],
         ["plan", "criteo-kaggle", "--topology", "cpu-4", "--set", HOSTILE],
         ["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "auto", "--set", f"{HOSTILE}=1"],
-        ["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "auto", "--set", f"tiers={HOSTILE}"],
+        ["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "auto", "--set", f"sharding_types={HOSTILE}"],
         ["plan", "criteo-kaggle", "--topology", "cpu-4", "--risk", HOSTILE],
         ["plan", "criteo-kaggle", "--topology", "cpu-4", "--seed", HOSTILE],
         ["models", "show", HOSTILE],

@@ -54,7 +54,7 @@ ALWAYS = {"auto": {"steps": 20}, "cp-sat": {"effort": 0.002, "refinements": 1}}
 CHOICES = {
     "auto": {
         "objective": ["step", "step", "step", "kernel"],
-        "tiers": ["all", "table_wise"],
+        "sharding_types": ["all", "table_wise"],
         "reserved_bytes": [0, 10_000],
         "policy": [True, False],
     },
@@ -75,7 +75,7 @@ CHOICES = {
         "extra_memory_ratio": [0.0, 0.05, 1.0],
     },
     "neo": {
-        "schemes": [
+        "sharding_types": [
             "table_wise",
             "row_wise,column_wise",
             "data_parallel,table_row_wise",
@@ -217,7 +217,7 @@ def drawn_request(name, seed, registry):
 
 def is_loose(request):
     """Whether a planner must find a plan: ranks could all hold everything, and neither tables nor options forbid it."""
-    if "schemes" in request.options or request.options.get("memory_budget_bytes", 0) < 0:
+    if request.options.get("sharding_types", "all") != "all" or request.options.get("memory_budget_bytes", 0) < 0:
         return False
     tables = request.tables.tables
     batch_bytes = request.tables.batch_size * sum(

@@ -108,13 +108,14 @@ class TestTraffic:
         each = activation_bytes(plan_of(held(Tier.DATA_PARALLEL, EACH, **rows)))
         each_node = activation_bytes(plan_of(held(Tier.FLEX, EACH_NODE, **rows)))
         looked_up, gradients = LOOKUPS * DIM * 4, ROWS * DIM * 4
-        np.testing.assert_allclose(each, BAGS * 4 + LOOKUPS * 8 + looked_up + gradients)
-        np.testing.assert_allclose(each_node, 2 * BAGS * 4 + LOOKUPS * 8 + 2 * looked_up + gradients / 2)
+        # Rows are asked for by their number and their ids.
+        np.testing.assert_allclose(each, 4 + LOOKUPS * 8 + looked_up + gradients)
+        np.testing.assert_allclose(each_node, 2 * 4 + LOOKUPS * 8 + 2 * looked_up + gradients / 2)
         # Rank 1 looks up for ranks 0 and 1 what it has a copy of: there is an exchange, and what stays goes with it.
         some = held(Tier.REPLICATED, EACH, fetch=(1, 1, 2, 3), **rows)
         np.testing.assert_allclose(
             activation_bytes(plan_of(some)),
-            np.array([0, 2, 1, 1]) * (BAGS * 4 + LOOKUPS * 8 + looked_up) + looked_up + gradients,
+            np.array([0, 2, 1, 1]) * (4 + LOOKUPS * 8 + looked_up) + looked_up + gradients,
         )
 
     def test_sparse_gradients_are_those_of_rows_that_are_hit_with_their_ids(self):
@@ -139,8 +140,8 @@ class TestTraffic:
             owned[pooling] = [cost.ranks[1].activation_bytes for cost in (before, after)]
             np.testing.assert_allclose(owned[pooling], [activation_bytes(plan)[1] for plan in plans], atol=0.5)
         assert owned[Pooling.SUM][0] == owned[Pooling.SUM][1]
-        ids, lengths, rows = LOOKUPS * 8, BAGS * 4, LOOKUPS * DIM * 4
-        expected = [WORLD * (lengths + ratio * (ids + rows)) + ratio * rows for ratio in (1.0, factor)]
+        ids, number, rows = LOOKUPS * 8, 4, LOOKUPS * DIM * 4
+        expected = [WORLD * (number + ratio * (ids + rows)) + ratio * rows for ratio in (1.0, factor)]
         np.testing.assert_allclose(owned[Pooling.SEQUENCE], expected, atol=0.5)
 
     def test_sequences_send_one_row_per_lookup(self):

@@ -109,7 +109,7 @@ def test_does_without_a_policy(draw_task, make_request, tmp_path, options):
     assert len({placed.shard.table.name for placed in AutoPlanner().plan(request).shards}) == 10
 
 
-@pytest.mark.parametrize("options", [KERNEL, {**STEP, "tiers": "table_wise"}])
+@pytest.mark.parametrize("options", [KERNEL, {**STEP, "sharding_types": "table_wise"}])
 def test_says_what_does_not_fit(make_table, make_topology, make_request, options):
     tables = tuple(make_table(f"t{index}") for index in range(3))
     task = (TableSet(batch_size=8, tables=tables), make_topology(2, int(tables[0].storage_bytes / 0.6)))
@@ -126,7 +126,7 @@ def test_says_how_the_search_ended(draw_task, make_request):
     assert plan.provenance.models["search"].startswith("stopped by steps after 20 steps: ")
 
 
-@pytest.mark.parametrize("options", [KERNEL, {**STEP, "tiers": "executable"}, {**STEP, "tiers": "table_wise"}])
+@pytest.mark.parametrize("options", [KERNEL, {**STEP, "sharding_types": "table_wise"}])
 def test_plans_that_the_runtime_executes(draw_task, make_request, options):
     # Its largest table decides the step, and would be cut if it might.
     plan = AutoPlanner().plan(make_request(draw_task(20, 4, seed=5), options=options, time_limit_s=SECONDS))
@@ -138,7 +138,7 @@ def test_plans_that_the_runtime_executes(draw_task, make_request, options):
 def test_tiers_are_kept_to_and_memory_stays_free(draw_task, make_request, make_topology):
     tables, _ = draw_task(12, 4, seed=5)
     hbm = 2 * sum(table.storage_bytes for table in tables.tables) // 4
-    options = {**STEP, "tiers": "row_wise, data_parallel", "reserved_bytes": hbm // 4}
+    options = {**STEP, "sharding_types": "row_wise, data_parallel", "reserved_bytes": hbm // 4}
     request = make_request((tables, make_topology(4, hbm)), options=options, time_limit_s=SECONDS)
     plan = AutoPlanner().plan(request)
     validate_plan(plan)
@@ -165,10 +165,16 @@ def test_ranks_of_different_memory_are_filled_as_they_are(draw_task, make_reques
         ({"steps": -1}, r"options\.steps: must be at least 0"),
         ({"reserved_bytes": -1}, r"options\.reserved_bytes: must be at least 0"),
         ({"objective": "memory"}, r'options\.objective: must be one of step, kernel, got "memory"'),
-        ({"tiers": "row_wise,diagonal"}, r'options\.tiers: must be one of all, executable, .*, got "diagonal"'),
-        ({"objective": "kernel", "tiers": "row_wise"}, r"options\.tiers: must be table_wise where objective is kernel"),
+        (
+            {"sharding_types": "row_wise,diagonal"},
+            r'options\.sharding_types: must be one of all, table_wise, .*, got "diagonal"',
+        ),
+        (
+            {"objective": "kernel", "sharding_types": "row_wise"},
+            r"options\.sharding_types: must be table_wise where objective is kernel",
+        ),
         ({"objective": "kernel", "reserved_bytes": 1}, r"options\.reserved_bytes: must be 0 where objective is kernel"),
-        ({"beam": 3}, r"options\.beam: unknown option; this planner takes: objective, tiers, reserved_bytes, steps"),
+        ({"beam": 3}, r"options\.beam: unknown option; this planner takes: objective, sharding_types, reserved_bytes, steps"),
     ],
 )
 def test_refuses_options_that_there_are_not(draw_task, make_request, options, message):
@@ -177,10 +183,10 @@ def test_refuses_options_that_there_are_not(draw_task, make_request, options, me
 
 
 def test_options_name_schemes_and_groups():
-    assert AutoOptions().types == AutoOptions(tiers="replica_groups").types == frozenset(ShardingType)
+    assert AutoOptions().types == AutoOptions(sharding_types="replica_groups").types == frozenset(ShardingType)
     assert AutoOptions().with_groups
-    assert not AutoOptions(tiers="grid,flex").with_groups
-    assert AutoOptions(tiers="grid,flex").types == {ShardingType.GRID, ShardingType.FLEX}
+    assert not AutoOptions(sharding_types="grid,flex").with_groups
+    assert AutoOptions(sharding_types="grid,flex").types == {ShardingType.GRID, ShardingType.FLEX}
 
 
 def test_ends_at_its_time_limit(draw_task, make_request):
@@ -203,6 +209,6 @@ def test_a_world_too_large_to_be_searched_gets_the_best_plan_of_other_planners(m
     assert "worlds of more than 7 ranks are not searched" in caplog.text
     others = [make_plan(name, replace(request, options={})) for name in ("cost-greedy", "neo", "flexshard")]
     assert plan.predicted.step_ms.value <= min(other.predicted.step_ms.value for other in others)
-    limited = replace(request, options={"policy": False, "tiers": "row_wise"})
+    limited = replace(request, options={"policy": False, "sharding_types": "row_wise"})
     with pytest.raises(InvalidTopologyError, match="world_size: must be at most 7 for a search by the planner auto"):
         make_plan("auto", limited)

@@ -110,8 +110,8 @@ class TestCost:
         whole, split = (self.cost().of(self.part(name)) for name in (ShardingType.TABLE_WISE, ShardingType.ROW_WISE))
         assert split.num_holders == 8
         assert split.access_s == pytest.approx(whole.access_s / 8)
-        # A lookup in eight: rows are sent, not vectors, so only lengths are as many.
-        vectors = (10 * 4 + 50 / 8 * 8 + 2 * 50 / 8 * 64) / (10 * 4 + 50 * 8 + 2 * 10 * 64)
+        # A lookup in eight: rows are sent, not vectors, and their number in place of lengths.
+        vectors = (4 + 50 / 8 * 8 + 2 * 50 / 8 * 64) / (10 * 4 + 50 * 8 + 2 * 10 * 64)
         assert split.exchange_s == pytest.approx(vectors * whole.exchange_s)
 
     def test_columns_repeat_the_ids(self):
@@ -149,7 +149,7 @@ class TestCost:
 class TestSchemes:
     @pytest.mark.parametrize("name", NEO_TYPES)
     def test_each_scheme_can_be_the_only_one(self, name):
-        plan = plan_of([table(f"t{index}") for index in range(3)], machine(), schemes=name.value)
+        plan = plan_of([table(f"t{index}") for index in range(3)], machine(), sharding_types=name.value)
         found = {scheme_in(plan, one.name).name for one in plan.tables.tables}
         # Columns on one node are column shards that happen to be there.
         assert found == {ShardingType.COLUMN_WISE if name is ShardingType.TABLE_COLUMN_WISE else name}
@@ -165,21 +165,21 @@ class TestSchemes:
         assert names_in(plan)[1:] == [ShardingType.DATA_PARALLEL] * 8
 
     def test_columns_are_multiples_of_four(self):
-        plan = plan_of([table("t", embedding_dim=50)], machine(), schemes="column_wise")
+        plan = plan_of([table("t", embedding_dim=50)], machine(), sharding_types="column_wise")
         starts = sorted(placed.shard.columns[0] for placed in plan.shards)
         assert len(starts) > 1
         assert all(start % 4 == 0 for start in starts)
 
     def test_a_table_too_large_for_a_rank_is_cut(self):
         large = table("large", 10**6)
-        plan = plan_of([large], machine(hbm=large.storage_bytes // 7), schemes="table_wise,row_wise")
+        plan = plan_of([large], machine(hbm=large.storage_bytes // 7), sharding_types="table_wise,row_wise")
         assert names_in(plan) == [ShardingType.ROW_WISE]
         with pytest.raises(InfeasiblePlanError, match=r"large needs 260,000,000 bytes of hbm on one rank"):
-            plan_of([large], machine(hbm=large.storage_bytes // 7), schemes="table_wise")
+            plan_of([large], machine(hbm=large.storage_bytes // 7), sharding_types="table_wise")
 
     def test_sequence_tables_exchange_rows(self):
         sequence = table("t", pooling=Pooling.SEQUENCE)
-        plan = plan_of([sequence, table("u")], machine(), schemes="row_wise,table_wise")
+        plan = plan_of([sequence, table("u")], machine(), sharding_types="row_wise,table_wise")
         assert [placed.exchange for placed in plan.shards if placed.shard.table is sequence] == [Exchange.ROWS]
 
     def test_constraints_hold(self):
@@ -227,9 +227,9 @@ class TestPlacement:
         return sums_R
 
     def test_greedy_puts_the_costliest_on_the_cheapest_rank(self):
-        plan = plan_of(self.TABLES, machine(1), schemes="table_wise", placement="greedy")
+        plan = plan_of(self.TABLES, machine(1), sharding_types="table_wise", placement="greedy")
         # Costs are linear in lookups: lengths and vectors are the same of all tables.
-        costs = sorted(self.sums(plan_of([one], machine(1), schemes="table_wise")).max() for one in self.TABLES)
+        costs = sorted(self.sums(plan_of([one], machine(1), sharding_types="table_wise")).max() for one in self.TABLES)
         sums = [0.0] * 4
         for cost in reversed(costs):
             sums[sums.index(min(sums))] += cost
@@ -239,13 +239,13 @@ class TestPlacement:
         # Sec. 4.1: it "generally outperforms the greedy heuristic".
         spread = {}
         for placement in ("greedy", "karmarkar_karp"):
-            sums_R = self.sums(plan_of(self.TABLES, machine(1), schemes="table_wise", placement=placement))
+            sums_R = self.sums(plan_of(self.TABLES, machine(1), sharding_types="table_wise", placement=placement))
             spread[placement] = sums_R.max() - sums_R.min()
         assert spread["karmarkar_karp"] < spread["greedy"]
 
     def test_nodes_are_balanced_as_ranks_are(self):
         for placement in ("greedy", "karmarkar_karp"):
-            plan = plan_of(self.TABLES, machine(3, 2), schemes="table_row_wise", placement=placement)
+            plan = plan_of(self.TABLES, machine(3, 2), sharding_types="table_row_wise", placement=placement)
             rows = {}
             for placed in plan.shards:
                 rows[placed.replicas] = rows.get(placed.replicas, 0.0) + placed.shard.table.pooling_factor
@@ -302,7 +302,7 @@ class TestMemoryLevels:
 
         monkeypatch.setattr(_Search, "_best", watched)
         topology = machine(1, 2, hbm=3 * tables[0].storage_bytes // 2, ddr=TERA)
-        plan = plan_of(tables, topology, schemes="table_wise")
+        plan = plan_of(tables, topology, sharding_types="table_wise")
         assert MemoryLevel.DDR in {placed.memory.level for placed in plan.shards}
         assert tried[0] == {MemoryLevel.HBM}
         assert {MemoryLevel.HBM} not in tried[1:]
@@ -374,7 +374,7 @@ class TestModelF:
 
     def test_a_placed_shard_holds_its_share_of_it(self):
         massive = self.tables(DType.FP16, Optimizer.ROWWISE_ADAGRAD)[0]
-        plan = plan_of([massive], machine(16, 8), batch_size=65536, schemes="row_wise")
+        plan = plan_of([massive], machine(16, 8), batch_size=65536, sharding_types="row_wise")
         held = [rank.hbm_bytes for rank in evaluate(plan, COSTS).ranks]
         assert held == [10**10 * (256 * 2 + 4) // 128] * 128
 
@@ -398,8 +398,8 @@ class TestModelF:
     ("options", "field"),
     [
         ({"placement": "best"}, "options.placement"),
-        ({"schemes": "table_wise,flex"}, "options.schemes"),
-        ({"schemes": ""}, "options.schemes"),
+        ({"sharding_types": "table_wise,flex"}, "options.sharding_types"),
+        ({"sharding_types": ""}, "options.sharding_types"),
         ({"memory": "tape"}, "options.memory"),
         ({"memory_share": 0.0}, "options.memory_share"),
         ({"memory_share": 1.1}, "options.memory_share"),

@@ -31,7 +31,7 @@ def test_every_planner_is_described_with_its_options():
     assert tuple(described) == planner_names()
     assert [(option.name, option.default) for option in described["auto"].options] == [
         ("objective", "step"),
-        ("tiers", "all"),
+        ("sharding_types", "all"),
         ("reserved_bytes", 0),
         ("steps", 0),
         ("policy", True),

@@ -51,10 +51,10 @@ def pair_bytes(
 ) -> tuple[float, float]:
     """Bytes that a rank asks of one owner with, and that it gets back, for its share of the lookups."""
     batch_size = machine.local_batch_size
-    bags = batch_size * len(table.features)
     lookups = batch_size * table.pooling_factor * share / owners * peak_factor(table, batch_size)
-    vectors = lookups if exchange is Exchange.ROWS else bags
-    pair = PairTraffic.of_counts(bags, lookups, vectors * table.embedding_dim, Payload())
+    bags = batch_size * len(table.features)
+    lengths, vectors = (1.0, lookups) if exchange is Exchange.ROWS else (bags, bags)
+    pair = PairTraffic.of_counts(lengths, lookups, vectors * table.embedding_dim, Payload())
     return pair.lengths + pair.ids, pair.forward
 
 

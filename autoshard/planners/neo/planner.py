@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 class NeoOptions:
     """Options of the `neo` planner."""
 
-    schemes: str = field(
+    sharding_types: str = field(
         default=",".join(NEO_TYPES),
         metadata={"help": "Schemes that tables may have, a comma between them."},
     )
@@ -80,12 +80,12 @@ class NeoOptions:
         AT_LEAST_0.check_fields(self, "communication_weight", "access_weight", within="options.")
         SHARE.check_fields(self, "memory_share", within="options.")
         for name in self.names:
-            check_choice(name, NEO_TYPES, "options.schemes")
+            check_choice(name, NEO_TYPES, "options.sharding_types")
 
     @property
     def names(self) -> tuple[str, ...]:
         """The schemes, each once."""
-        return tuple(dict.fromkeys(listed(self.schemes)))
+        return tuple(dict.fromkeys(listed(self.sharding_types)))
 
 
 class NeoPlanner:

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core import DType
+from autoshard.evaluation.traffic import INT8_BLOCK
 
-#: Values that share a scale and an offset where they travel as int8.
-INT8_BLOCK = 64
 _CAST = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 
 

@@ -14,12 +14,10 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core.errors import InputError
+from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.addresses import AddressMap, Bucketized, CutFeature, RowOrder
 from autoshard.runtime.engine.holdings import Asked, Ownership
-
-#: Bytes of an id and of a bag's length on the wire.
-ID_BYTES, LENGTH_BYTES = 8, 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
