@@ -6,6 +6,7 @@ Shape suffixes: B bags, L lookups.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +46,13 @@ def draw_lengths(pooling_factor: float, num_bags: int, rng: np.random.Generator)
     return lengths
 
 
-def draw_bags(access: AccessProfile, pooling_factor: float, num_bags: int, rng: np.random.Generator) -> Bags:
+def draw_bags(
+    access: AccessProfile,
+    pooling_factor: float,
+    num_bags: int,
+    rng: np.random.Generator,
+    ids_of_ranks: Callable[[IntArray], IntArray] | None = None,
+) -> Bags:
     """Draws one batch of a shard.
 
     Args:
@@ -53,7 +60,9 @@ def draw_bags(access: AccessProfile, pooling_factor: float, num_bags: int, rng: 
         pooling_factor: Mean lookups per bag.
         num_bags: Number of bags.
         rng: Source of randomness; the same state gives the same batch.
+        ids_of_ranks: Row ids of access ranks; None for `scatter_ranks`.
     """
     lengths = draw_lengths(pooling_factor, num_bags, rng)
     ranks = access.sample_ranks(int(lengths.sum()), rng)
-    return Bags(ids_L=scatter_ranks(ranks, access.num_rows), lengths_B=lengths)
+    ids_L = scatter_ranks(ranks, access.num_rows) if ids_of_ranks is None else ids_of_ranks(ranks)
+    return Bags(ids_L=ids_L, lengths_B=lengths)

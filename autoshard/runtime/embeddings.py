@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
+from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedJagged, as_batch
 from autoshard.runtime.engine.addresses import RowOrder
 from autoshard.runtime.engine.exchange import OutputExchange
@@ -122,6 +123,12 @@ class ShardedEmbeddings(torch.nn.Module):
             )
         with self.timer.measure(Part.INPUT):
             return self.input_exchange(batch)
+
+    def sent_bytes(self) -> dict[Stream, float]:
+        """Bytes that this process has sent to others of its replica group since it was made, by exchange."""
+        counted = {**self.input_exchange.sent_bytes, **self.output_exchange.sent_bytes}
+        own = self._part.process
+        return {stream: sum(to_P) - to_P[own] for stream, to_P in counted.items()}
 
     def end_step(self) -> None:
         """Ends a training step: every `sync_every` steps, replica groups average their weights and moments.

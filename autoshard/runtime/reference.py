@@ -24,7 +24,7 @@ from autoshard.runtime.dense import DenseModel
 from autoshard.runtime.engine.addresses import RowOrder
 from autoshard.runtime.engine.groups import GroupOrder
 from autoshard.runtime.results import RunRequest, Verification
-from autoshard.runtime.synthetic import Samples, draw_samples
+from autoshard.runtime.synthetic import IdsOfRanks, Samples, draw_samples
 from autoshard.runtime.training import EmbeddingEngine, TrainingStep
 from autoshard.runtime.weights import initialise
 
@@ -264,7 +264,12 @@ def check_verifiable(tables: TableSet) -> None:
 
 
 def compare(
-    engine: EmbeddingEngine, training: TrainingStep, reference: Reference | None, request: RunRequest, num_dense: int
+    engine: EmbeddingEngine,
+    training: TrainingStep,
+    reference: Reference | None,
+    request: RunRequest,
+    num_dense: int,
+    ranked: Mapping[str, IdsOfRanks] | None = None,
 ) -> Verification | None:
     """Trains an engine for `request.verify_steps` steps and compares all that it computes with the reference.
 
@@ -276,6 +281,7 @@ def compare(
         reference: The reference on the process of rank 0, None elsewhere.
         request: Number of steps and seed.
         num_dense: Dense features per sample.
+        ranked: Row ids of access ranks, of tables that are cut by these.
 
     Returns:
         The largest errors on rank 0, None elsewhere.
@@ -285,7 +291,9 @@ def compare(
     output_error = weight_error = moment_error = dense_error = 0.0
     for step in range(request.verify_steps):
         needed = (rank,) if reference is None else range(world_size)
-        parts = {process: draw_samples(tables, num_dense, B, (request.seed, step, process)) for process in needed}
+        parts = {
+            process: draw_samples(tables, num_dense, B, (request.seed, step, process), ranked) for process in needed
+        }
         vectors_BC = training(parts[rank].to(device)).vectors_BC
         vectors_GC = vectors_BC.new_empty(world_size * B, vectors_BC.shape[1])
         dist.all_gather_single(vectors_GC, vectors_BC.contiguous())

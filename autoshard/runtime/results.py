@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -79,6 +79,8 @@ class RankTiming:
         forward_exchange_ms: All-to-all of pooled embeddings and putting them in order, waiting included.
         backward_exchange_ms: All-to-all of their gradients, waiting included.
         backward_kernel_ms: Backward kernels with the optimizer.
+        sent_bytes: Mean bytes of a step that it sends to other processes: `lengths`, `ids`, `forward` and `backward`;
+            empty where the engine does not count them.
         sync_ms: Sums of gradients of rows that several processes hold, waiting included.
     """
 
@@ -91,6 +93,7 @@ class RankTiming:
     backward_exchange_ms: float
     backward_kernel_ms: float
     sync_ms: float = 0.0
+    sent_bytes: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def kernel_ms(self) -> float:

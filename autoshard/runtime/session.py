@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from autoshard.core import DenseLayers, ShardingPlan
 from autoshard.core.errors import ExecutionError
+from autoshard.evaluation.traffic import Stream
 from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
 from autoshard.runtime.dense import DenseModel, default_layers
@@ -27,7 +28,7 @@ from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.ownership import ownership_of
 from autoshard.runtime.reference import Reference, check_verifiable, compare
 from autoshard.runtime.results import Device, Engine, RankTiming, RunRequest, RunResult, Verification
-from autoshard.runtime.synthetic import Samples, draw_samples
+from autoshard.runtime.synthetic import IdsOfRanks, Samples, draw_samples, ranked_rows
 from autoshard.runtime.timing import Part, StepTimer
 from autoshard.runtime.training import EmbeddingEngine, TrainingStep
 
@@ -92,8 +93,13 @@ class Session:
         verification = None
         if request.verify_steps:
             verification = self._verified(request, plan, engine, training, layers)
-        batches = self._batches(request, engine, layers.num_dense_features)
+        ranked = ranked_rows(plan, _row_orders(plan, request))
+        batches = self._batches(request, engine, layers.num_dense_features, ranked)
         measured_SM = self._steps(request, training, batches, timer)
+        num_steps = request.verify_steps + request.warmup_steps + request.steps
+        sent = engine.sent_bytes()
+        sent_E = measured_SM.new_tensor([sent[stream] / num_steps for stream in Stream] if sent else [])
+        measured_SM = torch.cat([measured_SM, sent_E.expand(len(measured_SM), -1)], dim=1)
         measured_PSM = measured_SM.new_empty(dist.get_world_size(), *measured_SM.shape)
         dist.all_gather_single(measured_PSM.view(-1, measured_SM.shape[1]), measured_SM)
         return _summary(request, plan, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification)
@@ -110,15 +116,18 @@ class Session:
         if dist.get_rank() == 0:
             untrained = DenseModel(layers, engine.feature_dims, request.seed, smooth=True)
             reference = Reference(plan, untrained, request, dist.get_world_size(), _row_orders(plan, request))
-        return compare(engine, training, reference, request, layers.num_dense_features)
+        ranked = ranked_rows(plan, _row_orders(plan, request))
+        return compare(engine, training, reference, request, layers.num_dense_features, ranked)
 
-    def _batches(self, request: RunRequest, engine: EmbeddingEngine, num_dense: int) -> list[Samples]:
+    def _batches(
+        self, request: RunRequest, engine: EmbeddingEngine, num_dense: int, ranked: Mapping[str, IdsOfRanks]
+    ) -> list[Samples]:
         """Batches of this process that verification has not seen."""
         tables, B = engine.owners.tables, engine.local_batch_size
         ids_per_batch = max(1.0, B * sum(table.pooling_factor for table in tables.tables))
         count = min(request.warmup_steps + request.steps, NUM_BATCHES, max(1, int(MAX_DRAWN_IDS / ids_per_batch)))
         keys = ((request.seed, request.verify_steps + index, dist.get_rank()) for index in range(count))
-        return [draw_samples(tables, num_dense, B, key).to(self._device) for key in keys]
+        return [draw_samples(tables, num_dense, B, key, ranked).to(self._device) for key in keys]
 
     def _steps(
         self, request: RunRequest, training: TrainingStep, batches: Sequence[Samples], timer: StepTimer
@@ -175,7 +184,7 @@ def make_engine(
 def _row_orders(plan: ShardingPlan, request: RunRequest) -> dict[str, torch.Tensor]:
     """Row orders of tables whose order is not that of their ids.
 
-    Generated batches follow the access profiles, whose access ranks are row ids: tables without an order are in theirs.
+    Tables that are cut by access rank and have no order are in that of their ids, which generated batches follow.
     """
     return {name: torch.from_numpy(ids_N) for name, ids_N in read_row_orders(plan, request.plan_path).items()}
 
@@ -204,7 +213,8 @@ def _summary(
                 for rank in owners.plan_ranks_of(places[process])
             ),
             num_tables=len(owners.tables_of(places[process])),
-            **dict(zip(Part, medians_M[2:].tolist(), strict=True)),
+            **dict(zip(Part, medians_M[2 : 2 + len(Part)].tolist(), strict=True)),
+            sent_bytes=dict(zip(map(str, Stream), medians_M[2 + len(Part) :].tolist(), strict=False)),
         )
         for process, medians_M in enumerate(medians_PM)
     )

@@ -22,6 +22,7 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from autoshard.core import DType, Pooling, ShardingPlan
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
+from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.engine.fused import FUSED_OPTIMIZERS, FusedSettings
 from autoshard.runtime.engine.holdings import Ownership
@@ -89,6 +90,10 @@ class TorchRecEmbeddings:
         if pooled_BC.requires_grad:
             pooled_BC.register_hook(lambda _: self._timer.begin(Part.BACKWARD_EXCHANGE))  # type: ignore[no-untyped-call]
         return Embedded(pooled_BC, {})
+
+    def sent_bytes(self) -> dict[Stream, float]:
+        """Nothing: TorchRec does not count what it sends."""
+        return {}
 
     def end_step(self) -> None:
         """Nothing is left to do."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from autoshard.core import Pooling, TableSet
+from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.dense import DenseModel, average_gradients
 from autoshard.runtime.engine.holdings import Ownership
@@ -38,6 +39,10 @@ class EmbeddingEngine(TrainedEmbeddings, Protocol):
     owners: Ownership
     feature_dims: tuple[int, ...]
     local_batch_size: int
+
+    def sent_bytes(self) -> dict[Stream, float]:
+        """Bytes that this process has sent to others since it was made, by exchange; those that the engine counts."""
+        ...
 
     def table_state(self, name: str) -> TableState:
         """A table's weights and moments, on every process. All processes have to call it."""

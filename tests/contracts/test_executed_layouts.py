@@ -16,7 +16,7 @@ from tests.contracts.drawn_layouts import drawn_plan
 TOLERANCE = 2e-5
 #: Processes, ranks of the plans, ranks of a node, plans.
 CLUSTERS = [(1, 1, 1, 10), (2, 2, 1, 30), (4, 4, 2, 40), (3, 6, 3, 20)]
-NUM_PLANS_SLOW = int(os.environ.get("AUTOSHARD_RANDOM_PLANS", "5000"))
+NUM_PLANS_SLOW = int(os.environ.get("AUTOSHARD_RANDOM_PLANS", "400"))
 
 
 def executed(folder, seeds, cluster, payloads=(DType.FP32,), groups=None):

@@ -174,7 +174,10 @@ def test_ranks_of_different_memory_are_filled_as_they_are(draw_task, make_reques
             r"options\.sharding_types: must be table_wise where objective is kernel",
         ),
         ({"objective": "kernel", "reserved_bytes": 1}, r"options\.reserved_bytes: must be 0 where objective is kernel"),
-        ({"beam": 3}, r"options\.beam: unknown option; this planner takes: objective, sharding_types, reserved_bytes, steps"),
+        (
+            {"beam": 3},
+            r"options\.beam: unknown option; this planner takes: objective, sharding_types, reserved_bytes, steps",
+        ),
     ],
 )
 def test_refuses_options_that_there_are_not(draw_task, make_request, options, message):

@@ -55,7 +55,10 @@ class RowOrder:
         self._low_N = torch.full((N,), -1, dtype=torch.int64, device=device)
         self._low_N[ids_N[is_low_N]] = ranks_N[is_low_N]
         high, high_ranks = ids_N[~is_low_N], ranks_N[~is_low_N]
-        self._low_N[self._low_N < 0] = high.sort().values
+        self._given_up = high.sort().values
+        self._taken_low = (self._low_N < 0).nonzero().squeeze(1)
+        self._low_N[self._taken_low] = self._given_up
+        self._ids_N = ids_N
         self._slots, self._shift = _hash_map(high, high_ranks, device)
 
     @property
@@ -73,6 +76,17 @@ class RowOrder:
         if len(high) and len(self._slots):
             ranks_L[high] = self._known(ranks_L[high])
         return ranks_L
+
+    def ids(self, ranks_L: torch.Tensor) -> torch.Tensor:
+        """Ids of access ranks, shape (L,), int64; the reverse of `ranks`."""
+        ids_L = ranks_L.long().clone()
+        if len(self._given_up):
+            place_L = torch.searchsorted(self._given_up, ids_L).clamp(max=len(self._given_up) - 1)
+            is_given_up_L = self._given_up[place_L] == ids_L
+            ids_L[is_given_up_L] = self._taken_low[place_L[is_given_up_L]]
+        is_listed_L = ranks_L < self.num_ordered
+        ids_L[is_listed_L] = self._ids_N[ranks_L[is_listed_L].long()]
+        return ids_L
 
     def _known(self, ids_L: torch.Tensor) -> torch.Tensor:
         """Ranks of listed ids, and other ids as they are."""

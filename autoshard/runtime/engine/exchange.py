@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import embedding_bag
 
-from autoshard.core import Exchange, Pooling
+from autoshard.core import DType, Exchange, Pooling
 from autoshard.core.plan import Payload
+from autoshard.evaluation.traffic import Stream, wire_bytes
 from autoshard.runtime.engine.holdings import Asked, KernelKey, Ownership
 from autoshard.runtime.engine.payload import exchange
 from autoshard.runtime.engine.reading import Reading, RowIndex, RowKernel, SumGroup, row_index
@@ -86,11 +87,8 @@ class OutputExchange:
         self._has_means = any(table.pooling is Pooling.MEAN for table in features)
         self._is_mean_F = torch.tensor([features[n].pooling is Pooling.MEAN for n in self._pooled], device=device)
         self._pooled_dims = torch.tensor([features[n].embedding_dim for n in self._pooled], device=device)
-        #: Bytes that this process has sent to each process, forward and backward, without what formats add.
-        self.sent_values: dict[str, list[int]] = {
-            "forward": [0] * self._num_processes,
-            "backward": [0] * self._num_processes,
-        }
+        #: Bytes that this process has sent to each process.
+        self.sent_bytes = {stream: [0.0] * self._num_processes for stream in (Stream.FORWARD, Stream.BACKWARD)}
 
     def width(self, asked: Asked) -> int:
         """Columns of a block of sums."""
@@ -134,7 +132,7 @@ class OutputExchange:
             B * self.width(asked) + self._row_values(step, owner) for owner, asked in enumerate(self._asked)
         ]
         step.sent_sizes = sizes
-        self._count("forward", sizes)
+        self._count(Stream.FORWARD, self._payload.forward, sizes)
         received = exchange(flat, sizes, step.received_sizes, self._payload.forward, self._group)
         return [self._came(step, one, owner) for owner, one in enumerate(torch.split(received, step.received_sizes))]
 
@@ -307,7 +305,7 @@ class OutputExchange:
                 at[key] += size
         step.first_local = at
         flat = torch.cat(pieces) if len(pieces) > 1 else pieces[0] if pieces else self._nothing()
-        self._count("backward", step.received_sizes)
+        self._count(Stream.BACKWARD, self._payload.backward, step.received_sizes)
         received = exchange(flat, step.received_sizes, step.sent_sizes, self._payload.backward, self._group)
         return torch.split(received, step.sent_sizes)
 
@@ -357,9 +355,9 @@ class OutputExchange:
         local_rows = [rows[key][step.first_local[key] :] for key, _ in step.local.asked]
         self.replicas.collect(step.local, local, local_rows)
 
-    def _count(self, direction: str, sizes: Sequence[int]) -> None:
+    def _count(self, stream: Stream, dtype: DType, sizes: Sequence[int]) -> None:
         for process, size in enumerate(sizes):
-            self.sent_values[direction][process] += size
+            self.sent_bytes[stream][process] += size * wire_bytes(dtype)
 
     def _nothing(self) -> torch.Tensor:
         return torch.empty(0, device=self._device)

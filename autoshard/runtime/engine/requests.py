@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core.errors import InputError
-from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES
+from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Stream
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.addresses import AddressMap, Bucketized, CutFeature, RowOrder
 from autoshard.runtime.engine.holdings import Asked, Ownership
@@ -130,8 +130,8 @@ class InputExchange:
         self._rows_order = torch.tensor(rows_only, dtype=torch.int32, device=device) if rows_only else None
         self._needs_counts = bool(rows_only) or self.addresses is not None
         self._num_slots = [(len(sums), [len(of) for of in rows]) for sums, rows in by_owner]
-        #: Bytes that this process has sent to each process: lengths (or numbers of rows), and ids.
-        self.sent_bytes: dict[str, list[int]] = {"lengths": [0] * self._num_processes, "ids": [0] * self._num_processes}
+        #: Bytes that this process has sent to each process.
+        self.sent_bytes = {stream: [0.0] * self._num_processes for stream in (Stream.LENGTHS, Stream.IDS)}
 
     def _sources(self, asked: Asked, owner: int) -> tuple[list[int], list[list[int]]]:
         """Jagged rows of sums, and those of every holding whose rows are asked for."""
@@ -263,8 +263,8 @@ class InputExchange:
         served_L = torch.empty(sum(id_sizes), dtype=torch.int64, device=self._device)
         dist.all_to_all_single(served_L, ids, id_sizes, sent_sizes, self._group)
         for owner, (message, number) in enumerate(zip(sent, sent_sizes, strict=True)):
-            self.sent_bytes["lengths"][owner] += (len(message) - 1) * LENGTH_BYTES
-            self.sent_bytes["ids"][owner] += number * ID_BYTES
+            self.sent_bytes[Stream.LENGTHS][owner] += (len(message) - 1) * LENGTH_BYTES
+            self.sent_bytes[Stream.IDS][owner] += number * ID_BYTES
         return tuple(
             _request(message, served, of, numbers, B)
             for message, served, of, numbers in zip(
