@@ -80,7 +80,7 @@ class TorchRecEmbeddings:
     ) -> None:
         part = Participation.agree(plan, settings, local_batch_size=local_batch_size, group=group, device=device)
         self._part = part
-        self._layouts = _layouts(plan, part.owners)
+        self._layouts = layouts_of(plan, part.owners)
         self.owners = replace(part.owners, holdings=tuple(one for layout in self._layouts for one in layout.holdings))
         self.local_batch_size, self.feature_dims = part.local_batch_size, part.feature_dims
         self._features = [f"feature_{index}" for index in range(len(self.feature_dims))]
@@ -146,7 +146,7 @@ class TorchRecEmbeddings:
         )
         sharded = {_name(index): layout.sharding for index, layout in enumerate(self._layouts)}
         sharded |= {one.name: table_wise(rank=process) for process, one in self._placeholders.items()}
-        node_size = _node_size(self._layouts) or self._part.group.size()
+        node_size = next((one.node_size for one in self._layouts if one.node_size), self._part.group.size())
         comm._INTRA_PG, comm._CROSS_PG = _node_groups(self._part.group, node_size)
         module_plan = construct_module_sharding_plan(
             collection,
@@ -230,7 +230,7 @@ class TorchRecEmbeddings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
+class TableLayout:
     """How TorchRec holds a table.
 
     Attributes:
@@ -249,8 +249,12 @@ class _Layout:
         return self.holdings[0].ranges[0].num_parts > 1
 
 
-def _layouts(plan: ShardingPlan, ownership: Ownership) -> list[_Layout]:
-    """TorchRec's layout of each table.
+def layouts_of(plan: ShardingPlan, ownership: Ownership) -> list[TableLayout]:
+    """TorchRec's layout of each table, in the plan's order.
+
+    Args:
+        plan: The plan.
+        ownership: Which process holds what of it.
 
     Raises:
         InvalidPlanError: If TorchRec has none for a shard, or for the plan.
@@ -259,7 +263,7 @@ def _layouts(plan: ShardingPlan, ownership: Ownership) -> list[_Layout]:
         raise _refused("has one replica group and moments as they are", "replica_groups")
     if plan.payload != Payload():
         raise _refused(f"sends fp32, not {plan.payload.forward} and {plan.payload.backward}", "payload")
-    layouts: list[_Layout] = []
+    layouts: list[TableLayout] = []
     for table in range(len(plan.tables.tables)):
         shards = [one for one in ownership.holdings if one.table == table]
         field = next(f"shards[{index}]" for index, one in enumerate(plan.shards) if one.shard.table == shards[0].of)
@@ -270,7 +274,7 @@ def _layouts(plan: ShardingPlan, ownership: Ownership) -> list[_Layout]:
     return layouts
 
 
-def _layout(shards: Sequence[Holding], num_processes: int, field: str) -> _Layout:
+def _layout(shards: Sequence[Holding], num_processes: int, field: str) -> TableLayout:
     table = shards[0].of
     _check(shards, field)
     processes = tuple(sorted(set(shards[0].ranges[0].replicas[0])))
@@ -278,10 +282,16 @@ def _layout(shards: Sequence[Holding], num_processes: int, field: str) -> _Layou
         owners = [one.ranges[0].replicas[0][0] for one in shards]
         holdings = tuple(_in_blocks(one, (owner,), num_processes) for one, owner in zip(shards, owners, strict=True))
         sharding = table_wise(rank=owners[0]) if len(owners) == 1 else column_wise(ranks=owners)
-        return _Layout(sharding=sharding, holdings=holdings)
+        return TableLayout(sharding=sharding, holdings=holdings)
+    # FBGEMM fails on kernels without rows.
+    if table.num_embeddings <= -(-table.num_embeddings // len(processes)) * (len(processes) - 1):
+        raise _refused(
+            f"needs rows in every block; {shown(table.name)} has {table.num_embeddings} for {len(processes)} processes",
+            field,
+        )
     holdings = (_in_blocks(shards[0], processes, num_processes),)
     if len(processes) == num_processes:
-        return _Layout(sharding=row_wise(), holdings=holdings)
+        return TableLayout(sharding=row_wise(), holdings=holdings)
     node, size = processes[0] // len(processes), len(processes)
     if num_processes % size or processes != tuple(range(node * size, (node + 1) * size)):
         raise _refused(
@@ -289,7 +299,7 @@ def _layout(shards: Sequence[Holding], num_processes: int, field: str) -> _Layou
             f"{', '.join(map(str, processes))} of {num_processes}",
             field,
         )
-    return _Layout(sharding=table_row_wise(host_index=node), holdings=holdings, node_size=size)
+    return TableLayout(sharding=table_row_wise(host_index=node), holdings=holdings, node_size=size)
 
 
 def _check(shards: Sequence[Holding], field: str) -> None:
@@ -323,11 +333,6 @@ def _in_blocks(one: Holding, processes: tuple[int, ...], num_processes: int) -> 
         start=0, stop=one.of.num_embeddings, split=Split.BLOCK, replicas=(processes,), read_by=(0,) * num_processes
     )
     return replace(one, ranges=(held,))
-
-
-def _node_size(layouts: Sequence[_Layout]) -> int | None:
-    """Processes of a node; None if no table is split over one."""
-    return next((one.node_size for one in layouts if one.node_size), None)
 
 
 def _node_groups(group: dist.ProcessGroup, node_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
