@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 from torchrec.distributed import comm
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
@@ -28,9 +28,10 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import ShardingEnv
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
+from torchrec.distributed.utils import emb_opt_type_to_optimizer_class
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
-from autoshard.core import DType, Exchange, Payload, Pooling, ShardingPlan, Split
+from autoshard.core import DType, Exchange, Optimizer, Payload, Pooling, ShardingPlan, Split
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.runtime.batch import BatchOfIds, Embedded
@@ -63,7 +64,7 @@ class TorchRecEmbeddings:
         timer: Where to count the time of the parts; None to count none.
 
     Raises:
-        InvalidPlanError: If the plan holds tables in a way that is not executed, or under different optimizers.
+        InvalidPlanError: If the plan holds tables in a way that is not executed.
         InputError: If the processes differ in plan, settings or batch size, or the plan's batch cannot be shared
             evenly.
     """
@@ -125,39 +126,23 @@ class TorchRecEmbeddings:
         gc.collect()
 
     def _shard(self, settings: FusedSettings) -> Any:
-        tables = self.owners.tables.tables
-        optimizers = sorted({table.optimizer for table in tables})
-        if len(optimizers) > 1:
-            raise InvalidPlanError(
-                f"the torchrec engine runs all tables under one optimizer, got {', '.join(optimizers)}",
-                field="tables.optimizer",
-            )
-        collection = EmbeddingBagCollection(
-            tables=[*self._configs(), *self._placeholders.values()],
-            device=torch.device("meta"),
-        )
+        collection = self._collection(settings.learning_rate)
         sharder = EmbeddingBagCollectionSharder(
-            fused_params={
-                "optimizer": FUSED_OPTIMIZERS[optimizers[0]],
-                "learning_rate": settings.learning_rate,
-                "eps": settings.eps,
-                "bounds_check_mode": BoundsCheckMode.FATAL,
-            }
+            fused_params={"eps": settings.eps, "bounds_check_mode": BoundsCheckMode.FATAL}
         )
         sharded = {_name(index): layout.sharding for index, layout in enumerate(self._layouts)}
         sharded |= {one.name: table_wise(rank=process) for process, one in self._placeholders.items()}
-        node_size = next((one.node_size for one in self._layouts if one.node_size), self._part.group.size())
-        comm._INTRA_PG, comm._CROSS_PG = _node_groups(self._part.group, node_size)
+        node_size = next((one.node_size for one in self._layouts if one.node_size), None)
+        if node_size is not None:
+            comm._INTRA_PG, comm._CROSS_PG = _node_groups(self._part.group, node_size)
         module_plan = construct_module_sharding_plan(
             collection,
             sharded,
             sharder=sharder,
-            local_size=node_size,
+            local_size=node_size or self._part.group.size(),
             world_size=self._part.group.size(),
             device_type=self._part.device.type,
         )
-        for sharding in module_plan.values():
-            sharding.compute_kernel = EmbeddingComputeKernel.FUSED.value
         model = DistributedModelParallel(
             collection,
             env=ShardingEnv.from_process_group(self._part.group),
@@ -166,6 +151,17 @@ class TorchRecEmbeddings:
             sharders=[sharder],
         )
         return model.module
+
+    def _collection(self, learning_rate: float) -> EmbeddingBagCollection:
+        """All tables before they are sharded, each with its optimizer."""
+        placeholders = self._placeholders.values()
+        collection = EmbeddingBagCollection(tables=[*self._configs(), *placeholders], device=torch.device("meta"))
+        optimizers = [table.optimizer for table in self.owners.tables.tables] + [Optimizer.SGD] * len(placeholders)
+        # Also makes TorchRec choose fused kernels.
+        for optimizer, weights_ND in zip(optimizers, collection.parameters(), strict=True):
+            kind = emb_opt_type_to_optimizer_class(FUSED_OPTIMIZERS[optimizer])
+            _apply_optimizer_in_backward(kind, [weights_ND], {"lr": learning_rate})
+        return collection
 
     def _means(self, sums_BC: torch.Tensor, lengths_FB: torch.Tensor) -> torch.Tensor:
         """Makes means of the tables whose rows are split; TorchRec would divide sums of whole tables, too."""

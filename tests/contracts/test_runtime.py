@@ -87,8 +87,8 @@ MIXED = [
 SPLIT = [
     table("a", 90, 16),
     table("b", 41, 8, features=2, pooling="mean"),
-    table("c", 300, 32, pooling="mean"),
-    table("d", 10, 4),
+    table("c", 300, 32, pooling="mean", optimizer="adagrad"),
+    table("d", 10, 4, optimizer="sgd"),
     table("e", 2, 8, features=3, pooling="mean"),
 ]
 PLANS = {
@@ -169,6 +169,7 @@ PATHS = [
     Path("eight ranks", 4, "thin"),
     Path("eight ranks", 4, "torchrec"),
     Path("optimizers", 4, "thin"),
+    Path("optimizers", 4, "torchrec"),
     *(
         Path(layout, 4, engine)
         for layout in ("row_wise", "column_wise", "table_row_wise", "all layouts")
