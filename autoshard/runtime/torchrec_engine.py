@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
-from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 from torchrec.distributed import comm
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
@@ -28,7 +28,6 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import ShardingEnv
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
-from torchrec.distributed.utils import emb_opt_type_to_optimizer_class
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
 from autoshard.core import DType, Exchange, Optimizer, Payload, Pooling, ShardingPlan, Split
@@ -143,6 +142,8 @@ class TorchRecEmbeddings:
             world_size=self._part.group.size(),
             device_type=self._part.device.type,
         )
+        for sharding in module_plan.values():
+            sharding.compute_kernel = EmbeddingComputeKernel.FUSED.value
         model = DistributedModelParallel(
             collection,
             env=ShardingEnv.from_process_group(self._part.group),
@@ -157,10 +158,9 @@ class TorchRecEmbeddings:
         placeholders = self._placeholders.values()
         collection = EmbeddingBagCollection(tables=[*self._configs(), *placeholders], device=torch.device("meta"))
         optimizers = [table.optimizer for table in self.owners.tables.tables] + [Optimizer.SGD] * len(placeholders)
-        # Also makes TorchRec choose fused kernels.
         for optimizer, weights_ND in zip(optimizers, collection.parameters(), strict=True):
-            kind = emb_opt_type_to_optimizer_class(FUSED_OPTIMIZERS[optimizer])
-            _apply_optimizer_in_backward(kind, [weights_ND], {"lr": learning_rate})
+            # What torch's own `_apply_optimizer_in_backward` leaves for TorchRec, without optimizers and their hooks.
+            weights_ND._optimizer_kwargs = [{"optimizer": FUSED_OPTIMIZERS[optimizer], "learning_rate": learning_rate}]
         return collection
 
     def _means(self, sums_BC: torch.Tensor, lengths_FB: torch.Tensor) -> torch.Tensor:
