@@ -1,4 +1,4 @@
-"""Batches of ids as the runtime takes them.
+"""Batches of ids as the runtime takes them, and their embeddings.
 
 Shape suffixes: F features, B samples of the local batch, L lookups, C columns of all pooled features, D embedding dim.
 """
@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 
+from autoshard.core import Pooling, TableSet
 from autoshard.core.errors import InputError
+
+if TYPE_CHECKING:
+    from torchrec import JaggedTensor, KeyedTensor
+
+#: What TorchRec's modules return: pooled features, rows of sequence features, or both.
+KeyedEmbeddings: TypeAlias = "KeyedTensor | dict[str, JaggedTensor] | tuple[KeyedTensor, dict[str, JaggedTensor]]"
 
 _ID_DTYPES = (torch.int32, torch.int64)
 
@@ -116,3 +123,31 @@ def as_batch(ids: BatchOfIds | KeyedJagged, features: Sequence[str]) -> BatchOfI
             raise InputError(f"has no feature {missing[0]!r}, which the plan's tables look up", field="keys")
         ids = ids.permute([place[name] for name in features])
     return BatchOfIds(ids.lengths().view(len(features), -1), ids.values())
+
+
+def as_keyed(embedded: Embedded, batch: BatchOfIds, tables: TableSet) -> KeyedEmbeddings:
+    """The embeddings as TorchRec's modules return them, features in the plan's order.
+
+    Args:
+        embedded: The embeddings.
+        batch: The batch that was looked up.
+        tables: The plan's tables.
+
+    Returns:
+        A `KeyedTensor` of pooled features, as from an `EmbeddingBagCollection`; a `JaggedTensor` of rows for each
+        sequence feature, as from an `EmbeddingCollection`; or the pair of both, if there are features of both kinds.
+    """
+    # A trainer without TorchRec has no keyed batches.
+    from torchrec import JaggedTensor, KeyedTensor
+
+    features = [(feature.name, table) for table in tables.tables for feature in table.features]
+    pooled = {name: table.embedding_dim for name, table in features if table.pooling is not Pooling.SEQUENCE}
+    keyed = KeyedTensor(keys=list(pooled), length_per_key=list(pooled.values()), values=embedded.pooled_BC)
+    sequences = {
+        name: JaggedTensor(values=embedded.sequences[name], lengths=lengths_B)
+        for (name, _), lengths_B in zip(features, batch.lengths_FB, strict=True)
+        if name in embedded.sequences
+    }
+    if not sequences:
+        return keyed
+    return (keyed, sequences) if pooled else sequences

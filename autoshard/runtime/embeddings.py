@@ -14,7 +14,7 @@ import torch.distributed as dist
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
 from autoshard.evaluation.traffic import Stream
-from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedJagged, as_batch
+from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
 from autoshard.runtime.engine.addresses import RowOrder
 from autoshard.runtime.engine.exchange import OutputExchange
 from autoshard.runtime.engine.fused import FusedSettings
@@ -97,21 +97,27 @@ class ShardedEmbeddings(torch.nn.Module):
             self.timer,
         )
 
-    def forward(self, ids: BatchOfIds | KeyedJagged | Distributed) -> Embedded:
+    def forward(self, ids: BatchOfIds | KeyedJagged | Distributed) -> Embedded | KeyedEmbeddings:
         """Embeddings of the local batch.
 
         Args:
             ids: Ids of all features, in the order of `feature_names`; keyed tensors may have another order. Or what
                 `distribute` made of them.
 
+        Returns:
+            Of a `KeyedJaggedTensor`, what TorchRec's modules return: a `KeyedTensor` if all tables are pooled, a
+            dict with a `JaggedTensor` for each feature if all are sequence tables, and the pair of both for plans with
+            tables of both kinds. `Embedded` of all else. Features are in the order of `feature_names`.
+
         Raises:
             InputError: If the batch has another size, lacks a feature, or holds an id that is no row of its table; on
                 all processes.
         """
-        batch = ids if isinstance(ids, Distributed) else self.distribute(ids)
-        pooled_BC, *sequences = self.output_exchange(self._kernels.look_up(batch), batch)
-        names = [self.feature_names[feature] for feature in self.output_exchange.reading.sequences]
-        return Embedded(pooled_BC, dict(zip(names, sequences, strict=True)))
+        if isinstance(ids, Distributed):
+            return self._look_up(ids)
+        batch = as_batch(ids, self.feature_names)
+        embedded = self._look_up(self.distribute(batch))
+        return embedded if batch is ids else as_keyed(embedded, batch, self.owners.tables)
 
     def distribute(self, ids: BatchOfIds | KeyedJagged) -> Distributed:
         """Sends the ids of a batch to where their rows are, ahead of their lookup if that is wanted."""
@@ -152,6 +158,11 @@ class ShardedEmbeddings(torch.nn.Module):
         """Lets go of the tables."""
         self._kernels.close()
         self._replicas.close()
+
+    def _look_up(self, batch: Distributed) -> Embedded:
+        pooled_BC, *sequences = self.output_exchange(self._kernels.look_up(batch), batch)
+        names = [self.feature_names[feature] for feature in self.output_exchange.reading.sequences]
+        return Embedded(pooled_BC, dict(zip(names, sequences, strict=True)))
 
     def _held_states(self) -> list[HeldState]:
         """Weights and moments of what this process holds: views."""

@@ -6,30 +6,41 @@ Shape suffixes: F features, B samples of a local batch, C columns of all feature
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
+from torchrec.distributed import comm
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    column_wise,
+    construct_module_sharding_plan,
+    row_wise,
+    table_row_wise,
+    table_wise,
+)
 from torchrec.distributed.types import ShardingEnv
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
-from autoshard.core import DType, Pooling, ShardingPlan
+from autoshard.core import DType, Exchange, Optimizer, Payload, Pooling, ShardingPlan, Split
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.engine.fused import FUSED_OPTIMIZERS, FusedSettings
-from autoshard.runtime.engine.holdings import Ownership
+from autoshard.runtime.engine.holdings import HeldRange, Holding, Ownership
+from autoshard.runtime.engine.places import initialise_held
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.state import HeldState, TableState, gathered_state
 from autoshard.runtime.timing import Part, StepTimer
-from autoshard.runtime.weights import initialise
 
 _POOLING = {Pooling.SUM: PoolingType.SUM, Pooling.MEAN: PoolingType.MEAN}
 _DATA_TYPE = {DType.FP32: DataType.FP32, DType.FP16: DataType.FP16}
@@ -38,10 +49,14 @@ _DATA_TYPE = {DType.FP32: DataType.FP32, DType.FP16: DataType.FP16}
 class TorchRecEmbeddings:
     """A plan's tables in a sharded `EmbeddingBagCollection`, with the same weights and updates as `ShardedEmbeddings`.
 
+    It executes pooled tables that are held once: whole on a process, in equal columns, or with their rows split over
+    all processes or over those of one node. TorchRec deals rows in blocks of `ceil(rows / processes)`, and so they are
+    dealt here, whatever split the plan names: that changes where a row is, and nothing that is computed.
+
     TorchRec fails on a process without tables, so such a process gets one of a single row that is never looked up.
 
     Args:
-        plan: A plan of whole tables.
+        plan: A plan of such tables.
         settings: Learning rate, epsilon and seed.
         local_batch_size: Samples per process and step; None for an even share of the plan's batch.
         group: The processes; None for all.
@@ -49,7 +64,7 @@ class TorchRecEmbeddings:
         timer: Where to count the time of the parts; None to count none.
 
     Raises:
-        InvalidPlanError: If the plan holds tables in a way that is not executed, or under different optimizers.
+        InvalidPlanError: If the plan holds tables in a way that is not executed.
         InputError: If the processes differ in plan, settings or batch size, or the plan's batch cannot be shared
             evenly.
     """
@@ -64,19 +79,23 @@ class TorchRecEmbeddings:
         device: torch.device | None = None,
         timer: StepTimer | None = None,
     ) -> None:
-        self._part = Participation.agree(plan, settings, local_batch_size=local_batch_size, group=group, device=device)
-        self._owner_T = _owners(self._part.owners)
-        self.owners, self.local_batch_size = self._part.owners, self._part.local_batch_size
-        self.feature_dims = self._part.feature_dims
+        part = Participation.agree(plan, settings, local_batch_size=local_batch_size, group=group, device=device)
+        self._part = part
+        self._layouts = layouts_of(plan, part.owners)
+        self.owners = replace(part.owners, holdings=tuple(one for layout in self._layouts for one in layout.holdings))
+        self.local_batch_size, self.feature_dims = part.local_batch_size, part.feature_dims
         self._features = [f"feature_{index}" for index in range(len(self.feature_dims))]
-        self._timer = timer or StepTimer(self._part.device, enabled=False)
-        processes = range(self._part.group.size())
-        self._placeholders = {process: _placeholder(process) for process in processes if process not in self._owner_T}
+        self._timer = timer or StepTimer(part.device, enabled=False)
+        # By process.
+        self._placeholders = {
+            process: _placeholder(process)
+            for process in range(part.group.size())
+            if not any(one.num_rows(process) for one in self.owners.holdings)
+        }
         self._sharded: Any = self._shard(settings)
-        self._kernels = self._find_kernels()
-        for index, table in enumerate(plan.tables.tables):
-            if _name(index) in self._kernels:
-                initialise(self._kernels[_name(index)].weights_ND, table, settings.seed)
+        self._held = self._find_held()
+        for state in self._held:
+            initialise_held(state.weights_ND, state.holding, part.process, None, settings.seed)
 
     def __call__(self, ids: BatchOfIds) -> Embedded:
         """Pooled embeddings of the local batch."""
@@ -89,7 +108,7 @@ class TorchRecEmbeddings:
             pooled_BC: torch.Tensor = KeyedTensor.regroup([output], [self._features])[0]
         if pooled_BC.requires_grad:
             pooled_BC.register_hook(lambda _: self._timer.begin(Part.BACKWARD_EXCHANGE))  # type: ignore[no-untyped-call]
-        return Embedded(pooled_BC, {})
+        return Embedded(self._means(pooled_BC, ids.lengths_FB), {})
 
     def sent_bytes(self) -> dict[Stream, float]:
         """Nothing: TorchRec does not count what it sends."""
@@ -100,47 +119,36 @@ class TorchRecEmbeddings:
 
     def table_state(self, name: str) -> TableState:
         """A table's weights and moments, on every process. All processes have to call it."""
-        table = self.owners.tables[name]
-        index = self.owners.tables.tables.index(table)
-        held = [] if _name(index) not in self._kernels else [self._kernels[_name(index)]]
-        return gathered_state(table, held, None, self._part)
+        held = [state for state in self._held if state.holding.of.name == name]
+        return gathered_state(self.owners.tables[name], held, None, self._part)
 
     def close(self) -> None:
         """Lets go of TorchRec's modules; without this, processes may abort when the group is destroyed after it."""
         self._sharded = None
-        self._kernels = {}
+        self._held = []
+        comm._INTRA_PG = comm._CROSS_PG = None
         gc.collect()
 
     def _shard(self, settings: FusedSettings) -> Any:
-        tables = self.owners.tables.tables
-        optimizers = sorted({table.optimizer for table in tables})
-        if len(optimizers) > 1:
-            raise InvalidPlanError(
-                f"the torchrec engine runs all tables under one optimizer, got {', '.join(optimizers)}",
-                field="tables.optimizer",
-            )
-        collection = EmbeddingBagCollection(
-            tables=[*self._configs(), *self._placeholders.values()],
-            device=torch.device("meta"),
-        )
+        collection = self._collection(settings.learning_rate)
         sharder = EmbeddingBagCollectionSharder(
-            fused_params={
-                "optimizer": FUSED_OPTIMIZERS[optimizers[0]],
-                "learning_rate": settings.learning_rate,
-                "eps": settings.eps,
-                "bounds_check_mode": BoundsCheckMode.FATAL,
-            }
+            fused_params={"eps": settings.eps, "bounds_check_mode": BoundsCheckMode.FATAL}
         )
-        owners = {_name(index): owner for index, owner in enumerate(self._owner_T)}
-        owners |= {placeholder.name: process for process, placeholder in self._placeholders.items()}
+        sharded = {_name(index): layout.sharding for index, layout in enumerate(self._layouts)}
+        sharded |= {one.name: table_wise(rank=process) for process, one in self._placeholders.items()}
+        node_size = next((one.node_size for one in self._layouts if one.node_size), None)
+        if node_size is not None:
+            comm._INTRA_PG, comm._CROSS_PG = _node_groups(self._part.group, node_size)
         module_plan = construct_module_sharding_plan(
             collection,
-            {name: table_wise(rank=owner, compute_kernel="fused") for name, owner in owners.items()},
+            sharded,
             sharder=sharder,
-            local_size=self._part.group.size(),
+            local_size=node_size or self._part.group.size(),
             world_size=self._part.group.size(),
             device_type=self._part.device.type,
         )
+        for sharding in module_plan.values():
+            sharding.compute_kernel = EmbeddingComputeKernel.FUSED.value
         model = DistributedModelParallel(
             collection,
             env=ShardingEnv.from_process_group(self._part.group),
@@ -149,6 +157,30 @@ class TorchRecEmbeddings:
             sharders=[sharder],
         )
         return model.module
+
+    def _collection(self, learning_rate: float) -> EmbeddingBagCollection:
+        """All tables before they are sharded, each with its optimizer."""
+        placeholders = self._placeholders.values()
+        collection = EmbeddingBagCollection(tables=[*self._configs(), *placeholders], device=torch.device("meta"))
+        optimizers = [table.optimizer for table in self.owners.tables.tables] + [Optimizer.SGD] * len(placeholders)
+        for optimizer, weights_ND in zip(optimizers, collection.parameters(), strict=True):
+            # What torch's own `_apply_optimizer_in_backward` leaves for TorchRec, without optimizers and their hooks.
+            weights_ND._optimizer_kwargs = [{"optimizer": FUSED_OPTIMIZERS[optimizer], "learning_rate": learning_rate}]
+        return collection
+
+    def _means(self, sums_BC: torch.Tensor, lengths_FB: torch.Tensor) -> torch.Tensor:
+        """Makes means of the tables whose rows are split; TorchRec would divide sums of whole tables, too."""
+        averaged = [
+            layout.is_summed and table.pooling is Pooling.MEAN
+            for table, layout in zip(self.owners.tables.tables, self._layouts, strict=True)
+            for _ in table.features
+        ]
+        if not any(averaged):
+            return sums_BC
+        averaged_F = torch.tensor(averaged, device=lengths_FB.device)
+        divisors_BF = torch.where(averaged_F[:, None], lengths_FB.clamp(min=1), 1).T
+        dims_F = torch.tensor(self.feature_dims, device=lengths_FB.device)
+        return sums_BC / divisors_BF.repeat_interleave(dims_F, dim=1)
 
     def _configs(self) -> list[EmbeddingBagConfig]:
         """The tables under names that TorchRec accepts: it makes modules of them, which may have no dots."""
@@ -159,27 +191,26 @@ class TorchRecEmbeddings:
                 num_embeddings=table.num_embeddings,
                 embedding_dim=table.embedding_dim,
                 feature_names=[next(features) for _ in table.features],
-                pooling=_POOLING[table.pooling],
+                pooling=PoolingType.SUM if layout.is_summed else _POOLING[table.pooling],
                 data_type=_DATA_TYPE[table.dtype],
             )
-            for index, table in enumerate(self.owners.tables.tables)
+            for index, (table, layout) in enumerate(zip(self.owners.tables.tables, self._layouts, strict=True))
         ]
 
-    def _find_kernels(self) -> dict[str, HeldState]:
-        """State of the tables here, by TorchRec's names; its `modules()` does not lead to them."""
-        found: dict[str, HeldState] = {}
-        holdings = {_name(one.table): one for one in self.owners.holdings}
-        for lookup in self._sharded._lookups:
-            for kernel in lookup._emb_modules:
-                fused = kernel.emb_module
-                states = fused.split_optimizer_states()
-                for index, config in enumerate(kernel.config.embedding_tables):
+    def _find_held(self) -> list[HeldState]:
+        """State of the tables here; TorchRec's `modules()` does not lead to it."""
+        found: list[HeldState] = []
+        holdings = {(_name(one.table), one.columns[0]): one for one in self.owners.holdings}
+        for kernel in [kernel for lookup in self._sharded._lookups for kernel in lookup._emb_modules]:
+            fused = kernel.emb_module
+            weights, states = fused.split_embedding_weights(), fused.split_optimizer_states()
+            for index, config in enumerate(kernel.config.embedding_tables):
+                holding = holdings.get((config.name, config.local_metadata.shard_offsets[1]))
+                if holding is not None:
                     moments = states[index][0] if states and states[index] else None
-                    if config.name in holdings:
-                        weights_ND = fused.split_embedding_weights()[index]
-                        found[config.name] = HeldState(holdings[config.name], weights_ND, moments)
-                fused.register_forward_pre_hook(self._before_kernel)
-                fused.register_forward_hook(self._after_kernel)
+                    found.append(HeldState(holding, weights[index], moments))
+            fused.register_forward_pre_hook(self._before_kernel)
+            fused.register_forward_hook(self._after_kernel)
         return found
 
     def _before_kernel(self, *_: object) -> None:
@@ -199,23 +230,122 @@ class TorchRecEmbeddings:
         return KeyedJaggedTensor(keys=self._features + empty, values=ids.ids_L, lengths=lengths_FB.reshape(-1))
 
 
-def _owners(ownership: Ownership) -> list[int]:
-    """The process of each table.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLayout:
+    """How TorchRec holds a table.
+
+    Attributes:
+        sharding: Makes TorchRec's description of it.
+        holdings: The same as rows and columns of processes.
+        node_size: Processes of a node, where the rows are split over one; else None.
+    """
+
+    sharding: ParameterShardingGenerator
+    holdings: tuple[Holding, ...]
+    node_size: int | None = None
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether bags are sums of several processes' sums."""
+        return self.holdings[0].ranges[0].num_parts > 1
+
+
+def layouts_of(plan: ShardingPlan, ownership: Ownership) -> list[TableLayout]:
+    """TorchRec's layout of each table, in the plan's order.
+
+    Args:
+        plan: The plan.
+        ownership: Which process holds what of it.
 
     Raises:
-        InvalidPlanError: If a table is not whole on one process, or is a sequence table.
+        InvalidPlanError: If TorchRec has none for a shard, or for the plan.
     """
-    owners = {}
-    for one in ownership.holdings:
-        is_whole = one.is_whole and one.embedding_dim == one.of.embedding_dim and len(one.owners(0)) == 1
-        if not is_whole or one.is_replicated or one.of.pooling is Pooling.SEQUENCE:
-            raise InvalidPlanError(
-                f"the torchrec engine executes table_wise tables with sums or means; {shown(one.of.name)} is held "
-                "otherwise: use the thin engine",
-                field="shards",
-            )
-        owners[one.table] = one.owners(0)[0]
-    return [owners[index] for index in range(len(owners))]
+    if plan.replica_groups.num_groups > 1 or plan.replica_groups.moment_scale != 1:
+        raise _refused("has one replica group and moments as they are", "replica_groups")
+    if plan.payload != Payload():
+        raise _refused(f"sends fp32, not {plan.payload.forward} and {plan.payload.backward}", "payload")
+    layouts: list[TableLayout] = []
+    for table in range(len(plan.tables.tables)):
+        shards = [one for one in ownership.holdings if one.table == table]
+        field = next(f"shards[{index}]" for index, one in enumerate(plan.shards) if one.shard.table == shards[0].of)
+        layouts.append(_layout(shards, ownership.num_processes, field))
+        sizes = {one.node_size for one in layouts if one.node_size}
+        if len(sizes) > 1:
+            raise _refused(f"has nodes of one size; {shown(shards[0].of.name)} is split over {max(sizes)}", field)
+    return layouts
+
+
+def _layout(shards: Sequence[Holding], num_processes: int, field: str) -> TableLayout:
+    table = shards[0].of
+    _check(shards, field)
+    processes = tuple(sorted(set(shards[0].ranges[0].replicas[0])))
+    if len(processes) == 1:
+        owners = [one.ranges[0].replicas[0][0] for one in shards]
+        holdings = tuple(_in_blocks(one, (owner,), num_processes) for one, owner in zip(shards, owners, strict=True))
+        sharding = table_wise(rank=owners[0]) if len(owners) == 1 else column_wise(ranks=owners)
+        return TableLayout(sharding=sharding, holdings=holdings)
+    # FBGEMM fails on kernels without rows.
+    if table.num_embeddings <= -(-table.num_embeddings // len(processes)) * (len(processes) - 1):
+        raise _refused(
+            f"needs rows in every block; {shown(table.name)} has {table.num_embeddings} for {len(processes)} processes",
+            field,
+        )
+    holdings = (_in_blocks(shards[0], processes, num_processes),)
+    if len(processes) == num_processes:
+        return TableLayout(sharding=row_wise(), holdings=holdings)
+    node, size = processes[0] // len(processes), len(processes)
+    if num_processes % size or processes != tuple(range(node * size, (node + 1) * size)):
+        raise _refused(
+            f"splits rows over all processes or those of a node; {shown(table.name)} is split over processes "
+            f"{', '.join(map(str, processes))} of {num_processes}",
+            field,
+        )
+    return TableLayout(sharding=table_row_wise(host_index=node), holdings=holdings, node_size=size)
+
+
+def _check(shards: Sequence[Holding], field: str) -> None:
+    """Checks that a table is pooled, held once, and cut in one direction.
+
+    Raises:
+        InvalidPlanError: If it is not.
+    """
+    first, name = shards[0], shown(shards[0].of.name)
+    if first.of.pooling is Pooling.SEQUENCE:
+        raise _refused(f"has sums and means; {name} is a sequence table", field)
+    if any(one.is_replicated for one in shards):
+        raise _refused(f"holds each row once; {name} has replicas", field)
+    if any(one.output is Exchange.ROWS for one in shards):
+        raise _refused(f"sends sums; {name} sends rows", field)
+    if not all(one.is_whole and len(one.ranges) == 1 for one in shards):
+        raise _refused(f"splits all rows of a table alike; {name} has several ranges of rows", field)
+    if len({one.embedding_dim for one in shards}) > 1:
+        raise _refused(f"cuts columns evenly; {name} has shards of several widths", field)
+    if len(shards) > 1 and any(len(set(one.ranges[0].replicas[0])) > 1 for one in shards):
+        raise _refused(f"cuts rows or columns; {name} is cut in both", field)
+
+
+def _refused(reason: str, field: str) -> InvalidPlanError:
+    return InvalidPlanError(f"the torchrec engine {reason}: use the thin engine", field=field)
+
+
+def _in_blocks(one: Holding, processes: tuple[int, ...], num_processes: int) -> Holding:
+    """The same rows in TorchRec's blocks."""
+    held = HeldRange(
+        start=0, stop=one.of.num_embeddings, split=Split.BLOCK, replicas=(processes,), read_by=(0,) * num_processes
+    )
+    return replace(one, ranges=(held,))
+
+
+def _node_groups(group: dist.ProcessGroup, node_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """The processes of this one's node, and those of its place in all nodes.
+
+    TorchRec makes these once, from torchrun's environment, for good; the nodes of a plan may be others.
+    """
+    ranks, place = dist.get_process_group_ranks(group), group.rank()
+    first = place - place % node_size
+    intra = dist.new_group(ranks[first : first + node_size], use_local_synchronization=True)
+    cross = dist.new_group(ranks[place % node_size :: node_size], use_local_synchronization=True)
+    return intra, cross
 
 
 def _name(index: int) -> str:

@@ -25,9 +25,34 @@ def table(name, rows, dim, *, features=1, pooling="sum", optimizer="rowwise_adag
     }
 
 
-def plan(tables, ranks, world_size, dense=None):
+def whole(item, rank):
+    return {
+        "table": item["name"],
+        "rows": {"by": "index", "start": 0, "stop": item["num_embeddings"]},
+        "columns": [0, item["embedding_dim"]],
+        "tier": "table_wise",
+        "replicas": [[rank]],
+        "deduplicate": False,
+    }
+
+
+def split(item, ranks, tier, by="cyclic"):
+    """Rows dealt to several ranks."""
+    return [whole(item, 0) | {"tier": tier, "replicas": [ranks], "split": by}]
+
+
+def columns(item, ranks):
+    """Equal columns, a shard for each of the ranks."""
+    width = item["embedding_dim"] // len(ranks)
+    return [whole(item, rank) | {"columns": [place * width, (place + 1) * width]} for place, rank in enumerate(ranks)]
+
+
+def plan(tables, shards, world_size, dense=None, node_size=None):
+    """A plan; its shards are ranks of whole tables, or written out."""
     link = {"bytes_per_s": 1e9, "latency_s": 1e-5}
-    level = {"name": "node", "size": world_size, "all_to_all": link, "all_reduce": link}
+    sizes = {"node": node_size or world_size, "cluster": world_size}
+    if node_size is None:
+        del sizes["cluster"]
     table_set = {"schema": "autoshard.tables/1", "batch_size": 32, "tables": tables}
     return {
         "schema": "autoshard.plan/1",
@@ -37,20 +62,16 @@ def plan(tables, ranks, world_size, dense=None):
             "world_size": world_size,
             "device": "cpu",
             "memory_bytes": {"hbm": 2**30, "ddr": 0, "ssd": 0},
-            "levels": [level],
+            "levels": [
+                {"name": name, "size": size, "all_to_all": link, "all_reduce": link} for name, size in sizes.items()
+            ],
         },
         "replica_groups": {"num_groups": 1, "layout": "across_nodes", "sync_every": 1, "moment_scale": 1.0},
         "payload": {"forward": "fp32", "backward": "fp32"},
         "shards": [
-            {
-                "table": item["name"],
-                "rows": {"by": "index", "start": 0, "stop": item["num_embeddings"]},
-                "columns": [0, item["embedding_dim"]],
-                "tier": "table_wise",
-                "replicas": [[rank]],
-                "deduplicate": False,
-            }
-            for item, rank in zip(tables, ranks, strict=True)
+            shard
+            for item, placed in zip(tables, shards, strict=True)
+            for shard in (placed if isinstance(placed, list) else [whole(item, placed)])
         ],
     }
 
@@ -63,6 +84,13 @@ MIXED = [
     table("e", 70, 16, features=3, pooling="mean"),
     table("f", 25, 8),
 ]
+SPLIT = [
+    table("a", 90, 16),
+    table("b", 41, 8, features=2, pooling="mean"),
+    table("c", 300, 32, pooling="mean", optimizer="adagrad"),
+    table("d", 10, 4, optimizer="sgd"),
+    table("e", 2, 8, features=3, pooling="mean"),
+]
 PLANS = {
     # Dims, poolings, several features per table, neighbours on different ranks; nothing on rank 2.
     "mixed": plan(MIXED, [3, 0, 1, 0, 3, 1], 4),
@@ -72,6 +100,46 @@ PLANS = {
         [7, 2, 6, 0, 5, 1, 3, 4, 6, 0],
         8,
         {"num_dense_features": 4, "bottom_mlp": [8, 16], "top_mlp": [8, 1], "interaction": "dot"},
+    ),
+    "row_wise": plan(
+        SPLIT,
+        [
+            split(SPLIT[0], [0, 1, 2, 3], "row_wise"),
+            split(SPLIT[1], [0, 1, 2, 3], "row_wise", "hash"),
+            2,
+            split(SPLIT[3], [0, 1, 2, 3], "row_wise", "block"),
+            3,
+        ],
+        4,
+    ),
+    "column_wise": plan(
+        SPLIT, [columns(SPLIT[0], [3, 1]), columns(SPLIT[1], [2, 2]), columns(SPLIT[2], [1, 0, 3, 2]), 0, 0], 4
+    ),
+    "table_row_wise": plan(
+        SPLIT,
+        [
+            split(SPLIT[0], [2, 3], "table_row_wise"),
+            split(SPLIT[1], [0, 1], "table_row_wise"),
+            3,
+            split(SPLIT[3], [2, 3], "table_row_wise"),
+            0,
+        ],
+        4,
+        node_size=2,
+    ),
+    # One table in each way, and means beside sums in all of them.
+    "all layouts": plan(
+        [*SPLIT[:4], *MIXED[4:]],
+        [
+            split(SPLIT[0], [2, 3], "table_row_wise"),
+            split(SPLIT[1], [0, 1, 2, 3], "row_wise"),
+            columns(SPLIT[2], [1, 3]),
+            0,
+            2,
+            split(MIXED[5], [0, 1, 2, 3], "row_wise"),
+        ],
+        4,
+        node_size=2,
     ),
     "optimizers": plan(
         [
@@ -101,6 +169,12 @@ PATHS = [
     Path("eight ranks", 4, "thin"),
     Path("eight ranks", 4, "torchrec"),
     Path("optimizers", 4, "thin"),
+    Path("optimizers", 4, "torchrec"),
+    *(
+        Path(layout, 4, engine)
+        for layout in ("row_wise", "column_wise", "table_row_wise", "all layouts")
+        for engine in ("thin", "torchrec")
+    ),
 ]
 
 
@@ -146,7 +220,12 @@ def test_a_result_says_how_the_plan_was_executed(results, path):
     assert result.plan_world_size == world_size
     assert result.folded == (path.num_processes != world_size)
     assert sorted(rank for timing in result.ranks for rank in timing.plan_ranks) == list(range(world_size))
-    assert sum(timing.num_tables for timing in result.ranks) == len(PLANS[path.plan]["tables"]["tables"])
+    held = {
+        (shard["table"], rank % path.num_processes)
+        for shard in PLANS[path.plan]["shards"]
+        for rank in shard["replicas"][0]
+    }
+    assert sum(timing.num_tables for timing in result.ranks) == len(held)
     assert result.interaction == ("dot" if path.plan == "eight ranks" else "concat")
     for timing in result.ranks:
         assert (timing.kernel_ms > 0) == (timing.num_tables > 0 or path.engine == "torchrec")

@@ -49,15 +49,25 @@ def test_features_come_out_in_the_plans_order(plan):
     assert torch.allclose(output_BC, reference_output(plan, batch), atol=1e-6)
 
 
-def test_keyed_jagged_tensors_may_have_another_order(plan):
+def as_keyed_jagged(batch, names):
     from torchrec import KeyedJaggedTensor
 
+    return KeyedJaggedTensor(keys=names, values=batch.ids_L, lengths=batch.lengths_FB.view(-1))
+
+
+def test_keyed_jagged_tensors_give_keyed_tensors_and_may_have_another_order(plan):
+    from torchrec import KeyedJaggedTensor, KeyedTensor
+
     batch = draw_samples(plan.tables, 1, BATCH_SIZE, (1,)).ids
-    keyed = KeyedJaggedTensor(keys=["a", "b", "u.ids", "v.ids"], values=batch.ids_L, lengths=batch.lengths_FB.view(-1))
     embeddings = ShardedEmbeddings(plan, SETTINGS)
+    keyed = as_keyed_jagged(batch, embeddings.feature_names)
     expected_BC = embeddings(batch).pooled_BC
-    assert torch.equal(embeddings(keyed).pooled_BC, expected_BC)
-    assert torch.equal(embeddings(keyed.permute([2, 0, 3, 1])).pooled_BC, expected_BC)
+    for ids in (keyed, keyed.permute([2, 0, 3, 1])):
+        output = embeddings(ids)
+        assert isinstance(output, KeyedTensor)
+        assert (output.keys(), output.length_per_key()) == (["a", "b", "u.ids", "v.ids"], [8, 8, 12, 4])
+        assert torch.equal(output.values(), expected_BC)
+        assert torch.equal(output["u.ids"], expected_BC[:, 16:28])
     with pytest.raises(InputError, match=r"^keys: has no feature 'b'"):
         embeddings(keyed.permute([0, 2, 3]))
     weighted = KeyedJaggedTensor(
@@ -65,6 +75,42 @@ def test_keyed_jagged_tensors_may_have_another_order(plan):
     )
     with pytest.raises(InputError, match=r"^weights: "):
         embeddings(weighted)
+
+
+@pytest.mark.parametrize("with_pooled", [False, True])
+def test_sequence_tables_give_jagged_tensors(make_plan, make_table, with_pooled):
+    tables = [make_table("s", 40, 8, pooling=Pooling.SEQUENCE), make_table("r", 30, 8, pooling=Pooling.SEQUENCE)]
+    if with_pooled:
+        tables.insert(1, make_table("p", 20, 4))
+    plan = make_plan(tables, [0] * len(tables), world_size=1, batch_size=BATCH_SIZE)
+    batch = draw_samples(plan.tables, 1, BATCH_SIZE, (6,)).ids
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
+    keyed = as_keyed_jagged(batch, embeddings.feature_names)
+    output = embeddings(keyed.permute(list(reversed(range(len(tables))))))
+    expected = embeddings(batch)
+    sequences = output[1] if with_pooled else output
+    assert list(sequences) == ["s.ids", "r.ids"]
+    for name, jagged in sequences.items():
+        assert torch.equal(jagged.values(), expected.sequences[name])
+        assert torch.equal(jagged.lengths(), batch.lengths_FB[embeddings.feature_names.index(name)])
+    if with_pooled:
+        assert torch.equal(output[0]["p.ids"], expected.pooled_BC)
+
+
+def test_gradients_flow_through_keyed_tensors(make_plan, make_table):
+    tables = [make_table("s", 40, 8, pooling=Pooling.SEQUENCE), make_table("p", 30, 8)]
+    plan = make_plan(tables, [0, 0], world_size=1, batch_size=BATCH_SIZE)
+    batch = draw_samples(plan.tables, 1, BATCH_SIZE, (7,)).ids
+    keyed_embeddings, embeddings = ShardedEmbeddings(plan, SETTINGS), ShardedEmbeddings(plan, SETTINGS)
+    keyed, jagged = keyed_embeddings(as_keyed_jagged(batch, embeddings.feature_names))
+    (keyed["p.ids"].square().sum() + jagged["s.ids"].values().square().sum()).backward()
+    expected = embeddings(batch)
+    (expected.pooled_BC.square().sum() + expected.sequences["s.ids"].square().sum()).backward()
+    untrained = ReferenceEmbeddings(plan.tables, learning_rate=0.05, eps=1e-8, seed=0)
+    for name in ("s", "p"):
+        weights_ND = keyed_embeddings.table_state(name).weights_ND
+        assert torch.equal(weights_ND, embeddings.table_state(name).weights_ND)
+        assert not torch.equal(weights_ND, untrained.weights[name])
 
 
 def test_half_precision_weights_train(make_plan, make_table):
