@@ -15,6 +15,7 @@ from autoshard.console import JsonOption, emit, progress
 
 if TYPE_CHECKING:
     from autoshard.runtime import RunProgress, RunRequest, RunResult
+    from autoshard.runtime.launch import Launcher
 
 
 @command_options()
@@ -65,9 +66,25 @@ def run(options: RunOptions, as_json: JsonOption = False) -> None:
         autoshard run plan.json --nproc 4 --steps 20
     """
     from autoshard.formats import read_plan
+    from autoshard.runtime.launch import LOCAL
+
+    run_on(LOCAL, options, options.nproc or _num_processes(read_plan(options.plan).topology.world_size), as_json)
+
+
+def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json: bool) -> None:
+    """Executes a plan on the nodes of a launcher, and prints what was measured.
+
+    Args:
+        launcher: Starts the processes.
+        options: What to execute.
+        num_processes: Processes.
+        as_json: Whether to print JSON.
+
+    Raises:
+        AutoshardError: As `run_requests`.
+    """
     from autoshard.runtime import run_requests
 
-    num_processes = options.nproc or _num_processes(read_plan(options.plan).topology.world_size)
     done = 0
     # The number of steps in all, warm-up included, comes with the first report.
     with progress(f"Running on {num_processes} processes", 1.0) as advance:
@@ -77,7 +94,7 @@ def run(options: RunOptions, as_json: JsonOption = False) -> None:
             advance((state.done - done) / state.total)
             done = state.done
 
-        (result,) = run_requests([options.request()], num_processes, on_progress=on_progress)
+        (result,) = run_requests([options.request()], num_processes, on_progress=on_progress, launcher=launcher)
     emit(result.to_json(), _rendered(result), as_json=as_json)
 
 

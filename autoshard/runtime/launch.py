@@ -13,11 +13,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
 from autoshard.formats import atomic_write, read_plan
@@ -31,7 +31,7 @@ START_S = 300.0
 #: How long workers get to end by themselves before they are killed.
 _GRACE_S = 5.0
 _POLL_S = 0.1
-#: Time for the last lines of a launcher that has ended.
+#: Time for the last lines of launchers that have ended.
 _DRAIN_S = 2.0
 
 
@@ -44,6 +44,48 @@ class RunProgress:
 
 
 OnProgress = Callable[[RunProgress], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torchrun:
+    """One torchrun of a run: its processes share a node.
+
+    Attributes:
+        options: How it finds the others, and how many processes it starts.
+        prefix: Words before its command, such as `ip netns exec NAME`.
+        variables: Environment variables of its processes, beside those of this one.
+    """
+
+    options: tuple[str, ...]
+    prefix: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+class Launcher(Protocol):
+    """The nodes that a run's processes are started on. They share this machine's processes and file system."""
+
+    def torchruns(self, nproc: int) -> Sequence[Torchrun]:
+        """The torchruns that start `nproc` processes together.
+
+        Raises:
+            InvalidOptionError: If the nodes do not run as many.
+        """
+        ...
+
+
+class LocalLauncher:
+    """Starts all processes on this machine, as one node; they talk over its loopback interface."""
+
+    def torchruns(self, nproc: int) -> Sequence[Torchrun]:
+        """One torchrun."""
+        # What --standalone does, but on the loopback address, whatever the host's name resolves to.
+        address = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        variables = {"GLOO_SOCKET_IFNAME": interface} if sys.platform == "linux" else {}
+        return [Torchrun(options=(*address, f"--nproc-per-node={nproc}"), variables=variables)]
+
+
+LOCAL: Launcher = LocalLauncher()
 
 
 def run_plan(
@@ -116,15 +158,18 @@ def run_requests(
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     on_progress: OnProgress | None = None,
+    launcher: Launcher = LOCAL,
 ) -> tuple[RunResult, ...]:
     """Executes several requests one after the other on the same processes, as `run_plan` does one.
 
-    Starting processes takes seconds, and times measured in the same processes compare better.
+    Starting processes takes seconds, and times measured in the same processes compare better. A launcher starts them
+    on nodes other than this machine.
     """
     for request in requests:
         _check(request, nproc)
     job = {"requests": [asdict(request) for request in requests]}
-    with running_workers("autoshard.runtime.worker", job, nproc, timeout_s=timeout_s) as (folder, documents):
+    module = "autoshard.runtime.worker"
+    with running_workers(module, job, nproc, timeout_s=timeout_s, launcher=launcher) as (folder, documents):
         for document in documents:
             progress = _progress(document)
             if progress is not None and on_progress is not None:
@@ -142,6 +187,7 @@ def running_workers(
     timeout_s: float = math.inf,
     stall_timeout_s: float = math.inf,
     path: Sequence[str] = (),
+    launcher: Launcher = LOCAL,
 ) -> Iterator[tuple[Path, Iterator[Any]]]:
     """Starts processes with torchrun; whatever happens, none is left afterwards.
 
@@ -152,6 +198,7 @@ def running_workers(
         timeout_s: Time for the whole run.
         stall_timeout_s: Longest silence between two documents of theirs, after the first.
         path: Folders that come first where the processes look for modules.
+        launcher: Nodes that they are started on.
 
     Yields:
         The folder that they share, there until the end, and the JSON values that they print. These end when the
@@ -161,11 +208,14 @@ def running_workers(
     with tempfile.TemporaryDirectory(prefix="autoshard-run-") as name:
         folder = Path(name)
         atomic_write(folder / JOB_FILE, json.dumps(job))
-        with _start(folder, module, nproc, path) as launcher:
+        with _Launched() as launched:
             try:
-                yield folder, _documents(launcher, folder, nproc, timeout_s, stall_timeout_s)
+                for torchrun in launcher.torchruns(nproc):
+                    launched.add(_start(torchrun, folder, module, path))
+                yield folder, _documents(launched, folder, nproc, timeout_s, stall_timeout_s)
             finally:
-                _end(launcher, folder, nproc)
+                launched.end()
+                _end_workers(folder, nproc)
 
 
 def _check(request: RunRequest, nproc: int) -> None:
@@ -179,35 +229,62 @@ def _check(request: RunRequest, nproc: int) -> None:
         raise error.in_source(request.plan_path) from None
 
 
-def _start(folder: Path, module: str, nproc: int, path: Sequence[str]) -> subprocess.Popen[bytes]:
-    with (folder / "stderr").open("wb") as stderr:
+class _Launched(ExitStack):
+    """The torchruns of a run, which end together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._failed_at = math.inf
+
+    def add(self, process: subprocess.Popen[bytes]) -> None:
+        """Takes in one that has started."""
+        self._processes.append(self.enter_context(process))
+
+    @property
+    def streams(self) -> list[IO[bytes]]:
+        """Their standard outputs."""
+        return [process.stdout for process in self._processes if process.stdout]
+
+    @property
+    def returncode(self) -> int:
+        """Of one that failed; 0 if none has."""
+        return next(filter(None, (process.returncode for process in self._processes)), 0)
+
+    def is_running(self) -> bool:
+        """Whether documents may follow: some run, and if one failed the others are still about to notice."""
+        codes = [process.poll() for process in self._processes]
+        if any(codes):
+            self._failed_at = min(self._failed_at, time.monotonic())
+        return None in codes and time.monotonic() - self._failed_at < _GRACE_S
+
+    def end(self) -> None:
+        """Ends those that are left, and waits until they are gone."""
+        left = [process for process in self._processes if process.poll() is None]
+        for process in left:
+            process.terminate()
+        deadline = time.monotonic() + _GRACE_S
+        for process in left:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _start(torchrun: Torchrun, folder: Path, module: str, path: Sequence[str]) -> subprocess.Popen[bytes]:
+    program = (*torchrun.prefix, sys.executable, "-m", "torch.distributed.run", *torchrun.options)
+    with (folder / "stderr").open("ab") as stderr:
         return subprocess.Popen(
-            _command(folder, module, nproc),
+            [*program, f"--shutdown-timeout={_GRACE_S:.0f}", "-m", module, str(folder)],
             # Workers inherit it, and end when it does: when this process is gone, however it went.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=_environment(folder, path),
+            env={**_environment(folder, path), **torchrun.variables},
             # Ctrl-C then reaches this process only, which ends the others in order.
             start_new_session=True,
         )
-
-
-def _command(folder: Path, module: str, nproc: int) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        # What --standalone does, but on the loopback address, whatever the host's name resolves to.
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0",
-        "--local-addr=127.0.0.1",
-        f"--nproc-per-node={nproc}",
-        f"--shutdown-timeout={_GRACE_S:.0f}",
-        "-m",
-        module,
-        str(folder),
-    ]
 
 
 def _environment(folder: Path, path: Sequence[str]) -> dict[str, str]:
@@ -217,27 +294,25 @@ def _environment(folder: Path, path: Sequence[str]) -> dict[str, str]:
     environment.setdefault("OMP_NUM_THREADS", "1")
     environment["PYTHONSAFEPATH"] = "1"  # or a folder of the user's might stand before a module that workers import
     environment["TMPDIR"] = str(folder)  # torchrun and torch leave files behind, which go with the folder
-    if sys.platform == "linux":
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return environment
 
 
 def _documents(
-    launcher: subprocess.Popen[bytes], folder: Path, nproc: int, timeout_s: float, stall_timeout_s: float
+    launched: _Launched, folder: Path, nproc: int, timeout_s: float, stall_timeout_s: float
 ) -> Iterator[Any]:
-    """JSON values that the workers print, until the launcher ends.
+    """JSON values that the workers print, until the launchers end.
 
     Raises:
-        ExecutionError: If it does not end in time, or none of them prints any for too long.
+        ExecutionError: If they do not end in time, or no process prints any for too long.
         AutoshardError: The error of the process that failed first.
     """
-    assert launcher.stdout is not None
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    reader = threading.Thread(target=_read_lines, args=(launcher.stdout, lines), daemon=True)
-    reader.start()
+    readers = [threading.Thread(target=_read_lines, args=(one, lines), daemon=True) for one in launched.streams]
+    for reader in readers:
+        reader.start()
     started = heard = time.monotonic()
     limit_s = max(START_S, stall_timeout_s)
-    while launcher.poll() is None or reader.is_alive() or not lines.empty():
+    while launched.is_running() or any(reader.is_alive() for reader in readers) or not lines.empty():
         now = time.monotonic()
         if now - started > timeout_s:
             raise ExecutionError(f"the run did not end within {timeout_s:g} s and was stopped")
@@ -246,15 +321,15 @@ def _documents(
         try:
             document = json.loads(lines.get(timeout=_POLL_S))
         except queue.Empty:
-            if launcher.poll() is not None and now - heard > _DRAIN_S:
-                break  # somebody else holds the other end of its output
+            if not launched.is_running() and now - heard > _DRAIN_S:
+                break  # somebody else holds the other end of their output
             continue
         except ValueError:
             continue  # libraries print to standard output, too
         yield document
         heard, limit_s = time.monotonic(), stall_timeout_s
-    if launcher.returncode != 0:
-        raise _failure(folder, nproc, launcher.returncode)
+    if launched.returncode != 0:
+        raise _failure(folder, nproc, launched.returncode)
 
 
 def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
@@ -269,15 +344,8 @@ def _progress(document: Any) -> RunProgress | None:
         return None  # libraries print to standard output, too
 
 
-def _end(launcher: subprocess.Popen[bytes], folder: Path, nproc: int) -> None:
-    """Ends torchrun and its workers, which live in sessions of their own, and waits until they are gone."""
-    if launcher.poll() is None:
-        launcher.terminate()
-        try:
-            launcher.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            launcher.kill()
-            launcher.wait()
+def _end_workers(folder: Path, nproc: int) -> None:
+    """Ends workers that their torchruns left, which live in sessions of their own, and waits until they are gone."""
     deadline = time.monotonic() + _GRACE_S
     while workers := [pid for pid in _worker_pids(folder, nproc) if _signal(pid, 0)]:
         for pid in workers:

@@ -13,7 +13,7 @@ import torch
 from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.errors import DeviceError
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES, CollectiveSample
-from autoshard.runtime.launch import START_S, running_workers
+from autoshard.runtime.launch import LOCAL, START_S, Launcher, running_workers
 from bench.collecting.collection import Collection
 from bench.collecting.options import SampleKind
 from bench.collecting.sample_log import Advance, SampleLog
@@ -36,6 +36,7 @@ def collect_collectives(
     seconds: float | None = None,
     seed: int = 0,
     advance: Advance = lambda *_: None,
+    launcher: Launcher = LOCAL,
 ) -> Collection:
     """Measures collectives on processes of this machine and appends the samples to a store.
 
@@ -51,6 +52,7 @@ def collect_collectives(
             what is left over goes into measuring all again. None for measuring all once.
         seed: Of unequal splits and of the order of runs.
         advance: Told how many samples have just been measured, and the seconds since the last call.
+        launcher: Nodes that the processes run on.
 
     Raises:
         InputError: If an option makes no sense, or the store holds files of another kind.
@@ -76,11 +78,10 @@ def collect_collectives(
         "timeout_s": START_S + settings.stall_timeout_s,  # this process looks after hanging ones
         "chunks": [[asdict(one) for one in chunk] for chunk in chunks_of(wanted, settings)],
     }
-    stall_timeout_s = settings.stall_timeout_s
-    with (
-        log.recording(),
-        running_workers(_WORKER, job, processes.nproc, stall_timeout_s=stall_timeout_s, path=_PATH) as (_, reports),
-    ):
+    workers = running_workers(
+        _WORKER, job, processes.nproc, stall_timeout_s=settings.stall_timeout_s, path=_PATH, launcher=launcher
+    )
+    with log.recording(), workers as (_, reports):
         _record(reports, _fixed_fields(found, processes), processes, log)
     return log.collection(SampleKind.COLLECTIVES, found.key, skipped={})
 

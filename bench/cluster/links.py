@@ -1,0 +1,84 @@
+"""Measured links of a cluster: what its collectives take, by level and operator.
+
+Shape suffixes: S samples.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core import Level, Link, Topology
+from autoshard.core.topology import MAX_BANDWIDTH
+from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel, Operator, Splits
+
+MeasuredLinks = Mapping[tuple[GroupLevel, Operator], Link]
+
+
+def fit_links(samples: Sequence[CollectiveSample]) -> MeasuredLinks:
+    """Bandwidth and latency of every level and operator among samples with equal splits.
+
+    The bytes of an all-to-all are those that leave a rank, of the other operators a rank's larger buffer: as topologies
+    state bandwidths.
+
+    Args:
+        samples: Of at least two sizes each.
+    """
+    groups: dict[tuple[GroupLevel, Operator], list[CollectiveSample]] = defaultdict(list)
+    for sample in samples:
+        if sample.collective.splits is Splits.EQUAL:
+            groups[sample.collective.level, sample.collective.operator].append(sample)
+    return {
+        key: _fit(np.array([_num_bytes(one) for one in group]), np.array([one.latency_ms / 1e3 for one in group]))
+        for key, group in groups.items()
+    }
+
+
+def measured_topology(topology: Topology, links: MeasuredLinks) -> Topology:
+    """A cluster's topology with the links that were measured.
+
+    An all-to-all beyond the node is measured between the ranks of one local index, in all such groups at once; an
+    all-reduce over all ranks, as cost models take it.
+    """
+    across = GroupLevel.ACROSS_NODES
+    keys = {
+        "node": ((GroupLevel.NODE, Operator.ALL_TO_ALL), (GroupLevel.NODE, Operator.ALL_REDUCE)),
+        "cluster": (
+            (across, Operator.ALL_TO_ALL),
+            (GroupLevel.WORLD if topology.local_world_size > 1 else across, Operator.ALL_REDUCE),
+        ),
+    }
+
+    def measured(level: Level) -> Level:
+        all_to_all, all_reduce = keys[level.name]
+        return replace(
+            level,
+            all_to_all=links.get(all_to_all, level.all_to_all),
+            all_reduce=links.get(all_reduce, level.all_reduce),
+        )
+
+    return replace(topology, levels=tuple(map(measured, topology.levels)))
+
+
+def _num_bytes(sample: CollectiveSample) -> float:
+    one = sample.collective
+    return sample.mean_sent_bytes if one.operator is Operator.ALL_TO_ALL else one.bytes_per_rank
+
+
+def _fit(bytes_S: NDArray[np.float64], seconds_S: NDArray[np.float64]) -> Link:
+    """Latency plus bytes over bandwidth with the least relative squared errors, neither of them below 0."""
+    features_S2 = np.stack([1 / seconds_S, bytes_S / seconds_S], axis=1)
+    ones_S = np.ones(len(seconds_S))
+    latency_s, seconds_per_byte = np.linalg.lstsq(features_S2, ones_S, rcond=None)[0]
+    if latency_s < 0:
+        (seconds_per_byte,) = np.linalg.lstsq(features_S2[:, 1:], ones_S, rcond=None)[0]
+    elif seconds_per_byte < 0:
+        (latency_s,) = np.linalg.lstsq(features_S2[:, :1], ones_S, rcond=None)[0]
+    return Link(
+        bytes_per_s=1 / max(float(seconds_per_byte), 1 / MAX_BANDWIDTH),
+        latency_s=max(0.0, float(latency_s)),
+    )
