@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autoshard.core import EmbeddingTable, Exchange, MemoryLevel, PlacedShard, Pooling, ShardingPlan
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.validator import validate_plan
 from autoshard.runtime.engine.groups import GroupOrder
-from autoshard.runtime.engine.holdings import TRAINED_DTYPES, TRAINED_OPTIMIZERS, Ownership, holdings_of
+from autoshard.runtime.engine.holdings import TRAINED_DTYPES, TRAINED_OPTIMIZERS, Holding, Ownership, holdings_of
 
 #: FBGEMM's kernels load four numbers at a time.
 _DIM_MULTIPLE = 4
@@ -35,11 +37,13 @@ def ownership_of(plan: ShardingPlan, num_processes: int) -> Ownership:
     for index, table in enumerate(plan.tables.tables):
         _check_table(table, f"tables.tables[{index}]")
     group = plan.of_one_group()
+    holdings = holdings_of(group, group_size)
+    _check_folding(holdings, group_size, world_size)
     return Ownership(
         tables=plan.tables,
         num_processes=group_size,
         plan_world_size=group.topology.world_size,
-        holdings=holdings_of(group, group_size),
+        holdings=holdings,
     )
 
 
@@ -54,6 +58,19 @@ def even_share(batch_size: int, num_processes: int) -> int:
             f"must be a multiple of the {num_processes} processes, got {batch_size}", field="batch_size"
         )
     return batch_size // num_processes
+
+
+def _check_folding(holdings: Sequence[Holding], num_processes: int, world_size: int) -> None:
+    """Refuses to run several ranks on a process that would hold different parts of replicas of the same rows."""
+    for one in holdings:
+        if one.is_replicated and any(
+            sum(process in of for of in one.sync_groups()) > 1 for process in range(num_processes)
+        ):
+            raise InvalidOptionError(
+                f"must be {world_size}, one for each rank: with fewer, a process would hold different parts of the "
+                f"replicas of table {shown(one.of.name)}",
+                field="nproc",
+            )
 
 
 def _check_groups(plan: ShardingPlan) -> None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from autoshard.core import GradSync
 from autoshard.runtime.engine.fused import FusedSettings
 from autoshard.runtime.engine.holdings import Asked, Holding, KernelKey, Ownership
-from autoshard.runtime.engine.replicated import GradientSync, ReplicatedRows, holder_groups, summed_by_row
+from autoshard.runtime.engine.replicated import GradientSync, ReplicatedRows, RowGradients, holder_groups, summed_by_row
 from autoshard.runtime.engine.requests import Request
 from autoshard.runtime.timing import Part, StepTimer
 
@@ -45,13 +46,21 @@ class _Kernel:
     """Storage of one kernel of replicas."""
 
     rows: ReplicatedRows
-    sync: GradientSync
     base: dict[int, int]
     """First row of each holding."""
     lookups: list[torch.Tensor] = field(default_factory=list)
     sources: list[torch.Tensor] = field(default_factory=list)
     gradients: list[torch.Tensor] = field(default_factory=list)
     num_gradients: int = 0
+
+    def summed(self) -> RowGradients:
+        """Gradients of distinct rows, of all that was collected; forgets it."""
+        if not self.lookups:
+            empty = torch.empty(0, self.rows.weights_ND.shape[1], device=self.rows.weights_ND.device)
+            return RowGradients(torch.empty(0, dtype=torch.int64, device=empty.device), empty)
+        summed = summed_by_row(torch.cat(self.lookups), torch.cat(self.sources), torch.cat(self.gradients))
+        self.lookups, self.sources, self.gradients, self.num_gradients = [], [], [], 0
+        return summed
 
 
 class Replicas:
@@ -83,6 +92,7 @@ class Replicas:
         holders = sorted({processes for one in replicated for processes in one.sync_groups()})
         ranks = [dist.get_global_rank(group, process) for process in range(group.size())]
         groups = holder_groups(holders, group, all_groups or [ranks])
+        together: dict[tuple[GradSync, tuple[int, ...]], list[KernelKey]] = {}
         for key in ownership.kernels:
             indices = ownership.of_kernel(key, process)
             if not indices or not ownership.holdings[indices[0]].is_replicated:
@@ -94,8 +104,12 @@ class Replicas:
             # A process has one part of the rows; all that have the same one sum their gradients.
             [processes] = [of for of in first.sync_groups() if process in of]
             storage = ReplicatedRows(rows, first.embedding_dim, first.of.dtype, first.of.optimizer, settings, device)
-            sync = GradientSync(first.grad_sync, groups[processes], rows)
-            self._kernels[key] = _Kernel(rows=storage, sync=sync, base=base)
+            self._kernels[key] = _Kernel(rows=storage, base=base)
+            together.setdefault((first.grad_sync, processes), []).append(key)
+        self._syncs = [
+            (keys, GradientSync(how, groups[processes], [len(self._kernels[key].rows.weights_ND) for key in keys]))
+            for (how, processes), keys in together.items()
+        ]
 
     @property
     def is_empty(self) -> bool:
@@ -109,7 +123,7 @@ class Replicas:
     @property
     def sent_bytes(self) -> int:
         """Bytes that this process has put into collectives of gradients."""
-        return sum(kernel.sync.sent_bytes for kernel in self._kernels.values())
+        return sum(sync.sent_bytes for _, sync in self._syncs)
 
     def tables(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor | None]]:
         """For each holding, its weights and moments: views, which training changes."""
@@ -176,14 +190,15 @@ class Replicas:
 
     def update(self) -> None:
         """Sums the gradients of all copies, and takes a step of the optimizer."""
-        for kernel in self._kernels.values():
+        for keys, sync in self._syncs:
+            kernels = [self._kernels[key] for key in keys]
             with self._timer.measure(Part.BACKWARD_KERNEL):
-                own = summed_by_row(torch.cat(kernel.lookups), torch.cat(kernel.sources), torch.cat(kernel.gradients))
-            kernel.lookups, kernel.sources, kernel.gradients, kernel.num_gradients = [], [], [], 0
+                own = [kernel.summed() for kernel in kernels]
             with self._timer.measure(Part.SYNC):
-                gradients = kernel.sync(own)
+                gradients = sync(own)
             with self._timer.measure(Part.BACKWARD_KERNEL):
-                kernel.rows.update(gradients)
+                for kernel, of_kernel in zip(kernels, gradients, strict=True):
+                    kernel.rows.update(of_kernel)
 
     def _bases(self, bases: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
         each = torch.tensor(bases, device=self._device)

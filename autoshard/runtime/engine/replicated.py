@@ -6,6 +6,7 @@ Shape suffixes: N rows, D embedding dim, L lookups, U distinct rows, X bags or l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -114,59 +115,79 @@ def summed_by_row(rows_L: torch.Tensor, source_L: torch.Tensor, gradients_XD: to
 class GradientSync:
     """Sums gradients of the same rows over the processes that hold them.
 
-    All three ways give the same sums, but for rounding:
+    Both ways give the same sums, but for rounding:
 
     - dense: an all-reduce of a gradient for every row that is held;
     - sparse: an all-gather of the rows' numbers, their union, gradients aggregated locally and padded with zeros to
-      it, and an all-reduce of these (OPER Sec. 5.3);
-    - all_gather: an all-gather of rows and gradients, aggregated by every process.
+      it, and an all-reduce of these (OPER Sec. 5.3).
+
+    Rows of several kernels travel together, however wide they are: the collectives of a step are as many as there are
+    ways and groups of processes.
 
     Args:
         how: Which of them.
         group: The processes that hold the rows; None for this one alone.
-        num_rows: Rows that are held.
+        num_rows: Rows that are held, kernel by kernel.
 
     Source:
         OPER Sec. 5.3 for the sparse one.
     """
 
-    def __init__(self, how: GradSync, group: dist.ProcessGroup | None, num_rows: int) -> None:
-        self._how, self._group, self._num_rows = how, group, num_rows
+    def __init__(self, how: GradSync, group: dist.ProcessGroup | None, num_rows: Sequence[int]) -> None:
+        self._how, self._group, self._num_rows = how, group, tuple(num_rows)
         self.sent_bytes = 0
 
-    def __call__(self, own: RowGradients) -> RowGradients:
-        """Gradients of all rows that any of the processes has one of; every process gets the same."""
+    def __call__(self, own: Sequence[RowGradients]) -> list[RowGradients]:
+        """For each kernel, gradients of all rows that any of the processes has one of; all processes get the same."""
         if self._group is None:
-            return own
+            return list(own)
         if self._how is GradSync.DENSE:
-            return self._dense(own, self._group)
-        rows_U, gathered = self._gathered_rows(own.rows_U, self._group)
-        place_U = torch.searchsorted(rows_U, own.rows_U)
-        padded_UD = own.gradients_UD.new_zeros(len(rows_U), own.gradients_UD.shape[1])
-        padded_UD[place_U] = own.gradients_UD
-        dist.all_reduce(padded_UD, group=self._group)
-        self.sent_bytes += gathered + padded_UD.nbytes
-        return RowGradients(rows_U, padded_UD)
+            summed = self._reduced([_dense(one, rows) for one, rows in zip(own, self._num_rows, strict=True)])
+            return [_touched(one_ND) for one_ND in summed]
+        rows = self._union([one.rows_U for one in own])
+        summed = self._reduced([_padded(one, rows_U) for one, rows_U in zip(own, rows, strict=True)])
+        return [RowGradients(rows_U, one_UD) for rows_U, one_UD in zip(rows, summed, strict=True)]
 
-    def _dense(self, own: RowGradients, group: dist.ProcessGroup) -> RowGradients:
-        all_ND = own.gradients_UD.new_zeros(self._num_rows, own.gradients_UD.shape[1])
-        all_ND[own.rows_U] = own.gradients_UD
-        dist.all_reduce(all_ND, group=group)
-        self.sent_bytes += all_ND.nbytes
-        touched = all_ND.any(dim=1).nonzero().squeeze(1)
-        return RowGradients(touched, all_ND[touched])
+    def _reduced(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Sums over the processes, in one all-reduce."""
+        flat = torch.cat([one.reshape(-1) for one in gradients])
+        dist.all_reduce(flat, group=self._group)
+        self.sent_bytes += flat.nbytes
+        pieces = torch.split(flat, [one.numel() for one in gradients])
+        return [piece.view(one.shape) for piece, one in zip(pieces, gradients, strict=True)]
 
-    def _gathered_rows(self, rows_U: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, int]:
-        """Union of all processes' rows, and the bytes that this one put in."""
-        counts = rows_U.new_empty(group.size())
-        dist.all_gather_single(counts, rows_U.new_tensor([len(rows_U)]), group=group)
+    def _union(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """For each kernel, all rows that any of the processes names, rising."""
+        assert self._group is not None, "there are other processes"
+        starts = [0, *accumulate(self._num_rows)]
+        own = torch.cat([rows_U + start for rows_U, start in zip(rows, starts, strict=False)])
+        counts = own.new_empty(self._group.size())
+        dist.all_gather_single(counts, own.new_tensor([len(own)]), group=self._group)
         largest = int(counts.max())
-        # Padded with the first row, which changes no union; with none, there is nothing to pad.
-        padding = rows_U.new_full((largest - len(rows_U),), -1)
-        everybody = rows_U.new_empty(group.size() * largest)
-        dist.all_gather_single(everybody, torch.cat([rows_U, padding]), group=group)
+        everybody = own.new_empty(self._group.size() * largest)
+        padding = own.new_full((largest - len(own),), -1)
+        dist.all_gather_single(everybody, torch.cat([own, padding]), group=self._group)
+        self.sent_bytes += largest * own.element_size()
         union = torch.unique(everybody)
-        return (union[1:] if len(union) and int(union[0]) < 0 else union), largest * rows_U.element_size()
+        ends = torch.searchsorted(union, union.new_tensor(starts)).tolist()
+        return [union[first:last] - start for first, last, start in zip(ends, ends[1:], starts, strict=False)]
+
+
+def _dense(own: RowGradients, num_rows: int) -> torch.Tensor:
+    all_ND = own.gradients_UD.new_zeros(num_rows, own.gradients_UD.shape[1])
+    all_ND[own.rows_U] = own.gradients_UD
+    return all_ND
+
+
+def _touched(all_ND: torch.Tensor) -> RowGradients:
+    rows_U = all_ND.any(dim=1).nonzero().squeeze(1)
+    return RowGradients(rows_U, all_ND[rows_U])
+
+
+def _padded(own: RowGradients, rows_U: torch.Tensor) -> torch.Tensor:
+    padded_UD = own.gradients_UD.new_zeros(len(rows_U), own.gradients_UD.shape[1])
+    padded_UD[torch.searchsorted(rows_U, own.rows_U)] = own.gradients_UD
+    return padded_UD
 
 
 def holder_groups(
