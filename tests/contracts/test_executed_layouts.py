@@ -15,7 +15,7 @@ from tests.contracts.drawn_layouts import drawn_plan
 #: fp32 sums in another order, relative to the largest value.
 TOLERANCE = 2e-5
 #: Processes, ranks of the plans, ranks of a node, plans.
-CLUSTERS = [(1, 1, 1, 10), (2, 2, 1, 30), (4, 4, 2, 40), (3, 6, 3, 20)]
+CLUSTERS = [(1, 1, 1, 15), (2, 2, 1, 50), (4, 4, 2, 15), (3, 6, 3, 10)]
 NUM_PLANS_SLOW = int(os.environ.get("AUTOSHARD_RANDOM_PLANS", "400"))
 
 
@@ -61,14 +61,14 @@ def test_random_plans_equal_the_unsharded_reference(tmp_path, cluster):
 @pytest.mark.parametrize("layout", GroupLayout, ids=str)
 def test_replica_groups_equal_copies_that_are_averaged(tmp_path, layout):
     groups = ReplicaGroups(num_groups=2, layout=layout, sync_every=2, moment_scale=1.5)
-    assert_equal(executed(tmp_path, range(700, 712), (2, 2, 2), groups=groups))
+    assert_equal(executed(tmp_path, range(700, 705), (2, 2, 2), groups=groups))
 
 
 def test_narrow_payloads_are_near_the_reference(tmp_path):
     tolerances = {DType.FP16: 3e-3, DType.BF16: 3e-2, DType.INT8: 5e-2}
-    results = executed(tmp_path, range(500, 508), (2, 2, 1), tuple(tolerances))
+    results = executed(tmp_path, range(500, 504), (2, 2, 1), tuple(tolerances))
     for number, tolerance in enumerate(tolerances.values()):
-        errors = [result.verification.output_error for result in results[8 * number : 8 * number + 8]]
+        errors = [result.verification.output_error for result in results[4 * number : 4 * number + 4]]
         assert 0 < max(errors) <= tolerance
 
 

@@ -86,13 +86,29 @@ class JoinedGroups:
         world_ranks = tuple(tuple(ranks[process] for process in one) for one in order.groups)
         if len(order.groups) == 1:
             return cls(order, group, None, world_ranks)
-        own = _own([dist.new_group(list(one)) for one in world_ranks])
-        peers = _own([dist.new_group(list(place)) for place in zip(*world_ranks, strict=True)])
+        own = _own([group_of_ranks(one) for one in world_ranks])
+        peers = _own([group_of_ranks(place) for place in zip(*world_ranks, strict=True)])
         return cls(order, own, peers, world_ranks)
 
 
-def _own(made: Sequence[object]) -> dist.ProcessGroup:
-    [own] = [one for one in made if isinstance(one, dist.ProcessGroup)]
+#: Process groups that were made, with the world that they are of: making one takes gloo tens of milliseconds.
+_made: dict[tuple[int, ...], tuple[dist.ProcessGroup, dist.ProcessGroup | None]] = {}
+
+
+def group_of_ranks(ranks: Sequence[int]) -> dist.ProcessGroup | None:
+    """The process group of some ranks of the world, made once; None for processes that are none of them.
+
+    All processes of the world have to call it, in the same order.
+    """
+    world, key = dist.distributed_c10d._get_default_group(), tuple(ranks)
+    if key not in _made or _made[key][0] is not world:
+        made = dist.new_group(list(key))
+        _made[key] = (world, made if isinstance(made, dist.ProcessGroup) else None)
+    return _made[key][1]
+
+
+def _own(made: Sequence[dist.ProcessGroup | None]) -> dist.ProcessGroup:
+    [own] = [one for one in made if one is not None]
     return own
 
 

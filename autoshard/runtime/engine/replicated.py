@@ -15,6 +15,7 @@ from torch.nn.functional import embedding_bag
 
 from autoshard.core import DType, GradSync, Optimizer
 from autoshard.runtime.engine.fused import FusedSettings
+from autoshard.runtime.engine.groups import group_of_ranks
 from autoshard.runtime.huge_pages import advise_huge_pages
 
 TORCH_DTYPES = {DType.FP32: torch.float32, DType.FP16: torch.float16}
@@ -210,7 +211,7 @@ def holder_groups(
             found[processes] = group
         else:
             for ranks in all_groups:
-                made = dist.new_group([ranks[process] for process in processes])
-                if isinstance(made, dist.ProcessGroup):
+                made = group_of_ranks([ranks[process] for process in processes])
+                if made is not None:
                     found[processes] = made
     return found
