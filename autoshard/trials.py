@@ -29,7 +29,7 @@ from autoshard.core.step import StepPart
 from autoshard.formats import write_plan
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
-from autoshard.runtime.launch import run_requests
+from autoshard.runtime.processes.launch import run_requests
 from autoshard.runtime.results import RunRequest, RunResult
 
 #: Most of the tables on the first rank: a plan that no planner makes.
@@ -203,11 +203,11 @@ def run_trials(
         steps: Measured steps of each.
         warmup_steps: Steps before them.
         repeats: Times that all plans are run, one round after the other; the quickest run of each counts.
-        device: `cpu`, `cuda` or `auto`, as `run_plan` takes it.
+        device: `cpu`, `cuda` or `auto`, as `RunRequest` takes it.
         on_step: Told how many steps are done, and of how many.
 
     Raises:
-        AutoshardError: As `run_plan`.
+        AutoshardError: As `run_requests`.
     """
     with tempfile.TemporaryDirectory(prefix="autoshard-trials-") as folder:
         requests = []

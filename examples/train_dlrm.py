@@ -20,8 +20,8 @@ from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.fused import FusedSettings
-from autoshard.runtime.synthetic import draw_samples
-from autoshard.runtime.training import FeatureVectors
+from autoshard.runtime.training.step import FeatureVectors
+from autoshard.runtime.training.synthetic import draw_samples
 
 NUM_DENSE = 13
 

@@ -15,7 +15,7 @@ from autoshard.console import JsonOption, emit, progress
 
 if TYPE_CHECKING:
     from autoshard.runtime import RunProgress, RunRequest, RunResult
-    from autoshard.runtime.launch import Launcher
+    from autoshard.runtime.processes.launch import Launcher
 
 
 @command_options()
@@ -66,7 +66,7 @@ def run(options: RunOptions, as_json: JsonOption = False) -> None:
         autoshard run plan.json --nproc 4 --steps 20
     """
     from autoshard.formats import read_plan
-    from autoshard.runtime.launch import LOCAL
+    from autoshard.runtime.processes.launch import LOCAL
 
     run_on(LOCAL, options, options.nproc or _num_processes(read_plan(options.plan).topology.world_size), as_json)
 
@@ -119,7 +119,7 @@ def _rendered(result: RunResult) -> RenderableType:
             f"Largest error against an unsharded model over {result.verification.steps} steps: "
             f"{result.verification.max_error:.2g}"
         )
-    columns = ("process", "tables", "input", "forward", "exchange", "exchange back", "backward", "kernel ms")
+    columns = ("process", "tables", "input", "forward", "exchange", "exchange back", "backward", "sync", "kernel ms")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right")
@@ -130,6 +130,7 @@ def _rendered(result: RunResult) -> RenderableType:
             rank.forward_exchange_ms,
             rank.backward_exchange_ms,
             rank.backward_kernel_ms,
+            rank.sync_ms,
             rank.kernel_ms,
         )
         table.add_row(str(rank.process), str(rank.num_tables), *(write_ms(value) for value in times))

@@ -26,12 +26,20 @@ class Bags:
     lengths_B: IntArray
 
 
-def scatter_ranks(ranks_L: IntArray, num_rows: int) -> IntArray:
-    """Row ids of access ranks under a fixed bijection that strews hot rows over the table, as hashing does."""
+def coprime_step(num_rows: int) -> int:
+    """A step that visits all of `num_rows` rows in turn, near the golden section of their number.
+
+    Products with row ids stay within 63 bits.
+    """
     step = max(1, min(round(num_rows * _GOLDEN), _MAX_PRODUCT // num_rows))
     while math.gcd(step, num_rows) != 1:
         step += 1
-    return (ranks_L * step) % num_rows
+    return step
+
+
+def scatter_ranks(ranks_L: IntArray, num_rows: int) -> IntArray:
+    """Row ids of access ranks under a fixed bijection that strews hot rows over the table, as hashing does."""
+    return (ranks_L * coprime_step(num_rows)) % num_rows
 
 
 def draw_lengths(pooling_factor: float, num_bags: int, rng: np.random.Generator) -> IntArray:

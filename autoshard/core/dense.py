@@ -27,7 +27,7 @@ DENSE_DTYPES = (DType.FP32, DType.FP16, DType.BF16)
 
 
 class DenseKind(StrEnum):
-    """A part of the dense model, as `autoshard.runtime.dense.DenseModel` runs it."""
+    """A part of the dense model, as `autoshard.runtime.training.dense.DenseModel` runs it."""
 
     BOTTOM_MLP = "bottom_mlp"
     """A ReLU after every layer; its inputs are data, which need no gradient."""

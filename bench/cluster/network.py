@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoshard.core.errors import DeviceError, InvalidOptionError
-from autoshard.runtime.launch import Torchrun
+from autoshard.runtime.processes.launch import Torchrun
 from bench.cluster.spec import ClusterSpec
 from bench.collecting.termination import termination_raised
 

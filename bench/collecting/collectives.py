@@ -13,7 +13,7 @@ import torch
 from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.errors import DeviceError
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES, CollectiveSample
-from autoshard.runtime.launch import LOCAL, START_S, Launcher, running_workers
+from autoshard.runtime.processes.launch import LOCAL, START_S, Launcher, running_workers
 from bench.collecting.collection import Collection
 from bench.collecting.options import SampleKind
 from bench.collecting.sample_log import Advance, SampleLog

@@ -23,10 +23,10 @@ import torch.distributed as dist
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError
 from autoshard.formats.stores.collective_samples import Collective, GroupLevel, Operator, Splits
-from autoshard.runtime.devices import choose_device
-from autoshard.runtime.job import JOB_FILE
+from autoshard.runtime.processes.devices import choose_device
+from autoshard.runtime.processes.job import JOB_FILE
+from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.results import Device
-from autoshard.runtime.worker import run_worker
 from bench.collectives.operators import BoundCollective, Buffers, Movement, collective_from_json, verify
 from bench.measuring.arena import free_bytes
 from bench.measuring.robust_stats import MsArray, locate

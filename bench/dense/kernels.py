@@ -10,7 +10,7 @@ from torch import nn
 
 from autoshard.core import DenseLayers, DType
 from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape
-from autoshard.runtime.dense import DenseModel
+from autoshard.runtime.training.dense import DenseModel
 from bench.measuring.devices import TORCH_DTYPES
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from autoshard.core.errors import AutoshardError, DeviceError, InputError
-from autoshard.runtime.threads import intra_op_threads
+from autoshard.runtime.processes.threads import intra_op_threads
 from bench.measuring.arena import free_bytes
 from bench.measuring.attempts import Timing, mean_of
 from bench.measuring.caches import CacheFlush

@@ -18,7 +18,7 @@ import autoshard
 from autoshard.core.accepted import AT_LEAST_1, Range
 from autoshard.core.costs import CodeArray
 from autoshard.core.errors import SampleStoreError
-from autoshard.runtime.threads import intra_op_threads
+from autoshard.runtime.processes.threads import intra_op_threads
 from costmodel.kernel.card import CostModelCard, HeldOutMetrics, Interval
 from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.features import NUM_INPUTS, NUM_WORK, FeatureScaling

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from autoshard.core.accepted import AT_LEAST_1
-from autoshard.runtime.threads import intra_op_threads
+from autoshard.runtime.processes.threads import intra_op_threads
 from env import (
     ACTION_MASK,
     CHOICE_COSTS,

@@ -15,7 +15,7 @@ from autoshard.core.costs import MsArray
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.planners.refine import MeasurePlans
 from autoshard.planners.space.placement import PlacementProblem, RankArray
-from autoshard.runtime.threads import intra_op_threads
+from autoshard.runtime.processes.threads import intra_op_threads
 from env import PlacementTask, PlacementVecEnv
 from policies.algorithms.ppo import PlacementPPO
 from policies.algorithms.training_options import Budget, Plateau, TrainingOptions, VTraceSettings

@@ -20,7 +20,7 @@ from autoshard.core import LocalShard
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import ModelError
 from autoshard.evaluation.analytic import AnalyticCostModel
-from autoshard.runtime.threads import intra_op_threads
+from autoshard.runtime.processes.threads import intra_op_threads
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import FEATURE_NAMES, INPUT_NAMES, FeatureArray
 

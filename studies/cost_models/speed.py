@@ -17,7 +17,7 @@ import typer
 from autoshard.commands.options import command_options
 from autoshard.formats.stores.samples import read_samples
 from autoshard.report.images import NumberTable
-from autoshard.runtime.threads import intra_op_threads
+from autoshard.runtime.processes.threads import intra_op_threads
 from bench.measuring.devices import find_device
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel

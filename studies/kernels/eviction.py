@@ -16,7 +16,7 @@ import torch
 import typer
 
 from autoshard.commands.options import command_options
-from autoshard.runtime.threads import intra_op_threads
+from autoshard.runtime.processes.threads import intra_op_threads
 from bench.measuring.caches import CacheFlush, device_cache_bytes
 from bench.measuring.devices import find_device
 from studies.frame import BenchDeviceOption, OutputOptions, StudyResult

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from autoshard.planners.space.placement import PlacementProblem
-from autoshard.runtime.threads import intra_op_threads
+from autoshard.runtime.processes.threads import intra_op_threads
 from env import PlacementTask
 from policies.choices import Algorithm, RewardSource
 from policies.network.network import PlacementNetwork

@@ -19,7 +19,7 @@ from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape, dense_shap
 from autoshard.core.errors import DeviceError, FormatError, InvalidOptionError
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
 from autoshard.formats.stores.sample_store import damaged_samples
-from autoshard.runtime.dense import DenseModel
+from autoshard.runtime.training.dense import DenseModel
 from bench.collecting.dense import DenseLayersKind
 from bench.dense.harness import DenseHarness, DenseSettings
 from bench.dense.kernels import TORCH_DTYPES, DenseKernel, kernel_bytes, runnable_dtypes

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autoshard.core.errors import InvalidOptionError
-from autoshard.runtime.threads import intra_op_threads
+from autoshard.runtime.processes.threads import intra_op_threads
 from bench.measuring.caches import CacheFlush
 from bench.measuring.timing import RoundSettings, quiet_process, time_rounds
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from autoshard.runtime import RunRequest, run_plan, run_requests
+from autoshard.runtime import RunRequest, run_requests
 
 NUM_STEPS = 4
 #: fp32 sums in another order: measured up to 5e-7 on these plans.
@@ -246,6 +246,7 @@ def test_the_same_seed_trains_the_same_model_on_every_path(results, plan_name):
 def test_a_gpu_equals_the_unsharded_reference(tmp_path, engine):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(PLANS["eight ranks"]), encoding="utf-8")
-    result = run_plan(path, 1, 1, engine, verify_steps=NUM_STEPS, device="cuda")
+    request = RunRequest(plan_path=str(path), steps=1, engine=engine, verify_steps=NUM_STEPS, device="cuda")
+    (result,) = run_requests([request], 1)
     assert result.backend == "nccl"
     assert result.verification.max_error <= TOLERANCE

@@ -5,7 +5,7 @@ import torch
 
 from autoshard.core import DenseLayers
 from autoshard.core.errors import InvalidPlanError
-from autoshard.runtime.dense import DenseModel, default_layers
+from autoshard.runtime.training.dense import DenseModel, default_layers
 
 LAYERS = DenseLayers(num_dense_features=3, bottom_mlp=(5, 4), top_mlp=(6, 1))
 

@@ -6,14 +6,14 @@ import torch
 from autoshard.core import DType, Feature, Optimizer, Pooling
 from autoshard.core.errors import InputError
 from autoshard.runtime.batch import BatchOfIds, as_batch
-from autoshard.runtime.dense import DenseModel, default_layers
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.fused import FusedSettings
-from autoshard.runtime.reference import Reference, ReferenceEmbeddings, compare
 from autoshard.runtime.results import RunRequest
-from autoshard.runtime.synthetic import draw_samples
 from autoshard.runtime.timing import Part, StepTimer
-from autoshard.runtime.training import TrainingStep
+from autoshard.runtime.training.dense import DenseModel, default_layers
+from autoshard.runtime.training.reference import Reference, ReferenceEmbeddings, compare
+from autoshard.runtime.training.step import TrainingStep
+from autoshard.runtime.training.synthetic import draw_samples
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

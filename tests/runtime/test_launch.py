@@ -15,9 +15,14 @@ import pytest
 from autoshard.core import DenseLayers
 from autoshard.core.errors import ExecutionError, FormatError, InputError, InvalidOptionError, InvalidPlanError
 from autoshard.formats import write_plan
-from autoshard.runtime import RunResult, run_plan, verify_plan
+from autoshard.runtime import RunRequest, RunResult, run_requests
 
 FOREVER = 1_000_000
+
+
+def run_plan(path, nproc, steps=20, *, timeout_s=600, on_progress=None, **options):
+    request = RunRequest(plan_path=str(path), steps=steps, **options)
+    return run_requests([request], nproc, timeout_s=timeout_s, on_progress=on_progress)[0]
 
 
 @pytest.fixture
@@ -78,7 +83,7 @@ def test_a_run_measures_and_reports(plan_path, run_folder):
 
 
 def test_a_plan_is_verified_on_one_process(plan_path):
-    verification = verify_plan(plan_path, 1, steps=2)
+    verification = run_plan(plan_path, 1, 1, verify_steps=2).verification
     assert verification.steps == 2
     assert 0 <= verification.max_error <= 5e-6
 
@@ -113,7 +118,8 @@ def test_a_run_that_takes_too_long_is_ended(plan_path, run_folder):
 
 
 def test_workers_end_when_the_process_that_started_them_is_killed(plan_path, run_folder):
-    code = f"from autoshard.runtime import run_plan; run_plan({str(plan_path)!r}, 2, {FOREVER})"
+    request = f"RunRequest(plan_path={str(plan_path)!r}, steps={FOREVER})"
+    code = f"from autoshard.runtime import RunRequest, run_requests; run_requests([{request}], 2)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2]) as launching:
         while len(list(run_folder.glob("*/pid.*"))) < 2:
             assert launching.poll() is None

@@ -8,8 +8,8 @@ import torch
 from autoshard.core import Feature, Optimizer, Pooling, TableSet
 from autoshard.core.errors import InvalidOptionError
 from autoshard.runtime.batch import BatchOfIds
-from autoshard.runtime.reference import ReferenceEmbeddings, check_verifiable, global_samples
-from autoshard.runtime.synthetic import draw_samples
+from autoshard.runtime.training.reference import ReferenceEmbeddings, check_verifiable, global_samples
+from autoshard.runtime.training.synthetic import draw_samples
 
 
 def one_table(table, learning_rate=0.5):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from autoshard.cli import main
 from autoshard.formats import load_tables, load_topology, read_plan, tables_to_json, topology_to_json
-from autoshard.runtime import verify_plan
+from autoshard.runtime import RunRequest, run_requests
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 #: fp32: the plan and the reference add in another order. Outputs are sums of up to 200 rows, moments are relative.
@@ -44,7 +44,8 @@ def test_plan_of_the_service_trains_like_an_unsharded_model(tmp_path, own_servic
     assert plan.predicted.cost_model.startswith("learned:cpu@")
     assert len({placed.replicas for placed in plan.shards}) == 4, "every rank holds tables"
 
-    verification = verify_plan(path, nproc=4, steps=4)
+    (result,) = run_requests([RunRequest(plan_path=str(path), steps=1, verify_steps=4)], 4)
+    verification = result.verification
     assert verification.output_error <= OUTPUT_TOLERANCE
     assert verification.weight_error <= TOLERANCE
     assert verification.moment_error <= TOLERANCE

@@ -13,15 +13,14 @@ from typing import TypeAlias
 import torch
 
 from autoshard.core import Split
+from autoshard.core.batches import coprime_step
 from autoshard.core.errors import InputError
 from autoshard.runtime.engine.holdings import Holding
 
 #: A process, and the holding that it is asked for.
 Destination: TypeAlias = tuple[int, int]
 
-#: Multipliers of hashed splits are below this, so that products with row ids stay within 64 bits.
-_MAX_MULTIPLIER = 1 << 20
-#: Probes of the hash map that are tried at once are vectors over all ids that are still unknown.
+#: Multiplier of Fibonacci hashing, 2^64 over the golden ratio, as a signed number.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
@@ -48,7 +47,6 @@ class RowOrder:
             raise InputError(f"must be rows 0 to {num_rows - 1}", field="row order")
         if len(torch.unique(ids_N)) < N:
             raise InputError("must list each row once", field="row order")
-        self._num_rows = num_rows
         ranks_N = torch.arange(N, device=device)
         is_low_N = ids_N < N
         # Ranks of ids below N: their place, or for those that are not listed a number that a listed id has given up.
@@ -124,20 +122,6 @@ def _slot(ids_L: torch.Tensor, shift: int) -> torch.Tensor:
     mixed = ids_L * _GOLDEN
     # Shifts of signed numbers keep the sign, which a mask takes off.
     return (mixed >> shift) & ((1 << (64 - shift)) - 1)
-
-
-def hash_multiplier(num_rows: int) -> int:
-    """A multiplier that permutes rows: it has no divisor in common with their number."""
-    multiplier = min(_MAX_MULTIPLIER - 1, max(1, int(num_rows * 0.6180339887)))
-    while _gcd(multiplier, num_rows) != 1:
-        multiplier -= 1
-    return max(multiplier, 1)
-
-
-def _gcd(one: int, other: int) -> int:
-    while other:
-        one, other = other, one % other
-    return one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,7 +205,7 @@ class AddressMap:
         self._spans_E5 = torch.tensor(spans, dtype=torch.int64, device=device).reshape(-1, 5)
         self._parts_K = torch.tensor(parts, dtype=torch.int64, device=device)
         self._starts = [torch.tensor(starts, dtype=torch.int64, device=device) for starts in range_starts]
-        multipliers = [hash_multiplier(block) if kind == _HASH else 1 for _, _, kind, block, _ in spans]
+        multipliers = [coprime_step(block) if kind == _HASH else 1 for _, _, kind, block, _ in spans]
         self._multipliers_E = torch.tensor(multipliers, dtype=torch.int64, device=device)
         self._kinds = {kind for _, _, kind, _, _ in spans}
 

@@ -305,6 +305,14 @@ class Ownership:
         ]
         return tuple(index for _, index in sorted(held))
 
+    def first_rows(self, key: KernelKey, process: int) -> dict[int, int]:
+        """Holdings of a kernel that keeps them in one table, and where in it each begins."""
+        first_rows, num_rows = {}, 0
+        for index in self.of_kernel(key, process):
+            first_rows[index] = num_rows
+            num_rows += self.holdings[index].num_rows(process)
+        return first_rows
+
     def asked(self, reader: int, owner: int) -> Asked:
         """What a process asks another for; of itself only rows that no other process has copies of (see `local`)."""
         return self._asked(reader, owner, lambda one: not (one.is_replicated and reader == owner))
@@ -357,18 +365,14 @@ class Ownership:
     def storage_bytes(self, process: int) -> int:
         """Weights and optimizer state of a process."""
         return sum(
-            one.num_rows(process) * (one.embedding_dim * one.of.dtype.num_bytes + state_bytes_per_row(one))
+            one.num_rows(process)
+            * (one.embedding_dim * one.of.dtype.num_bytes + one.of.optimizer.state_bytes_per_row(one.embedding_dim))
             for one in self.holdings
         )
 
     def plan_ranks_of(self, process: int) -> tuple[int, ...]:
         """Ranks of the plan that a process runs."""
         return tuple(range(process, self.plan_world_size, self.num_processes))
-
-
-def state_bytes_per_row(holding: Holding) -> int:
-    """Bytes of optimizer state beside one row of a holding."""
-    return holding.of.optimizer.state_bytes_per_row(holding.embedding_dim)
 
 
 #: FBGEMM trains these; bf16 and int8 weights do not train on a CPU.

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import torch
 
 from autoshard.core import Split
-from autoshard.runtime.engine.addresses import RowOrder, hash_multiplier
+from autoshard.core.batches import coprime_step
+from autoshard.runtime.engine.addresses import RowOrder
 from autoshard.runtime.engine.holdings import Holding
 from autoshard.runtime.weights import CHUNK_ROWS, initial_chunk
 
@@ -54,7 +55,7 @@ def _dealt(inner_L: torch.Tensor, num_rows: int, num_parts: int, split: Split) -
         block = -(-num_rows // num_parts)
         return inner_L // block, inner_L % block
     if split is Split.HASH:
-        inner_L = inner_L * hash_multiplier(num_rows) % num_rows
+        inner_L = inner_L * coprime_step(num_rows) % num_rows
     return inner_L % num_parts, inner_L // num_parts
 
 

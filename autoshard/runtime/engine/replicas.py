@@ -97,14 +97,12 @@ class Replicas:
             indices = ownership.of_kernel(key, process)
             if not indices or not ownership.holdings[indices[0]].is_replicated:
                 continue
-            first, base, rows = ownership.holdings[indices[0]], {}, 0
-            for index in indices:
-                base[index] = rows
-                rows += ownership.holdings[index].num_rows(process)
+            first = ownership.holdings[indices[0]]
+            rows = sum(ownership.holdings[index].num_rows(process) for index in indices)
             # A process has one part of the rows; all that have the same one sum their gradients.
             [processes] = [of for of in first.sync_groups() if process in of]
             storage = ReplicatedRows(rows, first.embedding_dim, first.of.dtype, first.of.optimizer, settings, device)
-            self._kernels[key] = _Kernel(rows=storage, base=base)
+            self._kernels[key] = _Kernel(rows=storage, base=ownership.first_rows(key, process))
             together.setdefault((first.grad_sync, processes), []).append(key)
         self._syncs = [
             (keys, GradientSync(how, groups[processes], [len(self._kernels[key].rows.weights_ND) for key in keys]))

@@ -16,7 +16,7 @@ from torch.nn.functional import embedding_bag
 from autoshard.core import DType, GradSync, Optimizer
 from autoshard.runtime.engine.fused import FusedSettings
 from autoshard.runtime.engine.groups import group_of_ranks
-from autoshard.runtime.huge_pages import advise_huge_pages
+from autoshard.runtime.engine.huge_pages import advise_huge_pages
 
 TORCH_DTYPES = {DType.FP32: torch.float32, DType.FP16: torch.float16}
 

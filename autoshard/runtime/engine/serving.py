@@ -71,21 +71,10 @@ class FusedKernels:
             indices = ownership.of_kernel(key, process)
             if not indices or self._holdings[indices[0]].is_replicated:
                 continue
-            first = self._holdings[indices[0]]
-            sizes = [(self._holdings[index].num_rows(process), first.embedding_dim) for index in indices]
-            if first.output is Exchange.ROWS:
-                base, rows = {}, 0
-                for index, (num_rows, _) in zip(indices, sizes, strict=True):
-                    base[index] = rows
-                    rows += num_rows
-                whole = [(rows, first.embedding_dim)]
-                kernel = FusedKernel(whole, first.of.dtype, first.of.optimizer, settings, device)
-                self._rows.append(_Rows(kernel, indices, base))
+            if self._holdings[indices[0]].output is Exchange.ROWS:
+                self._rows.append(self._kernel_of_rows(ownership.first_rows(key, process), settings))
             else:
-                sizes = [(self._holdings[n].num_rows(process), self._holdings[n].embedding_dim) for n in indices]
-                features = [n for n, index in enumerate(indices) for _ in self._holdings[index].of.features]
-                kernel = FusedKernel(sizes, first.of.dtype, first.of.optimizer, settings, device, features)
-                self._sums.append(_Sums(kernel, indices, len(features)))
+                self._sums.append(self._kernel_of_sums(indices, settings))
         self._num_sums = sum(one.num_features for one in self._sums)
         self._asked = [ownership.asked(other, process).rows for other in range(ownership.num_processes)]
         by_feature = [
@@ -95,6 +84,21 @@ class FusedKernels:
         ]
         is_sorted = by_feature == sorted(by_feature)
         self._by_feature = None if is_sorted else torch.tensor(by_feature, dtype=torch.int32, device=device)
+
+    def _kernel_of_rows(self, base: dict[int, int], settings: FusedSettings) -> _Rows:
+        held = [self._holdings[index] for index in base]
+        table = held[0].of
+        whole = [(sum(one.num_rows(self._process) for one in held), held[0].embedding_dim)]
+        kernel = FusedKernel(whole, table.dtype, table.optimizer, settings, self._device)
+        return _Rows(kernel, tuple(base), base)
+
+    def _kernel_of_sums(self, indices: tuple[int, ...], settings: FusedSettings) -> _Sums:
+        held = [self._holdings[index] for index in indices]
+        table = held[0].of
+        sizes = [(one.num_rows(self._process), one.embedding_dim) for one in held]
+        features = [n for n, one in enumerate(held) for _ in one.of.features]
+        kernel = FusedKernel(sizes, table.dtype, table.optimizer, settings, self._device, features)
+        return _Sums(kernel, indices, len(features))
 
     def tables(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor | None]]:
         """For each holding, its weights and moments: views, which training changes."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from autoshard.report.images import NumberTable, Section
-from autoshard.runtime.threads import intra_op_threads
+from autoshard.runtime.processes.threads import intra_op_threads
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
 from studies.policies.figure import Figure, Found, Part

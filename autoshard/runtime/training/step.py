@@ -15,10 +15,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from autoshard.core import Pooling, TableSet
 from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded
-from autoshard.runtime.dense import DenseModel, average_gradients
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.state import TableState
-from autoshard.runtime.synthetic import Samples
+from autoshard.runtime.training.dense import DenseModel, average_gradients
+from autoshard.runtime.training.synthetic import Samples
 
 
 class TrainedEmbeddings(Protocol):

@@ -20,17 +20,17 @@ from autoshard.core.errors import ExecutionError
 from autoshard.evaluation.traffic import Stream
 from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
-from autoshard.runtime.dense import DenseModel, default_layers
-from autoshard.runtime.devices import check_memory, choose_device
 from autoshard.runtime.engine.fused import FusedSettings
 from autoshard.runtime.engine.groups import GroupOrder
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.ownership import ownership_of
-from autoshard.runtime.reference import Reference, check_verifiable, compare
+from autoshard.runtime.processes.devices import check_memory, choose_device
 from autoshard.runtime.results import Device, Engine, RankTiming, RunRequest, RunResult, Verification
-from autoshard.runtime.synthetic import IdsOfRanks, Samples, draw_samples, ranked_rows
 from autoshard.runtime.timing import Part, StepTimer
-from autoshard.runtime.training import EmbeddingEngine, TrainingStep
+from autoshard.runtime.training.dense import DenseModel, default_layers
+from autoshard.runtime.training.reference import Reference, check_verifiable, compare
+from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep
+from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, draw_samples, ranked_rows
 
 #: Different batches that a measurement cycles through, drawn before it starts; fewer if they are large.
 NUM_BATCHES = 8

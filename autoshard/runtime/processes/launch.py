@@ -21,9 +21,9 @@ from typing import IO, Any, Protocol
 
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
 from autoshard.formats import atomic_write, read_plan
-from autoshard.runtime.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord
 from autoshard.runtime.ownership import even_share, ownership_of
-from autoshard.runtime.results import RunRequest, RunResult, Verification
+from autoshard.runtime.processes.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord
+from autoshard.runtime.results import RunRequest, RunResult
 
 DEFAULT_TIMEOUT_S = 3600.0
 #: Processes import torch and find each other before their first document; on a busy machine that takes a minute.
@@ -88,70 +88,6 @@ class LocalLauncher:
 LOCAL: Launcher = LocalLauncher()
 
 
-def run_plan(
-    plan_path: str | Path,
-    nproc: int,
-    steps: int = 20,
-    engine: str = "thin",
-    batch_size: int | None = None,
-    seed: int = 0,
-    *,
-    warmup_steps: int = 3,
-    verify_steps: int = 0,
-    device: str = "auto",
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-    on_progress: OnProgress | None = None,
-) -> RunResult:
-    """Executes a plan's training steps on processes of this machine.
-
-    Args:
-        plan_path: File of the plan.
-        nproc: Number of processes, at most the plan's ranks; with fewer, rank r runs on process `r % nproc`.
-        steps: Measured steps.
-        engine: `thin` for autoshard's own engine, `torchrec` for TorchRec's DistributedModelParallel.
-        batch_size: Samples per step over all processes, a multiple of `nproc`; None for the plan's.
-        seed: Seed of weights and batches.
-        warmup_steps: Steps before the measured ones.
-        verify_steps: Steps, before all others, that are compared with the unsharded reference.
-        device: `cpu` (gloo), `cuda` (NCCL), or `auto`: CUDA where every process gets a GPU of its own.
-        timeout_s: Time for the whole run.
-        on_progress: Called in this process after every step.
-
-    Raises:
-        InputError: If plan or options cannot be executed.
-        DeviceError: If this machine lacks the memory or the GPUs.
-        ExecutionError: If a process fails, in one line that names it, or time runs out.
-    """
-    request = RunRequest(
-        plan_path=str(plan_path),
-        engine=engine,  # type: ignore[arg-type]
-        steps=steps,
-        warmup_steps=warmup_steps,
-        verify_steps=verify_steps,
-        batch_size=batch_size,
-        seed=seed,
-        device=device,  # type: ignore[arg-type]
-    )
-    return run_requests([request], nproc, timeout_s=timeout_s, on_progress=on_progress)[0]
-
-
-def verify_plan(
-    plan_path: str | Path,
-    nproc: int,
-    steps: int = 4,
-    engine: str = "thin",
-    batch_size: int | None = None,
-    seed: int = 0,
-) -> Verification:
-    """Executes a plan and returns its largest errors against the unsharded reference after `steps` steps.
-
-    Tables have to fit into one process. Arguments and errors as in `run_plan`.
-    """
-    result = run_plan(plan_path, nproc, 1, engine, batch_size, seed, warmup_steps=0, verify_steps=max(1, steps))
-    assert result.verification is not None
-    return result.verification
-
-
 def run_requests(
     requests: Sequence[RunRequest],
     nproc: int,
@@ -160,15 +96,26 @@ def run_requests(
     on_progress: OnProgress | None = None,
     launcher: Launcher = LOCAL,
 ) -> tuple[RunResult, ...]:
-    """Executes several requests one after the other on the same processes, as `run_plan` does one.
+    """Executes plans on processes of this machine, one request after the other on the same processes.
 
-    Starting processes takes seconds, and times measured in the same processes compare better. A launcher starts them
-    on nodes other than this machine.
+    Starting processes takes seconds, and times measured in the same processes compare better.
+
+    Args:
+        requests: What to execute.
+        nproc: Number of processes, at most the ranks of each plan; with fewer, rank r runs on process `r % nproc`.
+        timeout_s: Time for the whole run.
+        on_progress: Called in this process after every step.
+        launcher: Starts the processes, on nodes other than this machine if it likes.
+
+    Raises:
+        InputError: If a plan or its options cannot be executed.
+        DeviceError: If this machine lacks the memory or the GPUs.
+        ExecutionError: If a process fails, in one line that names it, or time runs out.
     """
     for request in requests:
         _check(request, nproc)
     job = {"requests": [asdict(request) for request in requests]}
-    module = "autoshard.runtime.worker"
+    module = "autoshard.runtime.processes.worker"
     with running_workers(module, job, nproc, timeout_s=timeout_s, launcher=launcher) as (folder, documents):
         for document in documents:
             progress = _progress(document)

@@ -1,4 +1,4 @@
-"""One process of a run: `torchrun -m autoshard.runtime.worker FOLDER`, started by `autoshard.runtime.launch`.
+"""One process of a run: `torchrun -m autoshard.runtime.processes.worker FOLDER`, started by `launch`.
 
 The folder holds `job.json`; the process of rank 0 writes `results.json` into it, a process that fails writes
 `error.<rank>.json`. Progress goes to standard output, one JSON object a line.
@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import atomic_write
-from autoshard.runtime.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord
+from autoshard.runtime.processes.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord
 from autoshard.runtime.results import RunRequest
 
 
@@ -55,7 +55,7 @@ def run_worker(work: Callable[[], None], folder: Path, rank: int) -> NoReturn:
 
 def _execute(requests: Sequence[RunRequest], folder: Path, rank: int) -> None:
     # Imported here: torch and FBGEMM take a second, in which a broken import should still leave an error file.
-    from autoshard.runtime.session import open_session
+    from autoshard.runtime.processes.session import open_session
 
     def advance(done: int, total: int) -> None:
         if rank == 0:

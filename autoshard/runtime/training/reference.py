@@ -20,12 +20,12 @@ from torch.nn.functional import embedding, embedding_bag
 from autoshard.core import EmbeddingTable, Optimizer, Pooling, RowsBy, ShardingPlan, TableSet
 from autoshard.core.errors import ExecutionError, InvalidOptionError
 from autoshard.runtime.batch import BatchOfIds, Embedded
-from autoshard.runtime.dense import DenseModel
 from autoshard.runtime.engine.addresses import RowOrder
 from autoshard.runtime.engine.groups import GroupOrder
 from autoshard.runtime.results import RunRequest, Verification
-from autoshard.runtime.synthetic import IdsOfRanks, Samples, draw_samples
-from autoshard.runtime.training import EmbeddingEngine, TrainingStep
+from autoshard.runtime.training.dense import DenseModel
+from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep
+from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, draw_samples
 from autoshard.runtime.weights import initialise
 
 #: Row ids and columns that have moments of their own.

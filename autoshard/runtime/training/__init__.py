@@ -1,0 +1,1 @@
+"""A DLRM's training step around the embedding tables, its synthetic samples, and the unsharded reference."""
