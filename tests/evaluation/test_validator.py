@@ -87,12 +87,13 @@ def plan(*shards, tables=None, machine=None, **changes):
 
 def fault_of(plan, **options):
     """What the validator says of a plan; None of a valid one."""
+    fault = None
     try:
         validate_plan(plan, **options)
     except InvalidPlanError as error:
-        assert "\n" not in str(error)
-        return str(error)
-    return None
+        fault = str(error)
+    assert "\n" not in (fault or "")
+    return fault
 
 
 @st.composite
