@@ -6,7 +6,7 @@ outputs (forward, backward), Z width of what is known of a set.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -28,11 +28,13 @@ class ShardEncoder(nn.Module):
     """Code of a shard: traits, and the time that it would add to a set, in units of the card's `scale_ms`.
 
     That time is the work of its kernels, each kind times a price that depends on what the shard is like.
+
+    Args:
+        widths: Widths of the layers of each part, as `layer_widths` has them.
     """
 
-    def __init__(self, encoder_hidden: Sequence[int]) -> None:
+    def __init__(self, widths: Mapping[str, Sequence[int]]) -> None:
         super().__init__()
-        widths = layer_widths(encoder_hidden)
         self.trunk = _mlp(widths["encoder.trunk"])
         self.log_prices = _mlp(widths["encoder.log_prices"])
         self.traits = _mlp(widths["encoder.traits"])
@@ -64,7 +66,7 @@ class CostNetwork(nn.Module):
     def __init__(self, encoder_hidden: Sequence[int] = ENCODER_HIDDEN) -> None:
         super().__init__()
         widths = layer_widths(encoder_hidden)
-        self.encoder = ShardEncoder(encoder_hidden)
+        self.encoder = ShardEncoder(widths)
         self.fusion = _mlp(widths["fusion"])
         self.doubt = _mlp(widths["doubt"])
         self.register_parameter(OVERHEAD, nn.Parameter(torch.full((NUM_OUTPUTS,), -4.0)))

@@ -23,10 +23,9 @@ from costmodel.kernel.weights import (
     OVERHEAD,
     SET_WIDTH,
     TRAIT_WIDTH,
+    Layer,
     Weights,
-    check_weights,
-    layer_name,
-    layer_widths,
+    layers_of,
 )
 
 #: What the encoder learned, then a 1 (the sum of codes tells how many shards there are, above all: none), then a 1
@@ -39,8 +38,6 @@ COUNT, NUM_OUTSIDE = CODE_WIDTH, CODE_WIDTH + 1
 _PRODUCTS_AT_ONCE = 1 << 18
 #: What is made of so many sets on the way stays within a core's cache.
 _SETS_AT_ONCE = 1024
-
-_Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,14 +100,10 @@ class CostPredictor:
         scaling: FeatureScaling,
         scale_ms: float,
     ) -> None:
-        check_weights(weights, encoder_hidden)
+        self._layers = layers_of(weights, encoder_hidden)
         self._scaling = scaling
         self._scale_ms = scale_ms
         self._overhead_O = np.exp(weights[OVERHEAD].astype(np.float32))
-        self._layers = {
-            part: [_layer(weights, part, index) for index in range(len(widths) - 1)]
-            for part, widths in layer_widths(encoder_hidden).items()
-        }
 
     @property
     def set_head(self) -> SetHead:
@@ -167,12 +160,7 @@ class CostPredictor:
         return known_SZ, own_SO
 
 
-def _layer(weights: Weights, part: str, index: int) -> _Layer:
-    weight = np.ascontiguousarray(weights[layer_name(part, index, "weight")].T, dtype=np.float32)
-    return weight, weights[layer_name(part, index, "bias")].astype(np.float32)
-
-
-def _mlp(values: NDArray[np.float32], layers: Sequence[_Layer]) -> NDArray[np.float32]:
+def _mlp(values: NDArray[np.float32], layers: Sequence[Layer]) -> NDArray[np.float32]:
     for index, (weight, bias) in enumerate(layers):
         values = _product(values, weight)
         values += bias

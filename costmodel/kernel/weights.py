@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.errors import ModelError
@@ -14,6 +15,9 @@ from costmodel.registry.card_fields import MAX_WEIGHT, check_tensor
 
 #: Tensors by name.
 Weights = Mapping[str, NDArray[Any]]
+
+#: A layer's weights, from inputs to outputs, and its bias.
+Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 #: Forward and backward.
 NUM_OUTPUTS = 2
@@ -64,11 +68,24 @@ def layer_name(part: str, layer: int, tensor: str) -> str:
     return f"{part}.{2 * layer}.{tensor}"
 
 
-def check_weights(weights: Weights, encoder_hidden: Sequence[int]) -> None:
-    """Raises ModelError if a tensor is missing, of another shape or dtype, or has odd numbers; the text names it."""
+def layers_of(weights: Weights, encoder_hidden: Sequence[int]) -> dict[str, list[Layer]]:
+    """The layers of each part of the network.
+
+    Raises:
+        ModelError: If a tensor is missing, of another shape or dtype, or has odd numbers; the text names it.
+    """
     for name, shape in weight_shapes(encoder_hidden).items():
         tensor = weights.get(name)
         if tensor is None or tensor.shape != shape:
             got = "nothing" if tensor is None else f"shape {tensor.shape}"
             raise ModelError(f"needs a tensor of shape {shape}, got {got}", field=name)
         check_tensor(tensor, name, limit=MAX_LOG_OVERHEAD if name == OVERHEAD else MAX_WEIGHT)
+    return {
+        part: [_layer(weights, part, index) for index in range(len(widths) - 1)]
+        for part, widths in layer_widths(encoder_hidden).items()
+    }
+
+
+def _layer(weights: Weights, part: str, index: int) -> Layer:
+    weight = np.ascontiguousarray(weights[layer_name(part, index, "weight")].T, dtype=np.float32)
+    return weight, weights[layer_name(part, index, "bias")].astype(np.float32)
