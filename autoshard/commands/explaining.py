@@ -55,7 +55,7 @@ def _overview(found: Explanation) -> RenderableType:
         shown.add_column(name, justify="right" if name == "bytes per rank" else "left", overflow="fold")
     for one in found.tables:
         held = f"{one.hbm_bytes:,}"
-        shown.add_row(one.table, one.scheme, _ranks(one.ranks), held, _binds(one), one.reason)
+        shown.add_row(one.table, one.option, _ranks(one.ranks), held, _binds(one), one.reason)
     return shown
 
 
@@ -66,7 +66,7 @@ def _details(found: Explanation) -> RenderableType:
     blocks: list[RenderableType] = []
     for one in found.tables:
         shown = Table(
-            title=f"{one.table}: {one.scheme} on {_ranks(one.ranks)}",
+            title=f"{one.table}: {one.option} on {_ranks(one.ranks)}",
             caption=f"{one.reason}. {_title(found)}, {one.without_ms:.6g} ms without it. At the slowest rank of: "
             f"{_binds(one) or 'no part'}.",
         )
@@ -76,7 +76,7 @@ def _details(found: Explanation) -> RenderableType:
         for other in one.alternatives:
             is_open = other.step_ms is not None
             shown.add_row(
-                other.scheme,
+                other.option,
                 f"{other.step_ms:.6g}" if is_open else "",
                 f"{(other.step_ms or 0.0) / found.step_ms - 1:+.2%}" if is_open else "",
                 f"{other.hbm_bytes:,}",

@@ -23,8 +23,8 @@ def test_every_table_has_its_reason(plan_file, capfd):
     assert [one["table"] for one in document["tables"]] == [table.name for table in plan.tables.tables]
     for one in document["tables"]:
         assert one["reason"]
-        assert {"table_wise", "row_wise", "grid x2"} <= {other["scheme"] for other in one["alternatives"]} | {
-            one["scheme"]
+        assert {"table_wise", "row_wise", "grid x2"} <= {other["option"] for other in one["alternatives"]} | {
+            one["option"]
         }
     assert main(["explain", str(plan_file)]) == 0
     shown = capfd.readouterr().out

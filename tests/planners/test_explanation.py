@@ -37,7 +37,7 @@ def test_alternatives_cost_what_such_plans_cost(plan, costs):
     found = explain(plan, costs, [table.name])
     assert found.step_ms == evaluate(plan, costs).step_ms.value
     (one,) = found.tables
-    known = {other.scheme: other.step_ms for other in one.alternatives}
+    known = {other.option: other.step_ms for other in one.alternatives}
     for tier in (Tier.ROW_WISE, Tier.DATA_PARALLEL, Tier.FLEX):
         shards = tuple(
             placed_shard(placed.shard, tier, plan.topology) if placed.shard.table == table else placed
@@ -60,14 +60,14 @@ def test_rows_in_tiers_are_explained(plan, costs):
     others = [placed for placed in plan.shards if placed.shard.table.name != table.name]
     found = explain(replace(plan, tables=tables, shards=(*others, hot, rest)), costs, [table.name])
     (one,) = found.tables
-    assert (one.scheme, one.ranks) == (tiered.label, (0, 1, 2, 3))
+    assert (one.option, one.ranks) == (tiered.label, (0, 1, 2, 3))
 
 
 def test_the_best_of_all_ranks_is_found(plan, costs):
     # Of the ways on one node, the better node counts.
     table = plan.tables.tables[5]
     (one,) = explain(plan, costs, [table.name]).tables
-    found = next(other.step_ms for other in one.alternatives if other.scheme == "table_row_wise")
+    found = next(other.step_ms for other in one.alternatives if other.option == "table_row_wise")
     steps = []
     for node in range(2):
         ranks = tuple(range(2 * node, 2 * node + 2))
@@ -86,7 +86,7 @@ def test_the_best_of_all_ranks_is_found(plan, costs):
 def test_constraints_and_memory_rule_ways_out(plan, costs):
     found = {one.table: one for one in explain(plan, costs).tables}
     assert list(found) == [table.name for table in plan.tables.tables]
-    reasons = {other.scheme: other.ruled_out for other in found["t0"].alternatives}
+    reasons = {other.option: other.ruled_out for other in found["t0"].alternatives}
     assert reasons["row_wise"] == "the table forbids tier row_wise"
     pinned = found["t1"]
     assert pinned.ranks == (3,)
@@ -98,7 +98,7 @@ def test_constraints_and_memory_rule_ways_out(plan, costs):
         replace(placed, replicas=((0,),)) if placed.replicas == ((1,),) else placed for placed in tight.shards
     )
     short = {one.table: one for one in explain(replace(tight, shards=moved), costs).tables}
-    reasons = {other.scheme: other.ruled_out for other in short["t4"].alternatives}
+    reasons = {other.option: other.ruled_out for other in short["t4"].alternatives}
     assert reasons["data_parallel"].endswith("bytes of a rank, more than is free")
 
 

@@ -37,13 +37,13 @@ class Alternative:
     """Another way to hold a table, with all others as they are.
 
     Attributes:
-        scheme: What it is called.
+        option: What it is called.
         step_ms: The step at its best place; None if it is ruled out.
         hbm_bytes: What it takes of every rank that holds some of it, at most.
         ruled_out: The constraint or the lack of memory that rules it out; empty if nothing does.
     """
 
-    scheme: str
+    option: str
     step_ms: float | None
     hbm_bytes: int
     ruled_out: str
@@ -55,7 +55,7 @@ class ExplainedTable:
 
     Attributes:
         table: Its name, or those of all tables that must share its ranks.
-        scheme: How it is held.
+        option: How it is held.
         ranks: Ranks that hold some of it.
         hbm_bytes: What it takes of every such rank, at most.
         without_ms: The step if nobody held it.
@@ -65,7 +65,7 @@ class ExplainedTable:
     """
 
     table: str
-    scheme: str
+    option: str
     ranks: tuple[int, ...]
     hbm_bytes: int
     without_ms: float
@@ -141,11 +141,11 @@ class _Explainer:
         item, (chosen, _) = self.space.items[index], self.layout.choice(index)
         others = [self._alternative(index, number) for number in range(len(item.options)) if number != chosen]
         others += self._ruled_out(item)
-        others.sort(key=lambda one: (one.step_ms is None, one.step_ms or 0.0, one.scheme))
+        others.sort(key=lambda one: (one.step_ms is None, one.step_ms or 0.0, one.option))
         ranks = self._ranks(index)
         return ExplainedTable(
             table=item.label,
-            scheme=item.options[chosen].label,
+            option=item.options[chosen].label,
             ranks=ranks,
             hbm_bytes=self._bytes(item.options[chosen]),
             without_ms=self._step_ms([((index, NOTHING, ()),)]),
@@ -160,9 +160,9 @@ class _Explainer:
         sites = self.near.sites_of(index, option)
         if sites is None:
             ruled_out = f"takes {hbm_bytes:,} bytes of a rank, more than is free"
-            return Alternative(scheme=option.label, step_ms=None, hbm_bytes=hbm_bytes, ruled_out=ruled_out)
+            return Alternative(option=option.label, step_ms=None, hbm_bytes=hbm_bytes, ruled_out=ruled_out)
         step_ms = self._step_ms([((index, number, at),) for at in self._tried(option, sites)])
-        return Alternative(scheme=option.label, step_ms=step_ms, hbm_bytes=hbm_bytes, ruled_out="")
+        return Alternative(option=option.label, step_ms=step_ms, hbm_bytes=hbm_bytes, ruled_out="")
 
     def _tried(self, option: ItemOption, sites: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Sites that are priced: those that look best, and of single shards some more."""
@@ -183,7 +183,7 @@ class _Explainer:
         """Ways that the item has no option for."""
         if len(item.tables) > 1:
             reason = "the tables must be on the same ranks"
-            return [Alternative(scheme="column_wise, grid, row_tiers", step_ms=None, hbm_bytes=0, ruled_out=reason)]
+            return [Alternative(option="column_wise, grid, row_tiers", step_ms=None, hbm_bytes=0, ruled_out=reason)]
         known = {option.parts for option in item.options}
         topology, batch_size = self.space.topology, self.space.tables.batch_size
         found = []
@@ -193,7 +193,7 @@ class _Explainer:
                 continue
             found.append(
                 Alternative(
-                    scheme=option.label,
+                    option=option.label,
                     step_ms=None,
                     hbm_bytes=max(part.local(topology, batch_size).memory_bytes for part in option.parts),
                     ruled_out=reason or f"{self.space.costs.kernel.name} cannot price it",
@@ -202,7 +202,7 @@ class _Explainer:
         return found
 
     def _reason(self, others: Sequence[Alternative]) -> str:
-        open_to = [(one.step_ms, one.scheme) for one in others if one.step_ms is not None]
+        open_to = [(one.step_ms, one.option) for one in others if one.step_ms is not None]
         if not open_to:
             first = next((one.ruled_out for one in others), "there is no other way with one rank")
             return f"nothing else is possible: {first}"

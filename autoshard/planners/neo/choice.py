@@ -1,4 +1,4 @@
-"""Which scheme each table gets, by Neo's cost function.
+"""Which sharding type each table gets, by Neo's cost function.
 
 Shape suffixes: S sites of an item, R ranks, L memory levels (`LEVELS`).
 """
@@ -29,7 +29,7 @@ from autoshard.planners.space.options import (
 )
 from autoshard.planners.space.tiers import SITED_TIERS, num_sites
 
-#: Schemes that Neo has (Sec. 4).
+#: Sharding types that Neo has (Sec. 4).
 NEO_TYPES = (
     ShardingType.TABLE_WISE,
     ShardingType.ROW_WISE,
@@ -41,7 +41,8 @@ NEO_TYPES = (
 )
 LEVELS = tuple(MemoryLevel)
 HBM = LEVELS.index(MemoryLevel.HBM)
-#: Share of the memory that the cheapest schemes leave free which replicated tables may take: the rest is room to move.
+#: Share of the memory that the cheapest sharding types leave free which replicated tables may take: the rest is room
+#: to move.
 _REPLICAS_SHARE = 0.9
 #: Most tables of a unit for which mixtures of replicated and row-wise ones are listed.
 _MAX_MIXED = 6
@@ -121,7 +122,7 @@ class Chooser:
     Args:
         units: Tables that share their ranks.
         cost: Prices parts.
-        names: Schemes that are allowed.
+        names: Sharding types that are allowed.
         capacity_LR: Bytes that may be used.
         cache_policy: Of caches.
     """
@@ -246,13 +247,13 @@ class Chooser:
 
     def _nowhere(self, label: str, too_large: Sequence[IntArray]) -> InfeasiblePlanError:
         if not too_large:
-            return InfeasiblePlanError(f"{label}: its constraints leave no scheme of {', '.join(self._names)}")
+            return InfeasiblePlanError(f"{label}: its constraints leave no sharding type of {', '.join(self._names)}")
         least_L = min(too_large, key=lambda held_L: held_L[HBM])
         most_L = self._capacity_LR.max(axis=1)
         level = int((least_L - most_L).argmax())
         return InfeasiblePlanError(
-            f"{label} needs {least_L[level]:,} bytes of {LEVELS[level]} on one rank in the scheme that needs least, "
-            f"and no rank that may hold it has more than {most_L[level]:,} bytes"
+            f"{label} needs {least_L[level]:,} bytes of {LEVELS[level]} on one rank in the sharding type that needs "
+            f"least, and no rank that may hold it has more than {most_L[level]:,} bytes"
         )
 
 

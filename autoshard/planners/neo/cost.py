@@ -32,7 +32,7 @@ class PartCost:
         exchange_s: Lengths, ids, vectors and gradients on the owner's links.
         reduce_s: All-reduce of replicated rows.
         transfer_s: Rows that its cache misses, both ways.
-        weighted_s: The sum by which schemes are chosen and placed.
+        weighted_s: The sum by which sharding types are chosen and placed.
         num_holders: How many ranks that is.
         held_bytes: Memory on every level, caches included.
     """

@@ -41,8 +41,8 @@ class Arranger:
     """Places the items of choices.
 
     Items on all ranks come first, since they leave nothing to choose. Then those of nodes, as Neo's hierarchical
-    schemes say: tables to nodes, and within nodes their columns to ranks. Items on single ranks come last, those with
-    rows on other levels before the rest.
+    sharding types say: tables to nodes, and within nodes their columns to ranks. Items on single ranks come last, those
+    with rows on other levels before the rest.
 
     Attributes:
         tables: All tables.

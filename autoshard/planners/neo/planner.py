@@ -1,4 +1,4 @@
-"""The planner `neo`: a scheme for every table, then greedy or largest-differencing placement, with caches if needed."""
+"""The planner `neo`: sharding types of tables, then greedy or largest-differencing placement, with caches if needed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NeoOptions:
 
     sharding_types: str = field(
         default=",".join(NEO_TYPES),
-        metadata={"help": "Schemes that tables may have, a comma between them."},
+        metadata={"help": "Sharding types that tables may have, a comma between them."},
     )
     placement: str = field(default=KARMARKAR_KARP, metadata={"help": "How parts are placed: greedy or karmarkar_karp."})
     communication_weight: float = field(default=1.0, metadata={"help": "Weight of message volumes in the cost."})
@@ -84,16 +84,16 @@ class NeoOptions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The schemes, each once."""
+        """The sharding types, each once."""
         return tuple(dict.fromkeys(listed(self.sharding_types)))
 
 
 class NeoPlanner:
-    """Gives each table one of seven schemes, and places their parts.
+    """Gives each table one of seven sharding types, and places their parts.
 
-    - The cost of a part is `CostFunction`'s. A table gets the scheme whose parts cost all ranks least, where a part
-      above the even share of a rank counts as much as it keeps the others waiting. Several limits for what counts are
-      tried, with and without replicas, and the arrangement with the shortest predicted step is taken, or with
+    - The cost of a part is `CostFunction`'s. A table gets the sharding type whose parts cost all ranks least, where a
+      part above the even share of a rank counts as much as it keeps the others waiting. Several limits for what counts
+      are tried, with and without replicas, and the arrangement with the shortest predicted step is taken, or with
       `compare=cost` the one whose costliest rank is cheapest, latencies of the collectives and launches of the kernels
       that it needs included.
     - Replication is for the tables that gain most per byte by it, as far as the memory goes.
@@ -103,14 +103,14 @@ class NeoPlanner:
       share (`with_grown_caches`).
 
     Source:
-        Neo Sec. 4 and 5.2. Differs: the paper leaves open how cost functions choose among schemes, and how large caches
-        are; predicted steps, which it has for analysis only, decide among whole arrangements; memory limits and
+        Neo Sec. 4 and 5.2. Differs: the paper leaves open how cost functions choose among sharding types, and how large
+        caches are; predicted steps, which it has for analysis only, decide among whole arrangements; memory limits and
         constraints hold. Its hybrid of tables to nodes, then columns to ranks (`table_column_wise`) moves the same
         bytes as column-wise does: it is chosen only where column-wise is not allowed.
     """
 
     name: ClassVar[str] = "neo"
-    summary: ClassVar[str] = "4D parallelism: per table the cheapest of seven schemes, by bytes sent and read."
+    summary: ClassVar[str] = "4D parallelism: per table the cheapest of seven sharding types, by bytes sent and read."
     options_type: ClassVar[type] = NeoOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:
