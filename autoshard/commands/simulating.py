@@ -192,7 +192,7 @@ def _check_possible(points: Sequence[SimulatedPoint]) -> None:
     """Refuses options with which no point can be planned at all, before anything is printed."""
     unpriced = [one for one in points if isinstance(one, UnpricedPoint)]
     if len(unpriced) == len(points) and all(one.status is PointStatus.IMPOSSIBLE for one in unpriced):
-        raise InvalidOptionError(f"no point is possible: {_reasons(unpriced)}")
+        raise InvalidOptionError(f"{_reasons(unpriced)}; so no point is possible")
 
 
 def _check_priced(points: Sequence[SimulatedPoint]) -> None:

@@ -5,7 +5,6 @@ Nothing but this process needs the store, so the cluster needs no file system in
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any
 from autoshard import console
 from autoshard.core.errors import DeviceError, ExecutionError
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, Sample
-from autoshard.ray_library import import_ray
+from autoshard.ray_library import connect, import_ray
 from bench.collecting.collection import Collection
 from bench.collecting.kernels import KernelKind
 from bench.collecting.options import CollectOptions, SampleKind
@@ -114,14 +113,7 @@ def collect_on_ray(
 
 @contextmanager
 def _cluster(ray: ModuleType, address: str, num_workers: int | None) -> Iterator[None]:
-    kinds: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
-    if address == "local":
-        kinds |= {"num_cpus": num_workers, "include_dashboard": False}
-    try:
-        ray.init(address=address, **kinds)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ExecutionError(f"no Ray cluster can be reached: {reason}", source=address) from error
+    connect(ray, address, num_workers)
     try:
         yield
     finally:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from types import ModuleType
 from typing import Any
 
 from autoshard.core.errors import ExecutionError
-from autoshard.ray_library import import_ray
+from autoshard.ray_library import connect, import_ray
 from policies.rollout.actors import ActorDiedError, ActorSetup, Order, Played, Player
 
 
@@ -51,14 +50,7 @@ class RayActors:
         ray = self._ray
         if ray.is_initialized():
             return
-        kinds: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
-        if self._address == "local":
-            kinds |= {"num_cpus": self._num_actors, "include_dashboard": False}
-        try:
-            ray.init(address=self._address, **kinds)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ExecutionError(f"no Ray cluster can be reached: {reason}", source=self._address) from error
+        connect(ray, self._address, self._num_actors)
         self._is_ours = True
         num_cores = int(ray.cluster_resources().get("CPU", 0))
         if num_cores < self._num_actors:

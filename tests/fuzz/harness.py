@@ -211,7 +211,7 @@ def _names_something(case, line):
     if any(not argument.strip() for argument in case.arguments):
         return True  # what is nothing to look at cannot be found in a message
     told = {form for word in {*files, *options, *case.arguments} if word.strip(_DIGITS) for form in _as_printed(word)}
-    return any(word in line for word in told) or re.search(r"^error: [\w.\[\]]+: |--help\)$", line) is not None
+    return any(word in line for word in told) or re.search(r"^error: [\w.\[\]-]+: |--help\)$", line) is not None
 
 
 def _as_printed(word):

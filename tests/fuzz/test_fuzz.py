@@ -1,8 +1,8 @@
 """Generated bad input of every kind: no traceback, no hang, little memory, an error in one line, and its exit code.
 
-Hundreds of cases by default, the same ones every time. `pytest -m slow tests/fuzz` runs 20,000 others;
-AUTOSHARD_FUZZ_CASES sets another number, and AUTOSHARD_FUZZ_SEED repeats a run. A case that fails is made as small as
-it gets, and written to a file: in `tests/fuzz/corpus` it is a test from then on.
+Hundreds of cases by default, and 20,000 others with `pytest -m slow tests/fuzz`, the same ones every time.
+AUTOSHARD_FUZZ_CASES sets another number, and AUTOSHARD_FUZZ_SEED another seed; `random` draws one, and prints it. A
+case that fails is made as small as it gets, and written to a file: in `tests/fuzz/corpus` it is a test from then on.
 """
 
 import json
@@ -52,7 +52,8 @@ def test_generated_cases(part, examples, run):
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_many_generated_cases(part, examples, run):
-    number = int(os.environ.get("AUTOSHARD_FUZZ_SEED") or random.SystemRandom().getrandbits(32))
+    wanted = os.environ.get("AUTOSHARD_FUZZ_SEED", "1")
+    number = random.SystemRandom().getrandbits(32) if wanted == "random" else int(wanted)
     print(f"AUTOSHARD_FUZZ_SEED={number}")
     num_cases = int(os.environ.get("AUTOSHARD_FUZZ_CASES", NUM_CASES_SLOW))
     check_generated(run, all_targets(examples), part, num_cases, number)

@@ -93,7 +93,7 @@ def test_a_killed_worker_is_named_and_its_peers_end(plan_path, run_folder):
         os.kill(worker(run_folder, 1), signal.SIGKILL)
 
     with pytest.raises(ExecutionError, match=r"^process 1 was killed by signal 9 \(SIGKILL\)$"):
-        run_plan(plan_path, 2, FOREVER, on_progress=kill, timeout_s=60)
+        run_plan(plan_path, 2, FOREVER, on_progress=kill)
     assert processes_of(run_folder) == []
 
 

@@ -241,7 +241,9 @@ class TestCommand:
     def test_options_with_which_nothing_is_possible_print_nothing(self, run, task):
         refused = run(task, *self.SMALL, "--ranks", "8", "--groups", "3", "--batches", 0, code=2)
         assert refused.out == ""
-        assert "no point is possible: replica_groups.num_groups: must divide the 8 ranks, got 3" in refused.err
+        assert (
+            "error: replica_groups.num_groups: must divide the 8 ranks, got 3; so no point is possible" in refused.err
+        )
 
     def test_draws_a_page_that_needs_no_network(self, run, task, tmp_path):
         run(task, "--ranks", "8,16", *self.SMALL, "--html", tmp_path / "sweep.html")
