@@ -112,7 +112,7 @@ class CollectedKind(ABC, Generic[ChosenT, ItemT, ResultT, SampleT]):
         return _Run(cls(harness.machine), harness, log).measure(chosen, num_samples, seconds)
 
     def recorded(self, measurement: Timing, source: str) -> dict[str, Any]:
-        """Fields that samples of all such kinds have."""
+        """Fields of a sample by name: when, where, with which software; its source; and those of `Timing`."""
         return {
             "collected_at": datetime.now(UTC),
             "device": self.machine.device.key,
