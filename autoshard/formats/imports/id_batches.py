@@ -292,6 +292,8 @@ def _column_groups(parquet: pa.parquet.ParquetFile, columns: list[str]) -> Itera
     num_ids = dict.fromkeys(columns, 0)
     for index in range(metadata.num_row_groups):
         row_group = metadata.row_group(index)
+        # A reader says what is wrong with a column's statistics; pyarrow's metadata would end the process.
+        next(parquet.iter_batches(1, row_groups=[index], columns=columns, use_threads=False), None)
         for leaf in map(row_group.column, range(row_group.num_columns)):
             path = leaf.path_in_schema
             name = path if path in num_ids else path.rsplit(".", 2)[0]
