@@ -246,7 +246,7 @@ def test_a_result_says_how_the_plan_was_executed(results, path):
     held = {
         (shard["table"], rank % path.num_processes)
         for shard in PLANS[path.plan]["shards"]
-        for rank in shard["replicas"][0]
+        for rank in shard["replicas"][0][: shard["rows"]["stop"]]  # fewer rows than ranks leave the last ones none
     }
     assert sum(timing.num_tables for timing in result.ranks) == len(held)
     assert result.interaction == ("dot" if path.plan == "eight ranks" else "concat")

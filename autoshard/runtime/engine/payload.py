@@ -110,7 +110,7 @@ def reduce_scatter(sent_GW: torch.Tensor, dtype: DType, group: dist.ProcessGroup
     """Sums over processes of fp32 values, added up in the format on the wire; each process gets its rows, (B, W).
 
     On a CPU, where gloo makes a reduce-scatter of an all-reduce, an all-to-all and a sum here took 0.6 to 0.85 of its
-    time (4 processes on 2 cores of a Xeon, 64 to 512 rows each of 512 and 4,096 columns, November 2026).
+    time (4 processes on 2 cores of an AMD EPYC, 64 and 512 rows each of 512 and 4,096 columns, November 2026).
 
     Args:
         sent_GW: Rows for all processes, process by process.
