@@ -256,7 +256,7 @@ def test_replica_groups_are_searched_within(draw_task, two_nodes, make_request, 
     # So slow between nodes, and so many samples, that several copies of all tables are worth their synchronisation.
     tables, _ = draw_task(12, 8, seed=6, batch_size=4096)
     topology = two_nodes()
-    slow = replace(topology.levels[1], all_to_all=Link(bytes_per_s=1e7), all_reduce=Link(bytes_per_s=1e8))
+    slow = replace(topology.levels[1], all_to_all=Link(bytes_per_s=1e7), all_reduce=Link(bytes_per_s=4e7))
     request = make_request((tables, replace(topology, levels=(topology.levels[0], slow))), time_limit_s=SECONDS)
     groups = get_planner("replica-groups").plan(request)
     found = search_steps(request, STEPS)
