@@ -14,6 +14,7 @@ from autoshard.core.plan import (
     ShardingPlan,
 )
 from autoshard.core.shard import (
+    Collective,
     Exchange,
     GradSync,
     LocalShard,
@@ -44,6 +45,7 @@ __all__ = [
     "REUSE_BIN_EDGES",
     "REUSE_BIN_MIDDLES",
     "AccessProfile",
+    "Collective",
     "CommModel",
     "Constraints",
     "CostBreakdown",

@@ -39,6 +39,14 @@ class Exchange(StrEnum):
     ROWS = "rows"
 
 
+class Collective(StrEnum):
+    """How sums of bags travel: owner by owner, or added up on the way where all ranks own some of the rows."""
+
+    ALL_TO_ALL = "all_to_all"
+    REDUCE_SCATTER = "reduce_scatter"
+    """An all-gather in the backward pass."""
+
+
 class GradSync(StrEnum):
     """How gradients of replicated rows meet."""
 
@@ -142,6 +150,7 @@ class PlacedShard:
 
     Attributes:
         replicas: Each replica is the list of ranks over which its rows are split.
+        collective: How sums travel; `reduce_scatter` only where one replica is split over all ranks.
         fetch: For each rank, the index of the replica that it reads; None for the replica of its own node or,
             where there is one replica per rank, its own.
     """
@@ -151,6 +160,7 @@ class PlacedShard:
     replicas: Replicas
     split: Split = Split.BLOCK
     exchange: Exchange = Exchange.PARTIAL_SUMS
+    collective: Collective = Collective.ALL_TO_ALL
     deduplicate: bool = False
     grad_sync: GradSync = GradSync.NONE
     memory: MemoryPlacement = field(default_factory=MemoryPlacement)

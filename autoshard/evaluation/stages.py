@@ -21,6 +21,10 @@ class Stages:
 
     Attributes:
         topology: Of one replica group, over which all but the last are.
+        forward_ms_R: Of embeddings: the all-to-all, and the reduce-scatter of sums.
+        backward_ms_R: Of their gradients: the all-to-all, and the all-gather.
+        reduce_scatter_ms: The reduce-scatter's share, alike on all ranks.
+        all_gather_ms: The all-gather's.
         sync_ms_R: Of gradients of rows that ranks of a group hold copies of.
         replicas: Of the ranks that hold copies of the same rows in different groups.
         group_sync_ms_R: Of weights and optimizer states between groups, per step.
@@ -31,6 +35,8 @@ class Stages:
     input_ms_R: MsArray
     forward_ms_R: MsArray
     backward_ms_R: MsArray
+    reduce_scatter_ms: float
+    all_gather_ms: float
     sync_ms_R: MsArray
     replicas: Topology
     group_sync_ms_R: MsArray
@@ -59,6 +65,8 @@ class Stages:
         def all_to_all(stream: Stream) -> MsArray:
             return costs.comm.links_ms(links[stream], group.topology)
 
+        reduce_scatter_ms = costs.comm.reduce_scatter_ms(traffic.reduced_bytes(Stream.FORWARD), group.topology)
+        all_gather_ms = costs.comm.all_gather_ms(traffic.reduced_bytes(Stream.BACKWARD), group.topology)
         replicas = groups.replica_topology(plan.topology)
         # All that a rank holds is averaged with its copies, touched or not, weights with moments (2D Eq. 1).
         synced_R = np.sum([np.array(of_level, dtype=np.float64) for of_level in held_bytes.values()], axis=0)
@@ -66,8 +74,10 @@ class Stages:
             topology=group.topology,
             # Ids can only travel once the lengths have told how many there are (Neo Sec. 7.1).
             input_ms_R=all_to_all(Stream.LENGTHS) + all_to_all(Stream.IDS),
-            forward_ms_R=all_to_all(Stream.FORWARD),
-            backward_ms_R=all_to_all(Stream.BACKWARD),
+            forward_ms_R=all_to_all(Stream.FORWARD) + reduce_scatter_ms,
+            backward_ms_R=all_to_all(Stream.BACKWARD) + all_gather_ms,
+            reduce_scatter_ms=reduce_scatter_ms,
+            all_gather_ms=all_gather_ms,
             sync_ms_R=_all_reduces_ms(traffic.sync_R, costs, group.topology),
             replicas=replicas,
             group_sync_ms_R=_all_reduces_ms(synced_R, costs, replicas) / groups.sync_every,

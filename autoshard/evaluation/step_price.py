@@ -327,18 +327,34 @@ class _Spreads:
     def of(
         cls, plan: ShardingPlan, costs: CostModels, kernels: KernelCosts, stages: Stages, dense: DenseWork | None
     ) -> _Spreads:
-        def collective(name: CollectiveName, ms_R: MsArray, topology: Topology) -> _Spread:
-            low_R, high_R = costs.comm.bounds_ms(name, ms_R, topology)
-            slowest = int(ms_R.argmax())
-            return _Spread.of(float(ms_R[slowest]), float(low_R[slowest]), float(high_R[slowest]))
+        def collective(
+            name: CollectiveName, ms_R: MsArray, topology: Topology, *more: tuple[CollectiveName, float]
+        ) -> _Spread:
+            """Of a collective, with others behind it: they are priced by one model, whose errors do not cancel."""
+            slowest, value = int(ms_R.argmax()), float(ms_R.max())
+            low, high = (float(of_R[slowest]) for of_R in costs.comm.bounds_ms(name, ms_R, topology))
+            for other, ms in ((other, ms) for other, ms in more if ms):
+                ends = costs.comm.bounds_ms(other, np.array([ms]), topology)
+                value, low, high = value + ms, low + float(ends[0][0]), high + float(ends[1][0])
+            return _Spread.of(value, low, high)
 
         worst = int(kernels.kernel_ms_S.argmax())
         ends = (kernels.kernel_ms_S, kernels.low_ms_S, kernels.high_ms_S)
         return cls(
             kernels=_Spread.of(*(float(of_S[worst]) for of_S in ends)),
             input=collective("all_to_all", stages.input_ms_R, stages.topology),
-            forward_exchange=collective("all_to_all", stages.forward_ms_R, stages.topology),
-            backward_exchange=collective("all_to_all", stages.backward_ms_R, stages.topology),
+            forward_exchange=collective(
+                "all_to_all",
+                stages.forward_ms_R - stages.reduce_scatter_ms,
+                stages.topology,
+                ("reduce_scatter", stages.reduce_scatter_ms),
+            ),
+            backward_exchange=collective(
+                "all_to_all",
+                stages.backward_ms_R - stages.all_gather_ms,
+                stages.topology,
+                ("all_gather", stages.all_gather_ms),
+            ),
             all_reduce=collective(
                 "all_reduce", stages.sync_ms_R + (dense.all_reduce_ms if dense else 0.0), plan.topology
             ),

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import (
+    Collective,
     DType,
     EmbeddingTable,
     Exchange,
@@ -60,11 +61,16 @@ class Stream(StrEnum):
 
 
 _STREAMS = tuple(Stream)
+#: Streams that a reduce-scatter, or its all-gather, can carry.
+_IS_REDUCED_E = np.array([stream in (Stream.FORWARD, Stream.BACKWARD) for stream in _STREAMS])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairTraffic:
-    """Bytes per step between a rank that reads a placed shard and each owner in the replica that it reads."""
+    """Bytes per step between a rank that reads a placed shard and each owner in the replica that it reads.
+
+    Where sums travel by reduce-scatter, `forward` and `backward` are what each owner puts in and takes out for a rank.
+    """
 
     lengths: float
     """From reader to owner, as `ids` and `backward`."""
@@ -199,11 +205,14 @@ class Traffic:
         layouts: What is exchanged, a layout for all shards of several replicas that are held and read alike.
         single_ER: As `layouts`, for all shards of one replica together: bytes between each rank and owner [r], shape
             (E, R).
+        reduced_E: Of sums that travel by reduce-scatter, and of their gradients: bytes of a rank's own samples. The
+            collectives' buffers have as much for each rank. Their lengths and ids are among `single_ER`.
         sync_R: Bytes of gradients that each rank puts into all-reduces, as those of an all-reduce over all ranks.
     """
 
     layouts: tuple[LayoutTraffic, ...]
     single_ER: MsArray
+    reduced_E: MsArray
     sync_R: MsArray
 
     @property
@@ -222,7 +231,7 @@ class Traffic:
         return served_R if stream.asks else asked_R
 
     def links(self, topology: Topology) -> Mapping[Stream, LinkBytes]:
-        """What leaves and reaches ranks by level, for every stream.
+        """What leaves and reaches ranks by level in the all-to-all of every stream.
 
         Args:
             topology: Of the ranks that the plan numbers: the world, or a replica group.
@@ -239,8 +248,12 @@ class Traffic:
             links[stream] = LinkBytes(leaving_LR=leaving_LR, arriving_LR=arriving_LR)
         return links
 
+    def reduced_bytes(self, stream: Stream) -> float:
+        """Bytes of the larger buffer of the stream's reduce-scatter or all-gather; 0 for none."""
+        return float(self.reduced_E[_STREAMS.index(stream)]) * self.num_ranks
+
     def pairs_RR(self, stream: Stream) -> MsArray:  # noqa: N802 - a shape suffix
-        """Bytes pair by pair, from the row's rank to the column's; for small worlds."""
+        """Bytes of the all-to-all pair by pair, from the row's rank to the column's; for small worlds."""
         index = _STREAMS.index(stream)
         asked_RR = np.tile(self.single_ER[index], (self.num_ranks, 1))
         for layout in self.layouts:
@@ -253,7 +266,9 @@ class Traffic:
         """Bytes between each rank and the owners that it reads, and between it and the ranks that it serves."""
         index = _STREAMS.index(stream)
         single_R = self.single_ER[index]
-        asked_R, served_R = np.full(self.num_ranks, single_R.sum()), single_R * self.num_ranks
+        reduced = self.reduced_E[index]
+        asked_R = np.full(self.num_ranks, single_R.sum() + reduced)
+        served_R = (single_R + reduced) * self.num_ranks
         for layout in self.layouts:
             asks_R, serves_R = layout.counts_R()
             asked_R += layout.pair_bytes_E[index] * asks_R
@@ -308,7 +323,8 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
 
     Each rank asks, for its local batch, every owner in the replica that it reads: lengths and ids (int64). Owners
     answer with one vector per bag (`partial_sums`), or with one row per lookup (`rows`; per distinct row with
-    `deduplicate`), in the payload's formats. Lookups are taken to spread evenly over the owners of a replica.
+    `deduplicate`), in the payload's formats; sums may be added up on the way (`reduce_scatter`). Lookups are taken to
+    spread evenly over the owners of a replica.
 
     Args:
         plan: The plan, or that of one replica group.
@@ -316,17 +332,21 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
     """
     local_batch = plan.group_batch_size / plan.group_size
     single_ER, sync_R = np.zeros((len(_STREAMS), plan.group_size)), np.zeros(plan.group_size)
+    reduced_E = np.zeros(len(_STREAMS))
 
     def pair_bytes(placed: PlacedShard) -> MsArray:
         factor = 1.0 if lookups_factor is None else lookups_factor(placed.shard.table, local_batch)
         return PairTraffic.of(placed, local_batch, plan.payload, lookups_factor=factor).by_stream()
 
-    alike: dict[tuple[Replicas, tuple[int, ...] | None], list[PlacedShard]] = {}
+    alike: dict[tuple[Replicas, tuple[int, ...] | None, Collective], list[PlacedShard]] = {}
     for placed in plan.shards:
-        alike.setdefault((placed.replicas, placed.fetch), []).append(placed)
+        alike.setdefault((placed.replicas, placed.fetch, placed.collective), []).append(placed)
     layouts = []
-    for (replicas, _), shards in alike.items():
+    for (replicas, _, collective), shards in alike.items():
         pair_bytes_E = np.sum([pair_bytes(placed) for placed in shards], axis=0)
+        if collective is Collective.REDUCE_SCATTER:
+            reduced_E += np.where(_IS_REDUCED_E, pair_bytes_E, 0.0)
+            pair_bytes_E = np.where(_IS_REDUCED_E, 0.0, pair_bytes_E)
         if len(replicas) == 1:
             single_ER[:, list(replicas[0])] += pair_bytes_E[:, None]
             continue
@@ -339,7 +359,7 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
         )
         sync_R[layout.owners_O] += sum(synced)
         layouts.append(layout)
-    return Traffic(layouts=tuple(layouts), single_ER=single_ER, sync_R=sync_R)
+    return Traffic(layouts=tuple(layouts), single_ER=single_ER, reduced_E=reduced_E, sync_R=sync_R)
 
 
 def replicas_read(plan: ShardingPlan, placed: PlacedShard) -> _RankArray:

@@ -18,6 +18,8 @@ from typing import NoReturn, TypeAlias
 import numpy as np
 
 from autoshard.core import (
+    Collective,
+    DType,
     EmbeddingTable,
     Exchange,
     GradSync,
@@ -59,6 +61,7 @@ def validate_plan(plan: ShardingPlan, *, to_execute: bool = False) -> None:
         group.check_tier(index, placed)
         group.check_fetch(index, placed)
         _check_travel(index, placed)
+        group.check_collective(index, placed)
     for table in plan.tables.tables:
         _check_tiles(table, shards_of[table.name])
     _check_constraints(plan, shards_of)
@@ -82,6 +85,7 @@ class _Group:
     def __init__(self, plan: ShardingPlan) -> None:
         topology, groups = plan.topology, plan.replica_groups
         self.size = groups.group_topology(topology).world_size
+        self.payload = plan.payload
         self.ranks = frozenset(range(self.size))
         #: For each rank of the group, the ranks of the world that stand there in one group or another.
         self.world_ranks = [groups.world_ranks(rank, topology) for rank in range(self.size)]
@@ -145,6 +149,20 @@ class _Group:
                 _fail(index, "fetch", f"must be replicas in [0, {len(placed.replicas)}), got {replica}")
             if placed.tier is Tier.DATA_PARALLEL and rank not in placed.replicas[replica]:
                 _fail(index, "fetch", f"rank {rank} must read its own replica in tier {placed.tier}, got {replica}")
+
+    def check_collective(self, index: int, placed: PlacedShard) -> None:
+        """A reduce-scatter adds up the sums of all ranks, in a number format that can be added."""
+        if placed.collective is Collective.ALL_TO_ALL:
+            return
+        if placed.exchange is not Exchange.PARTIAL_SUMS:
+            fault = f"exchange {placed.exchange}; only partial_sums can be added up on the way"
+        elif self.holders(placed.replicas).sets != {self.ranks}:
+            fault = f"replicas {_shown(placed.replicas)}; sums must come from one replica over all {self.size} ranks"
+        elif DType.INT8 in (self.payload.forward, self.payload.backward):
+            fault = "an int8 payload; sums are added up in the payload's format, so fp32, fp16 or bf16 is accepted"
+        else:
+            return
+        _fail(index, "collective", f"must be all_to_all, got {placed.collective} with {fault}")
 
 
 def _check_travel(index: int, placed: PlacedShard) -> None:

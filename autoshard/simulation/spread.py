@@ -31,7 +31,7 @@ from autoshard.core.plan import HeldShard
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
-from autoshard.evaluation.traffic import Stream, plan_traffic
+from autoshard.evaluation.traffic import Stream, plan_traffic, wire_bytes
 
 MsArray = NDArray[np.float64]
 
@@ -274,7 +274,8 @@ class _Exchanges:
     """Exchanges of a group, whose bytes follow the lookups.
 
     Attributes:
-        links: Bytes that leave and reach ranks at mean lookups.
+        links: Bytes that leave and reach ranks at mean lookups, by all-to-all.
+        reduced_ms: Time of the reduce-scatter and the all-gather, which move as much in any batch.
         ids_R: Expected ids that each rank serves.
         row_share_R: Share of the values that it sends that are requested rows; bags send as much in any batch.
         base: Time of each part at mean lookups, at the slowest rank.
@@ -283,6 +284,7 @@ class _Exchanges:
     topology: Topology
     comm: CommModel
     links: Mapping[Stream, LinkBytes]
+    reduced_ms: Mapping[Stream, float]
     ids_R: MsArray
     row_share_R: MsArray
     base: Mapping[StepPart, float]
@@ -297,10 +299,18 @@ class _Exchanges:
             ids_R[one.ranks] += local.num_lookups
             rows_R[one.ranks] += values if is_rows else 0.0
             values_R[one.ranks] += values
+        traffic = plan_traffic(group)
+        reduced = {stream: traffic.reduced_bytes(stream) for stream in (Stream.FORWARD, Stream.BACKWARD)}
+        # Sums that travel by reduce-scatter are none of what the all-to-all carries.
+        values_R -= reduced[Stream.FORWARD] / wire_bytes(group.payload.forward)
         exchanges = cls(
             topology=group.topology,
             comm=comm,
-            links=plan_traffic(group).links(group.topology),
+            links=traffic.links(group.topology),
+            reduced_ms={
+                Stream.FORWARD: comm.reduce_scatter_ms(reduced[Stream.FORWARD], group.topology),
+                Stream.BACKWARD: comm.all_gather_ms(reduced[Stream.BACKWARD], group.topology),
+            },
             ids_R=ids_R,
             row_share_R=_divided(rows_R, values_R),
             base={},
@@ -318,8 +328,9 @@ class _Exchanges:
         lengths = self._slowest(Stream.LENGTHS, np.ones_like(growth_GR))
         return {
             StepPart.INPUT: lengths + self._slowest(Stream.IDS, growth_GR),
-            StepPart.FORWARD_EXCHANGE: self._slowest(Stream.FORWARD, row_growth_GR),
-            StepPart.BACKWARD_EXCHANGE: self._slowest(Stream.BACKWARD, row_growth_GR),
+            StepPart.FORWARD_EXCHANGE: self._slowest(Stream.FORWARD, row_growth_GR) + self.reduced_ms[Stream.FORWARD],
+            StepPart.BACKWARD_EXCHANGE: self._slowest(Stream.BACKWARD, row_growth_GR)
+            + self.reduced_ms[Stream.BACKWARD],
         }
 
     def _slowest(self, stream: Stream, growth_GR: MsArray) -> float:

@@ -6,6 +6,7 @@ import numpy as np
 
 from autoshard.core import (
     AccessProfile,
+    Collective,
     DType,
     EmbeddingTable,
     Exchange,
@@ -39,7 +40,7 @@ def drawn_plan(seed, world_size, node_size, payload=DType.FP32, replica_groups=N
     tables = tuple(drawn_table(rng, f"t{index}") for index in range(rng.integers(1, 7)))
     shards, orders = [], {}
     for table in tables:
-        held, ids = drawn_shards(rng, table, world_size, node_size)
+        held, ids = drawn_shards(rng, table, world_size, node_size, can_reduce=payload is not DType.INT8)
         shards += held
         if ids is not None:
             orders[table.name] = ids
@@ -75,7 +76,7 @@ def drawn_table(rng, name):
     )
 
 
-def drawn_shards(rng, table, world_size, node_size):
+def drawn_shards(rng, table, world_size, node_size, can_reduce=True):
     bounds = drawn_bounds(rng, table.num_embeddings, 2)
     by = RowsBy.ACCESS_RANK if len(bounds) > 2 and rng.random() < 0.5 else RowsBy.INDEX
     shards = []
@@ -84,7 +85,7 @@ def drawn_shards(rng, table, world_size, node_size):
         rows = RowRange(start=start, stop=stop, by=by)
         for first, last in itertools.pairwise(columns):
             shard = Shard(table=table, rows=rows, columns=(first, last))
-            shards.append(drawn_placed(rng, shard, world_size, node_size))
+            shards.append(drawn_placed(rng, shard, world_size, node_size, can_reduce))
     if by is RowsBy.INDEX or rng.random() < 0.3:
         return shards, None
     return shards, rng.permutation(table.num_embeddings)[: rng.integers(1, table.num_embeddings + 1)]
@@ -95,10 +96,11 @@ def drawn_bounds(rng, size, most):
     return sorted({0, *(int(cut) for cut in cuts), size})
 
 
-def drawn_placed(rng, shard, world_size, node_size):
+def drawn_placed(rng, shard, world_size, node_size, can_reduce=True):
     tier, replicas, fetch = drawn_replicas(rng, world_size, node_size)
     is_sequence = shard.table.pooling is Pooling.SEQUENCE
     exchange = Exchange.ROWS if is_sequence or rng.random() < 0.5 else Exchange.PARTIAL_SUMS
+    is_reduced = can_reduce and tier is Tier.ROW_WISE and exchange is Exchange.PARTIAL_SUMS and rng.random() < 0.6
     by_rank = shard.rows.by is RowsBy.ACCESS_RANK
     splits = (Split.CYCLIC, Split.HASH) if by_rank else tuple(Split)
     return PlacedShard(
@@ -107,6 +109,7 @@ def drawn_placed(rng, shard, world_size, node_size):
         replicas=replicas,
         split=splits[rng.integers(len(splits))],
         exchange=exchange,
+        collective=Collective.REDUCE_SCATTER if is_reduced else Collective.ALL_TO_ALL,
         deduplicate=exchange is Exchange.ROWS and bool(rng.random() < 0.4),
         grad_sync=(GradSync.DENSE, GradSync.SPARSE)[rng.integers(2)] if len(replicas) > 1 else GradSync.NONE,
         fetch=fetch,

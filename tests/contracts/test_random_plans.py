@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
+    Collective,
     CostModels,
     DType,
     EmbeddingTable,
@@ -120,12 +121,14 @@ def drawn_replicas(rng, size, nodes):
     return tier, choices[tier]
 
 
-def drawn_placed(rng, shard, size, nodes):
+def drawn_placed(rng, shard, size, nodes, can_reduce):
     tier, replicas = drawn_replicas(rng, size, nodes)
     splits = [Split.CYCLIC, Split.HASH]
     if shard.rows.by is RowsBy.INDEX or len(replicas[0]) == 1:
         splits.append(Split.BLOCK)
     exchange = Exchange.ROWS if shard.table.pooling is Pooling.SEQUENCE else list(Exchange)[rng.integers(2)]
+    are_sums = tier is Tier.ROW_WISE and exchange is Exchange.PARTIAL_SUMS
+    is_reduced = can_reduce and are_sums and bool(rng.random() < 0.5)
     level = list(MemoryLevel)[rng.integers(3)] if rng.random() < 0.3 else MemoryLevel.HBM
     cache_bytes = 0 if level is MemoryLevel.HBM else int(rng.choice([0, 1000, shard.storage_bytes]))
     fetch = None
@@ -137,6 +140,7 @@ def drawn_placed(rng, shard, size, nodes):
         replicas=replicas,
         split=splits[rng.integers(len(splits))],
         exchange=exchange,
+        collective=Collective.REDUCE_SCATTER if is_reduced else Collective.ALL_TO_ALL,
         deduplicate=exchange is Exchange.ROWS and bool(rng.random() < 0.5),
         grad_sync=GradSync.NONE if len(replicas) == 1 else [GradSync.DENSE, GradSync.SPARSE][rng.integers(2)],
         memory=MemoryPlacement(level=level, cache_bytes=cache_bytes, policy=str(rng.choice(["lru", "lfu"]))),
@@ -155,14 +159,15 @@ def drawn_plan(seed):
         by_node.setdefault(key, []).append(rank)
     nodes = [tuple(ranks) for ranks in by_node.values()]
     tables = tuple(drawn_table(rng, index) for index in range(rng.integers(1, 6)))
+    payload = Payload(forward=list(DType)[rng.integers(4)], backward=list(DType)[rng.integers(4)])
+    can_reduce = DType.INT8 not in (payload.forward, payload.backward)
     shards = []
     for table in tables:
         by = list(RowsBy)[rng.integers(2)]
         for start, stop in drawn_cuts(rng, table.num_embeddings):
             for columns in drawn_cuts(rng, table.embedding_dim):
                 shard = Shard(table=table, rows=RowRange(start=start, stop=stop, by=by), columns=columns)
-                shards.append(drawn_placed(rng, shard, size, nodes))
-    payload = Payload(forward=list(DType)[rng.integers(4)], backward=list(DType)[rng.integers(4)])
+                shards.append(drawn_placed(rng, shard, size, nodes, can_reduce))
     batch_size = topology.world_size * int(rng.choice([1, 16, 1024]))
     return ShardingPlan(
         tables=TableSet(batch_size=batch_size, tables=tables),

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from autoshard.evaluation import plan_traffic
+from autoshard.evaluation.traffic import Stream
+from autoshard.formats import plan_from_json
 from autoshard.runtime import RunRequest, run_requests
 
 NUM_STEPS = 4
@@ -39,6 +42,11 @@ def whole(item, rank):
 def split(item, ranks, tier, by="cyclic"):
     """Rows dealt to several ranks."""
     return [whole(item, 0) | {"tier": tier, "replicas": [ranks], "split": by}]
+
+
+def summed(item, ranks, by="cyclic"):
+    """Rows dealt to all ranks, whose sums are added up on the way."""
+    return [shard | {"collective": "reduce_scatter"} for shard in split(item, ranks, "row_wise", by)]
 
 
 def columns(item, ranks):
@@ -112,6 +120,19 @@ PLANS = {
         ],
         4,
     ),
+    # Two rows for four ranks, several kernels, and neighbours whose sums travel by all-to-all.
+    "reduce_scatter": plan(
+        SPLIT,
+        [
+            summed(SPLIT[0], [0, 1, 2, 3]),
+            split(SPLIT[1], [0, 1, 2, 3], "row_wise", "hash"),
+            2,
+            summed(SPLIT[3], [0, 1, 2, 3], "block"),
+            summed(SPLIT[4], [3, 2, 1, 0]),
+        ],
+        4,
+    ),
+    "no all-to-all of sums": plan(SPLIT, [summed(item, [0, 1, 2, 3]) for item in SPLIT], 4),
     "column_wise": plan(
         SPLIT, [columns(SPLIT[0], [3, 1]), columns(SPLIT[1], [2, 2]), columns(SPLIT[2], [1, 0, 3, 2]), 0, 0], 4
     ),
@@ -170,6 +191,8 @@ PATHS = [
     Path("eight ranks", 4, "torchrec"),
     Path("optimizers", 4, "thin"),
     Path("optimizers", 4, "torchrec"),
+    Path("reduce_scatter", 4, "thin"),
+    Path("no all-to-all of sums", 4, "thin"),
     *(
         Path(layout, 4, engine)
         for layout in ("row_wise", "column_wise", "table_row_wise", "all layouts")
@@ -223,12 +246,22 @@ def test_a_result_says_how_the_plan_was_executed(results, path):
     held = {
         (shard["table"], rank % path.num_processes)
         for shard in PLANS[path.plan]["shards"]
-        for rank in shard["replicas"][0]
+        for rank in shard["replicas"][0][: shard["rows"]["stop"]]  # fewer rows than ranks leave the last ones none
     }
     assert sum(timing.num_tables for timing in result.ranks) == len(held)
     assert result.interaction == ("dot" if path.plan == "eight ranks" else "concat")
     for timing in result.ranks:
         assert (timing.kernel_ms > 0) == (timing.num_tables > 0 or path.engine == "torchrec")
+
+
+@pytest.mark.parametrize("name", ["row_wise", "reduce_scatter", "no all-to-all of sums"])
+def test_processes_send_the_bytes_that_evaluation_counts(results, name):
+    traffic = plan_traffic(plan_from_json(PLANS[name]))
+    ranks = results[Path(name, 4, "thin")].ranks
+    for stream in (Stream.FORWARD, Stream.BACKWARD):
+        pairs_RR = traffic.pairs_RR(stream)
+        sent_R = pairs_RR.sum(axis=1) - pairs_RR.diagonal() + traffic.reduced_bytes(stream) * 3 / 4
+        assert [rank.sent_bytes[stream] for rank in ranks] == pytest.approx(sent_R.tolist())
 
 
 @pytest.mark.parametrize("plan_name", sorted(PLANS))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
+    Collective,
     CostModels,
     DType,
     EmbeddingTable,
@@ -30,8 +31,8 @@ from autoshard.core import (
     Tier,
     Topology,
 )
-from autoshard.core.step import Overlap
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, activation_bytes, evaluate, plan_traffic
+from autoshard.core.step import Overlap, StepPart
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, activation_bytes, evaluate, plan_traffic, price_step
 from autoshard.evaluation.traffic import Stream
 
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
@@ -158,6 +159,28 @@ class TestTraffic:
         np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS), LOOKUPS / 4 * 8)
         np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD), BAGS * DIM * 4)
 
+    def test_sums_that_are_added_up_on_the_way(self):
+        summed = held(Tier.ROW_WISE, ALL, collective=Collective.REDUCE_SCATTER)
+        payload = Payload(forward=DType.FP16, backward=DType.FP32)
+        plan = plan_of(summed, on(1, "t1"), payload=payload)
+        traffic, other = plan_traffic(plan), plan_traffic(plan_of(on(1, "t1"), payload=payload))
+        alone = plan_traffic(plan_of(held(Tier.ROW_WISE, ALL), on(1, "t1"), payload=payload))
+        for stream in (Stream.LENGTHS, Stream.IDS):
+            np.testing.assert_array_equal(traffic.pairs_RR(stream), alone.pairs_RR(stream))
+            assert traffic.reduced_bytes(stream) == 0
+        for stream, wire in ((Stream.FORWARD, 2), (Stream.BACKWARD, 4)):
+            np.testing.assert_array_equal(traffic.pairs_RR(stream), other.pairs_RR(stream))
+            assert traffic.reduced_bytes(stream) == WORLD * BAGS * DIM * wire
+        # A rank puts in sums of all bags and takes out its own; their gradients go the other way.
+        every, own = WORLD * BAGS * DIM, BAGS * DIM
+        for stream, sent, received in ((Stream.FORWARD, every * 2, own * 2), (Stream.BACKWARD, own * 4, every * 4)):
+            np.testing.assert_allclose(traffic.sent_R(stream) - other.sent_R(stream), sent)
+            np.testing.assert_allclose(traffic.received_R(stream) - other.received_R(stream), received)
+        # Every rank holds its inputs, sums of all bags, and those of its own that came.
+        inputs = WORLD * (BAGS * 4 + LOOKUPS / WORLD * 8)
+        more = activation_bytes(plan) - activation_bytes(plan_of(on(1, "t1"), payload=payload))
+        np.testing.assert_allclose(more, inputs + (every + own) * 2)
+
     def test_deduplicated_rows_travel_once(self):
         rows = held(Tier.ROW_WISE, ALL, exchange=Exchange.ROWS, split=Split.HASH)
         plain, once = plan_traffic(plan_of(rows)), plan_traffic(plan_of(replace(rows, deduplicate=True)))
@@ -209,6 +232,29 @@ class TestTraffic:
 
 
 class TestEvaluate:
+    def test_reduce_scatter_and_all_gather_are_priced_as_such(self):
+        summed = held(Tier.ROW_WISE, ALL, collective=Collective.REDUCE_SCATTER)
+        second = held(Tier.ROW_WISE, ALL, SHARED, collective=Collective.REDUCE_SCATTER)
+        table_wise = evaluate(plan_of(on(1, "t1")), COSTS)
+        both = evaluate(plan_of(summed, second, on(1, "t1")), COSTS)
+        # One collective for both tables, behind the all-to-all.
+        num_bytes = 2.0 * WORLD * BAGS * DIM * 4
+        for part, collective_ms in (
+            ("forward_exchange_ms", COSTS.comm.reduce_scatter_ms(num_bytes, topology())),
+            ("backward_exchange_ms", COSTS.comm.all_gather_ms(num_bytes, topology())),
+        ):
+            assert collective_ms > 0
+            for rank, alone in zip(both.ranks, table_wise.ranks, strict=True):
+                assert getattr(rank, part) == pytest.approx(getattr(alone, part) + collective_ms)
+
+    def test_the_interval_of_an_exchange_spans_that_of_its_collectives(self):
+        plan = plan_of(held(Tier.ROW_WISE, ALL, collective=Collective.REDUCE_SCATTER), on(1, "t1"))
+        part = price_step(plan, COSTS).parts[StepPart.FORWARD_EXCHANGE]
+        value = np.array([part.value])
+        low, high = COSTS.comm.bounds_ms("all_to_all", value, topology())
+        # Both collectives have the same factors in this model.
+        assert (part.low, part.high) == (pytest.approx(low[0]), pytest.approx(high[0]))
+
     def test_parts_make_up_the_step_as_in_neo(self):
         # Neo Appendix B, Eq. 1 without dense layers: every stage at its slowest rank, and the input distribution.
         plan = plan_of(on(0), on(1, "t1", pooling_factors=(30.0,)), held(Tier.DATA_PARALLEL, EACH, SHARED))

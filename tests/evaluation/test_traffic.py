@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
+    Collective,
     CostModels,
     EmbeddingTable,
     Exchange,
@@ -60,6 +61,9 @@ def nodes_of(topology):
     return tuple(tuple(range(start, start + size)) for start in range(0, topology.world_size, size))
 
 
+ALL_TO_ALL, collectives = Collective.ALL_TO_ALL, st.sampled_from(list(Collective))
+
+
 @st.composite
 def plans(draw):
     """Plans with shards held in all ways: alone, split, in every rank, in every node, and on a few ranks."""
@@ -81,13 +85,15 @@ def plans(draw):
         fetch = None
         if kind == "fetch":
             fetch = tuple(draw(st.lists(st.integers(0, len(some) - 1), min_size=world, max_size=world)))
+        exchange = draw(st.sampled_from(list(Exchange)))
         placed.append(
             PlacedShard(
                 shard=shard,
                 tier=tier,
                 replicas=replicas,
                 fetch=fetch,
-                exchange=draw(st.sampled_from(list(Exchange))),
+                exchange=exchange,
+                collective=draw(collectives) if kind == "all" and exchange is Exchange.PARTIAL_SUMS else ALL_TO_ALL,
                 grad_sync=GradSync.DENSE if len(replicas) > 1 else GradSync.NONE,
             )
         )
@@ -99,12 +105,23 @@ def pair_by_pair(plan, stream):
     """The slow way: every reader and every owner of every shard."""
     sent_RR = np.zeros((plan.group_size, plan.group_size))
     for placed in plan.shards:
+        if placed.collective is not ALL_TO_ALL and stream in (Stream.FORWARD, Stream.BACKWARD):
+            continue
         pair = PairTraffic.of(placed, plan.group_batch_size / plan.group_size, plan.payload)
         for reader in range(plan.group_size):
             for owner in placed.replicas[read_slowly(plan, placed, reader)]:
                 place = (reader, owner) if stream.asks else (owner, reader)
                 sent_RR[place] += getattr(pair, stream.value)
     return sent_RR
+
+
+def reduced_bytes(plan, stream):
+    """Sums of all bags of the group, and their gradients."""
+    return sum(
+        plan.group_batch_size * len(placed.shard.table.features) * placed.shard.embedding_dim * 4
+        for placed in plan.shards
+        if placed.collective is not ALL_TO_ALL and stream in (Stream.FORWARD, Stream.BACKWARD)
+    )
 
 
 def read_slowly(plan, placed, reader):
@@ -124,8 +141,12 @@ def test_bytes_by_level_are_those_of_the_pairs_of_ranks(plan):
     for stream in Stream:
         expected_RR = pair_by_pair(plan, stream)
         np.testing.assert_allclose(traffic.pairs_RR(stream), expected_RR, rtol=1e-12)
-        np.testing.assert_allclose(traffic.sent_R(stream), expected_RR.sum(axis=1), rtol=1e-12)
-        np.testing.assert_allclose(traffic.received_R(stream), expected_RR.sum(axis=0), rtol=1e-12)
+        larger = reduced_bytes(plan, stream)
+        assert traffic.reduced_bytes(stream) == pytest.approx(larger)
+        smaller = larger / plan.group_size
+        sent, received = (larger, smaller) if stream is Stream.FORWARD else (smaller, larger)
+        np.testing.assert_allclose(traffic.sent_R(stream), expected_RR.sum(axis=1) + sent, rtol=1e-12)
+        np.testing.assert_allclose(traffic.received_R(stream), expected_RR.sum(axis=0) + received, rtol=1e-12)
         expected = link_bytes(expected_RR, plan.topology)
         np.testing.assert_allclose(links[stream].leaving_LR, expected.leaving_LR, rtol=1e-9)
         np.testing.assert_allclose(links[stream].arriving_LR, expected.arriving_LR, rtol=1e-9)

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
+    Collective,
     Constraints,
+    DType,
     EmbeddingTable,
     Exchange,
     Feature,
@@ -20,6 +22,7 @@ from autoshard.core import (
     MemoryLevel,
     MemoryPlacement,
     Optimizer,
+    Payload,
     PlacedShard,
     Pooling,
     ReplicaGroups,
@@ -297,6 +300,52 @@ class TestTravel:
             assert fault_of(checked) is None
         else:
             assert fault_of(checked).startswith(f"shards[0].{fault}")
+
+    @pytest.mark.parametrize(
+        ("tier", "replicas", "changes", "payload", "fault"),
+        [
+            (Tier.ROW_WISE, ALL, {}, Payload(), None),
+            (Tier.ROW_WISE, ALL, {}, Payload(forward=DType.FP16, backward=DType.BF16), None),
+            (
+                Tier.ROW_WISE,
+                ALL,
+                {"exchange": Exchange.ROWS},
+                Payload(),
+                "exchange rows; only partial_sums can be added up on the way",
+            ),
+            (
+                Tier.TABLE_ROW_WISE,
+                ((0, 1, 2, 3),),
+                {},
+                Payload(),
+                "replicas [[0, 1, 2, 3]]; sums must come from one replica over all 8 ranks",
+            ),
+            (
+                Tier.FLEX,
+                EACH_NODE,
+                {"grad_sync": GradSync.SPARSE},
+                Payload(),
+                "replicas [[0, 1, 2, 3], [4, 5, 6, 7]]; sums must come from one replica over all 8 ranks",
+            ),
+            *(
+                (
+                    Tier.ROW_WISE,
+                    ALL,
+                    {},
+                    Payload(**{way: DType.INT8}),
+                    "an int8 payload; sums are added up in the payload's format, so fp32, fp16 or bf16 is accepted",
+                )
+                for way in ("forward", "backward")
+            ),
+        ],
+    )
+    def test_only_sums_of_all_ranks_are_added_up_on_the_way(self, tier, replicas, changes, payload, fault):
+        summed = placed(part(table()), tier, replicas, collective=Collective.REDUCE_SCATTER, **changes)
+        found = fault_of(replace(plan(summed), payload=payload))
+        if fault is None:
+            assert found is None
+        else:
+            assert found == f"shards[0].collective: must be all_to_all, got reduce_scatter with {fault}"
 
     def test_replicas_must_meet(self):
         fault = fault_of(plan(placed(part(table()), Tier.FLEX, EACH_NODE, grad_sync=GradSync.NONE)))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.core import (
+    Collective,
     CostBreakdown,
     DType,
     Estimate,
@@ -101,6 +102,18 @@ def test_what_is_left_out_follows_from_tier_rows_and_pooling(document):
     ]
     assert {placed.memory for placed in shards} == {MemoryPlacement()}
     assert {placed.fetch for placed in shards} == {None}
+
+
+def test_the_collective_is_told_where_it_is_not_the_usual_one(document):
+    assert {placed.collective for placed in plan_from_json(document).shards} == {Collective.ALL_TO_ALL}
+    assert all("collective" not in shard for shard in plan_to_json(plan_from_json(document))["shards"])
+    document["shards"][3]["collective"] = "reduce_scatter"
+    read = plan_from_json(document)
+    assert read.shards[3].collective is Collective.REDUCE_SCATTER
+    assert plan_to_json(read)["shards"][3]["collective"] == "reduce_scatter"
+    document["shards"][3]["collective"] = "broadcast"
+    with pytest.raises(FormatError, match=r"shards\[3\]\.collective: .*all_to_all, reduce_scatter"):
+        plan_from_json(document)
 
 
 def test_a_document_is_written_back_as_it_was_with_all_defaults_told(document):

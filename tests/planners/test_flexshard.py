@@ -1,5 +1,7 @@
 """The planner `flexshard`: valid plans, within memory, for any task and any option."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
+    Collective,
     Constraints,
     CostModels,
     DType,
@@ -144,6 +147,22 @@ class TestTiers:
         forward_ms = [max(rank.forward_exchange_ms for rank in one.predicted.ranks) for one in (rows, sums, either)]
         assert forward_ms[2] <= min(forward_ms[:2])
 
+    @pytest.mark.parametrize(
+        ("all_reduce", "collective"), [(5.6e10, Collective.REDUCE_SCATTER), (1e9, Collective.ALL_TO_ALL)]
+    )
+    def test_sums_of_row_wise_tables_travel_by_the_faster_collective(self, all_reduce, collective):
+        machine = topology()
+        node, cluster = machine.levels
+        cluster = replace(cluster, all_reduce=Link(bytes_per_s=all_reduce))
+        machine = replace(machine, levels=(node, cluster))
+        pooled, history = table("pooled", pooling=Pooling.SUM, length=400.0), table()
+        found = plan(pooled, history, on=machine, tiers=1)
+        assert [one.collective for one in found.shards] == [collective, Collective.ALL_TO_ALL]
+        other = next(one for one in Collective if one is not collective)
+        shards = (replace(found.shards[0], collective=other), found.shards[1])
+        slower = evaluate(replace(found, shards=shards), COSTS)
+        assert found.predicted.step_ms.value < slower.step_ms.value
+
 
 class TestMemory:
     def test_neutral_plans_take_no_more_than_row_wise_ones(self):
@@ -162,6 +181,15 @@ class TestMemory:
         shrunk = plan(one, on=topology(hbm_bytes=needed - 10_000), memory_budget_bytes=10**6)
         assert shrunk.shards != found.shards
         assert max(held_bytes(shrunk)) <= needed - 10_000
+
+    def test_sums_by_reduce_scatter_are_counted_as_evaluation_counts_them(self):
+        pooled = table(pooling=Pooling.SUM, length=400.0)
+        found = plan(pooled, tiers=1)
+        assert [one.collective for one in found.shards] == [Collective.REDUCE_SCATTER]
+        needed = max(held_bytes(found))
+        assert plan(pooled, on=topology(hbm_bytes=needed + 2), tiers=1).shards == found.shards
+        with pytest.raises(InfeasiblePlanError):
+            plan(pooled, on=topology(hbm_bytes=needed - 10_000), tiers=1, exchange="partial_sums")
 
     def test_replicas_shrink_to_what_fits(self):
         row_wise = max(held_bytes(plan(table(), tiers=1)))

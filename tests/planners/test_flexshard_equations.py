@@ -33,7 +33,13 @@ from autoshard.planners.flexshard.equations import (
 
 RW, CW, DP, FLEX = Strategy.ROW_WISE, Strategy.COLUMN_WISE, Strategy.DATA_PARALLEL, Strategy.FLEX
 #: The paper's cluster (Sec. 5): 4 nodes of 8, batch of 4,096 per rank; bandwidths as in its Fig. 3, in bytes per s.
-BANDWIDTHS = Bandwidths(all_to_all_global=2e9, all_to_all_intra=2e10, all_reduce_global=6e9, all_reduce_cross=1e9)
+BANDWIDTHS = Bandwidths(
+    all_to_all_global=2e9,
+    all_to_all_intra=2e10,
+    all_reduce_global=6e9,
+    all_reduce_cross=1e9,
+    reduce_scatter_global=2e9,
+)
 PAPER = Machine(ranks_per_node=8, num_nodes=4, local_batch_size=4096, bandwidths=BANDWIDTHS)
 #: 32 ranks of which each has 2^20 rows; 100 lookups per sample of 256 fp32.
 ROWS = RowSet(num_rows=2**25, lookups_per_sample=100, embedding_dim=256)

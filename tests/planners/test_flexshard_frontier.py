@@ -21,7 +21,13 @@ from autoshard.planners.flexshard.frontier import Frontier, TierBounds
 from autoshard.planners.flexshard.paper_rule import paper_choice
 from autoshard.planners.flexshard.tier_costs import Pricing, real_multipliers, tiers_of
 
-BANDWIDTHS = Bandwidths(all_to_all_global=2e9, all_to_all_intra=2e10, all_reduce_global=6e9, all_reduce_cross=3e9)
+BANDWIDTHS = Bandwidths(
+    all_to_all_global=2e9,
+    all_to_all_intra=2e10,
+    all_reduce_global=6e9,
+    all_reduce_cross=3e9,
+    reduce_scatter_global=2e9,
+)
 MACHINE = Machine(ranks_per_node=2, num_nodes=2, local_batch_size=64, bandwidths=BANDWIDTHS)
 PRICING = Pricing(machine=MACHINE)
 

@@ -16,7 +16,13 @@ from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
 
 WORLD, NODE, BATCH, MULTIPLIER, DIM = 8, 4, 64, 6.0, 16
 ROW_BYTES = DIM * 4
-BANDWIDTHS = Bandwidths(all_to_all_global=2e9, all_to_all_intra=2e10, all_reduce_global=6e9, all_reduce_cross=3e9)
+BANDWIDTHS = Bandwidths(
+    all_to_all_global=2e9,
+    all_to_all_intra=2e10,
+    all_reduce_global=6e9,
+    all_reduce_cross=3e9,
+    reduce_scatter_global=2e9,
+)
 PRICING = Pricing(
     machine=Machine(ranks_per_node=NODE, num_nodes=WORLD // NODE, local_batch_size=BATCH, bandwidths=BANDWIDTHS),
     memory_multiplier=MULTIPLIER,

@@ -9,6 +9,7 @@ import pytest
 
 from autoshard.core import (
     AccessProfile,
+    Collective,
     Constraints,
     DenseLayers,
     Level,
@@ -94,6 +95,28 @@ def test_sums_price_what_evaluate_prices(mixed_task, make_request, costs, seed):
     np.testing.assert_array_equal(layout.bytes_RM[:, 0], [one.hbm_bytes for one in evaluate(plan, costs).ranks])
     activations_R = layout.space.prices.activation_bytes(layout.moved_RC[None])[0]
     np.testing.assert_allclose(activations_R, activation_bytes(plan), rtol=1e-6)
+
+
+def test_sums_by_reduce_scatter_are_priced_as_evaluate_prices_them(mixed_task, make_request, costs):
+    space = space_of(make_request(mixed_task))
+    layout = at_random(space, np.random.default_rng(0))
+    reduced = [
+        (index, number)
+        for index, item in enumerate(space.items)
+        for number, option in enumerate(item.options)
+        if option.of_tables[0].collective is Collective.REDUCE_SCATTER
+    ]
+    assert reduced
+    for index, number in reduced[::3]:
+        layout.apply(((index, number, (0,) * len(space.items[index].options[number].shards)),))
+        plan = layout.plan()
+        validate_plan(plan)
+        assert any(placed.collective is Collective.REDUCE_SCATTER for placed in plan.shards)
+        price = price_step(plan, costs)
+        for part, ms_R in zip(PARTS, layout.parts_ms(), strict=True):
+            assert ms_R.max() == pytest.approx(getattr(price.times, part.value), rel=1e-5)
+        activations_R = space.prices.activation_bytes(layout.moved_RC[None])[0]
+        np.testing.assert_allclose(activations_R, activation_bytes(plan), rtol=1e-6)
 
 
 def test_sums_price_rows_behind_caches(draw_task, two_nodes, make_request, costs):
@@ -233,7 +256,7 @@ def test_replica_groups_are_searched_within(draw_task, two_nodes, make_request, 
     # So slow between nodes, and so many samples, that several copies of all tables are worth their synchronisation.
     tables, _ = draw_task(12, 8, seed=6, batch_size=4096)
     topology = two_nodes()
-    slow = replace(topology.levels[1], all_to_all=Link(bytes_per_s=1e7), all_reduce=Link(bytes_per_s=1e8))
+    slow = replace(topology.levels[1], all_to_all=Link(bytes_per_s=1e7), all_reduce=Link(bytes_per_s=4e7))
     request = make_request((tables, replace(topology, levels=(topology.levels[0], slow))), time_limit_s=SECONDS)
     groups = get_planner("replica-groups").plan(request)
     found = search_steps(request, STEPS)

@@ -114,6 +114,14 @@ class TestCost:
         vectors = (4 + 50 / 8 * 8 + 2 * 50 / 8 * 64) / (10 * 4 + 50 * 8 + 2 * 10 * 64)
         assert split.exchange_s == pytest.approx(vectors * whole.exchange_s)
 
+    def test_sums_of_all_ranks_may_be_added_up_on_the_way(self):
+        # Fig. 5b: row-wise parallelism scatters what it has reduced.
+        _, summed = enumerate_options(table("t", 1000, 16, 5.0), machine(), (ShardingType.ROW_WISE,))
+        cost = self.cost().of(summed.parts[0])
+        # Lengths and ids as ever; 80 vectors of 64 bytes are half of what an all-reduce of them takes, there and back.
+        requests = (10 * 4 + 50 / 8 * 8) * (3 / 2.4e11 + 4 / 7e9)
+        assert cost.exchange_s == pytest.approx(requests + 2 * 80 * 64 / 2 / 6e10)
+
     def test_columns_repeat_the_ids(self):
         # Sec. 4: column-wise parallelism "increases the payload for the input indices".
         schemes = enumerate_options(
@@ -144,6 +152,10 @@ class TestCost:
         launch_s = 0.11e-3
         assert self.cost().fixed_s([owned] * 5) == pytest.approx(4 * 2e-5 + launch_s)
         assert self.cost().fixed_s([owned, copied]) == pytest.approx(4 * 2e-5 + 3e-5 + 2 * launch_s)
+        _, summed = enumerate_options(table("t", 1000, 16, 5.0), machine(), (ShardingType.ROW_WISE,))
+        # Lengths and ids, then a reduce-scatter and an all-gather.
+        assert self.cost().fixed_s(summed.parts) == pytest.approx(2 * 2e-5 + 2 * 3e-5 + launch_s)
+        assert self.cost().fixed_s([*summed.parts, owned]) == pytest.approx(4 * 2e-5 + 2 * 3e-5 + launch_s)
 
 
 class TestSchemes:

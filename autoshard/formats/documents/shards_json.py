@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from autoshard.core import (
+    Collective,
     EmbeddingTable,
     Exchange,
     GradSync,
@@ -79,6 +80,8 @@ _MEANINGS: Final = {
     "group.",
     "split": "If left out: block, but cyclic for rows by access rank over several ranks.",
     "exchange": "If left out: rows for sequence tables, else partial_sums.",
+    "collective": "How partial_sums travel; reduce_scatter (an all-gather in the backward pass) where one replica is "
+    "split over all ranks; if left out: all_to_all.",
     "grad_sync": "If left out: none for one replica, dense for tier data_parallel, else sparse.",
     "fetch": "For each rank, the index of the replica that it reads.",
 }
@@ -104,6 +107,7 @@ def shard_kind(tables: Mapping[str, EmbeddingTable], layouts: RankLayouts = ANY_
         Field("replicas", REPLICAS, _MEANINGS["replicas"]),
         optional("split", one_of(Split), _MEANINGS["split"]),
         optional("exchange", one_of(Exchange), _MEANINGS["exchange"]),
+        optional("collective", one_of(Collective), _MEANINGS["collective"]),
         Field("deduplicate", FLAG, "Whether every distinct row is sent once."),
         optional("grad_sync", one_of(GradSync), _MEANINGS["grad_sync"]),
         optional("memory", _MEMORY, "Where the rows live; if left out: hbm."),
@@ -163,4 +167,6 @@ def _parts(layouts: RankLayouts, placed: PlacedShard) -> dict[str, Any]:
         "grad_sync": placed.grad_sync,
         "memory": placed.memory,
     }
+    if placed.collective is not Collective.ALL_TO_ALL:
+        parts["collective"] = placed.collective
     return parts if placed.fetch is None else parts | {"fetch": list(placed.fetch)}

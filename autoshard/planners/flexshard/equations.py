@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from autoshard.core import CommModel, Topology
+from autoshard.core import Collective, CommModel, Exchange, Topology
 from autoshard.core.accepted import ABOVE_0, AT_LEAST_1, FINITE_ABOVE_0, FINITE_AT_LEAST_0
 from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.errors import InvalidTopologyError
@@ -49,6 +49,8 @@ class Bandwidths:
     all_reduce_global: float
     all_reduce_cross: float
     """Over nodes, between ranks of the same place in their node, all places at once."""
+    reduce_scatter_global: float
+    """Of the input of a reduce-scatter and the output of an all-gather, one after the other."""
 
     def __post_init__(self) -> None:
         ABOVE_0.check_fields(self, *self.__slots__, error=InvalidTopologyError)
@@ -73,11 +75,13 @@ class Bandwidths:
             return _bytes_per_s(float(comm.links_ms(links, topology).max()))
 
         all_reduce = _bytes_per_s(comm.all_reduce_ms(_PROBE_BYTES, topology))
+        both_ms = comm.reduce_scatter_ms(_PROBE_BYTES, topology) + comm.all_gather_ms(_PROBE_BYTES, topology)
         return cls(
             all_to_all_global=all_to_all(to_world_L),
             all_to_all_intra=all_to_all(to_node_L),
             all_reduce_global=all_reduce,
             all_reduce_cross=all_reduce / node if topology.num_nodes > 1 else math.inf,
+            reduce_scatter_global=_bytes_per_s(both_ms / 2),
         )
 
 
@@ -119,6 +123,17 @@ class Machine:
     def world_size(self) -> int:
         """U."""
         return self.ranks_per_node * self.num_nodes
+
+    @property
+    def sums_travel_by(self) -> Collective:
+        """The faster collective for sums of rows that are split over all ranks, whatever their bytes."""
+        is_faster = self.bandwidths.reduce_scatter_global > self.bandwidths.all_to_all_global
+        return Collective.REDUCE_SCATTER if is_faster else Collective.ALL_TO_ALL
+
+    def collective_of(self, strategy: Strategy, exchange: Exchange) -> Collective:
+        """How what owners of a tier send travels."""
+        are_sums = strategy is Strategy.ROW_WISE and exchange is Exchange.PARTIAL_SUMS
+        return self.sums_travel_by if are_sums else Collective.ALL_TO_ALL
 
     def num_owners(self, strategy: Strategy) -> int:
         """Ranks over which a copy of the rows is split."""
@@ -203,6 +218,18 @@ def dynamic_communication_s(strategy: Strategy, rows: RowSet, machine: Machine) 
     """
     num_bytes = machine.local_batch_size * rows.lookups_per_sample * rows.embedding_dim * rows.payload_bytes
     return num_bytes / _all_to_all_bytes_per_s(strategy, machine)
+
+
+def reduced_memory_bytes(rows: RowSet, machine: Machine) -> float:
+    """As `dynamic_memory_bytes`, of sums of rows over all ranks that are added up on the way: one comes of each U."""
+    looked_up = dynamic_memory_bytes(Strategy.DATA_PARALLEL, rows, machine)
+    return looked_up * (1 + 1 / machine.world_size)
+
+
+def reduced_communication_s(rows: RowSet, machine: Machine) -> float:
+    """As `dynamic_communication_s`, of a reduce-scatter or of its all-gather; not in the paper."""
+    num_bytes = machine.local_batch_size * rows.lookups_per_sample * rows.embedding_dim * rows.payload_bytes
+    return num_bytes / machine.bandwidths.reduce_scatter_global
 
 
 def static_communication_s(strategy: Strategy, rows: RowSet, machine: Machine) -> float:

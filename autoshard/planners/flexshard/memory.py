@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, Exchange, GradSync
+from autoshard.core import Collective, EmbeddingTable, Exchange, GradSync
 from autoshard.core.plan import Payload
 from autoshard.evaluation.batch_memory import peak_factor
 from autoshard.evaluation.traffic import ID_BYTES, REDUCED_BYTES, PairTraffic
@@ -41,8 +41,11 @@ def held_bytes(
             if with_activations:
                 share = float(table.access.coverage(stop) - table.access.coverage(start))
                 requests, answers = pair_bytes(table, share, owners, exchange, machine)
-                # What is looked up, and what comes back of it; copies of one's own are looked up where they are used.
-                total += owners * (requests + (1 if strategy is Strategy.DATA_PARALLEL else 2) * answers)
+                # What is looked up, and what comes back of it; copies of one's own are looked up where they are used,
+                # and a reduce-scatter leaves one answer of all owners.
+                is_reduced = machine.collective_of(strategy, exchange) is Collective.REDUCE_SCATTER
+                received = 0 if strategy is Strategy.DATA_PARALLEL else 1 / owners if is_reduced else 1
+                total += owners * (requests + (1 + received) * answers)
     return total
 
 

@@ -185,7 +185,7 @@ class _TieredTables:
                 except InfeasiblePlanError:
                     most = middle
         pairs = zip(self._tables, choice.bounds, strict=True)
-        return [*placed, *(one for table, bounds in pairs for one in _cut(self._whole.request, table, bounds))]
+        return [*placed, *(one for table, bounds in pairs for one in self._cut(table, bounds))]
 
     def _attempt(self, memory_bytes: float) -> tuple[TierChoice, tuple[PlacedShard, ...]]:
         """Cuts within a budget, and the tables that are placed whole beside them."""
@@ -209,17 +209,18 @@ class _TieredTables:
         assert choice is not None, "no budget is below the least memory"
         return choice
 
-
-def _cut(request: PlanRequest, table: EmbeddingTable, bounds: TierBounds) -> list[PlacedShard]:
-    """The table's shards, one per tier that has rows."""
-    tiers = bounds.tiers(table)
-    by = RowsBy.INDEX if len(tiers) == 1 else RowsBy.ACCESS_RANK
-    shards = []
-    for strategy, start, stop, exchange in tiers:
-        shard = Shard(table=table, rows=RowRange(start=start, stop=stop, by=by), columns=(0, table.embedding_dim))
-        placed = replace(placed_shard(shard, Tier(strategy), request.topology), exchange=exchange)
-        if len(placed.replicas) > 1:
-            sync, _ = gradient_sum(table, start, stop, request.tables.batch_size)
-            placed = replace(placed, grad_sync=sync)
-        shards.append(placed)
-    return shards
+    def _cut(self, table: EmbeddingTable, bounds: TierBounds) -> list[PlacedShard]:
+        """The table's shards, one per tier that has rows."""
+        request, tiers = self._whole.request, bounds.tiers(table)
+        by = RowsBy.INDEX if len(tiers) == 1 else RowsBy.ACCESS_RANK
+        shards = []
+        for strategy, start, stop, exchange in tiers:
+            shard = Shard(table=table, rows=RowRange(start=start, stop=stop, by=by), columns=(0, table.embedding_dim))
+            collective = self._pricing.machine.collective_of(strategy, exchange)
+            placed = placed_shard(shard, Tier(strategy), request.topology)
+            placed = replace(placed, exchange=exchange, collective=collective)
+            if len(placed.replicas) > 1:
+                sync, _ = gradient_sum(table, start, stop, request.tables.batch_size)
+                placed = replace(placed, grad_sync=sync)
+            shards.append(placed)
+        return shards

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, Exchange, Pooling, Tier
+from autoshard.core import Collective, EmbeddingTable, Exchange, Pooling, Tier
 from autoshard.core.access import FloatArray
 from autoshard.evaluation.traffic import REDUCED_BYTES
 from autoshard.planners.flexshard.equations import (
@@ -20,6 +20,8 @@ from autoshard.planners.flexshard.equations import (
     dynamic_communication_s,
     dynamic_memory_bytes,
     input_distribution_s,
+    reduced_communication_s,
+    reduced_memory_bytes,
     static_communication_s,
     static_memory_bytes,
 )
@@ -80,8 +82,8 @@ class Pricing:
     def cost(self, table: EmbeddingTable, strategy: Strategy, exchange: Exchange) -> TierCost:
         """What the table's rows cost in a tier.
 
-        Owners that send partial sums send a vector per bag, each of them, whatever the lookups. Replicas of pooled
-        tables are pooled where they are.
+        Owners that send partial sums send a vector per bag, each of them, whatever the lookups; those of the row-wise
+        tier travel by the faster collective. Replicas of pooled tables are pooled where they are.
 
         Source:
             FlexShard, Tables 2 and 3, with the time of the ids added; partial sums and pooling are not in the paper.
@@ -100,9 +102,14 @@ def _cost(
     by_lookup = is_sequence if is_replicated else exchange is Exchange.ROWS
     vectors = 0 if is_replicated else machine.num_owners(strategy) * num_features
     sent = lookup if by_lookup else replace(lookup, lookups_per_sample=vectors)
-    sent_cost = np.array(
-        [dynamic_memory_bytes(strategy, sent, machine), 2 * dynamic_communication_s(strategy, sent, machine)]
-    )
+    if machine.collective_of(strategy, exchange) is Collective.REDUCE_SCATTER:
+        sent_memory, sent_s = reduced_memory_bytes(sent, machine), reduced_communication_s(sent, machine)
+    else:
+        sent_memory, sent_s = (
+            dynamic_memory_bytes(strategy, sent, machine),
+            dynamic_communication_s(strategy, sent, machine),
+        )
+    sent_cost = np.array([sent_memory, 2 * sent_s])
     synced_s = static_communication_s(strategy, replace(row, payload_bytes=REDUCED_BYTES), machine)
     ids_cost = np.array([0.0, input_distribution_s(strategy, lookup, machine)])
     return TierCost(

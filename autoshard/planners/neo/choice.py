@@ -14,7 +14,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import EmbeddingTable, MemoryLevel, Tier
+from autoshard.core import Collective, EmbeddingTable, MemoryLevel, Tier
 from autoshard.core.access import IntArray
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.cached_rows import behind_cache
@@ -189,7 +189,7 @@ class Chooser:
         listed = [
             [
                 self._on(level, option, least_cache)
-                for option in enumerate_options(table, self._topology, self._names)
+                for option in self._offered(table)
                 if level is MemoryLevel.HBM or option.name is not ShardingType.DATA_PARALLEL
             ]
             for table in unit
@@ -207,6 +207,19 @@ class Chooser:
         if not found:
             raise self._nowhere("+".join(table.name for table in unit), too_large)
         return tuple(found)
+
+    def _offered(self, table: EmbeddingTable) -> list[ShardingOption]:
+        """Ways to hold a table; of two that differ in how sums travel only the cheaper one."""
+        offered: list[ShardingOption] = []
+        for option in enumerate_options(table, self._topology, self._names):
+            if option.collective is Collective.ALL_TO_ALL:
+                offered.append(option)
+            elif self._exchange_s(option) < self._exchange_s(offered[-1]):  # it follows the other one
+                offered[-1] = option
+        return offered
+
+    def _exchange_s(self, option: ShardingOption) -> float:
+        return sum(self._cost.of(part).exchange_s for part in option.parts)
 
     def _on(self, level: MemoryLevel, option: ShardingOption, least_cache: float) -> ShardingOption:
         """The option with its rows on a level, behind the smallest caches."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from autoshard.core import MemoryLevel, PlacedShard, Tier, Topology, Update
+from autoshard.core import Collective, MemoryLevel, PlacedShard, Tier, Topology, Update
 from autoshard.core.plan import Payload
 from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import TransferSpeeds, transfer_seconds
@@ -17,8 +17,10 @@ from autoshard.planners.space.tiers import num_holders, num_replicas
 
 #: A looked-up row is read by the lookup, and read and written by the update.
 _MOVES_PER_LOOKUP: Final = 3
-#: Lengths, ids, vectors and gradients travel one after the other.
-_NUM_EXCHANGES: Final = 4
+#: Lengths and ids travel one after the other, and so do vectors and gradients.
+_NUM_REQUESTS = _NUM_ANSWERS = 2
+#: A reduce-scatter, or an all-gather, moves half of what an all-reduce of as large a buffer does.
+_REDUCED_SHARE: Final = 0.5
 #: The gradient of a replicated table is written before the all-reduce, and read after it.
 _MOVES_PER_GRADIENT: Final = 2
 
@@ -29,7 +31,7 @@ class PartCost:
 
     Attributes:
         access_s: Rows moved in the device's memory.
-        exchange_s: Lengths, ids, vectors and gradients on the owner's links.
+        exchange_s: Lengths, ids, vectors and gradients on the owner's links, or in collectives.
         reduce_s: All-reduce of replicated rows.
         transfer_s: Rows that its cache misses, both ways.
         weighted_s: The sum by which sharding types are chosen and placed.
@@ -54,7 +56,8 @@ class CostFunction:
     rank that holds some of the part:
 
     - exchange: bytes between the owner and each other rank (4 per length, 8 per id, fp32 forward and backward), over
-      the all-to-all bandwidth of the innermost level that joins the two; what stays is free;
+      the all-to-all bandwidth of the innermost level that joins the two; what stays is free. Sums that travel by
+      reduce-scatter, and gradients by all-gather: half the bytes of all ranks over the all-reduce's bandwidth;
     - all-reduce: bytes of gradients over the outermost level's bandwidth;
     - accesses: lookups x row bytes, three times (read, then read and written), and twice the gradients that are
       all-reduced, over the bandwidth at which rows are gathered;
@@ -70,7 +73,8 @@ class CostFunction:
         Neo Sec. 4.1: communication by message volume, imbalance by access size (tables x batch x indices x dimension),
         scalar weights per system. Differs: bandwidths bring both to seconds, so that weights of 1 fit any machine;
         volumes are told apart by level; latencies are no part of a part's cost, since one collective serves all tables
-        (`fixed_s`); memory levels are priced.
+        (`fixed_s`); memory levels are priced; sums of row-wise parts travel by reduce-scatter (Neo, Fig. 5b) or by
+        all-to-all.
     """
 
     topology: Topology
@@ -104,25 +108,34 @@ class CostFunction:
     def fixed_s(self, parts: Iterable[UnplacedShard]) -> float:
         """Cost that a plan has whatever its volumes: latencies of its collectives, and launches of its fused kernels.
 
-        Four all-to-alls where parts have owners to ask (lengths, ids, vectors, gradients), an all-reduce where rows are
-        replicated, and the launches of each kind of kernel.
+        Two all-to-alls where parts have owners to ask (lengths, ids), two more where these answer by all-to-all, a
+        reduce-scatter and an all-gather where sums travel so, an all-reduce where rows are replicated, and the launches
+        of each kind of kernel.
 
         Source:
             Neo Sec. 4.1: measured latencies are a fixed additive cost.
         """
+        parts = list(parts)
         kernels = {fused_kernel(part.shard.table, self._update(part)) for part in parts}
-        updates = {update for _, _, update, _ in kernels}
-        exchange_s = _NUM_EXCHANGES * max(level.all_to_all.latency_s for level in self.topology.levels)
-        latency_s = (Update.FUSED in updates) * exchange_s
-        latency_s += (Update.ALL_REDUCED in updates) * self.topology.levels[-1].all_reduce.latency_s
+        collectives = {part.collective for part in parts if self._update(part) is Update.FUSED}
+        all_to_all_s = max(level.all_to_all.latency_s for level in self.topology.levels)
+        all_reduce_s = self.topology.levels[-1].all_reduce.latency_s
+        latency_s = bool(collectives) * _NUM_REQUESTS * all_to_all_s
+        latency_s += (Collective.ALL_TO_ALL in collectives) * _NUM_ANSWERS * all_to_all_s
+        latency_s += (Collective.REDUCE_SCATTER in collectives) * _NUM_ANSWERS * all_reduce_s
+        latency_s += any(self._update(part) is Update.ALL_REDUCED for part in parts) * all_reduce_s
         launches_s = len(kernels) * (self._device.forward_launch_ms + self._device.backward_launch_ms) / 1e3
         return self.communication_weight * latency_s + self.access_weight * launches_s
 
     def _exchange_s(self, placed: PlacedShard) -> float:
-        """Time on the links of one owner, whom every rank asks."""
+        """Time on the links of one owner, whom every rank asks, and of the sums' collectives."""
         pair = PairTraffic.of(placed, self.batch_size / self.topology.world_size, Payload())
         bytes_per_reader = pair.lengths + pair.ids + pair.forward + pair.backward
         seconds, inner = 0.0, 1
+        if placed.collective is Collective.REDUCE_SCATTER:
+            bytes_per_reader = pair.lengths + pair.ids
+            reduced_bytes = _REDUCED_SHARE * self.topology.world_size * (pair.forward + pair.backward)
+            seconds = reduced_bytes / self.topology.levels[-1].all_reduce.bytes_per_s
         for level in self.topology.levels:
             seconds += (level.size - inner) * bytes_per_reader / level.all_to_all.bytes_per_s
             inner = level.size

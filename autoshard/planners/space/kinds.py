@@ -90,7 +90,7 @@ class ShardKinds:
         """Parts with the same key are of one kind."""
         shard = part.shard
         rows = (shard.rows.start, shard.rows.stop, shard.rows.by)
-        held = (part.tier, part.exchange, part.grad_sync, part.memory)
+        held = (part.tier, part.exchange, part.collective, part.grad_sync, part.memory)
         return (self._twins[shard.table.name], rows, shard.embedding_dim, *held)
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
 from autoshard.core import (
+    Collective,
     EmbeddingTable,
     Exchange,
     GradSync,
     LocalShard,
     MemoryPlacement,
     PlacedShard,
+    Pooling,
     RowRange,
     RowsBy,
     Shard,
@@ -53,6 +55,7 @@ class UnplacedShard:
         shard: Rows and columns of the table.
         tier: Which ranks take it.
         exchange: What owners send back.
+        collective: How sums travel.
         grad_sync: How gradients of several replicas meet.
         memory: Memory level of the rows, and the cache before it.
     """
@@ -60,18 +63,27 @@ class UnplacedShard:
     shard: Shard
     tier: Tier
     exchange: Exchange
+    collective: Collective = Collective.ALL_TO_ALL
     grad_sync: GradSync = GradSync.NONE
     memory: MemoryPlacement = field(default_factory=MemoryPlacement)
 
     @classmethod
     def of(cls, shard: Shard, tier: Tier, topology: Topology) -> UnplacedShard:
-        """The shard with the exchange that moves fewer bytes, in the device's memory."""
+        """The shard with the exchange that moves fewer bytes by all-to-all, in the device's memory."""
         return cls(
             shard=shard,
             tier=tier,
             exchange=cheaper_exchange(shard, num_owners(tier, topology)),
             grad_sync=GradSync.SPARSE if num_replicas(tier, topology) > 1 else GradSync.NONE,
         )
+
+    @classmethod
+    def ways(cls, shard: Shard, tier: Tier, topology: Topology) -> tuple[UnplacedShard, ...]:
+        """The shard as `of` has it, and with sums that travel by reduce-scatter where that is possible."""
+        usual = cls.of(shard, tier, topology)
+        if tier is not Tier.ROW_WISE or shard.table.pooling is Pooling.SEQUENCE:
+            return (usual,)
+        return usual, replace(usual, exchange=Exchange.PARTIAL_SUMS, collective=Collective.REDUCE_SCATTER)
 
     def placed(self, site: int, topology: Topology) -> PlacedShard:
         """The shard at one of its tier's sites."""
@@ -82,6 +94,7 @@ class UnplacedShard:
             replicas=replicas,
             split=Split.CYCLIC if len(replicas[0]) > 1 else Split.BLOCK,
             exchange=self.exchange,
+            collective=self.collective,
             grad_sync=self.grad_sync,
             memory=self.memory,
         )
@@ -133,10 +146,20 @@ class ShardingOption:
 
     @property
     def label(self) -> str:
-        """Its name, with the number of column shards, or the share of lookups that each tier of rows gets."""
+        """Its name, with the number of column shards, or the share of lookups that each tier of rows gets.
+
+        And the collective, where that is not the usual one.
+        """
+        by = "" if self.collective is Collective.ALL_TO_ALL else f" by {self.collective}"
         if self.name is ShardingType.ROW_TIERS:
-            return " + ".join(f"{part.tier} {part.shard.access()[1]:.0%}" for part in self.parts)
-        return f"{self.name} x{len(self.parts)}" if len(self.parts) > 1 else str(self.name)
+            return " + ".join(f"{part.tier} {part.shard.access()[1]:.0%}" for part in self.parts) + by
+        return (f"{self.name} x{len(self.parts)}" if len(self.parts) > 1 else str(self.name)) + by
+
+    @property
+    def collective(self) -> Collective:
+        """`reduce_scatter` if sums of any part travel so."""
+        is_reduced = any(part.collective is Collective.REDUCE_SCATTER for part in self.parts)
+        return Collective.REDUCE_SCATTER if is_reduced else Collective.ALL_TO_ALL
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -192,7 +215,8 @@ def enumerate_options(
     """Ways to hold a table on a machine, whatever its constraints (see `why_not`); the simplest comes first.
 
     Ways that are the same there are listed once: without several nodes none is hierarchical, with one rank there is
-    only `table_wise`. Numbers of column shards are powers of two.
+    only `table_wise`. Numbers of column shards are powers of two. Pooled rows that are split over all ranks are listed
+    twice, with sums by reduce-scatter after the exchange with fewer bytes by all-to-all.
 
     Args:
         table: The table.
@@ -204,10 +228,11 @@ def enumerate_options(
         (`flex`, and tiers of rows).
     """
     return tuple(
-        ShardingOption(name=name, parts=tuple(UnplacedShard.of(shard, of_shard, topology) for shard, of_shard in parts))
+        ShardingOption(name=name, parts=parts)
         for name, tier, most in _offered(topology.world_size, topology.local_world_size, topology.num_nodes)
         if name in names
-        for parts in _cuts(table, name, tier, most)
+        for cut in _cuts(table, name, tier, most)
+        for parts in product(*(UnplacedShard.ways(shard, of_shard, topology) for shard, of_shard in cut))
     )
 
 
@@ -259,6 +284,7 @@ def option_of_placed(held: Sequence[PlacedShard], topology: Topology) -> tuple[S
             shard=placed.shard,
             tier=placed.tier,
             exchange=placed.exchange,
+            collective=placed.collective,
             grad_sync=placed.grad_sync,
             memory=placed.memory,
         )

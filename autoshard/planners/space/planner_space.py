@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import (
+    Collective,
     CostModels,
     EmbeddingTable,
     TableSet,
@@ -245,6 +246,13 @@ def _alike(of_tables: Sequence[Sequence[ShardingOption]]) -> list[tuple[Sharding
     """Options of an item's tables; of several tables only those that put all of them on the same ranks."""
     if len(of_tables) == 1:
         return [(option,) for option in of_tables[0]]
-    by_tier = [{option.parts[0].tier: option for option in options if len(option.parts) == 1} for options in of_tables]
-    shared = [tier for tier in by_tier[0] if all(tier in known for known in by_tier)]
-    return [tuple(known[tier] for known in by_tier) for tier in shared]
+    known = [
+        {(one.parts[0].tier, one.collective): one for one in options if len(one.parts) == 1} for options in of_tables
+    ]
+    # Sums travel by the same collective where they can; sequences have no sums.
+    together = []
+    for tier, collective in dict.fromkeys(key for of_table in known for key in of_table):
+        keys = ((tier, collective), (tier, Collective.ALL_TO_ALL))
+        options = [next((of_table[key] for key in keys if key in of_table), None) for of_table in known]
+        together.append(tuple(option for option in options if option is not None))
+    return [options for options in together if len(options) == len(known)]

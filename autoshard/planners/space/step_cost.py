@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import (
+    Collective,
     CostModels,
     PlacedShard,
     Shard,
@@ -47,9 +48,13 @@ KERNEL_PARTS = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
 # rows that a rank serves to all ranks, of those that it serves to its node, and of those that it serves to itself.
 _NUM_STREAMS = len(Stream)
 _TO_ALL, _TO_NODE, _TO_ITSELF = range(3)
+#: Then bytes of a rank's own samples in the reduce-scatter and in the all-gather, alike on all ranks.
+_REDUCED = _NUM_STREAMS * 3
+_REDUCED_STREAMS = (Stream.FORWARD, Stream.BACKWARD)
+_REDUCED_INDICES = [list(Stream).index(stream) for stream in _REDUCED_STREAMS]
 #: Then bytes that are all-reduced, features that are served, activations that a rank has of what it holds, those that
 #: all ranks or its node get back, and a count for each kind of kernel.
-SYNC = _NUM_STREAMS * 3
+SYNC = _REDUCED + len(_REDUCED_STREAMS)
 _FEATURES, _HELD, _BACK_TO_ALL, _BACK_TO_NODE, _FIRST_KERNEL = range(SYNC + 1, SYNC + 6)
 
 
@@ -124,7 +129,11 @@ class StepPrices:
         row_C = np.zeros(self.num_columns)
         num_replicas = len(placed.replicas)
         block = _TO_ALL if num_replicas == 1 else _TO_ITSELF if num_replicas == topology.world_size else _TO_NODE
-        row_C[_NUM_STREAMS * block : _NUM_STREAMS * (block + 1)] = pair.by_stream()
+        is_reduced = placed.collective is Collective.REDUCE_SCATTER
+        pair_C = row_C[_NUM_STREAMS * block : _NUM_STREAMS * (block + 1)]
+        pair_C[:] = pair.by_stream()
+        if is_reduced:
+            row_C[_REDUCED:SYNC], pair_C[_REDUCED_INDICES] = pair_C[_REDUCED_INDICES], 0.0
         row_C[SYNC] = synced_bytes(placed, tables.batch_size) if num_replicas > 1 else 0.0
         row_C[_FEATURES] = len(placed.shard.table.features)
         row_C[_FIRST_KERNEL + self._kernels[fused_kernel(placed.shard.table, placed.update)]] = 1.0
@@ -134,8 +143,10 @@ class StepPrices:
         num_served = (topology.world_size, topology.local_world_size, 1)[block]
         row_C[_HELD] = num_served * (pair.lengths + pair.ids + pair.forward)
         row_C[_HELD] += gradient_bytes(placed, row_C[SYNC]) if num_replicas > 1 else 0.0
-        # Outputs of a rank's own copies are used where they are, and held once.
-        if block != _TO_ITSELF:
+        # Outputs of a rank's own copies are used where they are, and held once. One sum of all owners comes back.
+        if is_reduced:
+            row_C[_HELD] += pair.forward
+        elif block != _TO_ITSELF:
             row_C[_BACK_TO_ALL if block == _TO_ALL else _BACK_TO_NODE] = pair.forward
         return row_C
 
@@ -163,6 +174,8 @@ class StepPrices:
         exchange_ms = {
             stream: self.costs.comm.links_ms(links, self.topology) for stream, (links, *_) in streams.items()
         }
+        for stream, ms_B in zip(_REDUCED_STREAMS, self._reduced_ms(moved_BRC[:, 0, _REDUCED:SYNC]), strict=True):
+            exchange_ms[stream] = exchange_ms[stream] + ms_B[:, None]
         num_features_BR = moved_BRC[..., _FEATURES]
         work = embedding_columns(
             model_ms={
@@ -232,6 +245,15 @@ class StepPrices:
         )
         return np.array([times.step_ms(self._rest.overlap) for times in steps])
 
+    def _reduced_ms(self, reduced_BC: MovedArray) -> tuple[MsArray, MsArray]:
+        """Times of reduce-scatters and of all-gathers of so many bytes for each rank, shapes (B,)."""
+        collectives = (self.costs.comm.reduce_scatter_ms, self.costs.comm.all_gather_ms)
+        times = []
+        for collective_ms, reduced_B in zip(collectives, reduced_BC.T, strict=True):
+            distinct, which_B = np.unique(reduced_B * self.topology.world_size, return_inverse=True)
+            times.append(np.array([collective_ms(float(size), self.topology) for size in distinct])[which_B])
+        return times[0], times[1]
+
     def _stream(self, moved_BRC: MovedArray, stream: Stream) -> tuple[LinkBytes, MsArray, MsArray]:
         """Bytes by level, and all bytes that ranks serve and ask for, their own included; shapes (B, R)."""
         index = list(Stream).index(stream)
@@ -249,8 +271,11 @@ class StepPrices:
             asked_LBR.append(sums_BR - inner_BR + (num_R - num_inner_R) * in_node_BR)
             inner_BR, num_inner_R = sums_BR, num_R
         kept_BR = all_BR + node_BR + own_BR
-        served_BR = sum(served_LBR) + kept_BR
-        asked_BR = sum(asked_LBR) + kept_BR
+        reduced_BR = np.zeros_like(all_BR)
+        if stream in _REDUCED_STREAMS:
+            reduced_BR = moved_BRC[..., _REDUCED + _REDUCED_STREAMS.index(stream)]
+        served_BR = sum(served_LBR) + kept_BR + reduced_BR * self.topology.world_size
+        asked_BR = sum(asked_LBR) + kept_BR + reduced_BR
         served, asked = np.stack(served_LBR), np.stack(asked_LBR)
         leaving, arriving = (asked, served) if stream.asks else (served, asked)
         return LinkBytes(leaving_LR=leaving, arriving_LR=arriving), served_BR, asked_BR

@@ -17,9 +17,10 @@ from torch.nn.functional import embedding_bag
 from autoshard.core import DType, Exchange, Pooling
 from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import Stream, wire_bytes
-from autoshard.runtime.engine.holdings import Asked, KernelKey, Ownership
+from autoshard.runtime.engine.holdings import KernelKey, Ownership
 from autoshard.runtime.engine.payload import exchange
 from autoshard.runtime.engine.reading import Reading, RowIndex, RowKernel, SumGroup, row_index
+from autoshard.runtime.engine.reduced import ReducedSums
 from autoshard.runtime.engine.replicas import NO_LOOKUPS, ReplicaLookups, Replicas, one_below_the_other, side_by_side
 from autoshard.runtime.engine.replicated import summed_by_row
 from autoshard.runtime.engine.requests import Distributed
@@ -29,6 +30,8 @@ from autoshard.runtime.timing import Part, StepTimer
 
 class OutputExchange:
     """Sends embeddings to those who asked for them, and their gradients back: one all-to-all each way.
+
+    Sums that are added up on the way have a reduce-scatter and an all-gather of their own.
 
     Gradients are divided by the number of processes: each process's loss is the mean over its own batch, so the
     tables see the gradient of the mean over the global batch. TorchRec does the same.
@@ -60,8 +63,12 @@ class OutputExchange:
         holdings = ownership.holdings
         self._asked = [ownership.asked(self._process, owner) for owner in range(self._num_processes)]
         self._served = [ownership.asked(other, self._process) for other in range(self._num_processes)]
-        self._is_fused = [not one.is_replicated for one in holdings]
         self._dim = [one.embedding_dim for one in holdings]
+        #: Columns of the blocks of sums that this process asks each other for, and that it serves.
+        self._asked_widths, self._served_widths = (
+            [sum(self._dim[slot.holding] for slot in ownership.sent_apart(one)) for one in several]
+            for several in (self._asked, self._served)
+        )
         self._key = [one.kernel_key for one in holdings]
         self._columns = [one.columns for one in holdings]
         self._local = ownership.local(self._process)
@@ -73,14 +80,13 @@ class OutputExchange:
         #: Kernels of this process that give out rows and update their own tables, in their order.
         self.row_keys = [key for key in ownership.kernels if key in fused_rows]
         self._row_dims = [fused_rows[key] for key in self.row_keys]
-        self._fused_width = sum(
-            self._dim[slot.holding] for slot in self._served[self._process].sums if self._is_fused[slot.holding]
-        )
+        self.reduced = ReducedSums(ownership, payload, group)
+        self._is_all_reduced = all(one.is_reduced for one in holdings)
         self._groups_at = [
             sorted(
                 (group.starts[owner], number) for number, group in enumerate(reading.groups) if owner in group.starts
             )
-            for owner in range(self._num_processes + 1)
+            for owner in range(self._num_processes + 2)
         ]
         features = [table for table in ownership.tables.tables for _ in table.features]
         self._pooled = [n for n, table in enumerate(features) if table.pooling is not Pooling.SEQUENCE]
@@ -89,10 +95,6 @@ class OutputExchange:
         self._pooled_dims = torch.tensor([features[n].embedding_dim for n in self._pooled], device=device)
         #: Bytes that this process has sent to each process.
         self.sent_bytes = {stream: [0.0] * self._num_processes for stream in (Stream.FORWARD, Stream.BACKWARD)}
-
-    def width(self, asked: Asked) -> int:
-        """Columns of a block of sums."""
-        return sum(self._dim[slot.holding] for slot in asked.sums)
 
     def __call__(self, looked: Looked, batch: Distributed) -> tuple[torch.Tensor, ...]:
         """Embeddings of the local batch: pooled ones of shape (B, C), and for each sequence feature (L, D)."""
@@ -113,8 +115,9 @@ class OutputExchange:
                 step.remote = [self.replicas.look_up(request, of, B) for request, of in asked]
                 step.local = self.replicas.look_up(batch.local, self._local, B)
         with self.timer.measure(Part.FORWARD_EXCHANGE):
-            came = self._forward_exchange(step, sums_GO, rows)
-            return self._together(step, came)
+            apart_GA, mine_GM = self.reduced.split(sums_GO)
+            came = self._forward_exchange(step, apart_GA, rows)
+            return self._together(step, came, self._reduce_scatter(mine_GM, B))
 
     def _forward_exchange(self, step: _Step, sums_GO: torch.Tensor | None, rows: Sequence[torch.Tensor]) -> list[_Came]:
         B = step.batch.batch_size
@@ -129,12 +132,22 @@ class OutputExchange:
             flat = torch.cat([one for of in pieces for one in of]) if any(pieces) else self._nothing()
             sizes = [sum(len(one) for one in of) for of in pieces]
         step.received_sizes = [
-            B * self.width(asked) + self._row_values(step, owner) for owner, asked in enumerate(self._asked)
+            B * width + self._row_values(step, owner) for owner, width in enumerate(self._asked_widths)
         ]
         step.sent_sizes = sizes
         self._count(Stream.FORWARD, self._payload.forward, sizes)
-        received = exchange(flat, sizes, step.received_sizes, self._payload.forward, self._group)
+        received = self._exchange(flat, sizes, step.received_sizes, self._payload.forward)
         return [self._came(step, one, owner) for owner, one in enumerate(torch.split(received, step.received_sizes))]
+
+    def _exchange(self, flat: torch.Tensor, sent: list[int], received: list[int], dtype: DType) -> torch.Tensor:
+        """One all-to-all; none where all sums are added up on the way."""
+        return flat if self._is_all_reduced else exchange(flat, sent, received, dtype, self._group)
+
+    def _reduce_scatter(self, mine_GM: torch.Tensor | None, B: int) -> torch.Tensor | None:
+        if not self.reduced.width:
+            return None
+        self._count(Stream.FORWARD, self._payload.forward, [B * self.reduced.width] * self._num_processes)
+        return self.reduced.add_up(mine_GM, B, self._device)
 
     def _sums_for(self, sums_GO: torch.Tensor | None, step: _Step, process: int) -> list[torch.Tensor]:
         B, remote = step.batch.batch_size, step.remote[process].sums_BW
@@ -171,7 +184,7 @@ class OutputExchange:
         return list(zip(asked, step.batch.rows.num_rows[owner], strict=True))
 
     def _came(self, step: _Step, flat: torch.Tensor, owner: int) -> _Came:
-        B, width = step.batch.batch_size, self.width(self._asked[owner])
+        B, width = step.batch.batch_size, self._asked_widths[owner]
         rows: dict[KernelKey, torch.Tensor] = {}
         at = B * width
         for key, size, dim in self._row_blocks(step, owner):
@@ -187,9 +200,10 @@ class OutputExchange:
             known[0] += count
         return [(key, size, dim) for key, (size, dim) in sizes.items()]
 
-    def _together(self, step: _Step, came: Sequence[_Came]) -> list[torch.Tensor]:
+    def _together(self, step: _Step, came: Sequence[_Came], reduced_BW: torch.Tensor | None) -> list[torch.Tensor]:
         """Pooled embeddings of all features, and those of every sequence."""
-        blocks = [self._group_block(group, came, step.local) for group in self.reading.groups]
+        sums = [*(one.sums_BW for one in came), step.local.sums_BW, reduced_BW]
+        blocks = [_group_block(group, sums) for group in self.reading.groups]
         own_rows = dict(zip((key for key, _ in step.local.asked), step.local.rows, strict=True))
         sequences = {feature: self._empty_sequence(step, feature) for feature in self.reading.sequences}
         for kernel in self.reading.rows:
@@ -206,16 +220,6 @@ class OutputExchange:
             step.scale_BC = self._mean_scales(step.batch)
             pooled_BC *= step.scale_BC
         return [pooled_BC, *sequences.values()]
-
-    def _group_block(self, group: SumGroup, came: Sequence[_Came], local: ReplicaLookups) -> torch.Tensor:
-        total: torch.Tensor | None = None
-        for owner, start in group.starts.items():
-            whole = local.sums_BW if owner == self._num_processes else came[owner].sums_BW
-            assert whole is not None, "the group has sums there"
-            part = whole[:, start : start + group.width]
-            total = part if total is None else total + part
-        assert total is not None, "a group has an owner"
-        return total
 
     def _pooled_features(self, blocks: Sequence[torch.Tensor], B: int) -> torch.Tensor:
         if not self.reading.gathered:
@@ -260,7 +264,7 @@ class OutputExchange:
             blocks = self._block_gradients(pooled_BC)
             rows = self._row_gradients(step, blocks, dict(zip(self.reading.sequences, scaled[1:], strict=True)))
             received = self._backward_exchange(step, blocks, rows)
-            fused = self._fused_gradients(step, received)
+            fused = self._fused_gradients(step, received, self._all_gather(blocks))
         if not self.replicas.is_empty:
             with self.timer.measure(Part.BACKWARD_KERNEL):
                 self._collect(step, blocks, rows, received)
@@ -306,18 +310,27 @@ class OutputExchange:
         step.first_local = at
         flat = torch.cat(pieces) if len(pieces) > 1 else pieces[0] if pieces else self._nothing()
         self._count(Stream.BACKWARD, self._payload.backward, step.received_sizes)
-        received = exchange(flat, step.received_sizes, step.sent_sizes, self._payload.backward, self._group)
+        received = self._exchange(flat, step.received_sizes, step.sent_sizes, self._payload.backward)
         return torch.split(received, step.sent_sizes)
 
+    def _all_gather(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Gradients of this process's sums that were added up on the way, of all processes' samples."""
+        own = [blocks[group] for _, group in self._groups_at[self._num_processes + 1]]
+        if not own:
+            return None
+        gradients_BW = torch.cat(own, dim=1) if len(own) > 1 else own[0]
+        self._count(Stream.BACKWARD, self._payload.backward, [gradients_BW.numel()] * self._num_processes)
+        return self.reduced.gather(gradients_BW)
+
     def _fused_gradients(
-        self, step: _Step, received: Sequence[torch.Tensor]
+        self, step: _Step, received: Sequence[torch.Tensor], reduced_GM: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-        B, fused = step.batch.batch_size, self._fused_width
-        sums_GO = None
+        B, fused = step.batch.batch_size, self.reduced.apart_width
+        sums_GA = None
         if fused:
-            widths = [self.width(asked) for asked in self._served]
-            blocks = [one[: B * width].view(B, width)[:, :fused] for one, width in zip(received, widths, strict=True)]
-            sums_GO = torch.cat(blocks)
+            pairs = zip(received, self._served_widths, strict=True)
+            blocks = [one[: B * width].view(B, width)[:, :fused] for one, width in pairs]
+            sums_GA = torch.cat(blocks)
         rows = []
         for number in range(len(self.row_keys)):
             pieces = []
@@ -325,11 +338,11 @@ class OutputExchange:
                 start, size, dim = self._fused_rows_at(step, process, number)
                 pieces.append(one[start : start + size * dim].view(size, dim))
             rows.append(torch.cat(pieces))
-        return sums_GO, rows
+        return self.reduced.joined(sums_GA, reduced_GM), rows
 
     def _fused_rows_at(self, step: _Step, process: int, number: int) -> tuple[int, int, int]:
         """Where a process's gradients of a kernel's rows start, their number and width."""
-        start = step.batch.batch_size * self.width(self._served[process])
+        start = step.batch.batch_size * self._served_widths[process]
         for before in range(number):
             start += self._kernel_rows(step, process, before) * self._row_dims[before]
         return start, self._kernel_rows(step, process, number), self._row_dims[number]
@@ -344,8 +357,8 @@ class OutputExchange:
         """Gives gradients of replicated rows to the replicas."""
         B = step.batch.batch_size
         for process, (looked, flat) in enumerate(zip(step.remote, received, strict=True)):
-            width = self.width(self._served[process])
-            sums_BW = flat[: B * width].view(B, width)[:, self._fused_width :]
+            width = self._served_widths[process]
+            sums_BW = flat[: B * width].view(B, width)[:, self.reduced.apart_width :]
             start = B * width + sum(
                 self._kernel_rows(step, process, number) * dim for number, dim in enumerate(self._row_dims)
             )
@@ -383,6 +396,18 @@ class _Step:
     received_sizes: list[int] = field(default_factory=list)
     first_local: dict[KernelKey, int] = field(default_factory=dict)
     scale_BC: torch.Tensor | None = None
+
+
+def _group_block(group: SumGroup, sums: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """Sums of a group over its owners, by the numbers that `SumGroup.starts` has for them."""
+    total: torch.Tensor | None = None
+    for owner, start in group.starts.items():
+        whole = sums[owner]
+        assert whole is not None, "the group has sums there"
+        part = whole[:, start : start + group.width]
+        total = part if total is None else total + part
+    assert total is not None, "a group has an owner"
+    return total
 
 
 def _pooled(kernel: RowKernel, index: RowIndex, rows_RD: torch.Tensor, B: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from autoshard.core import (
+    Collective,
     DType,
     EmbeddingTable,
     Exchange,
@@ -102,6 +103,7 @@ class Holding:
         of: The table.
         columns: First column, and the column after the last.
         output: What is sent to readers: a sum for each bag, or the rows.
+        collective: How sums travel.
         deduplicate: Whether each distinct row is sent once.
         grad_sync: How gradients of replicas meet; none where there is one replica, which the kernel updates itself.
         ranges: The rows, by rising position.
@@ -111,6 +113,7 @@ class Holding:
     of: EmbeddingTable
     columns: tuple[int, int]
     output: Exchange
+    collective: Collective
     deduplicate: bool
     grad_sync: GradSync
     ranges: tuple[HeldRange, ...]
@@ -124,6 +127,11 @@ class Holding:
     def is_replicated(self) -> bool:
         """Whether several processes hold the same rows, all of whose ranges have the same replicas then."""
         return self.ranges[0].is_replicated
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether sums of all processes are added up on the way."""
+        return self.collective is Collective.REDUCE_SCATTER
 
     @property
     def is_whole(self) -> bool:
@@ -200,7 +208,8 @@ def holdings_of(plan: ShardingPlan, num_processes: int) -> tuple[Holding, ...]:
     for placed in plan.shards:
         held = _range(plan, placed, num_processes)
         holding = _holding(index_of[placed.shard.table.name], placed, held)
-        key = (holding.table, holding.columns, holding.output, holding.deduplicate, holding.grad_sync)
+        sent = (holding.output, holding.collective, holding.deduplicate)
+        key = (holding.table, holding.columns, *sent, holding.grad_sync)
         if held.is_replicated:
             key = (*key, held.replicas, held.read_by)
         first.setdefault(key, holding)
@@ -238,6 +247,7 @@ def _holding(table: int, placed: PlacedShard, held: HeldRange) -> Holding:
         of=shard.table,
         columns=shard.columns,
         output=output,
+        collective=placed.collective,
         deduplicate=placed.deduplicate and output is Exchange.ROWS and not held.stays,
         grad_sync=placed.grad_sync if held.is_replicated else GradSync.NONE,
         ranges=(held,),
@@ -299,11 +309,11 @@ class Ownership:
     def of_kernel(self, key: KernelKey, process: int) -> tuple[int, ...]:
         """Holdings that a kernel of a process has rows of, in the order in which it keeps and answers them."""
         held = [
-            (holding.owners(process), index)
+            (holding.is_reduced, holding.owners(process), index)
             for index, holding in enumerate(self.holdings)
             if holding.kernel_key == key and holding.num_rows(process)
         ]
-        return tuple(index for _, index in sorted(held))
+        return tuple(index for *_, index in sorted(held))
 
     def first_rows(self, key: KernelKey, process: int) -> dict[int, int]:
         """Holdings of a kernel that keeps them in one table, and where in it each begins."""
@@ -324,12 +334,12 @@ class Ownership:
     def _asked(self, reader: int, owner: int, wanted: Callable[[Holding], bool]) -> Asked:
         order = {key: number for number, key in enumerate(self.kernels)}
         held = [
-            (order[one.kernel_key], one.owners(reader), index)
+            (order[one.kernel_key], one.is_reduced, one.owners(reader), index)
             for index, one in enumerate(self.holdings)
             if owner in one.owners(reader) and wanted(one)
         ]
         # Those of the same owners lie side by side, so that their sums are added up in one piece.
-        indices = [index for _, _, index in sorted(held)]
+        indices = [index for *_, index in sorted(held)]
         sums = [index for index in indices if self.holdings[index].output is Exchange.PARTIAL_SUMS]
         rows = [index for index in indices if self.holdings[index].output is Exchange.ROWS]
         return Asked(
@@ -340,6 +350,23 @@ class Ownership:
             ),
             rows=tuple(rows),
         )
+
+    @cached_property
+    def reduced(self) -> tuple[SumSlot, ...]:
+        """Sums that travel by reduce-scatter, in the order that they have in its buffers on every process."""
+        order = {key: number for number, key in enumerate(self.kernels)}
+        held = sorted(
+            (order[one.kernel_key], one.owners(0), index) for index, one in enumerate(self.holdings) if one.is_reduced
+        )
+        return tuple(
+            SumSlot(holding=index, feature=feature)
+            for *_, index in held
+            for feature in self.features_of[self.holdings[index].table]
+        )
+
+    def sent_apart(self, asked: Asked) -> tuple[SumSlot, ...]:
+        """Sums among what is asked for that travel by all-to-all."""
+        return tuple(slot for slot in asked.sums if not self.holdings[slot.holding].is_reduced)
 
     @property
     def is_folded(self) -> bool:
@@ -354,7 +381,9 @@ class Ownership:
             for table in self.tables.tables
         )
         features = tuple(tuple(feature.name for feature in table.features) for table in self.tables.tables)
-        held = tuple((one.table, one.columns, one.output, one.deduplicate, one.ranges) for one in self.holdings)
+        held = tuple(
+            (one.table, one.columns, one.output, one.collective, one.deduplicate, one.ranges) for one in self.holdings
+        )
         return tables, features, held, self.num_processes
 
     def tables_of(self, process: int) -> tuple[EmbeddingTable, ...]:

@@ -29,7 +29,8 @@ class SumGroup:
     """Columns of sums that the same processes send parts of, side by side in what each of them sends.
 
     Attributes:
-        starts: For each process, or `P` for this one's replicas, the first column in its block.
+        starts: For each process, or `P` for this one's replicas and `P + 1` for sums of all processes that were added
+            up on the way, the first column in its block.
         width: Columns.
     """
 
@@ -150,14 +151,15 @@ class Reading:
 def _sum_groups(ownership: Ownership, reader: int) -> tuple[list[SumGroup], list[tuple[int, int, int, int]]]:
     """Groups of sums, and the block and first column of every holding's feature."""
     P, holdings = ownership.num_processes, ownership.holdings
-    blocks = [*(ownership.asked(reader, owner).sums for owner in range(P)), ownership.local(reader).sums]
-    starts: dict[tuple[KernelKey, tuple[int, ...]], dict[int, int]] = {}
-    members: dict[tuple[KernelKey, tuple[int, ...]], list[tuple[int, int]]] = {}
+    apart = (ownership.sent_apart(ownership.asked(reader, owner)) for owner in range(P))
+    blocks = [*apart, ownership.local(reader).sums, ownership.reduced]
+    starts: dict[tuple[object, ...], dict[int, int]] = {}
+    members: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     for block, slots in enumerate(blocks):
         column = 0
         for slot in slots:
             holding = holdings[slot.holding]
-            key = (holding.kernel_key, holding.owners(reader))
+            key: tuple[object, ...] = (holding.kernel_key, () if holding.is_reduced else holding.owners(reader))
             first = starts.setdefault(key, {})
             if block not in first:
                 first[block] = column
