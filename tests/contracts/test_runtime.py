@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from autoshard.evaluation.traffic import SyncBytes
+from autoshard.formats import plan_from_json
 from autoshard.runtime import RunRequest, run_requests
 
 NUM_STEPS = 4
@@ -39,6 +41,11 @@ def whole(item, rank):
 def split(item, ranks, tier, by="cyclic"):
     """Rows dealt to several ranks."""
     return [whole(item, 0) | {"tier": tier, "replicas": [ranks], "split": by}]
+
+
+def replicas(item, grad_sync, tier="data_parallel", ranks=((0,), (1,), (2,), (3,))):
+    """Copies on several ranks."""
+    return [whole(item, 0) | {"tier": tier, "replicas": ranks, "grad_sync": grad_sync}]
 
 
 def columns(item, ranks):
@@ -154,6 +161,21 @@ PLANS = {
 }
 
 
+#: Gradients of replicas meet in each of the ways, in batches large enough for the bytes to be near their mean.
+REPLICATED = [table(f"t{index}", rows, dim) for index, (rows, dim) in enumerate(((300, 4), (2000, 16), (4000, 8)))]
+for way in ("dense", "sparse", "all_gather"):
+    PLANS[f"gradients {way}"] = plan(
+        REPLICATED,
+        [
+            replicas(REPLICATED[0], way),
+            replicas(REPLICATED[1], way),
+            replicas(REPLICATED[2], way, "flex", ((0, 1), (2, 3))),
+        ],
+        4,
+        node_size=2,
+    )
+
+
 @dataclass(frozen=True)
 class Path:
     """A way of executing a plan."""
@@ -161,6 +183,10 @@ class Path:
     plan: str
     num_processes: int
     engine: str
+
+    @property
+    def batch_size(self):
+        return 2048 if self.plan.startswith("gradients") else 32
 
 
 PATHS = [
@@ -175,6 +201,7 @@ PATHS = [
         for layout in ("row_wise", "column_wise", "table_row_wise", "all layouts")
         for engine in ("thin", "torchrec")
     ),
+    *(Path(name, 4, "thin") for name in PLANS if name.startswith("gradients")),
 ]
 
 
@@ -194,6 +221,7 @@ def results(tmp_path_factory):
                 steps=1,
                 warmup_steps=0,
                 verify_steps=NUM_STEPS,
+                batch_size=path.batch_size,
                 device="cpu",
             )
             for path in paths
@@ -223,12 +251,28 @@ def test_a_result_says_how_the_plan_was_executed(results, path):
     held = {
         (shard["table"], rank % path.num_processes)
         for shard in PLANS[path.plan]["shards"]
-        for rank in shard["replicas"][0]
+        for replica in shard["replicas"]
+        for rank in replica
     }
     assert sum(timing.num_tables for timing in result.ranks) == len(held)
     assert result.interaction == ("dot" if path.plan == "eight ranks" else "concat")
     for timing in result.ranks:
         assert (timing.kernel_ms > 0) == (timing.num_tables > 0 or path.engine == "torchrec")
+
+
+@pytest.mark.parametrize("way", ["dense", "sparse", "all_gather"])
+def test_gradients_of_replicas_take_the_bytes_that_are_priced(results, way):
+    path = Path(f"gradients {way}", 4, "thin")
+    priced = sum(
+        SyncBytes.of(placed, path.batch_size).sent_bytes(placed.replicas)
+        for placed in plan_from_json(json.loads(json.dumps(PLANS[path.plan]))).shards
+    )
+    assert [timing.sent_bytes["sync"] for timing in results[path].ranks] == pytest.approx([priced] * 4, rel=0.03)
+
+
+def test_all_ways_of_summing_gradients_train_the_same_model(results):
+    losses = [results[Path(f"gradients {way}", 4, "thin")].last_loss for way in ("dense", "sparse", "all_gather")]
+    assert losses == pytest.approx([losses[0]] * 3, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("plan_name", sorted(PLANS))

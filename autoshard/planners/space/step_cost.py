@@ -26,8 +26,9 @@ from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.batch_memory import peak_factor
 from autoshard.evaluation.evaluate import price_step
+from autoshard.evaluation.stages import syncs_ms
 from autoshard.evaluation.step_price import embedding_columns, part_weights
-from autoshard.evaluation.traffic import PairTraffic, Stream, gradient_bytes, synced_bytes
+from autoshard.evaluation.traffic import PairTraffic, Stream, SyncBytes
 from autoshard.planners.space.options import placed_shard
 from autoshard.planners.space.placement import PlacementProblem, RankArray, rank_sums, summed_members
 
@@ -47,10 +48,10 @@ KERNEL_PARTS = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
 # rows that a rank serves to all ranks, of those that it serves to its node, and of those that it serves to itself.
 _NUM_STREAMS = len(Stream)
 _TO_ALL, _TO_NODE, _TO_ITSELF = range(3)
-#: Then bytes that are all-reduced, features that are served, activations that a rank has of what it holds, those that
-#: all ranks or its node get back, and a count for each kind of kernel.
-SYNC = _NUM_STREAMS * 3
-_FEATURES, _HELD, _BACK_TO_ALL, _BACK_TO_NODE, _FIRST_KERNEL = range(SYNC + 1, SYNC + 6)
+#: Then bytes of gradients that are all-reduced and all-gathered, features that are served, activations that a rank has
+#: of what it holds, those that all ranks or its node get back, and a count for each kind of kernel.
+SYNC = slice(_NUM_STREAMS * 3, _NUM_STREAMS * 3 + 2)
+FEATURES, _HELD, _BACK_TO_ALL, _BACK_TO_NODE, _FIRST_KERNEL = range(SYNC.stop, SYNC.stop + 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -125,15 +126,16 @@ class StepPrices:
         num_replicas = len(placed.replicas)
         block = _TO_ALL if num_replicas == 1 else _TO_ITSELF if num_replicas == topology.world_size else _TO_NODE
         row_C[_NUM_STREAMS * block : _NUM_STREAMS * (block + 1)] = pair.by_stream()
-        row_C[SYNC] = synced_bytes(placed, tables.batch_size) if num_replicas > 1 else 0.0
-        row_C[_FEATURES] = len(placed.shard.table.features)
+        synced = SyncBytes.of(placed, tables.batch_size)
+        row_C[SYNC] = synced.reduced, synced.gathered
+        row_C[FEATURES] = len(placed.shard.table.features)
         row_C[_FIRST_KERNEL + self._kernels[fused_kernel(placed.shard.table, placed.update)]] = 1.0
         factor = peak_factor(placed.shard.table, local_batch)
         if factor > 1.0:
             pair = PairTraffic.of(placed, local_batch, payload, lookups_factor=factor)
         num_served = (topology.world_size, topology.local_world_size, 1)[block]
         row_C[_HELD] = num_served * (pair.lengths + pair.ids + pair.forward)
-        row_C[_HELD] += gradient_bytes(placed, row_C[SYNC]) if num_replicas > 1 else 0.0
+        row_C[_HELD] += synced.held_bytes(placed.replicas)
         # Outputs of a rank's own copies are used where they are, and held once.
         if block != _TO_ITSELF:
             row_C[_BACK_TO_ALL if block == _TO_ALL else _BACK_TO_NODE] = pair.forward
@@ -163,7 +165,7 @@ class StepPrices:
         exchange_ms = {
             stream: self.costs.comm.links_ms(links, self.topology) for stream, (links, *_) in streams.items()
         }
-        num_features_BR = moved_BRC[..., _FEATURES]
+        num_features_BR = moved_BRC[..., FEATURES]
         work = embedding_columns(
             model_ms={
                 StepPart.INPUT: exchange_ms[Stream.LENGTHS] + exchange_ms[Stream.IDS],
@@ -216,11 +218,9 @@ class StepPrices:
         from_all_B1 = moved_BRC[..., _BACK_TO_ALL].sum(axis=1, keepdims=True)
         return np.asarray(moved_BRC[..., _HELD] + from_all_B1 + from_node_BR)
 
-    def compose(self, slowest_PB: MsArray, sync_B: MsArray) -> MsArray:
-        """Steps of parts at their slowest ranks and of bytes that are all-reduced, shape (B,)."""
-        distinct, which_B = np.unique(sync_B, return_inverse=True)
-        all_reduce = self.costs.comm.all_reduce_ms
-        sync_ms_B = np.array([all_reduce(float(size), self.topology) for size in distinct])[which_B]
+    def compose(self, slowest_PB: MsArray, sync_B2: MsArray) -> MsArray:
+        """Steps of parts at their slowest ranks and of bytes that are all-reduced and all-gathered, shape (B,)."""
+        sync_ms_B = syncs_ms(sync_B2, self.costs.comm, self.topology)
         sync_ms_B *= self._weights[StepPart.DENSE][1] if self.tables.dense is not None else 1.0
         base = self._rest.times
         if self._rest.overlap is Overlap.NONE:
