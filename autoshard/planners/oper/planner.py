@@ -73,7 +73,7 @@ class OperOptions:
         metadata={"help": "What owners send: rows (as OPER does), partial_sums, or auto for the fastest step."},
     )
     grad_sync: str = field(
-        default=GradSync.SPARSE,
+        default="sparse",
         metadata={
             "help": "How gradients of copies meet: sparse (as OPER does), dense, all_gather, or auto for the least "
             "predicted time."
