@@ -11,10 +11,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final, cast
 
 from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE_AT_LEAST_1
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.topology import Level, MemoryBytes, MemoryLevel, Topology
+
+#: Of `moment_scale`: the number of groups.
+_NUM_GROUPS: Final = cast("float", None)
 
 
 class GroupLayout(StrEnum):
@@ -36,7 +40,8 @@ class ReplicaGroups:
         num_groups: Groups M; 1 for full model parallelism.
         layout: Which ranks make up a group.
         sync_every: Steps from one synchronisation of weights and optimizer states between groups to the next.
-        moment_scale: 2D Algorithm 1's c, by which the second moment is divided; the groups' number is its upper end.
+        moment_scale: 2D Algorithm 1's c, by which the second moment is divided; left out, the number of groups, its
+            upper end.
 
     Raises:
         InvalidPlanError: If a number is out of range.
@@ -45,11 +50,13 @@ class ReplicaGroups:
     num_groups: int = 1
     layout: GroupLayout = GroupLayout.ACROSS_NODES
     sync_every: int = 1
-    moment_scale: float = 1.0
+    moment_scale: float = _NUM_GROUPS
 
     def __post_init__(self) -> None:
         within = "replica_groups."
         WHOLE_AT_LEAST_1.check_fields(self, "num_groups", "sync_every", within=within, error=InvalidPlanError)
+        if self.moment_scale is _NUM_GROUPS:
+            object.__setattr__(self, "moment_scale", float(self.num_groups))
         FINITE_ABOVE_0.check_fields(self, "moment_scale", within=within, error=InvalidPlanError)
 
     def group_size(self, topology: Topology) -> int:

@@ -51,8 +51,13 @@ class GradSync(StrEnum):
     """How gradients of replicated rows meet."""
 
     NONE = "none"
+    """Not at all: there is one replica."""
     DENSE = "dense"
+    """An all-reduce of the gradients of all rows."""
     SPARSE = "sparse"
+    """An all-gather of the ids of rows that were hit, and an all-reduce of their gradients (OPER Sec. 5.3)."""
+    ALL_GATHER = "all_gather"
+    """An all-gather of ids and gradients of rows that were hit; every holder adds them up."""
 
 
 class Update(StrEnum):
@@ -187,6 +192,8 @@ class LocalShard:
         num_bags: Bags that the kernel pools per step (samples times features).
         pooling_factor: Mean lookups per bag; far below 1 for thin tiers.
         output: `partial_sums` for one vector per bag, `rows` for one per lookup.
+        summed_rows: Expected rows whose gradients are written where all-reduced rows are not summed whole: those that
+            the rank's batch hits, and then those that any replica's does; None for all rows.
         cache_bytes: HBM that caches rows which live in another level; 0 without a cache.
         cache_policy: Which rows that cache evicts: `lru` or `lfu`.
         cache_dtype: Number format of cached rows; None for the table's.
@@ -203,6 +210,7 @@ class LocalShard:
     optimizer: Optimizer = Optimizer.ROWWISE_ADAGRAD
     output: Exchange = Exchange.PARTIAL_SUMS
     update: Update = Update.FUSED
+    summed_rows: float | None = None
     level: MemoryLevel = MemoryLevel.HBM
     cache_bytes: int = 0
     cache_policy: str = "lru"
@@ -212,6 +220,13 @@ class LocalShard:
     def num_lookups(self) -> float:
         """Expected lookups per step."""
         return self.num_bags * self.pooling_factor
+
+    @property
+    def num_gradient_rows(self) -> float:
+        """Expected rows whose gradient is written for the sum over replicas; 0 where the update is fused."""
+        if self.update is Update.FUSED:
+            return 0.0
+        return float(self.num_embeddings) if self.summed_rows is None else self.summed_rows
 
     @property
     def is_pooled(self) -> bool:
@@ -278,18 +293,25 @@ def local_shard(placed: PlacedShard, *, group_batch_size: int, bags_share: float
     if num_rows != shard.num_embeddings:
         profile = _thinned(profile, num_rows)
     num_features = len(table.features)
+    num_bags = max(1, round(group_batch_size * bags_share)) * num_features
+    pooling_factor = table.pooling_factor / num_features * mass / num_parts
+    summed_rows = None
+    if placed.grad_sync in (GradSync.SPARSE, GradSync.ALL_GATHER):
+        lookups = (num_bags * pooling_factor, group_batch_size * num_features * pooling_factor)
+        summed_rows = sum(map(profile.expected_distinct, lookups))
     return LocalShard(
         table=table.name,
         num_embeddings=num_rows,
         embedding_dim=shard.embedding_dim,
-        num_bags=max(1, round(group_batch_size * bags_share)) * num_features,
-        pooling_factor=table.pooling_factor / num_features * mass / num_parts,
+        num_bags=num_bags,
+        pooling_factor=pooling_factor,
         access=profile,
         dtype=table.dtype,
         pooling=table.pooling,
         optimizer=table.optimizer,
         output=placed.exchange,
         update=placed.update,
+        summed_rows=summed_rows,
         level=placed.memory.level,
         cache_bytes=placed.memory.cache_bytes,
         cache_policy=placed.memory.policy,

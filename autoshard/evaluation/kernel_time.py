@@ -18,8 +18,8 @@ def kernel_seconds(shard: LocalShard, memory: DeviceMemory) -> tuple[float, floa
     Forward reads ids, offsets and the rows: from the memory where they are not in the device's cache, which starts
     empty, and writes the output. Backward reads the gradient, groups the lookups by row, and reads and writes each
     distinct row with its optimizer state; where an all-reduce comes before the update, it writes the gradient of
-    every row instead. Rows behind a cache in the device's memory are fetched before, and written back after
-    (`transfer_seconds`).
+    every row instead, or where only rows that were hit are summed, of its own and then of all replicas'. Rows behind a
+    cache in the device's memory are fetched before, and written back after (`transfer_seconds`).
 
     Args:
         shard: Of any kind.
@@ -74,7 +74,7 @@ def _gradient_seconds(shard: LocalShard, memory: DeviceMemory) -> float:
 
 def _update_seconds(shard: LocalShard, memory: DeviceMemory, num_distinct: float) -> float:
     if shard.update is Update.ALL_REDUCED:
-        return shard.num_embeddings * shard.embedding_dim * GRADIENT_BYTES / _output_bytes_per_s(memory)
+        return shard.num_gradient_rows * shard.embedding_dim * GRADIENT_BYTES / _output_bytes_per_s(memory)
     row_bytes = _whole_accesses(shard.embedding_dim * shard.dtype.num_bytes, memory)
     row_s = memory.update_s + 2 * row_bytes / memory.gather_bytes_per_s
     state_bytes = shard.optimizer.state_bytes_per_row(shard.embedding_dim)

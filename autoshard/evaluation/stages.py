@@ -1,18 +1,21 @@
 """Collectives of a step, priced: within a replica group, and between the groups.
 
-Shape suffixes: R ranks of a replica group.
+Shape suffixes: R ranks of a replica group, N ranks or plans, 2 kinds of bytes: all-reduced and all-gathered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import CostModels, MemoryLevel, ShardingPlan, Topology
+from autoshard.core import CommModel, CostModels, GradSync, MemoryLevel, PlacedShard, ShardingPlan, Topology
 from autoshard.core.costs import MsArray
-from autoshard.evaluation.traffic import Stream, Traffic
+from autoshard.evaluation.traffic import Stream, SyncBytes, Traffic
+
+#: Bytes of the number of rows that a rank announces before it gathers their ids.
+_COUNT_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +68,8 @@ class Stages:
         def all_to_all(stream: Stream) -> MsArray:
             return costs.comm.links_ms(links[stream], group.topology)
 
-        reduce_scatter_ms = costs.comm.reduce_scatter_ms(traffic.reduced_bytes(Stream.FORWARD), group.topology)
-        all_gather_ms = costs.comm.all_gather_ms(traffic.reduced_bytes(Stream.BACKWARD), group.topology)
+        reduce_scatter_ms = costs.comm.reduce_scatter_ms(traffic.scattered_bytes(Stream.FORWARD), group.topology)
+        all_gather_ms = costs.comm.all_gather_ms(traffic.scattered_bytes(Stream.BACKWARD), group.topology)
         replicas = groups.replica_topology(plan.topology)
         # All that a rank holds is averaged with its copies, touched or not, weights with moments (2D Eq. 1).
         synced_R = np.sum([np.array(of_level, dtype=np.float64) for of_level in held_bytes.values()], axis=0)
@@ -78,14 +81,63 @@ class Stages:
             backward_ms_R=all_to_all(Stream.BACKWARD) + all_gather_ms,
             reduce_scatter_ms=reduce_scatter_ms,
             all_gather_ms=all_gather_ms,
-            sync_ms_R=_all_reduces_ms(traffic.sync_R, costs, group.topology),
+            sync_ms_R=syncs_ms(np.stack([traffic.reduced_R, traffic.gathered_R], axis=1), costs.comm, group.topology),
             replicas=replicas,
             group_sync_ms_R=_all_reduces_ms(synced_R, costs, replicas) / groups.sync_every,
             held_bytes=held_bytes,
         )
 
 
+def sync_ms(synced: SyncBytes, comm: CommModel, topology: Topology) -> float:
+    """Time of the collectives in which replicas sum their gradients: what is gathered first, then what is reduced.
+
+    An all-gather of the numbers of rows goes before that of their ids, as the runtime has it.
+
+    Args:
+        synced: Of all shards of a rank.
+        comm: Prices collectives.
+        topology: Of the replica group.
+    """
+    gather_ms = 0.0
+    if synced.gathered > 0:
+        gather_ms = comm.all_gather_ms(float(_COUNT_BYTES * topology.world_size), topology)
+        gather_ms += comm.all_gather_ms(synced.gathered, topology)
+    return gather_ms + comm.all_reduce_ms(synced.reduced, topology)
+
+
+def syncs_ms(bytes_N2: MsArray, comm: CommModel, topology: Topology) -> MsArray:
+    """`sync_ms` of N ranks or plans, shape (N,).
+
+    Args:
+        bytes_N2: Bytes that are reduced, and bytes that are gathered.
+        comm: Prices collectives.
+        topology: Of the replica group.
+    """
+    distinct, which_N = np.unique(bytes_N2, axis=0, return_inverse=True)
+    synced = [SyncBytes(reduced=reduced, gathered=gathered) for reduced, gathered in distinct.tolist()]
+    return np.array([sync_ms(one, comm, topology) for one in synced])[which_N.reshape(-1)]
+
+
+def cheapest_sync(placed: PlacedShard, group_batch_size: int, comm: CommModel, topology: Topology) -> GradSync:
+    """The gradient synchronisation of least predicted time for a shard; none for one replica.
+
+    Each way is priced by itself, latencies included; of ways that cost alike, the first of dense, sparse, all-gather.
+
+    Args:
+        placed: The shard, with any synchronisation.
+        group_batch_size: Samples per step of the replica group.
+        comm: Prices collectives.
+        topology: Of the replica group.
+    """
+    if len(placed.replicas) == 1:
+        return GradSync.NONE
+
+    def way_ms(how: GradSync) -> float:
+        return sync_ms(SyncBytes.of(replace(placed, grad_sync=how), group_batch_size), comm, topology)
+
+    return min((how for how in GradSync if how is not GradSync.NONE), key=way_ms)
+
+
 def _all_reduces_ms(bytes_R: MsArray, costs: CostModels, topology: Topology) -> MsArray:
     """All-reduces of different sizes, shape (R,)."""
-    distinct, which_R = np.unique(bytes_R, return_inverse=True)
-    return np.array([costs.comm.all_reduce_ms(float(size), topology) for size in distinct])[which_R]
+    return syncs_ms(np.stack([bytes_R, np.zeros_like(bytes_R)], axis=1), costs.comm, topology)

@@ -62,7 +62,7 @@ class Stream(StrEnum):
 
 _STREAMS = tuple(Stream)
 #: Streams that a reduce-scatter, or its all-gather, can carry.
-_IS_REDUCED_E = np.array([stream in (Stream.FORWARD, Stream.BACKWARD) for stream in _STREAMS])
+_IS_SCATTERED_E = np.array([stream in (Stream.FORWARD, Stream.BACKWARD) for stream in _STREAMS])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,15 +205,17 @@ class Traffic:
         layouts: What is exchanged, a layout for all shards of several replicas that are held and read alike.
         single_ER: As `layouts`, for all shards of one replica together: bytes between each rank and owner [r], shape
             (E, R).
-        reduced_E: Of sums that travel by reduce-scatter, and of their gradients: bytes of a rank's own samples. The
+        scattered_E: Of sums that travel by reduce-scatter, and of their gradients: bytes of a rank's own samples. The
             collectives' buffers have as much for each rank. Their lengths and ids are among `single_ER`.
-        sync_R: Bytes of gradients that each rank puts into all-reduces, as those of an all-reduce over all ranks.
+        reduced_R: Bytes of gradients that each rank's all-reduces sum, as those of an all-reduce over all ranks.
+        gathered_R: Bytes that its all-gathers of ids and gradients bring, as those of an all-gather over all ranks.
     """
 
     layouts: tuple[LayoutTraffic, ...]
     single_ER: MsArray
-    reduced_E: MsArray
-    sync_R: MsArray
+    scattered_E: MsArray
+    reduced_R: MsArray
+    gathered_R: MsArray
 
     @property
     def num_ranks(self) -> int:
@@ -248,9 +250,9 @@ class Traffic:
             links[stream] = LinkBytes(leaving_LR=leaving_LR, arriving_LR=arriving_LR)
         return links
 
-    def reduced_bytes(self, stream: Stream) -> float:
+    def scattered_bytes(self, stream: Stream) -> float:
         """Bytes of the larger buffer of the stream's reduce-scatter or all-gather; 0 for none."""
-        return float(self.reduced_E[_STREAMS.index(stream)]) * self.num_ranks
+        return float(self.scattered_E[_STREAMS.index(stream)]) * self.num_ranks
 
     def pairs_RR(self, stream: Stream) -> MsArray:  # noqa: N802 - a shape suffix
         """Bytes of the all-to-all pair by pair, from the row's rank to the column's; for small worlds."""
@@ -266,7 +268,7 @@ class Traffic:
         """Bytes between each rank and the owners that it reads, and between it and the ranks that it serves."""
         index = _STREAMS.index(stream)
         single_R = self.single_ER[index]
-        reduced = self.reduced_E[index]
+        reduced = self.scattered_E[index]
         asked_R = np.full(self.num_ranks, single_R.sum() + reduced)
         served_R = (single_R + reduced) * self.num_ranks
         for layout in self.layouts:
@@ -289,33 +291,58 @@ class Traffic:
         return asked_ELR, self.single_ER[:, None] * np.diff(sizes)[None, :, None]
 
 
-def synced_bytes(placed: PlacedShard, group_batch_size: int) -> float:
-    """Bytes of gradients that each holder of a shard with several replicas puts into all-reduces.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncBytes:
+    """Bytes of gradients that the replicas of a shard sum in one step.
 
-    Counted as bytes of an all-reduce over all ranks, which first adds up within nodes, so that each rank's port carries
-    its share of them. Where rows are split over a node's ranks already, ranks put in a share each, but the ports carry
-    as much (FlexShard's Table 6: 86 GB/s over all ranks, 11 GB/s across nodes, with 8 ranks a node).
+    Counted as bytes of collectives over all ranks, which first meet within nodes, so that each rank's port carries its
+    share of them. Where rows are split over a node's ranks already, ranks put in a share each, but the ports carry as
+    much (FlexShard's Table 6: 86 GB/s over all ranks, 11 GB/s across nodes, with 8 ranks a node).
+
+    Attributes:
+        reduced: Of the buffers of all-reduces: gradients of all rows (dense), or of those that any replica's batch
+            hits (sparse).
+        gathered: Of the outputs of all-gathers: ids of the rows that each replica's batch hits, as many as the largest
+            has, and their gradients where no all-reduce follows.
     """
-    shard = placed.shard
-    num_rows = float(shard.num_embeddings)
-    if placed.grad_sync is GradSync.SPARSE:
+
+    reduced: float = 0.0
+    gathered: float = 0.0
+
+    @classmethod
+    def of(cls, placed: PlacedShard, group_batch_size: int) -> SyncBytes:
+        """Of a shard; nothing for one replica."""
+        shard, how = placed.shard, placed.grad_sync
+        row_bytes = shard.embedding_dim * REDUCED_BYTES
+        if how is GradSync.NONE:
+            return cls()
+        if how is GradSync.DENSE:
+            return cls(reduced=float(shard.num_embeddings * row_bytes))
         profile, share = shard.access()
-        num_rows = profile.expected_distinct(group_batch_size * shard.table.pooling_factor * share)
-    return num_rows * shard.embedding_dim * REDUCED_BYTES
+        num_lookups = group_batch_size * shard.table.pooling_factor * share
+        gathered_rows = len(placed.replicas) * profile.expected_distinct(num_lookups * _largest_share(placed))
+        if how is GradSync.ALL_GATHER:
+            return cls(gathered=gathered_rows * (row_bytes + ID_BYTES))
+        return cls(reduced=profile.expected_distinct(num_lookups) * row_bytes, gathered=gathered_rows * ID_BYTES)
+
+    def __add__(self, other: SyncBytes) -> SyncBytes:
+        """Of several shards."""
+        return SyncBytes(reduced=self.reduced + other.reduced, gathered=self.gathered + other.gathered)
+
+    def held_bytes(self, replicas: Replicas) -> float:
+        """Bytes of buffers on each rank that holds some of the rows."""
+        return (self.reduced + self.gathered) / len(replicas[0])
+
+    def sent_bytes(self, replicas: Replicas) -> float:
+        """Bytes that each of them puts into the collectives."""
+        return (self.reduced + self.gathered / len(replicas)) / len(replicas[0])
 
 
-def gradient_bytes(placed: PlacedShard, synced: float) -> float:
-    """Bytes of gradients that each holder of a shard with several replicas collects, before they are summed.
-
-    Dense those of all its rows, sparse those of the rows that the batch hit, with their ids.
-
-    Args:
-        placed: The shard.
-        synced: Its `synced_bytes`.
-    """
-    row_bytes = placed.shard.embedding_dim * REDUCED_BYTES
-    with_ids = 1 + ID_BYTES / row_bytes if placed.grad_sync is GradSync.SPARSE else 1.0
-    return synced * with_ids / len(placed.replicas[0])
+def _largest_share(placed: PlacedShard) -> float:
+    """Share of the group's samples that the replica serves which serves most of them."""
+    if placed.fetch is None:
+        return 1 / len(placed.replicas)
+    return max(map(placed.fetch.count, range(len(placed.replicas)))) / len(placed.fetch)
 
 
 def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None) -> Traffic:
@@ -331,8 +358,9 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
         lookups_factor: How much longer than the mean the tables' batches are; left out, they are the mean.
     """
     local_batch = plan.group_batch_size / plan.group_size
-    single_ER, sync_R = np.zeros((len(_STREAMS), plan.group_size)), np.zeros(plan.group_size)
-    reduced_E = np.zeros(len(_STREAMS))
+    single_ER = np.zeros((len(_STREAMS), plan.group_size))
+    scattered_E = np.zeros(len(_STREAMS))
+    reduced_R, gathered_R = np.zeros(plan.group_size), np.zeros(plan.group_size)
 
     def pair_bytes(placed: PlacedShard) -> MsArray:
         factor = 1.0 if lookups_factor is None else lookups_factor(placed.shard.table, local_batch)
@@ -345,21 +373,28 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
     for (replicas, _, collective), shards in alike.items():
         pair_bytes_E = np.sum([pair_bytes(placed) for placed in shards], axis=0)
         if collective is Collective.REDUCE_SCATTER:
-            reduced_E += np.where(_IS_REDUCED_E, pair_bytes_E, 0.0)
-            pair_bytes_E = np.where(_IS_REDUCED_E, 0.0, pair_bytes_E)
+            scattered_E += np.where(_IS_SCATTERED_E, pair_bytes_E, 0.0)
+            pair_bytes_E = np.where(_IS_SCATTERED_E, 0.0, pair_bytes_E)
         if len(replicas) == 1:
             single_ER[:, list(replicas[0])] += pair_bytes_E[:, None]
             continue
-        synced = [synced_bytes(placed, plan.group_batch_size) for placed in shards]
+        synced = sum((SyncBytes.of(placed, plan.group_batch_size) for placed in shards), SyncBytes())
         layout = LayoutTraffic(
             replicas=replicas,
             read_by_R=replicas_read(plan, shards[0]),
             pair_bytes_E=pair_bytes_E,
-            gradient_bytes=sum(map(gradient_bytes, shards, synced)),
+            gradient_bytes=synced.held_bytes(replicas),
         )
-        sync_R[layout.owners_O] += sum(synced)
+        reduced_R[layout.owners_O] += synced.reduced
+        gathered_R[layout.owners_O] += synced.gathered
         layouts.append(layout)
-    return Traffic(layouts=tuple(layouts), single_ER=single_ER, reduced_E=reduced_E, sync_R=sync_R)
+    return Traffic(
+        layouts=tuple(layouts),
+        single_ER=single_ER,
+        scattered_E=scattered_E,
+        reduced_R=reduced_R,
+        gathered_R=gathered_R,
+    )
 
 
 def replicas_read(plan: ShardingPlan, placed: PlacedShard) -> _RankArray:

@@ -181,7 +181,8 @@ def _check_travel(index: int, placed: PlacedShard) -> None:
     if placed.deduplicate and placed.exchange is not Exchange.ROWS:
         _fail(index, "deduplicate", f"must be false unless rows are exchanged, got {placed.exchange}")
     if (placed.grad_sync is GradSync.NONE) != (num_replicas == 1):
-        accepted = "none for one replica" if num_replicas == 1 else f"dense or sparse for {num_replicas} replicas"
+        accepted = f"dense, sparse or all_gather for {num_replicas} replicas"
+        accepted = "none for one replica" if num_replicas == 1 else accepted
         _fail(index, "grad_sync", f"must be {accepted}, got {placed.grad_sync}")
 
 

@@ -185,12 +185,8 @@ class _Search:
         layouts = list(GroupLayout) if options.layout == _ANY else [GroupLayout(options.layout)]
         for number in numbers:
             for layout in layouts if number > 1 else layouts[:1]:
-                yield ReplicaGroups(
-                    num_groups=number,
-                    layout=layout,
-                    sync_every=options.sync_every,
-                    moment_scale=options.moment_scale or float(number),
-                )
+                groups = ReplicaGroups(num_groups=number, layout=layout, sync_every=options.sync_every)
+                yield replace(groups, moment_scale=options.moment_scale) if options.moment_scale else groups
 
     def _tried(self, groups: ReplicaGroups, time_limit_s: float) -> str:
         """Plans and prices one candidate, unless it cannot be the fastest; what came of it."""

@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
-from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
 from autoshard.runtime.engine.addresses import RowOrder
 from autoshard.runtime.engine.exchange import OutputExchange
@@ -83,6 +82,7 @@ class ShardedEmbeddings(torch.nn.Module):
         self._kernels = FusedKernels(part.owners, settings, part.process, part.device, self.timer)
         self._replicas = Replicas(part.owners, settings, part.group, part.device, self.timer, part.groups.world_ranks)
         self._sync_every, self._num_steps = plan.replica_groups.sync_every, 0
+        self._averaged_bytes = 0
         for state in self._held_states():
             order = self._orders.get(state.holding.of.name)
             initialise_held(state.weights_ND, state.holding, part.process, order, settings.seed)
@@ -130,11 +130,12 @@ class ShardedEmbeddings(torch.nn.Module):
         with self.timer.measure(Part.INPUT):
             return self.input_exchange(batch)
 
-    def sent_bytes(self) -> dict[Stream, float]:
-        """Bytes that this process has sent to others of its replica group since it was made, by exchange."""
+    def sent_bytes(self) -> dict[str, float]:
+        """Bytes that this process has sent since it was made, by `SENT`."""
         counted = {**self.input_exchange.sent_bytes, **self.output_exchange.sent_bytes}
         own = self._part.process
-        return {stream: sum(to_P) - to_P[own] for stream, to_P in counted.items()}
+        exchanged = {str(stream): sum(to_P) - to_P[own] for stream, to_P in counted.items()}
+        return exchanged | {"sync": self._replicas.sent_bytes, "group_sync": self._averaged_bytes}
 
     def end_step(self) -> None:
         """Ends a training step: every `sync_every` steps, replica groups average their weights and moments.
@@ -147,7 +148,8 @@ class ShardedEmbeddings(torch.nn.Module):
             return
         with self.timer.measure(Part.SYNC), torch.no_grad():
             for state in self._held_states():
-                average([one for one in (state.weights_ND, state.moments) if one is not None], peers)
+                held = [one for one in (state.weights_ND, state.moments) if one is not None]
+                self._averaged_bytes += average(held, peers)
 
     def table_state(self, name: str) -> TableState:
         """A table's weights and moments in this process's replica group. All processes have to call it."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, check_choice
+from autoshard.evaluation.traffic import Stream
+
+#: What runs count the bytes of.
+SENT: Final = (*map(str, Stream), "sync", "group_sync")
 
 
 class Engine(StrEnum):
@@ -79,8 +83,9 @@ class RankTiming:
         forward_exchange_ms: All-to-all of pooled embeddings and putting them in order, waiting included.
         backward_exchange_ms: All-to-all of their gradients, waiting included.
         backward_kernel_ms: Backward kernels with the optimizer.
-        sent_bytes: Mean bytes of a step that it sends to other processes: `lengths`, `ids`, `forward` and `backward`;
-            empty where the engine does not count them.
+        sent_bytes: Mean bytes of a step, by `SENT`: `lengths`, `ids`, `forward` and `backward` that it sends to other
+            processes; what it puts into collectives of gradients of rows that several processes hold (`sync`) and of
+            weights and moments of replica groups (`group_sync`). Empty where the engine does not count them.
         sync_ms: Sums of gradients of rows that several processes hold, waiting included.
     """
 

@@ -33,7 +33,6 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from autoshard.core import DType, Exchange, Optimizer, Payload, Pooling, ShardingPlan, Split
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
-from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.engine.fused import FUSED_OPTIMIZERS, FusedSettings
 from autoshard.runtime.engine.holdings import HeldRange, Holding, Ownership
@@ -110,7 +109,7 @@ class TorchRecEmbeddings:
             pooled_BC.register_hook(lambda _: self._timer.begin(Part.BACKWARD_EXCHANGE))  # type: ignore[no-untyped-call]
         return Embedded(self._means(pooled_BC, ids.lengths_FB), {})
 
-    def sent_bytes(self) -> dict[Stream, float]:
+    def sent_bytes(self) -> dict[str, float]:
         """Nothing: TorchRec does not count what it sends."""
         return {}
 

@@ -300,7 +300,7 @@ class _Exchanges:
             rows_R[one.ranks] += values if is_rows else 0.0
             values_R[one.ranks] += values
         traffic = plan_traffic(group)
-        reduced = {stream: traffic.reduced_bytes(stream) for stream in (Stream.FORWARD, Stream.BACKWARD)}
+        reduced = {stream: traffic.scattered_bytes(stream) for stream in (Stream.FORWARD, Stream.BACKWARD)}
         # Sums that travel by reduce-scatter are none of what the all-to-all carries.
         values_R -= reduced[Stream.FORWARD] / wire_bytes(group.payload.forward)
         exchanges = cls(

@@ -205,7 +205,8 @@ def _held(shard: Shard, batch_size: int, tier: Tier, replicas: tuple[tuple[int, 
     alone = PlacedShard.table_wise(shard, 0)
     # Blocks of rows in falling access frequency would overload the first rank.
     split = Split.CYCLIC if shard.rows.by is RowsBy.ACCESS_RANK else Split.BLOCK
-    sync = GradSync.SPARSE if len(replicas) > 1 else GradSync.NONE
+    # Kernels of replicas are measured with the gradient of all rows.
+    sync = GradSync.DENSE if len(replicas) > 1 else GradSync.NONE
     placed = replace(alone, tier=tier, replicas=replicas, split=split, grad_sync=sync)
     return Piece(placed=placed, group_batch_size=batch_size)
 

@@ -112,7 +112,7 @@ def _features(shard: LocalShard) -> FeatureArray:
         lookups * dim,
         distinct,
         distinct * dim,
-        shard.num_embeddings * dim if all_reduced else 0.0,
+        shard.num_gradient_rows * dim,
         distinct * (1 - hit_share),
     )
     distinct_share = distinct / lookups if lookups > 0 else 0.0

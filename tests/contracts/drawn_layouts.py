@@ -111,7 +111,7 @@ def drawn_placed(rng, shard, world_size, node_size, can_reduce=True):
         exchange=exchange,
         collective=Collective.REDUCE_SCATTER if is_reduced else Collective.ALL_TO_ALL,
         deduplicate=exchange is Exchange.ROWS and bool(rng.random() < 0.4),
-        grad_sync=(GradSync.DENSE, GradSync.SPARSE)[rng.integers(2)] if len(replicas) > 1 else GradSync.NONE,
+        grad_sync=list(GradSync)[rng.integers(1, 4)] if len(replicas) > 1 else GradSync.NONE,
         fetch=fetch,
     )
 

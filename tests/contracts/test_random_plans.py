@@ -142,7 +142,7 @@ def drawn_placed(rng, shard, size, nodes, can_reduce):
         exchange=exchange,
         collective=Collective.REDUCE_SCATTER if is_reduced else Collective.ALL_TO_ALL,
         deduplicate=exchange is Exchange.ROWS and bool(rng.random() < 0.5),
-        grad_sync=GradSync.NONE if len(replicas) == 1 else [GradSync.DENSE, GradSync.SPARSE][rng.integers(2)],
+        grad_sync=GradSync.NONE if len(replicas) == 1 else list(GradSync)[rng.integers(1, 4)],
         memory=MemoryPlacement(level=level, cache_bytes=cache_bytes, policy=str(rng.choice(["lru", "lfu"]))),
         fetch=fetch,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from autoshard.evaluation import plan_traffic
-from autoshard.evaluation.traffic import Stream
+from autoshard.evaluation.traffic import Stream, SyncBytes
 from autoshard.formats import plan_from_json
 from autoshard.runtime import RunRequest, run_requests
 
@@ -47,6 +47,11 @@ def split(item, ranks, tier, by="cyclic"):
 def summed(item, ranks, by="cyclic"):
     """Rows dealt to all ranks, whose sums are added up on the way."""
     return [shard | {"collective": "reduce_scatter"} for shard in split(item, ranks, "row_wise", by)]
+
+
+def replicas(item, grad_sync, tier="data_parallel", ranks=((0,), (1,), (2,), (3,))):
+    """Copies on several ranks."""
+    return [whole(item, 0) | {"tier": tier, "replicas": ranks, "grad_sync": grad_sync}]
 
 
 def columns(item, ranks):
@@ -175,6 +180,21 @@ PLANS = {
 }
 
 
+#: Gradients of replicas meet in each of the ways, in batches large enough for the bytes to be near their mean.
+REPLICATED = [table(f"t{index}", rows, dim) for index, (rows, dim) in enumerate(((300, 4), (2000, 16), (4000, 8)))]
+for way in ("dense", "sparse", "all_gather"):
+    PLANS[f"gradients {way}"] = plan(
+        REPLICATED,
+        [
+            replicas(REPLICATED[0], way),
+            replicas(REPLICATED[1], way),
+            replicas(REPLICATED[2], way, "flex", ((0, 1), (2, 3))),
+        ],
+        4,
+        node_size=2,
+    )
+
+
 @dataclass(frozen=True)
 class Path:
     """A way of executing a plan."""
@@ -182,6 +202,10 @@ class Path:
     plan: str
     num_processes: int
     engine: str
+
+    @property
+    def batch_size(self):
+        return 2048 if self.plan.startswith("gradients") else 32
 
 
 PATHS = [
@@ -198,6 +222,7 @@ PATHS = [
         for layout in ("row_wise", "column_wise", "table_row_wise", "all layouts")
         for engine in ("thin", "torchrec")
     ),
+    *(Path(name, 4, "thin") for name in PLANS if name.startswith("gradients")),
 ]
 
 
@@ -217,6 +242,7 @@ def results(tmp_path_factory):
                 steps=1,
                 warmup_steps=0,
                 verify_steps=NUM_STEPS,
+                batch_size=path.batch_size,
                 device="cpu",
             )
             for path in paths
@@ -246,7 +272,8 @@ def test_a_result_says_how_the_plan_was_executed(results, path):
     held = {
         (shard["table"], rank % path.num_processes)
         for shard in PLANS[path.plan]["shards"]
-        for rank in shard["replicas"][0][: shard["rows"]["stop"]]  # fewer rows than ranks leave the last ones none
+        for replica in shard["replicas"]
+        for rank in replica[: shard["rows"]["stop"]]  # fewer rows than ranks leave the last ones none
     }
     assert sum(timing.num_tables for timing in result.ranks) == len(held)
     assert result.interaction == ("dot" if path.plan == "eight ranks" else "concat")
@@ -260,8 +287,23 @@ def test_processes_send_the_bytes_that_evaluation_counts(results, name):
     ranks = results[Path(name, 4, "thin")].ranks
     for stream in (Stream.FORWARD, Stream.BACKWARD):
         pairs_RR = traffic.pairs_RR(stream)
-        sent_R = pairs_RR.sum(axis=1) - pairs_RR.diagonal() + traffic.reduced_bytes(stream) * 3 / 4
+        sent_R = pairs_RR.sum(axis=1) - pairs_RR.diagonal() + traffic.scattered_bytes(stream) * 3 / 4
         assert [rank.sent_bytes[stream] for rank in ranks] == pytest.approx(sent_R.tolist())
+
+
+@pytest.mark.parametrize("way", ["dense", "sparse", "all_gather"])
+def test_gradients_of_replicas_take_the_bytes_that_are_priced(results, way):
+    path = Path(f"gradients {way}", 4, "thin")
+    priced = sum(
+        SyncBytes.of(placed, path.batch_size).sent_bytes(placed.replicas)
+        for placed in plan_from_json(json.loads(json.dumps(PLANS[path.plan]))).shards
+    )
+    assert [timing.sent_bytes["sync"] for timing in results[path].ranks] == pytest.approx([priced] * 4, rel=0.03)
+
+
+def test_all_ways_of_summing_gradients_train_the_same_model(results):
+    losses = [results[Path(f"gradients {way}", 4, "thin")].last_loss for way in ("dense", "sparse", "all_gather")]
+    assert losses == pytest.approx([losses[0]] * 3, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("plan_name", sorted(PLANS))

@@ -12,6 +12,7 @@ from autoshard.core import (
     EmbeddingTable,
     Exchange,
     Feature,
+    GradSync,
     Level,
     Link,
     LocalShard,
@@ -166,3 +167,17 @@ def test_shards_are_fused_by_what_their_tables_are_and_where_the_optimizer_runs(
     assert fused_kernel(one, alone.update) == fused_kernel(table(2000, embedding_dim=32))
     assert fused_kernel(one, copies.update) == fused_kernel(one, Update.ALL_REDUCED) != fused_kernel(one)
     assert fused_kernel(table(dtype=DType.FP16)) != fused_kernel(one)
+
+
+@pytest.mark.parametrize("sync", [sync for sync in GradSync if sync is not GradSync.NONE])
+def test_only_a_dense_sum_takes_the_gradient_of_rows_that_were_not_hit(sync):
+    placed = PlacedShard(shard=Shard.whole(table()), tier=Tier.DATA_PARALLEL, replicas=((0,), (1,)), grad_sync=sync)
+    local = local_shard(placed, group_batch_size=64, bags_share=0.5)
+    # Of the rank's own batch, and of both ranks'.
+    hit = sum(map(table().access.expected_distinct, (32 * 4.0, 64 * 4.0)))
+    assert local.num_gradient_rows == pytest.approx(1000 if sync is GradSync.DENSE else hit)
+
+
+def test_a_fused_update_leaves_no_gradient():
+    local = local_shard(PlacedShard.table_wise(Shard.whole(table()), 0), group_batch_size=64)
+    assert local.num_gradient_rows == 0

@@ -33,6 +33,7 @@ from autoshard.core import (
 )
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, activation_bytes, evaluate, plan_traffic, price_step
+from autoshard.evaluation.stages import cheapest_sync
 from autoshard.evaluation.traffic import Stream
 
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
@@ -95,7 +96,8 @@ class TestTraffic:
         np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS), to_owner * LOOKUPS * 8)
         np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD), to_owner.T * BAGS * DIM * 2)
         np.testing.assert_allclose(traffic.pairs_RR(Stream.BACKWARD), to_owner * BAGS * DIM * 4)
-        assert not traffic.sync_R.any()
+        assert not traffic.reduced_R.any()
+        assert not traffic.gathered_R.any()
         # Rank 1 holds all inputs and outputs; every rank holds the 16 vectors that it got.
         owner_bytes = WORLD * (BAGS * 4 + LOOKUPS * 8 + BAGS * DIM * 2)
         got_bytes = BAGS * DIM * 2
@@ -120,13 +122,14 @@ class TestTraffic:
         )
 
     def test_sparse_gradients_are_those_of_rows_that_are_hit_with_their_ids(self):
-        dense, sparse = (
+        dense, sparse, gathered = (
             activation_bytes(plan_of(held(Tier.DATA_PARALLEL, EACH, grad_sync=sync)))
-            for sync in (GradSync.DENSE, GradSync.SPARSE)
+            for sync in (GradSync.DENSE, GradSync.SPARSE, GradSync.ALL_GATHER)
         )
-        # All four ranks' lookups hit some of the 1,000 rows.
-        num_hit = table().access.expected_distinct(WORLD * LOOKUPS)
-        np.testing.assert_allclose(dense - sparse, ROWS * DIM * 4 - num_hit * (DIM * 4 + 8))
+        # Each of the four ranks' lookups hit some of the 1,000 rows, and all of them together.
+        own, num_hit = (table().access.expected_distinct(share * LOOKUPS) for share in (1, WORLD))
+        np.testing.assert_allclose(dense - sparse, ROWS * DIM * 4 - num_hit * DIM * 4 - WORLD * own * 8)
+        np.testing.assert_allclose(dense - gathered, ROWS * DIM * 4 - WORLD * own * (DIM * 4 + 8))
 
     def test_long_batches_of_sequences_take_memory_but_no_time(self):
         # 16 samples of variance 9: their sum of 48 deviates by 12, and by 2.3263 times as much at the 99th percentile.
@@ -167,10 +170,10 @@ class TestTraffic:
         alone = plan_traffic(plan_of(held(Tier.ROW_WISE, ALL), on(1, "t1"), payload=payload))
         for stream in (Stream.LENGTHS, Stream.IDS):
             np.testing.assert_array_equal(traffic.pairs_RR(stream), alone.pairs_RR(stream))
-            assert traffic.reduced_bytes(stream) == 0
+            assert traffic.scattered_bytes(stream) == 0
         for stream, wire in ((Stream.FORWARD, 2), (Stream.BACKWARD, 4)):
             np.testing.assert_array_equal(traffic.pairs_RR(stream), other.pairs_RR(stream))
-            assert traffic.reduced_bytes(stream) == WORLD * BAGS * DIM * wire
+            assert traffic.scattered_bytes(stream) == WORLD * BAGS * DIM * wire
         # A rank puts in sums of all bags and takes out its own; their gradients go the other way.
         every, own = WORLD * BAGS * DIM, BAGS * DIM
         for stream, sent, received in ((Stream.FORWARD, every * 2, own * 2), (Stream.BACKWARD, own * 4, every * 4)):
@@ -193,19 +196,33 @@ class TestTraffic:
         traffic = plan_traffic(plan_of(held(Tier.DATA_PARALLEL, EACH, grad_sync=GradSync.DENSE)))
         for matrix in map(traffic.pairs_RR, (Stream.IDS, Stream.FORWARD, Stream.BACKWARD)):
             assert not (matrix - np.diag(np.diag(matrix))).any()
-        np.testing.assert_allclose(traffic.sync_R, ROWS * DIM * 4)
+        np.testing.assert_allclose(traffic.reduced_R, ROWS * DIM * 4)
 
     def test_sparse_synchronisation_sends_touched_rows(self):
         traffic = plan_traffic(plan_of(held(Tier.DATA_PARALLEL, EACH, grad_sync=GradSync.SPARSE)))
         touched = table().access.expected_distinct(BATCH * POOLING)
-        np.testing.assert_allclose(traffic.sync_R, touched * DIM * 4)
+        np.testing.assert_allclose(traffic.reduced_R, touched * DIM * 4)
+        # Every rank gathers the ids of the rows that each rank's batch hits.
+        own = table().access.expected_distinct(LOOKUPS)
+        np.testing.assert_allclose(traffic.gathered_R, WORLD * own * 8)
+
+    def test_gathered_gradients_travel_with_their_ids(self):
+        traffic = plan_traffic(plan_of(held(Tier.DATA_PARALLEL, EACH, grad_sync=GradSync.ALL_GATHER)))
+        assert not traffic.reduced_R.any()
+        own = table().access.expected_distinct(LOOKUPS)
+        np.testing.assert_allclose(traffic.gathered_R, WORLD * own * (8 + DIM * 4))
+
+    def test_gathered_ids_are_as_many_as_the_replica_has_that_most_ranks_read(self):
+        shard = held(Tier.REPLICATED, ((2,), (1,)), fetch=(1, 1, 0, 1), grad_sync=GradSync.SPARSE)
+        most = table().access.expected_distinct(3 * LOOKUPS)
+        np.testing.assert_allclose(plan_traffic(plan_of(shard)).gathered_R, [0, 2 * most * 8, 2 * most * 8, 0])
 
     def test_flex_stays_within_nodes(self):
         traffic = plan_traffic(plan_of(held(Tier.FLEX, EACH_NODE, grad_sync=GradSync.DENSE)))
         assert not traffic.pairs_RR(Stream.FORWARD)[:2, 2:].any()
         np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD)[:2, :2], BAGS * DIM * 4)
         # Each rank puts in half of the rows, but both ranks of a node do: its ports carry what all rows would take.
-        np.testing.assert_allclose(traffic.sync_R, ROWS * DIM * 4)
+        np.testing.assert_allclose(traffic.reduced_R, ROWS * DIM * 4)
 
     def test_replicas_are_fetched_as_the_plan_says(self):
         shard = held(Tier.REPLICATED, ((2,), (1,)), fetch=(1, 1, 0, 1), grad_sync=GradSync.SPARSE)
@@ -229,6 +246,31 @@ class TestTraffic:
             parts.append(held(tier, replicas, Shard(table=table(), rows=rows, columns=(0, DIM)), split=Split.CYCLIC))
         traffic = plan_traffic(plan_of(*parts))
         np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS).sum(axis=1), LOOKUPS * 8, rtol=1e-6)
+
+
+class TestCheapestSync:
+    """The topology reduces 1 GB/s after 0.1 ms; an all-gather takes half of an all-reduce, and another for counts."""
+
+    def cheapest(self, batch_size=BATCH, num_ranks=WORLD, **changes):
+        replicas = tuple((rank,) for rank in range(num_ranks))
+        shard = held(Tier.DATA_PARALLEL, replicas, grad_sync=GradSync.DENSE, **changes)
+        return cheapest_sync(shard, batch_size, COSTS.comm, topology(num_ranks, num_ranks))
+
+    def test_few_bytes_are_summed_whole(self):
+        # 64 kB in 0.16 ms: what names its rows takes 0.2 ms and more.
+        assert self.cheapest() is GradSync.DENSE
+
+    def test_few_of_many_rows_are_gathered_by_few_ranks(self):
+        # Each of two ranks hits about as many rows as there are lookups: no row of one is hit by the other.
+        many = {"num_embeddings": 10**7, "access": AccessProfile.uniform(10**7)}
+        assert self.cheapest(num_ranks=2, shard=Shard.whole(table(**many))) is GradSync.ALL_GATHER
+
+    def test_rows_that_many_ranks_hit_are_reduced_once(self):
+        shard = Shard.whole(table(num_embeddings=10**7, access=AccessProfile.zipf(10**7, 1.5)))
+        assert self.cheapest(2**20, 16, shard=shard) is GradSync.SPARSE
+
+    def test_one_replica_needs_none(self):
+        assert cheapest_sync(on(0), BATCH, COSTS.comm, topology()) is GradSync.NONE
 
 
 class TestEvaluate:
@@ -257,7 +299,8 @@ class TestEvaluate:
 
     def test_parts_make_up_the_step_as_in_neo(self):
         # Neo Appendix B, Eq. 1 without dense layers: every stage at its slowest rank, and the input distribution.
-        plan = plan_of(on(0), on(1, "t1", pooling_factors=(30.0,)), held(Tier.DATA_PARALLEL, EACH, SHARED))
+        shared = held(Tier.DATA_PARALLEL, EACH, SHARED, grad_sync=GradSync.DENSE)
+        plan = plan_of(on(0), on(1, "t1", pooling_factors=(30.0,)), shared)
         costs = evaluate(plan, COSTS, overlap=Overlap.NEO)
 
         def slowest(part):

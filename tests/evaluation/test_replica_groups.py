@@ -228,6 +228,13 @@ class TestGroups:
             ReplicaGroups(**{field: 0})
         assert caught.value.field == f"replica_groups.{field}"
 
+    def test_the_moment_scale_is_the_number_of_groups_unless_it_is_given(self):
+        assert [ReplicaGroups(num_groups=number).moment_scale for number in (1, 4)] == [1.0, 4.0]
+        assert ReplicaGroups(num_groups=4, moment_scale=2.0).moment_scale == 2.0
+        document = plan_to_json(row_wise(machine(8, 64), ReplicaGroups(num_groups=4)))
+        assert document["replica_groups"].pop("moment_scale") == 4.0
+        assert plan_from_json(document).replica_groups.moment_scale == 4.0
+
     def test_the_smallest_memory_and_the_slowest_fetch_count(self):
         fetch_ms = tuple(tuple(float(10 * i + j) for j in range(4)) for i in range(4))
         world = replace(machine(2, 4), overrides=((3, MemoryBytes(hbm=5)),), fetch_ms=fetch_ms)

@@ -115,7 +115,7 @@ def pair_by_pair(plan, stream):
     return sent_RR
 
 
-def reduced_bytes(plan, stream):
+def scattered_bytes(plan, stream):
     """Sums of all bags of the group, and their gradients."""
     return sum(
         plan.group_batch_size * len(placed.shard.table.features) * placed.shard.embedding_dim * 4
@@ -141,8 +141,8 @@ def test_bytes_by_level_are_those_of_the_pairs_of_ranks(plan):
     for stream in Stream:
         expected_RR = pair_by_pair(plan, stream)
         np.testing.assert_allclose(traffic.pairs_RR(stream), expected_RR, rtol=1e-12)
-        larger = reduced_bytes(plan, stream)
-        assert traffic.reduced_bytes(stream) == pytest.approx(larger)
+        larger = scattered_bytes(plan, stream)
+        assert traffic.scattered_bytes(stream) == pytest.approx(larger)
         smaller = larger / plan.group_size
         sent, received = (larger, smaller) if stream is Stream.FORWARD else (smaller, larger)
         np.testing.assert_allclose(traffic.sent_R(stream), expected_RR.sum(axis=1) + sent, rtol=1e-12)

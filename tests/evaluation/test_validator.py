@@ -349,7 +349,7 @@ class TestTravel:
 
     def test_replicas_must_meet(self):
         fault = fault_of(plan(placed(part(table()), Tier.FLEX, EACH_NODE, grad_sync=GradSync.NONE)))
-        assert fault == "shards[0].grad_sync: must be dense or sparse for 2 replicas, got none"
+        assert fault == "shards[0].grad_sync: must be dense, sparse or all_gather for 2 replicas, got none"
 
 
 class TestConstraints:

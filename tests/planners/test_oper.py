@@ -16,6 +16,7 @@ from autoshard.core import (
     EmbeddingTable,
     Exchange,
     Feature,
+    GradSync,
     Level,
     Link,
     MemoryBytes,
@@ -28,6 +29,7 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError, InvalidTopologyError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
+from autoshard.evaluation.stages import cheapest_sync
 from autoshard.evaluation.traffic import Stream
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.bundled import load_tables, load_topology
@@ -300,6 +302,16 @@ def test_constraints_hold():
 # -- options --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("option", ["sparse", "dense", "all_gather", "auto"])
+def test_gradients_of_copies_meet_as_was_asked_for(option):
+    plan = make_plan(KAGGLE, DGX_A100, grad_sync=option)
+    copies = [placed for placed in plan.shards if len(placed.replicas) > 1]
+    cheapest = [cheapest_sync(placed, KAGGLE.batch_size, COSTS.comm, DGX_A100) for placed in copies]
+    assert [placed.grad_sync for placed in copies] == (cheapest if option == "auto" else [option] * len(copies))
+    assert copies
+    assert {placed.grad_sync for placed in plan.shards if len(placed.replicas) == 1} == {GradSync.NONE}
+
+
 def test_exchange_is_what_was_asked_for():
     tables = task(table("pooled", pooling_factor=60.0), table("sequence", pooling=Pooling.SEQUENCE))
 
@@ -328,6 +340,7 @@ def test_groups_become_finer_until_they_balance():
     [
         ({"mode": "serving"}, 'options.mode: must be one of training, inference, got "serving"'),
         ({"method": "tw"}, 'options.method: must be one of oper, mg, ag, got "tw"'),
+        ({"grad_sync": "none"}, 'options.grad_sync: must be one of sparse, dense, all_gather, auto, got "none"'),
         ({"exchange": "none"}, 'options.exchange: must be one of rows, partial_sums, auto, got "none"'),
         ({"threshold": 0.0}, r"options.threshold: must be in \[1e-05, 1\], got 0"),
         ({"threshold": 2.0}, r"options.threshold: must be in \[1e-05, 1\], got 2"),

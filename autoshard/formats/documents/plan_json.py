@@ -62,12 +62,13 @@ def _provenance(*, options: dict[str, object], **values: Any) -> Provenance:
     return Provenance(options=options, **values)
 
 
+_MOMENT_SCALE: Final = "c of 2D's moment-scaled row-wise AdaGrad; if left out: num_groups."
 _GROUPS: Final = record(
     ReplicaGroups,
     Field("num_groups", whole_number(1, MAX_WORLD_SIZE), "1: every table is held once."),
     Field("layout", one_of(GroupLayout), "Which ranks form a group."),
     Field("sync_every", whole_number(1), "Steps from one synchronisation of the groups to the next."),
-    Field("moment_scale", number_in(1e-6, _MAX_MOMENT_SCALE), "c of 2D's moment-scaled row-wise AdaGrad."),
+    optional("moment_scale", number_in(1e-6, _MAX_MOMENT_SCALE), _MOMENT_SCALE),
 )
 _PAYLOAD: Final = record(Payload, Field("forward", DTYPE, "Of embeddings."), Field("backward", DTYPE, "Of gradients."))
 _NUM_ORDERED: Final = "Row ids in the file; all other rows follow by ascending id."

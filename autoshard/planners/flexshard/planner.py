@@ -18,9 +18,11 @@ from autoshard.core import (
 )
 from autoshard.core.accepted import AT_LEAST_0, check_choice
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.evaluation.stages import cheapest_sync
+from autoshard.evaluation.traffic import SyncBytes
 from autoshard.planners.flexshard.equations import Machine
 from autoshard.planners.flexshard.frontier import Frontier, TierBounds, TierChoice
-from autoshard.planners.flexshard.memory import gradient_sum, held_bytes
+from autoshard.planners.flexshard.memory import held_bytes
 from autoshard.planners.flexshard.paper_rule import paper_choice
 from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
 from autoshard.planners.flexshard.whole_tables import WholeTables, unsplit
@@ -175,30 +177,32 @@ class _TieredTables:
         """
         least, most = self._frontier.least_memory_bytes, self._budget_bytes
         try:
-            choice, placed = self._attempt(most)
+            return self._attempt(most)
         except InfeasiblePlanError:
-            choice, placed = self._attempt(least)
+            placed = self._attempt(least)
             for _ in range(_NUM_HALVINGS):
                 middle = (least + most) / 2
                 try:
-                    (choice, placed), least = self._attempt(middle), middle
+                    placed, least = self._attempt(middle), middle
                 except InfeasiblePlanError:
                     most = middle
-        pairs = zip(self._tables, choice.bounds, strict=True)
-        return [*placed, *(one for table, bounds in pairs for one in self._cut(table, bounds))]
+        return placed
 
-    def _attempt(self, memory_bytes: float) -> tuple[TierChoice, tuple[PlacedShard, ...]]:
-        """Cuts within a budget, and the tables that are placed whole beside them."""
-        choice = self._choose(memory_bytes)
+    def _attempt(self, memory_bytes: float) -> list[PlacedShard]:
+        """Cuts within a budget, after the tables that are placed whole beside them."""
+        request, choice = self._whole.request, self._choose(memory_bytes)
+        pairs = zip(self._tables, choice.bounds, strict=True)
+        tiered = [one for table, bounds in pairs for one in _cut(request, self._pricing.machine, table, bounds)]
         active = self._options.count_activations
         held = held_bytes(self._tables, choice.bounds, self._pricing.machine, with_activations=active)
+        held += sum(SyncBytes.of(one, request.tables.batch_size).held_bytes(one.replicas) for one in tiered)
         missing_R = held - self._whole.capacity_R
         if missing_R.max() > 0:
             raise InfeasiblePlanError(
                 f"rows split over all {len(missing_R)} ranks take {held:,.0f} bytes of each, {missing_R.max():,.0f} "
                 f"bytes more than rank {missing_R.argmax()} has"
             )
-        return choice, self._whole.place(self._others, held) if self._others else ()
+        return [*(self._whole.place(self._others, held) if self._others else ()), *tiered]
 
     def _choose(self, memory_bytes: float) -> TierChoice:
         """The cuts within a budget that no cut is above."""
@@ -209,18 +213,17 @@ class _TieredTables:
         assert choice is not None, "no budget is below the least memory"
         return choice
 
-    def _cut(self, table: EmbeddingTable, bounds: TierBounds) -> list[PlacedShard]:
-        """The table's shards, one per tier that has rows."""
-        request, tiers = self._whole.request, bounds.tiers(table)
-        by = RowsBy.INDEX if len(tiers) == 1 else RowsBy.ACCESS_RANK
-        shards = []
-        for strategy, start, stop, exchange in tiers:
-            shard = Shard(table=table, rows=RowRange(start=start, stop=stop, by=by), columns=(0, table.embedding_dim))
-            collective = self._pricing.machine.collective_of(strategy, exchange)
-            placed = placed_shard(shard, Tier(strategy), request.topology)
-            placed = replace(placed, exchange=exchange, collective=collective)
-            if len(placed.replicas) > 1:
-                sync, _ = gradient_sum(table, start, stop, request.tables.batch_size)
-                placed = replace(placed, grad_sync=sync)
-            shards.append(placed)
-        return shards
+
+def _cut(request: PlanRequest, machine: Machine, table: EmbeddingTable, bounds: TierBounds) -> list[PlacedShard]:
+    """The table's shards, one per tier that has rows."""
+    tiers = bounds.tiers(table)
+    by = RowsBy.INDEX if len(tiers) == 1 else RowsBy.ACCESS_RANK
+    shards = []
+    for strategy, start, stop, exchange in tiers:
+        shard = Shard(table=table, rows=RowRange(start=start, stop=stop, by=by), columns=(0, table.embedding_dim))
+        collective = machine.collective_of(strategy, exchange)
+        placed = placed_shard(shard, Tier(strategy), request.topology)
+        placed = replace(placed, exchange=exchange, collective=collective)
+        sync = cheapest_sync(placed, request.tables.batch_size, request.costs.comm, request.topology)
+        shards.append(replace(placed, grad_sync=sync))
+    return shards

@@ -187,7 +187,7 @@ class _Explainer:
         known = {option.parts for option in item.options}
         topology, batch_size = self.space.topology, self.space.tables.batch_size
         found = []
-        for option in enumerate_options(item.tables[0], topology):
+        for option in self.space.synced(enumerate_options(item.tables[0], topology)):
             reason = why_not(option, topology)
             if not reason and (option.parts,) in known:
                 continue

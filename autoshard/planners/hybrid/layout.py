@@ -171,10 +171,10 @@ class Layout:
             kernel_ms[dirty_D] = new_1D[0]
             parts_PBR[PARTS.index(part)] += kernel_ms.reshape(shape)
         slowest_PB = parts_PBR.max(axis=2)
-        sync_B = moved_BRC[:, 0, SYNC]
-        energy_ms_B = prices.compose(_norms(parts_PBR, slowest_PB, exponent), sync_B)
+        sync_B2 = moved_BRC[:, 0, SYNC]
+        energy_ms_B = prices.compose(_norms(parts_PBR, slowest_PB, exponent), sync_B2)
         fits_B = self._fits(bytes_BRM, moved_BRC)
-        return Priced(step_ms_B=prices.compose(slowest_PB, sync_B), energy_ms_B=np.where(fits_B, energy_ms_B, np.inf))
+        return Priced(step_ms_B=prices.compose(slowest_PB, sync_B2), energy_ms_B=np.where(fits_B, energy_ms_B, np.inf))
 
     def energy_ms(self, exponent: int) -> float:
         """Energy of the layout as it is."""

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.costs import MsArray
+from autoshard.evaluation.stages import syncs_ms
 from autoshard.planners.hybrid.layout import Layout
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
-from autoshard.planners.space.step_cost import KERNEL_PARTS, PARTS, SYNC, MovedArray
+from autoshard.planners.space.step_cost import FEATURES, KERNEL_PARTS, PARTS, SYNC, MovedArray
 
 #: By how much sums are changed to see what that does: a share, and bytes where there are none.
 _BUMP_SHARE, _BUMP_BYTES = 0.05, 1e4
@@ -103,27 +104,30 @@ class Rates:
         one_PC, all_PC = _moving_rates(space, mean_C)
         kernel_VP = _kernel_rates(space, codes_H)
         moved_VC = space.kinds.moved_VC
-        bump = max(_BUMP_BYTES, _BUMP_SHARE * float(mean_C[SYNC]))
-        all_reduce_ms = [space.costs.comm.all_reduce_ms(size, space.topology) for size in (bump, 2 * bump)]
+        bump = max(_BUMP_BYTES, _BUMP_SHARE * float(mean_C[SYNC].max()))
+        bumps_B2 = bump * np.concatenate([np.eye(2), 2 * np.eye(2)])
+        once_ms, twice_ms = syncs_ms(bumps_B2, space.costs.comm, space.topology).reshape(2, 2)
         return cls(
             served_VP=moved_VC @ one_PC.T + kernel_VP,
             shared_VP=moved_VC @ all_PC.T + kernel_VP,
-            sync_V=moved_VC[:, SYNC] * (all_reduce_ms[1] - all_reduce_ms[0]) / bump,
+            sync_V=moved_VC[:, SYNC] @ (twice_ms - once_ms) / bump,
         )
 
 
 def _moving_rates(space: PlannerSpace, mean_C: MovedArray) -> tuple[FloatArray, FloatArray]:
     """Milliseconds per unit of each column: on the rank that has it, and on all ranks that have it alike; (P, C)."""
     num_ranks, width = space.topology.world_size, len(mean_C)
-    bump_C = np.where(np.arange(width) < SYNC, np.maximum(_BUMP_SHARE * mean_C, _BUMP_BYTES), 1.0)
-    base_RC = np.repeat(np.where(np.arange(width) < SYNC, np.maximum(mean_C, 1.0), mean_C)[None], num_ranks, axis=0)
+    bump_C = np.where(np.arange(width) < SYNC.start, np.maximum(_BUMP_SHARE * mean_C, _BUMP_BYTES), 1.0)
+    base_RC = np.repeat(
+        np.where(np.arange(width) < SYNC.start, np.maximum(mean_C, 1.0), mean_C)[None], num_ranks, axis=0
+    )
     one_BRC = np.repeat(base_RC[None], width + 1, axis=0)
     all_BRC = one_BRC.copy()
     columns = np.arange(width)
     one_BRC[columns + 1, 0, columns] += bump_C
     all_BRC[columns + 1, :, columns] += bump_C[:, None]
     # Kernels are counted once however many shards run in them; their launches are no rate.
-    is_rate_C = columns <= SYNC + 1
+    is_rate_C = columns <= FEATURES
     rates = []
     for moved_BRC in (one_BRC, all_BRC):
         parts_PB = space.prices.moving_ms(moved_BRC)[:, :, 0]

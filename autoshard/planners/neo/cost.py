@@ -11,7 +11,7 @@ from autoshard.core.plan import Payload
 from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import TransferSpeeds, transfer_seconds
 from autoshard.evaluation.device_memory import DeviceMemory, device_memory
-from autoshard.evaluation.traffic import REDUCED_BYTES, PairTraffic, synced_bytes
+from autoshard.evaluation.traffic import REDUCED_BYTES, PairTraffic, SyncBytes
 from autoshard.planners.space.options import UnplacedShard
 from autoshard.planners.space.tiers import num_holders, num_replicas
 
@@ -90,8 +90,10 @@ class CostFunction:
         reduce_s = 0.0
         moved_bytes = _MOVES_PER_LOOKUP * local.num_lookups * local.embedding_dim * local.dtype.num_bytes
         if local.update is Update.ALL_REDUCED:
-            reduce_s = synced_bytes(placed, self.batch_size) / topology.levels[-1].all_reduce.bytes_per_s
-            moved_bytes += _MOVES_PER_GRADIENT * local.num_embeddings * local.embedding_dim * REDUCED_BYTES
+            synced = SyncBytes.of(placed, self.batch_size)
+            # An all-gather is half of an all-reduce.
+            reduce_s = (synced.reduced + synced.gathered / 2) / topology.levels[-1].all_reduce.bytes_per_s
+            moved_bytes += _MOVES_PER_GRADIENT * local.num_gradient_rows * local.embedding_dim * REDUCED_BYTES
         access_s = moved_bytes / self._device.gather_bytes_per_s
         transfer_s = sum(transfer_seconds(local, TransferSpeeds.of(topology)))
         weighted_s = self.communication_weight * (exchange_s + reduce_s) + self.access_weight * (access_s + transfer_s)

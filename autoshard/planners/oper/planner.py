@@ -13,12 +13,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import EmbeddingTable, Exchange, PlacedShard, Shard, ShardingPlan, Tier
+from autoshard.core import EmbeddingTable, Exchange, GradSync, PlacedShard, Shard, ShardingPlan, Tier
 from autoshard.core.accepted import AT_LEAST_0, Range, check_choice
 from autoshard.core.access import FloatArray, IntArray
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidTopologyError
 from autoshard.evaluation.evaluate import evaluate
+from autoshard.evaluation.stages import cheapest_sync
 from autoshard.planners.heuristics.greedy import SizeGreedyPlanner
 from autoshard.planners.oper.balance import MAX_CAPACITY, Method, Placement, pack, place
 from autoshard.planners.oper.cost_matrix import fetch_matrix_ms, mean_row_bytes
@@ -71,12 +72,20 @@ class OperOptions:
         default="rows",
         metadata={"help": "What owners send: rows (as OPER does), partial_sums, or auto for the fastest step."},
     )
+    grad_sync: str = field(
+        default="sparse",
+        metadata={
+            "help": "How gradients of copies meet: sparse (as OPER does), dense, all_gather, or auto for the least "
+            "predicted time."
+        },
+    )
 
     def __post_init__(self) -> None:
         for label, accepted in (
             ("mode", (_TRAINING, _INFERENCE)),
             ("method", Method),
             ("exchange", (Exchange.ROWS, Exchange.PARTIAL_SUMS, _AUTO)),
+            ("grad_sync", (GradSync.SPARSE, GradSync.DENSE, GradSync.ALL_GATHER, _AUTO)),
         ):
             check_choice(getattr(self, label), accepted, f"options.{label}")
         Range(at_least=_MIN_THRESHOLD, at_most=1).check_fields(self, "threshold", within="options.")
@@ -104,6 +113,7 @@ class OperPlanner:
             shards = merged_shards(search.best(), request.tables)
         except InfeasiblePlanError as error:
             shards = _whole_tables(request, error)
+        shards = tuple(_synced(one, request, options.grad_sync) for one in shards)
         plan = ShardingPlan(tables=request.tables, topology=request.topology, shards=shards)
         if options.exchange != _AUTO:
             return with_exchange(plan, Exchange(options.exchange))
@@ -240,6 +250,16 @@ class _Search:
         extra_bytes = self.options.extra_memory_ratio * self.total_bytes
         others = self.num_ranks - 1
         return int(min(extra_bytes / others, self.free_bytes / others, self.capacity_R.min()))
+
+
+def _synced(placed: PlacedShard, request: PlanRequest, how: str) -> PlacedShard:
+    """The shard with a synchronisation of its copies' gradients."""
+    if len(placed.replicas) == 1:
+        return placed
+    if how == _AUTO:
+        sync = cheapest_sync(placed, request.tables.batch_size, request.costs.comm, request.topology)
+        return replace(placed, grad_sync=sync)
+    return replace(placed, grad_sync=GradSync(how))
 
 
 def _allowed_ranks(unit: Sequence[EmbeddingTable], world_size: int) -> NDArray[np.bool_]:

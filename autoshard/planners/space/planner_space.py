@@ -5,7 +5,7 @@ Shape suffixes: R ranks, S sites, M memory levels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import behind_caches
+from autoshard.evaluation.stages import cheapest_sync
 from autoshard.planners.space.constraints import allowed_sites, check_constraints, colocated
 from autoshard.planners.space.kinds import FloatArray, ShardKinds
 from autoshard.planners.space.options import ShardingOption, UnplacedShard, why_not
@@ -148,7 +149,7 @@ class PlannerSpace:
         check_constraints(tables, topology)
         self.items = [Item(tables=group, options=[]) for group in colocated(tables)]
         self.item_of = {table.name: index for index, item in enumerate(self.items) for table in item.tables}
-        by_item = [[options_of(table) for table in item.tables] for item in self.items]
+        by_item = [[self.synced(options_of(table)) for table in item.tables] for item in self.items]
         self.kinds.learn(option for of_item in by_item for of_table in of_item for option in of_table)
         for item, of_tables in zip(self.items, by_item, strict=True):
             for options in _alike(of_tables):
@@ -166,6 +167,14 @@ class PlannerSpace:
         """
         self.kinds.learn(option for options in options_I for option in options)
         return [self._number(item, options) for item, options in zip(self.items, options_I, strict=True)]
+
+    def synced(self, options: Iterable[ShardingOption]) -> list[ShardingOption]:
+        """The options with the gradient synchronisation of least predicted time for each part of several replicas."""
+        return [replace(option, parts=tuple(map(self._synced, option.parts))) for option in options]
+
+    def _synced(self, part: UnplacedShard) -> UnplacedShard:
+        placed = part.placed(0, self.topology)
+        return replace(part, grad_sync=cheapest_sync(placed, self.tables.batch_size, self.costs.comm, self.topology))
 
     def open_sites(self, shard: ItemShard, free_RM: FloatArray, node: int | None = None) -> BoolArray:
         """Sites that a shard may take with the memory that is left, shape (S,).

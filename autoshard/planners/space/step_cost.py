@@ -27,8 +27,9 @@ from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.batch_memory import peak_factor
 from autoshard.evaluation.evaluate import price_step
+from autoshard.evaluation.stages import syncs_ms
 from autoshard.evaluation.step_price import embedding_columns, part_weights
-from autoshard.evaluation.traffic import PairTraffic, Stream, gradient_bytes, synced_bytes
+from autoshard.evaluation.traffic import PairTraffic, Stream, SyncBytes
 from autoshard.planners.space.options import placed_shard
 from autoshard.planners.space.placement import PlacementProblem, RankArray, rank_sums, summed_members
 
@@ -49,13 +50,13 @@ KERNEL_PARTS = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
 _NUM_STREAMS = len(Stream)
 _TO_ALL, _TO_NODE, _TO_ITSELF = range(3)
 #: Then bytes of a rank's own samples in the reduce-scatter and in the all-gather, alike on all ranks.
-_REDUCED = _NUM_STREAMS * 3
-_REDUCED_STREAMS = (Stream.FORWARD, Stream.BACKWARD)
-_REDUCED_INDICES = [list(Stream).index(stream) for stream in _REDUCED_STREAMS]
-#: Then bytes that are all-reduced, features that are served, activations that a rank has of what it holds, those that
-#: all ranks or its node get back, and a count for each kind of kernel.
-SYNC = _REDUCED + len(_REDUCED_STREAMS)
-_FEATURES, _HELD, _BACK_TO_ALL, _BACK_TO_NODE, _FIRST_KERNEL = range(SYNC + 1, SYNC + 6)
+_SCATTERED = slice(_NUM_STREAMS * 3, _NUM_STREAMS * 3 + 2)
+_SCATTERED_STREAMS = (Stream.FORWARD, Stream.BACKWARD)
+_SCATTERED_INDICES = [list(Stream).index(stream) for stream in _SCATTERED_STREAMS]
+#: Then bytes of gradients that are all-reduced and all-gathered, features that are served, activations that a rank has
+#: of what it holds, those that all ranks or its node get back, and a count for each kind of kernel.
+SYNC = slice(_SCATTERED.stop, _SCATTERED.stop + 2)
+FEATURES, _HELD, _BACK_TO_ALL, _BACK_TO_NODE, _FIRST_KERNEL = range(SYNC.stop, SYNC.stop + 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -129,22 +130,23 @@ class StepPrices:
         row_C = np.zeros(self.num_columns)
         num_replicas = len(placed.replicas)
         block = _TO_ALL if num_replicas == 1 else _TO_ITSELF if num_replicas == topology.world_size else _TO_NODE
-        is_reduced = placed.collective is Collective.REDUCE_SCATTER
+        is_scattered = placed.collective is Collective.REDUCE_SCATTER
         pair_C = row_C[_NUM_STREAMS * block : _NUM_STREAMS * (block + 1)]
         pair_C[:] = pair.by_stream()
-        if is_reduced:
-            row_C[_REDUCED:SYNC], pair_C[_REDUCED_INDICES] = pair_C[_REDUCED_INDICES], 0.0
-        row_C[SYNC] = synced_bytes(placed, tables.batch_size) if num_replicas > 1 else 0.0
-        row_C[_FEATURES] = len(placed.shard.table.features)
+        if is_scattered:
+            row_C[_SCATTERED], pair_C[_SCATTERED_INDICES] = pair_C[_SCATTERED_INDICES], 0.0
+        synced = SyncBytes.of(placed, tables.batch_size)
+        row_C[SYNC] = synced.reduced, synced.gathered
+        row_C[FEATURES] = len(placed.shard.table.features)
         row_C[_FIRST_KERNEL + self._kernels[fused_kernel(placed.shard.table, placed.update)]] = 1.0
         factor = peak_factor(placed.shard.table, local_batch)
         if factor > 1.0:
             pair = PairTraffic.of(placed, local_batch, payload, lookups_factor=factor)
         num_served = (topology.world_size, topology.local_world_size, 1)[block]
         row_C[_HELD] = num_served * (pair.lengths + pair.ids + pair.forward)
-        row_C[_HELD] += gradient_bytes(placed, row_C[SYNC]) if num_replicas > 1 else 0.0
+        row_C[_HELD] += synced.held_bytes(placed.replicas)
         # Outputs of a rank's own copies are used where they are, and held once. One sum of all owners comes back.
-        if is_reduced:
+        if is_scattered:
             row_C[_HELD] += pair.forward
         elif block != _TO_ITSELF:
             row_C[_BACK_TO_ALL if block == _TO_ALL else _BACK_TO_NODE] = pair.forward
@@ -174,9 +176,9 @@ class StepPrices:
         exchange_ms = {
             stream: self.costs.comm.links_ms(links, self.topology) for stream, (links, *_) in streams.items()
         }
-        for stream, ms_B in zip(_REDUCED_STREAMS, self._reduced_ms(moved_BRC[:, 0, _REDUCED:SYNC]), strict=True):
+        for stream, ms_B in zip(_SCATTERED_STREAMS, self._scattered_ms(moved_BRC[:, 0, _SCATTERED]), strict=True):
             exchange_ms[stream] = exchange_ms[stream] + ms_B[:, None]
-        num_features_BR = moved_BRC[..., _FEATURES]
+        num_features_BR = moved_BRC[..., FEATURES]
         work = embedding_columns(
             model_ms={
                 StepPart.INPUT: exchange_ms[Stream.LENGTHS] + exchange_ms[Stream.IDS],
@@ -229,11 +231,9 @@ class StepPrices:
         from_all_B1 = moved_BRC[..., _BACK_TO_ALL].sum(axis=1, keepdims=True)
         return np.asarray(moved_BRC[..., _HELD] + from_all_B1 + from_node_BR)
 
-    def compose(self, slowest_PB: MsArray, sync_B: MsArray) -> MsArray:
-        """Steps of parts at their slowest ranks and of bytes that are all-reduced, shape (B,)."""
-        distinct, which_B = np.unique(sync_B, return_inverse=True)
-        all_reduce = self.costs.comm.all_reduce_ms
-        sync_ms_B = np.array([all_reduce(float(size), self.topology) for size in distinct])[which_B]
+    def compose(self, slowest_PB: MsArray, sync_B2: MsArray) -> MsArray:
+        """Steps of parts at their slowest ranks and of bytes that are all-reduced and all-gathered, shape (B,)."""
+        sync_ms_B = syncs_ms(sync_B2, self.costs.comm, self.topology)
         sync_ms_B *= self._weights[StepPart.DENSE][1] if self.tables.dense is not None else 1.0
         base = self._rest.times
         if self._rest.overlap is Overlap.NONE:
@@ -245,12 +245,12 @@ class StepPrices:
         )
         return np.array([times.step_ms(self._rest.overlap) for times in steps])
 
-    def _reduced_ms(self, reduced_BC: MovedArray) -> tuple[MsArray, MsArray]:
+    def _scattered_ms(self, scattered_BC: MovedArray) -> tuple[MsArray, MsArray]:
         """Times of reduce-scatters and of all-gathers of so many bytes for each rank, shapes (B,)."""
         collectives = (self.costs.comm.reduce_scatter_ms, self.costs.comm.all_gather_ms)
         times = []
-        for collective_ms, reduced_B in zip(collectives, reduced_BC.T, strict=True):
-            distinct, which_B = np.unique(reduced_B * self.topology.world_size, return_inverse=True)
+        for collective_ms, scattered_B in zip(collectives, scattered_BC.T, strict=True):
+            distinct, which_B = np.unique(scattered_B * self.topology.world_size, return_inverse=True)
             times.append(np.array([collective_ms(float(size), self.topology) for size in distinct])[which_B])
         return times[0], times[1]
 
@@ -271,11 +271,11 @@ class StepPrices:
             asked_LBR.append(sums_BR - inner_BR + (num_R - num_inner_R) * in_node_BR)
             inner_BR, num_inner_R = sums_BR, num_R
         kept_BR = all_BR + node_BR + own_BR
-        reduced_BR = np.zeros_like(all_BR)
-        if stream in _REDUCED_STREAMS:
-            reduced_BR = moved_BRC[..., _REDUCED + _REDUCED_STREAMS.index(stream)]
-        served_BR = sum(served_LBR) + kept_BR + reduced_BR * self.topology.world_size
-        asked_BR = sum(asked_LBR) + kept_BR + reduced_BR
+        scattered_BR = np.zeros_like(all_BR)
+        if stream in _SCATTERED_STREAMS:
+            scattered_BR = moved_BRC[..., _SCATTERED.start + _SCATTERED_STREAMS.index(stream)]
+        served_BR = sum(served_LBR) + kept_BR + scattered_BR * self.topology.world_size
+        asked_BR = sum(asked_LBR) + kept_BR + scattered_BR
         served, asked = np.stack(served_LBR), np.stack(asked_LBR)
         leaving, arriving = (asked, served) if stream.asks else (served, asked)
         return LinkBytes(leaving_LR=leaving, arriving_LR=arriving), served_BR, asked_BR

@@ -11,10 +11,16 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from autoshard.core import GradSync
 from autoshard.runtime.engine.fused import FusedSettings
 from autoshard.runtime.engine.holdings import Asked, Holding, KernelKey, Ownership
-from autoshard.runtime.engine.replicated import GradientSync, ReplicatedRows, RowGradients, holder_groups, summed_by_row
+from autoshard.runtime.engine.replicated import (
+    GradientSync,
+    ReplicatedRows,
+    RowGradients,
+    SyncedRows,
+    holder_groups,
+    summed_by_row,
+)
 from autoshard.runtime.engine.requests import Request
 from autoshard.runtime.timing import Part, StepTimer
 
@@ -92,7 +98,7 @@ class Replicas:
         holders = sorted({processes for one in replicated for processes in one.sync_groups()})
         ranks = [dist.get_global_rank(group, process) for process in range(group.size())]
         groups = holder_groups(holders, group, all_groups or [ranks])
-        together: dict[tuple[GradSync, tuple[int, ...]], list[KernelKey]] = {}
+        together: dict[tuple[int, ...], dict[KernelKey, SyncedRows]] = {}
         for key in ownership.kernels:
             indices = ownership.of_kernel(key, process)
             if not indices or not ownership.holdings[indices[0]].is_replicated:
@@ -103,10 +109,10 @@ class Replicas:
             [processes] = [of for of in first.sync_groups() if process in of]
             storage = ReplicatedRows(rows, first.embedding_dim, first.of.dtype, first.of.optimizer, settings, device)
             self._kernels[key] = _Kernel(rows=storage, base=ownership.first_rows(key, process))
-            together.setdefault((first.grad_sync, processes), []).append(key)
+            synced = SyncedRows(first.grad_sync, rows, first.embedding_dim)
+            together.setdefault(processes, {})[key] = synced
         self._syncs = [
-            (keys, GradientSync(how, groups[processes], [len(self._kernels[key].rows.weights_ND) for key in keys]))
-            for (how, processes), keys in together.items()
+            (tuple(of), GradientSync(groups[processes], tuple(of.values()))) for processes, of in together.items()
         ]
 
     @property
@@ -120,7 +126,7 @@ class Replicas:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this process has put into collectives of gradients."""
+        """Bytes that this process has put into collectives of rows and gradients."""
         return sum(sync.sent_bytes for _, sync in self._syncs)
 
     def tables(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor | None]]:

@@ -6,7 +6,6 @@ Shape suffixes: N rows, D embedding dim, L lookups, U distinct rows, X bags or l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -18,6 +17,8 @@ from autoshard.runtime.engine.fused import FusedSettings
 from autoshard.runtime.engine.groups import group_of_ranks
 from autoshard.runtime.engine.huge_pages import advise_huge_pages
 
+#: Words of four bytes of the number of a row, int64.
+_ID_WORDS = 2
 TORCH_DTYPES = {DType.FP32: torch.float32, DType.FP16: torch.float16}
 
 
@@ -113,65 +114,114 @@ def summed_by_row(rows_L: torch.Tensor, source_L: torch.Tensor, gradients_XD: to
     return RowGradients(rows_U, summed_UD)
 
 
+class SyncedRows(NamedTuple):
+    """Rows of a kernel that other processes have copies of."""
+
+    how: GradSync
+    """How their gradients meet."""
+    num_rows: int
+    embedding_dim: int
+
+
 class GradientSync:
     """Sums gradients of the same rows over the processes that hold them.
 
-    Both ways give the same sums, but for rounding:
+    All ways give the same sums, but for rounding:
 
     - dense: an all-reduce of a gradient for every row that is held;
     - sparse: an all-gather of the rows' numbers, their union, gradients aggregated locally and padded with zeros to
-      it, and an all-reduce of these (OPER Sec. 5.3).
+      it, and an all-reduce of these (OPER Sec. 5.3);
+    - all-gather: one of the rows' numbers and gradients, which every process sums by itself, in the same order.
 
-    Rows of several kernels travel together, however wide they are: the collectives of a step are as many as there are
-    ways and groups of processes.
+    Rows of several kernels travel together, however wide they are and whichever way they go: a step has at most one
+    all-gather of numbers of rows, one of rows and gradients, and one all-reduce for each group of processes.
 
     Args:
-        how: Which of them.
         group: The processes that hold the rows; None for this one alone.
-        num_rows: Rows that are held, kernel by kernel.
+        kernels: Their rows, kernel by kernel.
+
+    Attributes:
+        sent_bytes: Bytes that this process has put into collectives of rows and gradients.
 
     Source:
-        OPER Sec. 5.3 for the sparse one.
+        OPER Sec. 5.3 for the sparse one, and for the all-gather that it is compared with.
     """
 
-    def __init__(self, how: GradSync, group: dist.ProcessGroup | None, num_rows: Sequence[int]) -> None:
-        self._how, self._group, self._num_rows = how, group, tuple(num_rows)
+    def __init__(self, group: dist.ProcessGroup | None, kernels: Sequence[SyncedRows]) -> None:
+        self._group, self._kernels = group, tuple(kernels)
+        self._named = [n for n, one in enumerate(kernels) if one.how is not GradSync.DENSE]
         self.sent_bytes = 0
 
     def __call__(self, own: Sequence[RowGradients]) -> list[RowGradients]:
         """For each kernel, gradients of all rows that any of the processes has one of; all processes get the same."""
         if self._group is None:
             return list(own)
-        if self._how is GradSync.DENSE:
-            summed = self._reduced([_dense(one, rows) for one, rows in zip(own, self._num_rows, strict=True)])
-            return [_touched(one_ND) for one_ND in summed]
-        rows = self._union([one.rows_U for one in own])
-        summed = self._reduced([_padded(one, rows_U) for one, rows_U in zip(own, rows, strict=True)])
-        return [RowGradients(rows_U, one_UD) for rows_U, one_UD in zip(rows, summed, strict=True)]
+        everybody = self._gathered(own, self._group) if self._named else {}
+        found = {n: _summed(one) for n, one in everybody.items() if self._travels(n)}
+        union = {n: torch.unique(one.rows_U) for n, one in everybody.items() if n not in found}
+        left = [n for n in range(len(own)) if n not in found]
+        blocks = [_padded(own[n], union[n]) if n in union else _dense(own[n], self._kernels[n].num_rows) for n in left]
+        for n, sums in zip(left, self._reduced(blocks, self._group), strict=True):
+            found[n] = RowGradients(union[n], sums) if n in union else _touched(sums)
+        return [found[n] for n in range(len(own))]
 
-    def _reduced(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _travels(self, kernel: int) -> bool:
+        """Whether a kernel's gradients travel with the numbers of their rows."""
+        return self._kernels[kernel].how is GradSync.ALL_GATHER
+
+    def _reduced(self, gradients: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
         """Sums over the processes, in one all-reduce."""
+        if not gradients:
+            return []
         flat = torch.cat([one.reshape(-1) for one in gradients])
-        dist.all_reduce(flat, group=self._group)
+        dist.all_reduce(flat, group=group)
         self.sent_bytes += flat.nbytes
         pieces = torch.split(flat, [one.numel() for one in gradients])
         return [piece.view(one.shape) for piece, one in zip(pieces, gradients, strict=True)]
 
-    def _union(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """For each kernel, all rows that any of the processes names, rising."""
-        assert self._group is not None, "there are other processes"
-        starts = [0, *accumulate(self._num_rows)]
-        own = torch.cat([rows_U + start for rows_U, start in zip(rows, starts, strict=False)])
-        counts = own.new_empty(self._group.size())
-        dist.all_gather_single(counts, own.new_tensor([len(own)]), group=self._group)
-        largest = int(counts.max())
-        everybody = own.new_empty(self._group.size() * largest)
-        padding = own.new_full((largest - len(own),), -1)
-        dist.all_gather_single(everybody, torch.cat([own, padding]), group=self._group)
-        self.sent_bytes += largest * own.element_size()
-        union = torch.unique(everybody)
-        ends = torch.searchsorted(union, union.new_tensor(starts)).tolist()
-        return [union[first:last] - start for first, last, start in zip(ends, ends[1:], starts, strict=False)]
+    def _gathered(self, own: Sequence[RowGradients], group: dist.ProcessGroup) -> dict[int, RowGradients]:
+        """For each kernel whose rows are named, those of all processes one after the other.
+
+        Gradients are empty where they do not travel. Messages are padded to the longest: gloo has no uneven all-gather.
+        """
+        ids = [own[n].rows_U for n in self._named]
+        values = [own[n].gradients_UD.reshape(-1) for n in self._named if self._travels(n)]
+        message = torch.cat([torch.cat(ids).view(torch.int32), *(one.view(torch.int32) for one in values)])
+        counts = ids[0].new_tensor([len(one) for one in ids])
+        counts_PN = counts.new_empty(group.size(), len(counts))
+        dist.all_gather_single(counts_PN.view(-1), counts, group=group)
+        sizes_PN = [self._message_sizes(counts_N) for counts_N in counts_PN.tolist()]
+        longest = max(map(sum, sizes_PN))
+        longest += longest % _ID_WORDS  # every process's ids start at a whole one
+        messages = message.new_empty(group.size() * longest)
+        padded = torch.cat([message, message.new_zeros(longest - len(message))])
+        dist.all_gather_single(messages, padded, group=group)
+        self.sent_bytes += padded.nbytes
+        parts_PN = [
+            torch.split(messages[process * longest :][: sum(sizes_N)], sizes_N)
+            for process, sizes_N in enumerate(sizes_PN)
+        ]
+        return self._by_kernel(parts_PN)
+
+    def _message_sizes(self, counts_N: Sequence[int]) -> list[int]:
+        """Words of the parts of a process's message: ids of each kernel, then gradients of those that travel."""
+        dims = [self._kernels[n].embedding_dim if self._travels(n) else 0 for n in self._named]
+        values = [count * dim for count, dim in zip(counts_N, dims, strict=True)]
+        return [_ID_WORDS * count for count in counts_N] + values
+
+    def _by_kernel(self, parts_PN: Sequence[Sequence[torch.Tensor]]) -> dict[int, RowGradients]:
+        found = {}
+        for place, n in enumerate(self._named):
+            rows = torch.cat([parts[place].view(torch.int64) for parts in parts_PN])
+            gradients = torch.cat([parts[len(self._named) + place].view(torch.float32) for parts in parts_PN])
+            found[n] = RowGradients(rows, gradients.view(-1, self._kernels[n].embedding_dim))
+        return found
+
+
+def _summed(everybody: RowGradients) -> RowGradients:
+    """Gradients of distinct rows, of all processes' gradients one after the other."""
+    rows_X, gradients_XD = everybody
+    return summed_by_row(rows_X, torch.arange(len(rows_X), device=rows_X.device), gradients_XD)
 
 
 def _dense(own: RowGradients, num_rows: int) -> torch.Tensor:

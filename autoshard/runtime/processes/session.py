@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from autoshard.core import DenseLayers, ShardingPlan
 from autoshard.core.errors import ExecutionError
-from autoshard.evaluation.traffic import Stream
 from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
 from autoshard.runtime.engine.fused import FusedSettings
@@ -25,7 +24,7 @@ from autoshard.runtime.engine.groups import GroupOrder
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.ownership import ownership_of
 from autoshard.runtime.processes.devices import check_memory, choose_device
-from autoshard.runtime.results import Device, Engine, RankTiming, RunRequest, RunResult, Verification
+from autoshard.runtime.results import SENT, Device, Engine, RankTiming, RunRequest, RunResult, Verification
 from autoshard.runtime.timing import Part, StepTimer
 from autoshard.runtime.training.dense import DenseModel, default_layers
 from autoshard.runtime.training.reference import Reference, check_verifiable, compare
@@ -98,7 +97,7 @@ class Session:
         measured_SM = self._steps(request, training, batches, timer)
         num_steps = request.verify_steps + request.warmup_steps + request.steps
         sent = engine.sent_bytes()
-        sent_E = measured_SM.new_tensor([sent[stream] / num_steps for stream in Stream] if sent else [])
+        sent_E = measured_SM.new_tensor([sent[name] / num_steps for name in SENT] if sent else [])
         measured_SM = torch.cat([measured_SM, sent_E.expand(len(measured_SM), -1)], dim=1)
         measured_PSM = measured_SM.new_empty(dist.get_world_size(), *measured_SM.shape)
         dist.all_gather_single(measured_PSM.view(-1, measured_SM.shape[1]), measured_SM)
@@ -214,7 +213,7 @@ def _summary(
             ),
             num_tables=len(owners.tables_of(places[process])),
             **dict(zip(Part, medians_M[2 : 2 + len(Part)].tolist(), strict=True)),
-            sent_bytes=dict(zip(map(str, Stream), medians_M[2 + len(Part) :].tolist(), strict=False)),
+            sent_bytes=dict(zip(SENT, medians_M[2 + len(Part) :].tolist(), strict=False)),
         )
         for process, medians_M in enumerate(medians_PM)
     )

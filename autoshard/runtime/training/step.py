@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from autoshard.core import Pooling, TableSet
-from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.state import TableState
@@ -40,8 +39,8 @@ class EmbeddingEngine(TrainedEmbeddings, Protocol):
     feature_dims: tuple[int, ...]
     local_batch_size: int
 
-    def sent_bytes(self) -> dict[Stream, float]:
-        """Bytes that this process has sent to others since it was made, by exchange; those that the engine counts."""
+    def sent_bytes(self) -> dict[str, float]:
+        """Bytes that this process has sent since it was made, by `SENT`; empty where the engine does not count."""
         ...
 
     def table_state(self, name: str) -> TableState:
