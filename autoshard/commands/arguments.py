@@ -67,6 +67,14 @@ RegistryOption = Annotated[
 SettingsOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the planner; may be repeated.")
 ]
+PayloadOption = Annotated[
+    str,
+    typer.Option(
+        metavar="FORMAT[/FORMAT]",
+        help="Number format in which embeddings and their gradients travel: fp32, fp16, bf16 or int8; or one for each, "
+        "FORWARD/BACKWARD, such as fp16/bf16.",
+    ),
+]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")]
 HtmlOption = Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")]
 
@@ -97,6 +105,7 @@ class SearchOptions:
         1.0
     )
     seed: Annotated[int, seed_option("Seed of random choices. Same seed, same plan, unless time runs out.")] = 0
+    payload: PayloadOption = "fp32"
     pricing: PricingOptions
 
     def request(self, tables: str, topology: str, options: Mapping[str, object] | None = None) -> PlanRequest:
@@ -108,13 +117,15 @@ class SearchOptions:
             options: The planner's own options.
 
         Raises:
-            InputError: If the tables or the topology are not there, or make no sense.
+            InputError: If the tables or the topology are not there, or make no sense, or the payload is none.
             ModelError: If a trained model is there but damaged.
         """
+        from autoshard.core import Payload
         from autoshard.formats import load_tables, load_topology
         from autoshard.planners.planner import PlanRequest
         from autoshard.planning import make_costs
 
+        payload = Payload.parse(self.payload, "--payload")
         task, machine = load_tables(tables), load_topology(topology)
         return PlanRequest(
             tables=task,
@@ -124,6 +135,7 @@ class SearchOptions:
             time_limit_s=self.time_limit,
             options=options or {},
             registry=self.pricing.registry,
+            payload=payload,
         )
 
 

@@ -12,7 +12,7 @@ from autoshard.commands.arguments import SearchOptions, SettingsOption, TablesAr
 from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from autoshard.core.plan import GroupLayout
+from autoshard.core.plan import GroupLayout, Payload
 from autoshard.core.quoting import shown
 from autoshard.core.step import Overlap
 from autoshard.simulation import (
@@ -116,6 +116,7 @@ class SimulateOptions:
             options=parse_settings(self.settings or []),
             time_limit_s=self.search.time_limit,
             seed=self.search.seed,
+            payload=Payload.parse(self.search.payload, "--payload"),
             registry=self.search.pricing.registry,
             risk=self.search.pricing.risk,
             overlap=self.overlap,

@@ -118,6 +118,7 @@ class FlexShardPlanner:
         pricing = Pricing(
             machine=Machine.of(request.topology, request.costs.comm, request.tables.batch_size),
             memory_multiplier=options.memory_multiplier,
+            payload=request.payload,
         )
         whole = WholeTables(request=request, machine=pricing.machine, count_activations=options.count_activations)
         tables = request.tables.tables
@@ -138,7 +139,9 @@ class FlexShardPlanner:
 def _plan(request: PlanRequest, placed: Sequence[PlacedShard]) -> ShardingPlan:
     order = {table.name: index for index, table in enumerate(request.tables.tables)}
     in_order = sorted(placed, key=lambda one: order[one.shard.table.name])
-    return ShardingPlan(tables=request.tables, topology=request.topology, shards=tuple(in_order))
+    return ShardingPlan(
+        tables=request.tables, topology=request.topology, shards=tuple(in_order), payload=request.payload
+    )
 
 
 class _TieredTables:
@@ -191,7 +194,8 @@ class _TieredTables:
         """Cuts within a budget, and the tables that are placed whole beside them."""
         choice = self._choose(memory_bytes)
         active = self._options.count_activations
-        held = held_bytes(self._tables, choice.bounds, self._pricing.machine, with_activations=active)
+        machine, payload = self._pricing.machine, self._pricing.payload
+        held = held_bytes(self._tables, choice.bounds, machine, payload, with_activations=active)
         missing_R = held - self._whole.capacity_R
         if missing_R.max() > 0:
             raise InfeasiblePlanError(

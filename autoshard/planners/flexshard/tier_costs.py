@@ -5,14 +5,14 @@ Shape suffixes: I intervals of an access curve with rows of one probability, S s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, Exchange, Pooling, Tier
+from autoshard.core import EmbeddingTable, Exchange, Payload, Pooling, Tier
 from autoshard.core.access import FloatArray
-from autoshard.evaluation.traffic import REDUCED_BYTES
+from autoshard.evaluation.traffic import REDUCED_BYTES, wire_bytes
 from autoshard.planners.flexshard.equations import (
     Machine,
     RowSet,
@@ -58,10 +58,12 @@ class Pricing:
         machine: The machine.
         memory_multiplier: Bytes held per replicated byte of weights, where split rows have 1 (the paper's way); 0 for
             what each table's optimizer needs, where split rows have their state too.
+        payload: Number formats of what is sent; the equations have one for both ways, of their mean width.
     """
 
     machine: Machine
     memory_multiplier: float = 0.0
+    payload: Payload = field(default_factory=Payload)
 
     def rows_of(self, table: EmbeddingTable) -> RowSet:
         """The whole table, for the scaling equations."""
@@ -73,6 +75,7 @@ class Pricing:
             lookups_per_sample=table.pooling_factor,
             embedding_dim=table.embedding_dim,
             weight_bytes=table.dtype.num_bytes,
+            payload_bytes=(wire_bytes(self.payload.forward) + wire_bytes(self.payload.backward)) / 2,
             replica_multiplier=replica,
             sharded_multiplier=sharded,
         )

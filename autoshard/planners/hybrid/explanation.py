@@ -110,7 +110,7 @@ def explain(plan: ShardingPlan, costs: CostModels, names: Collection[str] = ()) 
         if name not in known:
             raise InvalidTableError(f"no table of the plan is named {shown(name)}", field="table")
     group = plan.of_one_group()
-    request = PlanRequest(tables=group.tables, topology=group.topology, costs=costs)
+    request = PlanRequest(tables=group.tables, topology=group.topology, costs=costs, payload=group.payload)
     space = space_of(request)
     limits = Limits.of(space)
     layout = layout_of(space, limits, group)

@@ -32,7 +32,7 @@ def space_of(request: PlanRequest, names: Collection[ShardingType] = tuple(Shard
         ]
         return [*offered, *cached]
 
-    return PlannerSpace(tables, topology, request.costs, options_of)
+    return PlannerSpace(tables, topology, request.costs, options_of, request.payload)
 
 
 def _spare_levels(tables: TableSet, topology: Topology) -> list[MemoryLevel]:

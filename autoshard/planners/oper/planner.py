@@ -104,7 +104,7 @@ class OperPlanner:
             shards = merged_shards(search.best(), request.tables)
         except InfeasiblePlanError as error:
             shards = _whole_tables(request, error)
-        plan = ShardingPlan(tables=request.tables, topology=request.topology, shards=shards)
+        plan = ShardingPlan(tables=request.tables, topology=request.topology, shards=shards, payload=request.payload)
         if options.exchange != _AUTO:
             return with_exchange(plan, Exchange(options.exchange))
         candidates = [with_exchange(plan, exchange) for exchange in (Exchange.ROWS, Exchange.PARTIAL_SUMS, None)]
