@@ -16,7 +16,7 @@ from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 
 if TYPE_CHECKING:
-    from autoshard.core import CostModels, ShardingPlan
+    from autoshard.core import CostModels, ShardingPlan, TableSet
     from autoshard.planners.planner import PlanRequest
 
 
@@ -106,7 +106,25 @@ class SearchOptions:
     )
     seed: Annotated[int, seed_option("Seed of random choices. Same seed, same plan, unless time runs out.")] = 0
     payload: PayloadOption = "fp32"
+    assume_row_order: Annotated[
+        bool,
+        typer.Option(
+            "--assume-row-order",
+            help="Also cut tables by access rank that do not say which rows are accessed most. The plan names them.",
+        ),
+    ] = False
     pricing: PricingOptions
+
+    def load_tables(self, tables: str) -> TableSet:
+        """The tables of a file, or bundled ones.
+
+        Raises:
+            InputError: If they are not there, or make no sense.
+        """
+        from autoshard.formats import load_tables
+
+        found = load_tables(tables)
+        return found.assuming_orders() if self.assume_row_order else found
 
     def request(self, tables: str, topology: str, options: Mapping[str, object] | None = None) -> PlanRequest:
         """One planning task.
@@ -121,12 +139,12 @@ class SearchOptions:
             ModelError: If a trained model is there but damaged.
         """
         from autoshard.core import Payload
-        from autoshard.formats import load_tables, load_topology
+        from autoshard.formats import load_topology
         from autoshard.planners.planner import PlanRequest
         from autoshard.planning import make_costs
 
         payload = Payload.parse(self.payload, "--payload")
-        task, machine = load_tables(tables), load_topology(topology)
+        task, machine = self.load_tables(tables), load_topology(topology)
         return PlanRequest(
             tables=task,
             topology=machine,

@@ -138,10 +138,9 @@ def simulate(options: SimulateOptions, as_json: JsonOption = False) -> None:
         autoshard simulate nvidia-medium --topology zionex,dgx-h100 -o sweep.json --html sweep.html --png sweep.png
         autoshard simulate tables.json --ranks 256,1024,4096 --group-size 256 --batch-per-rank 1152 --json
     """
-    from autoshard.formats import load_tables
     from autoshard.report.simulation import simulation_report, simulation_table
 
-    task = load_tables(options.tables)
+    task = options.search.load_tables(options.tables)
     record = _run(options.simulator(task), options.tables, options.points(task), options.output)
     _check_possible(record.points)
     if options.html is not None or options.png is not None:

@@ -10,7 +10,6 @@ from autoshard.core.plan import (
     Provenance,
     RankCost,
     ReplicaGroups,
-    RowOrder,
     ShardingPlan,
 )
 from autoshard.core.shard import (
@@ -32,8 +31,10 @@ from autoshard.core.tables import (
     DType,
     EmbeddingTable,
     Feature,
+    ImpliedOrder,
     Optimizer,
     Pooling,
+    RowOrder,
     TableSet,
     Tier,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "Feature",
     "GradSync",
     "GroupLayout",
+    "ImpliedOrder",
     "KernelCosts",
     "Level",
     "Link",

@@ -13,7 +13,7 @@ from autoshard.core.quoting import shown
 from autoshard.core.replica_groups import GroupLayout, ReplicaGroups
 from autoshard.core.shard import LocalShard, PlacedShard, local_shard
 from autoshard.core.step import Overlap, StepPart
-from autoshard.core.tables import DType, TableSet
+from autoshard.core.tables import DType, RowOrder, TableSet
 from autoshard.core.topology import Topology
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "Provenance",
     "RankCost",
     "ReplicaGroups",
-    "RowOrder",
     "ShardingPlan",
 ]
 
@@ -59,15 +58,6 @@ class Payload:
     def __str__(self) -> str:
         """The text that `parse` reads."""
         return str(self.forward) if self.forward is self.backward else f"{self.forward}/{self.backward}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowOrder:
-    """File that lists a table's row ids in falling access frequency."""
-
-    file: str
-    digest: str
-    num_ordered: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

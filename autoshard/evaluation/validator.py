@@ -21,6 +21,7 @@ from autoshard.core import (
     EmbeddingTable,
     Exchange,
     GradSync,
+    ImpliedOrder,
     MemoryLevel,
     PlacedShard,
     Pooling,
@@ -240,7 +241,8 @@ def _check_row_orders(plan: ShardingPlan, shards_of: Mapping[str, Sequence[_Numb
         for index, placed in shards:
             rows = placed.shard.rows
             parts = rows.num_rows < placed.shard.table.num_embeddings
-            if rows.by is RowsBy.ACCESS_RANK and parts and name not in plan.row_orders:
+            is_known = name in plan.row_orders or placed.shard.table.row_order is ImpliedOrder.BY_ID
+            if rows.by is RowsBy.ACCESS_RANK and parts and not is_known:
                 _fail(index, "rows", f"is cut by access rank, so execution needs row_orders of table {name!r}")
 
 

@@ -42,7 +42,7 @@ class ClickModel:
     """
 
     num_tables: int = 8
-    num_rows: int = 20_000
+    num_rows: int = 2_000
     embedding_dim: int = 16
     pooling_factor: float = 2.0
     alpha: float = 1.05

@@ -14,6 +14,7 @@ from autoshard.core import (
     DType,
     EmbeddingTable,
     Feature,
+    ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
@@ -72,6 +73,7 @@ def make_plan(registry):
 
 def table(name, num_embeddings=1000, embedding_dim=16, pooling_factor=2.0, **constraints):
     return EmbeddingTable(
+        row_order=ImpliedOrder.BY_ID,
         name=name,
         num_embeddings=num_embeddings,
         embedding_dim=embedding_dim,

@@ -133,7 +133,8 @@ def tiers_of(table: EmbeddingTable, machine: Machine, num_tiers: int) -> tuple[S
     """Strategies that a table's rows may have, from least to most replicated.
 
     With two tiers rows are row-wise or data-parallel, the third is Flex in between. Flex is left out where it is
-    one of the others, or where nodes are slower than what connects them.
+    one of the others, or where nodes are slower than what connects them. A table whose row order is unknown has one
+    strategy for all its rows.
     """
     bandwidths = machine.bandwidths
     is_flex_apart = min(machine.num_nodes, machine.ranks_per_node) > 1
@@ -143,7 +144,8 @@ def tiers_of(table: EmbeddingTable, machine: Machine, num_tiers: int) -> tuple[S
         Strategy.DATA_PARALLEL: num_tiers > 1 and machine.world_size > 1,
     }
     forbidden = table.constraints.forbidden_tiers
-    return tuple(strategy for strategy, is_there in offered.items() if is_there and Tier(strategy) not in forbidden)
+    tiers = tuple(strategy for strategy, is_there in offered.items() if is_there and Tier(strategy) not in forbidden)
+    return tiers if table.row_order is not None else tiers[:1]
 
 
 def intervals(table: EmbeddingTable) -> tuple[FloatArray, FloatArray]:

@@ -192,7 +192,7 @@ def enumerate_options(
     """Ways to hold a table on a machine, whatever its constraints (see `why_not`); the simplest comes first.
 
     Ways that are the same there are listed once: without several nodes none is hierarchical, with one rank there is
-    only `table_wise`. Numbers of column shards are powers of two.
+    only `table_wise`. Numbers of column shards are powers of two. Tables without a row order have no `row_tiers`.
 
     Args:
         table: The table.
@@ -206,7 +206,7 @@ def enumerate_options(
     return tuple(
         ShardingOption(name=name, parts=tuple(UnplacedShard.of(shard, of_shard, topology) for shard, of_shard in parts))
         for name, tier, most in _offered(topology.world_size, topology.local_world_size, topology.num_nodes)
-        if name in names
+        if name in names and (name is not ShardingType.ROW_TIERS or table.row_order is not None)
         for parts in _cuts(table, name, tier, most)
     )
 
