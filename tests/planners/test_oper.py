@@ -49,7 +49,6 @@ def table(name="t", num_embeddings=10_000, pooling_factor=4.0, alpha=1.05, **cha
         "access": AccessProfile.zipf(num_embeddings, alpha),
     }
     return EmbeddingTable(
-        row_order=ImpliedOrder.BY_ID,
         name=name,
         num_embeddings=num_embeddings,
         **({"row_order": ImpliedOrder.BY_ID} | values | changes),

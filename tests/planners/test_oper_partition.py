@@ -30,7 +30,6 @@ def table(name="t", num_embeddings=1000, alpha=1.05, **changes):
         "access": AccessProfile.zipf(num_embeddings, alpha),
     }
     return EmbeddingTable(
-        row_order=ImpliedOrder.BY_ID,
         name=name,
         num_embeddings=num_embeddings,
         **({"row_order": ImpliedOrder.BY_ID} | values | changes),
