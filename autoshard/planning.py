@@ -12,9 +12,12 @@ from autoshard import __version__
 from autoshard.core import (
     CostModel,
     CostModels,
+    ImpliedOrder,
     LocalShard,
     PlacedShard,
     Provenance,
+    RowOrder,
+    RowsBy,
     Shard,
     ShardingPlan,
     TableSet,
@@ -203,26 +206,53 @@ def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> 
     except InvalidPlanError as error:
         # The planner's fault, not that of whoever asked for a plan.
         raise AutoshardError(f"made an invalid plan: {error}", source=f"planner {provenance.planner}") from error
-    models = {**provenance.models, **model_names(costs, plan.tables, plan.topology.device)}
+    models = {**provenance.models, **_order_notes(plan), **model_names(costs, plan.tables, plan.topology.device)}
     if isinstance(costs.kernel, MeasuredRange):
         held = [shard for shards in plan.local_shards() for shard in shards]
         if notes := costs.kernel.notes(held):
             models["kernel_notes"] = _notes_text(notes)
     if plan.provenance is not None:
         models |= plan.provenance.models
-    return replace(plan, predicted=evaluate(plan, costs), provenance=replace(provenance, models=models))
+    listed = {name: order for name, order in _orders_of_cut(plan).items() if isinstance(order, RowOrder)}
+    return replace(
+        plan, row_orders=listed, predicted=evaluate(plan, costs), provenance=replace(provenance, models=models)
+    )
+
+
+def _orders_of_cut(plan: ShardingPlan) -> dict[str, RowOrder | ImpliedOrder | None]:
+    """Row orders of the tables that a plan cuts by access rank, by name."""
+    shards = [placed.shard for placed in plan.shards if placed.shard.rows.by is RowsBy.ACCESS_RANK]
+    return {shard.table.name: shard.table.row_order for shard in shards}
+
+
+def _order_notes(plan: ShardingPlan) -> dict[str, str]:
+    """What a plan needs that is cut by row orders which are assumed."""
+    names = [name for name, order in _orders_of_cut(plan).items() if order is ImpliedOrder.ASSUMED]
+    if not names:
+        return {}
+    text = (
+        "cut by access rank with assumed row orders: before training, count lookups per row, import them with "
+        "`autoshard import COUNTS --format row-counts --row-orders`, and plan again; "
+    )
+    return {"row_orders": text + _named("tables", names, _MAX_CHARACTERS - len(text))}
+
+
+def _named(label: str, names: Sequence[str], most: int) -> str:
+    """As many names as a text of that many characters holds, and how many more there are; none if not even one."""
+    for count in range(min(len(names), most), 0, -1):
+        left = len(names) - count
+        text = f"{label}: {', '.join(names[:count])}" + (f" and {left} more" if left else "")
+        if len(text) <= most:
+            return text
+    return ""
 
 
 def _notes_text(notes: Sequence[OutsideRange]) -> str:
     """The warning, and after it the names of as many tables as a text of `plan.json` holds."""
     summary = _range_warning(notes)
     names = list(dict.fromkeys(note.table for note in notes))
-    for count in range(min(len(names), _MAX_CHARACTERS), 0, -1):
-        left = len(names) - count
-        text = f"{summary}; tables: {', '.join(names[:count])}" + (f" and {left} more" if left else "")
-        if len(text) <= _MAX_CHARACTERS:
-            return text
-    return summary
+    named = _named("tables", names, _MAX_CHARACTERS - len(summary) - 2)
+    return f"{summary}; {named}" if named else summary
 
 
 def compare(

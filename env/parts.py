@@ -157,5 +157,6 @@ def _overlapping(problem: PlacementProblem, shards: list[Shard]) -> PlacementPro
         problem.model,
         shards,
         problem.tiers,
+        problem.payload,
     )
     return replace(every, topology=problem.topology, capacity_R=problem.capacity_R)

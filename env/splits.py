@@ -18,7 +18,8 @@ class SplitBy(StrEnum):
     COLUMNS = "columns"
     """Columns are halved, and the halves may be halved."""
     HOT_ROWS = "hot_rows"
-    """The hottest rows of a whole table are cut off, and the hottest of the rest, at `HOT_SHARES` of its lookups."""
+    """The hottest rows of a whole table are cut off, and the hottest of the rest, at `HOT_SHARES` of its lookups; of
+    tables whose row order is known."""
 
 
 def most_splits(by: SplitBy) -> int | None:
@@ -56,7 +57,7 @@ def _halves(shard: Shard) -> tuple[Shard, Shard] | None:
 def _hot_and_rest(shard: Shard, depth: int) -> tuple[Shard, Shard] | None:
     rows = shard.rows
     is_range = depth == 0 and rows.num_rows < shard.table.num_embeddings
-    if depth >= len(HOT_SHARES) or rows.num_rows < 2 or is_range:
+    if depth >= len(HOT_SHARES) or rows.num_rows < 2 or is_range or shard.table.row_order is None:
         return None
     # Both have a row at least.
     middle = min(max(hot_rows(shard.table, HOT_SHARES[depth]), rows.start + 1), rows.stop - 1)

@@ -176,7 +176,12 @@ def _definition_blocks(key: str, part: Mapping[str, Any], file: str) -> list[str
         return []
     blocks = [f"### {file}: {key}", *_text(part)]
     for option in part["oneOf"]:
-        blocks += [f"With `kind` `{option['properties']['kind']['const']}`:", *_object_blocks(option, file)]
+        if "properties" not in option:
+            blocks.append(f"{_value(option, file)}; or an object:")
+            continue
+        if "kind" in option["properties"]:
+            blocks.append(f"With `kind` `{option['properties']['kind']['const']}`:")
+        blocks += _object_blocks(option, file)
     return blocks
 
 

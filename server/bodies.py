@@ -36,6 +36,11 @@ class PlanBody(BaseModel):
     time_limit_s: float = Field(
         default=1.0, gt=0, le=MAX_TIME_LIMIT_S, description="Seconds that a planner which improves its plan may use."
     )
+    payload: Annotated[str, Field(max_length=512)] = Field(
+        default="fp32",
+        description="Number format in which embeddings and their gradients travel: fp32, fp16, bf16 or int8; or one "
+        "for each, FORWARD/BACKWARD, such as fp16/bf16.",
+    )
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Same seed, same plan, time limits aside.")
 
 

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import structlog
 
-from autoshard.core import TableSet, Topology
+from autoshard.core import Payload, TableSet, Topology
 from autoshard.core.errors import AutoshardError, InputError, UnknownNameError
 from autoshard.core.quoting import shown
 from autoshard.formats import (
@@ -111,6 +111,7 @@ def _plan(body: PlanBody, settings: ServerSettings) -> PlanAnswer:
         time_limit_s=body.time_limit_s,
         options=body.options,
         registry=settings.registry,
+        payload=Payload.parse(body.payload, "payload"),
     )
     document = plan_to_json(make_plan(body.planner, request))
     return PlanAnswer(id=digest(document), plan=document)

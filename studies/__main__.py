@@ -27,6 +27,7 @@ STUDIES: Final = {
     "oper": "studies.papers.oper.study:main",
     "two-d": "studies.papers.two_d.study:main",
     "nvidia": "studies.papers.nvidia.study:main",
+    "payloads": "studies.runtime.payloads:main",
 }
 #: Words of the command line before the name of a study.
 PROGRAM: Final = "python -m studies"

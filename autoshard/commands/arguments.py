@@ -16,7 +16,7 @@ from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 
 if TYPE_CHECKING:
-    from autoshard.core import CostModels, ShardingPlan
+    from autoshard.core import CostModels, ShardingPlan, TableSet
     from autoshard.planners.planner import PlanRequest
 
 
@@ -67,6 +67,14 @@ RegistryOption = Annotated[
 SettingsOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the planner; may be repeated.")
 ]
+PayloadOption = Annotated[
+    str,
+    typer.Option(
+        metavar="FORMAT[/FORMAT]",
+        help="Number format in which embeddings and their gradients travel: fp32, fp16, bf16 or int8; or one for each, "
+        "FORWARD/BACKWARD, such as fp16/bf16.",
+    ),
+]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")]
 HtmlOption = Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")]
 
@@ -97,7 +105,26 @@ class SearchOptions:
         1.0
     )
     seed: Annotated[int, seed_option("Seed of random choices. Same seed, same plan, unless time runs out.")] = 0
+    payload: PayloadOption = "fp32"
+    assume_row_order: Annotated[
+        bool,
+        typer.Option(
+            "--assume-row-order",
+            help="Also cut tables by access rank that do not say which rows are accessed most. The plan names them.",
+        ),
+    ] = False
     pricing: PricingOptions
+
+    def load_tables(self, tables: str) -> TableSet:
+        """The tables of a file, or bundled ones.
+
+        Raises:
+            InputError: If they are not there, or make no sense.
+        """
+        from autoshard.formats import load_tables
+
+        found = load_tables(tables)
+        return found.assuming_orders() if self.assume_row_order else found
 
     def request(self, tables: str, topology: str, options: Mapping[str, object] | None = None) -> PlanRequest:
         """One planning task.
@@ -108,14 +135,16 @@ class SearchOptions:
             options: The planner's own options.
 
         Raises:
-            InputError: If the tables or the topology are not there, or make no sense.
+            InputError: If the tables or the topology are not there, or make no sense, or the payload is none.
             ModelError: If a trained model is there but damaged.
         """
-        from autoshard.formats import load_tables, load_topology
+        from autoshard.core import Payload
+        from autoshard.formats import load_topology
         from autoshard.planners.planner import PlanRequest
         from autoshard.planning import make_costs
 
-        task, machine = load_tables(tables), load_topology(topology)
+        payload = Payload.parse(self.payload, "--payload")
+        task, machine = self.load_tables(tables), load_topology(topology)
         return PlanRequest(
             tables=task,
             topology=machine,
@@ -124,6 +153,7 @@ class SearchOptions:
             time_limit_s=self.time_limit,
             options=options or {},
             registry=self.pricing.registry,
+            payload=payload,
         )
 
 

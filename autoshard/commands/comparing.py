@@ -117,15 +117,20 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
 
 
 def _planned(options: CompareOptions) -> Sequence[ComparedPlan]:
+    from autoshard.formats.row_orders import MovedOrders
     from autoshard.planning import compare as plan_all
 
     by_planner = options.options_by_planner
     request = options.search.request(options.tables, options.topology)
+    target = options.output_dir / "tables.json" if options.output_dir else None
+    orders = MovedOrders(request.tables, Path(options.tables).parent, target)
+    request = replace(request, tables=orders.named)
     with progress("Planning", len(options.names)) as advance:
         rows: Sequence[ComparedPlan] = plan_all(
             options.names, request, options=by_planner, on_planned=lambda _: advance(1)
         )
     _check_any(rows)
+    orders.copy()
     if options.replay_refine is None:
         return rows
     return _with_refined(rows, request.costs, options.replay_refine, options.device)

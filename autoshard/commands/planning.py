@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,13 +60,16 @@ def plan(options: PlanOptions, as_json: JsonOption = False) -> None:
     Example of a plan that `autoshard run` executes:
         autoshard plan tables.json --topology cpu-8 --set sharding_types=table_wise -o plan.json
     """
+    from autoshard.formats.row_orders import MovedOrders
     from autoshard.planning import make_plan
 
     with working(f"Planning with {options.planner}"):
         request = options.search.request(options.tables, options.topology, parse_settings(options.settings or []))
-        made = make_plan(options.planner, request)
+        orders = MovedOrders(request.tables, Path(options.tables).parent, options.output)
+        made = make_plan(options.planner, replace(request, tables=orders.named))
     if options.replay_refine is not None:
         made = refined(made, request.costs, options.replay_refine, options.device)
+    orders.copy()
     _finish(made, options.output, as_json)
 
 

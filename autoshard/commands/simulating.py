@@ -12,7 +12,7 @@ from autoshard.commands.arguments import SearchOptions, SettingsOption, TablesAr
 from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from autoshard.core.plan import GroupLayout
+from autoshard.core.plan import GroupLayout, Payload
 from autoshard.core.quoting import shown
 from autoshard.core.step import Overlap
 from autoshard.simulation import (
@@ -116,6 +116,7 @@ class SimulateOptions:
             options=parse_settings(self.settings or []),
             time_limit_s=self.search.time_limit,
             seed=self.search.seed,
+            payload=Payload.parse(self.search.payload, "--payload"),
             registry=self.search.pricing.registry,
             risk=self.search.pricing.risk,
             overlap=self.overlap,
@@ -137,10 +138,9 @@ def simulate(options: SimulateOptions, as_json: JsonOption = False) -> None:
         autoshard simulate nvidia-medium --topology zionex,dgx-h100 -o sweep.json --html sweep.html --png sweep.png
         autoshard simulate tables.json --ranks 256,1024,4096 --group-size 256 --batch-per-rank 1152 --json
     """
-    from autoshard.formats import load_tables
     from autoshard.report.simulation import simulation_report, simulation_table
 
-    task = load_tables(options.tables)
+    task = options.search.load_tables(options.tables)
     record = _run(options.simulator(task), options.tables, options.points(task), options.output)
     _check_possible(record.points)
     if options.html is not None or options.png is not None:

@@ -10,7 +10,6 @@ from autoshard.core.plan import (
     Provenance,
     RankCost,
     ReplicaGroups,
-    RowOrder,
     ShardingPlan,
 )
 from autoshard.core.shard import (
@@ -33,8 +32,10 @@ from autoshard.core.tables import (
     DType,
     EmbeddingTable,
     Feature,
+    ImpliedOrder,
     Optimizer,
     Pooling,
+    RowOrder,
     TableSet,
     Tier,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "Feature",
     "GradSync",
     "GroupLayout",
+    "ImpliedOrder",
     "KernelCosts",
     "Level",
     "Link",

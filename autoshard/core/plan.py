@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autoshard.core.access import IntArray
+from autoshard.core.errors import InvalidOptionError
+from autoshard.core.quoting import shown
 from autoshard.core.replica_groups import GroupLayout, ReplicaGroups
 from autoshard.core.shard import LocalShard, PlacedShard, local_shard
 from autoshard.core.step import Overlap, StepPart
-from autoshard.core.tables import DType, TableSet
+from autoshard.core.tables import DType, RowOrder, TableSet
 from autoshard.core.topology import Topology
 
 __all__ = [
@@ -23,26 +25,44 @@ __all__ = [
     "Provenance",
     "RankCost",
     "ReplicaGroups",
-    "RowOrder",
     "ShardingPlan",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """Number formats on the wire."""
+    """Number formats on the wire: of embeddings on their way forward, and of their gradients on the way back."""
 
     forward: DType = DType.FP32
     backward: DType = DType.FP32
 
+    @property
+    def can_be_summed(self) -> bool:
+        """Whether collectives can add up values in its formats: blocks of int8 have scales of their own."""
+        return DType.INT8 not in (self.forward, self.backward)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowOrder:
-    """File that lists a table's row ids in falling access frequency."""
+    @classmethod
+    def parse(cls, text: str, field: str) -> Payload:
+        """Reads a format for both ways, such as `bf16`, or one for each, such as `fp16/bf16`.
 
-    file: str
-    digest: str
-    num_ordered: int
+        Args:
+            text: The text.
+            field: Option or field that holds it, for the error.
+
+        Raises:
+            InvalidOptionError: If it is neither.
+        """
+        names = text.split("/")
+        if len(names) > 2 or not set(names) <= set(DType):
+            formats = ", ".join(DType)
+            raise InvalidOptionError(
+                f"must be one of {formats}, or two of them as FORWARD/BACKWARD, got {shown(text)}", field=field
+            )
+        return cls(forward=DType(names[0]), backward=DType(names[-1]))
+
+    def __str__(self) -> str:
+        """The text that `parse` reads."""
+        return str(self.forward) if self.forward is self.backward else f"{self.forward}/{self.backward}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

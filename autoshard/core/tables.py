@@ -83,6 +83,30 @@ class Feature:
         )
 
 
+class ImpliedOrder(StrEnum):
+    """Order of a table's rows by falling access frequency, without a file that lists it."""
+
+    BY_ID = "by_id"
+    """That of the row ids, as in generated batches."""
+    ASSUMED = "assumed"
+    """Unknown: plans by access rank are made and priced, and need the order before they are worth executing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOrder:
+    """File that lists row ids in falling access frequency; the other rows follow by ascending id.
+
+    Attributes:
+        file: Name of the Parquet file, beside the file that names it.
+        digest: Its SHA-256.
+        num_ordered: Ids in it.
+    """
+
+    file: str
+    digest: str
+    num_ordered: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
     """What a planner may not decide about a table."""
@@ -107,6 +131,8 @@ class EmbeddingTable:
     pooling: Pooling = Pooling.SUM
     optimizer: Optimizer = Optimizer.ROWWISE_ADAGRAD
     constraints: Constraints = field(default_factory=Constraints)
+    row_order: RowOrder | ImpliedOrder | None = None
+    """Which rows are accessed most; planners cut a table by access rank only where this is known."""
 
     def __post_init__(self) -> None:
         _check_name(self.name, "name")
@@ -117,6 +143,9 @@ class EmbeddingTable:
             raise InvalidTableError(
                 f"describes {self.access.num_rows} rows, the table has {self.num_embeddings}", field="access"
             )
+        if isinstance(self.row_order, RowOrder):
+            fits = Range(at_least=1, at_most=self.num_embeddings)
+            fits.check(self.row_order.num_ordered, "row_order.num_ordered", InvalidTableError)
 
     @property
     def pooling_factor(self) -> float:
@@ -231,8 +260,19 @@ class TableSet:
         """
         return replace(self, tables=self.tables[number - 1 :: num_parts])
 
+    def assuming_orders(self) -> TableSet:
+        """The same model, with the row orders that are unknown taken for known."""
+        tables = tuple(
+            replace(table, row_order=ImpliedOrder.ASSUMED) if table.row_order is None else table
+            for table in self.tables
+        )
+        return replace(self, tables=tables)
+
     def scaled(self, divisor: int) -> TableSet:
-        """The same model with rows and batch divided alike, so that lookups per row stay as they are."""
+        """The same model with rows and batch divided alike, so that lookups per row stay as they are.
+
+        Row orders that list ids of the larger tables are dropped.
+        """
         AT_LEAST_1.check(divisor, "scale", InvalidTableError)
         tables = tuple(_with_rows(table, max(1, table.num_embeddings // divisor)) for table in self.tables)
         return replace(self, batch_size=max(1, self.batch_size // divisor), tables=tables)
@@ -249,7 +289,13 @@ def _renamed(table: EmbeddingTable, number: int) -> EmbeddingTable:
 
 
 def _with_rows(table: EmbeddingTable, num_embeddings: int) -> EmbeddingTable:
-    return replace(table, num_embeddings=num_embeddings, access=table.access.thinned(num_embeddings))
+    is_listed = isinstance(table.row_order, RowOrder) and num_embeddings < table.num_embeddings
+    return replace(
+        table,
+        num_embeddings=num_embeddings,
+        access=table.access.thinned(num_embeddings),
+        row_order=None if is_listed else table.row_order,
+    )
 
 
 def _check_name(name: str, label: str) -> None:

@@ -3,14 +3,14 @@
 Shards that are held and read alike send alike, so that bytes are added up by layout, and no layout is looked at pair by
 pair of ranks: a plan for thousands of ranks is priced in seconds.
 
-Shape suffixes: R ranks, L levels, E exchanges (`Stream`), O ranks that hold rows, replica after replica. Where a matrix
-has (R, R), entry [i, j] travels from rank i to rank j, and the diagonal is what stays.
+Shape suffixes: R ranks, L levels, E exchanges (`Stream`), M messages, O ranks that hold rows, replica after replica.
+Where a matrix has (R, R), entry [i, j] travels from rank i to rank j, and the diagonal is what stays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -123,6 +123,19 @@ class PairTraffic:
 def wire_bytes(dtype: DType) -> float:
     """Bytes that a number takes on the wire, scales of int8's blocks included."""
     return dtype.num_bytes + (2 * REDUCED_BYTES / INT8_BLOCK if dtype is DType.INT8 else 0.0)
+
+
+def message_bytes(bytes_M: MsArray, dtype: DType) -> MsArray:
+    """Bytes of messages with what fills their last blocks up; only int8 has blocks. Shape (M,) or any other.
+
+    Args:
+        bytes_M: By the width of their numbers, `wire_bytes`.
+        dtype: Number format on the wire.
+    """
+    if dtype is not DType.INT8:
+        return bytes_M
+    block_bytes = INT8_BLOCK * wire_bytes(dtype)
+    return np.asarray(np.ceil(bytes_M / block_bytes) * block_bytes)
 
 
 def cheaper_exchange(shard: Shard, num_owners: int) -> Exchange:
@@ -353,6 +366,9 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
     `deduplicate`), in the payload's formats; sums may be added up on the way (`reduce_scatter`). Lookups are taken to
     spread evenly over the owners of a replica.
 
+    What two ranks exchange is one message each way. Its blocks of int8 are whole; where shards of several replicas are
+    exchanged beside others, the last blocks of both count.
+
     Args:
         plan: The plan, or that of one replica group.
         lookups_factor: How much longer than the mean the tables' batches are; left out, they are the mean.
@@ -388,12 +404,24 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
         reduced_R[layout.owners_O] += synced.reduced
         gathered_R[layout.owners_O] += synced.gathered
         layouts.append(layout)
+    layouts = [one if one.stays else replace(one, pair_bytes_E=_messages(one.pair_bytes_E, plan)) for one in layouts]
     return Traffic(
         layouts=tuple(layouts),
-        single_ER=single_ER,
+        single_ER=_messages(single_ER, plan),
         scattered_E=scattered_E,
         reduced_R=reduced_R,
         gathered_R=gathered_R,
+    )
+
+
+def _messages(bytes_E: MsArray, plan: ShardingPlan) -> MsArray:
+    """Bytes of messages by stream, shape (E,) or (E, R), with what fills up their last blocks."""
+    dtypes = {Stream.FORWARD: plan.payload.forward, Stream.BACKWARD: plan.payload.backward}
+    return np.stack(
+        [
+            message_bytes(of, dtypes[stream]) if stream in dtypes else of
+            for stream, of in zip(_STREAMS, bytes_E, strict=True)
+        ]
     )
 
 

@@ -19,10 +19,10 @@ import numpy as np
 
 from autoshard.core import (
     Collective,
-    DType,
     EmbeddingTable,
     Exchange,
     GradSync,
+    ImpliedOrder,
     MemoryLevel,
     PlacedShard,
     Pooling,
@@ -158,7 +158,7 @@ class _Group:
             fault = f"exchange {placed.exchange}; only partial_sums can be added up on the way"
         elif self.holders(placed.replicas).sets != {self.ranks}:
             fault = f"replicas {_shown(placed.replicas)}; sums must come from one replica over all {self.size} ranks"
-        elif DType.INT8 in (self.payload.forward, self.payload.backward):
+        elif not self.payload.can_be_summed:
             fault = "an int8 payload; sums are added up in the payload's format, so fp32, fp16 or bf16 is accepted"
         else:
             return
@@ -259,7 +259,8 @@ def _check_row_orders(plan: ShardingPlan, shards_of: Mapping[str, Sequence[_Numb
         for index, placed in shards:
             rows = placed.shard.rows
             parts = rows.num_rows < placed.shard.table.num_embeddings
-            if rows.by is RowsBy.ACCESS_RANK and parts and name not in plan.row_orders:
+            is_known = name in plan.row_orders or placed.shard.table.row_order is ImpliedOrder.BY_ID
+            if rows.by is RowsBy.ACCESS_RANK and parts and not is_known:
                 _fail(index, "rows", f"is cut by access rank, so execution needs row_orders of table {name!r}")
 
 

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from autoshard.core import EmbeddingTable, Feature, Optimizer, TableSet, Topology
+from autoshard.core import EmbeddingTable, Feature, ImpliedOrder, Optimizer, TableSet, Topology
 from autoshard.core.errors import InvalidTopologyError, UnknownNameError
 from autoshard.formats.documents.access_json import AccessContext, access_from_json
 from autoshard.formats.documents.tables_json import read_tables
@@ -119,6 +119,7 @@ def _bundled_tables(name: str) -> TableSet:
                     features=features,
                     access=access,
                     optimizer=Optimizer(published["optimizer"]),
+                    row_order=ImpliedOrder.BY_ID,
                 )
             )
     return TableSet(batch_size=published["batch_size"], tables=tuple(tables))

@@ -13,7 +13,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autoshard.core import NUM_REUSE_BINS, REUSE_BIN_MIDDLES, AccessProfile, EmbeddingTable, Feature, TableSet
+from autoshard.core import (
+    NUM_REUSE_BINS,
+    REUSE_BIN_MIDDLES,
+    AccessProfile,
+    EmbeddingTable,
+    Feature,
+    ImpliedOrder,
+    TableSet,
+)
 from autoshard.core.access import FloatArray, IntArray
 
 NUM_TABLES = 856
@@ -77,6 +85,7 @@ def metasyn(seed: int = 0) -> TableSet:
                 embedding_dim=int(dims_T[index]),
                 features=(Feature(name=f"f{name}", pooling_factor=num_lookups / BATCH_SIZE),),
                 access=access,
+                row_order=ImpliedOrder.BY_ID,
             )
         )
     return TableSet(batch_size=BATCH_SIZE, tables=tuple(tables))

@@ -49,7 +49,7 @@ def plan_by_kernel(request: PlanRequest, *, steps: int, with_policy: bool) -> Sh
         with_policy: Whether the policy may be asked.
     """
     started_s = time.perf_counter()
-    problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel)
+    problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel, request.payload)
     starts, models = _starts(problem, request, with_policy, started_s)
     least_s = time.perf_counter() + _LEAST_SHARE * request.time_limit_s
     deadline_s = max(started_s + request.time_limit_s, least_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from autoshard.core import CostModels, ShardingPlan, TableSet, Topology
+from autoshard.core import CostModels, Payload, ShardingPlan, TableSet, Topology
 from autoshard.core.accepted import FINITE_ABOVE_0, SEED
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
@@ -28,6 +28,7 @@ class PlanRequest:
         time_limit_s: Wall-clock time that an anytime planner may use.
         options: The planner's own options, by name.
         registry: Folder of trained models for planners that need one; None for the default.
+        payload: Number formats in which the plan sends embeddings and gradients.
     """
 
     tables: TableSet
@@ -37,6 +38,7 @@ class PlanRequest:
     time_limit_s: float = 1.0
     options: Mapping[str, object] = field(default_factory=dict)
     registry: Path | None = None
+    payload: Payload = field(default_factory=Payload)
 
     def __post_init__(self) -> None:
         FINITE_ABOVE_0.check_fields(self, "time_limit_s")
@@ -51,8 +53,9 @@ class NoOptions:
 class Planner(Protocol):
     """Makes plans. Planners are named by the entry-point group `autoshard.planners` and made without arguments.
 
-    The contract (tests/contracts): tables are tiled exactly, memory limits hold, the same seed gives the same
-    plan, and a task without a feasible plan raises InfeasiblePlanError with bytes in its text.
+    The contract (tests/contracts): tables are tiled exactly, memory limits hold, the plan has the request's payload,
+    the same seed gives the same plan, and a task without a feasible plan raises InfeasiblePlanError with bytes in its
+    text.
     """
 
     name: ClassVar[str]

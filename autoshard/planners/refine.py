@@ -139,7 +139,8 @@ def _as_problem(plan: ShardingPlan, model: CostModel) -> tuple[PlacementProblem,
                 f"{placed.tier}",
                 field="replay_refine",
             )
-    problem = PlacementProblem.of(plan.tables, plan.topology, model, [placed.shard for placed in plan.shards])
+    shards = [placed.shard for placed in plan.shards]
+    problem = PlacementProblem.of(plan.tables, plan.topology, model, shards, payload=plan.payload)
     rank_U = [placed.replicas[0][0] for placed in plan.shards]
     return problem, np.array([rank_U[group[0]] for group in problem.members], dtype=np.int64)
 

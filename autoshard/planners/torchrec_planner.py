@@ -45,7 +45,7 @@ class TorchRecPlanner:
             InvalidOptionError: If there are options; it has none.
         """
         parse_options(self.options_type, request.options)
-        problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel)
+        problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel, request.payload)
         _check_expressible(problem)
         with _quiet():
             for count_activations in (True, False):

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from autoshard import __version__
-from autoshard.core import CostModels, ReplicaGroups, ShardingPlan, TableSet, Topology
+from autoshard.core import CostModels, Payload, ReplicaGroups, ShardingPlan, TableSet, Topology
 from autoshard.core.costs import Risk
 from autoshard.core.errors import InfeasiblePlanError, InputError, InvalidOptionError, UnknownNameError
 from autoshard.core.plan import GroupLayout
@@ -70,6 +70,7 @@ class Simulator:
         sync_every: Steps from one synchronisation of groups to the next.
         num_batches: Batches to draw per point; 0 for none.
         lengths: Source of the samples' lengths.
+        payload: Number formats of what is sent.
     """
 
     tables: TableSet
@@ -84,6 +85,7 @@ class Simulator:
     sync_every: int = 1
     num_batches: int = 0
     lengths: Lengths = Lengths.DECLARED
+    payload: Payload = field(default_factory=Payload)
 
     def settings(self, name: str) -> dict[str, object]:
         """All that decides what a point costs, as JSON values; `name` is what the user calls the tables."""
@@ -101,6 +103,7 @@ class Simulator:
             "sync_every": self.sync_every,
             "num_batches": self.num_batches,
             "lengths": self.lengths.value,
+            "payload": str(self.payload),
             "version": __version__,
         }
 
@@ -155,6 +158,7 @@ class Simulator:
             time_limit_s=self.time_limit_s,
             options=self.options,
             registry=self.registry,
+            payload=self.payload,
         )
         plan = make_plan(self.planner, request)
         if point.num_groups > 1:

@@ -110,7 +110,7 @@ class PolicyPlanner:
         options = parse_options(PolicyOptions, request.options)
         items = Items(options.items)
         policy = _load(request.registry, request.topology.device, items)
-        seen = items_problem(request.tables, request.topology, policy.cost, items)
+        seen = items_problem(request.tables, request.topology, policy.cost, items, request.payload)
         costs = replace(request.costs, kernel=seen.model)
         task = items_task(seen, items, objective=policy.card.objective, costs=costs)
         plan = _best(_candidates(policy, task, options, request.seed), task, request, items)
@@ -155,7 +155,7 @@ def _best(candidates: tuple[_Candidate, ...], task: PlacementTask, request: Plan
         return min((candidate.plan for candidate in likely), key=lambda plan: _priced_ms(plan, request, for_steps))
     from policies.planning.tasks import items_problem
 
-    problem = items_problem(request.tables, request.topology, request.costs.kernel, items)
+    problem = items_problem(request.tables, request.topology, request.costs.kernel, items, request.payload)
     step_cost = StepCost(problem, request.costs) if for_steps else None
 
     def cost_ms(candidate: _Candidate) -> float:

@@ -11,7 +11,7 @@ from enum import Enum
 
 import numpy as np
 
-from autoshard.core import CostModel, CostModels, Level, Link, MemoryBytes, Shard, TableSet, Tier, Topology
+from autoshard.core import CostModel, CostModels, Level, Link, MemoryBytes, Payload, Shard, TableSet, Tier, Topology
 from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, SHARE, Range
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.oper.partition import equal_row_ranges
@@ -113,7 +113,9 @@ def _problem(tables: TableSet, model: CostModel, kind: TaskKind, topology: Topol
     return problem if kind.memory_fill is None else _filled(problem, kind.memory_fill)
 
 
-def items_problem(tables: TableSet, topology: Topology, model: CostModel, items: Items) -> PlacementProblem:
+def items_problem(
+    tables: TableSet, topology: Topology, model: CostModel, items: Items, payload: Payload | None = None
+) -> PlacementProblem:
     """The problem of placing all items of some tables, with the tiers that they may be held in.
 
     Raises:
@@ -121,7 +123,8 @@ def items_problem(tables: TableSet, topology: Topology, model: CostModel, items:
         InfeasiblePlanError: If an item fits nowhere, or all together exceed the memory.
         ModelError: If the model cannot price an item as it would be held.
     """
-    return PlacementProblem.of(tables, topology, model, cut(tables, items), _TIERS if items is Items.TIERS else ())
+    tiers = _TIERS if items is Items.TIERS else ()
+    return PlacementProblem.of(tables, topology, model, cut(tables, items), tiers, payload)
 
 
 def items_task(

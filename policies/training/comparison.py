@@ -63,7 +63,9 @@ def placed_ms(placements: FinishedEpisodes, model: CostModel, costs: CostModels 
     """
     found = []
     for problem, ranks_N in zip(placements.problems, placements.ranks, strict=True):
-        priced = PlacementProblem.of(problem.tables, problem.topology, model, problem.shards, problem.tiers)
+        priced = PlacementProblem.of(
+            problem.tables, problem.topology, model, problem.shards, problem.tiers, problem.payload
+        )
         if costs is None:
             found.append(float(priced.rank_ms(ranks_N).max()))
         else:

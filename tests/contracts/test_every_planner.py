@@ -24,6 +24,7 @@ from autoshard.core import (
     DType,
     EmbeddingTable,
     Feature,
+    ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
@@ -161,6 +162,7 @@ def drawn_tables(rng):
         num_rows = 1 if rng.random() < 0.05 else int(rng.lognormal(7, 2)) + 1
         tables.append(
             EmbeddingTable(
+                row_order=ImpliedOrder.BY_ID,
                 name=f"t{index}",
                 num_embeddings=num_rows,
                 embedding_dim=int(rng.choice([1, 4, 6, 16, 64, 128])),

@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import DType, GroupLayout, ReplicaGroups
+from autoshard.core import DType, Exchange, GroupLayout, Payload, PlacedShard, ReplicaGroups, Shard
+from autoshard.evaluation import plan_traffic
+from autoshard.evaluation.traffic import Stream
 from autoshard.formats import write_plan
 from autoshard.formats.row_orders import write_row_order
 from autoshard.runtime import RunRequest, run_requests
@@ -70,6 +72,28 @@ def test_narrow_payloads_are_near_the_reference(tmp_path):
     for number, tolerance in enumerate(tolerances.values()):
         errors = [result.verification.output_error for result in results[4 * number : 4 * number + 4]]
         assert 0 < max(errors) <= tolerance
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_bytes_are_sent_as_predicted(tmp_path, dtype):
+    # Whole tables that send sums: their bytes do not depend on the ids.
+    plan, _ = drawn_plan(4, 2, 2)
+    placed = tuple(
+        replace(PlacedShard.table_wise(Shard.whole(table), index % 2), exchange=Exchange.PARTIAL_SUMS)
+        for index, table in enumerate(plan.tables.tables)
+        if table.pooling != "sequence"
+    )
+    tables = replace(plan.tables, tables=tuple(one.shard.table for one in placed))
+    plan = replace(plan, tables=tables, shards=placed, payload=Payload(forward=dtype, backward=dtype), row_orders={})
+    write_plan(plan, tmp_path / "plan.json")
+    request = RunRequest(plan_path=str(tmp_path / "plan.json"), steps=2, warmup_steps=0, verify_steps=0, device="cpu")
+    (result,) = run_requests([request], 2)
+    traffic = plan_traffic(plan)
+    for stream in (Stream.FORWARD, Stream.BACKWARD):
+        pairs = traffic.pairs_RR(stream)
+        expected = [pairs[0, 1], pairs[1, 0]]
+        assert sum(expected) > 0
+        assert [rank.sent_bytes[stream] for rank in result.ranks] == pytest.approx(expected)
 
 
 @pytest.mark.slow

@@ -11,11 +11,14 @@ from autoshard.core import (
     AccessProfile,
     Constraints,
     CostModels,
+    DType,
     EmbeddingTable,
     Feature,
+    ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
+    Payload,
     ShardingPlan,
     TableSet,
     Topology,
@@ -27,6 +30,7 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 
 BATCH = 64
+FP32 = Payload()
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 #: Time limits aside, seeds decide: these make `auto` end by its number of steps.
 #: What these tests leave room for is tables, not the inputs and outputs of a batch.
@@ -48,7 +52,7 @@ pytestmark = pytest.mark.parametrize("name", planner_names())
 
 @pytest.fixture(scope="session")
 def make_plan(registry):
-    def make(name, tables, topology, seed=0) -> ShardingPlan:
+    def make(name, tables, topology, seed=0, payload=FP32) -> ShardingPlan:
         request = PlanRequest(
             tables=TableSet(batch_size=BATCH, tables=tuple(tables)),
             topology=topology,
@@ -57,10 +61,11 @@ def make_plan(registry):
             time_limit_s=SECONDS,
             options=OPTIONS.get(name, {}),
             registry=registry,
+            payload=payload,
         )
         plan = get_planner(name).plan(request)
         validate_plan(plan)
-        assert (plan.tables, plan.topology) == (request.tables, topology)
+        assert (plan.tables, plan.topology, plan.payload) == (request.tables, topology, payload)
         return plan
 
     return make
@@ -68,6 +73,7 @@ def make_plan(registry):
 
 def table(name, num_embeddings=1000, embedding_dim=16, pooling_factor=2.0, **constraints):
     return EmbeddingTable(
+        row_order=ImpliedOrder.BY_ID,
         name=name,
         num_embeddings=num_embeddings,
         embedding_dim=embedding_dim,
@@ -210,3 +216,8 @@ def test_refuses_unknown_options(name):
     )
     with pytest.raises(InvalidOptionError, match=r"options\.no_such_option: unknown option"):
         get_planner(name).plan(request)
+
+
+def test_plans_have_the_payload_of_the_request(name, make_plan):
+    tables = [table(f"t{index}", 500 * (index + 1)) for index in range(6)]
+    make_plan(name, tables, topology(10**6, 10**6), payload=Payload(forward=DType.INT8, backward=DType.BF16))

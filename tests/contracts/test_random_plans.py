@@ -22,6 +22,7 @@ from autoshard.core import (
     Feature,
     GradSync,
     GroupLayout,
+    ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
@@ -83,6 +84,7 @@ def drawn_groups(rng, topology):
 def drawn_table(rng, index):
     num_rows = int(10 ** rng.uniform(0, 5))
     return EmbeddingTable(
+        row_order=ImpliedOrder.BY_ID,
         name=f"t{index}",
         num_embeddings=num_rows,
         embedding_dim=int(rng.integers(1, 40)),

@@ -12,6 +12,7 @@ from autoshard.core import (
     CostModels,
     EmbeddingTable,
     Feature,
+    ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
@@ -96,6 +97,7 @@ def make_problem(model):
             rows = int(rng.integers(10, 50_000))
             tables.append(
                 EmbeddingTable(
+                    row_order=ImpliedOrder.BY_ID,
                     name=f"t{index}",
                     num_embeddings=rows,
                     embedding_dim=int(rng.choice([4, 16, 32, 64])),

@@ -11,6 +11,7 @@ from autoshard.core import (
     AccessProfile,
     EmbeddingTable,
     Feature,
+    ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
@@ -36,6 +37,7 @@ def make_sized(model):
     def make(rows, capacities, *, allowed=None, tiers=(), pooling_factors=None):
         tables = tuple(
             EmbeddingTable(
+                row_order=ImpliedOrder.BY_ID,
                 name=f"t{index}",
                 num_embeddings=size,
                 embedding_dim=16,

@@ -2,12 +2,13 @@
 
 import pytest
 
-from autoshard.core import AccessProfile, EmbeddingTable, Feature, RowRange, RowsBy, Shard
+from autoshard.core import AccessProfile, EmbeddingTable, Feature, ImpliedOrder, RowRange, RowsBy, Shard
 from env.splits import HOT_SHARES, SplitBy, split
 
 
 def make_table(num_rows, dim=16):
     return EmbeddingTable(
+        row_order=ImpliedOrder.BY_ID,
         name="t",
         num_embeddings=num_rows,
         embedding_dim=dim,

@@ -11,6 +11,7 @@ from autoshard.core import (
     AccessProfile,
     Collective,
     CostModels,
+    DType,
     EmbeddingTable,
     Exchange,
     Feature,
@@ -18,6 +19,7 @@ from autoshard.core import (
     Level,
     Link,
     MemoryBytes,
+    Payload,
     PlacedShard,
     Shard,
     ShardingPlan,
@@ -210,3 +212,17 @@ def test_a_thousand_tables_on_thousands_of_ranks_are_priced():
     assert peak < 4 << 30
     assert len(priced.ranks) == 4096
     assert priced.step_ms.value > 0
+
+
+def test_messages_of_int8_have_whole_blocks():
+    # 2 ranks of 3 samples: 3 x (16 + 16) numbers for each of both, so 96, in 2 blocks of 64 with 8 bytes of scales.
+    tables = tuple(table(index) for index in range(2))
+    plan = ShardingPlan(
+        tables=TableSet(batch_size=6, tables=tables),
+        topology=machine(2),
+        shards=tuple(PlacedShard.table_wise(Shard.whole(one), 1) for one in tables),
+        payload=Payload(forward=DType.INT8, backward=DType.FP16),
+    )
+    traffic = plan_traffic(plan)
+    assert traffic.pairs_RR(Stream.FORWARD).tolist() == [[0, 0], [2 * 72, 2 * 72]]
+    assert traffic.pairs_RR(Stream.BACKWARD).tolist() == [[0, 96 * 2], [0, 96 * 2]]

@@ -163,7 +163,10 @@ def test_whole_documents_are_read_field_by_field(documents):
             {"access": {"kind": "uniform", "accessed_fraction": 0}},
             "access.accessed_fraction: must be in (0, 1], got 0.0",
         ),
-        ({"access": {"kind": "uniform", "hot_rows": "h.parquet"}}, "access.hot_rows: is not supported yet"),
+        (
+            {"access": {"kind": "uniform", "hot_rows": "h.parquet"}},
+            "access.hot_rows: is no part of it: name the file in the table's row_order",
+        ),
         (
             {"access": {"kind": "reuse_bins", "of": "rows", "batch_size": 1, "bins": [1] * 16}},
             "access.bins: must hold 17 values, got 16",

@@ -12,6 +12,7 @@ from autoshard.core import (
     CostModels,
     EmbeddingTable,
     Feature,
+    ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
@@ -34,6 +35,7 @@ def costs() -> CostModels:
 def make_table() -> Callable[..., EmbeddingTable]:
     def make(name, num_embeddings=1000, embedding_dim=16, pooling_factor=4.0, constraints=None, **changes):
         return EmbeddingTable(
+            row_order=ImpliedOrder.BY_ID,
             name=name,
             num_embeddings=num_embeddings,
             embedding_dim=embedding_dim,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core import AccessProfile, Constraints, EmbeddingTable, Feature, TableSet
+from autoshard.core import AccessProfile, Constraints, EmbeddingTable, Feature, ImpliedOrder, TableSet
 from autoshard.core.errors import InvalidPlanError
 from autoshard.planners.space.constraints import allowed_ranks, check_constraints, colocated
 
@@ -15,6 +15,7 @@ def tables_of(**colocate_with):
         batch_size=64,
         tables=tuple(
             EmbeddingTable(
+                row_order=ImpliedOrder.BY_ID,
                 name=name,
                 num_embeddings=10,
                 embedding_dim=16,

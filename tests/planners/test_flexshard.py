@@ -17,6 +17,7 @@ from autoshard.core import (
     Exchange,
     Feature,
     GradSync,
+    ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
@@ -66,7 +67,7 @@ def table(name="history", num_embeddings=200_000, length=100.0, **changes):
         "access": AccessProfile.zipf(num_embeddings, 1.05),
         "pooling": Pooling.SEQUENCE,
     }
-    return EmbeddingTable(**{**values, **changes})
+    return EmbeddingTable(**{"row_order": ImpliedOrder.BY_ID, **values, **changes})
 
 
 def plan(*tables, on=None, batch_size=32 * 512, **options):
@@ -324,6 +325,7 @@ def drawn_table(index, rng):
     )
     forbidden = tuple(tier for tier in Tier if rng.random() < 0.1)
     return EmbeddingTable(
+        row_order=ImpliedOrder.BY_ID,
         name=f"t{index}",
         num_embeddings=num_embeddings,
         embedding_dim=int(rng.choice([1, 16, 256])),

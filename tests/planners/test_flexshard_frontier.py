@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.core import AccessProfile, Constraints, EmbeddingTable, Exchange, Feature, Optimizer, Pooling, Tier
+from autoshard.core import (
+    AccessProfile,
+    Constraints,
+    EmbeddingTable,
+    Exchange,
+    Feature,
+    ImpliedOrder,
+    Optimizer,
+    Pooling,
+    Tier,
+)
 from autoshard.planners.flexshard.equations import (
     Bandwidths,
     Machine,
@@ -41,7 +51,7 @@ def table(name="t0", num_embeddings=40, length=30.0, alpha=1.2, **changes):
         "access": AccessProfile.zipf(num_embeddings, alpha),
         "pooling": Pooling.SEQUENCE,
     }
-    return EmbeddingTable(**{**values, **changes})
+    return EmbeddingTable(**{"row_order": ImpliedOrder.BY_ID, **values, **changes})
 
 
 def frontier(tables, num_tiers=3, pricing=PRICING, exchanges=tuple(Exchange)):

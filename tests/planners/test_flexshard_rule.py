@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.core import AccessProfile, EmbeddingTable, Feature, Pooling
+from autoshard.core import AccessProfile, EmbeddingTable, Feature, ImpliedOrder, Pooling
 from autoshard.planners.flexshard.equations import Bandwidths, Machine
 from autoshard.planners.flexshard.frontier import Frontier
 from autoshard.planners.flexshard.paper_rule import paper_choice
@@ -44,6 +44,7 @@ def tables_of(probabilities_by_table):
         cumulative[-1] = 1.0
         tables.append(
             EmbeddingTable(
+                row_order=ImpliedOrder.BY_ID,
                 name=f"t{index}",
                 num_embeddings=len(row_p),
                 embedding_dim=DIM,

@@ -17,6 +17,7 @@ from autoshard.core import (
     Exchange,
     Feature,
     GradSync,
+    ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
@@ -49,7 +50,11 @@ def table(name="t", num_embeddings=10_000, pooling_factor=4.0, alpha=1.05, **cha
         "features": (Feature(name=f"{name}_f", pooling_factor=pooling_factor),),
         "access": AccessProfile.zipf(num_embeddings, alpha),
     }
-    return EmbeddingTable(name=name, num_embeddings=num_embeddings, **(values | changes))
+    return EmbeddingTable(
+        name=name,
+        num_embeddings=num_embeddings,
+        **({"row_order": ImpliedOrder.BY_ID} | values | changes),
+    )
 
 
 def topology(nodes=1, per_node=4, hbm_bytes=ROOM, inner=2e11, outer=2e10, **changes):

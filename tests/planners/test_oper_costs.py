@@ -8,6 +8,7 @@ from autoshard.core import (
     DType,
     EmbeddingTable,
     Feature,
+    ImpliedOrder,
     Level,
     Link,
     MemoryBandwidth,
@@ -108,7 +109,13 @@ def test_average_row_counts_lookups():
         features = (Feature(name=name, pooling_factor=pooling),)
         access = AccessProfile.uniform(10)
         return EmbeddingTable(
-            name=name, num_embeddings=10, embedding_dim=dim, features=features, access=access, dtype=dtype
+            row_order=ImpliedOrder.BY_ID,
+            name=name,
+            num_embeddings=10,
+            embedding_dim=dim,
+            features=features,
+            access=access,
+            dtype=dtype,
         )
 
     def mean(*pooling):

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import AccessProfile, Constraints, EmbeddingTable, Feature, Optimizer, RowsBy, Shard, TableSet
+from autoshard.core import (
+    AccessProfile,
+    Constraints,
+    EmbeddingTable,
+    Feature,
+    ImpliedOrder,
+    Optimizer,
+    RowsBy,
+    Shard,
+    TableSet,
+)
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.oper import equal_row_ranges, lookup_bytes, row_groups
 
@@ -19,7 +29,11 @@ def table(name="t", num_embeddings=1000, alpha=1.05, **changes):
         "features": (Feature(name=f"{name}_f", pooling_factor=2.0),),
         "access": AccessProfile.zipf(num_embeddings, alpha),
     }
-    return EmbeddingTable(name=name, num_embeddings=num_embeddings, **(values | changes))
+    return EmbeddingTable(
+        name=name,
+        num_embeddings=num_embeddings,
+        **({"row_order": ImpliedOrder.BY_ID} | values | changes),
+    )
 
 
 @st.composite

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import AccessProfile, EmbeddingTable, Feature, RowRange, RowsBy, Shard, TableSet
+from autoshard.core import AccessProfile, EmbeddingTable, Feature, ImpliedOrder, RowRange, RowsBy, Shard, TableSet
 from autoshard.planners.oper.balance import place
 from autoshard.planners.oper.partition import row_groups
 from autoshard.planners.oper.row_group import RowGroup
@@ -21,7 +21,12 @@ def table(name, num_embeddings, alpha=1.05):
     feature = Feature(name=name, pooling_factor=1.0)
     access = AccessProfile.zipf(num_embeddings, alpha)
     return EmbeddingTable(
-        name=name, num_embeddings=num_embeddings, embedding_dim=16, features=(feature,), access=access
+        row_order=ImpliedOrder.BY_ID,
+        name=name,
+        num_embeddings=num_embeddings,
+        embedding_dim=16,
+        features=(feature,),
+        access=access,
     )
 
 

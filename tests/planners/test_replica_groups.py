@@ -12,6 +12,7 @@ from autoshard.core import (
     EmbeddingTable,
     Feature,
     GroupLayout,
+    ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
@@ -40,6 +41,7 @@ def tables(num_tables=40, rows=100_000, batch_size=BATCH, **changes):
         batch_size=batch_size,
         tables=tuple(
             EmbeddingTable(
+                row_order=ImpliedOrder.BY_ID,
                 name=f"t{index}",
                 num_embeddings=rows,
                 embedding_dim=32,

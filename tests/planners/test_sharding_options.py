@@ -12,6 +12,7 @@ from autoshard.core import (
     EmbeddingTable,
     Exchange,
     Feature,
+    ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
@@ -124,6 +125,7 @@ def test_column_shards_tile_the_table_in_steps_of_four(make_table, dim, count):
 )
 def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha):
     table = EmbeddingTable(
+        row_order=ImpliedOrder.BY_ID,
         name="t",
         num_embeddings=100,
         embedding_dim=16,

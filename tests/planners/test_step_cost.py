@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from autoshard.core import DenseLayers, Level, Link, RowRange, RowsBy, Shard, Tier
+from autoshard.core import DenseLayers, DType, Level, Link, Payload, RowRange, RowsBy, Shard, Tier
 from autoshard.core.step import PART_FEATURES, Overlap
-from autoshard.evaluation import evaluate, price_step
+from autoshard.evaluation import activation_bytes, evaluate, price_step
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.step_cost import PARTS, StepCost
@@ -81,6 +81,22 @@ def test_steps_are_those_of_the_plans(step_problem, seed):
     for part, ms_R in zip(PARTS, parts_PR, strict=True):
         assert ms_R.max() == pytest.approx(getattr(price.times, part.value), rel=1e-5)
     np.testing.assert_array_equal(problem.rank_bytes(ranks_N), [one.hbm_bytes for one in evaluate(plan, costs).ranks])
+
+
+@pytest.mark.parametrize("backward", [DType.BF16, DType.INT8])
+@pytest.mark.parametrize("forward", [DType.FP16, DType.INT8])
+def test_narrow_payloads_are_priced_as_in_plans(step_problem, forward, backward):
+    problem, costs = step_problem
+    rng = np.random.default_rng(9)
+    ranks_N = rng.integers(0, problem.num_choices, problem.num_items)
+    narrow = replace(problem, payload=Payload(forward=forward, backward=backward))
+    plan, step_cost = narrow.to_plan(ranks_N), StepCost(narrow, costs)
+    assert plan.payload == narrow.payload
+    sums = step_cost.sums(ranks_N)
+    np.testing.assert_allclose(step_cost.step_ms(sums), price_step(plan, costs).step_ms.value, rtol=1e-5)
+    np.testing.assert_allclose(step_cost.activation_bytes(sums.moved_BRC)[0], activation_bytes(plan), rtol=1e-9)
+    wide = StepCost(problem, costs)
+    assert step_cost.step_ms(sums)[0] < wide.step_ms(wide.sums(ranks_N))[0]
 
 
 def test_choices_are_priced_as_what_they_lead_to(step_problem):

@@ -7,6 +7,7 @@ from autoshard.core import (
     AccessProfile,
     EmbeddingTable,
     Feature,
+    ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
@@ -74,6 +75,7 @@ def make_tables():
         rows = [rows] * len(pooling_factors) if isinstance(rows, int) else rows
         tables = [
             EmbeddingTable(
+                row_order=ImpliedOrder.BY_ID,
                 name=f"t{index}",
                 num_embeddings=num_rows,
                 embedding_dim=16 * (1 + index % 2),

@@ -54,6 +54,13 @@ def test_a_plan_is_valid_named_by_its_content_and_repeatable(client, planner):
     assert plan.predicted.max_kernel_ms > 0
 
 
+def test_a_plan_has_the_payload_of_the_request(client):
+    answer = client.post("/v1/plans", json={**TASK, "payload": "int8/bf16"})
+    assert answer.json()["plan"]["payload"] == {"forward": "int8", "backward": "bf16"}
+    refused = problem(client.post("/v1/plans", json={**TASK, "payload": "fp8"}), 422, "invalid-option")
+    assert refused["field"] == "payload"
+
+
 def test_tables_and_topology_may_be_objects(client):
     inline = client.post("/v1/plans", json=small_task())
     named = client.post("/v1/plans", json=TASK)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autoshard.cli import main
-from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
+from autoshard.core import AccessProfile, EmbeddingTable, Feature, ImpliedOrder, TableSet
 from autoshard.core.errors import FormatError, InvalidOptionError, InvalidTopologyError
 from autoshard.formats import load_machine, read_json, write_tables
 from autoshard.planners.planner import PlanRequest
@@ -29,6 +29,7 @@ GROUP_SIZE_POINTS = {"machines": ["dgx-a100"], "batch_sizes": [256], "is_batch_p
 def tables(num_tables=16, rows=100_000, batch=4096):
     made = tuple(
         EmbeddingTable(
+            row_order=ImpliedOrder.BY_ID,
             name=f"t{index}",
             num_embeddings=rows,
             embedding_dim=64,

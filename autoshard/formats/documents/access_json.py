@@ -64,7 +64,7 @@ def access_from_json(value: object, path: str, context: AccessContext) -> Access
     """
     known: dict[str, object] = value if isinstance(value, dict) else {}
     if "hot_rows" in known:
-        raise FormatError("is not supported yet: leave it out", field=join(path, "hot_rows"))
+        raise FormatError("is no part of it: name the file in the table's row_order", field=join(path, "hot_rows"))
     name = known.get("kind", "uniform")  # without a kind, that of uniform says what is wrong
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:

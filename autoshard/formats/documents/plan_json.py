@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +17,7 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.errors import FormatError, InvalidPlanError
-from autoshard.core.quoting import shortened, shown
+from autoshard.core.quoting import shortened
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.documents.document import Document
 from autoshard.formats.documents.fields import check_object, check_writable
@@ -34,27 +33,17 @@ from autoshard.formats.documents.kinds import (
     one_of,
     optional,
     record,
-    text_of,
     whole_number,
 )
 from autoshard.formats.documents.prediction_json import ESTIMATE, prediction_kind
 from autoshard.formats.documents.rank_layouts import RankLayouts
 from autoshard.formats.documents.shards_json import shard_kind
-from autoshard.formats.documents.tables_json import DTYPE, NUM_ROWS, TABLES
+from autoshard.formats.documents.tables_json import DTYPE, LISTED_ORDER, TABLES
 from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE, TOPOLOGY
 
 #: More than the 100,000 tables that there may be. Reading takes about 0.07 ms and 3 kB a shard, pricing as long again.
 MAX_SHARDS = 2**17
 _MAX_MOMENT_SCALE = 1e6
-_DIGEST = "sha256:[0-9a-f]{64}"
-
-
-def _row_order(file: str, digest: str, num_ordered: int) -> RowOrder:
-    if Path(file).name != file or "\\" in file:
-        raise FormatError(f"must be the name of a file in the plan's folder, got {shown(file)}", field="file")
-    if not re.fullmatch(_DIGEST, digest):
-        raise FormatError(f"must be sha256: and 64 hexadecimal digits, got {shown(digest)}", field="digest")
-    return RowOrder(file=file, digest=digest, num_ordered=num_ordered)
 
 
 def _provenance(*, options: dict[str, object], **values: Any) -> Provenance:
@@ -71,13 +60,6 @@ _GROUPS: Final = record(
     optional("moment_scale", number_in(1e-6, _MAX_MOMENT_SCALE), _MOMENT_SCALE),
 )
 _PAYLOAD: Final = record(Payload, Field("forward", DTYPE, "Of embeddings."), Field("backward", DTYPE, "Of gradients."))
-_NUM_ORDERED: Final = "Row ids in the file; all other rows follow by ascending id."
-_ROW_ORDER: Final = record(
-    _row_order,
-    Field("file", TEXT, "Path beside the plan."),
-    Field("digest", text_of(_DIGEST), "SHA-256 of the file."),
-    Field("num_ordered", NUM_ROWS, _NUM_ORDERED),
-)
 _PROVENANCE: Final = record(
     _provenance,
     Field("planner", TEXT, "The planner's name."),
@@ -101,7 +83,7 @@ def _fields(folder: Path | None) -> tuple[Field, ...]:
         Field("replica_groups", _GROUPS, groups),
         Field("payload", _PAYLOAD, "Number formats on the wire."),
         Field("shards", shards, "They tile every table exactly."),
-        optional("row_orders", in_context(by_name(_ROW_ORDER).schema), orders),
+        optional("row_orders", in_context(by_name(LISTED_ORDER).schema), orders),
         optional("predicted", in_context(prediction_kind().schema)),
         optional("provenance", _PROVENANCE, "How the plan was made."),
     )
@@ -126,7 +108,7 @@ def _read_row_orders(value: object, table_names: Collection[str]) -> dict[str, R
         path = join("row_orders", shortened(name))
         if name not in table_names:
             raise FormatError("no table has that name", field=path)
-        orders[name] = _ROW_ORDER.read(order, path)
+        orders[name] = LISTED_ORDER.read(order, path)
     return orders
 
 
@@ -136,7 +118,7 @@ def _parts(plan: ShardingPlan) -> dict[str, Any]:
     shard = shard_kind({}, RankLayouts.of(plan.replica_groups, plan.topology))
     parts["shards"] = [shard.write(placed) for placed in plan.shards]
     if plan.row_orders:
-        parts["row_orders"] = by_name(_ROW_ORDER).write(plan.row_orders)
+        parts["row_orders"] = by_name(LISTED_ORDER).write(plan.row_orders)
     if plan.predicted is not None:
         parts["predicted"] = prediction_kind().write(plan.predicted)
     if plan.provenance is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from autoshard.core.access import IntArray
 from autoshard.core.count_histogram import CountHistogram, Counts
 from autoshard.core.errors import FormatError, InvalidTableError
 from autoshard.core.quoting import shortened
@@ -60,6 +61,18 @@ def read_row_counts(
     if histogram.num_rows != total:
         raise FormatError(f"{path.name} is damaged: it says {total} rows and has {histogram.num_rows}")
     return histogram
+
+
+def ids_by_count(path: Path) -> IntArray:
+    """Ids of the rows that were looked up, by falling counts and then by rising ids; of files that were read before."""
+    batches = []
+    for file in _parts(path):
+        with _opened(file) as parquet:
+            for batch in parquet.iter_batches(_CHUNK_ROWS, columns=[COLUMN], use_threads=False):
+                batches.append(batch.column(0).to_numpy(zero_copy_only=False))
+    counts_N = np.concatenate(batches)
+    looked_up_N = np.flatnonzero(counts_N)
+    return np.asarray(looked_up_N[np.argsort(-counts_N[looked_up_N].astype(np.float64), kind="stable")])
 
 
 def _parts(path: Path) -> list[Path]:

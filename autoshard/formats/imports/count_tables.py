@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from autoshard.core import EmbeddingTable, Feature, TableSet
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.formats.documents.fields import from_source
-from autoshard.formats.documents.row_counts import SUFFIX, is_counts_file, read_row_counts
+from autoshard.formats.documents.row_counts import SUFFIX, ids_by_count, is_counts_file, read_row_counts
 from autoshard.formats.documents.tables_json import MAX_ROWS
 from autoshard.formats.imports.dlrm_datasets import Advance
 from autoshard.formats.imports.id_batches import DEFAULT_BATCH_SIZE, DEFAULT_EMBEDDING_DIM
+from autoshard.formats.row_orders import write_row_order
 
 
 def read_count_tables(
@@ -52,11 +54,36 @@ def read_count_tables(
     return TableSet(batch_size=batch_size, tables=tables)
 
 
+def with_count_orders(tables: TableSet, path: str | Path, target: Path) -> TableSet:
+    """The tables with files of row orders beside a file: the rows that were looked up, by falling counts.
+
+    Args:
+        tables: Some or all of what `read_count_tables` returned; those that nothing looked up get no order.
+        path: What they were read from.
+        target: The file that names the row orders, which are named after it.
+
+    Raises:
+        FormatError: If a file cannot be written.
+    """
+    files = {_name(one): one for one in _tables(Path(path))}
+    ordered = []
+    for index, table in enumerate(tables.tables):
+        ids_N = ids_by_count(files[table.name])
+        order = write_row_order(target.parent / f"{target.stem}.rows-{index}{SUFFIX}", ids_N) if len(ids_N) else None
+        ordered.append(replace(table, row_order=order))
+    return replace(tables, tables=tuple(ordered))
+
+
+def _name(path: Path) -> str:
+    """Name of a table: that of its file or folder."""
+    return path.name.removesuffix(SUFFIX)
+
+
 def _table(path: Path, num_samples: int, embedding_dim: int, advance: Advance) -> EmbeddingTable:
     histogram = read_row_counts(path, advance=advance)
     if not 0 < histogram.num_rows <= MAX_ROWS:
         raise FormatError(f"must hold 1 to {MAX_ROWS} rows, got {histogram.num_rows}")
-    name = path.name.removesuffix(SUFFIX)
+    name = _name(path)
     return EmbeddingTable(
         name=name,
         num_embeddings=histogram.num_rows,

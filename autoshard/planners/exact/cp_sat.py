@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -106,7 +106,7 @@ class CpSatPlanner:
         """
         deadline_s = time.perf_counter() + request.time_limit_s
         options = parse_options(CpSatOptions, request.options)
-        problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel)
+        problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel, request.payload)
         start_N, failure = _start(problem, request.seed)
         search = _CpSat(problem, options, request.seed, deadline_s)
         first = search.solve(_alone(problem, start_N), request.time_limit_s * _FIRST_SHARE)
@@ -122,7 +122,7 @@ class CpSatPlanner:
             planner=self.name, version=__version__, seed=request.seed, models={"linearised bound": status}
         )
         plan = problem.to_plan(best_N)
-        return ShardingPlan(tables=plan.tables, topology=plan.topology, shards=plan.shards, provenance=provenance)
+        return replace(plan, provenance=provenance)
 
 
 def _start(problem: PlacementProblem, seed: int) -> tuple[RankArray | None, InfeasiblePlanError | None]:

@@ -17,6 +17,7 @@ from autoshard.core import Collective, CommModel, Exchange, Topology
 from autoshard.core.accepted import ABOVE_0, AT_LEAST_1, FINITE_ABOVE_0, FINITE_AT_LEAST_0
 from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.errors import InvalidTopologyError
+from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import ID_BYTES
 
 #: Bytes per replicated byte of weights that FlexShard assumes, from TorchRec; an over-estimate by its Sec. 6.3.
@@ -98,25 +99,28 @@ class Machine:
         num_nodes: N.
         local_batch_size: B, samples per rank and step; a mean, so any number of at least 0.
         bandwidths: Of its collectives.
+        can_reduce_scatter: Whether sums may travel by reduce-scatter, which depends on the payload.
     """
 
     ranks_per_node: int
     num_nodes: int
     local_batch_size: float
     bandwidths: Bandwidths
+    can_reduce_scatter: bool = True
 
     def __post_init__(self) -> None:
         AT_LEAST_1.check_fields(self, "ranks_per_node", "num_nodes", error=InvalidTopologyError)
         FINITE_AT_LEAST_0.check_fields(self, "local_batch_size", error=InvalidTopologyError)
 
     @classmethod
-    def of(cls, topology: Topology, comm: CommModel, batch_size: int) -> Machine:
-        """The ranks of a topology, with a global batch of `batch_size` samples."""
+    def of(cls, topology: Topology, comm: CommModel, batch_size: int, payload: Payload) -> Machine:
+        """The ranks of a topology, with a global batch of `batch_size` samples, and formats on the wire."""
         return cls(
             ranks_per_node=topology.local_world_size,
             num_nodes=topology.num_nodes,
             local_batch_size=batch_size / topology.world_size,
             bandwidths=Bandwidths.of(topology, comm),
+            can_reduce_scatter=payload.can_be_summed,
         )
 
     @property
@@ -128,7 +132,7 @@ class Machine:
     def sums_travel_by(self) -> Collective:
         """The faster collective for sums of rows that are split over all ranks, whatever their bytes."""
         is_faster = self.bandwidths.reduce_scatter_global > self.bandwidths.all_to_all_global
-        return Collective.REDUCE_SCATTER if is_faster else Collective.ALL_TO_ALL
+        return Collective.REDUCE_SCATTER if is_faster and self.can_reduce_scatter else Collective.ALL_TO_ALL
 
     def collective_of(self, strategy: Strategy, exchange: Exchange) -> Collective:
         """How what owners of a tier send travels."""

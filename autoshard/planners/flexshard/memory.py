@@ -16,7 +16,12 @@ from autoshard.planners.flexshard.frontier import TierBounds
 
 
 def held_bytes(
-    tables: Sequence[EmbeddingTable], bounds: Sequence[TierBounds], machine: Machine, *, with_activations: bool
+    tables: Sequence[EmbeddingTable],
+    bounds: Sequence[TierBounds],
+    machine: Machine,
+    payload: Payload,
+    *,
+    with_activations: bool,
 ) -> float:
     """Weights, optimizer state and activations of each rank, as `evaluate` counts them, but for gradients of replicas.
 
@@ -24,6 +29,7 @@ def held_bytes(
         tables: The tables.
         bounds: By table.
         machine: The machine.
+        payload: Number formats of what is sent.
         with_activations: Whether inputs, outputs and what is received count.
     """
     total = 0.0
@@ -33,7 +39,7 @@ def held_bytes(
             total += -(-(stop - start) // owners) * (table.storage_bytes // table.num_embeddings)
             if with_activations:
                 share = float(table.access.coverage(stop) - table.access.coverage(start))
-                requests, answers = pair_bytes(table, share, owners, exchange, machine)
+                requests, answers = pair_bytes(table, share, owners, exchange, machine, payload)
                 # What is looked up, and what comes back of it; copies of one's own are looked up where they are used,
                 # and a reduce-scatter leaves one answer of all owners.
                 is_reduced = machine.collective_of(strategy, exchange) is Collective.REDUCE_SCATTER
@@ -43,12 +49,12 @@ def held_bytes(
 
 
 def pair_bytes(
-    table: EmbeddingTable, share: float, owners: int, exchange: Exchange, machine: Machine
+    table: EmbeddingTable, share: float, owners: int, exchange: Exchange, machine: Machine, payload: Payload
 ) -> tuple[float, float]:
     """Bytes that a rank asks of one owner with, and that it gets back, for its share of the lookups."""
     batch_size = machine.local_batch_size
     lookups = batch_size * table.pooling_factor * share / owners * peak_factor(table, batch_size)
     bags = batch_size * len(table.features)
     lengths, vectors = (1.0, lookups) if exchange is Exchange.ROWS else (bags, bags)
-    pair = PairTraffic.of_counts(lengths, lookups, vectors * table.embedding_dim, Payload())
+    pair = PairTraffic.of_counts(lengths, lookups, vectors * table.embedding_dim, payload)
     return pair.lengths + pair.ids, pair.forward

@@ -118,8 +118,9 @@ class FlexShardPlanner:
         options = parse_options(FlexShardOptions, request.options)
         check_constraints(request.tables, request.topology)
         pricing = Pricing(
-            machine=Machine.of(request.topology, request.costs.comm, request.tables.batch_size),
+            machine=Machine.of(request.topology, request.costs.comm, request.tables.batch_size, request.payload),
             memory_multiplier=options.memory_multiplier,
+            payload=request.payload,
         )
         whole = WholeTables(request=request, machine=pricing.machine, count_activations=options.count_activations)
         tables = request.tables.tables
@@ -140,7 +141,9 @@ class FlexShardPlanner:
 def _plan(request: PlanRequest, placed: Sequence[PlacedShard]) -> ShardingPlan:
     order = {table.name: index for index, table in enumerate(request.tables.tables)}
     in_order = sorted(placed, key=lambda one: order[one.shard.table.name])
-    return ShardingPlan(tables=request.tables, topology=request.topology, shards=tuple(in_order))
+    return ShardingPlan(
+        tables=request.tables, topology=request.topology, shards=tuple(in_order), payload=request.payload
+    )
 
 
 class _TieredTables:
@@ -194,7 +197,8 @@ class _TieredTables:
         pairs = zip(self._tables, choice.bounds, strict=True)
         tiered = [one for table, bounds in pairs for one in _cut(request, self._pricing.machine, table, bounds)]
         active = self._options.count_activations
-        held = held_bytes(self._tables, choice.bounds, self._pricing.machine, with_activations=active)
+        machine, payload = self._pricing.machine, self._pricing.payload
+        held = held_bytes(self._tables, choice.bounds, machine, payload, with_activations=active)
         held += sum(SyncBytes.of(one, request.tables.batch_size).held_bytes(one.replicas) for one in tiered)
         missing_R = held - self._whole.capacity_R
         if missing_R.max() > 0:

@@ -5,14 +5,14 @@ Shape suffixes: I intervals of an access curve with rows of one probability, S s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 
-from autoshard.core import Collective, EmbeddingTable, Exchange, Pooling, Tier
+from autoshard.core import Collective, EmbeddingTable, Exchange, Payload, Pooling, Tier
 from autoshard.core.access import FloatArray
-from autoshard.evaluation.traffic import REDUCED_BYTES
+from autoshard.evaluation.traffic import REDUCED_BYTES, wire_bytes
 from autoshard.planners.flexshard.equations import (
     Machine,
     RowSet,
@@ -60,10 +60,12 @@ class Pricing:
         machine: The machine.
         memory_multiplier: Bytes held per replicated byte of weights, where split rows have 1 (the paper's way); 0 for
             what each table's optimizer needs, where split rows have their state too.
+        payload: Number formats of what is sent; the equations have one for both ways, of their mean width.
     """
 
     machine: Machine
     memory_multiplier: float = 0.0
+    payload: Payload = field(default_factory=Payload)
 
     def rows_of(self, table: EmbeddingTable) -> RowSet:
         """The whole table, for the scaling equations."""
@@ -75,6 +77,7 @@ class Pricing:
             lookups_per_sample=table.pooling_factor,
             embedding_dim=table.embedding_dim,
             weight_bytes=table.dtype.num_bytes,
+            payload_bytes=(wire_bytes(self.payload.forward) + wire_bytes(self.payload.backward)) / 2,
             replica_multiplier=replica,
             sharded_multiplier=sharded,
         )
@@ -137,7 +140,8 @@ def tiers_of(table: EmbeddingTable, machine: Machine, num_tiers: int) -> tuple[S
     """Strategies that a table's rows may have, from least to most replicated.
 
     With two tiers rows are row-wise or data-parallel, the third is Flex in between. Flex is left out where it is
-    one of the others, or where nodes are slower than what connects them.
+    one of the others, or where nodes are slower than what connects them. A table whose row order is unknown has one
+    strategy for all its rows.
     """
     bandwidths = machine.bandwidths
     is_flex_apart = min(machine.num_nodes, machine.ranks_per_node) > 1
@@ -147,7 +151,8 @@ def tiers_of(table: EmbeddingTable, machine: Machine, num_tiers: int) -> tuple[S
         Strategy.DATA_PARALLEL: num_tiers > 1 and machine.world_size > 1,
     }
     forbidden = table.constraints.forbidden_tiers
-    return tuple(strategy for strategy, is_there in offered.items() if is_there and Tier(strategy) not in forbidden)
+    tiers = tuple(strategy for strategy, is_there in offered.items() if is_there and Tier(strategy) not in forbidden)
+    return tiers if table.row_order is not None else tiers[:1]
 
 
 def intervals(table: EmbeddingTable) -> tuple[FloatArray, FloatArray]:

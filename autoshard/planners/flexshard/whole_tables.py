@@ -96,5 +96,5 @@ class WholeTables:
         if not self.count_activations:
             return 0.0, 0.0
         exchange = cheaper_exchange(Shard.whole(table), 1)
-        asked, answered = pair_bytes(table, 1.0, 1, exchange, self.machine)
+        asked, answered = pair_bytes(table, 1.0, 1, exchange, self.machine, self.request.payload)
         return self.machine.world_size * (asked + answered), answered

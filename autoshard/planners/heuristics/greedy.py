@@ -29,7 +29,7 @@ class PlacementPlanner(ABC):
     def plan(self, request: PlanRequest) -> ShardingPlan:
         """Makes a plan, without prediction or provenance."""
         parse_options(self.options_type, request.options)
-        problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel)
+        problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel, request.payload)
         return problem.to_plan(repair(problem, self.place(problem, request.seed), request.seed))
 
     @abstractmethod

@@ -110,7 +110,7 @@ def explain(plan: ShardingPlan, costs: CostModels, names: Collection[str] = ()) 
         if name not in known:
             raise InvalidTableError(f"no table of the plan is named {shown(name)}", field="table")
     group = plan.of_one_group()
-    request = PlanRequest(tables=group.tables, topology=group.topology, costs=costs)
+    request = PlanRequest(tables=group.tables, topology=group.topology, costs=costs, payload=group.payload)
     space = space_of(request)
     limits = Limits.of(space)
     layout = layout_of(space, limits, group)
@@ -187,7 +187,7 @@ class _Explainer:
         known = {option.parts for option in item.options}
         topology, batch_size = self.space.topology, self.space.tables.batch_size
         found = []
-        for option in self.space.synced(enumerate_options(item.tables[0], topology)):
+        for option in self.space.synced(enumerate_options(item.tables[0], topology, payload=self.space.prices.payload)):
             reason = why_not(option, topology)
             if not reason and (option.parts,) in known:
                 continue

@@ -121,7 +121,7 @@ class Layout:
                 for part in shard.parts:
                     placed[part.shard.table.name].append(part.placed(site, topology))
         shards = tuple(shard for of_table in placed.values() for shard in of_table)
-        return ShardingPlan(tables=tables, topology=topology, shards=shards)
+        return ShardingPlan(tables=tables, topology=topology, shards=shards, payload=self.space.prices.payload)
 
     def apply(self, change: Change) -> None:
         """Gives items other options or sites."""

@@ -22,7 +22,7 @@ def space_of(request: PlanRequest, names: Collection[ShardingType] = tuple(Shard
     levels = _spare_levels(tables, topology)
 
     def options_of(table: EmbeddingTable) -> list[ShardingOption]:
-        offered = enumerate_options(table, topology, names)
+        offered = enumerate_options(table, topology, names, request.payload)
         simple = [option for option in offered if option.name is not ShardingType.ROW_TIERS]
         cached = [
             _behind_cache(option, level, share, topology, tables.batch_size)
@@ -32,7 +32,7 @@ def space_of(request: PlanRequest, names: Collection[ShardingType] = tuple(Shard
         ]
         return [*offered, *cached]
 
-    return PlannerSpace(tables, topology, request.costs, options_of)
+    return PlannerSpace(tables, topology, request.costs, options_of, request.payload)
 
 
 def _spare_levels(tables: TableSet, topology: Topology) -> list[MemoryLevel]:

@@ -236,7 +236,7 @@ def _with_caches(layout: Layout) -> ShardingPlan:
     shards = with_grown_caches(
         plan.shards, plan.topology, plan.tables.batch_size, [max(0, int(free)) for free in free_R.tolist()]
     )
-    return ShardingPlan(tables=plan.tables, topology=plan.topology, shards=shards)
+    return replace(plan, shards=shards)
 
 
 def _why(request: PlanRequest, space: PlannerSpace, limits: Limits, search: StepSearch) -> AutoshardError:

@@ -211,7 +211,7 @@ class Chooser:
     def _offered(self, table: EmbeddingTable) -> list[ShardingOption]:
         """Ways to hold a table; of two that differ in how sums travel only the cheaper one."""
         offered: list[ShardingOption] = []
-        for option in enumerate_options(table, self._topology, self._names):
+        for option in enumerate_options(table, self._topology, self._names, self._cost.payload):
             if option.collective is Collective.ALL_TO_ALL:
                 offered.append(option)
             elif self._exchange_s(option) < self._exchange_s(offered[-1]):  # it follows the other one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from autoshard.core import Collective, MemoryLevel, PlacedShard, Tier, Topology, Update
@@ -55,9 +55,10 @@ class CostFunction:
     `cost = communication_weight * (exchange + all-reduce) + access_weight * (accesses + cache misses)`, in seconds per
     rank that holds some of the part:
 
-    - exchange: bytes between the owner and each other rank (4 per length, 8 per id, fp32 forward and backward), over
-      the all-to-all bandwidth of the innermost level that joins the two; what stays is free. Sums that travel by
-      reduce-scatter, and gradients by all-gather: half the bytes of all ranks over the all-reduce's bandwidth;
+    - exchange: bytes between the owner and each other rank (4 per length, 8 per id, vectors and gradients in the
+      payload's formats), over the all-to-all bandwidth of the innermost level that joins the two; what stays is free.
+      Sums that travel by reduce-scatter, and gradients by all-gather: half the bytes of all ranks over the all-reduce's
+      bandwidth;
     - all-reduce: bytes of gradients over the outermost level's bandwidth;
     - accesses: lookups x row bytes, three times (read, then read and written), and twice the gradients that are
       all-reduced, over the bandwidth at which rows are gathered;
@@ -68,6 +69,7 @@ class CostFunction:
         batch_size: Global batch.
         communication_weight: Of message volumes.
         access_weight: Of access sizes.
+        payload: Number formats of vectors and gradients on the wire.
 
     Source:
         Neo Sec. 4.1: communication by message volume, imbalance by access size (tables x batch x indices x dimension),
@@ -81,6 +83,7 @@ class CostFunction:
     batch_size: int
     communication_weight: float = 1.0
     access_weight: float = 1.0
+    payload: Payload = field(default_factory=Payload)
 
     def of(self, part: UnplacedShard) -> PartCost:
         """The cost of a part on each of its ranks."""
@@ -131,7 +134,7 @@ class CostFunction:
 
     def _exchange_s(self, placed: PlacedShard) -> float:
         """Time on the links of one owner, whom every rank asks, and of the sums' collectives."""
-        pair = PairTraffic.of(placed, self.batch_size / self.topology.world_size, Payload())
+        pair = PairTraffic.of(placed, self.batch_size / self.topology.world_size, self.payload)
         bytes_per_reader = pair.lengths + pair.ids + pair.forward + pair.backward
         seconds, inner = 0.0, 1
         if placed.collective is Collective.REDUCE_SCATTER:

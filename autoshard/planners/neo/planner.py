@@ -137,6 +137,7 @@ class _Search:
             batch_size=request.tables.batch_size,
             communication_weight=options.communication_weight,
             access_weight=options.access_weight,
+            payload=request.payload,
         )
         self.capacity_LR = _capacity(topology, options)
         self.units = colocated(request.tables)
@@ -294,7 +295,9 @@ class _Search:
         request = self.request
         order = {table.name: index for index, table in enumerate(request.tables.tables)}
         shards = sorted(self._placed(found), key=lambda placed: order[placed.shard.table.name])
-        return ShardingPlan(tables=request.tables, topology=request.topology, shards=tuple(shards))
+        return ShardingPlan(
+            tables=request.tables, topology=request.topology, shards=tuple(shards), payload=request.payload
+        )
 
 
 def _ever_finer(listed: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:

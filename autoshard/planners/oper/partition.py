@@ -19,6 +19,8 @@ from autoshard.planners.space.constraints import colocated
 def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:
     """Cuts every table, in falling access frequency, where a group reaches a share of all lookups or of all bytes.
 
+    Tables whose row order is unknown are cut into equal ranges of ids, which get equal shares of the lookups.
+
     Args:
         tables: What to cut.
         threshold: Largest share of one group, of the bytes that all tables' lookups read and of the bytes that all
@@ -44,9 +46,17 @@ def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:
         read_bytes = lookup_bytes(Shard.whole(table))
         max_share = max_lookup_bytes / read_bytes if read_bytes > 0 else math.inf
         max_rows = max(1, int(max_bytes / table.storage_bytes * table.num_embeddings))
+        if table.row_order is None:
+            count = max(math.ceil(1 / max_share), -(-table.num_embeddings // max_rows))
+            return _equal_bounds(table.num_embeddings, count)
         return _bounds(table.access, max_share, max_rows)
 
-    return _cut(tables, bounds, RowsBy.ACCESS_RANK)
+    return _cut(tables, bounds, cut_by)
+
+
+def cut_by(table: EmbeddingTable) -> RowsBy:
+    """What row groups of a table are ranges of: access ranks where its row order is known, else ids."""
+    return RowsBy.INDEX if table.row_order is None else RowsBy.ACCESS_RANK
 
 
 def equal_row_ranges(tables: TableSet, num_parts: int, *, by: RowsBy = RowsBy.INDEX) -> tuple[Shard, ...]:
@@ -66,10 +76,9 @@ def equal_row_ranges(tables: TableSet, num_parts: int, *, by: RowsBy = RowsBy.IN
     AT_LEAST_1.check(num_parts, "num_parts")
 
     def bounds(table: EmbeddingTable) -> list[int]:
-        count = min(num_parts, table.num_embeddings)
-        return [index * table.num_embeddings // count for index in range(count + 1)]
+        return _equal_bounds(table.num_embeddings, num_parts)
 
-    return _cut(tables, bounds, by)
+    return _cut(tables, bounds, lambda _: by)
 
 
 def lookup_bytes(shard: Shard) -> float:
@@ -94,7 +103,17 @@ def _bounds(access: AccessProfile, max_share: float, max_rows: int) -> list[int]
     return bounds
 
 
-def _cut(tables: TableSet, bounds_of: Callable[[EmbeddingTable], list[int]], by: RowsBy) -> tuple[Shard, ...]:
+def _equal_bounds(num_rows: int, num_parts: int) -> list[int]:
+    """Where ranges of as many rows start and end, of one row at least."""
+    count = min(num_parts, num_rows)
+    return [index * num_rows // count for index in range(count + 1)]
+
+
+def _cut(
+    tables: TableSet,
+    bounds_of: Callable[[EmbeddingTable], list[int]],
+    by_of: Callable[[EmbeddingTable], RowsBy],
+) -> tuple[Shard, ...]:
     kept_whole = {table.name for unit in colocated(tables) if len(unit) > 1 for table in unit}
     shards: list[Shard] = []
     for table in tables.tables:
@@ -102,6 +121,6 @@ def _cut(tables: TableSet, bounds_of: Callable[[EmbeddingTable], list[int]], by:
         if len(bounds) <= 2:
             shards.append(Shard.whole(table))
             continue
-        ranges = [RowRange(start=start, stop=stop, by=by) for start, stop in pairwise(bounds)]
+        ranges = [RowRange(start=start, stop=stop, by=by_of(table)) for start, stop in pairwise(bounds)]
         shards += [Shard(table=table, rows=rows, columns=(0, table.embedding_dim)) for rows in ranges]
     return tuple(shards)

@@ -11,8 +11,6 @@ from autoshard.core import (
     GradSync,
     PlacedShard,
     Pooling,
-    RowRange,
-    RowsBy,
     Shard,
     ShardingPlan,
     TableSet,
@@ -63,4 +61,4 @@ def _merged(alike: Sequence[PlacedShard]) -> PlacedShard:
     first, start, stop = alike[0].shard, alike[0].shard.rows.start, alike[-1].shard.rows.stop
     if stop - start == first.table.num_embeddings:
         return replace(alike[0], shard=Shard.whole(first.table))
-    return replace(alike[0], shard=replace(first, rows=RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK)))
+    return replace(alike[0], shard=replace(first, rows=replace(first.rows, start=start, stop=stop)))

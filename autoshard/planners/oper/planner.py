@@ -114,7 +114,7 @@ class OperPlanner:
         except InfeasiblePlanError as error:
             shards = _whole_tables(request, error)
         shards = tuple(_synced(one, request, options.grad_sync) for one in shards)
-        plan = ShardingPlan(tables=request.tables, topology=request.topology, shards=shards)
+        plan = ShardingPlan(tables=request.tables, topology=request.topology, shards=shards, payload=request.payload)
         if options.exchange != _AUTO:
             return with_exchange(plan, Exchange(options.exchange))
         candidates = [with_exchange(plan, exchange) for exchange in (Exchange.ROWS, Exchange.PARTIAL_SUMS, None)]

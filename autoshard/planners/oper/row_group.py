@@ -12,8 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import RowRange, RowsBy, Shard, Tier
-from autoshard.planners.oper.partition import lookup_bytes
+from autoshard.core import RowRange, Shard, Tier
+from autoshard.planners.oper.partition import cut_by, lookup_bytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,7 +53,7 @@ class RowGroup:
 
     @property
     def start(self) -> int:
-        """Access rank of its first row."""
+        """Access rank of its first row, or its id where the table's row order is unknown."""
         return self.shards[0].rows.start
 
     @property
@@ -70,7 +70,7 @@ class RowGroup:
         return num_bytes * self.shards[0].num_embeddings // self.num_bytes
 
     def cut(self, num_rows: int) -> tuple[RowGroup, RowGroup]:
-        """Its hottest rows, and the others."""
+        """Its first rows, which are the hottest where the row order is known, and the others."""
         start, stop = self.start, self.shards[0].rows.stop
         return self._of_rows(start, start + num_rows), self._of_rows(start + num_rows, stop)
 
@@ -84,7 +84,7 @@ class RowGroup:
 
     def _of_rows(self, start: int, stop: int) -> RowGroup:
         (shard,) = self.shards
-        rows = RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK)
+        rows = RowRange(start=start, stop=stop, by=cut_by(shard.table))
         return replace(self, shards=(replace(shard, rows=rows),))
 
 

@@ -16,6 +16,7 @@ from autoshard.core import (
     GradSync,
     LocalShard,
     MemoryPlacement,
+    Payload,
     PlacedShard,
     Pooling,
     RowRange,
@@ -78,10 +79,10 @@ class UnplacedShard:
         )
 
     @classmethod
-    def ways(cls, shard: Shard, tier: Tier, topology: Topology) -> tuple[UnplacedShard, ...]:
+    def ways(cls, shard: Shard, tier: Tier, topology: Topology, payload: Payload) -> tuple[UnplacedShard, ...]:
         """The shard as `of` has it, and with sums that travel by reduce-scatter where that is possible."""
         usual = cls.of(shard, tier, topology)
-        if tier is not Tier.ROW_WISE or shard.table.pooling is Pooling.SEQUENCE:
+        if tier is not Tier.ROW_WISE or shard.table.pooling is Pooling.SEQUENCE or not payload.can_be_summed:
             return (usual,)
         return usual, replace(usual, exchange=Exchange.PARTIAL_SUMS, collective=Collective.REDUCE_SCATTER)
 
@@ -210,29 +211,35 @@ def split_rows(shard: Shard, middle: int) -> tuple[Shard, Shard]:
 
 
 def enumerate_options(
-    table: EmbeddingTable, topology: Topology, names: Collection[ShardingType] = tuple(ShardingType)
+    table: EmbeddingTable,
+    topology: Topology,
+    names: Collection[ShardingType] = tuple(ShardingType),
+    payload: Payload | None = None,
 ) -> tuple[ShardingOption, ...]:
     """Ways to hold a table on a machine, whatever its constraints (see `why_not`); the simplest comes first.
 
     Ways that are the same there are listed once: without several nodes none is hierarchical, with one rank there is
     only `table_wise`. Numbers of column shards are powers of two. Pooled rows that are split over all ranks are listed
-    twice, with sums by reduce-scatter after the exchange with fewer bytes by all-to-all.
+    twice, with sums by reduce-scatter after the exchange with fewer bytes by all-to-all. Tables without a row order
+    have no `row_tiers`.
 
     Args:
         table: The table.
         topology: The machine.
         names: Which of them.
+        payload: Number formats of vectors and gradients on the wire; fp32 if left out.
 
     Source:
         Neo, Sec. 4.2 (table-, row-, column-wise, data parallel, and its hierarchical forms); FlexShard, Sec. 4
         (`flex`, and tiers of rows).
     """
+    payload = payload or Payload()
     return tuple(
         ShardingOption(name=name, parts=parts)
         for name, tier, most in _offered(topology.world_size, topology.local_world_size, topology.num_nodes)
-        if name in names
+        if name in names and (name is not ShardingType.ROW_TIERS or table.row_order is not None)
         for cut in _cuts(table, name, tier, most)
-        for parts in product(*(UnplacedShard.ways(shard, of_shard, topology) for shard, of_shard in cut))
+        for parts in product(*(UnplacedShard.ways(shard, of_shard, topology, payload) for shard, of_shard in cut))
     )
 
 

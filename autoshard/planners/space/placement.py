@@ -7,13 +7,13 @@ of a code, X of any row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import CostModel, LocalShard, PlacedShard, Shard, ShardingPlan, TableSet, Tier, Topology
+from autoshard.core import CostModel, LocalShard, Payload, PlacedShard, Shard, ShardingPlan, TableSet, Tier, Topology
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.planners.space.constraints import allowed_sites, check_constraints, colocated
@@ -43,6 +43,7 @@ class PlacementProblem:
         kernel_ms_N: Price of each item alone on a rank.
         capacity_R: Bytes that each rank can hold.
         allowed_NA: Whether the constraints allow an item each choice.
+        payload: Number formats of what is sent.
     """
 
     tables: TableSet
@@ -56,11 +57,14 @@ class PlacementProblem:
     capacity_R: NDArray[np.int64]
     allowed_NA: NDArray[np.bool_]
     tiers: tuple[Tier, ...] = ()
+    payload: Payload = field(default_factory=Payload)
 
     @classmethod
-    def table_wise(cls, tables: TableSet, topology: Topology, model: CostModel) -> PlacementProblem:
+    def table_wise(
+        cls, tables: TableSet, topology: Topology, model: CostModel, payload: Payload | None = None
+    ) -> PlacementProblem:
         """Every table whole, on one rank; see `of`."""
-        return cls.of(tables, topology, model, [Shard.whole(table) for table in tables.tables])
+        return cls.of(tables, topology, model, [Shard.whole(table) for table in tables.tables], payload=payload)
 
     @classmethod
     def of(
@@ -70,6 +74,7 @@ class PlacementProblem:
         model: CostModel,
         shards: Sequence[Shard],
         tiers: Sequence[Tier] = (),
+        payload: Payload | None = None,
     ) -> PlacementProblem:
         """Every shard on one rank, or held by one of the tiers.
 
@@ -81,6 +86,7 @@ class PlacementProblem:
             model: Prices shards.
             shards: Parts that tile the tables.
             tiers: Any of `data_parallel`, `flex` and `row_wise`.
+            payload: Number formats of what is sent; fp32 if left out.
 
         Raises:
             InvalidPlanError: If a constraint names a table or rank that is not there.
@@ -105,6 +111,7 @@ class PlacementProblem:
             capacity_R=np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.int64),
             allowed_NA=_allowed(tables, topology, shards, members, tiers),
             tiers=tuple(tiers),
+            payload=payload or Payload(),
         )
         problem._check_feasible()
         return problem
@@ -193,7 +200,7 @@ class PlacementProblem:
         """The plan that places item n as `ranks_N[n]` says."""
         choice_of = {index: int(rank) for group, rank in zip(self.members, ranks_N, strict=True) for index in group}
         shards = tuple(self._placed(shard, choice_of[index]) for index, shard in enumerate(self.shards))
-        return ShardingPlan(tables=self.tables, topology=self.topology, shards=shards)
+        return ShardingPlan(tables=self.tables, topology=self.topology, shards=shards, payload=self.payload)
 
     def ranks_of(self, plan: ShardingPlan) -> RankArray:
         """Ranks of the items in a plan of whole tables for the same task, shape (N,)."""

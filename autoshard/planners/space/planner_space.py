@@ -16,6 +16,7 @@ from autoshard.core import (
     Collective,
     CostModels,
     EmbeddingTable,
+    Payload,
     TableSet,
     Tier,
     Topology,
@@ -119,6 +120,7 @@ class PlannerSpace:
         topology: The task's topology.
         costs: Models that price steps.
         options_of: Ways to hold a table, whatever its constraints.
+        payload: Number formats of what is sent; fp32 if left out.
 
     Attributes:
         items: The tables, in items that are placed together.
@@ -137,6 +139,7 @@ class PlannerSpace:
         topology: Topology,
         costs: CostModels,
         options_of: Callable[[EmbeddingTable], Sequence[ShardingOption]],
+        payload: Payload | None = None,
     ) -> None:
         # Rows behind caches are priced as `evaluate` prices them.
         memories = [topology.memory_of(rank) for rank in range(topology.world_size)]
@@ -144,7 +147,7 @@ class PlannerSpace:
             costs = replace(costs, kernel=behind_caches(costs.kernel, topology))
         self.tables, self.topology, self.costs = tables, topology, costs
         kernels = {fused_kernel(table, update) for table in tables.tables for update in Update}
-        self.prices = StepPrices(tables, topology, costs, kernels)
+        self.prices = StepPrices(tables, topology, costs, kernels, payload or Payload())
         self.kinds = ShardKinds(self.prices)
         check_constraints(tables, topology)
         self.items = [Item(tables=group, options=[]) for group in colocated(tables)]

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from autoshard.core import (
     Collective,
     CostModels,
+    DType,
+    Payload,
     PlacedShard,
     Shard,
     ShardingPlan,
@@ -22,14 +24,13 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.costs import CodeArray, LinkBytes, MsArray
-from autoshard.core.plan import Payload
 from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.batch_memory import peak_factor
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.stages import syncs_ms
 from autoshard.evaluation.step_price import embedding_columns, part_weights
-from autoshard.evaluation.traffic import PairTraffic, Stream, SyncBytes
+from autoshard.evaluation.traffic import PairTraffic, Stream, SyncBytes, message_bytes
 from autoshard.planners.space.options import placed_shard
 from autoshard.planners.space.placement import PlacementProblem, RankArray, rank_sums, summed_members
 
@@ -83,19 +84,25 @@ class StepPrices:
         topology: The task's topology.
         costs: Models of all parts.
         kernels: Kinds of kernels that shards may run in, by `fused_kernel`.
+        payload: Number formats of what is sent.
 
     Raises:
         InvalidPlanError: If the dense layers make no model.
     """
 
     def __init__(
-        self, tables: TableSet, topology: Topology, costs: CostModels, kernels: Collection[FusedKernel]
+        self,
+        tables: TableSet,
+        topology: Topology,
+        costs: CostModels,
+        kernels: Collection[FusedKernel],
+        payload: Payload,
     ) -> None:
-        self.tables, self.topology, self.costs = tables, topology, costs
+        self.tables, self.topology, self.costs, self.payload = tables, topology, costs, payload
         self._kernels = {kernel: index for index, kernel in enumerate(sorted(set(kernels)))}
         # All that does not depend on who holds what; one shard is enough to say it.
         some = PlacedShard.table_wise(Shard.whole(tables.tables[0]), 0)
-        self._rest = price_step(ShardingPlan(tables=tables, topology=topology, shards=(some,)), costs)
+        self._rest = price_step(ShardingPlan(tables=tables, topology=topology, shards=(some,), payload=payload), costs)
         self._weights = part_weights(costs, self._rest.bases)
         self._groups = [np.arange(topology.world_size) // level.size for level in topology.levels]
 
@@ -107,6 +114,7 @@ class StepPrices:
             self.costs is other.costs
             and _links(self.topology) == _links(other.topology)
             and self._kernels == other._kernels
+            and self.payload == other.payload
             and self._weights == other._weights
             and self._rest.overlap is other._rest.overlap
             and (self.tables.dense is None) == (other.tables.dense is None)
@@ -125,8 +133,8 @@ class StepPrices:
             placed: On one replica, or on one for each node or each rank, from which that node or rank reads.
         """
         tables, topology = self.tables, self.topology
-        local_batch, payload = tables.batch_size / topology.world_size, Payload()
-        pair = PairTraffic.of(placed, local_batch, payload)
+        local_batch = tables.batch_size / topology.world_size
+        pair = PairTraffic.of(placed, local_batch, self.payload)
         row_C = np.zeros(self.num_columns)
         num_replicas = len(placed.replicas)
         block = _TO_ALL if num_replicas == 1 else _TO_ITSELF if num_replicas == topology.world_size else _TO_NODE
@@ -141,7 +149,7 @@ class StepPrices:
         row_C[_FIRST_KERNEL + self._kernels[fused_kernel(placed.shard.table, placed.update)]] = 1.0
         factor = peak_factor(placed.shard.table, local_batch)
         if factor > 1.0:
-            pair = PairTraffic.of(placed, local_batch, payload, lookups_factor=factor)
+            pair = PairTraffic.of(placed, local_batch, self.payload, lookups_factor=factor)
         num_served = (topology.world_size, topology.local_world_size, 1)[block]
         row_C[_HELD] = num_served * (pair.lengths + pair.ids + pair.forward)
         row_C[_HELD] += synced.held_bytes(placed.replicas)
@@ -172,6 +180,7 @@ class StepPrices:
 
     def moving_ms(self, moved_BRC: MovedArray) -> MsArray:
         """All of the parts but the kernel model's milliseconds, shape (P, B, R)."""
+        moved_BRC = self._in_messages(moved_BRC)
         streams = {stream: self._stream(moved_BRC, stream) for stream in Stream}
         exchange_ms = {
             stream: self.costs.comm.links_ms(links, self.topology) for stream, (links, *_) in streams.items()
@@ -225,7 +234,7 @@ class StepPrices:
 
     def activation_bytes(self, moved_BRC: MovedArray) -> MsArray:
         """What a batch needs beside the tables, as `evaluation.activation_bytes` counts it, shape (B, R)."""
-        node_R = self._groups[0]
+        moved_BRC, node_R = self._in_messages(moved_BRC), self._groups[0]
         starts = np.flatnonzero(np.diff(node_R, prepend=-1))
         from_node_BR = np.add.reduceat(moved_BRC[..., _BACK_TO_NODE], starts, axis=1)[:, node_R]
         from_all_B1 = moved_BRC[..., _BACK_TO_ALL].sum(axis=1, keepdims=True)
@@ -253,6 +262,25 @@ class StepPrices:
             distinct, which_B = np.unique(scattered_B * self.topology.world_size, return_inverse=True)
             times.append(np.array([collective_ms(float(size), self.topology) for size in distinct])[which_B])
         return times[0], times[1]
+
+    def _in_messages(self, moved_BRC: MovedArray) -> MovedArray:
+        """What is moved with what fills up the last blocks of messages, as `plan_traffic` counts it."""
+        payload = self.payload
+        if DType.INT8 not in (payload.forward, payload.backward):
+            return moved_BRC
+        moved_BRC = moved_BRC.copy()
+        served = (
+            (_TO_ALL, _BACK_TO_ALL, self.topology.world_size),
+            (_TO_NODE, _BACK_TO_NODE, self.topology.local_world_size),
+        )
+        for block, back, num_served in served:
+            for stream, dtype in ((Stream.FORWARD, payload.forward), (Stream.BACKWARD, payload.backward)):
+                column = _NUM_STREAMS * block + list(Stream).index(stream)
+                moved_BRC[..., column] = message_bytes(moved_BRC[..., column], dtype)
+            whole_BR = message_bytes(moved_BRC[..., back], payload.forward)
+            moved_BRC[..., _HELD] += num_served * (whole_BR - moved_BRC[..., back])
+            moved_BRC[..., back] = whole_BR
+        return moved_BRC
 
     def _stream(self, moved_BRC: MovedArray, stream: Stream) -> tuple[LinkBytes, MsArray, MsArray]:
         """Bytes by level, and all bytes that ranks serve and ask for, their own included; shapes (B, R)."""
@@ -299,7 +327,7 @@ class StepCost(StepPrices):
         self.problem, topology = problem, problem.topology
         held = [[placed_shard(shard, tier, topology) for shard in problem.shards] for tier in problem.ways]
         kernels = {fused_kernel(one.shard.table, one.update) for of_way in held for one in of_way}
-        super().__init__(problem.tables, topology, costs, kernels)
+        super().__init__(problem.tables, topology, costs, kernels, problem.payload)
         moved_WUC = [np.stack([self.moved(one) for one in of_way]) for of_way in held]
         self.moved_WNC = np.stack([summed_members(moved_UC, problem.members) for moved_UC in moved_WUC])
 

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.functional import embedding_bag
 
 from autoshard.core import DType, Exchange, Pooling
 from autoshard.core.plan import Payload
-from autoshard.evaluation.traffic import Stream, wire_bytes
+from autoshard.evaluation.traffic import Stream, message_bytes, wire_bytes
 from autoshard.runtime.engine.holdings import KernelKey, Ownership
 from autoshard.runtime.engine.payload import exchange
 from autoshard.runtime.engine.reading import Reading, RowIndex, RowKernel, SumGroup, row_index
@@ -369,8 +370,9 @@ class OutputExchange:
         self.replicas.collect(step.local, local, local_rows)
 
     def _count(self, stream: Stream, dtype: DType, sizes: Sequence[int]) -> None:
-        for process, size in enumerate(sizes):
-            self.sent_bytes[stream][process] += size * wire_bytes(dtype)
+        sent_P = message_bytes(np.array(sizes) * wire_bytes(dtype), dtype)
+        for process, sent in enumerate(sent_P.tolist()):
+            self.sent_bytes[stream][process] += sent
 
     def _nothing(self) -> torch.Tensor:
         return torch.empty(0, device=self._device)

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from autoshard.core import AccessProfile, EmbeddingTable, Feature, Pooling
+from autoshard.core import AccessProfile, EmbeddingTable, Feature, ImpliedOrder, Pooling
 from autoshard.planners.flexshard.equations import PAPER_MEMORY_MULTIPLIER
 
 #: The cluster and the batch of Sec. 5: four nodes of eight A100, 4,096 samples each, rows of 256 fp32.
@@ -137,6 +137,7 @@ class PaperModel:
     def table(self, length: float) -> EmbeddingTable:
         """The model's table with a mean history length."""
         return EmbeddingTable(
+            row_order=ImpliedOrder.BY_ID,
             name=self.name.lower(),
             num_embeddings=self.num_rows,
             embedding_dim=DIM,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from autoshard.core import AccessProfile, EmbeddingTable, Feature, Optimizer, TableSet
+from autoshard.core import AccessProfile, EmbeddingTable, Feature, ImpliedOrder, Optimizer, TableSet
 from autoshard.formats import load_tables
 
 BATCH_SIZE: Final = 65536
@@ -112,6 +112,7 @@ def _tables(groups: tuple[_Group, ...]) -> TableSet:
             )
             made.append(
                 EmbeddingTable(
+                    row_order=ImpliedOrder.BY_ID,
                     name=name,
                     num_embeddings=num_rows,
                     embedding_dim=dim,

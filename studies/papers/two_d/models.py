@@ -20,6 +20,7 @@ from autoshard.core import (
     DenseLayers,
     EmbeddingTable,
     Feature,
+    ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
@@ -85,6 +86,7 @@ def _drawn_tables(model: PaperModel) -> tuple[EmbeddingTable, ...]:
     curve_of = {rows: AccessProfile.zipf(rows, model.alpha) for rows in sorted({round(rows) for rows in rows_N})}
     return tuple(
         EmbeddingTable(
+            row_order=ImpliedOrder.BY_ID,
             name=f"t{index}",
             num_embeddings=round(rows),
             embedding_dim=int(dim),

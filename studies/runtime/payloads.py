@@ -1,0 +1,246 @@
+"""What narrow payloads cost in quality: `python -m studies payloads`.
+
+A DLRM is trained on planted clicks with every number format on the wire, forward, backward and both ways, and its
+normalised entropy on held-out clicks is compared with that of fp32, seed by seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+import plotly.graph_objects as go
+import typer
+
+from autoshard.commands.options import command_options
+from autoshard.console import progress
+from autoshard.core import (
+    DType,
+    Exchange,
+    Level,
+    Link,
+    MemoryBytes,
+    Payload,
+    PlacedShard,
+    Shard,
+    ShardingPlan,
+    Split,
+    Tier,
+    Topology,
+)
+from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, in_house_style
+from autoshard.report.images import NumberTable
+from bench.measuring.devices import find_device
+from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, Summary, command_line
+from studies.runtime.clicks import ClickModel
+from studies.runtime.training import ClickResult, ClickRun, train_runs
+
+SCHEMA = "autoshard.payload-quality/1"
+#: Name of the runs that only differ in their initial weights, which shows what differences mean.
+CONTROL = "fp32, other initial weights"
+_HEIGHT = 460
+#: What is added to seeds for those weights.
+_OTHER_WEIGHTS = 1_000_003
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedRuns:
+    """Runs of one planted model, by the name of their payload."""
+
+    results: dict[str, ClickResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Quality of a payload against fp32.
+
+    Attributes:
+        payload: Name of the payload.
+        more: Mean over seeds of the normalised entropy over that of fp32, less 1; above 0 is worse.
+        error: Standard error of that mean; None with one seed.
+        sent: Bytes of embeddings and gradients that are sent, over those of fp32.
+    """
+
+    payload: str
+    more: float
+    error: float | None
+    sent: float
+
+
+def payloads() -> tuple[Payload, ...]:
+    """fp32, and every narrower format forward, backward and both ways."""
+    narrow = [dtype for dtype in DType if dtype is not DType.FP32]
+    ways = [
+        Payload(forward=forward, backward=backward)
+        for dtype in narrow
+        for forward, backward in ((dtype, DType.FP32), (DType.FP32, dtype), (dtype, dtype))
+    ]
+    return (Payload(), *ways)
+
+
+def plan_of(model: ClickModel, batch_size: int, num_ranks: int, payload: Payload) -> ShardingPlan:
+    """A plan with whole tables on ranks in turn, and every other table split by rows over all of them."""
+    tables = model.tables(batch_size)
+    link = Link(bytes_per_s=1e9)
+    topology = Topology(
+        world_size=num_ranks,
+        device="cpu",
+        memory_bytes=MemoryBytes(hbm=1 << 40),
+        levels=(Level(name="node", size=num_ranks, all_to_all=link, all_reduce=link),),
+    )
+    shards = [
+        PlacedShard.table_wise(Shard.whole(table), index % num_ranks) for index, table in enumerate(tables.tables)
+    ]
+    everywhere = (tuple(range(num_ranks)),)
+    shards[1::2] = [
+        replace(one, tier=Tier.ROW_WISE, replicas=everywhere, split=Split.CYCLIC, exchange=Exchange.PARTIAL_SUMS)
+        for one in shards[1::2]
+    ]
+    return ShardingPlan(tables=tables, topology=topology, shards=tuple(shards), payload=payload)
+
+
+@command_options()
+class PayloadOptions:
+    """Options of the study `payloads`."""
+
+    seeds: Annotated[int, typer.Option(min=1, help="Planted models, each with every payload.")] = 5
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each run.")] = 200
+    held_out: Annotated[int, typer.Option(min=1, help="Batches that a trained model is tested on.")] = 40
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per step over all processes.")] = 1024
+    nproc: Annotated[int, typer.Option(min=2, help="Processes (gloo).")] = 4
+    rows: Annotated[int, typer.Option(min=1, help="Rows of each of the 8 tables.")] = 2_000
+    learning_rate: Annotated[float, typer.Option(help="Of tables (row-wise AdaGrad) and dense layers (SGD).")] = 0.1
+    parts: PartsOption = None
+
+    @property
+    def model(self) -> ClickModel:
+        """The model that is trained, and the clicks."""
+        return ClickModel(num_rows=self.rows)
+
+    def settings(self) -> dict[str, Any]:
+        """Settings that runs must share to be summed up."""
+        names = ("steps", "held_out", "batch_size", "nproc", "learning_rate")
+        return {**{name: getattr(self, name) for name in names}, "model": asdict(self.model)}
+
+
+def run_seed(seed: int, options: PayloadOptions) -> SeedRuns:
+    """Trains with every payload, and once with fp32 and other initial weights.
+
+    Raises:
+        ExecutionError: If a process fails.
+    """
+    shared = {"seed": seed, "steps": options.steps, "held_out": options.held_out}
+    make_plan = partial(plan_of, options.model, options.batch_size, options.nproc)
+    runs = {
+        str(payload): ClickRun(
+            plan=make_plan(payload), weights_seed=seed, learning_rate=options.learning_rate, **shared
+        )
+        for payload in payloads()
+    }
+    runs[CONTROL] = replace(runs["fp32"], weights_seed=_OTHER_WEIGHTS + seed)
+    results = train_runs(options.model, list(runs.values()), options.nproc)
+    return SeedRuns(results=dict(zip(runs, results, strict=True)))
+
+
+def losses(found: Sequence[SeedRuns]) -> tuple[Loss, ...]:
+    """Quality of all payloads against fp32, pair by pair of the same seed."""
+    losses = []
+    for name in found[0].results:
+        pairs = [(one.results[name], one.results["fp32"]) for one in found]
+        more = Summary.of([mine.normalised_entropy / wide.normalised_entropy - 1 for mine, wide in pairs])
+        error = more.deviation / (len(pairs) - 1) ** 0.5 if len(pairs) > 1 else None
+        sent = sum(map(_answered, (mine for mine, _ in pairs))) / sum(map(_answered, (wide for _, wide in pairs)))
+        losses.append(Loss(payload=name, more=more.mean, error=error, sent=sent))
+    return tuple(losses)
+
+
+def main(options: PayloadOptions, output: OutputOptions) -> None:
+    """Trains a DLRM on planted clicks with every payload, and compares how well it predicts held-out clicks.
+
+    Example:
+        python -m studies payloads --seeds 5 --parts payload-runs -o docs/figures
+    """
+    settings, parts = options.settings(), PartStore(options.parts)
+    parts.check_identity(settings)
+    found: list[SeedRuns] = []
+    with progress("Training", options.seeds) as advance:
+        for seed in range(options.seeds):
+            found.append(parts.find_data(f"seed-{seed}", SeedRuns, partial(run_seed, seed, options)))
+            advance(1)
+    summary = losses(found)
+    document = {
+        "schema": SCHEMA,
+        "settings": {"seeds": options.seeds, **settings},
+        "machine": Machine.this(find_device("cpu"), command_line("payloads", options)).to_json(),
+        "summary": [asdict(one) for one in summary],
+        "seeds": [asdict(one)["results"] for one in found],
+    }
+    output.write(
+        StudyResult(
+            name="payload-quality",
+            document=document,
+            tables=(loss_table(found, summary),),
+            images={"": loss_figure(summary)},
+        )
+    )
+
+
+def _answered(result: ClickResult) -> float:
+    """Bytes of embeddings and gradients that are sent."""
+    return result.sent_bytes["forward"] + result.sent_bytes["backward"]
+
+
+def loss_table(found: Sequence[SeedRuns], summary: Sequence[Loss]) -> NumberTable:
+    """A line for each payload."""
+    wide = Summary.of([one.results["fp32"].normalised_entropy for one in found])
+    best = Summary.of([one.results["fp32"].best_entropy for one in found])
+    caption = (
+        f"Normalised entropy on held-out clicks, {len(found)} seeds: fp32 {wide.mean:.4f} (planted model "
+        f"{best.mean:.4f}); others against fp32, mean and standard error over seeds, above 0 is worse"
+    )
+    lines = tuple(
+        (one.payload, f"{one.more:+.3%}", "" if one.error is None else f"{one.error:.3%}", f"{one.sent:.0%}")
+        for one in summary
+        if one.payload != "fp32"
+    )
+    return NumberTable(
+        columns=("payload", "against fp32", "standard error", "bytes sent"), lines=lines, caption=caption
+    )
+
+
+def loss_figure(summary: Sequence[Loss]) -> go.Figure:
+    """Changes of the normalised entropy, with two standard errors to both sides."""
+    figure = in_house_style(go.Figure(), height=_HEIGHT)
+    ways: Mapping[str, tuple[str, list[Loss]]] = {
+        "forward": (BLUE, []),
+        "backward": (ORANGE, []),
+        "both ways": (GREEN, []),
+        "other initial weights": (GREY, []),
+    }
+    for one in summary:
+        if one.payload != "fp32":
+            ways[_way(one.payload)][1].append(one)
+    for name, (colour, shown) in ways.items():
+        figure.add_scatter(
+            name=name,
+            x=[one.payload.split(",")[0] for one in shown],
+            y=[100 * one.more for one in shown],
+            error_y={"type": "data", "array": [200 * (one.error or 0.0) for one in shown], "color": colour},
+            mode="markers",
+            marker={"color": colour, "size": 11},
+        )
+    figure.add_hline(y=0.0, line={"color": GREY, "dash": "dot"})
+    figure.update_xaxes(title_text="payload, forward/backward", type="category")
+    figure.update_yaxes(title_text="normalised entropy against fp32, %")
+    return figure
+
+
+def _way(payload: str) -> str:
+    if payload == CONTROL:
+        return "other initial weights"
+    forward, slash, _ = payload.partition("/")
+    if not slash:
+        return "both ways"
+    return "backward" if forward == "fp32" else "forward"

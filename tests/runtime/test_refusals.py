@@ -1,0 +1,105 @@
+"""What cannot be executed is an error on every process: row orders before any step, and batches with wrong ids."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.core import Exchange, PlacedShard, RowRange, RowsBy, Shard, Split, Tier
+from autoshard.formats import write_plan
+from autoshard.formats.row_orders import write_row_order
+
+NUM_PROCESSES = 2
+#: Makes the engine of a plan, and looks up a batch in which the last process has a wrong id.
+PROGRAM = """
+import json, sys
+import torch
+import torch.distributed as dist
+from autoshard.core.errors import InputError
+from autoshard.formats import read_plan
+from autoshard.runtime import RunRequest
+from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.processes.session import make_engine
+
+path, store, rank, world_size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+try:
+    engine = make_engine(RunRequest(plan_path=path, device="cpu"), read_plan(path), torch.device("cpu"))
+    ids = torch.zeros(engine.local_batch_size, dtype=torch.int64)
+    if rank == world_size - 1:
+        ids[1] = 50
+    engine(BatchOfIds(torch.ones(1, engine.local_batch_size, dtype=torch.int64), ids))
+    error = None
+except InputError as found:
+    error = [type(found).__name__, found.source, found.field, found.message]
+print(json.dumps(error), flush=True)
+"""
+
+
+@pytest.fixture
+def tiered_plan(make_plan, make_table):
+    """A table whose hottest rows both processes hold."""
+    table = make_table("t", 50, 8)
+    plan = make_plan([table], [0], world_size=NUM_PROCESSES)
+    hot, rest = (
+        Shard(table=table, rows=RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK), columns=(0, 8))
+        for start, stop in ((0, 10), (10, 50))
+    )
+    everywhere = PlacedShard(
+        shard=hot, tier=Tier.DATA_PARALLEL, replicas=((0,), (1,)), exchange=Exchange.PARTIAL_SUMS, grad_sync="sparse"
+    )
+    split = PlacedShard(
+        shard=rest, tier=Tier.ROW_WISE, replicas=((0, 1),), split=Split.CYCLIC, exchange=Exchange.PARTIAL_SUMS
+    )
+    return replace(plan, shards=(everywhere, split))
+
+
+def errors_of(plan_path, folder):
+    """What each process is refused with: type, source, field and message; None for nothing."""
+    arguments = [sys.executable, "-c", PROGRAM, str(plan_path), str(folder / "store")]
+    started = [
+        subprocess.Popen([*arguments, str(rank), str(NUM_PROCESSES)], stdout=subprocess.PIPE, text=True)
+        for rank in range(NUM_PROCESSES)
+    ]
+    return [json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in started]
+
+
+def written(plan, folder, ids):
+    """The plan with a row order."""
+    order = write_row_order(folder / "t.parquet", np.array(ids))
+    write_plan(replace(plan, row_orders={"t": order}), folder / "plan.json")
+    return folder / "plan.json"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("missing", "cannot be read: no such file or directory"),
+        ("digest", "is another file than was planned with: sha256:"),
+        ("range", "must hold different rows from 0 to 49"),
+        ("twice", "must hold different rows from 0 to 49"),
+    ],
+)
+def test_a_row_order_is_refused_before_the_first_step(tmp_path, tiered_plan, damage, message):
+    ids = {"range": [3, 50], "twice": [3, 4, 3]}.get(damage, [3, 4])
+    path = written(tiered_plan, tmp_path, ids)
+    if damage == "missing":
+        (tmp_path / "t.parquet").unlink()
+    if damage == "digest":
+        write_row_order(tmp_path / "t.parquet", np.array([4, 3]))
+    errors = errors_of(path, tmp_path)
+    assert errors[0] == errors[1]
+    kind, source, field, text = errors[0]
+    assert (kind, source, field) == ("FormatError", str(tmp_path / "t.parquet"), "row_orders.t")
+    assert text.startswith(message)
+
+
+def test_a_wrong_id_of_one_process_is_an_error_on_all(tmp_path, tiered_plan):
+    errors = errors_of(written(tiered_plan, tmp_path, [3, 4]), tmp_path)
+    assert errors == [
+        ["InputError", None, "ids", "process 1 has a batch that cannot be looked up"],
+        ["InputError", None, "feature 't.ids'", "table 't' has rows 0 to 49, got id 50"],
+    ]
