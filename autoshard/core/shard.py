@@ -13,6 +13,9 @@ from autoshard.core.topology import MemoryLevel
 
 Replicas = tuple[tuple[int, ...], ...]
 FusedKernel = tuple[str, ...]
+#: Writes of each row that any replica's batch hits, by the update after the sum: its squared gradient, its step, its
+#: weights as they were, the step by the learning rate, the new weights, and these in their place.
+_UPDATE_WRITES = 6
 #: Access curves of parts of tables that are kept, a few kilobytes each.
 _NUM_CURVES = 4096
 
@@ -192,8 +195,9 @@ class LocalShard:
         num_bags: Bags that the kernel pools per step (samples times features).
         pooling_factor: Mean lookups per bag; far below 1 for thin tiers.
         output: `partial_sums` for one vector per bag, `rows` for one per lookup.
-        summed_rows: Expected rows whose gradients are written where all-reduced rows are not summed whole: those that
-            the rank's batch hits, and then those that any replica's does; None for all rows.
+        written_rows: Expected rows that a rank writes for the gradients of all-reduced rows and the update after their
+            sum, a row that is written several times counted as often; None for a kernel by itself, which writes the
+            gradient of every row.
         cache_bytes: HBM that caches rows which live in another level; 0 without a cache.
         cache_policy: Which rows that cache evicts: `lru` or `lfu`.
         cache_dtype: Number format of cached rows; None for the table's.
@@ -210,7 +214,7 @@ class LocalShard:
     optimizer: Optimizer = Optimizer.ROWWISE_ADAGRAD
     output: Exchange = Exchange.PARTIAL_SUMS
     update: Update = Update.FUSED
-    summed_rows: float | None = None
+    written_rows: float | None = None
     level: MemoryLevel = MemoryLevel.HBM
     cache_bytes: int = 0
     cache_policy: str = "lru"
@@ -223,10 +227,10 @@ class LocalShard:
 
     @property
     def num_gradient_rows(self) -> float:
-        """Expected rows whose gradient is written for the sum over replicas; 0 where the update is fused."""
+        """Expected rows that are written for gradients that replicas sum, as `written_rows`; 0 for a fused update."""
         if self.update is Update.FUSED:
             return 0.0
-        return float(self.num_embeddings) if self.summed_rows is None else self.summed_rows
+        return float(self.num_embeddings) if self.written_rows is None else self.written_rows
 
     @property
     def is_pooled(self) -> bool:
@@ -293,12 +297,13 @@ def local_shard(placed: PlacedShard, *, group_batch_size: int, bags_share: float
     if num_rows != shard.num_embeddings:
         profile = _thinned(profile, num_rows)
     num_features = len(table.features)
-    num_bags = max(1, round(group_batch_size * bags_share)) * num_features
+    num_bags, all_bags = (max(1, round(group_batch_size * share)) * num_features for share in (bags_share, 1.0))
     pooling_factor = table.pooling_factor / num_features * mass / num_parts
-    summed_rows = None
-    if placed.grad_sync in (GradSync.SPARSE, GradSync.ALL_GATHER):
-        lookups = (num_bags * pooling_factor, group_batch_size * num_features * pooling_factor)
-        summed_rows = sum(map(profile.expected_distinct, lookups))
+    written_rows = None
+    if placed.grad_sync is not GradSync.NONE:
+        own, hit = map(profile.expected_distinct, (num_bags * pooling_factor, all_bags * pooling_factor))
+        gradients = float(num_rows) if placed.grad_sync is GradSync.DENSE else own + hit
+        written_rows = gradients + _UPDATE_WRITES * hit
     return LocalShard(
         table=table.name,
         num_embeddings=num_rows,
@@ -311,7 +316,7 @@ def local_shard(placed: PlacedShard, *, group_batch_size: int, bags_share: float
         optimizer=table.optimizer,
         output=placed.exchange,
         update=placed.update,
-        summed_rows=summed_rows,
+        written_rows=written_rows,
         level=placed.memory.level,
         cache_bytes=placed.memory.cache_bytes,
         cache_policy=placed.memory.policy,

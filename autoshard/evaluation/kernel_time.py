@@ -18,8 +18,8 @@ def kernel_seconds(shard: LocalShard, memory: DeviceMemory) -> tuple[float, floa
     Forward reads ids, offsets and the rows: from the memory where they are not in the device's cache, which starts
     empty, and writes the output. Backward reads the gradient, groups the lookups by row, and reads and writes each
     distinct row with its optimizer state; where an all-reduce comes before the update, it writes the gradient of
-    every row instead, or where only rows that were hit are summed, of its own and then of all replicas'. Rows behind a
-    cache in the device's memory are fetched before, and written back after (`transfer_seconds`).
+    every row instead; of placed shards, what `LocalShard.written_rows` counts. Rows behind a cache in the device's
+    memory are fetched before, and written back after (`transfer_seconds`).
 
     Args:
         shard: Of any kind.

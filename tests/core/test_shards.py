@@ -170,12 +170,13 @@ def test_shards_are_fused_by_what_their_tables_are_and_where_the_optimizer_runs(
 
 
 @pytest.mark.parametrize("sync", [sync for sync in GradSync if sync is not GradSync.NONE])
-def test_only_a_dense_sum_takes_the_gradient_of_rows_that_were_not_hit(sync):
+def test_only_a_dense_sum_writes_gradients_of_rows_that_were_not_hit(sync):
     placed = PlacedShard(shard=Shard.whole(table()), tier=Tier.DATA_PARALLEL, replicas=((0,), (1,)), grad_sync=sync)
     local = local_shard(placed, group_batch_size=64, bags_share=0.5)
-    # Of the rank's own batch, and of both ranks'.
-    hit = sum(map(table().access.expected_distinct, (32 * 4.0, 64 * 4.0)))
-    assert local.num_gradient_rows == pytest.approx(1000 if sync is GradSync.DENSE else hit)
+    # Of the rank's own batch, and of both ranks', whose rows the update writes six times.
+    own, hit = map(table().access.expected_distinct, (32 * 4.0, 64 * 4.0))
+    gradients = 1000 if sync is GradSync.DENSE else own + hit
+    assert local.num_gradient_rows == pytest.approx(gradients + 6 * hit)
 
 
 def test_a_fused_update_leaves_no_gradient():

@@ -87,7 +87,7 @@ def test_a_cache_is_hit_by_what_goes_to_its_rows(make_shard):
 def test_gradients_of_all_rows_are_work_where_they_are_all_reduced(make_shard):
     assert named(make_shard(update=Update.ALL_REDUCED))["gradient_numbers"] == pytest.approx(1000 * 16 / 1e7)
     assert named(make_shard())["gradient_numbers"] == 0
-    hit = make_shard(update=Update.ALL_REDUCED, summed_rows=300.0)
+    hit = make_shard(update=Update.ALL_REDUCED, written_rows=300.0)
     assert named(hit)["gradient_numbers"] == pytest.approx(300 * 16 / 1e7)
 
 

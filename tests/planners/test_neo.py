@@ -140,7 +140,7 @@ class TestCost:
         assert cost.exchange_s == 0
         # Ids of 8 bytes from each of 8 ranks are gathered, which is half of an all-reduce.
         assert cost.reduce_s == pytest.approx((hit * 64 + 8 * own * 8 / 2) / 6e10)
-        assert cost.access_s == pytest.approx((3 * 50 * 64 + 2 * (own + hit) * 64) / 1300e9)
+        assert cost.access_s == pytest.approx((3 * 50 * 64 + 2 * (own + 7 * hit) * 64) / 1300e9)
 
     def test_weights_are_those_of_communication_and_access(self):
         part = self.part(ShardingType.TABLE_WISE)
