@@ -117,10 +117,11 @@ class InputExchange:
         self._rows_F = torch.tensor([table.num_embeddings for table in tables for _ in table.features], device=device)
         self._num_features = len(self._rows_F)
         cut = _cut_features(ownership, reader, orders)
+        self.addresses = AddressMap(cut, ownership.holdings, reader, orders, device) if cut else None
+        cut = self.addresses.features if self.addresses else []
         self.cut_index = {(one.feature, ownership.holdings[one.holdings[0]].columns): n for n, one in enumerate(cut)}
         self._cut_order = _permutation([one.feature for one in cut], self._num_features, device)
         self._cut_features = [one.feature for one in cut]
-        self.addresses = AddressMap(cut, ownership.holdings, reader, orders, device) if cut else None
         by_owner = [self._sources(asked, owner) for owner, asked in enumerate(self._asked)]
         by_owner.append(self._sources(self._local, reader))
         num_sources = self._num_features + (self.addresses.num_buckets * len(cut) if self.addresses else 0)
@@ -128,7 +129,7 @@ class InputExchange:
         self._wire_order = _permutation(wire, num_sources, device)
         rows_only = [source for _, rows in by_owner for of in rows for source in of]
         self._rows_order = torch.tensor(rows_only, dtype=torch.int32, device=device) if rows_only else None
-        self._needs_counts = bool(rows_only) or self.addresses is not None
+        self._needs_counts = bool(rows_only) or (self.addresses is not None and self.addresses.needs_counts)
         self._num_slots = [(len(sums), [len(of) for of in rows]) for sums, rows in by_owner]
         #: Bytes that this process has sent to each process.
         self.sent_bytes = {stream: [0.0] * self._num_processes for stream in (Stream.LENGTHS, Stream.IDS)}
@@ -205,7 +206,8 @@ class InputExchange:
         if self.addresses is None:
             return None, lengths_FB, ids_L
         cut_FB, cut_L = _permuted(self._cut_order, lengths_FB, ids_L)
-        bucketized = self.addresses(cut_FB, cut_L, [counts_F[feature] for feature in self._cut_features])
+        counts = [counts_F[feature] for feature in self._cut_features] if self.addresses.needs_counts else []
+        bucketized = self.addresses(cut_FB, cut_L, counts, with_lookups=self._rows_order is not None)
         by_destination = bucketized.lengths_DFB.view(-1, lengths_FB.shape[1])
         return bucketized, torch.cat([lengths_FB, by_destination]), torch.cat([ids_L, bucketized.offsets_L])
 
@@ -216,6 +218,7 @@ class InputExchange:
         assert self._rows_order is not None, "there are rows"
         lookups_L = torch.arange(sum(counts_F), device=self._device)
         if bucketized is not None:
+            assert bucketized.lookups_L is not None, "rows are asked for"
             cut_L = lookups_L
             if self._cut_order is not None:
                 one_FB = torch.tensor([counts_F], dtype=torch.int32, device=self._device).view(-1, 1)
