@@ -208,13 +208,16 @@ class OutputExchange:
         return [pooled_BC, *sequences.values()]
 
     def _group_block(self, group: SumGroup, came: Sequence[_Came], local: ReplicaLookups) -> torch.Tensor:
-        total: torch.Tensor | None = None
+        parts = []
         for owner, start in group.starts.items():
             whole = local.sums_BW if owner == self._num_processes else came[owner].sums_BW
             assert whole is not None, "the group has sums there"
-            part = whole[:, start : start + group.width]
-            total = part if total is None else total + part
-        assert total is not None, "a group has an owner"
+            parts.append(whole[:, start : start + group.width])
+        if len(parts) == 1:
+            return parts[0]
+        total = parts[0] + parts[1]
+        for part in parts[2:]:
+            total += part
         return total
 
     def _pooled_features(self, blocks: Sequence[torch.Tensor], B: int) -> torch.Tensor:
