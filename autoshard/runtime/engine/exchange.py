@@ -19,7 +19,7 @@ from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import Stream, wire_bytes
 from autoshard.runtime.engine.holdings import Asked, KernelKey, Ownership
 from autoshard.runtime.engine.payload import exchange
-from autoshard.runtime.engine.reading import Reading, RowIndex, RowKernel, SumGroup, row_index
+from autoshard.runtime.engine.reading import ColumnCuts, Reading, RowIndex, RowKernel, SumGroup, row_index
 from autoshard.runtime.engine.replicas import NO_LOOKUPS, ReplicaLookups, Replicas, one_below_the_other, side_by_side
 from autoshard.runtime.engine.replicated import summed_by_row
 from autoshard.runtime.engine.requests import Distributed
@@ -62,6 +62,8 @@ class OutputExchange:
         self._served = [ownership.asked(other, self._process) for other in range(self._num_processes)]
         self._is_fused = [not one.is_replicated for one in holdings]
         self._dim = [one.embedding_dim for one in holdings]
+        self._asked_widths = [self._width(one) for one in self._asked]
+        self._served_widths = [self._width(one) for one in self._served]
         self._key = [one.kernel_key for one in holdings]
         self._columns = [one.columns for one in holdings]
         self._local = ownership.local(self._process)
@@ -82,6 +84,12 @@ class OutputExchange:
             )
             for owner in range(self._num_processes + 1)
         ]
+        self._block_cuts = [ColumnCuts(runs) for runs in reading.block_runs()]
+        self._gathered = [
+            (block, self._block_cuts[block].pieces(start, stop)) for block, start, stop in reading.gathered
+        ]
+        self._pooled_cuts = ColumnCuts([run for runs in reading.scattered for run in runs])
+        self._scattered = [[self._pooled_cuts.pieces(*run) for run in runs] for runs in reading.scattered]
         features = [table for table in ownership.tables.tables for _ in table.features]
         self._pooled = [n for n, table in enumerate(features) if table.pooling is not Pooling.SEQUENCE]
         self._has_means = any(table.pooling is Pooling.MEAN for table in features)
@@ -90,7 +98,7 @@ class OutputExchange:
         #: Bytes that this process has sent to each process.
         self.sent_bytes = {stream: [0.0] * self._num_processes for stream in (Stream.FORWARD, Stream.BACKWARD)}
 
-    def width(self, asked: Asked) -> int:
+    def _width(self, asked: Asked) -> int:
         """Columns of a block of sums."""
         return sum(self._dim[slot.holding] for slot in asked.sums)
 
@@ -129,7 +137,7 @@ class OutputExchange:
             flat = torch.cat([one for of in pieces for one in of]) if any(pieces) else self._nothing()
             sizes = [sum(len(one) for one in of) for of in pieces]
         step.received_sizes = [
-            B * self.width(asked) + self._row_values(step, owner) for owner, asked in enumerate(self._asked)
+            B * width + self._row_values(step, owner) for owner, width in enumerate(self._asked_widths)
         ]
         step.sent_sizes = sizes
         self._count(Stream.FORWARD, self._payload.forward, sizes)
@@ -171,7 +179,7 @@ class OutputExchange:
         return list(zip(asked, step.batch.rows.num_rows[owner], strict=True))
 
     def _came(self, step: _Step, flat: torch.Tensor, owner: int) -> _Came:
-        B, width = step.batch.batch_size, self.width(self._asked[owner])
+        B, width = step.batch.batch_size, self._asked_widths[owner]
         rows: dict[KernelKey, torch.Tensor] = {}
         at = B * width
         for key, size, dim in self._row_blocks(step, owner):
@@ -223,7 +231,11 @@ class OutputExchange:
     def _pooled_features(self, blocks: Sequence[torch.Tensor], B: int) -> torch.Tensor:
         if not self.reading.gathered:
             return self._nothing().view(1, 0).expand(B, 0)
-        pooled_BC = torch.cat([blocks[block][:, start:stop] for block, start, stop in self.reading.gathered], dim=1)
+        pieces = [cuts(block) for cuts, block in zip(self._block_cuts, blocks, strict=True)]
+        pooled_BC = torch.cat(
+            [piece for block, run in self._gathered for piece in pieces[block][run]],
+            dim=1,
+        )
         for at, (block, start, stop) in self.reading.added:
             pooled_BC[:, at : at + stop - start] += blocks[block][:, start:stop]
         return pooled_BC
@@ -273,8 +285,9 @@ class OutputExchange:
     def _block_gradients(self, pooled_BC: torch.Tensor) -> list[torch.Tensor]:
         """Gradients of every block: of groups of sums, and of features that are pooled from rows."""
         blocks = []
-        for runs in self.reading.scattered:
-            parts = [pooled_BC[:, start:stop] for start, stop in runs] or [pooled_BC[:, :0]]
+        pieces = self._pooled_cuts(pooled_BC)
+        for runs in self._scattered:
+            parts = [piece for run in runs for piece in pieces[run]] or [pooled_BC[:, :0]]
             blocks.append(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0].contiguous())
         return blocks
 
@@ -318,8 +331,10 @@ class OutputExchange:
         B, fused = step.batch.batch_size, self._fused_width
         sums_GO = None
         if fused:
-            widths = [self.width(asked) for asked in self._served]
-            blocks = [one[: B * width].view(B, width)[:, :fused] for one, width in zip(received, widths, strict=True)]
+            blocks = [
+                one[: B * width].view(B, width)[:, :fused]
+                for one, width in zip(received, self._served_widths, strict=True)
+            ]
             sums_GO = torch.cat(blocks)
         rows = []
         for number in range(len(self.row_keys)):
@@ -332,7 +347,7 @@ class OutputExchange:
 
     def _fused_rows_at(self, step: _Step, process: int, number: int) -> tuple[int, int, int]:
         """Where a process's gradients of a kernel's rows start, their number and width."""
-        start = step.batch.batch_size * self.width(self._served[process])
+        start = step.batch.batch_size * self._served_widths[process]
         for before in range(number):
             start += self._kernel_rows(step, process, before) * self._row_dims[before]
         return start, self._kernel_rows(step, process, number), self._row_dims[number]
@@ -347,7 +362,7 @@ class OutputExchange:
         """Gives gradients of replicated rows to the replicas."""
         B = step.batch.batch_size
         for process, (looked, flat) in enumerate(zip(step.remote, received, strict=True)):
-            width = self.width(self._served[process])
+            width = self._served_widths[process]
             sums_BW = flat[: B * width].view(B, width)[:, self._fused_width :]
             start = B * width + sum(
                 self._kernel_rows(step, process, number) * dim for number, dim in enumerate(self._row_dims)
