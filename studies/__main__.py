@@ -17,6 +17,8 @@ STUDIES: Final = {
     "cost-models": "studies.cost_models.compare:main",
     "active": "studies.cost_models.active_study:main",
     "cost-speed": "studies.cost_models.speed:main",
+    "engines": "studies.engines.side_by_side:main",
+    "host-time": "studies.engines.host_time:main",
     "env-speed": "studies.environment.speed:main",
     "policy": "studies.policies.evaluate:main",
     "search": "studies.planners.search_runs:main",

@@ -144,12 +144,12 @@ class Bucketized:
     Attributes:
         lengths_DFB: Bag lengths by destination; of one batch, int32.
         offsets_L: Places of the rows among those that the destination holds of the holding.
-        lookups_L: Lookup of the cut features that each is of.
+        lookups_L: Lookup of the cut features that each is of; None if that is not asked for.
     """
 
     lengths_DFB: torch.Tensor
     offsets_L: torch.Tensor
-    lookups_L: torch.Tensor
+    lookups_L: torch.Tensor | None
 
 
 class AddressMap:
@@ -158,6 +158,9 @@ class AddressMap:
     An id becomes a position (itself, or its access rank), the position a range and a part of it by arithmetic, and
     these a virtual address: the places of all destinations, one destination after the other. FBGEMM's bucketing then
     deals the addresses to the destinations. None of it depends on how many rows there are.
+
+    Of tables that are cut by row id into blocks, each on a process of its own, ids are addresses as they are. Their
+    features come first, and no arithmetic is spent on them.
 
     Args:
         cut: The features.
@@ -176,53 +179,55 @@ class AddressMap:
         device: torch.device,
     ) -> None:
         self._device = device
-        self.destinations: list[list[Destination]] = []
-        self._orders: list[RowOrder | None] = []
-        range_starts: list[list[int]] = []
-        first_range: list[int] = []
-        spans: list[tuple[int, int, int, int, int]] = []
-        parts: list[int] = []
-        bounds: list[torch.Tensor] = []
-        for one in cut:
-            table = holdings[one.holdings[0]].of
-            first_range.append(len(spans))
-            pairs = sorted({(p, h) for h in one.holdings for p in holdings[h].owners(reader)})
-            self.destinations.append(pairs)
-            self._orders.append(orders.get(table.name))
-            sizes = [holdings[holding].num_rows(process) for process, holding in pairs]
-            base = dict(zip(pairs, _sums(sizes), strict=False))
-            nowhere = sum(sizes)
-            listed = _ranges(one, holdings, reader, base, nowhere, table.num_embeddings)
-            range_starts.append([start for start, *_ in listed])
-            for start, num_parts, kind, block, bases in listed:
-                spans.append((start, num_parts, kind, block, len(parts)))
-                parts += bases
-            bounds.append(torch.tensor(_sums(sizes), dtype=torch.int64))
-        self.num_buckets = max((len(pairs) + 1 for pairs in self.destinations), default=0)
-        self._bounds = [_padded(one, self.num_buckets, device) for one in bounds]
-        self._blocks_F = torch.ones(len(cut), dtype=torch.int64, device=device)
+        layouts = [_Layout.of(one, holdings, reader, orders) for one in cut]
+        layouts.sort(key=lambda layout: not layout.is_identity)
+        #: The features in the order in which they are dealt out.
+        self.features = [layout.cut for layout in layouts]
+        #: For each of them, where its rows are, in the order of addresses.
+        self.destinations = [layout.destinations for layout in layouts]
+        #: Destinations, and one more where some rows go nowhere.
+        self.num_buckets = max((len(layout.destinations) + layout.has_unheld for layout in layouts), default=0)
+        self._bounds = [_padded(layout.bounds, self.num_buckets, device) for layout in layouts]
+        self._blocks_F = torch.ones(len(layouts), dtype=torch.int64, device=device)
+        self._num_identities = sum(layout.is_identity for layout in layouts)
+        mapped = layouts[self._num_identities :]
+        #: Whether the numbers of lookups have to be known on the host.
+        self.needs_counts = bool(mapped)
+        self._orders = [layout.order for layout in mapped]
+        spans = [span for layout in mapped for span in layout.spans]
+        first_part = _sums([len(span.addresses) for span in spans])
+        first_range = _sums([len(layout.spans) for layout in mapped])[:-1]
+        rows = [
+            (span.start, len(span.addresses), span.kind, span.block, first)
+            for span, first in zip(spans, first_part, strict=False)
+        ]
+        parts = [address for span in spans for address in span.addresses]
+        multipliers = [coprime_step(span.block) if span.kind == _HASH else 1 for span in spans]
         self._first_range_F = torch.tensor(first_range, dtype=torch.int64, device=device)
-        self._spans_E5 = torch.tensor(spans, dtype=torch.int64, device=device).reshape(-1, 5)
+        self._spans_E5 = torch.tensor(rows, dtype=torch.int64, device=device).reshape(-1, 5)
         self._parts_K = torch.tensor(parts, dtype=torch.int64, device=device)
-        self._starts = [torch.tensor(starts, dtype=torch.int64, device=device) for starts in range_starts]
-        multipliers = [coprime_step(block) if kind == _HASH else 1 for _, _, kind, block, _ in spans]
+        self._starts = [
+            torch.tensor([span.start for span in layout.spans], dtype=torch.int64, device=device) for layout in mapped
+        ]
         self._multipliers_E = torch.tensor(multipliers, dtype=torch.int64, device=device)
-        self._kinds = {kind for _, _, kind, _, _ in spans}
+        self._kinds = {span.kind for span in spans}
 
-    def __call__(self, lengths_FB: torch.Tensor, ids_L: torch.Tensor, counts_F: Sequence[int]) -> Bucketized:
+    def __call__(
+        self, lengths_FB: torch.Tensor, ids_L: torch.Tensor, counts_F: Sequence[int], *, with_lookups: bool
+    ) -> Bucketized:
         """Deals a batch's lookups to their destinations.
 
         Args:
             lengths_FB: Bag lengths of the cut features, int32.
-            ids_L: Their ids, rows of their tables.
-            counts_F: Lookups of each feature, on the host.
+            ids_L: Their ids, rows of their tables, int64.
+            counts_F: Lookups of each feature, on the host; empty where `needs_counts` is false.
+            with_lookups: Whether to say which lookup each is of.
         """
-        addresses_L = self._addresses(ids_L.long(), counts_F)
         lengths, offsets_L, _, _, order_L = torch.ops.fbgemm.block_bucketize_sparse_features(
             lengths_FB.reshape(-1),
-            addresses_L,
+            self._addresses(ids_L, counts_F),
             False,
-            True,
+            with_lookups,
             self._blocks_F,
             self.num_buckets,
             None,
@@ -230,12 +235,23 @@ class AddressMap:
             -1,
             self._bounds,
         )
-        lookups_L = torch.empty_like(order_L)
-        lookups_L[order_L] = torch.arange(len(order_L), device=order_L.device, dtype=order_L.dtype)
+        lookups_L = None
+        if with_lookups:
+            lookups_L = torch.empty_like(order_L)
+            lookups_L[order_L] = torch.arange(len(order_L), device=order_L.device, dtype=order_L.dtype)
         return Bucketized(lengths.view(self.num_buckets, *lengths_FB.shape), offsets_L, lookups_L)
 
     def _addresses(self, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
         """Virtual addresses, shape (L,)."""
+        if not self.needs_counts:
+            return ids_L
+        mapped_F = counts_F[self._num_identities :]
+        start = len(ids_L) - sum(mapped_F)
+        mapped_L = self._mapped(ids_L[start:], mapped_F)
+        return torch.cat([ids_L[:start], mapped_L]) if start else mapped_L
+
+    def _mapped(self, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
+        """Virtual addresses of the features whose ids are none."""
         position_L = self._positions(ids_L, counts_F)
         range_L = torch.repeat_interleave(
             self._first_range_F, torch.tensor(counts_F, device=self._device), output_size=len(ids_L)
@@ -280,42 +296,86 @@ class AddressMap:
 #: Kinds of spans: full blocks of rows to each part, rows in turn, or rows in turn after a permutation.
 _BLOCK, _CYCLIC, _HASH = range(3)
 _KINDS = {Split.BLOCK: _BLOCK, Split.CYCLIC: _CYCLIC, Split.HASH: _HASH}
-_Listed: TypeAlias = tuple[int, int, int, int, list[int]]
 
 
-def _ranges(
-    one: CutFeature,
-    holdings: Sequence[Holding],
-    reader: int,
-    base: Mapping[Destination, int],
-    nowhere: int,
-    num_rows: int,
-) -> list[_Listed]:
-    """First position, number of parts, kind, block (or rows), and the address of each part, of a feature's ranges."""
-    listed: list[_Listed] = []
-    for index in one.holdings:
-        holding = holdings[index]
-        for number, held in enumerate(holding.ranges):
-            owners = held.replicas[held.read_by[reader]]
-            places = []
-            for part, process in enumerate(owners):
-                mine = [own for own in holding.parts_of(process) if (own.range, own.part) == (number, part)]
-                places.append(base[process, index] + mine[0].offset if mine else 0)
-            block = held.num_rows if held.split is Split.HASH else -(-held.num_rows // held.num_parts)
-            listed.append((held.start, held.num_parts, _KINDS[held.split], block, places))
-    listed.sort(key=lambda span: span[0])
-    # Rows of other column shards' ranges go nowhere.
-    filled: list[_Listed] = []
-    end = 0
-    covered = sorted((held.start, held.stop) for index in one.holdings for held in holdings[index].ranges)
-    for span, (start, stop) in zip(listed, covered, strict=True):
-        if start > end:
-            filled.append((end, 1, _BLOCK, start - end, [nowhere]))
-        filled.append(span)
-        end = stop
-    if end < num_rows:
-        filled.append((end, 1, _BLOCK, num_rows - end, [nowhere]))
-    return filled
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Adjacent positions of a table: one of its ranges, or rows of other column shards, which go nowhere."""
+
+    start: int
+    stop: int
+    kind: int
+    addresses: tuple[int, ...]
+    """First address of each part."""
+
+    @property
+    def block(self) -> int:
+        """Rows of a full part; of the whole span where they are permuted."""
+        num_rows = self.stop - self.start
+        return num_rows if self.kind == _HASH else -(-num_rows // len(self.addresses))
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether every position is its address."""
+        starts = range(self.start, self.stop, self.block)  # of parts with rows
+        return self.kind == _BLOCK and list(self.addresses[: len(starts)]) == list(starts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Addresses of one cut feature."""
+
+    cut: CutFeature
+    order: RowOrder | None
+    destinations: list[Destination]
+    bounds: list[int]
+    """First address of every destination, and the one after the last."""
+    spans: list[_Span]
+    has_unheld: bool
+    """Whether there are rows that no destination has."""
+    is_identity: bool
+    """Whether every id is its address."""
+
+    @classmethod
+    def of(cls, cut: CutFeature, holdings: Sequence[Holding], reader: int, orders: Mapping[str, RowOrder]) -> _Layout:
+        table = holdings[cut.holdings[0]].of
+        ranges = sorted(
+            ((held, number, index) for index in cut.holdings for number, held in enumerate(holdings[index].ranges)),
+            key=lambda one: one[0].start,
+        )
+        # In the order of positions, so that blocks of rows have their positions for addresses.
+        pairs = dict.fromkeys(
+            (process, index)
+            for held, _, index in ranges
+            for part, process in enumerate(held.replicas[held.read_by[reader]])
+            if held.part_rows(part)
+        )
+        bounds = _sums([holdings[index].num_rows(process) for process, index in pairs])
+        base = dict(zip(pairs, bounds, strict=False))
+        spans: list[_Span] = []
+        for held, number, index in ranges:
+            spans += _unheld(spans, held.start, bounds[-1])
+            addresses = [
+                base.get((process, index), 0) + _offset(holdings[index], process, number, part)
+                for part, process in enumerate(held.replicas[held.read_by[reader]])
+            ]
+            spans.append(_Span(held.start, held.stop, _KINDS[held.split], tuple(addresses)))
+        spans += _unheld(spans, table.num_embeddings, bounds[-1])
+        has_unheld = bounds[-1] < table.num_embeddings
+        is_identity = table.name not in orders and all(span.is_identity for span in spans)
+        return cls(cut, orders.get(table.name), list(pairs), bounds, spans, has_unheld, is_identity)
+
+
+def _unheld(spans: Sequence[_Span], stop: int, nowhere: int) -> list[_Span]:
+    """The span of rows that no holding has, between the last one and `stop`; none if there are none."""
+    start = spans[-1].stop if spans else 0
+    return [_Span(start, stop, _BLOCK, (nowhere,))] if stop > start else []
+
+
+def _offset(holding: Holding, process: int, number: int, part: int) -> int:
+    """First of a part's rows among those of the holding on a process; 0 if the part has none."""
+    mine = (own.offset for own in holding.parts_of(process) if (own.range, own.part) == (number, part))
+    return next(mine, 0)
 
 
 def _sums(sizes: Sequence[int]) -> list[int]:
@@ -325,7 +385,6 @@ def _sums(sizes: Sequence[int]) -> list[int]:
     return sums
 
 
-def _padded(bounds: torch.Tensor, num_buckets: int, device: torch.device) -> torch.Tensor:
+def _padded(bounds: Sequence[int], num_buckets: int, device: torch.device) -> torch.Tensor:
     last = torch.iinfo(torch.int64).max
-    more = num_buckets + 1 - len(bounds)
-    return torch.cat([bounds, torch.full((more,), last)]).to(device)
+    return torch.tensor([*bounds, *[last] * (num_buckets + 1 - len(bounds))], dtype=torch.int64, device=device)

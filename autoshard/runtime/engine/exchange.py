@@ -20,7 +20,7 @@ from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import Stream, message_bytes, wire_bytes
 from autoshard.runtime.engine.holdings import KernelKey, Ownership
 from autoshard.runtime.engine.payload import exchange
-from autoshard.runtime.engine.reading import Reading, RowIndex, RowKernel, SumGroup, row_index
+from autoshard.runtime.engine.reading import ColumnCuts, Reading, RowIndex, RowKernel, SumGroup, row_index
 from autoshard.runtime.engine.reduced import ReducedSums
 from autoshard.runtime.engine.replicas import NO_LOOKUPS, ReplicaLookups, Replicas, one_below_the_other, side_by_side
 from autoshard.runtime.engine.replicated import summed_by_row
@@ -89,6 +89,12 @@ class OutputExchange:
             )
             for owner in range(self._num_processes + 2)
         ]
+        self._block_cuts = [ColumnCuts(runs) for runs in reading.block_runs()]
+        self._gathered = [
+            (block, self._block_cuts[block].pieces(start, stop)) for block, start, stop in reading.gathered
+        ]
+        self._pooled_cuts = ColumnCuts([run for runs in reading.scattered for run in runs])
+        self._scattered = [[self._pooled_cuts.pieces(*run) for run in runs] for runs in reading.scattered]
         features = [table for table in ownership.tables.tables for _ in table.features]
         self._pooled = [n for n, table in enumerate(features) if table.pooling is not Pooling.SEQUENCE]
         self._has_means = any(table.pooling is Pooling.MEAN for table in features)
@@ -225,7 +231,11 @@ class OutputExchange:
     def _pooled_features(self, blocks: Sequence[torch.Tensor], B: int) -> torch.Tensor:
         if not self.reading.gathered:
             return self._nothing().view(1, 0).expand(B, 0)
-        pooled_BC = torch.cat([blocks[block][:, start:stop] for block, start, stop in self.reading.gathered], dim=1)
+        pieces = [cuts(block) for cuts, block in zip(self._block_cuts, blocks, strict=True)]
+        pooled_BC = torch.cat(
+            [piece for block, run in self._gathered for piece in pieces[block][run]],
+            dim=1,
+        )
         for at, (block, start, stop) in self.reading.added:
             pooled_BC[:, at : at + stop - start] += blocks[block][:, start:stop]
         return pooled_BC
@@ -275,8 +285,9 @@ class OutputExchange:
     def _block_gradients(self, pooled_BC: torch.Tensor) -> list[torch.Tensor]:
         """Gradients of every block: of groups of sums, and of features that are pooled from rows."""
         blocks = []
-        for runs in self.reading.scattered:
-            parts = [pooled_BC[:, start:stop] for start, stop in runs] or [pooled_BC[:, :0]]
+        pieces = self._pooled_cuts(pooled_BC)
+        for runs in self._scattered:
+            parts = [piece for run in runs for piece in pieces[run]] or [pooled_BC[:, :0]]
             blocks.append(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0].contiguous())
         return blocks
 
@@ -402,13 +413,16 @@ class _Step:
 
 def _group_block(group: SumGroup, sums: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """Sums of a group over its owners, by the numbers that `SumGroup.starts` has for them."""
-    total: torch.Tensor | None = None
+    parts = []
     for owner, start in group.starts.items():
         whole = sums[owner]
         assert whole is not None, "the group has sums there"
-        part = whole[:, start : start + group.width]
-        total = part if total is None else total + part
-    assert total is not None, "a group has an owner"
+        parts.append(whole[:, start : start + group.width])
+    if len(parts) == 1:
+        return parts[0]
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
     return total
 
 

@@ -107,6 +107,27 @@ class RowIndex:
     num_rows: int
 
 
+class ColumnCuts:
+    """Cuts a matrix into runs of columns, all in one call.
+
+    Args:
+        runs: First column and the one after the last of each run; together they cover all columns.
+    """
+
+    def __init__(self, runs: Sequence[tuple[int, int]]) -> None:
+        bounds = sorted({0, *(bound for run in runs for bound in run)})
+        self._piece_at = {bound: number for number, bound in enumerate(bounds)}
+        self._sizes = [stop - start for start, stop in pairwise(bounds)] or [0]
+
+    def __call__(self, matrix_BW: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Pieces, by rising column."""
+        return torch.split(matrix_BW, self._sizes, dim=1)
+
+    def pieces(self, start: int, stop: int) -> slice:
+        """Which of the pieces make up a run."""
+        return slice(self._piece_at[start], self._piece_at[stop])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """How a process puts together what it reads: fixed for a plan.
@@ -128,6 +149,13 @@ class Reading:
     scattered: tuple[tuple[tuple[int, int], ...], ...]
     dim_F: tuple[int, ...]
     sequences: tuple[int, ...]
+
+    def block_runs(self) -> list[list[tuple[int, int]]]:
+        """For each block the runs of its columns that are gathered or added: all of them, each once."""
+        runs: list[list[tuple[int, int]]] = [[] for _ in self.scattered]
+        for block, start, stop in [*self.gathered, *(run for _, run in self.added)]:
+            runs[block].append((start, stop))
+        return runs
 
     @classmethod
     def of(cls, ownership: Ownership, reader: int, requests: InputExchange) -> Reading:

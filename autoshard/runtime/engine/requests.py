@@ -1,14 +1,14 @@
 """How the ids of a batch reach the processes that hold their rows.
 
 Shape suffixes: F features, P processes, B samples of a local batch, L lookups, N jagged rows (a feature's bags for one
-destination), Z numbers of a message.
+destination).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Stream
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.addresses import AddressMap, Bucketized, CutFeature, RowOrder
 from autoshard.runtime.engine.holdings import Asked, Ownership
+from autoshard.runtime.engine.messages import Flag, Message, Received, Rooms, Wire, header_size, message_size, packed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,10 +93,11 @@ class Distributed:
 
 
 class InputExchange:
-    """Sends every process the ids that it looks up: one all-to-all of lengths, and one of ids, for the whole plan.
+    """Sends every process the ids that it looks up: one all-to-all of lengths and ids for the whole plan.
 
-    A bag's length travels only where its sum is asked for; where rows are, their number does. Whether a batch can be
-    looked up travels with the lengths, so that all processes refuse a bad one together.
+    A bag's length travels only where its sum is asked for; where rows are, their number does. Ids travel with the
+    lengths; where there are many more of them than in the last batches, the rest follows in a second all-to-all.
+    Whether a batch can be looked up travels with the lengths, so that all processes refuse a bad one together.
 
     Args:
         ownership: Who holds what.
@@ -117,20 +119,29 @@ class InputExchange:
         self._rows_F = torch.tensor([table.num_embeddings for table in tables for _ in table.features], device=device)
         self._num_features = len(self._rows_F)
         cut = _cut_features(ownership, reader, orders)
+        self.addresses = AddressMap(cut, ownership.holdings, reader, orders, device) if cut else None
+        cut = self.addresses.features if self.addresses else []
         self.cut_index = {(one.feature, ownership.holdings[one.holdings[0]].columns): n for n, one in enumerate(cut)}
         self._cut_order = _permutation([one.feature for one in cut], self._num_features, device)
         self._cut_features = [one.feature for one in cut]
-        self.addresses = AddressMap(cut, ownership.holdings, reader, orders, device) if cut else None
         by_owner = [self._sources(asked, owner) for owner, asked in enumerate(self._asked)]
         by_owner.append(self._sources(self._local, reader))
-        num_sources = self._num_features + (self.addresses.num_buckets * len(cut) if self.addresses else 0)
-        wire = [source for sums, rows in by_owner for source in (*sums, *(one for of in rows for one in of))]
-        self._wire_order = _permutation(wire, num_sources, device)
         rows_only = [source for _, rows in by_owner for of in rows for source in of]
+        wire = [source for sums, rows in by_owner for source in (*sums, *(one for of in rows for one in of))]
+        # Where all features are cut, messages are made of what is bucketized alone.
+        self._has_whole = self.addresses is None or any(source < self._num_features for source in wire)
+        num_sources = self.addresses.num_buckets * len(cut) if self.addresses else 0
+        if self._has_whole:
+            num_sources += self._num_features
+        else:
+            wire = [source - self._num_features for source in wire]
+            rows_only = [source - self._num_features for source in rows_only]
+        self._wire_order = _permutation(wire, num_sources, device)
         self._rows_order = torch.tensor(rows_only, dtype=torch.int32, device=device) if rows_only else None
-        self._needs_counts = bool(rows_only) or self.addresses is not None
+        self._needs_counts = bool(rows_only) or (self.addresses is not None and self.addresses.needs_counts)
         self._num_slots = [(len(sums), [len(of) for of in rows]) for sums, rows in by_owner]
-        #: Bytes that this process has sent to each process.
+        self._rooms = Rooms(self._num_processes)
+        #: Bytes of lengths and ids that this process has sent to each process.
         self.sent_bytes = {stream: [0.0] * self._num_processes for stream in (Stream.LENGTHS, Stream.IDS)}
 
     def _sources(self, asked: Asked, owner: int) -> tuple[list[int], list[list[int]]]:
@@ -162,7 +173,7 @@ class InputExchange:
         lengths_FB, ids_L = batch.lengths_FB.to(torch.int32).contiguous(), batch.ids_L.long().contiguous()
         counts_F = tuple(lengths_FB.sum(1).tolist()) if self._needs_counts else ()
         bucketized, lengths_NB, source_L = self._sources_of(lengths_FB, ids_L, counts_F)
-        wire = _Wire(*_permuted(self._wire_order, lengths_NB, source_L), self._num_slots)
+        wire = Wire(*_permuted(self._wire_order, lengths_NB, source_L), self._num_slots)
         rows = self._row_lookups(wire, lengths_NB, bucketized, counts_F) if self._rows_order is not None else None
         served = self._exchanged(wire, batch.batch_size, fault)
         return Distributed(
@@ -170,7 +181,7 @@ class InputExchange:
             lengths_FB=lengths_FB,
             counts_F=counts_F,
             served=served,
-            local=wire.request(self._num_processes),
+            local=self._request_here(wire),
             rows=rows,
             bucketized=bucketized,
         )
@@ -205,22 +216,27 @@ class InputExchange:
         if self.addresses is None:
             return None, lengths_FB, ids_L
         cut_FB, cut_L = _permuted(self._cut_order, lengths_FB, ids_L)
-        bucketized = self.addresses(cut_FB, cut_L, [counts_F[feature] for feature in self._cut_features])
+        counts = [counts_F[feature] for feature in self._cut_features] if self.addresses.needs_counts else []
+        bucketized = self.addresses(cut_FB, cut_L, counts, with_lookups=self._rows_order is not None)
         by_destination = bucketized.lengths_DFB.view(-1, lengths_FB.shape[1])
+        if not self._has_whole:
+            return bucketized, by_destination, bucketized.offsets_L
         return bucketized, torch.cat([lengths_FB, by_destination]), torch.cat([ids_L, bucketized.offsets_L])
 
     def _row_lookups(
-        self, wire: _Wire, lengths_NB: torch.Tensor, bucketized: Bucketized | None, counts_F: Sequence[int]
+        self, wire: Wire, lengths_NB: torch.Tensor, bucketized: Bucketized | None, counts_F: Sequence[int]
     ) -> RowLookups:
         """Which lookup each row answers; asks for each row once where that is wanted."""
         assert self._rows_order is not None, "there are rows"
         lookups_L = torch.arange(sum(counts_F), device=self._device)
         if bucketized is not None:
+            assert bucketized.lookups_L is not None, "rows are asked for"
             cut_L = lookups_L
             if self._cut_order is not None:
                 one_FB = torch.tensor([counts_F], dtype=torch.int32, device=self._device).view(-1, 1)
                 cut_L = _permuted(self._cut_order, one_FB, lookups_L)[1]
-            lookups_L = torch.cat([lookups_L, cut_L[bucketized.lookups_L]])
+            cut_L = cut_L[bucketized.lookups_L]
+            lookups_L = torch.cat([lookups_L, cut_L]) if self._has_whole else cut_L
         _, lookups_L = _permuted(self._rows_order, lengths_NB, lookups_L)
         arrivals, counts, num_rows, start = [], [], [], 0
         for owner, asked in enumerate([*self._asked, self._local]):
@@ -240,154 +256,73 @@ class InputExchange:
         arrival_L = torch.cat(arrivals) if arrivals else lookups_L
         return RowLookups(lookups_L, arrival_L, tuple(counts), tuple(num_rows))
 
-    def _exchanged(self, wire: _Wire, B: int, fault: InputError | None) -> tuple[Request, ...]:
-        """Sends lengths and then ids; what all processes ask this one for."""
-        sent = [wire.message(owner, fault is None) for owner in range(self._num_processes)]
-        sizes = [len(asked.sums) * B + len(asked.rows) + 1 for asked in self._served]
+    def _exchanged(self, wire: Wire, B: int, fault: InputError | None) -> tuple[Request, ...]:
+        """Sends lengths and ids; what all processes ask this one for."""
+        messages = [wire.message(owner) for owner in range(self._num_processes)]
+        flag = Flag.BAD if fault is not None else self._rooms.flag(messages)
+        came = self._sent(messages, flag, B)
+        self._refuse([one.flag for one in came], fault)
+        ids = [one.ids_L for one in came]
+        if any(one.flag is Flag.MORE for one in came):
+            ids = self._with_rest(messages, came)
+        self._rooms.adapt([one.num_ids for one in messages], [one.num_ids for one in came])
+        for owner, message in enumerate(messages):
+            self.sent_bytes[Stream.LENGTHS][owner] += message.num_numbers * LENGTH_BYTES
+            self.sent_bytes[Stream.IDS][owner] += message.num_ids * ID_BYTES
+        return tuple(_request(one, ids_L) for one, ids_L in zip(came, ids, strict=True))
+
+    def _sent(self, messages: Sequence[Message], flag: Flag, B: int) -> list[Received]:
+        """Sends messages to all processes; those that come from them."""
+        sent, sent_sizes = packed(messages, self._rooms.sent, flag)
+        headers = [header_size(len(asked.sums) * B + len(asked.rows)) for asked in self._served]
+        sizes = [message_size(*pair) for pair in zip(headers, self._rooms.received, strict=True)]
         received = torch.empty(sum(sizes), dtype=torch.int32, device=self._device)
-        dist.all_to_all_single(received, torch.cat(sent), sizes, [len(one) for one in sent], self._group)
-        messages = torch.split(received, sizes)
-        sums = [one[: len(of.sums) * B].view(-1, B).sum(1) for one, of in zip(messages, self._served, strict=True)]
-        tails = [one[len(of.sums) * B :] for one, of in zip(messages, self._served, strict=True)]
-        # The one place where the host waits for the device: it has to know how many ids go where.
-        known = torch.cat([wire.sums_N, *(part for pair in zip(sums, tails, strict=True) for part in pair)]).tolist()
-        wire.know(known[: len(wire.sums_N)])
-        counts, at = [], len(wire.sums_N)
-        for asked in self._served:
-            end = at + len(asked.sums) + len(asked.rows) + 1
-            counts.append(known[at:end])
-            at = end
-        self._refuse([one[-1] for one in counts], fault)
-        ids, id_sizes = wire.ids(), [sum(one[:-1]) for one in counts]
-        sent_sizes = [wire.num_ids(owner) for owner in range(self._num_processes)]
-        served_L = torch.empty(sum(id_sizes), dtype=torch.int64, device=self._device)
-        dist.all_to_all_single(served_L, ids, id_sizes, sent_sizes, self._group)
-        for owner, (message, number) in enumerate(zip(sent, sent_sizes, strict=True)):
-            self.sent_bytes[Stream.LENGTHS][owner] += (len(message) - 1) * LENGTH_BYTES
-            self.sent_bytes[Stream.IDS][owner] += number * ID_BYTES
-        return tuple(
-            _request(message, served, of, numbers, B)
-            for message, served, of, numbers in zip(
-                messages, torch.split(served_L, id_sizes), self._served, counts, strict=True
-            )
+        dist.all_to_all_single(received, sent, sizes, sent_sizes, self._group)
+        came = torch.split(received, sizes)
+        lengths = [one[: len(of.sums) * B].view(-1, B) for one, of in zip(came, self._served, strict=True)]
+        known: list[torch.Tensor] = []
+        for one, lengths_NB, asked in zip(came, lengths, self._served, strict=True):
+            first = lengths_NB.numel()
+            known += [lengths_NB.sum(1), one[first : first + len(asked.rows) + 1]]
+        # The host waits for the device: it has to know how many ids there are.
+        numbers = iter(torch.cat(known).tolist())
+        counts = [tuple(islice(numbers, len(of.sums) + len(of.rows) + 1)) for of in self._served]
+        return [
+            Received(lengths_NB, of[:-1], Flag(of[-1]), one[header:].view(torch.int64))
+            for one, header, lengths_NB, of in zip(came, headers, lengths, counts, strict=True)
+        ]
+
+    def _request_here(self, wire: Wire) -> Request:
+        """What this process reads from its own replicas."""
+        lengths_NB, counts_N, ids_L = wire.sums(self._num_processes)
+        rows = wire.rows(self._num_processes)
+        return Request(
+            sums=Jagged(lengths_NB, counts_N, ids_L),
+            counts=tuple(len(one) for one in rows),
+            ids_L=torch.cat(rows) if rows else ids_L[:0],
         )
 
-    def _refuse(self, is_good_P: Sequence[int], fault: InputError | None) -> None:
+    def _with_rest(self, messages: Sequence[Message], came: Sequence[Received]) -> list[torch.Tensor]:
+        """Sends the ids that found no room; all of each process together."""
+        rests = [message.rest(room) for message, room in zip(messages, self._rooms.sent, strict=True)]
+        sizes = [one.num_ids - len(one.ids_L) for one in came]
+        received_L = torch.empty(sum(sizes), dtype=torch.int64, device=self._device)
+        dist.all_to_all_single(received_L, torch.cat(rests), sizes, [len(one) for one in rests], self._group)
+        return [torch.cat([one.ids_L, rest]) for one, rest in zip(came, torch.split(received_L, sizes), strict=True)]
+
+    def _refuse(self, flags_P: Sequence[Flag], fault: InputError | None) -> None:
         if fault is not None:
             raise fault
-        bad = [process for process, is_good in enumerate(is_good_P) if not is_good]
+        bad = [process for process, flag in enumerate(flags_P) if flag is Flag.BAD]
         if bad:
             raise InputError(f"process {bad[0]} has a batch that cannot be looked up", field="ids")
 
 
-class _Wire:
-    """Jagged rows in the order in which they travel: owner by owner, sums before rows; and last those read here."""
-
-    def __init__(
-        self, lengths_NB: torch.Tensor, ids_L: torch.Tensor, num_slots: Sequence[tuple[int, Sequence[int]]]
-    ) -> None:
-        self._lengths_NB, self._ids_L, self._num_slots = lengths_NB, ids_L, num_slots
-        self.sums_N = lengths_NB.sum(1)
-        self._counts_N: list[int] | None = None
-        self._rows: dict[int, list[torch.Tensor]] = {}
-        self._starts: list[int] = []
-        self._first: list[int] = []
-        first = 0
-        for sums, rows in num_slots:
-            self._first.append(first)
-            first += sums + sum(rows)
-
-    @property
-    def counts_N(self) -> list[int]:  # noqa: N802 - a shape suffix
-        """Ids of every jagged row, on the host."""
-        if self._counts_N is None:
-            self._counts_N = self.sums_N.tolist()
-        return self._counts_N
-
-    def know(self, counts_N: list[int]) -> None:
-        """Takes the numbers of ids that the host has got by another way."""
-        self._counts_N = counts_N
-
-    def _span(self, owner: int) -> tuple[int, int, int]:
-        """First jagged row of an owner's sums, of its rows, and the one after the last."""
-        sums, rows = self._num_slots[owner]
-        first = self._first[owner]
-        return first, first + sums, first + sums + sum(rows)
-
-    def row_counts(self, owner: int) -> tuple[tuple[int, ...], ...]:
-        """Lookups of each feature, holding by holding."""
-        at, counts = self._span(owner)[1], []
-        for size in self._num_slots[owner][1]:
-            counts.append(tuple(self.counts_N[at : at + size]))
-            at += size
-        return tuple(counts)
-
-    def _start(self, row: int) -> int:
-        if len(self._starts) <= len(self._lengths_NB):
-            self._starts = [0, *accumulate(self.counts_N)]
-        return self._starts[row]
-
-    def row_ids(self, owner: int) -> list[torch.Tensor]:
-        """Ids of each holding whose rows are asked for."""
-        start, ids = self._start(self._span(owner)[1]), []
-        for of_features in self.row_counts(owner):
-            ids.append(self._ids_L[start : start + sum(of_features)])
-            start += sum(of_features)
-        return ids
-
-    def ask_for(self, owner: int, ids: list[torch.Tensor]) -> None:
-        """Replaces the ids of rows by others."""
-        self._rows[owner] = ids
-
-    def message(self, owner: int, is_good: bool) -> torch.Tensor:
-        """Bag lengths, numbers of rows, and whether the batch can be looked up; int32 of shape (Z,)."""
-        first, middle, last = self._span(owner)
-        lengths = self._lengths_NB[first:middle].reshape(-1)
-        sizes = [len(one) for one in self._rows.get(owner, [])] if last > middle else []
-        return torch.cat([lengths, lengths.new_tensor([*sizes, int(is_good)])])
-
-    def _sums_range(self, owner: int) -> tuple[int, int]:
-        first, middle, _ = self._span(owner)
-        start = self._start(first)
-        return start, self._start(middle)
-
-    def num_ids(self, owner: int) -> int:
-        """Ids that an owner is sent."""
-        start, stop = self._sums_range(owner)
-        return stop - start + sum(len(one) for one in self._rows.get(owner, []))
-
-    def ids(self) -> torch.Tensor:
-        """Ids for all owners, one after the other."""
-        owners = range(len(self._num_slots) - 1)
-        if not self._rows:
-            start, stop = self._start(0), self._sums_range(len(owners) - 1)[1]
-            return self._ids_L[start:stop]
-        pieces: list[torch.Tensor] = []
-        for owner in owners:
-            start, stop = self._sums_range(owner)
-            pieces += [self._ids_L[start:stop], *self._rows.get(owner, [])]
-        return torch.cat(pieces)
-
-    def request(self, owner: int) -> Request:
-        """What an owner is asked for, as it gets it."""
-        first, middle, _ = self._span(owner)
-        start, stop = self._sums_range(owner)
-        rows = self._rows.get(owner, [])
-        return Request(
-            sums=Jagged(self._lengths_NB[first:middle], tuple(self.counts_N[first:middle]), self._ids_L[start:stop]),
-            counts=tuple(len(one) for one in rows),
-            ids_L=torch.cat(rows) if rows else self._ids_L[:0],
-        )
-
-
-def _request(message: torch.Tensor, ids_L: torch.Tensor, asked: Asked, counts: Sequence[int], B: int) -> Request:
-    num_sums = len(asked.sums)
-    summed = sum(counts[:num_sums])
-    return Request(
-        sums=Jagged(message[: num_sums * B].view(num_sums, B), tuple(counts[:num_sums]), ids_L[:summed]),
-        counts=tuple(counts[num_sums:-1]),
-        ids_L=ids_L[summed:],
-    )
+def _request(message: Received, ids_L: torch.Tensor) -> Request:
+    num_sums = len(message.lengths_NB)
+    counts_N, row_counts = message.counts[:num_sums], message.counts[num_sums:]
+    summed = sum(counts_N)
+    return Request(sums=Jagged(message.lengths_NB, counts_N, ids_L[:summed]), counts=row_counts, ids_L=ids_L[summed:])
 
 
 def _cut_features(ownership: Ownership, reader: int, orders: Mapping[str, RowOrder]) -> list[CutFeature]:

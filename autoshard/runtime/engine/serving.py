@@ -138,7 +138,7 @@ class FusedKernels:
         sums, first, start = [], 0, 0
         for one in self._sums:
             last = first + one.num_features
-            stop = start + sum(of.counts_N[feature] for feature in range(first, last) for of in asked)
+            stop = start + sum(sum(of.counts_N[first:last]) for of in asked)
             sums.append(self._timed(one.kernel.sums, ids_L[start:stop], lengths_FG[first:last]))
             first, start = last, stop
         return sums
