@@ -16,9 +16,10 @@ from torch.nn.functional import embedding_bag
 
 from autoshard.core import DType, Exchange, Pooling
 from autoshard.core.plan import Payload
+from autoshard.core.step import Collective
 from autoshard.evaluation.traffic import Stream, wire_bytes
 from autoshard.runtime.engine.holdings import Asked, KernelKey, Ownership
-from autoshard.runtime.engine.payload import exchange
+from autoshard.runtime.engine.payload import PayloadExchange
 from autoshard.runtime.engine.reading import Reading, RowIndex, RowKernel, SumGroup, row_index
 from autoshard.runtime.engine.replicas import NO_LOOKUPS, ReplicaLookups, Replicas, one_below_the_other, side_by_side
 from autoshard.runtime.engine.replicated import summed_by_row
@@ -29,6 +30,8 @@ from autoshard.runtime.timing import Part, StepTimer
 
 class OutputExchange:
     """Sends embeddings to those who asked for them, and their gradients back: one all-to-all each way.
+
+    Sending and receiving are apart, forward and backward, so that others may compute while embeddings travel.
 
     Gradients are divided by the number of processes: each process's loss is the mean over its own batch, so the
     tables see the gradient of the mean over the global batch. TorchRec does the same.
@@ -94,17 +97,16 @@ class OutputExchange:
         """Columns of a block of sums."""
         return sum(self._dim[slot.holding] for slot in asked.sums)
 
-    def __call__(self, looked: Looked, batch: Distributed) -> tuple[torch.Tensor, ...]:
-        """Embeddings of the local batch: pooled ones of shape (B, C), and for each sequence feature (L, D)."""
-        outputs: tuple[torch.Tensor, ...] = _Exchanged.apply(  # type: ignore[no-untyped-call]
-            self, batch, looked.sums_GO, *looked.rows
-        )
-        return outputs
+    def start(self, looked: Looked, batch: Distributed) -> StartedExchange:
+        """Sends embeddings on their way."""
+        step = _Step(batch)
+        travelling: torch.Tensor = _Sent.apply(self, step, looked.sums_GO, *looked.rows)  # type: ignore[no-untyped-call]
+        return StartedExchange(self, step, travelling)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def forward(self, step: _Step, sums_GO: torch.Tensor | None, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Sends embeddings, and puts together those that come."""
+    def send(self, step: _Step, sums_GO: torch.Tensor | None, rows: Sequence[torch.Tensor]) -> None:
+        """Sends embeddings."""
         batch, B = step.batch, step.batch.batch_size
         step.remote = [NO_LOOKUPS] * self._num_processes
         if not self.replicas.is_empty:
@@ -113,10 +115,19 @@ class OutputExchange:
                 step.remote = [self.replicas.look_up(request, of, B) for request, of in asked]
                 step.local = self.replicas.look_up(batch.local, self._local, B)
         with self.timer.measure(Part.FORWARD_EXCHANGE):
-            came = self._forward_exchange(step, sums_GO, rows)
-            return self._together(step, came)
+            step.embeddings = self._forward_exchange(step, sums_GO, rows)
 
-    def _forward_exchange(self, step: _Step, sums_GO: torch.Tensor | None, rows: Sequence[torch.Tensor]) -> list[_Came]:
+    def receive(self, step: _Step) -> list[torch.Tensor]:
+        """Puts together the embeddings that come."""
+        with self.timer.measure(Part.FORWARD_EXCHANGE):
+            assert step.embeddings is not None, "they were sent"
+            pieces = torch.split(step.embeddings.wait(), step.received_sizes)
+            step.embeddings = None
+            return self._together(step, [self._came(step, one, owner) for owner, one in enumerate(pieces)])
+
+    def _forward_exchange(
+        self, step: _Step, sums_GO: torch.Tensor | None, rows: Sequence[torch.Tensor]
+    ) -> PayloadExchange:
         B = step.batch.batch_size
         rows_of_P = [self._rows_for(step, rows, process) for process in range(self._num_processes)]
         if sums_GO is not None and not any(rows_of_P) and not any(one.sums_BW is not None for one in step.remote):
@@ -133,8 +144,15 @@ class OutputExchange:
         ]
         step.sent_sizes = sizes
         self._count(Stream.FORWARD, self._payload.forward, sizes)
-        received = exchange(flat, sizes, step.received_sizes, self._payload.forward, self._group)
-        return [self._came(step, one, owner) for owner, one in enumerate(torch.split(received, step.received_sizes))]
+        return PayloadExchange(
+            flat,
+            sizes,
+            step.received_sizes,
+            self._payload.forward,
+            self._group,
+            Collective.FORWARD_EXCHANGE,
+            self.timer,
+        )
 
     def _sums_for(self, sums_GO: torch.Tensor | None, step: _Step, process: int) -> list[torch.Tensor]:
         B, remote = step.batch.batch_size, step.remote[process].sums_BW
@@ -250,20 +268,25 @@ class OutputExchange:
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
-    def backward(
-        self, step: _Step, gradients: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-        """Sends gradients to those who hold the rows; those of fused sums, (G, O), and of their rows."""
+    def send_gradients(self, step: _Step, gradients: Sequence[torch.Tensor]) -> None:
+        """Sends gradients to those who hold the rows."""
         with self.timer.measure(Part.BACKWARD_EXCHANGE):
             scaled = [one / self._num_processes for one in gradients]
             pooled_BC = scaled[0] if step.scale_BC is None else scaled[0] * step.scale_BC
-            blocks = self._block_gradients(pooled_BC)
-            rows = self._row_gradients(step, blocks, dict(zip(self.reading.sequences, scaled[1:], strict=True)))
-            received = self._backward_exchange(step, blocks, rows)
+            step.blocks = blocks = self._block_gradients(pooled_BC)
+            step.rows = self._row_gradients(step, blocks, dict(zip(self.reading.sequences, scaled[1:], strict=True)))
+            step.gradients = self._backward_exchange(step, blocks, step.rows)
+
+    def receive_gradients(self, step: _Step) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        """Gradients of fused sums, (G, O), and of their rows; replicas are updated with theirs."""
+        with self.timer.measure(Part.BACKWARD_EXCHANGE):
+            assert step.gradients is not None, "they were sent"
+            received = torch.split(step.gradients.wait(), step.sent_sizes)
+            step.gradients = None
             fused = self._fused_gradients(step, received)
         if not self.replicas.is_empty:
             with self.timer.measure(Part.BACKWARD_KERNEL):
-                self._collect(step, blocks, rows, received)
+                self._collect(step, step.blocks, step.rows, received)
             self.replicas.update()
         return fused
 
@@ -293,7 +316,7 @@ class OutputExchange:
 
     def _backward_exchange(
         self, step: _Step, blocks: Sequence[torch.Tensor], rows: Mapping[KernelKey, torch.Tensor]
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> PayloadExchange:
         at = dict.fromkeys(rows, 0)
         pieces: list[torch.Tensor] = []
         for owner in range(self._num_processes):
@@ -306,8 +329,15 @@ class OutputExchange:
         step.first_local = at
         flat = torch.cat(pieces) if len(pieces) > 1 else pieces[0] if pieces else self._nothing()
         self._count(Stream.BACKWARD, self._payload.backward, step.received_sizes)
-        received = exchange(flat, step.received_sizes, step.sent_sizes, self._payload.backward, self._group)
-        return torch.split(received, step.sent_sizes)
+        return PayloadExchange(
+            flat,
+            step.received_sizes,
+            step.sent_sizes,
+            self._payload.backward,
+            self._group,
+            Collective.BACKWARD_EXCHANGE,
+            self.timer,
+        )
 
     def _fused_gradients(
         self, step: _Step, received: Sequence[torch.Tensor]
@@ -373,7 +403,7 @@ class _Came:
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """What the backward pass has to know of the forward pass."""
+    """What sending and receiving, forward and backward, have to know of each other."""
 
     batch: Distributed
     remote: list[ReplicaLookups] = field(default_factory=list)
@@ -383,6 +413,30 @@ class _Step:
     received_sizes: list[int] = field(default_factory=list)
     first_local: dict[KernelKey, int] = field(default_factory=dict)
     scale_BC: torch.Tensor | None = None
+    embeddings: PayloadExchange | None = None
+    blocks: Sequence[torch.Tensor] = ()
+    rows: Mapping[KernelKey, torch.Tensor] = field(default_factory=dict)
+    gradients: PayloadExchange | None = None
+
+
+class StartedExchange:
+    """Embeddings of one batch on their way.
+
+    Args:
+        exchanger: Sent them.
+        step: Of the batch.
+        travelling: An empty tensor, whose gradient comes when those of the embeddings have been sent.
+    """
+
+    def __init__(self, exchanger: OutputExchange, step: _Step, travelling: torch.Tensor) -> None:
+        self._exchanger, self._step, self._travelling = exchanger, step, travelling
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        """Embeddings of the local batch: pooled ones of shape (B, C), and for each sequence feature (L, D)."""
+        outputs: tuple[torch.Tensor, ...] = _Arrived.apply(  # type: ignore[no-untyped-call]
+            self._exchanger, self._step, self._travelling
+        )
+        return outputs
 
 
 def _pooled(kernel: RowKernel, index: RowIndex, rows_RD: torch.Tensor, B: int) -> torch.Tensor:
@@ -414,21 +468,40 @@ def _cut_rows(flat: torch.Tensor, alike: Sequence[torch.Tensor]) -> list[torch.T
     return [one.view(of.shape) for one, of in zip(torch.split(flat, sizes), alike, strict=True)] if sizes else []
 
 
-class _Exchanged(torch.autograd.Function):
-    """`OutputExchange` as one autograd node, so that its backward pass is one collective and no bookkeeping."""
+class _Sent(torch.autograd.Function):
+    """Sends embeddings; its backward pass receives their gradients.
+
+    Autograd goes back in reverse order: what was computed between `_Sent` and `_Arrived` forward is computed between
+    sending and receiving the gradients, too.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        exchanger: OutputExchange,
-        batch: Distributed,
-        sums_GO: torch.Tensor | None,
-        *rows: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.exchanger, ctx.step = exchanger, _Step(batch)
-        return tuple(exchanger.forward(ctx.step, sums_GO, rows))
+        ctx: Any, exchanger: OutputExchange, step: _Step, sums_GO: torch.Tensor | None, *rows: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.exchanger, ctx.step = exchanger, step
+        exchanger.send(step, sums_GO, rows)
+        return _empty(step)
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        sums_GO, rows = ctx.exchanger.receive_gradients(ctx.step)
+        return None, None, sums_GO, *rows
+
+
+class _Arrived(torch.autograd.Function):
+    """Receives embeddings; its backward pass sends their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, exchanger: OutputExchange, step: _Step, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.exchanger, ctx.step = exchanger, step
+        return tuple(exchanger.receive(step))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        sums_GO, rows = ctx.exchanger.backward(ctx.step, gradients)
-        return None, None, sums_GO, *rows
+        ctx.exchanger.send_gradients(ctx.step, gradients)
+        return None, None, _empty(ctx.step)
+
+
+def _empty(step: _Step) -> torch.Tensor:
+    return step.batch.lengths_FB.new_empty(0, dtype=torch.float32)

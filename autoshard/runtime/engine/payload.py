@@ -11,7 +11,10 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core import DType
+from autoshard.core.step import Collective
 from autoshard.evaluation.traffic import INT8_BLOCK
+from autoshard.runtime.pending import Pending
+from autoshard.runtime.timing import StepTimer
 
 _CAST = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 
@@ -77,10 +80,8 @@ def wire_format(dtype: DType) -> WireFormat:
     return Int8Format() if dtype is DType.INT8 else CastFormat(dtype)
 
 
-def exchange(
-    sent: torch.Tensor, sent_sizes: list[int], received_sizes: list[int], dtype: DType, group: dist.ProcessGroup
-) -> torch.Tensor:
-    """One all-to-all of fp32 values.
+class PayloadExchange:
+    """One all-to-all of fp32 values, under way.
 
     Args:
         sent: The values for all processes, one process after the other, of one dimension.
@@ -88,19 +89,35 @@ def exchange(
         received_sizes: How many values come from each process.
         dtype: Format on the wire.
         group: The processes.
-
-    Returns:
-        What came, process after process, fp32 of one dimension.
+        collective: What to count its time as.
+        timer: Where to count it.
     """
-    form = wire_format(dtype)
-    if isinstance(form, CastFormat):
-        encoded = form.encode(sent)
-        received = encoded.new_empty(sum(received_sizes))
-        dist.all_to_all_single(received, encoded, received_sizes, sent_sizes, group)
-        return form.decode(received, len(received))
-    encoded = torch.cat([form.encode(one) for one in torch.split(sent, sent_sizes)])
-    elements = [form.num_elements(size) for size in received_sizes]
-    wire = encoded.new_empty(sum(elements))
-    dist.all_to_all_single(wire, encoded, elements, [form.num_elements(size) for size in sent_sizes], group)
-    came = zip(torch.split(wire, elements), received_sizes, strict=True)
-    return torch.cat([form.decode(one, size) for one, size in came])
+
+    def __init__(
+        self,
+        sent: torch.Tensor,
+        sent_sizes: list[int],
+        received_sizes: list[int],
+        dtype: DType,
+        group: dist.ProcessGroup,
+        collective: Collective,
+        timer: StepTimer,
+    ) -> None:
+        self._form, self._sizes = wire_format(dtype), received_sizes
+        if isinstance(self._form, CastFormat):
+            encoded = self._form.encode(sent)
+        else:
+            encoded = torch.cat([self._form.encode(one) for one in torch.split(sent, sent_sizes)])
+        self._elements = [self._form.num_elements(size) for size in received_sizes]
+        self._wire = encoded.new_empty(sum(self._elements))
+        elements = [self._form.num_elements(size) for size in sent_sizes]
+        work = dist.all_to_all_single(self._wire, encoded, self._elements, elements, group, async_op=True)
+        self._pending = Pending(work, collective, timer)
+
+    def wait(self) -> torch.Tensor:
+        """What came, process after process, fp32 of one dimension."""
+        self._pending.wait()
+        if isinstance(self._form, CastFormat):
+            return self._form.decode(self._wire, len(self._wire))
+        came = zip(torch.split(self._wire, self._elements), self._sizes, strict=True)
+        return torch.cat([self._form.decode(one, size) for one, size in came])

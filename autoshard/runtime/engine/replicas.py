@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core import GradSync
+from autoshard.core.step import Collective
 from autoshard.runtime.engine.fused import FusedSettings
 from autoshard.runtime.engine.holdings import Asked, Holding, KernelKey, Ownership
 from autoshard.runtime.engine.replicated import GradientSync, ReplicatedRows, RowGradients, holder_groups, summed_by_row
@@ -192,7 +193,7 @@ class Replicas:
             kernels = [self._kernels[key] for key in keys]
             with self._timer.measure(Part.BACKWARD_KERNEL):
                 own = [kernel.summed() for kernel in kernels]
-            with self._timer.measure(Part.SYNC):
+            with self._timer.measure(Part.SYNC, Collective.ALL_REDUCE):
                 gradients = sync(own)
             with self._timer.measure(Part.BACKWARD_KERNEL):
                 for kernel, of_kernel in zip(kernels, gradients, strict=True):

@@ -7,6 +7,7 @@ destination), Z numbers of a message.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -132,6 +133,13 @@ class InputExchange:
         self._num_slots = [(len(sums), [len(of) for of in rows]) for sums, rows in by_owner]
         #: Bytes that this process has sent to each process.
         self.sent_bytes = {stream: [0.0] * self._num_processes for stream in (Stream.LENGTHS, Stream.IDS)}
+
+    def over(self, group: dist.ProcessGroup) -> InputExchange:
+        """The same exchange over another process group of the same processes, with counters of its own."""
+        twin = copy(self)
+        twin._group = group
+        twin.sent_bytes = {stream: [0.0] * self._num_processes for stream in self.sent_bytes}
+        return twin
 
     def _sources(self, asked: Asked, owner: int) -> tuple[list[int], list[list[int]]]:
         """Jagged rows of sums, and those of every holding whose rows are asked for."""
