@@ -18,10 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
-from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.embeddings import ShardedEmbeddings, StartedLookup
 from autoshard.runtime.engine.fused import FusedSettings
 from autoshard.runtime.training.step import FeatureVectors
-from autoshard.runtime.training.synthetic import draw_samples
+from autoshard.runtime.training.synthetic import Samples, draw_samples
 
 NUM_DENSE = 13
 
@@ -29,14 +29,17 @@ NUM_DENSE = 13
 class DenseLayers(nn.Module):
     """The part of the model that every process has whole: it makes a logit of dense features and embeddings."""
 
-    def __init__(self, num_columns: int) -> None:
+    def __init__(self, num_columns: int, vectors: FeatureVectors) -> None:
         super().__init__()
+        self.vectors = vectors
         self.bottom = nn.Sequential(nn.Linear(NUM_DENSE, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU())
         self.top = nn.Sequential(nn.Linear(32 + num_columns, 64), nn.ReLU(), nn.Linear(64, 1))
 
-    def forward(self, dense_BN: torch.Tensor, embedded_BC: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: Samples, started: StartedLookup) -> torch.Tensor:
         """Logits, shape (B,)."""
-        return self.top(torch.cat([self.bottom(dense_BN), embedded_BC], dim=1)).squeeze(1)
+        bottom_BH = self.bottom(batch.dense_BN)  # Embeddings travel meanwhile.
+        embedded_BC = self.vectors(started.wait(), batch.ids)
+        return self.top(torch.cat([bottom_BH, embedded_BC], dim=1)).squeeze(1)
 
 
 def train(plan_path: str, num_steps: int, learning_rate: float, device: torch.device) -> None:
@@ -49,17 +52,21 @@ def train(plan_path: str, num_steps: int, learning_rate: float, device: torch.de
         # Tables that are cut by how often rows are accessed come with the order of their rows.
         row_orders={name: torch.from_numpy(ids) for name, ids in read_row_orders(plan, plan_path).items()},
     )
-    vectors = FeatureVectors(plan.tables)
-    dense = DistributedDataParallel(DenseLayers(sum(embeddings.feature_dims)).to(device))
+    dense = DistributedDataParallel(DenseLayers(sum(embeddings.feature_dims), FeatureVectors(plan.tables)).to(device))
     optimizer = torch.optim.SGD(dense.parameters(), lr=learning_rate)
+    # A loader of your own gives a BatchOfIds, or a KeyedJaggedTensor; this draws ids as the plan's tables expect.
+    keys = ((0, step, dist.get_rank()) for step in range(num_steps))
+    loader = (draw_samples(plan.tables, NUM_DENSE, embeddings.local_batch_size, key).to(device) for key in keys)
+    following = next(loader)
+    prefetched = embeddings.prefetch(following.ids)
     for step in range(num_steps):
-        # A loader of your own gives a BatchOfIds, or a KeyedJaggedTensor; this draws ids as the plan's tables expect.
-        key = (0, step, dist.get_rank())
-        batch = draw_samples(plan.tables, NUM_DENSE, embeddings.local_batch_size, key).to(device)
+        batch, following = following, next(loader, None)
         labels_B = (batch.dense_BN[:, 0] > 0).float()  # Something that can be learned.
         begun = time.perf_counter()
-        embedded_BC = vectors(embeddings(batch.ids), batch.ids)
-        loss = binary_cross_entropy_with_logits(dense(batch.dense_BN, embedded_BC), labels_B)
+        started = embeddings.start(prefetched)
+        if following is not None:
+            prefetched = embeddings.prefetch(following.ids)  # Travels while this batch is trained on.
+        loss = binary_cross_entropy_with_logits(dense(batch, started), labels_B)
         optimizer.zero_grad()
         loss.backward()  # Updates the tables, too.
         embeddings.end_step()

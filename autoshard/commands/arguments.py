@@ -14,6 +14,7 @@ from autoshard.core.accepted import MAX_SEED
 from autoshard.core.costs import Risk
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
+from autoshard.core.step import Overlap
 
 if TYPE_CHECKING:
     from autoshard.core import CostModels, ShardingPlan, TableSet
@@ -76,6 +77,10 @@ PayloadOption = Annotated[
     ),
 ]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")]
+OverlapOption = Annotated[
+    Overlap | None,
+    typer.Option(help="Which parts of a step run at the same time.", show_default="that of the step model, or none"),
+]
 HtmlOption = Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")]
 
 

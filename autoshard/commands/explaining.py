@@ -50,7 +50,7 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
 def _overview(found: Explanation) -> RenderableType:
     from rich.table import Table
 
-    shown = Table(title=_title(found))
+    shown = Table(title=_title(found), caption=_collectives(found))
     for name in ("table", "sharding", "ranks", "bytes per rank", "on the slowest rank of", "reason"):
         shown.add_column(name, justify="right" if name == "bytes per rank" else "left", overflow="fold")
     for one in found.tables:
@@ -89,6 +89,17 @@ def _details(found: Explanation) -> RenderableType:
 def _title(found: Explanation) -> str:
     groups = f", {found.num_groups} replica groups" if found.num_groups > 1 else ""
     return f"Predicted step {found.step_ms:.6g} ms{groups}"
+
+
+def _collectives(found: Explanation) -> str:
+    from autoshard.report.wording import write_ms
+
+    times = (
+        f"{collective.replace('_', ' ')} {write_ms(time.serialised_ms)} / {write_ms(time.exposed_ms)}"
+        for collective, time in found.collectives.items()
+        if time.serialised_ms > 0
+    )
+    return f"Collectives, serialised / exposed ms: {', '.join(times) or 'none'}."
 
 
 def _binds(one: ExplainedTable) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from autoshard.commands.arguments import (
     OutputOption,
+    OverlapOption,
     PricingOptions,
     SearchOptions,
     SettingsOption,
@@ -47,6 +48,7 @@ class EvaluateOptions:
 
     plan: Annotated[Path, typer.Argument(help="Plan to price.", metavar="PLAN")]
     pricing: PricingOptions
+    overlap: OverlapOption = None
     output: OutputOption = None
 
 
@@ -83,7 +85,8 @@ def evaluate(options: EvaluateOptions, as_json: JsonOption = False) -> None:
     from autoshard.formats import read_plan
 
     loaded = read_plan(options.plan)
-    _finish(loaded.with_predicted(price(loaded, options.pricing.costs_of(loaded))), options.output, as_json)
+    predicted = price(loaded, options.pricing.costs_of(loaded), overlap=options.overlap)
+    _finish(loaded.with_predicted(predicted), options.output, as_json)
 
 
 def _finish(made: ShardingPlan, output: Path | None, as_json: bool) -> None:

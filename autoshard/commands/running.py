@@ -39,12 +39,15 @@ class RunOptions:
     ] = None
     seed: Annotated[int, seed_option("Seed of weights and batches.")] = 0
     device: Annotated[str, typer.Option(help="`auto` (GPUs if there are enough), `cpu` or `cuda`.")] = "auto"
+    overlap: Annotated[
+        str, typer.Option(help="`none`, or `pipelined`: communication hides behind computation, with the same results.")
+    ] = "none"
 
     def request(self) -> RunRequest:
         """The execution.
 
         Raises:
-            InvalidOptionError: If engine or device are unknown.
+            InvalidOptionError: If engine, device or overlap are unknown.
         """
         from autoshard.runtime import RunRequest
 
@@ -56,6 +59,7 @@ class RunOptions:
             batch_size=self.batch_size,
             seed=self.seed,
             device=self.device,  # type: ignore[arg-type]
+            overlap=self.overlap,  # type: ignore[arg-type]
         )
 
 
@@ -105,11 +109,13 @@ def _num_processes(world_size: int) -> int:
 
 
 def _rendered(result: RunResult) -> RenderableType:
+    from autoshard.core.step import Overlap
     from autoshard.report.wording import write_ms, write_percent
 
     lines = [
         f"{result.steps} steps of {result.batch_size:,} samples on {result.num_processes} processes "
         f"({result.engine}, {result.backend}, {result.device})"
+        + (f", {result.overlap}" if result.overlap is not Overlap.NONE else "")
         + (f", which ran the plan's {result.plan_world_size} ranks" if result.folded else ""),
         f"Step {write_ms(result.step_ms)} ms, {result.samples_per_s:,.0f} samples/s, "
         f"kernel balance {write_percent(result.balance)}, loss {result.first_loss:.4f} to {result.last_loss:.4f}",
@@ -134,4 +140,22 @@ def _rendered(result: RunResult) -> RenderableType:
             rank.kernel_ms,
         )
         table.add_row(str(rank.process), str(rank.num_tables), *(write_ms(value) for value in times))
-    return Group(*lines, "", table)
+    return Group(*lines, "", table, "", _collective_table(result))
+
+
+def _collective_table(result: RunResult) -> RenderableType:
+    """How long each collective took at its slowest process, and how long the step waited for it there."""
+    from autoshard.core.step import StepCollective
+    from autoshard.report.terminal import collective_table
+
+    timed = [
+        collective for collective in StepCollective if any(collective in rank.collectives for rank in result.ranks)
+    ]
+    slowest = {
+        collective: max(
+            (rank.collectives[collective] for rank in result.ranks if collective in rank.collectives),
+            key=lambda time: time.exposed_ms,
+        )
+        for collective in timed
+    }
+    return collective_table(slowest)

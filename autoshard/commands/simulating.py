@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autoshard.commands.arguments import SearchOptions, SettingsOption, TablesArgument, parse_settings
+from autoshard.commands.arguments import OverlapOption, SearchOptions, SettingsOption, TablesArgument, parse_settings
 from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.plan import GroupLayout, Payload
 from autoshard.core.quoting import shown
-from autoshard.core.step import Overlap
 from autoshard.simulation import (
     Lengths,
     Point,
@@ -70,12 +69,7 @@ class SimulateOptions:
     sync_every: Annotated[
         int, typer.Option(min=1, help="Steps from one synchronisation of groups to the next."), _GROUPED
     ] = 1
-    overlap: Annotated[
-        Overlap | None,
-        typer.Option(
-            help="Which parts of a step run at the same time.", show_default="that of the step model, or none"
-        ),
-    ] = None
+    overlap: OverlapOption = None
     batches: Annotated[int, typer.Option(min=0, help="Batches to draw per point, for the spread; 0 for none.")] = 100
     lengths: Annotated[
         Lengths,

@@ -12,7 +12,7 @@ from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.core.replica_groups import GroupLayout, ReplicaGroups
 from autoshard.core.shard import LocalShard, PlacedShard, local_shard
-from autoshard.core.step import Overlap, StepPart
+from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.core.tables import DType, RowOrder, TableSet
 from autoshard.core.topology import Topology
 
@@ -124,6 +124,8 @@ class CostBreakdown:
         parts: The step's parts at their slowest ranks. Their values add up to the step if nothing overlaps; `dense`
             holds `dense_ms`, `sync_ms`, and what belongs to no part. Each has the relative interval of the models that
             priced it, also where a step model knows better of the whole.
+        collectives: Time of each kind of collective at its slowest rank, and by how much the step would be shorter
+            without it.
     """
 
     step_ms: Estimate
@@ -142,6 +144,7 @@ class CostBreakdown:
     sync_ms: float | None = None
     group_sync_ms: float | None = None
     parts: Mapping[StepPart, Estimate] = field(default_factory=dict)
+    collectives: Mapping[StepCollective, CollectiveTime] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

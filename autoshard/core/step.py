@@ -5,7 +5,8 @@ Shape suffixes: R ranks, F features of a part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -17,9 +18,40 @@ class Overlap(StrEnum):
     """Which parts of a step run at the same time."""
 
     NONE = "none"
-    """None: what the runtime's thin engine does. Its collectives block the process (gloo) or the stream (NCCL)."""
+    """None: collectives block the process (gloo) or the stream (NCCL)."""
     NEO = "neo"
     """The bottom perceptron hides behind the lookup and its exchange, the all-reduce behind the backward pass."""
+    PIPELINED = "pipelined"
+    """The next batch's input distribution hides behind the whole step, exchanges behind the bottom perceptron's passes,
+    the all-reduce of dense gradients behind the backward pass."""
+
+
+class StepCollective(StrEnum):
+    """A kind of communication in a step, named as `StepTimes` names its time."""
+
+    INPUT = "input"
+    """Distribution of lengths and ids, with the host's work for it."""
+    FORWARD_EXCHANGE = "forward_exchange"
+    BACKWARD_EXCHANGE = "backward_exchange"
+    ALL_REDUCE = "all_reduce"
+    """Of the dense layers' gradients, and of those of rows that several ranks hold."""
+    GROUP_SYNC = "group_sync"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTime:
+    """Time of a collective in a step, in milliseconds.
+
+    Attributes:
+        serialised_ms: From its start to its end; of several that run beside each other, from the first to the last.
+        exposed_ms: What the step waits for it; the rest hides behind computation.
+
+    Source:
+        Neo Sec. 8.3 and Fig. 10 for both.
+    """
+
+    serialised_ms: float
+    exposed_ms: float
 
 
 class StepPart(StrEnum):
@@ -62,6 +94,7 @@ class StepTimes:
 
     Attributes:
         all_reduce: Of the dense layers' gradients, and of tables that are held in several replicas.
+        row_reduce: The part of `all_reduce` that is of such tables.
         overhead: What belongs to no part and hides behind none.
         group_sync: Of weights and optimizer states between replica groups, after the update and so behind nothing.
     """
@@ -78,6 +111,7 @@ class StepTimes:
     top_forward: float = 0.0
     top_backward: float = 0.0
     all_reduce: float = 0.0
+    row_reduce: float = 0.0
     overhead: float = 0.0
     group_sync: float = 0.0
 
@@ -85,8 +119,12 @@ class StepTimes:
         """The whole step.
 
         Source:
-            Neo Appendix B, Eq. 1 for `Overlap.NEO`, and the input distribution, which it leaves out.
+            Neo Appendix B, Eq. 1 for `Overlap.NEO`, and the input distribution, which it leaves out. For
+            `Overlap.PIPELINED` Eq. 1 with one stream of computation, behind which only collectives hide, and the input
+            distribution of the next batch behind all of it (Sec. 4.2).
         """
+        if overlap is Overlap.PIPELINED:
+            return max(self.input, self._pipelined_ms())
         lookup = self.forward_kernel + self.forward_exchange
         update = self.backward_exchange + self.backward_kernel
         if overlap is Overlap.NONE:
@@ -98,6 +136,31 @@ class StepTimes:
             backward = max(self.top_backward + self.interaction_backward + behind, self.all_reduce)
         middle = self.interaction_forward + self.top_forward
         return self.input + forward + middle + backward + self.overhead + self.group_sync
+
+    def _pipelined_ms(self) -> float:
+        """The step but for its input distribution, as `Overlap.PIPELINED` has it."""
+        forward = self.forward_kernel + max(self.bottom_forward, self.forward_exchange)
+        behind = max(self.bottom_backward, self.backward_exchange)
+        # Gradients of replicated rows can only be summed when all of them have come.
+        rows = behind + self.row_reduce + self.backward_kernel
+        backward = max(self.top_backward + self.interaction_backward + rows, self.all_reduce - self.row_reduce)
+        return forward + self.interaction_forward + self.top_forward + backward + self.overhead + self.group_sync
+
+    def collectives(self, overlap: Overlap) -> Mapping[StepCollective, CollectiveTime]:
+        """Each collective's time, and by how much the step would be shorter without it."""
+        step_ms = self.step_ms(overlap)
+        return {
+            one: CollectiveTime(
+                serialised_ms=getattr(self, one.value), exposed_ms=step_ms - self._without(one).step_ms(overlap)
+            )
+            for one in StepCollective
+        }
+
+    def _without(self, collective: StepCollective) -> StepTimes:
+        changes = {collective.value: 0.0}
+        if collective is StepCollective.ALL_REDUCE:
+            changes["row_reduce"] = 0.0
+        return replace(self, **changes)
 
     @property
     def dense_layers(self) -> float:

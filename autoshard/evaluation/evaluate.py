@@ -49,7 +49,7 @@ def evaluate(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None =
         plan: Any valid plan.
         costs: Models to price it with.
         overlap: Which parts hide behind each other. Left out: what the runtime does that the step model was calibrated
-            on; without one nothing, as in the runtime's thin engine. The answer says which.
+            on; without one nothing, as the runtime does unless it is asked for more. The answer says which.
 
     Returns:
         The breakdown. The interval of `step_ms` combines those of kernels, collectives and dense layers.
@@ -60,8 +60,9 @@ def evaluate(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None =
             dense layers make no model.
 
     Source:
-        Neo Appendix B, Eq. 1, for `Overlap.NEO`. `balance` is AutoShard Sec. 4.3, and 0 if a rank holds nothing;
-        `imbalance` is from 2D, `exchange_balance` from OPER. Replica groups: 2D Sec. 3.1 and 5, Eq. 1.
+        Neo Appendix B, Eq. 1, for `Overlap.NEO`; `StepTimes.step_ms` for the others. `balance` is AutoShard Sec. 4.3,
+        and 0 if a rank holds nothing; `imbalance` is from 2D, `exchange_balance` from OPER. Replica groups: 2D Sec.
+        3.1 and 5, Eq. 1.
     """
     group = plan.of_one_group()
     kernels, traffic, stages = _priced(plan, group, costs)
@@ -85,6 +86,7 @@ def evaluate(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None =
         sync_ms=step.times.all_reduce + step.times.group_sync,
         group_sync_ms=step.times.group_sync if plan.replica_groups.num_groups > 1 else None,
         parts=step.parts,
+        collectives=step.times.collectives(step.overlap),
     )
 
 

@@ -278,7 +278,8 @@ def _times(
     }
     group_sync = float(stages.group_sync_ms_R.max())
     if dense is None:
-        return StepTimes(**embedding, all_reduce=float(stages.sync_ms_R.max()), group_sync=group_sync)
+        row_reduce = float(stages.sync_ms_R.max())
+        return StepTimes(**embedding, all_reduce=row_reduce, row_reduce=row_reduce, group_sync=group_sync)
     layers, all_reduce, *_ = weights[StepPart.DENSE]
     forward, backward = dense.costs.forward_ms_N * layers, dense.costs.backward_ms_N * layers
     total = float(weighted_ms(work[StepPart.DENSE], weights[StepPart.DENSE]).max())
@@ -292,6 +293,7 @@ def _times(
         interaction_backward=float(backward[1]),
         top_backward=float(backward[2]),
         all_reduce=reduced,
+        row_reduce=all_reduce * float(stages.sync_ms_R.max()),
         overhead=max(0.0, total - reduced - float(forward.sum() + backward.sum())),
         group_sync=group_sync,
     )

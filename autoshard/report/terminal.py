@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from autoshard.core import CostBreakdown, ShardingPlan
+from autoshard.core.step import CollectiveTime, Overlap, StepCollective
 from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
 from autoshard.report.comparison import comparison_columns, comparison_lines
 from autoshard.report.pages import task_line
@@ -49,6 +50,8 @@ def plan_summary(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> Re
     if others:
         lines.append(f"Models besides that of kernels: {', '.join(others)}")
     parts: list[RenderableType] = [_part_table(predicted), ""] if predicted.parts else []
+    if predicted.overlap not in (None, Overlap.NONE) and predicted.collectives:
+        parts += [collective_table(predicted.collectives), ""]
     left_out = len(predicted.ranks) - _MAX_RANKS
     rest = [f"{left_out:,} ranks with shorter kernels are left out; --json lists all"] if left_out > 0 else []
     return Group(*lines, "", *parts, _rank_table(plan, measured), *rest)
@@ -68,6 +71,17 @@ def comparison_table(rows: Sequence[ComparedPlan], notes: Sequence[str]) -> Rend
         if line.failure is not None:
             failures.append(f"{line.planner}: {line.failure}")
     return Group(table, "", *failures, *notes)
+
+
+def collective_table(times: Mapping[StepCollective, CollectiveTime]) -> RenderableType:
+    """How long collectives take, and how long the step waits for them."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("collective")
+    for column in ("serialised ms", "exposed ms"):
+        table.add_column(column, justify="right")
+    for collective, time in times.items():
+        table.add_row(collective.replace("_", " "), write_ms(time.serialised_ms), write_ms(time.exposed_ms))
+    return table
 
 
 def _part_table(predicted: CostBreakdown) -> Table:

@@ -8,6 +8,7 @@ from autoshard.core.step import Overlap, StepPart
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _OVERLAPS = {
     Overlap.NONE: "none, parts of a step run one after the other",
+    Overlap.PIPELINED: "pipelined, exchanges hide behind dense layers, the next batch's input behind the whole step",
     Overlap.NEO: "neo, dense layers and their all-reduce hide behind lookups and exchange",
 }
 

@@ -11,14 +11,17 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from autoshard.core import ShardingPlan
+from autoshard.core import ShardingPlan, TableSet
 from autoshard.core.errors import InputError
+from autoshard.core.step import StepCollective
+from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
 from autoshard.runtime.engine.addresses import RowOrder
-from autoshard.runtime.engine.exchange import OutputExchange
+from autoshard.runtime.engine.exchange import OutputExchange, StartedExchange
 from autoshard.runtime.engine.fused import FusedSettings
-from autoshard.runtime.engine.groups import average
+from autoshard.runtime.engine.groups import average, twin_group
 from autoshard.runtime.engine.places import initialise_held
+from autoshard.runtime.engine.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.reading import Reading
 from autoshard.runtime.engine.replicas import Replicas
 from autoshard.runtime.engine.requests import Distributed, InputExchange
@@ -26,6 +29,28 @@ from autoshard.runtime.engine.serving import FusedKernels
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.state import HeldState, TableState, gathered_state
 from autoshard.runtime.timing import Part, StepTimer
+
+
+class StartedLookup:
+    """Embeddings of a local batch on their way.
+
+    Args:
+        exchange: The embeddings' exchange.
+        sequences: Names of sequence features.
+        keyed: The batch, if its embeddings are to be returned as keyed tensors.
+        tables: The plan's tables.
+    """
+
+    def __init__(
+        self, exchange: StartedExchange, sequences: list[str], keyed: BatchOfIds | None, tables: TableSet
+    ) -> None:
+        self._exchange, self._sequences, self._keyed, self._tables = exchange, sequences, keyed, tables
+
+    def wait(self) -> Embedded | KeyedEmbeddings:
+        """The embeddings, as `ShardedEmbeddings` returns them."""
+        pooled_BC, *sequences = self._exchange.wait()
+        embedded = Embedded(pooled_BC, dict(zip(self._sequences, sequences, strict=True)))
+        return embedded if self._keyed is None else as_keyed(embedded, self._keyed, self._tables)
 
 
 class ShardedEmbeddings(torch.nn.Module):
@@ -38,6 +63,10 @@ class ShardedEmbeddings(torch.nn.Module):
     A loss that is the mean over the local batch trains the tables on the mean over the global batch: gradients
     are divided by the number of processes, as in TorchRec; in a plan with several replica groups, by those of the
     group, whose mean the group's tables are trained on. After each backward pass, `end_step` is called.
+
+    Communication can hide behind computation, with the same results: `prefetch` distributes the ids of the next batch
+    while this one is trained on, and what is computed between `start` and its `wait` is computed while embeddings
+    travel; its backward pass, while their gradients do.
 
     Args:
         plan: The plan.
@@ -87,6 +116,7 @@ class ShardedEmbeddings(torch.nn.Module):
             order = self._orders.get(state.holding.of.name)
             initialise_held(state.weights_ND, state.holding, part.process, order, settings.seed)
         self.input_exchange = InputExchange(part.owners, self._orders, part.group, part.device)
+        self._prefetcher: Prefetcher | None = None
         self.output_exchange = OutputExchange(
             part.owners,
             Reading.of(part.owners, part.process, self.input_exchange),
@@ -97,12 +127,12 @@ class ShardedEmbeddings(torch.nn.Module):
             self.timer,
         )
 
-    def forward(self, ids: BatchOfIds | KeyedJagged | Distributed) -> Embedded | KeyedEmbeddings:
+    def forward(self, ids: BatchOfIds | KeyedJagged | Distributed | Prefetched) -> Embedded | KeyedEmbeddings:
         """Embeddings of the local batch.
 
         Args:
             ids: Ids of all features, in the order of `feature_names`; keyed tensors may have another order. Or what
-                `distribute` made of them.
+                `distribute` or `prefetch` made of them.
 
         Returns:
             Of a `KeyedJaggedTensor`, what TorchRec's modules return: a `KeyedTensor` if all tables are pooled, a
@@ -113,29 +143,67 @@ class ShardedEmbeddings(torch.nn.Module):
             InputError: If the batch has another size, lacks a feature, or holds an id that is no row of its table; on
                 all processes.
         """
+        return self.start(ids).wait()
+
+    def start(self, ids: BatchOfIds | KeyedJagged | Distributed | Prefetched) -> StartedLookup:
+        """Looks up a batch and sends its embeddings on their way; as `forward`, which waits for them."""
+        keyed: BatchOfIds | None = None
         if isinstance(ids, Distributed):
-            return self._look_up(ids)
-        batch = as_batch(ids, self.feature_names)
-        embedded = self._look_up(self.distribute(batch))
-        return embedded if batch is ids else as_keyed(embedded, batch, self.owners.tables)
+            distributed = ids
+        elif isinstance(ids, Prefetched):
+            distributed, keyed = ids.wait(), ids.batch if ids.is_keyed else None
+        else:
+            batch = as_batch(ids, self.feature_names)
+            distributed, keyed = self.distribute(batch), None if batch is ids else batch
+        exchange = self.output_exchange.start(self._kernels.look_up(distributed), distributed)
+        sequences = [self.feature_names[feature] for feature in self.output_exchange.reading.sequences]
+        return StartedLookup(exchange, sequences, keyed, self.owners.tables)
 
     def distribute(self, ids: BatchOfIds | KeyedJagged) -> Distributed:
         """Sends the ids of a batch to where their rows are, ahead of their lookup if that is wanted."""
+        batch = self._checked(ids)
+        with self.timer.measure(Part.INPUT, StepCollective.INPUT):
+            return self.input_exchange(batch)
+
+    def prefetch(self, ids: BatchOfIds | KeyedJagged) -> Prefetched:
+        """Sends the ids of a batch to where their rows are, while the process goes on.
+
+        A thread does it, over a process group of its own; on a GPU on a stream of its own. Batches may be prefetched
+        several ahead, in the same order on all processes. The batch must not be changed meanwhile.
+
+        Returns:
+            What `forward` and `start` take in place of the batch; they raise the errors of `forward`.
+
+        Raises:
+            InputError: If the batch has another size or lacks a feature.
+        """
+        batch = self._checked(ids)
+        if self._prefetcher is None:
+            group = twin_group(self._part.groups.world_ranks, "prefetch")
+            self._prefetcher = Prefetcher(self.input_exchange.over(group), self._part.device)
+        prefetched = Prefetched(batch, batch is not ids, self.timer)
+        self._prefetcher.submit(prefetched)
+        return prefetched
+
+    def _checked(self, ids: BatchOfIds | KeyedJagged) -> BatchOfIds:
         batch = as_batch(ids, self.feature_names)
         if batch.batch_size != self.local_batch_size:
             raise InputError(
                 f"every process takes {self.local_batch_size} samples a step, got {batch.batch_size}",
                 field="batch_size",
             )
-        with self.timer.measure(Part.INPUT):
-            return self.input_exchange(batch)
+        return batch
 
     def sent_bytes(self) -> dict[str, float]:
         """Bytes that this process has sent since it was made, by `SENT`."""
-        counted = {**self.input_exchange.sent_bytes, **self.output_exchange.sent_bytes}
-        own = self._part.process
-        exchanged = {str(stream): sum(to_P) - to_P[own] for stream, to_P in counted.items()}
-        return exchanged | {"sync": self._replicas.sent_bytes, "group_sync": self._averaged_bytes}
+        own, total = self._part.process, dict.fromkeys(map(str, Stream), 0.0)
+        counters = [self.input_exchange.sent_bytes, self.output_exchange.sent_bytes]
+        if self._prefetcher is not None:
+            counters.append(self._prefetcher.exchange.sent_bytes)
+        for counter in counters:
+            for stream, to_P in counter.items():
+                total[stream] += sum(to_P) - to_P[own]
+        return total | {"sync": self._replicas.sent_bytes, "group_sync": self._averaged_bytes}
 
     def end_step(self) -> None:
         """Ends a training step: every `sync_every` steps, replica groups average their weights and moments.
@@ -146,7 +214,7 @@ class ShardedEmbeddings(torch.nn.Module):
         peers = self._part.groups.peers
         if peers is None or self._num_steps % self._sync_every:
             return
-        with self.timer.measure(Part.SYNC), torch.no_grad():
+        with self.timer.measure(Part.SYNC, StepCollective.GROUP_SYNC), torch.no_grad():
             for state in self._held_states():
                 held = [one for one in (state.weights_ND, state.moments) if one is not None]
                 self._averaged_bytes += average(held, peers)
@@ -160,11 +228,8 @@ class ShardedEmbeddings(torch.nn.Module):
         """Lets go of the tables."""
         self._kernels.close()
         self._replicas.close()
-
-    def _look_up(self, batch: Distributed) -> Embedded:
-        pooled_BC, *sequences = self.output_exchange(self._kernels.look_up(batch), batch)
-        names = [self.feature_names[feature] for feature in self.output_exchange.reading.sequences]
-        return Embedded(pooled_BC, dict(zip(names, sequences, strict=True)))
+        if self._prefetcher is not None:
+            self._prefetcher.close()
 
     def _held_states(self) -> list[HeldState]:
         """Weights and moments of what this process holds: views."""

@@ -8,10 +8,13 @@ from enum import StrEnum
 from typing import Any, Final
 
 from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, check_choice
+from autoshard.core.step import CollectiveTime, Overlap, StepCollective
 from autoshard.evaluation.traffic import Stream
 
 #: What runs count the bytes of.
 SENT: Final = (*map(str, Stream), "sync", "group_sync")
+#: What the thin engine overlaps; TorchRec's overlaps nothing.
+OVERLAPS: Final = (Overlap.NONE, Overlap.PIPELINED)
 
 
 class Engine(StrEnum):
@@ -46,6 +49,8 @@ class RunRequest:
         learning_rate: Learning rate of the embedding tables and of the dense layers.
         eps: Added to the root of the moments.
         device: Where to execute it.
+        overlap: Which parts of a step run at the same time: `none` or, on the thin engine, `pipelined`. The results
+            are the same.
 
     Raises:
         InvalidOptionError: If a value is not accepted.
@@ -61,10 +66,14 @@ class RunRequest:
     learning_rate: float = 0.05
     eps: float = 1e-8
     device: Device = Device.AUTO
+    overlap: Overlap = Overlap.NONE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "engine", _member(Engine, self.engine, "engine"))
         object.__setattr__(self, "device", _member(Device, self.device, "device"))
+        accepted = OVERLAPS if self.engine is Engine.THIN else (Overlap.NONE,)
+        check_choice(self.overlap, accepted, "overlap")
+        object.__setattr__(self, "overlap", Overlap(self.overlap))
         WHOLE_AT_LEAST_1.check_fields(self, "steps", "batch_size")
         WHOLE_AT_LEAST_0.check_fields(self, "warmup_steps", "verify_steps", "seed")
         FINITE_ABOVE_0.check_fields(self, "learning_rate", "eps")
@@ -87,6 +96,7 @@ class RankTiming:
             processes; what it puts into collectives of gradients of rows that several processes hold (`sync`) and of
             weights and moments of replica groups (`group_sync`). Empty where the engine does not count them.
         sync_ms: Sums of gradients of rows that several processes hold, waiting included.
+        collectives: Time of each kind of collective that the engine times, and what of it the step waited for.
     """
 
     process: int
@@ -99,6 +109,7 @@ class RankTiming:
     backward_kernel_ms: float
     sync_ms: float = 0.0
     sent_bytes: Mapping[str, float] = field(default_factory=dict)
+    collectives: Mapping[StepCollective, CollectiveTime] = field(default_factory=dict)
 
     @property
     def kernel_ms(self) -> float:
@@ -155,6 +166,7 @@ class RunResult:
         last_loss: The same of the last step.
         ranks: Medians per process.
         verification: Errors against the unsharded reference, where asked for.
+        overlap: Which parts of a step ran at the same time.
     """
 
     plan_path: str
@@ -176,6 +188,7 @@ class RunResult:
     last_loss: float
     ranks: tuple[RankTiming, ...]
     verification: Verification | None = None
+    overlap: Overlap = Overlap.NONE
 
     def to_json(self) -> dict[str, Any]:
         """The result as a JSON object; `kernel_ms` and `max_error` are written beside what they come from."""
@@ -191,13 +204,18 @@ class RunResult:
         """Reads what `to_json` wrote."""
         values = dict(document)
         values["engine"], values["device"] = Engine(values["engine"]), Device(values["device"])
-        values["ranks"] = tuple(
-            RankTiming(**{**_without(rank, "kernel_ms"), "plan_ranks": tuple(rank["plan_ranks"])})
-            for rank in values["ranks"]
-        )
+        values["overlap"] = Overlap(values["overlap"])
+        values["ranks"] = tuple(_timing(rank) for rank in values["ranks"])
         if values["verification"] is not None:
             values["verification"] = Verification(**_without(values["verification"], "max_error"))
         return cls(**values)
+
+
+def _timing(values: Mapping[str, Any]) -> RankTiming:
+    read = _without(values, "kernel_ms")
+    read["plan_ranks"] = tuple(read["plan_ranks"])
+    read["collectives"] = {StepCollective(name): CollectiveTime(**time) for name, time in read["collectives"].items()}
+    return RankTiming(**read)
 
 
 def _without(values: Mapping[str, Any], derived: str) -> dict[str, Any]:

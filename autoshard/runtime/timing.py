@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+from autoshard.core.step import CollectiveTime, StepCollective
 
 
 class Part(StrEnum):
@@ -22,8 +26,28 @@ class Part(StrEnum):
     SYNC = "sync_ms"
 
 
+class Span(NamedTuple):
+    """Time between two marks of a `StepTimer`."""
+
+    begun: Any
+    ended: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """What a timer has counted.
+
+    Attributes:
+        parts: Milliseconds per part.
+        collectives: Time of each kind of collective.
+    """
+
+    parts: Mapping[Part, float]
+    collectives: Mapping[StepCollective, CollectiveTime]
+
+
 class StepTimer:
-    """Adds up the time between marks, part by part, until it is read.
+    """Adds up the time between marks, by part and by collective, until it is read.
 
     On a GPU marks are events of the current stream, so timing does not make the host wait before `take`.
 
@@ -36,25 +60,40 @@ class StepTimer:
         self._enabled = enabled
         self._on_gpu = device.type == "cuda"
         self._begun: dict[Part, Any] = {}
-        self._spans: list[tuple[Part, Any, Any]] = []
+        self._spans: list[tuple[Part, Span]] = []
+        self._collectives: list[tuple[StepCollective, Span, Span]] = []
 
     def begin(self, part: Part) -> None:
         """Marks the start of a part."""
         if self._enabled:
-            self._begun[part] = self._mark()
+            self._begun[part] = self.mark()
 
     def end(self, part: Part) -> None:
         """Marks the end of a part; without a start it counts nothing."""
         begun = self._begun.pop(part, None)
         if begun is not None:
-            self._spans.append((part, begun, self._mark()))
+            self._spans.append((part, Span(begun, self.mark())))
 
     @contextmanager
-    def measure(self, part: Part) -> Iterator[None]:
-        """Times a block."""
+    def measure(self, part: Part, collective: StepCollective | None = None) -> Iterator[None]:
+        """Times a block, as a collective that the step waits for if it names one."""
         self.begin(part)
         yield
         self.end(part)
+        if self._enabled and collective is not None:
+            _, span = self._spans[-1]
+            self._collectives.append((collective, span, span))
+
+    def count(self, collective: StepCollective, took: Span, waited: Span) -> None:
+        """Counts a collective that ran beside the step.
+
+        Args:
+            collective: Its kind.
+            took: From its start to its end.
+            waited: While the step waited for it.
+        """
+        if self._enabled:
+            self._collectives.append((collective, took, waited))
 
     def measure_backward(self, output: torch.Tensor, part: Part, *, instead_of: Part | None = None) -> None:
         """Times the backward pass of the operation that made `output`, when it comes.
@@ -81,18 +120,43 @@ class StepTimer:
         node.register_prehook(before)
         node.register_hook(after)
 
-    def take(self) -> dict[Part, float]:
-        """Milliseconds per part since the last call."""
+    def take(self) -> Timings:
+        """What was counted since the last call."""
         if self._on_gpu:
             torch.cuda.synchronize()
-        total = dict.fromkeys(Part, 0.0)
-        for part, begun, ended in self._spans:
-            total[part] += begun.elapsed_time(ended) if self._on_gpu else (ended - begun) * 1e3
+        parts = dict.fromkeys(Part, 0.0)
+        for part, span in self._spans:
+            parts[part] += self._ms(span)
+        collectives = {
+            kind: CollectiveTime(
+                serialised_ms=self._union_ms([took for one, took, _ in self._collectives if one is kind]),
+                exposed_ms=sum(self._ms(waited) for one, _, waited in self._collectives if one is kind),
+            )
+            for kind in StepCollective
+        }
         self._spans.clear()
+        self._collectives.clear()
         self._begun.clear()
-        return total
+        return Timings(parts=parts, collectives=collectives)
 
-    def _mark(self) -> Any:
+    def _union_ms(self, spans: Sequence[Span]) -> float:
+        """Time in which any of the spans runs."""
+        since_ms = [
+            (self._ms(Span(spans[0].begun, one.begun)), self._ms(Span(spans[0].begun, one.ended))) for one in spans
+        ]
+        total_ms, until_ms = 0.0, -math.inf
+        for begun_ms, ended_ms in sorted(since_ms):
+            total_ms += max(0.0, ended_ms - max(begun_ms, until_ms))
+            until_ms = max(until_ms, ended_ms)
+        return total_ms
+
+    def _ms(self, span: Span) -> float:
+        return float(span.begun.elapsed_time(span.ended) if self._on_gpu else (span.ended - span.begun) * 1e3)
+
+    def mark(self) -> Any:
+        """The clock of a CPU, or an event of the current stream of a GPU; None if the timer does nothing."""
+        if not self._enabled:
+            return None
         if not self._on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

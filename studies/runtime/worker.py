@@ -23,7 +23,7 @@ from autoshard.runtime.engine.fused import FusedSettings
 from autoshard.runtime.processes.job import JOB_FILE, RESULTS_FILE
 from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.training.dense import DenseModel
-from autoshard.runtime.training.step import FeatureVectors, TrainingStep
+from autoshard.runtime.training.step import FeatureVectors, distributed_step
 from autoshard.runtime.training.synthetic import Samples
 from studies.runtime.clicks import ClickModel, PlantedClicks, normalised_entropy
 
@@ -62,7 +62,7 @@ def _trained(
     settings = FusedSettings(learning_rate=learning_rate, seed=weights_seed)
     embeddings = ShardedEmbeddings(plan, settings)
     dense = DenseModel(plan.tables.dense, embeddings.feature_dims, weights_seed)
-    training = TrainingStep(embeddings, plan.tables, dense, learning_rate, dist.group.WORLD)
+    training = distributed_step(embeddings, plan.tables, dense, learning_rate)
     B = embeddings.local_batch_size
     for samples in _batches(model, seed, B, _TRAINING, steps):
         training(samples)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from autoshard.core import DType, Exchange, GroupLayout, Payload, PlacedShard, ReplicaGroups, Shard
+from autoshard.core.step import Overlap, StepCollective
 from autoshard.evaluation import plan_traffic
 from autoshard.evaluation.traffic import Stream
 from autoshard.formats import write_plan
@@ -16,22 +17,24 @@ from tests.contracts.drawn_layouts import drawn_plan
 
 #: fp32 sums in another order, relative to the largest value.
 TOLERANCE = 2e-5
+#: Of so many plans, the first is also executed with communication behind computation.
+PIPELINED_EVERY = 10
 #: Processes, ranks of the plans, ranks of a node, plans.
 CLUSTERS = [(1, 1, 1, 15), (2, 2, 1, 50), (4, 4, 2, 15), (3, 6, 3, 10)]
 NUM_PLANS_SLOW = int(os.environ.get("AUTOSHARD_RANDOM_PLANS", "400"))
 
 
-def executed(folder, seeds, cluster, payloads=(DType.FP32,), groups=None):
-    num_processes, world_size, node_size = cluster
+def written(folder, seeds, cluster, payloads=(DType.FP32,), groups=None):
+    _, world_size, node_size = cluster
     requests = []
     for seed, payload in ((seed, payload) for payload in payloads for seed in seeds):
         plan, orders = drawn_plan(seed, world_size, node_size, payload, groups)
         folder.mkdir(exist_ok=True)
-        written = {
+        orders = {
             name: write_row_order(folder / f"{seed}.{payload}.{name}.parquet", np.asarray(ids))
             for name, ids in orders.items()
         }
-        write_plan(replace(plan, row_orders=written), folder / f"{seed}.{payload}.json")
+        write_plan(replace(plan, row_orders=orders), folder / f"{seed}.{payload}.json")
         requests.append(
             RunRequest(
                 plan_path=str(folder / f"{seed}.{payload}.json"),
@@ -43,7 +46,11 @@ def executed(folder, seeds, cluster, payloads=(DType.FP32,), groups=None):
                 device="cpu",
             )
         )
-    return run_requests(requests, num_processes * (groups.num_groups if groups else 1))
+    return requests
+
+
+def executed(folder, seeds, cluster, payloads=(DType.FP32,)):
+    return run_requests(written(folder, seeds, cluster, payloads), cluster[0])
 
 
 def assert_equal(results, tolerance=TOLERANCE):
@@ -55,15 +62,32 @@ def assert_equal(results, tolerance=TOLERANCE):
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda one: "{} processes, {} ranks, nodes of {}".format(*one))
 def test_random_plans_equal_the_unsharded_reference(tmp_path, cluster):
     *cluster, num_plans = cluster
-    results = executed(tmp_path, range(num_plans), cluster)
-    assert len(results) == num_plans
+    requests = written(tmp_path, range(num_plans), cluster)
+    pipelined = [replace(request, overlap=Overlap.PIPELINED) for request in requests[::PIPELINED_EVERY]]
+    results = run_requests([*requests, *pipelined], cluster[0])
+    assert len(results) == num_plans + len(pipelined)
     assert_equal(results)
+    for blocking, overlapped in zip(results[:num_plans:PIPELINED_EVERY], results[num_plans:], strict=True):
+        assert_the_same(overlapped, blocking)
+
+
+def assert_the_same(overlapped, blocking):
+    """To the last bit: how far both are off the reference, what they learn and what they send."""
+    assert (overlapped.overlap, blocking.overlap) == (Overlap.PIPELINED, Overlap.NONE)
+    assert overlapped.verification == blocking.verification
+    assert (overlapped.first_loss, overlapped.last_loss) == (blocking.first_loss, blocking.last_loss)
+    for one, other in zip(overlapped.ranks, blocking.ranks, strict=True):
+        assert one.sent_bytes == other.sent_bytes
+        assert set(one.collectives) == set(other.collectives) >= {StepCollective.INPUT, StepCollective.ALL_REDUCE}
 
 
 @pytest.mark.parametrize("layout", GroupLayout, ids=str)
 def test_replica_groups_equal_copies_that_are_averaged(tmp_path, layout):
     groups = ReplicaGroups(num_groups=2, layout=layout, sync_every=2, moment_scale=1.5)
-    assert_equal(executed(tmp_path, range(700, 705), (2, 2, 2), groups=groups))
+    requests = written(tmp_path, range(700, 705), (2, 2, 2), groups=groups)
+    *blocking, overlapped = run_requests([*requests, replace(requests[0], overlap=Overlap.PIPELINED)], 4)
+    assert_equal(blocking)
+    assert_the_same(overlapped, blocking[0])
 
 
 def test_narrow_payloads_are_near_the_reference(tmp_path):

@@ -317,11 +317,13 @@ def test_the_same_seed_trains_the_same_model_on_every_path(results, plan_name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("engine", ["thin", "torchrec"])
-def test_a_gpu_equals_the_unsharded_reference(tmp_path, engine):
+@pytest.mark.parametrize(("engine", "overlap"), [("thin", "none"), ("thin", "pipelined"), ("torchrec", "none")])
+def test_a_gpu_equals_the_unsharded_reference(tmp_path, engine, overlap):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(PLANS["eight ranks"]), encoding="utf-8")
-    request = RunRequest(plan_path=str(path), steps=1, engine=engine, verify_steps=NUM_STEPS, device="cuda")
+    request = RunRequest(
+        plan_path=str(path), steps=4, engine=engine, verify_steps=NUM_STEPS, device="cuda", overlap=overlap
+    )
     (result,) = run_requests([request], 1)
     assert result.backend == "nccl"
     assert result.verification.max_error <= TOLERANCE

@@ -23,7 +23,7 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.errors import InvalidPlanError
-from autoshard.core.step import PART_FEATURES, Overlap, StepPart, StepTimes, plain_coefficients
+from autoshard.core.step import PART_FEATURES, Overlap, StepCollective, StepPart, StepTimes, plain_coefficients
 from autoshard.evaluation import (
     AlphaBetaComm,
     AnalyticCostModel,
@@ -111,6 +111,29 @@ class TestComposition:
         # max(7, 6) + 160; 256 + 64 + max(24, 30); 1025.
         assert quick.step_ms(Overlap.NEO) == 7 + 160 + 350 + 1025
 
+    def test_pipelined(self):
+        # Forward: 2 + max(5, 4) + 32 + 128; backward: max(256 + 64 + max(8, 23) + 16, 512); and 1024; input behind.
+        assert TIMES.step_ms(Overlap.PIPELINED) == 7 + 160 + 512 + 1024
+        rows = replace(TIMES, all_reduce=512.0, row_reduce=300.0)
+        # 212 of the all-reduce hide behind 256 + 64 + 23 + 300 + 16.
+        assert rows.step_ms(Overlap.PIPELINED) == 7 + 160 + 659 + 1024
+        assert replace(TIMES, input=5000.0).step_ms(Overlap.PIPELINED) == 5000.0
+
+    def test_a_collective_is_exposed_where_the_step_would_be_shorter_without_it(self):
+        for overlap in Overlap:
+            for collective, time in TIMES.collectives(overlap).items():
+                without = replace(TIMES, **{collective.value: 0.0})
+                assert time.serialised_ms == getattr(TIMES, collective.value)
+                assert time.exposed_ms == TIMES.step_ms(overlap) - without.step_ms(overlap)
+        exposed = {one: time.exposed_ms for one, time in TIMES.collectives(Overlap.PIPELINED).items()}
+        assert exposed == {
+            StepCollective.INPUT: 0.0,
+            StepCollective.FORWARD_EXCHANGE: 0.0,
+            StepCollective.BACKWARD_EXCHANGE: 0.0,
+            StepCollective.ALL_REDUCE: 512.0 - (256 + 64 + 23 + 16),
+            StepCollective.GROUP_SYNC: 0.0,
+        }
+
     def test_dense_is_all_that_the_runtime_does_not_time(self):
         timed = TIMES.input + TIMES.forward_kernel + TIMES.forward_exchange
         timed += TIMES.backward_exchange + TIMES.backward_kernel
@@ -120,11 +143,14 @@ class TestComposition:
         parts=st.lists(st.floats(0, 1e3), min_size=14, max_size=14),
         more=st.floats(0, 1e3),
         index=st.integers(0, 13),
+        row_share=st.floats(0, 1),
     )
-    def test_overlap_never_costs_and_longer_parts_never_save(self, parts, more, index):
-        names = list(StepTimes.__slots__)
+    def test_overlap_never_costs_and_longer_parts_never_save(self, parts, more, index, row_share):
+        names = [name for name in StepTimes.__slots__ if name != "row_reduce"]
         times = StepTimes(**dict(zip(names, parts, strict=True)))
-        assert times.step_ms(Overlap.NEO) <= times.step_ms(Overlap.NONE) * (1 + 1e-12) + 1e-9
+        times = replace(times, row_reduce=row_share * times.all_reduce)
+        for overlap in Overlap:
+            assert times.step_ms(overlap) <= times.step_ms(Overlap.NONE) * (1 + 1e-12) + 1e-9
         longer = replace(times, **{names[index]: parts[index] + more})
         for overlap in Overlap:
             assert longer.step_ms(overlap) >= times.step_ms(overlap) - 1e-9
@@ -162,6 +188,7 @@ class TestBreakdown:
         for overlap in Overlap:
             price, told = price_step(plan(), COSTS, overlap=overlap), evaluate(plan(), COSTS, overlap=overlap)
             assert (told.overlap, told.models, told.parts) == (overlap, price.models, price.parts)
+            assert told.collectives == price.times.collectives(overlap)
             assert told.sync_ms == price.times.all_reduce > 0
             assert told.dense_ms == pytest.approx(price.times.dense - price.times.all_reduce)
         one_after_the_other = evaluate(plan(), COSTS)

@@ -28,7 +28,7 @@ from autoshard.core import (
     Split,
 )
 from autoshard.core.errors import FormatError, InputError, InvalidPlanError
-from autoshard.core.step import Overlap, StepPart
+from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.formats import (
     format_json,
     load_tables,
@@ -223,7 +223,10 @@ def test_a_name_that_makes_no_sense_in_a_group_is_refused(document):
         ),
         (lambda it: it["predicted"].pop("binding_rank"), "predicted.binding_rank: is missing"),
         (lambda it: it["predicted"]["ranks"].pop(), "predicted.ranks: must hold 4 values, got 3"),
-        (lambda it: it["predicted"].update(overlap="some"), "predicted.overlap: must be one of none, neo, got"),
+        (
+            lambda it: it["predicted"].update(overlap="some"),
+            "predicted.overlap: must be one of none, neo, pipelined, got",
+        ),
         (lambda it: it["predicted"].update(dense_ms=-1), "predicted.dense_ms: must be a finite number of at least 0"),
         (lambda it: it["predicted"]["models"].update(step=3), "predicted.models.step: must be a text"),
         (lambda it: it["predicted"]["parts"].pop("dense"), "predicted.parts.dense: is missing"),
@@ -315,6 +318,7 @@ def test_what_is_written_is_read_back_equal(groups, times_, options, tmp_path_fa
             dense_ms=times_[15],
             sync_ms=times_[16],
             parts=dict.fromkeys(StepPart, estimate),
+            collectives={one: CollectiveTime(serialised_ms=high, exposed_ms=low) for one in StepCollective},
         )
     )
     write_plan(plan, path)

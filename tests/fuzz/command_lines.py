@@ -73,7 +73,7 @@ GOOD = {
     "part": ("1/2",),
     "ranks": ("2,4", "2"),
     "groups": ("1,2",),
-    "overlap": ("none", "neo"),
+    "overlap": ("none", "neo", "pipelined"),
     "lengths": ("declared", "constant"),
     "what": ("kernels", "dense", "kernels,dense", "tables", "planners"),
     "where": ("random=3,slices=1",),

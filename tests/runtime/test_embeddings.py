@@ -5,6 +5,7 @@ import torch
 
 from autoshard.core import DType, Feature, Optimizer, Pooling
 from autoshard.core.errors import InputError
+from autoshard.core.step import StepCollective
 from autoshard.runtime.batch import BatchOfIds, as_batch
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.fused import FusedSettings
@@ -184,10 +185,14 @@ def test_a_timer_counts_every_part(plan):
     timer = StepTimer(torch.device("cpu"))
     embeddings = ShardedEmbeddings(plan, SETTINGS, timer=timer)
     embeddings(draw_samples(plan.tables, 1, BATCH_SIZE, (5,)).ids).pooled_BC.sum().backward()
-    parts = timer.take()
-    assert set(parts) == set(Part)
-    assert all((milliseconds > 0) == (part is not Part.SYNC) for part, milliseconds in parts.items())
-    assert not any(timer.take().values())
+    timings = timer.take()
+    assert set(timings.parts) == set(Part)
+    assert all((milliseconds > 0) == (part is not Part.SYNC) for part, milliseconds in timings.parts.items())
+    timed = {one for one, time in timings.collectives.items() if time.serialised_ms > 0 and time.exposed_ms > 0}
+    assert timed == {StepCollective.INPUT, StepCollective.FORWARD_EXCHANGE, StepCollective.BACKWARD_EXCHANGE}
+    nothing = timer.take()
+    assert not any(nothing.parts.values())
+    assert {(time.serialised_ms, time.exposed_ms) for time in nothing.collectives.values()} == {(0.0, 0.0)}
 
 
 def test_the_tables_have_no_parameters_of_the_module(plan):

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from autoshard.core import CostBreakdown, Estimate, RankCost
 from autoshard.core.errors import FormatError
-from autoshard.core.step import Overlap, StepPart
+from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.formats.documents.kinds import (
     TEXT,
     Field,
@@ -67,17 +67,33 @@ _STEP_PARTS: Final[Kind[dict[StepPart, Estimate]]] = record(
     Field("dense", ESTIMATE, "Dense layers and synchronisation."),
     parts=lambda estimates: {part.value: estimate for part, estimate in estimates.items()},
 )
+_TIME: Final = record(
+    CollectiveTime,
+    Field("serialised_ms", _NUMBER, "From its start to its end."),
+    Field("exposed_ms", _NUMBER, "By how much the step would be shorter without it."),
+)
+_COLLECTIVES: Final[Kind[dict[StepCollective, CollectiveTime]]] = record(
+    lambda **values: {StepCollective(name): time for name, time in values.items()},
+    Field("input", _TIME, "Exchange of ids and lengths."),
+    Field("forward_exchange", _TIME, "Embeddings to the ranks of their samples."),
+    Field("backward_exchange", _TIME, "Gradients to the ranks of their rows."),
+    Field("all_reduce", _TIME, "Gradients of dense layers and of tables that are held in several replicas."),
+    Field("group_sync", _TIME, "Weights and optimizer states of replica groups, per step."),
+    parts=lambda times: {collective.value: time for collective, time in times.items()},
+)
 _MEANINGS: Final = {
     "binding_rank": "The rank whose kernels take longest, numbered within a replica group.",
     "ranks": "One entry per rank of one replica group, numbered within it: ranks at the same place in their groups "
     "hold the same and take equally long.",
-    "overlap": "Which parts of the step were taken to run at the same time: none, or as in Neo's Appendix B, Eq. 1.",
+    "overlap": "Which parts of the step were taken to run at the same time: none, pipelined "
+    "as in a pipelined run, or neo as in Neo's Appendix B, Eq. 1.",
     "models": "Names of the models behind the prediction: kernel, communication, and where there are any, dense and "
     "step.",
     "sync_ms": "All-reduce of the dense layers' gradients and of tables that are held in several replicas, and "
     "synchronisation of replica groups.",
     "group_sync_ms": "Synchronisation of replica groups alone, per step; left out where there is one group.",
     "parts": "Parts of the step at their slowest ranks; dense holds dense_ms, sync_ms and what belongs to no part.",
+    "collectives": "Collectives of the step at their slowest ranks: how long they take, and what of it does not hide.",
 }
 
 
@@ -105,6 +121,7 @@ def prediction_kind(min_ranks: int = 1, max_ranks: int = MAX_WORLD_SIZE) -> Kind
         optional("sync_ms", _NUMBER, _MEANINGS["sync_ms"], None),
         optional("group_sync_ms", _NUMBER, _MEANINGS["group_sync_ms"], None),
         optional("parts", _STEP_PARTS, _MEANINGS["parts"], {}),
+        optional("collectives", _COLLECTIVES, _MEANINGS["collectives"], {}),
     )
     return named("plan", "predicted", breakdown, "What the models predict of a step.")
 

@@ -5,7 +5,7 @@ Shape suffixes: S sites.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from autoshard.core import CostModels, ShardingPlan
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.core.quoting import shown
+from autoshard.core.step import CollectiveTime, StepCollective
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.hybrid.layout import NOTHING, Change, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
@@ -82,11 +83,13 @@ class Explanation:
         step_ms: The plan's predicted step.
         num_groups: Replica groups; with several, alternatives are those of one group, the others alike.
         tables: One by one.
+        collectives: How long the step's collectives take, and how long it waits for them.
     """
 
     step_ms: float
     num_groups: int
     tables: tuple[ExplainedTable, ...]
+    collectives: Mapping[StepCollective, CollectiveTime]
 
     def to_json(self) -> dict[str, object]:
         """As a JSON object."""
@@ -120,13 +123,15 @@ def explain(plan: ShardingPlan, costs: CostModels, names: Collection[str] = ()) 
             "some have copies on some of the ranks",
             field="shards",
         )
-    step_ms = evaluate(plan, costs).step_ms.value
+    predicted = evaluate(plan, costs)
+    step_ms = predicted.step_ms.value
     explainer = _Explainer(layout, step_ms - layout.step_ms())
     items = sorted({space.item_of[name] for name in names or known})
     return Explanation(
         step_ms=step_ms,
         num_groups=plan.replica_groups.num_groups,
         tables=tuple(explainer.explained(item) for item in items),
+        collectives=predicted.collectives,
     )
 
 

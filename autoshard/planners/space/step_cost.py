@@ -249,7 +249,12 @@ class StepPrices:
             fixed_ms = base.step_ms(Overlap.NONE) - sum(getattr(base, part.value) for part in PARTS)
             return np.asarray(fixed_ms + slowest_PB.sum(axis=0) + sync_ms_B)
         steps = (
-            replace(base, **dict(zip(map(str, PARTS), parts, strict=True)), all_reduce=base.all_reduce + sync_ms)
+            replace(
+                base,
+                **dict(zip(map(str, PARTS), parts, strict=True)),
+                all_reduce=base.all_reduce + sync_ms,
+                row_reduce=base.row_reduce + sync_ms,
+            )
             for *parts, sync_ms in zip(*slowest_PB.tolist(), sync_ms_B.tolist(), strict=True)
         )
         return np.array([times.step_ms(self._rest.overlap) for times in steps])

@@ -17,9 +17,10 @@ from torch.nn.functional import embedding_bag
 
 from autoshard.core import DType, Exchange, Pooling
 from autoshard.core.plan import Payload
+from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream, message_bytes, wire_bytes
 from autoshard.runtime.engine.holdings import KernelKey, Ownership
-from autoshard.runtime.engine.payload import exchange
+from autoshard.runtime.engine.payload import AllGather, PayloadExchange, ReduceScatter
 from autoshard.runtime.engine.reading import ColumnCuts, Reading, RowIndex, RowKernel, SumGroup, row_index
 from autoshard.runtime.engine.reduced import ReducedSums
 from autoshard.runtime.engine.replicas import NO_LOOKUPS, ReplicaLookups, Replicas, one_below_the_other, side_by_side
@@ -32,7 +33,8 @@ from autoshard.runtime.timing import Part, StepTimer
 class OutputExchange:
     """Sends embeddings to those who asked for them, and their gradients back: one all-to-all each way.
 
-    Sums that are added up on the way have a reduce-scatter and an all-gather of their own.
+    Sums that are added up on the way have a reduce-scatter and an all-gather of their own. Sending and receiving are
+    apart, forward and backward, so that others may compute while embeddings travel.
 
     Gradients are divided by the number of processes: each process's loss is the mean over its own batch, so the
     tables see the gradient of the mean over the global batch. TorchRec does the same.
@@ -81,7 +83,7 @@ class OutputExchange:
         #: Kernels of this process that give out rows and update their own tables, in their order.
         self.row_keys = [key for key in ownership.kernels if key in fused_rows]
         self._row_dims = [fused_rows[key] for key in self.row_keys]
-        self.reduced = ReducedSums(ownership, payload, group)
+        self.reduced = ReducedSums(ownership, group)
         self._is_all_reduced = all(one.is_reduced for one in holdings)
         self._groups_at = [
             sorted(
@@ -103,17 +105,16 @@ class OutputExchange:
         #: Bytes that this process has sent to each process.
         self.sent_bytes = {stream: [0.0] * self._num_processes for stream in (Stream.FORWARD, Stream.BACKWARD)}
 
-    def __call__(self, looked: Looked, batch: Distributed) -> tuple[torch.Tensor, ...]:
-        """Embeddings of the local batch: pooled ones of shape (B, C), and for each sequence feature (L, D)."""
-        outputs: tuple[torch.Tensor, ...] = _Exchanged.apply(  # type: ignore[no-untyped-call]
-            self, batch, looked.sums_GO, *looked.rows
-        )
-        return outputs
+    def start(self, looked: Looked, batch: Distributed) -> StartedExchange:
+        """Sends embeddings on their way."""
+        step = _Step(batch)
+        travelling: torch.Tensor = _Sent.apply(self, step, looked.sums_GO, *looked.rows)  # type: ignore[no-untyped-call]
+        return StartedExchange(self, step, travelling)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def forward(self, step: _Step, sums_GO: torch.Tensor | None, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Sends embeddings, and puts together those that come."""
+    def send(self, step: _Step, sums_GO: torch.Tensor | None, rows: Sequence[torch.Tensor]) -> None:
+        """Sends embeddings."""
         batch, B = step.batch, step.batch.batch_size
         step.remote = [NO_LOOKUPS] * self._num_processes
         if not self.replicas.is_empty:
@@ -123,10 +124,20 @@ class OutputExchange:
                 step.local = self.replicas.look_up(batch.local, self._local, B)
         with self.timer.measure(Part.FORWARD_EXCHANGE):
             apart_GA, mine_GM = self.reduced.split(sums_GO)
-            came = self._forward_exchange(step, apart_GA, rows)
-            return self._together(step, came, self._reduce_scatter(mine_GM, B))
+            step.embeddings = self._forward_exchange(step, apart_GA, rows)
+            step.sums = self._reduce_scatter(mine_GM, B)
 
-    def _forward_exchange(self, step: _Step, sums_GO: torch.Tensor | None, rows: Sequence[torch.Tensor]) -> list[_Came]:
+    def receive(self, step: _Step) -> list[torch.Tensor]:
+        """Puts together the embeddings that come."""
+        with self.timer.measure(Part.FORWARD_EXCHANGE):
+            pieces = self._received(step.embeddings, step.received_sizes)
+            reduced_BW = None if step.sums is None else step.sums.wait()
+            step.embeddings = step.sums = None
+            return self._together(step, [self._came(step, one, owner) for owner, one in enumerate(pieces)], reduced_BW)
+
+    def _forward_exchange(
+        self, step: _Step, sums_GO: torch.Tensor | None, rows: Sequence[torch.Tensor]
+    ) -> PayloadExchange | None:
         B = step.batch.batch_size
         rows_of_P = [self._rows_for(step, rows, process) for process in range(self._num_processes)]
         if sums_GO is not None and not any(rows_of_P) and not any(one.sums_BW is not None for one in step.remote):
@@ -143,18 +154,26 @@ class OutputExchange:
         ]
         step.sent_sizes = sizes
         self._count(Stream.FORWARD, self._payload.forward, sizes)
-        received = self._exchange(flat, sizes, step.received_sizes, self._payload.forward)
-        return [self._came(step, one, owner) for owner, one in enumerate(torch.split(received, step.received_sizes))]
+        return self._exchange(flat, sizes, step.received_sizes, self._payload.forward, StepCollective.FORWARD_EXCHANGE)
 
-    def _exchange(self, flat: torch.Tensor, sent: list[int], received: list[int], dtype: DType) -> torch.Tensor:
-        """One all-to-all; none where all sums are added up on the way."""
-        return flat if self._is_all_reduced else exchange(flat, sent, received, dtype, self._group)
+    def _exchange(
+        self, flat: torch.Tensor, sent: list[int], received: list[int], dtype: DType, collective: StepCollective
+    ) -> PayloadExchange | None:
+        """One all-to-all; None where all sums are added up on the way."""
+        if self._is_all_reduced:
+            return None
+        return PayloadExchange(flat, sent, received, dtype, self._group, collective, self.timer)
 
-    def _reduce_scatter(self, mine_GM: torch.Tensor | None, B: int) -> torch.Tensor | None:
+    def _received(self, exchange: PayloadExchange | None, sizes: list[int]) -> Sequence[torch.Tensor]:
+        """What has come from each process."""
+        return torch.split(self._nothing() if exchange is None else exchange.wait(), sizes)
+
+    def _reduce_scatter(self, mine_GM: torch.Tensor | None, B: int) -> ReduceScatter | None:
         if not self.reduced.width:
             return None
         self._count(Stream.FORWARD, self._payload.forward, [B * self.reduced.width] * self._num_processes)
-        return self.reduced.add_up(mine_GM, B, self._device)
+        sums_GW = self.reduced.filled(mine_GM, B, self._device)
+        return ReduceScatter(sums_GW, self._payload.forward, self._group, StepCollective.FORWARD_EXCHANGE, self.timer)
 
     def _sums_for(self, sums_GO: torch.Tensor | None, step: _Step, process: int) -> list[torch.Tensor]:
         B, remote = step.batch.batch_size, step.remote[process].sums_BW
@@ -265,20 +284,26 @@ class OutputExchange:
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
-    def backward(
-        self, step: _Step, gradients: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-        """Sends gradients to those who hold the rows; those of fused sums, (G, O), and of their rows."""
+    def send_gradients(self, step: _Step, gradients: Sequence[torch.Tensor]) -> None:
+        """Sends gradients to those who hold the rows."""
         with self.timer.measure(Part.BACKWARD_EXCHANGE):
             scaled = [one / self._num_processes for one in gradients]
             pooled_BC = scaled[0] if step.scale_BC is None else scaled[0] * step.scale_BC
-            blocks = self._block_gradients(pooled_BC)
-            rows = self._row_gradients(step, blocks, dict(zip(self.reading.sequences, scaled[1:], strict=True)))
-            received = self._backward_exchange(step, blocks, rows)
-            fused = self._fused_gradients(step, received, self._all_gather(blocks))
+            step.blocks = blocks = self._block_gradients(pooled_BC)
+            step.rows = self._row_gradients(step, blocks, dict(zip(self.reading.sequences, scaled[1:], strict=True)))
+            step.gradients = self._backward_exchange(step, blocks, step.rows)
+            step.gathered = self._all_gather(blocks)
+
+    def receive_gradients(self, step: _Step) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        """Gradients of fused sums, (G, O), and of their rows; replicas are updated with theirs."""
+        with self.timer.measure(Part.BACKWARD_EXCHANGE):
+            received = self._received(step.gradients, step.sent_sizes)
+            of_sums_GM = None if step.gathered is None else self.reduced.mine(step.gathered.wait())
+            step.gradients = step.gathered = None
+            fused = self._fused_gradients(step, received, of_sums_GM)
         if not self.replicas.is_empty:
             with self.timer.measure(Part.BACKWARD_KERNEL):
-                self._collect(step, blocks, rows, received)
+                self._collect(step, step.blocks, step.rows, received)
             self.replicas.update()
         return fused
 
@@ -309,7 +334,7 @@ class OutputExchange:
 
     def _backward_exchange(
         self, step: _Step, blocks: Sequence[torch.Tensor], rows: Mapping[KernelKey, torch.Tensor]
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> PayloadExchange | None:
         at = dict.fromkeys(rows, 0)
         pieces: list[torch.Tensor] = []
         for owner in range(self._num_processes):
@@ -322,17 +347,20 @@ class OutputExchange:
         step.first_local = at
         flat = torch.cat(pieces) if len(pieces) > 1 else pieces[0] if pieces else self._nothing()
         self._count(Stream.BACKWARD, self._payload.backward, step.received_sizes)
-        received = self._exchange(flat, step.received_sizes, step.sent_sizes, self._payload.backward)
-        return torch.split(received, step.sent_sizes)
+        return self._exchange(
+            flat, step.received_sizes, step.sent_sizes, self._payload.backward, StepCollective.BACKWARD_EXCHANGE
+        )
 
-    def _all_gather(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Gradients of this process's sums that were added up on the way, of all processes' samples."""
+    def _all_gather(self, blocks: Sequence[torch.Tensor]) -> AllGather | None:
+        """Sends gradients of sums that were added up on the way to all processes."""
         own = [blocks[group] for _, group in self._groups_at[self._num_processes + 1]]
         if not own:
             return None
         gradients_BW = torch.cat(own, dim=1) if len(own) > 1 else own[0]
         self._count(Stream.BACKWARD, self._payload.backward, [gradients_BW.numel()] * self._num_processes)
-        return self.reduced.gather(gradients_BW)
+        return AllGather(
+            gradients_BW, self._payload.backward, self._group, StepCollective.BACKWARD_EXCHANGE, self.timer
+        )
 
     def _fused_gradients(
         self, step: _Step, received: Sequence[torch.Tensor], reduced_GM: torch.Tensor | None
@@ -399,7 +427,7 @@ class _Came:
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """What the backward pass has to know of the forward pass."""
+    """What sending and receiving, forward and backward, have to know of each other."""
 
     batch: Distributed
     remote: list[ReplicaLookups] = field(default_factory=list)
@@ -409,6 +437,32 @@ class _Step:
     received_sizes: list[int] = field(default_factory=list)
     first_local: dict[KernelKey, int] = field(default_factory=dict)
     scale_BC: torch.Tensor | None = None
+    embeddings: PayloadExchange | None = None
+    sums: ReduceScatter | None = None
+    blocks: Sequence[torch.Tensor] = ()
+    rows: Mapping[KernelKey, torch.Tensor] = field(default_factory=dict)
+    gradients: PayloadExchange | None = None
+    gathered: AllGather | None = None
+
+
+class StartedExchange:
+    """Embeddings of one batch on their way.
+
+    Args:
+        exchanger: Sent them.
+        step: Of the batch.
+        travelling: An empty tensor, whose gradient comes when those of the embeddings have been sent.
+    """
+
+    def __init__(self, exchanger: OutputExchange, step: _Step, travelling: torch.Tensor) -> None:
+        self._exchanger, self._step, self._travelling = exchanger, step, travelling
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        """Embeddings of the local batch: pooled ones of shape (B, C), and for each sequence feature (L, D)."""
+        outputs: tuple[torch.Tensor, ...] = _Arrived.apply(  # type: ignore[no-untyped-call]
+            self._exchanger, self._step, self._travelling
+        )
+        return outputs
 
 
 def _group_block(group: SumGroup, sums: Sequence[torch.Tensor | None]) -> torch.Tensor:
@@ -455,21 +509,40 @@ def _cut_rows(flat: torch.Tensor, alike: Sequence[torch.Tensor]) -> list[torch.T
     return [one.view(of.shape) for one, of in zip(torch.split(flat, sizes), alike, strict=True)] if sizes else []
 
 
-class _Exchanged(torch.autograd.Function):
-    """`OutputExchange` as one autograd node, so that its backward pass is one collective and no bookkeeping."""
+class _Sent(torch.autograd.Function):
+    """Sends embeddings; its backward pass receives their gradients.
+
+    Autograd goes back in reverse order: what was computed between `_Sent` and `_Arrived` forward is computed between
+    sending and receiving the gradients, too.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        exchanger: OutputExchange,
-        batch: Distributed,
-        sums_GO: torch.Tensor | None,
-        *rows: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.exchanger, ctx.step = exchanger, _Step(batch)
-        return tuple(exchanger.forward(ctx.step, sums_GO, rows))
+        ctx: Any, exchanger: OutputExchange, step: _Step, sums_GO: torch.Tensor | None, *rows: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.exchanger, ctx.step = exchanger, step
+        exchanger.send(step, sums_GO, rows)
+        return _empty(step)
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        sums_GO, rows = ctx.exchanger.receive_gradients(ctx.step)
+        return None, None, sums_GO, *rows
+
+
+class _Arrived(torch.autograd.Function):
+    """Receives embeddings; its backward pass sends their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, exchanger: OutputExchange, step: _Step, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.exchanger, ctx.step = exchanger, step
+        return tuple(exchanger.receive(step))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        sums_GO, rows = ctx.exchanger.backward(ctx.step, gradients)
-        return None, None, sums_GO, *rows
+        ctx.exchanger.send_gradients(ctx.step, gradients)
+        return None, None, _empty(ctx.step)
+
+
+def _empty(step: _Step) -> torch.Tensor:
+    return step.batch.lengths_FB.new_empty(0, dtype=torch.float32)

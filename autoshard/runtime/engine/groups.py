@@ -92,19 +92,33 @@ class JoinedGroups:
 
 
 #: Process groups that were made, with the world that they are of: making one takes gloo tens of milliseconds.
-_made: dict[tuple[int, ...], tuple[dist.ProcessGroup, dist.ProcessGroup | None]] = {}
+_made: dict[tuple[str, tuple[int, ...]], tuple[dist.ProcessGroup, dist.ProcessGroup | None]] = {}
 
 
-def group_of_ranks(ranks: Sequence[int]) -> dist.ProcessGroup | None:
+def group_of_ranks(ranks: Sequence[int], purpose: str = "") -> dist.ProcessGroup | None:
     """The process group of some ranks of the world, made once; None for processes that are none of them.
 
     All processes of the world have to call it, in the same order.
+
+    Args:
+        ranks: The ranks.
+        purpose: Collectives for different purposes run beside each other, each in a group of its own.
     """
-    world, key = dist.distributed_c10d._get_default_group(), tuple(ranks)
+    world, key = dist.distributed_c10d._get_default_group(), (purpose, tuple(ranks))
     if key not in _made or _made[key][0] is not world:
-        made = dist.new_group(list(key))
+        made = dist.new_group(list(ranks))
         _made[key] = (world, made if isinstance(made, dist.ProcessGroup) else None)
     return _made[key][1]
+
+
+def twin_group(world_ranks: Sequence[Sequence[int]], purpose: str) -> dist.ProcessGroup:
+    """Another process group of the processes of this one's group; all processes of the world have to call it.
+
+    Args:
+        world_ranks: Ranks in the world of each group.
+        purpose: What it is for.
+    """
+    return _own([group_of_ranks(ranks, purpose) for ranks in world_ranks])
 
 
 def _own(made: Sequence[dist.ProcessGroup | None]) -> dist.ProcessGroup:

@@ -11,7 +11,10 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core import DType
+from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import INT8_BLOCK
+from autoshard.runtime.pending import Pending
+from autoshard.runtime.timing import StepTimer
 
 _CAST = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 
@@ -77,10 +80,8 @@ def wire_format(dtype: DType) -> WireFormat:
     return Int8Format() if dtype is DType.INT8 else CastFormat(dtype)
 
 
-def exchange(
-    sent: torch.Tensor, sent_sizes: list[int], received_sizes: list[int], dtype: DType, group: dist.ProcessGroup
-) -> torch.Tensor:
-    """One all-to-all of fp32 values.
+class PayloadExchange:
+    """One all-to-all of fp32 values, under way.
 
     Args:
         sent: The values for all processes, one process after the other, of one dimension.
@@ -88,26 +89,42 @@ def exchange(
         received_sizes: How many values come from each process.
         dtype: Format on the wire.
         group: The processes.
-
-    Returns:
-        What came, process after process, fp32 of one dimension.
+        collective: What to count its time as.
+        timer: Where to count it.
     """
-    form = wire_format(dtype)
-    if isinstance(form, CastFormat):
-        encoded = form.encode(sent)
-        received = encoded.new_empty(sum(received_sizes))
-        dist.all_to_all_single(received, encoded, received_sizes, sent_sizes, group)
-        return form.decode(received, len(received))
-    encoded = torch.cat([form.encode(one) for one in torch.split(sent, sent_sizes)])
-    elements = [form.num_elements(size) for size in received_sizes]
-    wire = encoded.new_empty(sum(elements))
-    dist.all_to_all_single(wire, encoded, elements, [form.num_elements(size) for size in sent_sizes], group)
-    came = zip(torch.split(wire, elements), received_sizes, strict=True)
-    return torch.cat([form.decode(one, size) for one, size in came])
+
+    def __init__(
+        self,
+        sent: torch.Tensor,
+        sent_sizes: list[int],
+        received_sizes: list[int],
+        dtype: DType,
+        group: dist.ProcessGroup,
+        collective: StepCollective,
+        timer: StepTimer,
+    ) -> None:
+        self._form, self._sizes = wire_format(dtype), received_sizes
+        if isinstance(self._form, CastFormat):
+            encoded = self._form.encode(sent)
+        else:
+            encoded = torch.cat([self._form.encode(one) for one in torch.split(sent, sent_sizes)])
+        self._elements = [self._form.num_elements(size) for size in received_sizes]
+        self._wire = encoded.new_empty(sum(self._elements))
+        elements = [self._form.num_elements(size) for size in sent_sizes]
+        work = dist.all_to_all_single(self._wire, encoded, self._elements, elements, group, async_op=True)
+        self._pending = Pending(work, collective, timer)
+
+    def wait(self) -> torch.Tensor:
+        """What came, process after process, fp32 of one dimension."""
+        self._pending.wait()
+        if isinstance(self._form, CastFormat):
+            return self._form.decode(self._wire, len(self._wire))
+        came = zip(torch.split(self._wire, self._elements), self._sizes, strict=True)
+        return torch.cat([self._form.decode(one, size) for one, size in came])
 
 
-def reduce_scatter(sent_GW: torch.Tensor, dtype: DType, group: dist.ProcessGroup) -> torch.Tensor:
-    """Sums over processes of fp32 values, added up in the format on the wire; each process gets its rows, (B, W).
+class ReduceScatter:
+    """Sums over processes of fp32 values, under way; they are added up in the format on the wire.
 
     On a CPU, where gloo makes a reduce-scatter of an all-reduce, an all-to-all and a sum here took 0.6 to 0.85 of its
     time (4 processes on 2 cores of an AMD EPYC, 64 and 512 rows each of 512 and 4,096 columns, November 2026).
@@ -116,26 +133,56 @@ def reduce_scatter(sent_GW: torch.Tensor, dtype: DType, group: dist.ProcessGroup
         sent_GW: Rows for all processes, process by process.
         dtype: fp32, fp16 or bf16.
         group: The processes.
+        collective: What to count its time as.
+        timer: Where to count it.
     """
-    encoded_GW = CastFormat(dtype).encode(sent_GW).contiguous()
-    if encoded_GW.is_cuda:
-        sums_BW = encoded_GW.new_empty(len(encoded_GW) // group.size(), encoded_GW.shape[1])
-        dist.reduce_scatter_single(sums_BW, encoded_GW, group=group)
-        return sums_BW.float()
-    received_GW = torch.empty_like(encoded_GW)
-    dist.all_to_all_single(received_GW, encoded_GW, group=group)
-    return received_GW.float().view(group.size(), -1, encoded_GW.shape[1]).sum(0)
+
+    def __init__(
+        self,
+        sent_GW: torch.Tensor,
+        dtype: DType,
+        group: dist.ProcessGroup,
+        collective: StepCollective,
+        timer: StepTimer,
+    ) -> None:
+        encoded_GW = CastFormat(dtype).encode(sent_GW).contiguous()
+        self._num_terms = 1 if encoded_GW.is_cuda else group.size()
+        num_rows = len(encoded_GW) // group.size() * self._num_terms
+        self._wire = encoded_GW.new_empty(num_rows, encoded_GW.shape[1])
+        start = dist.reduce_scatter_single if encoded_GW.is_cuda else dist.all_to_all_single
+        self._pending = Pending(start(self._wire, encoded_GW, group=group, async_op=True), collective, timer)
+
+    def wait(self) -> torch.Tensor:
+        """The sums of this process's rows, fp32 of shape (B, W)."""
+        self._pending.wait()
+        return self._wire.float().view(self._num_terms, -1, self._wire.shape[1]).sum(0)
 
 
-def all_gather(sent_BW: torch.Tensor, dtype: DType, group: dist.ProcessGroup) -> torch.Tensor:
-    """Rows of all processes, process by process, fp32 of shape (G, W).
+class AllGather:
+    """Rows of all processes, under way.
 
     Args:
         sent_BW: Rows of this process, as many on each.
         dtype: fp32, fp16 or bf16.
         group: The processes.
+        collective: What to count its time as.
+        timer: Where to count it.
     """
-    encoded_BW = CastFormat(dtype).encode(sent_BW).contiguous()
-    gathered_GW = encoded_BW.new_empty(len(encoded_BW) * group.size(), encoded_BW.shape[1])
-    dist.all_gather_single(gathered_GW, encoded_BW, group=group)
-    return gathered_GW.float()
+
+    def __init__(
+        self,
+        sent_BW: torch.Tensor,
+        dtype: DType,
+        group: dist.ProcessGroup,
+        collective: StepCollective,
+        timer: StepTimer,
+    ) -> None:
+        encoded_BW = CastFormat(dtype).encode(sent_BW).contiguous()
+        self._wire = encoded_BW.new_empty(len(encoded_BW) * group.size(), encoded_BW.shape[1])
+        work = dist.all_gather_single(self._wire, encoded_BW, group=group, async_op=True)
+        self._pending = Pending(work, collective, timer)
+
+    def wait(self) -> torch.Tensor:
+        """The rows, process by process, fp32 of shape (G, W)."""
+        self._pending.wait()
+        return self._wire.float()

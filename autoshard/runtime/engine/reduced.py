@@ -14,22 +14,19 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
-from autoshard.core.plan import Payload
 from autoshard.runtime.engine.holdings import Ownership
-from autoshard.runtime.engine.payload import all_gather, reduce_scatter
 
 #: Neighbouring columns: a mark, and how many they are.
 Run: TypeAlias = tuple[bool, int]
 
 
 class ReducedSums:
-    """One reduce-scatter of sums, and one all-gather of their gradients.
+    """Columns of sums that travel by one reduce-scatter, and of their gradients, which come by one all-gather.
 
     Every process puts in the same columns, zeros where it owns no rows of a table.
 
     Args:
         ownership: Who holds what.
-        payload: Number formats on the wire.
         group: The processes.
 
     Attributes:
@@ -37,9 +34,8 @@ class ReducedSums:
         apart_width: A.
     """
 
-    def __init__(self, ownership: Ownership, payload: Payload, group: dist.ProcessGroup) -> None:
-        self._payload, self._group = payload, group
-        holdings, process = ownership.holdings, group.rank()
+    def __init__(self, ownership: Ownership, group: dist.ProcessGroup) -> None:
+        self._num_processes, holdings, process = group.size(), ownership.holdings, group.rank()
         own = [slot for slot in ownership.asked(process, process).sums if not holdings[slot.holding].is_replicated]
         # Runs of columns: those of this process's sums, and those of the buffers.
         self._own = _runs((holdings[one.holding].is_reduced, holdings[one.holding].embedding_dim) for one in own)
@@ -59,19 +55,18 @@ class ReducedSums:
             return mine_GM if apart_GA is None else apart_GA
         return _woven(self._own, mine_GM, apart_GA)
 
-    def add_up(self, mine_GM: torch.Tensor | None, batch_size: int, device: torch.device) -> torch.Tensor:
-        """Sums over all processes of the local batch's bags, shape (B, W)."""
-        num_mine, num_samples = 0 if mine_GM is None else mine_GM.shape[1], batch_size * self._group.size()
+    def filled(self, mine_GM: torch.Tensor | None, batch_size: int, device: torch.device) -> torch.Tensor:
+        """What this process puts into the reduce-scatter: its sums for all processes, shape (G, W)."""
+        num_mine, num_samples = 0 if mine_GM is None else mine_GM.shape[1], batch_size * self._num_processes
         sums_GW = mine_GM
         if num_mine < self.width:
             zeros = torch.zeros(num_samples, self.width - num_mine, device=device)
             sums_GW = zeros if mine_GM is None else _woven(self._buffer, mine_GM, zeros)
         assert sums_GW is not None, "what is not there is zeros"
-        return reduce_scatter(sums_GW, self._payload.forward, self._group)
+        return sums_GW
 
-    def gather(self, gradients_BW: torch.Tensor) -> torch.Tensor | None:
-        """Gradients of this process's sums for all processes, shape (G, M)."""
-        gathered_GW = all_gather(gradients_BW, self._payload.backward, self._group)
+    def mine(self, gathered_GW: torch.Tensor) -> torch.Tensor | None:
+        """Of all gathered gradients those of this process's sums, shape (G, M)."""
         return _beside(_pieces(gathered_GW, self._buffer, wanted=True))
 
 

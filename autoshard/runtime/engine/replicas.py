@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from autoshard.core.step import StepCollective
 from autoshard.runtime.engine.fused import FusedSettings
 from autoshard.runtime.engine.holdings import Asked, Holding, KernelKey, Ownership
 from autoshard.runtime.engine.replicated import (
@@ -198,7 +199,7 @@ class Replicas:
             kernels = [self._kernels[key] for key in keys]
             with self._timer.measure(Part.BACKWARD_KERNEL):
                 own = [kernel.summed() for kernel in kernels]
-            with self._timer.measure(Part.SYNC):
+            with self._timer.measure(Part.SYNC, StepCollective.ALL_REDUCE):
                 gradients = sync(own)
             with self._timer.measure(Part.BACKWARD_KERNEL):
                 for kernel, of_kernel in zip(kernels, gradients, strict=True):

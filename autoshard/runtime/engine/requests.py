@@ -7,6 +7,7 @@ destination).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 
@@ -143,6 +144,13 @@ class InputExchange:
         self._rooms = Rooms(self._num_processes)
         #: Bytes of lengths and ids that this process has sent to each process.
         self.sent_bytes = {stream: [0.0] * self._num_processes for stream in (Stream.LENGTHS, Stream.IDS)}
+
+    def over(self, group: dist.ProcessGroup) -> InputExchange:
+        """The same exchange over another process group of the same processes, with counters and rooms of its own."""
+        twin = copy(self)
+        twin._group, twin._rooms = group, Rooms(self._num_processes)
+        twin.sent_bytes = {stream: [0.0] * self._num_processes for stream in self.sent_bytes}
+        return twin
 
     def _sources(self, asked: Asked, owner: int) -> tuple[list[int], list[list[int]]]:
         """Jagged rows of sums, and those of every holding whose rows are asked for."""

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from autoshard.core import DenseLayers, ShardingPlan
 from autoshard.core.errors import ExecutionError
+from autoshard.core.step import CollectiveTime, StepCollective
 from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
 from autoshard.runtime.engine.fused import FusedSettings
@@ -28,7 +29,7 @@ from autoshard.runtime.results import SENT, Device, Engine, RankTiming, RunReque
 from autoshard.runtime.timing import Part, StepTimer
 from autoshard.runtime.training.dense import DenseModel, default_layers
 from autoshard.runtime.training.reference import Reference, check_verifiable, compare
-from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep
+from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep, distributed_step
 from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, draw_samples, ranked_rows
 
 #: Different batches that a measurement cycles through, drawn before it starts; fewer if they are large.
@@ -88,7 +89,9 @@ class Session:
         layers = plan.tables.dense or default_layers(engine.feature_dims)
         smooth = request.verify_steps > 0
         dense = DenseModel(layers, engine.feature_dims, request.seed, smooth=smooth).to(self._device)
-        training = TrainingStep(engine, plan.tables, dense, request.learning_rate, dist.group.WORLD)
+        training = distributed_step(
+            engine, plan.tables, dense, request.learning_rate, overlap=request.overlap, timer=timer
+        )
         verification = None
         if request.verify_steps:
             verification = self._verified(request, plan, engine, training, layers)
@@ -133,15 +136,18 @@ class Session:
     ) -> torch.Tensor:
         """Trains; returns step time, loss and parts of every measured step, shape (S, M)."""
         measured: list[list[float]] = []
-        for step in range(request.warmup_steps + request.steps):
+        num_steps = request.warmup_steps + request.steps
+        for step in range(num_steps):
             samples = batches[step % len(batches)]
+            following = batches[(step + 1) % len(batches)] if step + 1 < num_steps else None
             timer.take()
             begun = time.perf_counter()
-            loss = training(samples).loss
-            parts = timer.take()  # waits for a GPU
+            loss = training(samples, following).loss
+            timings = timer.take()  # waits for a GPU
             step_ms = (time.perf_counter() - begun) * 1e3
             if step >= request.warmup_steps:
-                measured.append([step_ms, loss.item(), *parts.values()])
+                collectives = (ms for one in timings.collectives.values() for ms in (one.serialised_ms, one.exposed_ms))
+                measured.append([step_ms, loss.item(), *timings.parts.values(), *collectives])
             self._done += 1
             self._on_step(self._done, self._total)
         return torch.tensor(measured, dtype=torch.float64, device=self._device)
@@ -204,6 +210,8 @@ def _summary(
         raise ExecutionError(f"training diverged: the loss became {float(losses_S[-1])}")
     order = GroupOrder.of(plan.replica_groups, dist.get_world_size())
     places = {process: place for group in order.groups for place, process in enumerate(group)}
+    first = 2 + len(Part)
+    times_PC = medians_PM[:, first : first + 2 * len(StepCollective)]
     ranks = tuple(
         RankTiming(
             process=process,
@@ -213,7 +221,8 @@ def _summary(
             ),
             num_tables=len(owners.tables_of(places[process])),
             **dict(zip(Part, medians_M[2 : 2 + len(Part)].tolist(), strict=True)),
-            sent_bytes=dict(zip(SENT, medians_M[2 + len(Part) :].tolist(), strict=False)),
+            sent_bytes=dict(zip(SENT, medians_M[first + 2 * len(StepCollective) :].tolist(), strict=False)),
+            collectives=_collective_times(times_PC[process].tolist()),
         )
         for process, medians_M in enumerate(medians_PM)
     )
@@ -239,4 +248,14 @@ def _summary(
         last_loss=float(losses_S[-1]),
         ranks=ranks,
         verification=verification,
+        overlap=request.overlap,
     )
+
+
+def _collective_times(times: Sequence[float]) -> dict[StepCollective, CollectiveTime]:
+    """Of pairs of serialised and exposed milliseconds; without collectives that took no time."""
+    return {
+        one: CollectiveTime(serialised_ms=serialised_ms, exposed_ms=exposed_ms)
+        for one, serialised_ms, exposed_ms in zip(StepCollective, times[::2], times[1::2], strict=True)
+        if serialised_ms > 0
+    }

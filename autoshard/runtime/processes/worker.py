@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -44,9 +45,12 @@ def run_worker(work: Callable[[], None], folder: Path, rank: int) -> NoReturn:
     try:
         threading.Thread(target=_exit_with_launcher, daemon=True).start()
         work()
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - the process ends
         atomic_write(folder / ERROR_FILE.format(rank=rank), json.dumps(_record(error).to_json()))
-        raise
+        traceback.print_exc()
+        sys.stderr.flush()
+        # An orderly exit would wait for collectives that are under way, whose peers wait for this process.
+        os._exit(1)
     sys.stdout.flush()
     sys.stderr.flush()
     # gloo's threads may still be winding down after `destroy_process_group`, and abort an orderly exit.

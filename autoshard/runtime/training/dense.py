@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from autoshard.core import DenseLayers
@@ -77,16 +76,6 @@ class DenseModel(nn.Module):
             interacted = torch.cat([bottom_BD, products.index_select(1, pairs)], dim=1)
         logits: torch.Tensor = self.top(interacted)
         return logits.squeeze(1)
-
-
-def average_gradients(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Makes every parameter's gradient the mean over the processes', in one all-reduce."""
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    dist.all_reduce(flat, group=group)
-    flat.div_(group.size())
-    for gradient, mean in zip(gradients, torch.split(flat, [gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(mean.view_as(gradient))
 
 
 def _check(layers: DenseLayers) -> None:

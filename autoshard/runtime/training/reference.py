@@ -289,16 +289,20 @@ def compare(
     rank, world_size = dist.get_rank(), dist.get_world_size()
     tables, B, device = engine.owners.tables, engine.local_batch_size, next(training.dense.parameters()).device
     output_error = weight_error = moment_error = dense_error = 0.0
+
+    def drawn(step: int, process: int) -> Samples:
+        return draw_samples(tables, num_dense, B, (request.seed, step, process), ranked)
+
+    following = drawn(0, rank).to(device)
     for step in range(request.verify_steps):
-        needed = (rank,) if reference is None else range(world_size)
-        parts = {
-            process: draw_samples(tables, num_dense, B, (request.seed, step, process), ranked) for process in needed
-        }
-        vectors_BC = training(parts[rank].to(device)).vectors_BC
+        samples, is_last = following, step == request.verify_steps - 1
+        following = samples if is_last else drawn(step + 1, rank).to(device)
+        vectors_BC = training(samples, None if is_last else following).vectors_BC
         vectors_GC = vectors_BC.new_empty(world_size * B, vectors_BC.shape[1])
         dist.all_gather_single(vectors_GC, vectors_BC.contiguous())
         if reference is not None:
-            output_error = max(output_error, _error(vectors_GC, reference.step(global_samples(list(parts.values())))))
+            parts = [drawn(step, process) for process in range(world_size)]
+            output_error = max(output_error, _error(vectors_GC, reference.step(global_samples(parts))))
     for table in tables.tables:
         state = engine.table_state(table.name)
         if reference is not None:

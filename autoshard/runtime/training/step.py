@@ -13,10 +13,16 @@ import torch.distributed as dist
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from autoshard.core import Pooling, TableSet
+from autoshard.core.step import Overlap
 from autoshard.runtime.batch import BatchOfIds, Embedded
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.groups import twin_group
 from autoshard.runtime.engine.holdings import Ownership
+from autoshard.runtime.engine.prefetch import Prefetched
 from autoshard.runtime.state import TableState
-from autoshard.runtime.training.dense import DenseModel, average_gradients
+from autoshard.runtime.timing import StepTimer
+from autoshard.runtime.training.dense import DenseModel
+from autoshard.runtime.training.gradients import GradientBuckets
 from autoshard.runtime.training.synthetic import Samples
 
 
@@ -104,7 +110,7 @@ class TrainingStep:
         tables: Tables of its features.
         dense: Dense layers.
         learning_rate: Learning rate of the dense layers.
-        group: Processes over which dense gradients are averaged; None for a single one.
+        buckets: Averages the dense layers' gradients; None for a single process.
     """
 
     def __init__(
@@ -113,24 +119,102 @@ class TrainingStep:
         tables: TableSet,
         dense: DenseModel,
         learning_rate: float,
-        group: dist.ProcessGroup | None = None,
+        buckets: GradientBuckets | None = None,
     ) -> None:
-        self._embeddings, self._vectors = embeddings, FeatureVectors(tables)
-        self._group = group
+        self._embeddings, self._vectors, self._buckets = embeddings, FeatureVectors(tables), buckets
         self._optimizer = torch.optim.SGD(dense.parameters(), lr=learning_rate)
         self.dense = dense
 
-    def __call__(self, samples: Samples) -> StepOutcome:
-        """Trains on one batch."""
+    def __call__(self, samples: Samples, following: Samples | None = None) -> StepOutcome:
+        """Trains on one batch.
+
+        Args:
+            samples: The batch; what followed in the call before, if anything did.
+            following: The next one, if there is one.
+        """
         self._optimizer.zero_grad()
-        # The bottom layers come first, so that autograd, which goes back in reverse order, sends the embeddings'
-        # gradients on their way before it turns to these layers.
-        bottom_BD = self.dense.bottom(samples.dense_BN)
-        vectors_BC = self._vectors(self._embeddings(samples.ids), samples.ids)
+        bottom_BD, embedded = self.embed(samples, following)
+        vectors_BC = self._vectors(embedded, samples.ids)
         loss = binary_cross_entropy_with_logits(self.dense(bottom_BD, vectors_BC), samples.labels_B)
         loss.backward()  # type: ignore[no-untyped-call]
-        if self._group is not None and self._group.size() > 1:
-            average_gradients(self.dense, self._group)
+        if self._buckets is not None:
+            self._buckets.average()
         self._embeddings.end_step()
         self._optimizer.step()
         return StepOutcome(loss.detach(), vectors_BC.detach())
+
+    def embed(self, samples: Samples, following: Samples | None) -> tuple[torch.Tensor, Embedded]:
+        """The bottom layers' output, shape (B, D), and the embeddings of a batch."""
+        del following  # Its ids are sent when it is trained on.
+        # The bottom layers come first, so that autograd, which goes back in reverse order, sends the embeddings'
+        # gradients on their way before it turns to these layers.
+        return self.dense.bottom(samples.dense_BN), self._embeddings(samples.ids)
+
+
+class PipelinedStep(TrainingStep):
+    """The same step with the same results, whose communication hides behind its computation.
+
+    Ids of the next batch travel during the whole step, embeddings during the bottom layers' forward pass, their
+    gradients during its backward pass.
+
+    Args:
+        embeddings: As `TrainingStep`; the thin engine's.
+        tables: As `TrainingStep`.
+        dense: As `TrainingStep`.
+        learning_rate: As `TrainingStep`.
+        buckets: As `TrainingStep`; they leave early.
+
+    Source:
+        Neo Sec. 4.2.
+    """
+
+    def __init__(
+        self,
+        embeddings: ShardedEmbeddings,
+        tables: TableSet,
+        dense: DenseModel,
+        learning_rate: float,
+        buckets: GradientBuckets,
+    ) -> None:
+        super().__init__(embeddings, tables, dense, learning_rate, buckets)
+        self._pipelined = embeddings
+        self._prefetched: Prefetched | None = None
+
+    def embed(self, samples: Samples, following: Samples | None) -> tuple[torch.Tensor, Embedded]:
+        """As `TrainingStep`; prefetches what follows."""
+        started = self._pipelined.start(samples.ids if self._prefetched is None else self._prefetched)
+        self._prefetched = None if following is None else self._pipelined.prefetch(following.ids)
+        bottom_BD = self.dense.bottom(samples.dense_BN)
+        embedded = started.wait()
+        assert isinstance(embedded, Embedded), "of a batch that is no keyed tensor"
+        return bottom_BD, embedded
+
+
+def distributed_step(
+    embeddings: EmbeddingEngine,
+    tables: TableSet,
+    dense: DenseModel,
+    learning_rate: float,
+    *,
+    overlap: Overlap = Overlap.NONE,
+    timer: StepTimer | None = None,
+) -> TrainingStep:
+    """The step of all processes; all of them have to call it.
+
+    Args:
+        embeddings: The embedding tables; the thin engine's if anything overlaps.
+        tables: Tables of their features.
+        dense: Dense layers.
+        learning_rate: Learning rate of the dense layers.
+        overlap: What overlaps.
+        timer: Where to count the time; None for nowhere.
+    """
+    timer = timer or StepTimer(torch.device("cpu"), enabled=False)
+    if overlap is Overlap.NONE:
+        world = dist.distributed_c10d._get_default_group()
+        return TrainingStep(embeddings, tables, dense, learning_rate, GradientBuckets(dense, world, timer))
+    assert isinstance(embeddings, ShardedEmbeddings), "only the thin engine overlaps"
+    # Collectives of one group of NCCL wait for each other, so these have a group of their own.
+    group = twin_group([range(dist.get_world_size())], "dense")
+    buckets = GradientBuckets(dense, group, timer, early=True)
+    return PipelinedStep(embeddings, tables, dense, learning_rate, buckets)

@@ -1,0 +1,129 @@
+"""Batches whose ids travel while another batch is trained on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, is_dataclass
+
+import torch
+
+from autoshard.core.step import StepCollective
+from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.engine.requests import Distributed, InputExchange
+from autoshard.runtime.timing import Part, Span, StepTimer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arrived:
+    """A batch whose ids have come, how long they took, and the point in a GPU's stream where they are there."""
+
+    distributed: Distributed
+    took: Span
+    event: torch.cuda.Event | None
+
+
+class Prefetched:
+    """A batch under way to where its rows are looked up.
+
+    Args:
+        batch: The batch.
+        is_keyed: Whether it came as a keyed tensor, and its embeddings are to be returned as one.
+        timer: Where to count the time.
+    """
+
+    def __init__(self, batch: BatchOfIds, is_keyed: bool, timer: StepTimer) -> None:
+        self.batch, self.is_keyed, self._timer = batch, is_keyed, timer
+        #: On a GPU, the work before it: it may be what makes the batch.
+        self._after = _event(batch)
+        self._arrived: Future[_Arrived] = Future()
+
+    def distribute(self, exchange: InputExchange, stream: torch.cuda.Stream | None) -> None:
+        """Sends the ids, on a thread that may wait for other processes.
+
+        Args:
+            exchange: Sends them.
+            stream: Of a GPU, beside the current one.
+        """
+        try:
+            with nullcontext() if stream is None else torch.cuda.stream(stream):
+                if self._after is not None:
+                    self._after.wait()
+                begun = self._timer.mark()
+                distributed = exchange(self.batch)
+                took = Span(begun, self._timer.mark())
+                self._arrived.set_result(_Arrived(distributed, took, _event(self.batch)))
+        except BaseException as error:  # noqa: BLE001 - `wait` raises it again
+            self._arrived.set_exception(error)
+
+    def wait(self) -> Distributed:
+        """The batch where it is looked up.
+
+        Raises:
+            InputError: If it cannot be looked up: on all processes.
+            RuntimeError: If another process is gone.
+        """
+        with self._timer.measure(Part.INPUT):
+            waiting = self._timer.mark()
+            arrived = self._arrived.result()
+            if arrived.event is not None:
+                arrived.event.wait()
+                for tensor in _tensors(arrived.distributed):
+                    # Or its memory might be given to the next batch while this one's kernels still read it.
+                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
+            self._timer.count(StepCollective.INPUT, arrived.took, Span(waiting, self._timer.mark()))
+        return arrived.distributed
+
+
+class Prefetcher:
+    """Distributes batches on a thread of its own, one after the other; on a GPU on a stream of its own.
+
+    The thread ends with the process, even while it waits for others: so an error elsewhere ends the run.
+
+    Args:
+        exchange: Over a process group that nobody else uses: collectives of a group come in the same order everywhere.
+        device: Where batches are.
+    """
+
+    def __init__(self, exchange: InputExchange, device: torch.device) -> None:
+        self.exchange, self._device = exchange, device
+        self._waiting: queue.SimpleQueue[Prefetched | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="autoshard-prefetch", daemon=True).start()
+
+    def submit(self, prefetched: Prefetched) -> None:
+        """Distributes a batch after those before it."""
+        self._waiting.put(prefetched)
+
+    def close(self) -> None:
+        """Ends the thread when it has distributed all batches."""
+        self._waiting.put(None)
+
+    def _work(self) -> None:
+        stream = None
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        while (prefetched := self._waiting.get()) is not None:
+            prefetched.distribute(self.exchange, stream)
+            del prefetched  # or the last batch would stay in memory
+
+
+def _event(batch: BatchOfIds) -> torch.cuda.Event | None:
+    """The point in the current stream of the batch's device; None on a CPU."""
+    return torch.cuda.current_stream(batch.ids_L.device).record_event() if batch.ids_L.is_cuda else None
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    """All tensors on a GPU in a data class or tuple."""
+    if isinstance(value, torch.Tensor):
+        if value.is_cuda:
+            yield value
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _tensors(one)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))

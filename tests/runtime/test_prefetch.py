@@ -1,0 +1,212 @@
+"""Batches whose ids travel ahead, embeddings that travel while others compute, gradients that leave early."""
+
+import sys
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from autoshard.core import Pooling
+from autoshard.core.errors import InputError, InvalidOptionError
+from autoshard.core.step import Overlap, StepCollective
+from autoshard.runtime import RunRequest
+from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.fused import FusedSettings
+from autoshard.runtime.processes.launch import running_workers
+from autoshard.runtime.timing import Part, Span, StepTimer
+from autoshard.runtime.training.dense import DenseModel, default_layers
+from autoshard.runtime.training.gradients import GradientBuckets
+from autoshard.runtime.training.step import distributed_step
+from autoshard.runtime.training.synthetic import draw_samples
+
+SETTINGS = FusedSettings(learning_rate=0.05)
+BATCH_SIZE = 6
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def plan(make_plan, make_table):
+    tables = [make_table("t", 40, 8), make_table("u", 30, 12, pooling=Pooling.MEAN)]
+    tables.append(make_table("s", 40, 8, pooling=Pooling.SEQUENCE))
+    return make_plan(tables, [0, 0, 0], world_size=1, batch_size=BATCH_SIZE)
+
+
+@pytest.fixture
+def batches(plan):
+    return [draw_samples(plan.tables, 13, BATCH_SIZE, (number,)) for number in range(4)]
+
+
+@pytest.mark.usefixtures("one_process")
+class TestPrefetching:
+    def test_embeddings_are_the_same_however_far_ahead_the_ids_go(self, plan, batches):
+        embeddings = ShardedEmbeddings(plan, SETTINGS)
+        under_way = [embeddings.prefetch(batch.ids) for batch in batches]
+        for batch, prefetched in zip(batches, under_way, strict=True):
+            expected, embedded = embeddings(batch.ids), embeddings(prefetched)
+            assert torch.equal(embedded.pooled_BC, expected.pooled_BC)
+            assert torch.equal(embedded.sequences["s.ids"], expected.sequences["s.ids"])
+
+    def test_keyed_batches_give_keyed_embeddings(self, plan, batches):
+        from torchrec import KeyedJaggedTensor
+
+        embeddings, ids = ShardedEmbeddings(plan, SETTINGS), batches[0].ids
+        keyed = KeyedJaggedTensor(keys=embeddings.feature_names, values=ids.ids_L, lengths=ids.lengths_FB.view(-1))
+        pooled, sequences = embeddings(embeddings.prefetch(keyed))
+        assert torch.equal(pooled.values(), embeddings(ids).pooled_BC)
+        assert list(sequences) == ["s.ids"]
+
+    def test_a_bad_batch_is_refused_when_it_is_looked_up_and_the_next_one_is_not(self, plan, batches):
+        embeddings, ids = ShardedEmbeddings(plan, SETTINGS), batches[0].ids
+        bad = embeddings.prefetch(BatchOfIds(ids.lengths_FB, ids.ids_L + 1000))
+        good = embeddings.prefetch(ids)
+        with pytest.raises(InputError, match=r"^feature 't.ids': table 't' has rows 0 to 39, got id 10"):
+            embeddings(bad)
+        assert torch.equal(embeddings(good).pooled_BC, embeddings(ids).pooled_BC)
+        with pytest.raises(InputError, match=r"^batch_size: every process takes 6 samples a step, got 5"):
+            embeddings.prefetch(BatchOfIds(ids.lengths_FB[:, :5], ids.ids_L))
+
+    def test_closing_ends_the_thread(self, plan, batches):
+        def threads():
+            return [thread for thread in threading.enumerate() if thread.name == "autoshard-prefetch"]
+
+        before, embeddings = threads(), ShardedEmbeddings(plan, SETTINGS)
+        embeddings(embeddings.prefetch(batches[0].ids))
+        (started,) = set(threads()) - set(before)
+        embeddings.close()
+        started.join(timeout=30)
+        assert not started.is_alive()
+
+    def test_the_exposed_part_of_the_input_is_what_the_step_waits(self, plan, batches):
+        timer = StepTimer(CPU)
+        embeddings = ShardedEmbeddings(plan, SETTINGS, timer=timer)
+        embeddings(embeddings.prefetch(batches[0].ids))
+        timings = timer.take()
+        time = timings.collectives[StepCollective.INPUT]
+        assert time.serialised_ms > 0
+        assert 0 < time.exposed_ms <= timings.parts[Part.INPUT]
+
+
+def test_time_of_collectives_beside_each_other_counts_once():
+    timer = StepTimer(CPU)
+    for begun, ended, waited in [(1.0, 3.0, 2.5), (2.0, 4.0, 3.0), (0.5, 0.75, 0.5), (2.0, 3.0, 3.0)]:
+        timer.count(StepCollective.ALL_REDUCE, Span(begun, ended), Span(waited, ended))
+    time = timer.take().collectives[StepCollective.ALL_REDUCE]
+    # From 1 to 4 s, and a quarter before.
+    assert (time.serialised_ms, time.exposed_ms) == (3250.0, 500.0 + 1000.0 + 250.0)
+
+
+def states(plan, batches, overlap):
+    timer = StepTimer(CPU)
+    embeddings = ShardedEmbeddings(plan, SETTINGS, timer=timer)
+    dense = DenseModel(default_layers(embeddings.feature_dims), embeddings.feature_dims, seed=0)
+    step = distributed_step(embeddings, plan.tables, dense, 0.05, overlap=overlap, timer=timer)
+    for samples, following in zip(batches, [*batches[1:], None], strict=True):
+        step(samples, following)
+    tables = [embeddings.table_state(table.name) for table in plan.tables.tables]
+    return [*dense.parameters(), *(tensor for one in tables for tensor in (one.weights_ND, one.moments_ND))]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_steps_are_the_same_to_the_last_bit(plan, batches):
+    expected = states(plan, batches, Overlap.NONE)
+    found = states(plan, batches, Overlap.PIPELINED)
+    assert len(found) == len(expected) > 6
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.usefixtures("one_process")
+class TestGradientBuckets:
+    @pytest.fixture
+    def model(self):
+        torch.manual_seed(0)
+        return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+
+    def reduced(self, monkeypatch, model, **options):
+        """Sizes of the all-reduces, before and after `average` is called."""
+        sizes, all_reduce = [], dist.all_reduce
+
+        def counted(flat, **rest):
+            sizes.append(len(flat))
+            return all_reduce(flat, **rest)
+
+        monkeypatch.setattr(dist, "all_reduce", counted)
+        buckets = GradientBuckets(model, dist.group.WORLD, StepTimer(CPU), **options)
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.ones(2, 8)).sum().backward()
+            before = len(sizes)
+            gradients = [parameter.grad.clone() for parameter in model.parameters()]
+            buckets.average()
+            # Of one process, the mean is its own.
+            assert all(torch.equal(one.grad, own) for one, own in zip(model.parameters(), gradients, strict=True))
+        return sizes, before
+
+    def test_they_leave_early_in_the_backward_pass_or_all_at_its_end(self, monkeypatch, model):
+        # A layer has 72 numbers: one bucket for each.
+        assert self.reduced(monkeypatch, model, bucket_bytes=72 * 4) == ([72] * 6, 3)
+        assert self.reduced(monkeypatch, model, bucket_bytes=72 * 4, early=True) == ([72] * 6, 6)
+
+    def test_small_layers_travel_together_and_large_ones_alone(self, monkeypatch, model):
+        assert self.reduced(monkeypatch, model)[0] == [216, 216]
+        assert self.reduced(monkeypatch, model, bucket_bytes=4)[0] == [8, 64] * 6
+
+
+WORKER = """
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from autoshard.core.errors import InvalidOptionError
+from autoshard.formats import read_plan
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.fused import FusedSettings
+from autoshard.runtime.processes.worker import run_worker
+from autoshard.runtime.training.synthetic import draw_samples
+
+
+def work():
+    dist.init_process_group("gloo")
+    plan = read_plan(json.loads((folder / "job.json").read_text()))
+    embeddings = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.1))
+    batches = [draw_samples(plan.tables, 1, embeddings.local_batch_size, (n, rank)).ids for n in range(2)]
+    first = embeddings.prefetch(batches[0])
+    embeddings(first).pooled_BC.sum().backward()
+    second = embeddings.prefetch(batches[1])
+    if rank == 1:
+        embeddings.prefetch(batches[0])  # process 0 never sends it: this is under way for good
+        raise InvalidOptionError("something is wrong here", field="option")
+    embeddings(second).pooled_BC.sum().backward()  # process 1 does not look it up
+
+
+folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+run_worker(work, folder, rank)
+"""
+
+
+def test_an_error_while_ids_are_under_way_ends_every_process_with_it(make_plan, make_table, tmp_path):
+    from autoshard.formats import write_plan
+
+    write_plan(make_plan([make_table("a"), make_table("b")], [0, 1]), tmp_path / "plan.json")
+    (tmp_path / "failing_worker.py").write_text(WORKER, encoding="utf-8")
+    path = [*sys.path, str(tmp_path)]
+    workers = running_workers("failing_worker", str(tmp_path / "plan.json"), 2, timeout_s=120, path=path)
+    with pytest.raises(InvalidOptionError, match=r"^option: something is wrong here$"), workers as (_, documents):
+        list(documents)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"overlap": "neo"}, 'overlap: must be one of none, pipelined, got "neo"'),
+        ({"overlap": "pipelined", "engine": "torchrec"}, 'overlap: must be one of none, got "pipelined"'),
+    ],
+)
+def test_what_is_not_overlapped_is_refused(options, message):
+    with pytest.raises(InvalidOptionError) as refused:
+        RunRequest(plan_path="plan.json", **options)
+    assert str(refused.value) == message
