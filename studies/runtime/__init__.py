@@ -1,0 +1,1 @@
+"""Studies that train models with the runtime."""
