@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,9 @@ def train_kernels(folder: Path, settings: ModelSettings) -> dict[str, Any]:
     return _published(version, _emptied(folder / "kernels"))
 
 
-def train_cluster(folder: Path, cluster: Cluster, settings: ModelSettings, advance: Callable[[int], None]) -> Any:
+def train_cluster(
+    folder: Path, cluster: Cluster, settings: ModelSettings, advance: Callable[[int], None]
+) -> ClusterModels:
     """Measures a cluster's links, trains its models, and calibrates steps on runs of plans.
 
     Args:
@@ -126,8 +128,7 @@ def train_cluster(folder: Path, cluster: Cluster, settings: ModelSettings, advan
         trials, pool, topology, registry=registry, steps=settings.steps, advance=advance, launcher=cluster
     )
     step = _published(step_version(calibrate_step(runs, DEVICE), runs), registry)
-    models = ClusterModels(topology=topology_to_json(topology), metrics={"collectives": collectives, "step": step})
-    return asdict(models)
+    return ClusterModels(topology=topology_to_json(topology), metrics={"collectives": collectives, "step": step})
 
 
 def cluster_registry(folder: Path, cluster: Cluster) -> Path:

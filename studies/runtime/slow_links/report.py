@@ -158,12 +158,7 @@ def _oper(results: Sequence[ContestResult], where: str) -> NumberTable:
         steps = measured_ms(result)
         for label, base in ((SPARSE_LABEL, DENSE_LABEL), (SPARSE_LABEL, "torchrec"), (SPARSE_LABEL, TORCHREC_WHOLE)):
             lines.append((f"{label} over {base}", _ratio(steps.get(base), steps.get(label))))
-    return NumberTable(columns=(result_name(results), "speedup"), lines=tuple(lines), caption=f"OPER at {where}")
-
-
-def result_name(results: Sequence[ContestResult]) -> str:
-    """Names of contests."""
-    return ", ".join(one.name for one in results)
+    return NumberTable(columns=("plans of Criteo Kaggle", "speedup"), lines=tuple(lines), caption=f"OPER at {where}")
 
 
 def _groups(results: Sequence[ContestResult], where: str) -> NumberTable:

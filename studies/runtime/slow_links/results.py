@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
 import numpy as np
 
-from autoshard.evaluation.traffic import Stream
 from costmodel.kernel.metrics import kendall_tau
 from studies.planners.step_runs import StepRun, StepSummary, summary_of
 from studies.runtime.slow_links.contests import TORCHREC_WHOLE, ContestResult, EntryRun
@@ -82,7 +81,7 @@ def summarised(results: Sequence[ContestResult]) -> RateSummary:
         tau=_tau(runs),
         tau_of_task=mean(_tau(thin_steps(task)) for task in tasks),
         steps=summary_of(runs),
-        sent={stream.value: _sent_ratio(tasks, stream) for stream in Stream},
+        sent=_sent_ratios(tasks),
     )
 
 
@@ -98,8 +97,12 @@ def _tau(runs: Sequence[StepRun]) -> float:
     return kendall_tau(np.array([run.predicted_ms for run in runs]), np.array([run.measured_ms for run in runs]))
 
 
-def _sent_ratio(tasks: Sequence[ContestResult], stream: Stream) -> float:
-    """NaN where nothing is predicted."""
-    found = [one.sent[stream.value] for task in tasks for one in _thin(task) if stream.value in one.sent]
-    predicted = sum(one.predicted for one in found)
-    return sum(one.executed for one in found) / predicted if predicted else float("nan")
+def _sent_ratios(tasks: Sequence[ContestResult]) -> dict[str, float]:
+    """Of the streams that something is predicted of."""
+    executed: dict[str, float] = defaultdict(float)
+    predicted: dict[str, float] = defaultdict(float)
+    for sent in (one.sent for task in tasks for one in _thin(task)):
+        for stream, num_bytes in sent.items():
+            executed[stream] += num_bytes.executed
+            predicted[stream] += num_bytes.predicted
+    return {stream: executed[stream] / of_stream for stream, of_stream in predicted.items() if of_stream}
