@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, in_house_style
 from autoshard.report.images import NumberTable
-from studies.runtime.moments.results import Gaps, MomentResults, best_rate
+from studies.runtime.moments.results import Gaps, MomentResults, Pairs, best_rate
 from studies.runtime.moments.setting import Setting
 
 SCHEMA = "autoshard.moments/1"
@@ -83,7 +83,12 @@ def _tuning(results: MomentResults) -> NumberTable:
 
 
 def _gaps(results: MomentResults) -> NumberTable:
-    smaller = {(one.num_groups, one.num_groups): f"{one.num_smaller} of {one.num_seeds}" for one in results.pairs()}
+    pairs = {(one.num_groups, one.num_groups): one for one in results.pairs()}
+
+    def share(gaps: Gaps, count: Callable[[Pairs], int]) -> str:
+        found = pairs.get((gaps.num_groups, gaps.moment_scale))
+        return "" if found is None else f"{count(found)} of {found.num_seeds}"
+
     return NumberTable.of(
         results.all_gaps(),
         "Gap of normalised entropy to one group, in per cent, after the last step",
@@ -92,7 +97,8 @@ def _gaps(results: MomentResults) -> NumberTable:
             ("c", lambda one: str(one.moment_scale)),
             ("mean gap", lambda one: f"{one.last.mean:+.3f}"),
             ("deviation over seeds", lambda one: f"{one.last.deviation:.3f}"),
-            ("smaller than with c = 1", lambda one: smaller.get((one.num_groups, one.moment_scale), "")),
+            ("smaller than with c = 1", lambda one: share(one, lambda pairs: pairs.num_smaller)),
+            ("nearer to 0", lambda one: share(one, lambda pairs: pairs.num_nearer)),
         ),
     )
 

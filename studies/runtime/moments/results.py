@@ -41,12 +41,14 @@ class Pairs:
     Attributes:
         num_groups: Replica groups, M.
         num_seeds: Pairs.
-        num_smaller: Pairs whose gap is nearer to 0 with c = M than with c = 1.
+        num_smaller: Pairs whose gap is smaller with c = M than with c = 1; below 0 it is better than one group.
+        num_nearer: Pairs whose gap is nearer to 0 with c = M.
     """
 
     num_groups: int
     num_seeds: int
     num_smaller: int
+    num_nearer: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +118,13 @@ class MomentResults:
 
     def _pairs(self, num_groups: int) -> Pairs:
         scaled, plain = (self.gaps(num_groups, scale).percent for scale in (num_groups, 1))
-        smaller = [abs(one[-1]) < abs(other[-1]) for one, other in zip(scaled, plain, strict=True)]
-        return Pairs(num_groups=num_groups, num_seeds=len(smaller), num_smaller=sum(smaller))
+        last = [(one[-1], other[-1]) for one, other in zip(scaled, plain, strict=True)]
+        return Pairs(
+            num_groups=num_groups,
+            num_seeds=len(last),
+            num_smaller=sum(one < other for one, other in last),
+            num_nearer=sum(abs(one) < abs(other) for one, other in last),
+        )
 
 
 def best_rate(tuning: Sequence[TrainedRun]) -> float:

@@ -44,7 +44,7 @@ def test_gaps_are_relative_to_one_group_of_the_same_seed(results):
 @pytest.mark.smoke
 def test_pairs_count_gaps_on_both_sides_of_0(results):
     # Of the second seed, c = 2 is 2% better than one group, further away than c = 1.
-    assert results.pairs() == (Pairs(num_groups=2, num_seeds=2, num_smaller=1),)
+    assert results.pairs() == (Pairs(num_groups=2, num_seeds=2, num_smaller=2, num_nearer=1),)
     assert results.growth()[1] == Growth(num_groups=2, ratio=2.25, num_states=(2, 1))
     assert best_rate(results.tuning) == 0.08
 
