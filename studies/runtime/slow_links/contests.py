@@ -73,10 +73,22 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamBytes:
-    """Bytes of a step over all ranks, without those that stay on a rank."""
+    """Bytes of a step over all ranks, without those that stay on a rank.
+
+    Attributes:
+        executed: As the engine counts them.
+        predicted: By the plan.
+        across_share: Share of the predicted ones that leaves a node; 0 if there are none.
+    """
 
     executed: float
     predicted: float
+    across_share: float
+
+    @property
+    def across(self) -> float:
+        """Executed bytes that leave a node, by the predicted share."""
+        return self.executed * self.across_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,10 +288,14 @@ def _sent(plan: ShardingPlan, result: RunResult) -> dict[str, StreamBytes]:
         for stream in Stream
         if result.ranks[0].sent_bytes
     }
-    num_groups = plan.replica_groups.num_groups
-    return {
-        stream.value: StreamBytes(
-            executed=executed[stream], predicted=num_groups * float(links[stream].leaving_LR.sum())
+    num_groups, has_nodes = plan.replica_groups.num_groups, len(group.topology.levels) > 1
+    found = {}
+    for stream, num_bytes in executed.items():
+        by_level = links[stream].leaving_LR.sum(axis=1)
+        all_levels = float(by_level.sum())
+        found[stream.value] = StreamBytes(
+            executed=num_bytes,
+            predicted=num_groups * all_levels,
+            across_share=float(by_level[-1]) / all_levels if has_nodes and all_levels else 0.0,
         )
-        for stream in executed
-    }
+    return found

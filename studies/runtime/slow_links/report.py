@@ -174,8 +174,8 @@ def _groups(results: Sequence[ContestResult], where: str) -> NumberTable:
 
 
 def _volume(entry: EntryRun) -> float | None:
-    """Bytes of embeddings that a step sends forward."""
-    return entry.sent["forward"].executed if "forward" in entry.sent else None
+    """Bytes of embeddings that leave nodes forward: those of the global all-to-all, without Flex's within nodes."""
+    return entry.sent["forward"].across if "forward" in entry.sent else None
 
 
 def _step_ms(entry: EntryRun) -> float | None:

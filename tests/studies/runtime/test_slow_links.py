@@ -43,7 +43,9 @@ def entry_run(label, predicted_ms, measured_ms, sent=(100.0, 80.0)):
         models={},
     )
     executed, predicted = sent
-    return EntryRun(label=label, step=step, sent={"ids": StreamBytes(executed=executed, predicted=predicted)})
+    return EntryRun(
+        label=label, step=step, sent={"ids": StreamBytes(executed=executed, predicted=predicted, across_share=0.5)}
+    )
 
 
 def contest_result(name, *entries):
@@ -131,6 +133,7 @@ def test_a_contest_on_two_processes(tmp_path):
     # Whole tables send every bag's vector, whatever is drawn.
     forward = ran[1].sent["forward"]
     assert forward.executed == pytest.approx(forward.predicted)
+    assert forward.across == 0.0
     assert not ran[2].sent
 
 
@@ -163,6 +166,8 @@ def test_a_small_study_on_a_cluster(tmp_path, run_study, capsys):
     assert set(rate["models"]["metrics"]) == {"collectives", "step"}
     steps = [one["step"] for one in rate["contests"][0]["entries"]]
     assert sum(step is not None for step in steps) >= 7
+    # Each rank is a node of its own.
+    assert rate["contests"][0]["entries"][0]["sent"]["ids"]["across_share"] == 1.0
     # What is done is not run again.
     assert run_study("slow-links", *words, "--no-papers", "--json") == 0
     assert json.loads(capsys.readouterr().out)["rates"] == found["rates"]
