@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autoshard.core import GradSync, ShardingPlan, TableSet, Topology
-from autoshard.core.errors import InfeasiblePlanError, InputError
+from autoshard.core.errors import InfeasiblePlanError, InputError, ModelError
 from autoshard.core.step import StepPart
 from autoshard.evaluation import plan_traffic, price_step
 from autoshard.evaluation.traffic import Stream
@@ -216,7 +216,7 @@ def _plan(entry: Entry, request: PlanRequest) -> _Planned:
         if entry.grad_sync is not None:
             plan = with_grad_sync(plan, entry.grad_sync)
         _check_executable(plan, entry.engine)
-    except (InfeasiblePlanError, InputError) as error:
+    except (InfeasiblePlanError, InputError, ModelError) as error:
         return _Planned(entry=entry, seconds=time.perf_counter() - started_s, failure=error.message)
     return _Planned(entry=entry, seconds=time.perf_counter() - started_s, plan=plan)
 

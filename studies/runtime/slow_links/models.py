@@ -22,7 +22,7 @@ from autoshard.trials import LOPSIDED, draw_trials
 from bench.cluster.links import fit_links, measured_topology
 from bench.cluster.network import Cluster
 from bench.collecting.collectives import collect_collectives
-from bench.collectives.sampling import CollectiveSettings, Processes, powers_of_four
+from bench.collectives.sampling import CollectiveSettings, Processes
 from costmodel.kernel.comparison import kernel_version
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.training import TrainingOptions, train_cost_model
@@ -35,7 +35,8 @@ from costmodel.step.comparison import collective_version, step_version
 from studies.runtime.slow_links.tasks import POOL, SCALE
 
 DEVICE = "cpu"
-_SMALLEST_BYTES = 2**14
+#: Sizes of collectives are powers of 2 from here on, as many as their models need (8) up to 1 MiB.
+_SMALLEST_BYTES = 2**13
 #: Planners of calibration runs: all kinds of layouts, bad ones among them.
 CALIBRATION_PLANNERS = ("random", "cost-greedy", "neo", "flexshard", "oper", LOPSIDED)
 _CALIBRATION_BATCHES = (64, 128, 256, 512, 1024)
@@ -107,7 +108,7 @@ def train_cluster(
     collection = collect_collectives(
         _emptied(folder / f"links-{_rate(cluster)}"),
         Processes(nproc=spec.num_ranks, node_size=spec.ranks_per_node),
-        CollectiveSettings(sizes=powers_of_four(_SMALLEST_BYTES, settings.max_bytes), dtypes=(DType.FP32,)),
+        CollectiveSettings(sizes=_sizes(settings.max_bytes), dtypes=(DType.FP32,)),
         device=DEVICE,
         launcher=cluster,
     )
@@ -134,6 +135,10 @@ def train_cluster(
 def cluster_registry(folder: Path, cluster: Cluster) -> Path:
     """Registry of a cluster's models."""
     return folder / f"models-{_rate(cluster)}"
+
+
+def _sizes(max_bytes: int) -> tuple[int, ...]:
+    return tuple(_SMALLEST_BYTES << power for power in range((max_bytes // _SMALLEST_BYTES).bit_length()))
 
 
 def _rate(cluster: Cluster) -> str:

@@ -145,7 +145,7 @@ def test_a_small_study_on_a_cluster(tmp_path, run_study, capsys):
         pytest.skip(str(error))
     options = {
         "--parts": tmp_path / "parts",
-        "--kernel-samples": "tests/data/samples",
+        "--kernel-samples": "docs/data/samples-epyc",
         "--kernel-updates": 50,
         "--rates": 400,
         "--tasks": 1,
@@ -155,7 +155,7 @@ def test_a_small_study_on_a_cluster(tmp_path, run_study, capsys):
         "--calibration-runs": 4,
         "--steps": 2,
         "--repeats": 1,
-        "--max-bytes": 2**16,
+        "--max-bytes": 2**20,
     }
     words = [word for pair in options.items() for word in pair]
     assert run_study("slow-links", *words, "--no-papers", "--json") == 0
