@@ -73,7 +73,8 @@ def summarised(results: Sequence[ContestResult]) -> RateSummary:
     labels = dict.fromkeys(label for of_task in steps for label in of_task)
     return RateSummary(
         num_tasks=len(tasks),
-        wins=Counter(min(of_task, key=of_task.__getitem__) for of_task in steps),
+        # A plain dict: `asdict` cannot copy counters.
+        wins=dict(Counter(min(of_task, key=of_task.__getitem__) for of_task in steps)),
         auto_over_best=over_best,
         auto_near={f"{share:.0%}": mean(one <= 1 + share for one in over_best) for share in NEAR},
         over_auto={label: median(_over_auto(label, steps)) for label in labels},

@@ -1,7 +1,7 @@
 """Plans on slow links: tasks, what contests are summed up to, and real contests on processes of this machine."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -78,6 +78,7 @@ def test_a_rate_is_summed_up_over_its_drawn_tasks():
     assert (found.tau_of_task, found.steps.num_runs) == (0.0, 4)
     assert (found.steps.share_within, found.steps.coverage) == (0.5, 0.5)
     assert found.sent["ids"] == pytest.approx(1.25)
+    assert json.loads(json.dumps(asdict(found), allow_nan=False))["wins"] == found.wins
 
 
 @pytest.mark.smoke
