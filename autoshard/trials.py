@@ -29,7 +29,7 @@ from autoshard.core.step import StepPart
 from autoshard.formats import write_plan
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
-from autoshard.runtime.processes.launch import run_requests
+from autoshard.runtime.processes.launch import LOCAL, Launcher, run_requests
 from autoshard.runtime.results import RunRequest, RunResult
 
 #: Most of the tables on the first rank: a plan that no planner makes.
@@ -194,6 +194,7 @@ def run_trials(
     repeats: int = 1,
     device: str = "auto",
     on_step: Callable[[int, int], None] | None = None,
+    launcher: Launcher = LOCAL,
 ) -> tuple[MeasuredStep, ...]:
     """Runs plans one after the other in the same processes, one process per rank.
 
@@ -205,6 +206,7 @@ def run_trials(
         repeats: Times that all plans are run, one round after the other; the quickest run of each counts.
         device: `cpu`, `cuda` or `auto`, as `RunRequest` takes it.
         on_step: Told how many steps are done, and of how many.
+        launcher: Nodes that the processes run on.
 
     Raises:
         AutoshardError: As `run_requests`.
@@ -223,6 +225,7 @@ def run_trials(
             )
             requests.append(request)
         report = None if on_step is None else lambda progress: on_step(progress.done, progress.total)
-        results = run_requests(requests * repeats, plans[0].topology.world_size, on_progress=report)
+        world_size = plans[0].topology.world_size
+        results = run_requests(requests * repeats, world_size, on_progress=report, launcher=launcher)
     measured = [MeasuredStep.of(result) for result in results]
     return tuple(MeasuredStep.quickest(measured[index :: len(plans)]) for index in range(len(plans)))

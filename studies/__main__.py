@@ -30,6 +30,8 @@ STUDIES: Final = {
     "two-d": "studies.papers.two_d.study:main",
     "nvidia": "studies.papers.nvidia.study:main",
     "payloads": "studies.runtime.payloads:main",
+    "moments": "studies.runtime.moments.study:main",
+    "slow-links": "studies.runtime.slow_links.study:main",
 }
 #: Words of the command line before the name of a study.
 PROGRAM: Final = "python -m studies"

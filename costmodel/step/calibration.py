@@ -19,6 +19,7 @@ from autoshard.core.step import PART_FEATURES, Coefficients, Overlap, StepPart, 
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
 from autoshard.planning import plan_costs
+from autoshard.runtime.processes.launch import LOCAL, Launcher
 from autoshard.trials import MeasuredStep, Trial, plan_trial, run_trials
 from costmodel.step.model import CalibratedStep, StepCard
 from costmodel.step.regression import FloatArray, fit_nonnegative
@@ -108,6 +109,7 @@ def run_calibration(
     steps: int = 20,
     repeats: int = 2,
     advance: Callable[[int], None] = lambda _: None,
+    launcher: Launcher = LOCAL,
 ) -> tuple[CalibrationRun, ...]:
     """Plans and runs trials on this machine, one process per rank of the topology.
 
@@ -119,6 +121,7 @@ def run_calibration(
         steps: Measured steps of each run.
         repeats: Runs of each plan, of which the quickest counts.
         advance: Told how many runs have just ended.
+        launcher: Nodes that the processes run on.
 
     Raises:
         AutoshardError: If a plan cannot be made or executed.
@@ -128,7 +131,8 @@ def run_calibration(
     for start in range(0, len(trials), _RUNS_PER_LAUNCH):
         chunk = trials[start : start + _RUNS_PER_LAUNCH]
         plans = [plan_trial(trial, pool, topology, registry) for trial in chunk]
-        measured = run_trials(plans, [trial.seed for trial in chunk], steps=steps, repeats=repeats, device=device)
+        seeds = [trial.seed for trial in chunk]
+        measured = run_trials(plans, seeds, steps=steps, repeats=repeats, device=device, launcher=launcher)
         for plan, one in zip(plans, measured, strict=True):
             runs.append(CalibrationRun(plan=plan, costs=plan_costs(plan, registry), measured=one))
         advance(len(chunk))

@@ -24,7 +24,7 @@ CLUSTERS = [(1, 1, 1, 15), (2, 2, 1, 50), (4, 4, 2, 15), (3, 6, 3, 10)]
 NUM_PLANS_SLOW = int(os.environ.get("AUTOSHARD_RANDOM_PLANS", "400"))
 
 
-def written(folder, seeds, cluster, payloads=(DType.FP32,), groups=None):
+def written(folder, seeds, cluster, payloads=(DType.FP32,), groups=None, verify_steps=3):
     _, world_size, node_size = cluster
     requests = []
     for seed, payload in ((seed, payload) for payload in payloads for seed in seeds):
@@ -40,7 +40,7 @@ def written(folder, seeds, cluster, payloads=(DType.FP32,), groups=None):
                 plan_path=str(folder / f"{seed}.{payload}.json"),
                 steps=1,
                 warmup_steps=0,
-                verify_steps=3,
+                verify_steps=verify_steps,
                 eps=1e-3,
                 seed=seed,
                 device="cpu",
@@ -49,8 +49,8 @@ def written(folder, seeds, cluster, payloads=(DType.FP32,), groups=None):
     return requests
 
 
-def executed(folder, seeds, cluster, payloads=(DType.FP32,)):
-    return run_requests(written(folder, seeds, cluster, payloads), cluster[0])
+def executed(folder, seeds, cluster, payloads=(DType.FP32,), **changes):
+    return run_requests(written(folder, seeds, cluster, payloads, **changes), cluster[0])
 
 
 def assert_equal(results, tolerance=TOLERANCE):
@@ -128,3 +128,15 @@ def test_many_random_plans_equal_the_unsharded_reference(tmp_path, cluster):
     for start in range(1000, 1000 + num_plans, 100):
         seeds = range(start, min(start + 100, 1000 + num_plans))
         assert_equal(executed(tmp_path / str(start), seeds, cluster))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_random_plans_on_8_processes_stay_equal_over_20_steps(tmp_path):
+    results = executed(tmp_path, range(3100, 3100 + NUM_PLANS_SLOW // 10), (8, 8, 4), verify_steps=20)
+    for result in results:
+        found = result.verification
+        assert found.steps == 20
+        # rtol 1e-5, atol 1e-6: absolute errors keep to atol alone, those of moments are relative to the largest.
+        assert max(found.output_error, found.weight_error, found.dense_error) <= 1e-6, f"{result.plan_path}: {found}"
+        assert found.moment_error <= 1e-5, f"{result.plan_path}: {found}"

@@ -1,0 +1,170 @@
+"""One process of the trainings: `torchrun -m studies.runtime.moments.worker FOLDER`, started by `launching`.
+
+The folder holds `job.json`. The process of rank 0 prints each result as a JSON object when it is there.
+
+Shape suffixes: B samples of a local batch, C columns of all features, G samples over all processes, N rows, D embedding
+dim.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from autoshard.core import ShardingPlan
+from autoshard.runtime.batch import Embedded
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.fused import FusedSettings
+from autoshard.runtime.processes.job import JOB_FILE
+from autoshard.runtime.processes.worker import run_worker
+from autoshard.runtime.training.dense import DenseModel
+from autoshard.runtime.training.step import distributed_step
+from autoshard.runtime.training.synthetic import Samples
+from studies.frame.documents import read_as
+from studies.runtime.clicks import PlantedClicks, normalised_entropy
+from studies.runtime.moments.launching import NoiseJob, NoiseResult, TrainedRun, TrainingJob
+from studies.runtime.moments.setting import Run, Setting
+
+#: First parts of keys of samples.
+_TRAINING, _HELD_OUT = range(2)
+_HEARTBEAT_S = 1.0
+
+
+def main() -> None:
+    """Does what the job in the folder that the command line names asks for."""
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    run_worker(lambda: _work(folder), folder, rank)
+
+
+def _work(folder: Path) -> None:
+    job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+    dist.init_process_group("gloo")
+    if "noise" in job:
+        noise = read_as(NoiseJob, job["noise"], JOB_FILE)
+        for num_groups in noise.groups:
+            _report(result=asdict(noise_result(noise, num_groups)))
+    else:
+        training = read_as(TrainingJob, job["training"], JOB_FILE)
+        for run in training.runs:
+            _report(result=asdict(train(training.setting, run)))
+    dist.destroy_process_group()
+
+
+@contextmanager
+def opened(plan: ShardingPlan, settings: FusedSettings) -> Iterator[ShardedEmbeddings]:
+    """The tables of a plan, for as long as they are used."""
+    embeddings = ShardedEmbeddings(plan, settings)
+    try:
+        yield embeddings
+    finally:
+        embeddings.close()
+
+
+def train(setting: Setting, run: Run) -> TrainedRun:
+    """Trains once over fresh samples, and predicts the held-out ones now and then."""
+    plan = setting.plan(run.num_groups, run.moment_scale)
+    settings = FusedSettings(learning_rate=run.learning_rate, eps=setting.eps, seed=run.seed)
+    assert plan.tables.dense is not None, "the click model has dense layers"
+    training, held_out = _samples(setting, run.seed)
+    heard = time.monotonic()
+    with opened(plan, settings) as embeddings:
+        dense = DenseModel(plan.tables.dense, embeddings.feature_dims, run.seed)
+        step = distributed_step(embeddings, plan.tables, dense, setting.dense_rate)
+        entropies = []
+        for number, samples in enumerate(training, start=1):
+            step(samples)
+            if number in setting.evaluated_steps:
+                entropies.append(_entropy(embeddings, dense, held_out))
+            if time.monotonic() - heard >= _HEARTBEAT_S:
+                heard = time.monotonic()
+                _report(alive=number)
+        is_identical = len(_states(embeddings)) == 1
+    return TrainedRun(run=run, entropies=tuple(entropies), is_identical=is_identical)
+
+
+def noise_result(noise: NoiseJob, num_groups: int) -> NoiseResult:
+    """Trains tables on gradients that are noise, and reads their moments.
+
+    Each sample's gradient is drawn from a normal distribution, independent of all weights and of other samples.
+    """
+    setting = noise.setting
+    plan = setting.plan(num_groups, 1, sync_every=noise.sync_every)
+    training = _samples(setting, noise.seed)[0]
+    rng = torch.Generator().manual_seed(noise.seed * setting.num_processes + dist.get_rank())
+    differences = []
+    with opened(plan, FusedSettings(learning_rate=0.01, eps=setting.eps, seed=noise.seed)) as embeddings:
+        for number, samples in enumerate(training, start=1):
+            found = embeddings(samples.ids)
+            assert isinstance(found, Embedded), "the batch has no keys"
+            noise_BC = torch.randn(found.pooled_BC.shape, generator=rng)
+            (found.pooled_BC * noise_BC).sum(dim=1).mean().backward()
+            embeddings.end_step()
+            if number <= noise.sync_every:
+                differences.append(len(_states(embeddings)))
+        return NoiseResult(num_groups=num_groups, num_states=tuple(differences), moment=_total_moment(embeddings))
+
+
+@lru_cache(maxsize=1)
+def _samples(setting: Setting, seed: int) -> tuple[list[Samples], list[Samples]]:
+    """This process's training and held-out batches."""
+    clicks, B = PlantedClicks(setting.model, seed), setting.local_batch_size
+
+    def drawn(purpose: int, count: int) -> list[Samples]:
+        return [clicks.draw(B, (purpose, number, dist.get_rank())) for number in range(count)]
+
+    return drawn(_TRAINING, setting.num_steps), drawn(_HELD_OUT, setting.num_held_out // setting.batch_size)
+
+
+@torch.no_grad()
+def _entropy(embeddings: ShardedEmbeddings, dense: DenseModel, held_out: list[Samples]) -> float:
+    """Normalised entropy over the held-out samples of all processes."""
+    logits = []
+    for samples in held_out:
+        found = embeddings(samples.ids)
+        assert isinstance(found, Embedded), "the batch has no keys"
+        logits.append(dense(dense.bottom(samples.dense_BN), found.pooled_BC))
+    own = torch.stack([torch.cat(logits), torch.cat([samples.labels_B for samples in held_out])])
+    everybody = own.new_empty(dist.get_world_size() * len(own), own.shape[1])
+    dist.all_gather_single(everybody, own)
+    logits_G, labels_G = everybody.view(-1, *own.shape).unbind(1)
+    return normalised_entropy(logits_G.flatten(), labels_G.flatten())
+
+
+def _states(embeddings: ShardedEmbeddings) -> set[int]:
+    """Digests of weights and moments in each replica group: one where all groups are bit-identical."""
+    digest = hashlib.sha256()
+    for table in embeddings.owners.tables.tables:
+        state = embeddings.table_state(table.name)
+        assert state.moments_ND is not None, "row-wise AdaGrad has moments"
+        for tensor in (state.weights_ND, state.moments_ND):
+            digest.update(tensor.numpy().tobytes())
+    own = torch.tensor([int.from_bytes(digest.digest()[:7], "little")])
+    everybody = own.new_empty(dist.get_world_size())
+    dist.all_gather_single(everybody, own)
+    return set(everybody.tolist())
+
+
+def _total_moment(embeddings: ShardedEmbeddings) -> float:
+    """Sum of the moments of all tables' rows."""
+    states = (embeddings.table_state(table.name) for table in embeddings.owners.tables.tables)
+    return sum(float(state.moments_ND.double().sum()) for state in states if state.moments_ND is not None)
+
+
+def _report(**document: object) -> None:
+    if dist.get_rank() == 0:
+        print(json.dumps(document, allow_nan=False), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""One task, planned by several planners and executed in one start of a cluster's processes."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from autoshard.core import GradSync, ShardingPlan, TableSet, Topology
+from autoshard.core.errors import InfeasiblePlanError, InputError, ModelError
+from autoshard.core.step import StepPart
+from autoshard.evaluation import plan_traffic, price_step
+from autoshard.evaluation.traffic import Stream
+from autoshard.formats import write_plan
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import make_costs, make_plan, plan_costs
+from autoshard.runtime import Engine, RunRequest, RunResult, ownership_of, run_requests
+from autoshard.runtime.processes.launch import Launcher, OnProgress
+from autoshard.trials import MeasuredStep
+from studies.planners.step_runs import StepRun
+
+#: Time limit of a planner. Most need less; `auto` takes it whole.
+PLAN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A planner in a contest, and what executes its plan.
+
+    Attributes:
+        label: Its name in tables.
+        planner: Name of the planner.
+        options: Its options.
+        engine: What executes the plan.
+        grad_sync: How gradients of replicas are summed, whatever the plan says; None for what it says.
+    """
+
+    label: str
+    planner: str
+    options: Mapping[str, object] = field(default_factory=dict)
+    engine: Engine = Engine.THIN
+    grad_sync: GradSync | None = None
+
+
+#: Label of TorchRec's planner with TorchRec's engine.
+TORCHREC_WHOLE = "torchrec, its engine"
+#: Entries of the drawn tasks.
+ENTRIES = (
+    *(
+        Entry(label=name, planner=name)
+        for name in ("auto", "cost-greedy", "neo", "flexshard", "oper", "replica-groups", "torchrec")
+    ),
+    Entry(label=TORCHREC_WHOLE, planner="torchrec", engine=Engine.TORCHREC),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long each plan is run.
+
+    Attributes:
+        steps: Measured steps of a run.
+        warmup_steps: Steps before them.
+        repeats: Times that all plans run, one round after the other; the quickest run of each counts.
+    """
+
+    steps: int = 6
+    warmup_steps: int = 2
+    repeats: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamBytes:
+    """Bytes of a step over all ranks, without those that stay on a rank.
+
+    Attributes:
+        executed: As the engine counts them.
+        predicted: By the plan.
+        across_share: Share of the predicted ones that leaves a node; 0 if there are none.
+    """
+
+    executed: float
+    predicted: float
+    across_share: float
+
+    @property
+    def across(self) -> float:
+        """Executed bytes that leave a node, by the predicted share."""
+        return self.executed * self.across_share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryRun:
+    """What became of an entry.
+
+    Attributes:
+        label: The entry's.
+        failure: Why there is no plan, or none that the engine executes; empty if there is one.
+        planning_s: Time that planning took.
+        step: Predicted and measured; None after a failure.
+        sent: Bytes by stream; empty where the engine does not count them.
+        tiers: Number of shards of each sharding type.
+    """
+
+    label: str
+    failure: str = ""
+    planning_s: float = 0.0
+    step: StepRun | None = None
+    sent: Mapping[str, StreamBytes] = field(default_factory=dict)
+    tiers: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """A task and its entries.
+
+    Attributes:
+        name: Of its part.
+        group: What it is compared with: a kind of task, or a paper.
+        tables: The task.
+        entries: Who plans it.
+        seed: Of plans, weights and batches.
+    """
+
+    name: str
+    group: str
+    tables: TableSet
+    entries: Sequence[Entry] = ENTRIES
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContestResult:
+    """Entries of a contest, in their order."""
+
+    name: str
+    group: str
+    num_tables: int
+    batch_size: int
+    entries: tuple[EntryRun, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    entry: Entry
+    seconds: float
+    plan: ShardingPlan | None = None
+    failure: str = ""
+
+
+def run_contest(
+    contest: Contest,
+    topology: Topology,
+    registry: Path,
+    launcher: Launcher,
+    effort: Effort,
+    on_progress: OnProgress | None = None,
+) -> ContestResult:
+    """Plans a task, and executes all plans in one start of the processes, round by round.
+
+    Args:
+        contest: The task.
+        topology: That plans are made for.
+        registry: Models that price them.
+        launcher: Starts a process for each rank.
+        effort: How long each plan runs.
+        on_progress: Called after every step.
+
+    Raises:
+        AutoshardError: If a plan fails while it runs; one that cannot be made or executed is a failure of its entry.
+    """
+    planned = _plan_all(contest, topology, registry)
+    executed = [one for one in planned if one.plan is not None]
+    with tempfile.TemporaryDirectory(prefix="autoshard-contest-") as folder:
+        requests = [
+            _request(one, Path(folder, f"{number}.json"), contest, effort) for number, one in enumerate(executed)
+        ]
+        results = run_requests(
+            requests * effort.repeats, topology.world_size, on_progress=on_progress, launcher=launcher
+        )
+    runs = {
+        one.entry.label: _entry_run(one, contest, registry, results[index :: len(executed)])
+        for index, one in enumerate(executed)
+    }
+    return ContestResult(
+        name=contest.name,
+        group=contest.group,
+        num_tables=len(contest.tables.tables),
+        batch_size=contest.tables.batch_size,
+        entries=tuple(
+            runs.get(one.entry.label) or EntryRun(label=one.entry.label, failure=one.failure, planning_s=one.seconds)
+            for one in planned
+        ),
+    )
+
+
+def _plan_all(contest: Contest, topology: Topology, registry: Path) -> list[_Planned]:
+    costs = make_costs(contest.tables, topology, registry)
+    request = PlanRequest(
+        tables=contest.tables,
+        topology=topology,
+        costs=costs,
+        seed=contest.seed,
+        time_limit_s=PLAN_S,
+        registry=registry,
+    )
+    return [_plan(entry, replace(request, options=entry.options)) for entry in contest.entries]
+
+
+def _plan(entry: Entry, request: PlanRequest) -> _Planned:
+    started_s = time.perf_counter()
+    try:
+        plan = make_plan(entry.planner, request)
+        if entry.grad_sync is not None:
+            plan = with_grad_sync(plan, entry.grad_sync)
+        _check_executable(plan, entry.engine)
+    except (InfeasiblePlanError, InputError, ModelError) as error:
+        return _Planned(entry=entry, seconds=time.perf_counter() - started_s, failure=error.message)
+    return _Planned(entry=entry, seconds=time.perf_counter() - started_s, plan=plan)
+
+
+def with_grad_sync(plan: ShardingPlan, grad_sync: GradSync) -> ShardingPlan:
+    """The plan, with gradients of all rows that have copies summed in one way; prices are left out."""
+    shards = tuple(
+        placed if placed.grad_sync is GradSync.NONE else replace(placed, grad_sync=grad_sync) for placed in plan.shards
+    )
+    return replace(plan, shards=shards, predicted=None)
+
+
+def _check_executable(plan: ShardingPlan, engine: Engine) -> None:
+    ownership = ownership_of(plan, plan.topology.world_size)
+    if engine is Engine.TORCHREC:
+        # Its import takes seconds.
+        from autoshard.runtime.torchrec_engine import layouts_of
+
+        layouts_of(plan, ownership)
+
+
+def _request(planned: _Planned, file: Path, contest: Contest, effort: Effort) -> RunRequest:
+    assert planned.plan is not None, "failures are not executed"
+    write_plan(planned.plan, file)
+    return RunRequest(
+        plan_path=str(file),
+        engine=planned.entry.engine,
+        steps=effort.steps,
+        warmup_steps=effort.warmup_steps,
+        seed=contest.seed,
+        device="cpu",  # type: ignore[arg-type]
+    )
+
+
+def _entry_run(planned: _Planned, contest: Contest, registry: Path, results: Sequence[RunResult]) -> EntryRun:
+    plan = planned.plan
+    assert plan is not None, "failures are not executed"
+    price = price_step(plan, plan_costs(plan, registry))
+    measured = MeasuredStep.quickest([MeasuredStep.of(result) for result in results])
+    tiers = [placed.tier.value for placed in plan.shards]
+    step = StepRun(
+        trial={
+            "planner": planned.entry.label,
+            "num_tables": len(contest.tables.tables),
+            "batch_size": contest.tables.batch_size,
+        },
+        predicted_ms=price.step_ms.value,
+        low_ms=price.step_ms.low,
+        high_ms=price.step_ms.high,
+        measured_ms=measured.step_ms,
+        spread=measured.spread,
+        parts={part.value: (price.part_ms(part), measured.part_ms[part]) for part in StepPart},
+        models={**price.models, "overlap": price.overlap.value},
+    )
+    return EntryRun(
+        label=planned.entry.label,
+        planning_s=planned.seconds,
+        step=step,
+        sent=_sent(plan, results[0]),
+        tiers={tier: tiers.count(tier) for tier in dict.fromkeys(tiers)},
+    )
+
+
+def _sent(plan: ShardingPlan, result: RunResult) -> dict[str, StreamBytes]:
+    group = plan.of_one_group()
+    links = plan_traffic(group).links(group.topology)
+    executed = {
+        stream: sum(rank.sent_bytes.get(stream.value, 0.0) for rank in result.ranks)
+        for stream in Stream
+        if result.ranks[0].sent_bytes
+    }
+    num_groups, has_nodes = plan.replica_groups.num_groups, len(group.topology.levels) > 1
+    found = {}
+    for stream, num_bytes in executed.items():
+        by_level = links[stream].leaving_LR.sum(axis=1)
+        all_levels = float(by_level.sum())
+        found[stream.value] = StreamBytes(
+            executed=num_bytes,
+            predicted=num_groups * all_levels,
+            across_share=float(by_level[-1]) / all_levels if has_nodes and all_levels else 0.0,
+        )
+    return found

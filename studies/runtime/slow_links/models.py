@@ -1,0 +1,159 @@
+"""Models that price plans for a test cluster: measured and trained on the cluster itself.
+
+A study's folder holds `kernels`, the registry with the model of kernels, and for each rate `links-MBIT`, samples of
+collectives, and `models-MBIT`, the registry with all models of the cluster. Dense layers are priced analytically;
+the calibration corrects them as it does all parts of a step.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autoshard.core import DType, Topology
+from autoshard.core.errors import DeviceError
+from autoshard.formats import load_tables, topology_from_json, topology_to_json
+from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
+from autoshard.formats.stores.samples import read_samples
+from autoshard.trials import LOPSIDED, draw_trials
+from bench.cluster.links import fit_links, measured_topology
+from bench.cluster.network import Cluster
+from bench.collecting.collectives import collect_collectives
+from bench.collectives.sampling import CollectiveSettings, Processes
+from costmodel.kernel.comparison import kernel_version
+from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.training import TrainingOptions, train_cost_model
+from costmodel.registry.promotion import TrainedVersion, publish_version
+from costmodel.registry.publish_options import PublishOptions
+from costmodel.registry.versions import Registry
+from costmodel.step.calibration import calibrate_step, run_calibration
+from costmodel.step.collective_training import train_collective_model
+from costmodel.step.comparison import collective_version, step_version
+from studies.runtime.slow_links.tasks import POOL, SCALE
+
+DEVICE = "cpu"
+#: Sizes of collectives are powers of 2 from here on, as many as their models need (8) up to 1 MiB.
+_SMALLEST_BYTES = 2**13
+#: Planners of calibration runs: all kinds of layouts, bad ones among them.
+CALIBRATION_PLANNERS = ("random", "cost-greedy", "neo", "flexshard", "oper", LOPSIDED)
+_CALIBRATION_BATCHES = (64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """How much is measured for the models.
+
+    Attributes:
+        kernel_samples: Store of kernel samples of this machine.
+        kernel_updates: Updates of the training of the model of kernels.
+        max_bytes: Bytes per rank of the largest collective.
+        calibration_runs: Runs that steps are calibrated on.
+        calibration_tables: Most tables of such a run.
+        steps: Measured steps of such a run.
+        seed: Of these runs.
+    """
+
+    kernel_samples: Path
+    kernel_updates: int = 5000
+    max_bytes: int = 2**22
+    calibration_runs: int = 18
+    calibration_tables: int = 80
+    steps: int = 5
+    seed: int = 2_000_003
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterModels:
+    """What prices plans for a cluster.
+
+    Attributes:
+        topology: With measured links, as a JSON object.
+        metrics: Of each model.
+    """
+
+    topology: Mapping[str, Any]
+    metrics: Mapping[str, Mapping[str, Any]]
+
+    def read_topology(self) -> Topology:
+        """The topology."""
+        return topology_from_json(dict(self.topology))
+
+
+def train_kernels(folder: Path, settings: ModelSettings) -> dict[str, Any]:
+    """Trains the model of kernels; returns its metrics."""
+    dataset = CostDataset.from_samples(read_samples(settings.kernel_samples, DEVICE))
+    training = TrainingOptions(num_updates=settings.kernel_updates)
+    version = kernel_version(train_cost_model(dataset, device=DEVICE, options=training))
+    return _published(version, _emptied(folder / "kernels"))
+
+
+def train_cluster(
+    folder: Path, cluster: Cluster, settings: ModelSettings, advance: Callable[[int], None]
+) -> ClusterModels:
+    """Measures a cluster's links, trains its models, and calibrates steps on runs of plans.
+
+    Args:
+        folder: With the model of kernels.
+        cluster: The cluster, which is up.
+        settings: How much is measured.
+        advance: Told how many calibration runs have just ended.
+    """
+    registry = cluster_registry(folder, cluster)
+    _emptied(registry)
+    shutil.copytree(folder / "kernels", registry)
+    spec = cluster.spec
+    collection = collect_collectives(
+        _emptied(folder / f"links-{_rate(cluster)}"),
+        Processes(nproc=spec.num_ranks, node_size=spec.ranks_per_node),
+        CollectiveSettings(sizes=_sizes(settings.max_bytes), dtypes=(DType.FP32,)),
+        device=DEVICE,
+        launcher=cluster,
+    )
+    if collection.is_terminated:
+        raise DeviceError("measuring the links was ended by a signal")
+    samples = [sample for file in collection.files for sample in COLLECTIVE_SAMPLES.read_file(file)]
+    topology = measured_topology(spec.topology(), fit_links(samples))
+    collectives = _published(collective_version(train_collective_model(samples), samples), registry)
+    trials = draw_trials(
+        settings.calibration_runs,
+        seed=settings.seed,
+        planners=CALIBRATION_PLANNERS,
+        num_tables=(8, settings.calibration_tables),
+        batch_sizes=_CALIBRATION_BATCHES,
+    )
+    pool = load_tables(POOL).scaled(SCALE)
+    runs = run_calibration(
+        trials, pool, topology, registry=registry, steps=settings.steps, advance=advance, launcher=cluster
+    )
+    step = _published(step_version(calibrate_step(runs, DEVICE), runs), registry)
+    return ClusterModels(topology=topology_to_json(topology), metrics={"collectives": collectives, "step": step})
+
+
+def cluster_registry(folder: Path, cluster: Cluster) -> Path:
+    """Registry of a cluster's models."""
+    return folder / f"models-{_rate(cluster)}"
+
+
+def _sizes(max_bytes: int) -> tuple[int, ...]:
+    return tuple(_SMALLEST_BYTES << power for power in range((max_bytes // _SMALLEST_BYTES).bit_length()))
+
+
+def _rate(cluster: Cluster) -> str:
+    return f"{cluster.spec.bits_per_s / 1e6:g}"
+
+
+def _published(version: TrainedVersion, registry: Path) -> dict[str, Any]:
+    publish_version(Registry(registry), version, PublishOptions(registry=registry, force=True))
+    metrics = version.card["metrics"]
+    assert isinstance(metrics, Mapping), "cards have metrics"
+    return dict(metrics)
+
+
+def _emptied(folder: Path) -> Path:
+    """A folder's path, without what a run that was stopped left there."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    return folder

@@ -1,0 +1,78 @@
+"""Contests in the proportions of three papers, small enough for processes of one machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autoshard.core import AccessProfile, DenseLayers, EmbeddingTable, Feature, GradSync, TableSet
+from autoshard.runtime import Engine
+from studies.papers.flexshard.models import LOCAL_BATCH, MODELS, PaperModel
+from studies.papers.oper.tasks import kaggle
+from studies.runtime.slow_links.contests import TORCHREC_WHOLE, Contest, Entry
+
+#: Rows and batches of FlexShard's models are divided by it; lookups per sample and coverage stay.
+FLEXSHARD_SCALE, FLEXSHARD_DIM = 512, 32
+#: The same of OPER's data.
+OPER_SCALE = 128
+FLEXSHARD, OPER, GROUPS = "flexshard", "oper", "replica-groups"
+#: Labels of FlexShard's runs, in the order of its Table 6.
+TIER_LABELS = ("row-wise", "2-tier", "3-tier")
+SPARSE_LABEL, DENSE_LABEL = "oper, sparse", "oper, dense"
+#: Processes of the contest of replica groups, and its numbers of groups.
+GROUPS_RANKS, NUM_GROUPS = 16, (1, 2, 4)
+_PAPER_RULE = {"rule": "paper", "memory_multiplier": 6.0, "exchange": "rows"}
+_DENSE = DenseLayers(num_dense_features=13, bottom_mlp=(64, 32), top_mlp=(64, 1))
+
+
+def flexshard_contest(model: PaperModel, num_ranks: int) -> Contest:
+    """Row-wise, 2-tier and 3-tier sharding of one of FlexShard's models, by the paper's rule (Table 6)."""
+    whole = TableSet(batch_size=LOCAL_BATCH * num_ranks, tables=(model.table(model.measured_length),))
+    scaled = whole.scaled(FLEXSHARD_SCALE)
+    tables = tuple(replace(table, embedding_dim=FLEXSHARD_DIM) for table in scaled.tables)
+    entries = tuple(
+        Entry(label=label, planner="flexshard", options={"tiers": number, **_PAPER_RULE})
+        for number, label in enumerate(TIER_LABELS, start=1)
+    )
+    return Contest(
+        name=f"flexshard-{model.name.lower()}",
+        group=FLEXSHARD,
+        tables=replace(scaled, tables=tables, dense=_DENSE),
+        entries=entries,
+    )
+
+
+def oper_contest(num_ranks: int) -> Contest:
+    """OPER's plan of Criteo Kaggle with both ways to sum gradients, and TorchRec's planner (Sec. 5.3 and 6)."""
+    entries = (
+        Entry(label=SPARSE_LABEL, planner="oper", grad_sync=GradSync.SPARSE),
+        Entry(label=DENSE_LABEL, planner="oper", grad_sync=GradSync.DENSE),
+        Entry(label="torchrec", planner="torchrec"),
+        Entry(label=TORCHREC_WHOLE, planner="torchrec", engine=Engine.TORCHREC),
+    )
+    tables = replace(kaggle(num_ranks).scaled(OPER_SCALE), dense=_DENSE)
+    return Contest(name="oper-kaggle", group=OPER, tables=tables, entries=entries)
+
+
+def groups_contest(num_ranks: int) -> Contest:
+    """Replica groups of tables with few rows, whose copies are cheap beside the exchange of embeddings (2D)."""
+    tables = tuple(
+        EmbeddingTable(
+            name=f"t{index}",
+            num_embeddings=500,
+            embedding_dim=32,
+            features=(Feature(name=f"f{index}", pooling_factor=4.0),),
+            access=AccessProfile.zipf(500, 1.05),
+        )
+        for index in range(24)
+    )
+    entries = tuple(
+        Entry(label=f"{number} groups", planner="replica-groups", options={"num_groups": number})
+        for number in NUM_GROUPS
+    )
+    task = TableSet(batch_size=128 * num_ranks, tables=tables, dense=_DENSE)
+    return Contest(name="replica-groups", group=GROUPS, tables=task, entries=entries)
+
+
+def paper_contests(num_ranks: int) -> tuple[Contest, ...]:
+    """Contests on as many ranks as the drawn tasks have."""
+    return (*(flexshard_contest(model, num_ranks) for model in MODELS), oper_contest(num_ranks))

@@ -1,0 +1,235 @@
+"""Tables, figures and document of plans on slow links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, in_house_style
+from autoshard.report.images import NumberTable
+from studies.papers.flexshard.models import MODELS
+from studies.planners.step_runs import TOLERANCE
+from studies.runtime.slow_links.contests import TORCHREC_WHOLE, ContestResult, EntryRun
+from studies.runtime.slow_links.models import ClusterModels
+from studies.runtime.slow_links.papers import (
+    DENSE_LABEL,
+    FLEXSHARD,
+    GROUPS,
+    NUM_GROUPS,
+    OPER,
+    SPARSE_LABEL,
+    TIER_LABELS,
+)
+from studies.runtime.slow_links.results import AUTO, RateSummary, drawn, measured_ms, summarised, thin_steps
+
+SCHEMA = "autoshard.slow-links/1"
+_HEIGHT = 480
+_COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, GREY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateResults:
+    """Everything of one rate.
+
+    Attributes:
+        mbit_per_s: Rate of a node's link.
+        models: What priced the plans.
+        contests: Drawn tasks and papers.
+    """
+
+    mbit_per_s: float
+    models: ClusterModels
+    contests: tuple[ContestResult, ...]
+
+    def summary(self) -> RateSummary:
+        """Of the drawn tasks."""
+        return summarised(self.contests)
+
+
+def document(rates: Sequence[RateResults], facts: Mapping[str, object]) -> dict[str, Any]:
+    """The numbers behind tables and figures."""
+    return {
+        "schema": SCHEMA,
+        **facts,
+        "rates": [{"summary": asdict(rate.summary()), **asdict(rate)} for rate in rates],
+    }
+
+
+def tables(rates: Sequence[RateResults]) -> tuple[NumberTable, ...]:
+    """For each rate the tasks, the summary and the papers."""
+    return tuple(table for rate in rates for table in (_summary(rate), _tasks(rate), *_papers(rate)) if table.lines)
+
+
+def figures(rates: Sequence[RateResults]) -> dict[str, go.Figure]:
+    """Steps beside those of `auto`, and predicted against measured steps, by the ends of their files' names."""
+    return {"-steps": _over_auto(rates), "-predicted": _predicted(rates)}
+
+
+def _summary(rate: RateResults) -> NumberTable:
+    found = rate.summary()
+    steps, slower = found.steps, found.torchrec_over_auto
+    lines = [
+        ("tasks with the shortest step", ", ".join(f"{label} {wins}" for label, wins in found.wins.items())),
+        (
+            "auto over the shortest, median and largest",
+            f"{median(found.auto_over_best):.3f}, {max(found.auto_over_best):.3f}",
+        ),
+        *((f"auto within {near} of the shortest", f"{share:.0%}") for near, share in found.auto_near.items()),
+        *((f"{label} over auto, median", f"{ratio:.2f}") for label, ratio in found.over_auto.items() if label != AUTO),
+        ("Kendall's tau of predicted and measured, all runs", f"{found.tau:.2f}"),
+        ("the same within a task, mean", f"{found.tau_of_task:.2f}"),
+        (f"runs within {TOLERANCE:.0%} of the prediction", f"{steps.share_within:.0%} of {steps.num_runs}"),
+        ("median error and bias of the prediction", f"{steps.median_error:.1%}, {steps.bias:+.1%}"),
+        ("steps within the 90% interval", f"{steps.coverage:.0%}"),
+        ("repeated runs differ by, median", f"{steps.spread:.1%}"),
+        *((f"bytes of {stream}, executed over predicted", f"{ratio:.3f}") for stream, ratio in found.sent.items()),
+    ]
+    if slower:
+        wins = sum(ratio > 1 for ratio in slower)
+        lines.insert(1, ("TorchRec slower than auto", f"{wins} of {len(slower)} tasks that its engine executes"))
+    return NumberTable(
+        columns=("all tasks", "found"),
+        lines=tuple(lines),
+        caption=f"{rate.mbit_per_s:g} Mbit/s: {found.num_tasks} tasks",
+    )
+
+
+def _tasks(rate: RateResults) -> NumberTable:
+    tasks = drawn(rate.contests)
+    labels = [one.label for one in tasks[0].entries]
+    return NumberTable.of(
+        tasks,
+        f"{rate.mbit_per_s:g} Mbit/s: measured step in ms; - where there is no plan that is executed",
+        (
+            ("task", lambda one: f"{one.name} ({one.group}, {one.num_tables} tables, batch {one.batch_size})"),
+            *((label, _step_of(label)) for label in labels),
+        ),
+    )
+
+
+def _step_of(label: str) -> Any:
+    return lambda result: f"{measured_ms(result)[label]:.1f}" if label in measured_ms(result) else "-"
+
+
+def _papers(rate: RateResults) -> list[NumberTable]:
+    of = {group: [one for one in rate.contests if one.group == group] for group in (FLEXSHARD, OPER, GROUPS)}
+    where = f"{rate.mbit_per_s:g} Mbit/s"
+    return [_flexshard(of[FLEXSHARD], where), _oper(of[OPER], where), _groups(of[GROUPS], where)]
+
+
+def _flexshard(results: Sequence[ContestResult], where: str) -> NumberTable:
+    """Measured all-to-all volume and throughput over those of row-wise sharding, beside Table 6."""
+    lines = []
+    for model, result in zip(MODELS, results, strict=False):
+        entries = {one.label: one for one in result.entries}
+        base = entries[TIER_LABELS[0]]
+        for label, published in zip(TIER_LABELS, model.runs, strict=True):
+            one = entries[label]
+            lines.append(
+                (
+                    f"{model.name}, {label}",
+                    _ratio(_volume(one), _volume(base)),
+                    f"{published.volume / model.row_wise_run.volume:.3f}",
+                    _ratio(_step_ms(base), _step_ms(one)),
+                    f"{model.row_wise_run.exposed_ms / published.exposed_ms:.2f}",
+                )
+            )
+    return NumberTable(
+        columns=(
+            "model",
+            "volume over row-wise",
+            "Table 6",
+            "throughput over row-wise",
+            "Table 6, communication alone",
+        ),
+        lines=tuple(lines),
+        caption=f"FlexShard at {where}",
+    )
+
+
+def _oper(results: Sequence[ContestResult], where: str) -> NumberTable:
+    lines = []
+    for result in results:
+        steps = measured_ms(result)
+        for label, base in ((SPARSE_LABEL, DENSE_LABEL), (SPARSE_LABEL, "torchrec"), (SPARSE_LABEL, TORCHREC_WHOLE)):
+            lines.append((f"{label} over {base}", _ratio(steps.get(base), steps.get(label))))
+    return NumberTable(columns=("plans of Criteo Kaggle", "speedup"), lines=tuple(lines), caption=f"OPER at {where}")
+
+
+def _groups(results: Sequence[ContestResult], where: str) -> NumberTable:
+    lines = []
+    for result in results:
+        steps = measured_ms(result)
+        base = steps.get(f"{NUM_GROUPS[0]} groups")
+        for label, step_ms in steps.items():
+            lines.append((label, f"{step_ms:.1f}", _ratio(base, step_ms)))
+    return NumberTable(
+        columns=("replica groups", "measured step, ms", "speedup"), lines=tuple(lines), caption=f"2D at {where}"
+    )
+
+
+def _volume(entry: EntryRun) -> float | None:
+    """Bytes of embeddings that leave nodes forward: those of the global all-to-all, without Flex's within nodes."""
+    return entry.sent["forward"].across if "forward" in entry.sent else None
+
+
+def _step_ms(entry: EntryRun) -> float | None:
+    return None if entry.step is None else entry.step.measured_ms
+
+
+def _ratio(above: float | None, below: float | None) -> str:
+    return f"{above / below:.3f}" if above is not None and below else "-"
+
+
+def _over_auto(rates: Sequence[RateResults]) -> go.Figure:
+    figure = in_house_style(go.Figure(), height=_HEIGHT)
+    for rate, colour in zip(rates, _COLOURS, strict=False):
+        points = [
+            (label, step_ms / steps[AUTO])
+            for steps in map(measured_ms, drawn(rate.contests))
+            for label, step_ms in steps.items()
+            if label != AUTO
+        ]
+        figure.add_box(
+            name=f"{rate.mbit_per_s:g} Mbit/s",
+            x=[label for label, _ in points],
+            y=[ratio for _, ratio in points],
+            boxpoints="all",
+            marker_color=colour,
+        )
+    figure.add_hline(y=1.0, line={"color": GREY, "dash": "dot"})
+    figure.update_layout(boxmode="group")
+    figure.update_yaxes(title_text="measured step over that of auto", type="log")
+    return figure
+
+
+def _predicted(rates: Sequence[RateResults]) -> go.Figure:
+    figure = make_subplots(1, len(rates), horizontal_spacing=0.1)
+    in_house_style(figure, height=_HEIGHT)
+    for column, rate in enumerate(rates, start=1):
+        runs = [run for task in drawn(rate.contests) for run in thin_steps(task)]
+        labels = dict.fromkeys(str(run.trial["planner"]) for run in runs)
+        for number, label in enumerate(labels):
+            of_label = [run for run in runs if run.trial["planner"] == label]
+            figure.add_scatter(
+                name=label,
+                x=[run.measured_ms for run in of_label],
+                y=[run.predicted_ms for run in of_label],
+                mode="markers",
+                marker={"color": _COLOURS[number % len(_COLOURS)], "symbol": number},
+                showlegend=column == 1,
+                row=1,
+                col=column,
+            )
+        ends = [min(run.measured_ms for run in runs), max(run.measured_ms for run in runs)]
+        figure.add_scatter(
+            x=ends, y=ends, mode="lines", line={"color": GREY, "dash": "dot"}, showlegend=False, row=1, col=column
+        )
+        figure.update_xaxes(title_text=f"{rate.mbit_per_s:g} Mbit/s: measured ms", type="log", row=1, col=column)
+    figure.update_yaxes(title_text="predicted ms", type="log")
+    return figure
