@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
 from autoshard.runtime.embeddings import ShardedEmbeddings, StartedLookup
-from autoshard.runtime.engine.fused import FusedSettings
+from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.step import FeatureVectors
 from autoshard.runtime.training.synthetic import Samples, draw_samples
 

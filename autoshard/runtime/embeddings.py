@@ -16,16 +16,16 @@ from autoshard.core.errors import InputError
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
-from autoshard.runtime.engine.addresses import RowOrder
-from autoshard.runtime.engine.exchange import OutputExchange, StartedExchange
-from autoshard.runtime.engine.fused import FusedSettings
 from autoshard.runtime.engine.groups import average, twin_group
-from autoshard.runtime.engine.places import initialise_held
-from autoshard.runtime.engine.prefetch import Prefetched, Prefetcher
-from autoshard.runtime.engine.reading import Reading
-from autoshard.runtime.engine.replicas import Replicas
-from autoshard.runtime.engine.requests import Distributed, InputExchange
-from autoshard.runtime.engine.serving import FusedKernels
+from autoshard.runtime.engine.ids.addresses import RowOrder
+from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
+from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.engine.rows.places import initialise_held
+from autoshard.runtime.engine.rows.replicas import Replicas
+from autoshard.runtime.engine.rows.serving import FusedKernels
+from autoshard.runtime.engine.vectors.exchange import OutputExchange, StartedExchange
+from autoshard.runtime.engine.vectors.reading import Reading
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.state import HeldState, TableState, gathered_state
 from autoshard.runtime.timing import Part, StepTimer

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core import EmbeddingTable, Optimizer
-from autoshard.runtime.engine.addresses import RowOrder
 from autoshard.runtime.engine.holdings import Holding
-from autoshard.runtime.engine.places import held_chunks
-from autoshard.runtime.engine.replicated import TORCH_DTYPES
+from autoshard.runtime.engine.ids.addresses import RowOrder
+from autoshard.runtime.engine.rows.places import held_chunks
+from autoshard.runtime.engine.rows.replicated import TORCH_DTYPES
 from autoshard.runtime.participation import Participation
 
 

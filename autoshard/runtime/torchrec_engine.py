@@ -34,9 +34,9 @@ from autoshard.core import DType, Exchange, Optimizer, Payload, Pooling, Shardin
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.runtime.batch import BatchOfIds, Embedded
-from autoshard.runtime.engine.fused import FUSED_OPTIMIZERS, FusedSettings
 from autoshard.runtime.engine.holdings import HeldRange, Holding, Ownership
-from autoshard.runtime.engine.places import initialise_held
+from autoshard.runtime.engine.rows.fused import FUSED_OPTIMIZERS, FusedSettings
+from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.state import HeldState, TableState, gathered_state
 from autoshard.runtime.timing import Part, StepTimer

@@ -20,7 +20,7 @@ from autoshard.core import ShardingPlan
 from autoshard.formats import atomic_write, read_plan
 from autoshard.runtime.batch import Embedded
 from autoshard.runtime.embeddings import ShardedEmbeddings
-from autoshard.runtime.engine.fused import FusedSettings
+from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.processes.job import JOB_FILE, RESULTS_FILE
 from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.training.synthetic import draw_samples

@@ -8,7 +8,7 @@ from autoshard.core.errors import InputError
 from autoshard.core.step import StepCollective
 from autoshard.runtime.batch import BatchOfIds, as_batch
 from autoshard.runtime.embeddings import ShardedEmbeddings
-from autoshard.runtime.engine.fused import FusedSettings
+from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.results import RunRequest
 from autoshard.runtime.timing import Part, StepTimer
 from autoshard.runtime.training.dense import DenseModel, default_layers

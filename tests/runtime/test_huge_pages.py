@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoshard.runtime.engine.huge_pages import advise_huge_pages
+from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from autoshard.runtime.engine.messages import Flag, Message, Received, Rooms, header_size, message_size, packed
+from autoshard.runtime.engine.ids.messages import Flag, Message, Received, Rooms, header_size, message_size, packed
 
 LENGTHS = torch.tensor([2, 0, 1], dtype=torch.int32)
 

@@ -13,7 +13,7 @@ from autoshard.core.step import Overlap, StepCollective
 from autoshard.runtime import RunRequest
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.embeddings import ShardedEmbeddings
-from autoshard.runtime.engine.fused import FusedSettings
+from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.processes.launch import running_workers
 from autoshard.runtime.timing import Part, Span, StepTimer
 from autoshard.runtime.training.dense import DenseModel, default_layers
@@ -164,7 +164,7 @@ import torch.distributed as dist
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import read_plan
 from autoshard.runtime.embeddings import ShardedEmbeddings
-from autoshard.runtime.engine.fused import FusedSettings
+from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.training.synthetic import draw_samples
 

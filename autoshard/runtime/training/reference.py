@@ -20,8 +20,8 @@ from torch.nn.functional import embedding, embedding_bag
 from autoshard.core import EmbeddingTable, Optimizer, Pooling, RowsBy, ShardingPlan, TableSet
 from autoshard.core.errors import ExecutionError, InvalidOptionError
 from autoshard.runtime.batch import BatchOfIds, Embedded
-from autoshard.runtime.engine.addresses import RowOrder
 from autoshard.runtime.engine.groups import GroupOrder
+from autoshard.runtime.engine.ids.addresses import RowOrder
 from autoshard.runtime.results import RunRequest, Verification
 from autoshard.runtime.training.dense import DenseModel
 from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep

@@ -18,7 +18,7 @@ from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.groups import twin_group
 from autoshard.runtime.engine.holdings import Ownership
-from autoshard.runtime.engine.prefetch import Prefetched
+from autoshard.runtime.engine.ids.prefetch import Prefetched
 from autoshard.runtime.state import TableState
 from autoshard.runtime.timing import StepTimer
 from autoshard.runtime.training.dense import DenseModel

@@ -16,7 +16,7 @@ from autoshard.core import RowsBy, ShardingPlan, TableSet
 from autoshard.core.access import IntArray
 from autoshard.core.batches import draw_bags
 from autoshard.runtime.batch import BatchOfIds
-from autoshard.runtime.engine.addresses import RowOrder
+from autoshard.runtime.engine.ids.addresses import RowOrder
 
 IdsOfRanks: TypeAlias = Callable[[IntArray], IntArray]
 

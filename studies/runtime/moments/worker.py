@@ -25,7 +25,7 @@ import torch.distributed as dist
 from autoshard.core import ShardingPlan
 from autoshard.runtime.batch import Embedded
 from autoshard.runtime.embeddings import ShardedEmbeddings
-from autoshard.runtime.engine.fused import FusedSettings
+from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.processes.job import JOB_FILE
 from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.training.dense import DenseModel

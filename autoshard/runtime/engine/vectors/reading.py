@@ -14,9 +14,9 @@ from typing import TypeAlias
 import torch
 
 from autoshard.core import Pooling
-from autoshard.runtime.engine.addresses import Destination
 from autoshard.runtime.engine.holdings import Holding, KernelKey, Ownership
-from autoshard.runtime.engine.requests import Distributed, InputExchange, RowLookups
+from autoshard.runtime.engine.ids.addresses import Destination
+from autoshard.runtime.engine.ids.requests import Distributed, InputExchange, RowLookups
 
 CutIndex: TypeAlias = Mapping[tuple[int, tuple[int, int]], int]
 Destinations: TypeAlias = Sequence[Sequence[Destination]]

@@ -11,8 +11,8 @@ import torch
 
 from autoshard.core import Split
 from autoshard.core.batches import coprime_step
-from autoshard.runtime.engine.addresses import RowOrder
 from autoshard.runtime.engine.holdings import Holding
+from autoshard.runtime.engine.ids.addresses import RowOrder
 from autoshard.runtime.weights import CHUNK_ROWS, initial_chunk
 
 

@@ -13,7 +13,7 @@ import torch
 
 from autoshard.core.step import StepCollective
 from autoshard.runtime.batch import BatchOfIds
-from autoshard.runtime.engine.requests import Distributed, InputExchange
+from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
 from autoshard.runtime.timing import Part, Span, StepTimer
 
 

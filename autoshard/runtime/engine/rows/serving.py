@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from autoshard.core import Exchange
-from autoshard.runtime.engine.fused import FusedKernel, FusedSettings
 from autoshard.runtime.engine.holdings import Ownership
-from autoshard.runtime.engine.requests import Distributed
+from autoshard.runtime.engine.ids.requests import Distributed
+from autoshard.runtime.engine.rows.fused import FusedKernel, FusedSettings
 from autoshard.runtime.timing import Part, StepTimer
 
 

@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core.step import StepCollective
-from autoshard.runtime.engine.fused import FusedSettings
 from autoshard.runtime.engine.holdings import Asked, Holding, KernelKey, Ownership
-from autoshard.runtime.engine.replicated import (
+from autoshard.runtime.engine.ids.requests import Request
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.engine.rows.replicated import (
     GradientSync,
     ReplicatedRows,
     RowGradients,
@@ -22,7 +23,6 @@ from autoshard.runtime.engine.replicated import (
     holder_groups,
     summed_by_row,
 )
-from autoshard.runtime.engine.requests import Request
 from autoshard.runtime.timing import Part, StepTimer
 
 

@@ -20,13 +20,19 @@ from autoshard.core.plan import Payload
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream, message_bytes, wire_bytes
 from autoshard.runtime.engine.holdings import KernelKey, Ownership
-from autoshard.runtime.engine.payload import AllGather, PayloadExchange, ReduceScatter
-from autoshard.runtime.engine.reading import ColumnCuts, Reading, RowIndex, RowKernel, SumGroup, row_index
-from autoshard.runtime.engine.reduced import ReducedSums
-from autoshard.runtime.engine.replicas import NO_LOOKUPS, ReplicaLookups, Replicas, one_below_the_other, side_by_side
-from autoshard.runtime.engine.replicated import summed_by_row
-from autoshard.runtime.engine.requests import Distributed
-from autoshard.runtime.engine.serving import Looked
+from autoshard.runtime.engine.ids.requests import Distributed
+from autoshard.runtime.engine.rows.replicas import (
+    NO_LOOKUPS,
+    ReplicaLookups,
+    Replicas,
+    one_below_the_other,
+    side_by_side,
+)
+from autoshard.runtime.engine.rows.replicated import summed_by_row
+from autoshard.runtime.engine.rows.serving import Looked
+from autoshard.runtime.engine.vectors.payload import AllGather, PayloadExchange, ReduceScatter
+from autoshard.runtime.engine.vectors.reading import ColumnCuts, Reading, RowIndex, RowKernel, SumGroup, row_index
+from autoshard.runtime.engine.vectors.reduced import ReducedSums
 from autoshard.runtime.timing import Part, StepTimer
 
 

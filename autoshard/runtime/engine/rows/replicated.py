@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.nn.functional import embedding_bag
 
 from autoshard.core import DType, GradSync, Optimizer
-from autoshard.runtime.engine.fused import FusedSettings
 from autoshard.runtime.engine.groups import group_of_ranks
-from autoshard.runtime.engine.huge_pages import advise_huge_pages
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 
 #: Words of four bytes of the number of a row, int64.
 _ID_WORDS = 2

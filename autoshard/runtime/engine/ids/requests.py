@@ -17,9 +17,18 @@ import torch.distributed as dist
 from autoshard.core.errors import InputError
 from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Stream
 from autoshard.runtime.batch import BatchOfIds
-from autoshard.runtime.engine.addresses import AddressMap, Bucketized, CutFeature, RowOrder
 from autoshard.runtime.engine.holdings import Asked, Ownership
-from autoshard.runtime.engine.messages import Flag, Message, Received, Rooms, Wire, header_size, message_size, packed
+from autoshard.runtime.engine.ids.addresses import AddressMap, Bucketized, CutFeature, RowOrder
+from autoshard.runtime.engine.ids.messages import (
+    Flag,
+    Message,
+    Received,
+    Rooms,
+    Wire,
+    header_size,
+    message_size,
+    packed,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from autoshard.core import DType, Optimizer
-from autoshard.runtime.engine.huge_pages import advise_huge_pages
+from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 
 #: FBGEMM's names of the optimizers that it fuses into the backward kernel.
 FUSED_OPTIMIZERS = {

@@ -1,0 +1,1 @@
+"""Ids on their way to the processes that hold their rows."""

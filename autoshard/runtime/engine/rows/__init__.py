@@ -1,0 +1,1 @@
+"""Rows that a process holds: how they are looked up, and updated."""
