@@ -32,8 +32,8 @@ _DIGITS = string.digits + " "
 _WARNING = re.compile(r"^\S*:\d+: \w*Warning: ", re.MULTILINE)
 
 
-#: Characters of an argument that are shown of a case: some are as long as a command line may be.
-_LONGEST_SHOWN = 200
+#: Characters that are shown of an argument and of a case: some are as long as a command line may be.
+_LONGEST_SHOWN, _LONGEST_CASE = 200, 4_000
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Case:
 
     def __repr__(self):
         arguments = ", ".join(repr(argument[:_LONGEST_SHOWN]) for argument in self.arguments)
-        return f"Case(({arguments}), {sorted(self.files)})"
+        return f"Case(({arguments}), {sorted(self.files)})"[:_LONGEST_CASE]
 
     def to_json(self):
         files = {name: _content_to_json(content) for name, content in self.files.items()}
