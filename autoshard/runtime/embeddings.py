@@ -16,7 +16,7 @@ from autoshard.core.errors import InputError
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
-from autoshard.runtime.engine.groups import average, twin_group
+from autoshard.runtime.engine.groups import average, own_group
 from autoshard.runtime.engine.ids.addresses import RowOrder
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
@@ -179,7 +179,7 @@ class ShardedEmbeddings(torch.nn.Module):
         """
         batch = self._checked(ids)
         if self._prefetcher is None:
-            group = twin_group(self._part.groups.world_ranks, "prefetch")
+            group = own_group(self._part.groups.world_ranks, "prefetch")
             self._prefetcher = Prefetcher(self.input_exchange.over(group), self._part.device)
         prefetched = Prefetched(batch, batch is not ids, self.timer)
         self._prefetcher.submit(prefetched)

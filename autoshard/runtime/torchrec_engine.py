@@ -34,6 +34,7 @@ from autoshard.core import DType, Exchange, Optimizer, Payload, Pooling, Shardin
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.runtime.batch import BatchOfIds, Embedded
+from autoshard.runtime.engine.groups import own_group
 from autoshard.runtime.engine.holdings import HeldRange, Holding, Ownership
 from autoshard.runtime.engine.rows.fused import FUSED_OPTIMIZERS, FusedSettings
 from autoshard.runtime.engine.rows.places import initialise_held
@@ -58,7 +59,6 @@ class TorchRecEmbeddings:
         plan: A plan of such tables.
         settings: Learning rate, epsilon and seed.
         local_batch_size: Samples per process and step; None for an even share of the plan's batch.
-        group: The processes; None for all.
         device: Where tables and batches are.
         timer: Where to count the time of the parts; None to count none.
 
@@ -74,11 +74,10 @@ class TorchRecEmbeddings:
         settings: FusedSettings,
         *,
         local_batch_size: int | None = None,
-        group: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
         timer: StepTimer | None = None,
     ) -> None:
-        part = Participation.agree(plan, settings, local_batch_size=local_batch_size, group=group, device=device)
+        part = Participation.agree(plan, settings, local_batch_size=local_batch_size, device=device)
         self._part = part
         self._layouts = layouts_of(plan, part.owners)
         self.owners = replace(part.owners, holdings=tuple(one for layout in self._layouts for one in layout.holdings))
@@ -340,11 +339,10 @@ def _node_groups(group: dist.ProcessGroup, node_size: int) -> tuple[dist.Process
 
     TorchRec makes these once, from torchrun's environment, for good; the nodes of a plan may be others.
     """
-    ranks, place = dist.get_process_group_ranks(group), group.rank()
-    first = place - place % node_size
-    intra = dist.new_group(ranks[first : first + node_size], use_local_synchronization=True)
-    cross = dist.new_group(ranks[place % node_size :: node_size], use_local_synchronization=True)
-    return intra, cross
+    ranks = dist.get_process_group_ranks(group)
+    nodes = [ranks[first : first + node_size] for first in range(0, len(ranks), node_size)]
+    places = [ranks[place::node_size] for place in range(node_size)]
+    return own_group(nodes, "torchrec"), own_group(places, "torchrec")
 
 
 def _name(index: int) -> str:

@@ -86,8 +86,8 @@ class JoinedGroups:
         world_ranks = tuple(tuple(ranks[process] for process in one) for one in order.groups)
         if len(order.groups) == 1:
             return cls(order, group, None, world_ranks)
-        own = _own([group_of_ranks(one) for one in world_ranks])
-        peers = _own([group_of_ranks(place) for place in zip(*world_ranks, strict=True)])
+        own = own_group(world_ranks)
+        peers = own_group(list(zip(*world_ranks, strict=True)))
         return cls(order, own, peers, world_ranks)
 
 
@@ -106,22 +106,21 @@ def group_of_ranks(ranks: Sequence[int], purpose: str = "") -> dist.ProcessGroup
     """
     world, key = dist.distributed_c10d._get_default_group(), (purpose, tuple(ranks))
     if key not in _made or _made[key][0] is not world:
-        made = dist.new_group(list(ranks))
+        backend = world._get_backend(torch.device("cuda" if dist.get_backend(world) == "nccl" else "cpu"))
+        # Else a group waits half an hour for a process that is gone, whatever the world's timeout is.
+        made = dist.new_group(list(ranks), timeout=backend.options._timeout)
         _made[key] = (world, made if isinstance(made, dist.ProcessGroup) else None)
     return _made[key][1]
 
 
-def twin_group(world_ranks: Sequence[Sequence[int]], purpose: str) -> dist.ProcessGroup:
-    """Another process group of the processes of this one's group; all processes of the world have to call it.
+def own_group(world_ranks: Sequence[Sequence[int]], purpose: str = "") -> dist.ProcessGroup:
+    """The process group that this process is in, of several that part the world; all processes have to call it.
 
     Args:
         world_ranks: Ranks in the world of each group.
-        purpose: What it is for.
+        purpose: As `group_of_ranks` has it.
     """
-    return _own([group_of_ranks(ranks, purpose) for ranks in world_ranks])
-
-
-def _own(made: Sequence[dist.ProcessGroup | None]) -> dist.ProcessGroup:
+    made = [group_of_ranks(ranks, purpose) for ranks in world_ranks]
     [own] = [one for one in made if one is not None]
     return own
 

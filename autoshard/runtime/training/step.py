@@ -16,7 +16,7 @@ from autoshard.core import Pooling, TableSet
 from autoshard.core.step import Overlap
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.embeddings import ShardedEmbeddings
-from autoshard.runtime.engine.groups import twin_group
+from autoshard.runtime.engine.groups import own_group
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.engine.ids.prefetch import Prefetched
 from autoshard.runtime.state import TableState
@@ -215,6 +215,6 @@ def distributed_step(
         return TrainingStep(embeddings, tables, dense, learning_rate, GradientBuckets(dense, world, timer))
     assert isinstance(embeddings, ShardedEmbeddings), "only the thin engine overlaps"
     # Collectives of one group of NCCL wait for each other, so these have a group of their own.
-    group = twin_group([range(dist.get_world_size())], "dense")
+    group = own_group([range(dist.get_world_size())], "dense")
     buckets = GradientBuckets(dense, group, timer, early=True)
     return PipelinedStep(embeddings, tables, dense, learning_rate, buckets)
