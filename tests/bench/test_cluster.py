@@ -229,6 +229,7 @@ def request_of(plan_path, **values):
     return RunRequest(plan_path=str(plan_path), warmup_steps=0, device="cpu", **values)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("namespaces")
 def test_a_plan_runs_on_a_cluster_and_equals_the_unsharded_model(plan_path):
     with nothing_left(), open_cluster(SPEC) as cluster:

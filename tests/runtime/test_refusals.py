@@ -78,9 +78,9 @@ def written(plan, folder, ids):
     ("damage", "message"),
     [
         ("missing", "cannot be read: no such file or directory"),
-        ("digest", "is another file than was planned with: sha256:"),
-        ("range", "must hold different rows from 0 to 49"),
-        ("twice", "must hold different rows from 0 to 49"),
+        pytest.param("digest", "is another file than was planned with: sha256:", marks=pytest.mark.slow),
+        pytest.param("range", "must hold different rows from 0 to 49", marks=pytest.mark.slow),
+        pytest.param("twice", "must hold different rows from 0 to 49", marks=pytest.mark.slow),
     ],
 )
 def test_a_row_order_is_refused_before_the_first_step(tmp_path, tiered_plan, damage, message):

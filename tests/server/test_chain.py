@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from autoshard.cli import main
 from autoshard.formats import load_tables, load_topology, read_plan, tables_to_json, topology_to_json
 from autoshard.runtime import RunRequest, run_requests
@@ -13,6 +15,7 @@ TOLERANCE = 2e-5
 OUTPUT_TOLERANCE = 5e-5
 
 
+@pytest.mark.slow
 def test_plan_of_the_service_trains_like_an_unsharded_model(tmp_path, own_service, capfd):
     def autoshard(*arguments):
         capfd.readouterr()

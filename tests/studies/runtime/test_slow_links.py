@@ -107,7 +107,6 @@ def test_contests_of_papers_keep_their_proportions():
     assert groups_contest(16).tables.batch_size % 16 == 0
 
 
-@pytest.mark.smoke
 @pytest.mark.timeout(240)
 def test_a_contest_on_two_processes(tmp_path):
     kind, tables = drawn_task(1, 0, most_tables=20)
