@@ -17,6 +17,7 @@ from autoshard.core.access import IntArray
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.cached_rows import LFU, LRU
+from autoshard.evaluation.stages import cheapest_sync
 from autoshard.planners.neo.caches import FILLS, fewest_cached, levels_of, with_grown_caches
 from autoshard.planners.neo.choice import HBM, LEVELS, NEO_TYPES, Choice, Chooser
 from autoshard.planners.neo.cost import CostFunction
@@ -294,10 +295,16 @@ class _Search:
     def _to_plan(self, found: Arrangement) -> ShardingPlan:
         request = self.request
         order = {table.name: index for index, table in enumerate(request.tables.tables)}
-        shards = sorted(self._placed(found), key=lambda placed: order[placed.shard.table.name])
+        shards = sorted(map(self._synced, self._placed(found)), key=lambda placed: order[placed.shard.table.name])
         return ShardingPlan(
             tables=request.tables, topology=request.topology, shards=tuple(shards), payload=request.payload
         )
+
+    def _synced(self, placed: PlacedShard) -> PlacedShard:
+        """The shard with the synchronisation of its copies' gradients of least predicted time."""
+        request = self.request
+        sync = cheapest_sync(placed, request.tables.batch_size, request.costs.comm, request.topology)
+        return replace(placed, grad_sync=sync)
 
 
 def _ever_finer(listed: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
