@@ -21,7 +21,7 @@ TOLERANCE = 2e-5
 PIPELINED_EVERY = 10
 #: Processes, ranks of the plans, ranks of a node, plans.
 CLUSTERS = [(1, 1, 1, 26), (2, 2, 1, 50), (4, 4, 2, 8), (3, 6, 3, 6)]
-NUM_PLANS_SLOW = int(os.environ.get("AUTOSHARD_RANDOM_PLANS", "400"))
+NUM_PLANS_SLOW = int(os.environ.get("AUTOSHARD_RANDOM_PLANS", "200"))
 
 
 def written(folder, seeds, cluster, payloads=(DType.FP32,), groups=None, verify_steps=3):
