@@ -54,6 +54,10 @@ class Case:
         arguments = ", ".join(repr(argument[:_LONGEST_SHOWN]) for argument in self.arguments)
         return f"Case(({arguments}), {sorted(self.files)})"[:_LONGEST_CASE]
 
+    def _repr_pretty_(self, printer, cycle):
+        # What hypothesis shows; it would print all of every field otherwise.
+        printer.text(repr(self))
+
     def to_json(self):
         files = {name: _content_to_json(content) for name, content in self.files.items()}
         return {"arguments": list(self.arguments), "needs": list(self.needs), "files": files}
