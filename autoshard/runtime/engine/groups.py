@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 
 from autoshard.core import GroupLayout, ReplicaGroups, ShardingPlan
@@ -124,18 +123,3 @@ def twin_group(world_ranks: Sequence[Sequence[int]], purpose: str) -> dist.Proce
 def _own(made: Sequence[dist.ProcessGroup | None]) -> dist.ProcessGroup:
     [own] = [one for one in made if one is not None]
     return own
-
-
-def average(tensors: Sequence[torch.Tensor], peers: dist.ProcessGroup) -> int:
-    """Makes tensors the means over the peers', which are bit-identical then; returns the bytes that each put in.
-
-    Source:
-        2D Eq. 1: weights and moments alike.
-    """
-    sent = 0
-    for tensor in tensors:
-        summed = tensor.float() if tensor.dtype is not torch.float32 else tensor
-        dist.all_reduce(summed, group=peers)
-        tensor.copy_(summed / peers.size())
-        sent += summed.nbytes
-    return sent
