@@ -11,6 +11,7 @@ from autoshard.core.plan import (
     RankCost,
     ReplicaGroups,
     ShardingPlan,
+    SyncRows,
 )
 from autoshard.core.shard import (
     Collective,
@@ -82,6 +83,7 @@ __all__ = [
     "Shard",
     "ShardingPlan",
     "Split",
+    "SyncRows",
     "TableSet",
     "Tier",
     "Topology",

@@ -10,7 +10,7 @@ import numpy as np
 from autoshard.core.access import IntArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
-from autoshard.core.replica_groups import GroupLayout, ReplicaGroups
+from autoshard.core.replica_groups import GroupLayout, ReplicaGroups, SyncRows
 from autoshard.core.shard import LocalShard, PlacedShard, local_shard
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.core.tables import DType, RowOrder, TableSet
@@ -26,6 +26,7 @@ __all__ = [
     "RankCost",
     "ReplicaGroups",
     "ShardingPlan",
+    "SyncRows",
 ]
 
 

@@ -32,6 +32,17 @@ class GroupLayout(StrEnum):
     WITHIN_NODES = "within_nodes"
 
 
+class SyncRows(StrEnum):
+    """Which rows replica groups average when they synchronise.
+
+    `all`: every row (2D Eq. 1); `touched`: those that any group updated since the last synchronisation. All others are
+    equal in all groups, so that both give the same weights and moments.
+    """
+
+    ALL = "all"
+    TOUCHED = "touched"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaGroups:
     """Two-dimensional sparse parallelism: the plan is held once per group of ranks (2D Sec. 3).
@@ -42,6 +53,7 @@ class ReplicaGroups:
         sync_every: Steps from one synchronisation of weights and optimizer states between groups to the next.
         moment_scale: 2D Algorithm 1's c, by which the second moment is divided; left out, the number of groups, its
             upper end.
+        sync_rows: Rows that are averaged at a synchronisation.
 
     Raises:
         InvalidPlanError: If a number is out of range.
@@ -51,6 +63,7 @@ class ReplicaGroups:
     layout: GroupLayout = GroupLayout.ACROSS_NODES
     sync_every: int = 1
     moment_scale: float = _NUM_GROUPS
+    sync_rows: SyncRows = SyncRows.ALL
 
     def __post_init__(self) -> None:
         within = "replica_groups."

@@ -108,7 +108,8 @@ class _Kernels:
 
 def _priced(plan: ShardingPlan, group: ShardingPlan, costs: CostModels) -> tuple[_Kernels, Traffic, Stages]:
     kernels, traffic = _price_kernels(group, costs.kernel), plan_traffic(group)
-    return kernels, traffic, Stages.of(plan, group, costs, traffic, _held_bytes(kernels.held, group.group_size))
+    held_bytes = _held_bytes(kernels.held, group.group_size)
+    return kernels, traffic, Stages.of(plan, group, costs, traffic, kernels.held, held_bytes)
 
 
 def _price_kernels(group: ShardingPlan, model: CostModel) -> _Kernels:

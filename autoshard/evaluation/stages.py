@@ -12,6 +12,8 @@ import numpy as np
 
 from autoshard.core import CommModel, CostModels, GradSync, MemoryLevel, PlacedShard, ShardingPlan, Topology
 from autoshard.core.costs import MsArray
+from autoshard.core.plan import HeldShard
+from autoshard.evaluation.group_sync import group_sync_ms
 from autoshard.evaluation.traffic import Stream, SyncBytes, Traffic
 
 #: Bytes of the number of rows that a rank announces before it gathers their ids.
@@ -52,6 +54,7 @@ class Stages:
         group: ShardingPlan,
         costs: CostModels,
         traffic: Traffic,
+        held: Sequence[HeldShard],
         held_bytes: Mapping[MemoryLevel, Sequence[int]],
     ) -> Stages:
         """Prices what a plan sends.
@@ -61,18 +64,16 @@ class Stages:
             group: What one of its replica groups does.
             costs: Models to price it with.
             traffic: Of the group.
+            held: What its ranks hold.
             held_bytes: Of the group.
         """
-        links, groups = traffic.links(group.topology), plan.replica_groups
+        links = traffic.links(group.topology)
 
         def all_to_all(stream: Stream) -> MsArray:
             return costs.comm.links_ms(links[stream], group.topology)
 
         reduce_scatter_ms = costs.comm.reduce_scatter_ms(traffic.scattered_bytes(Stream.FORWARD), group.topology)
         all_gather_ms = costs.comm.all_gather_ms(traffic.scattered_bytes(Stream.BACKWARD), group.topology)
-        replicas = groups.replica_topology(plan.topology)
-        # All that a rank holds is averaged with its copies, touched or not, weights with moments (2D Eq. 1).
-        synced_R = np.sum([np.array(of_level, dtype=np.float64) for of_level in held_bytes.values()], axis=0)
         return cls(
             topology=group.topology,
             # Ids can only travel once the lengths have told how many there are (Neo Sec. 7.1).
@@ -82,8 +83,8 @@ class Stages:
             reduce_scatter_ms=reduce_scatter_ms,
             all_gather_ms=all_gather_ms,
             sync_ms_R=syncs_ms(np.stack([traffic.reduced_R, traffic.gathered_R], axis=1), costs.comm, group.topology),
-            replicas=replicas,
-            group_sync_ms_R=_all_reduces_ms(synced_R, costs, replicas) / groups.sync_every,
+            replicas=plan.replica_groups.replica_topology(plan.topology),
+            group_sync_ms_R=group_sync_ms(plan, held, costs.comm),
             held_bytes=held_bytes,
         )
 
@@ -136,8 +137,3 @@ def cheapest_sync(placed: PlacedShard, group_batch_size: int, comm: CommModel, t
         return sync_ms(SyncBytes.of(replace(placed, grad_sync=how), group_batch_size), comm, topology)
 
     return min((how for how in GradSync if how is not GradSync.NONE), key=way_ms)
-
-
-def _all_reduces_ms(bytes_R: MsArray, costs: CostModels, topology: Topology) -> MsArray:
-    """All-reduces of different sizes, shape (R,)."""
-    return syncs_ms(np.stack([bytes_R, np.zeros_like(bytes_R)], axis=1), costs.comm, topology)

@@ -21,6 +21,7 @@ from autoshard.core import (
     Provenance,
     ReplicaGroups,
     ShardingPlan,
+    SyncRows,
     Topology,
 )
 from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, check_choice, listed
@@ -28,6 +29,7 @@ from autoshard.core.access import FloatArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.evaluate import evaluate
+from autoshard.evaluation.group_sync import least_sync_ms, with_cheaper_sync
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.registry import get_planner
 
@@ -62,6 +64,13 @@ class ReplicaGroupsOptions:
         default=1,
         metadata={"help": "Steps from one synchronisation of groups to the next; above 1 changes training."},
     )
+    sync_rows: str = field(
+        default=_ANY,
+        metadata={
+            "help": "all: a synchronisation averages all rows; touched: those updated since the last one; auto: the "
+            "faster one."
+        },
+    )
     moment_scale: float = field(
         default=0.0, metadata={"help": "Divides the second moment of row-wise AdaGrad; 0 for the number of groups."}
     )
@@ -75,6 +84,7 @@ class ReplicaGroupsOptions:
         AT_LEAST_0.check_fields(self, "num_groups", "moment_scale", within="options.")
         AT_LEAST_1.check_fields(self, "sync_every", within="options.")
         check_choice(self.layout, (_ANY, *GroupLayout), "options.layout")
+        check_choice(self.sync_rows, (_ANY, *SyncRows), "options.sync_rows")
 
     def of_base(self) -> dict[str, object]:
         """The base planner's options by name."""
@@ -185,16 +195,15 @@ class _Search:
         layouts = list(GroupLayout) if options.layout == _ANY else [GroupLayout(options.layout)]
         for number in numbers:
             for layout in layouts if number > 1 else layouts[:1]:
-                groups = ReplicaGroups(num_groups=number, layout=layout, sync_every=options.sync_every)
+                rows = SyncRows.ALL if options.sync_rows == _ANY or number == 1 else SyncRows(options.sync_rows)
+                groups = ReplicaGroups(num_groups=number, layout=layout, sync_every=options.sync_every, sync_rows=rows)
                 yield replace(groups, moment_scale=options.moment_scale) if options.moment_scale else groups
 
     def _tried(self, groups: ReplicaGroups, time_limit_s: float) -> str:
         """Plans and prices one candidate, unless it cannot be the fastest; what came of it."""
         topology = self.request.topology
         group = groups.group_topology(topology)
-        mean_bytes = self.total_bytes / group.world_size
-        least_ms = self.request.costs.comm.all_reduce_ms(mean_bytes, groups.replica_topology(topology))
-        least_ms /= groups.sync_every
+        least_ms = self._least_sync_ms(groups)
         try:
             self._check_room(group)
             if self.fastest is not None and least_ms >= self.fastest.step_ms:
@@ -207,6 +216,12 @@ class _Search:
             self.fastest = trial
         sync_ms = trial.priced.group_sync_ms or 0.0
         return f"step {trial.step_ms:.4g} ms, of which synchronisation {sync_ms:.4g} ms"
+
+    def _least_sync_ms(self, groups: ReplicaGroups) -> float:
+        """Time that synchronisation takes at least, with the rows that the options allow."""
+        ways = SyncRows if self.options.sync_rows == _ANY else (groups.sync_rows,)
+        tables, topology, comm = self.request.tables, self.request.topology, self.request.costs.comm
+        return min(least_sync_ms(tables, replace(groups, sync_rows=rows), topology, comm) for rows in ways)
 
     def _check_room(self, group: Topology) -> None:
         room = sum(group.memory_of(rank)[level] for rank in range(group.world_size) for level in MemoryLevel)
@@ -260,6 +275,8 @@ class _Search:
             except InfeasiblePlanError as error:
                 raise failure or error from None
             plan = replace(made, tables=self.request.tables, topology=self.request.topology, replica_groups=groups)
+            if self.options.sync_rows == _ANY:
+                plan = with_cheaper_sync(plan, self.request.costs.comm)
             trial = _Trial(plan=plan, priced=evaluate(plan, self.request.costs))
             held_R = np.array([rank.hbm_bytes for rank in trial.priced.ranks], dtype=np.float64)
             active_R = np.array([rank.activation_bytes for rank in trial.priced.ranks], dtype=np.float64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from autoshard.core import CostBreakdown, ShardingPlan
+from autoshard.core import CostBreakdown, ShardingPlan, SyncRows
 from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
 from autoshard.report.comparison import comparison_columns, comparison_lines
 from autoshard.report.rendering import chart_markup, render_page
@@ -109,10 +109,11 @@ def _groups_text(plan: ShardingPlan) -> str:
     groups = plan.replica_groups
     if groups.num_groups == 1:
         return ""
+    rows = " in the rows that they touched" if groups.sync_rows is SyncRows.TOUCHED else ""
     every = "every step" if groups.sync_every == 1 else f"every {groups.sync_every:,} steps"
     return (
         f", in {groups.num_groups:,} groups of {plan.group_size:,} rank{'' if plan.group_size == 1 else 's'} "
-        f"{groups.layout.replace('_', ' ')} that meet {every} (shown per rank of one group)"
+        f"{groups.layout.replace('_', ' ')} that meet {every}{rows} (shown per rank of one group)"
     )
 
 

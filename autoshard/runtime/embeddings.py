@@ -11,15 +11,16 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from autoshard.core import ShardingPlan, TableSet
+from autoshard.core import ShardingPlan, SyncRows, TableSet
 from autoshard.core.errors import InputError
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
-from autoshard.runtime.engine.groups import average, own_group
+from autoshard.runtime.engine.groups import own_group
 from autoshard.runtime.engine.ids.addresses import RowOrder
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
+from autoshard.runtime.engine.rows.averaging import RowStates, average
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.engine.rows.replicas import Replicas
@@ -107,10 +108,12 @@ class ShardedEmbeddings(torch.nn.Module):
             name: RowOrder(ids_N, plan.tables[name].num_embeddings, part.device)
             for name, ids_N in (row_orders or {}).items()
         }
-        settings = replace(settings, moment_scale=plan.replica_groups.moment_scale)
+        groups = plan.replica_groups
+        marks_rows = groups.num_groups > 1 and groups.sync_rows is SyncRows.TOUCHED
+        settings = replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows)
         self._kernels = FusedKernels(part.owners, settings, part.process, part.device, self.timer)
         self._replicas = Replicas(part.owners, settings, part.group, part.device, self.timer, part.groups.world_ranks)
-        self._sync_every, self._num_steps = plan.replica_groups.sync_every, 0
+        self._sync_every, self._num_steps = groups.sync_every, 0
         self._averaged_bytes = 0
         for state in self._held_states():
             order = self._orders.get(state.holding.of.name)
@@ -208,16 +211,15 @@ class ShardedEmbeddings(torch.nn.Module):
     def end_step(self) -> None:
         """Ends a training step: every `sync_every` steps, replica groups average their weights and moments.
 
-        All processes call it after their backward pass. With one replica group it does nothing.
+        The plan's `sync_rows` says of which rows: all, or those that a group updated since the last time. All processes
+        call it after their backward pass. With one replica group it does nothing.
         """
         self._num_steps += 1
         peers = self._part.groups.peers
         if peers is None or self._num_steps % self._sync_every:
             return
         with self.timer.measure(Part.SYNC, StepCollective.GROUP_SYNC), torch.no_grad():
-            for state in self._held_states():
-                held = [one for one in (state.weights_ND, state.moments) if one is not None]
-                self._averaged_bytes += average(held, peers)
+            self._averaged_bytes += average(list(self._row_states().values()), peers)
 
     def table_state(self, name: str) -> TableState:
         """A table's weights and moments in this process's replica group. All processes have to call it."""
@@ -233,5 +235,11 @@ class ShardedEmbeddings(torch.nn.Module):
 
     def _held_states(self) -> list[HeldState]:
         """Weights and moments of what this process holds: views."""
-        held = {**self._kernels.tables(), **self._replicas.tables()}
-        return [HeldState(self.owners.holdings[index], *held[index]) for index in sorted(held)]
+        return [
+            HeldState(self.owners.holdings[index], state.weights_ND, state.moments)
+            for index, state in self._row_states().items()
+        ]
+
+    def _row_states(self) -> dict[int, RowStates]:
+        """State of the rows that this process has of each holding, by rising number of the holding."""
+        return dict(sorted({**self._kernels.states(), **self._replicas.states()}.items()))

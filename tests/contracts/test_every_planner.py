@@ -93,6 +93,7 @@ CHOICES = {
         "base": ["cost-greedy", "neo", "flexshard", "oper"],
         "layout": ["auto", "across_nodes", "within_nodes"],
         "sync_every": [1, 4],
+        "sync_rows": ["auto", "all", "touched"],
         "count_activations": [True, False],
     },
 }

@@ -6,17 +6,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import DType, Exchange, GroupLayout, Payload, PlacedShard, ReplicaGroups, Shard
+from autoshard.core import DType, Exchange, GroupLayout, Payload, PlacedShard, ReplicaGroups, Shard, SyncRows
 from autoshard.core.step import Overlap, StepCollective
 from autoshard.evaluation import plan_traffic
+from autoshard.evaluation.group_sync import group_sync_bytes
 from autoshard.evaluation.traffic import Stream
-from autoshard.formats import write_plan
+from autoshard.formats import read_plan, write_plan
 from autoshard.formats.row_orders import write_row_order
 from autoshard.runtime import RunRequest, run_requests
 from tests.contracts.drawn_layouts import drawn_plan
 
 #: fp32 sums in another order, relative to the largest value.
 TOLERANCE = 2e-5
+#: Global batch of plans whose replica groups average touched rows.
+TOUCHED_BATCH = 256
 #: Of so many plans, the first is also executed with communication behind computation.
 PIPELINED_EVERY = 10
 #: Processes, ranks of the plans, ranks of a node, plans.
@@ -82,16 +85,36 @@ def assert_the_same(overlapped, blocking):
 
 
 def test_replica_groups_equal_copies_that_are_averaged(tmp_path):
-    requests = []
+    requests, touched = [], []
     for number, layout in enumerate(GroupLayout):
         groups = ReplicaGroups(num_groups=2, layout=layout, sync_every=2, moment_scale=1.5)
         seeds = range(700 + 5 * number, 705 + 5 * number)
         requests += written(tmp_path / layout, seeds, (2, 2, 2), groups=groups)
+        groups = replace(groups, sync_rows=SyncRows.TOUCHED)
+        touched += written(tmp_path / layout / "touched", [720], (2, 2, 2), groups=groups)
     pipelined = [replace(request, overlap=Overlap.PIPELINED) for request in requests[::5]]
-    results = run_requests([*requests, *pipelined], 4)
+    # So many samples that drawn ids are near what is expected of them; as many steps to every synchronisation.
+    touched = [replace(request, batch_size=TOUCHED_BATCH, warmup_steps=1, steps=2) for request in touched]
+    results = run_requests([*requests, *touched, *pipelined], 4)
     assert_equal(results)
-    for blocking, overlapped in zip(results[: len(requests) : 5], results[len(requests) :], strict=True):
+    for blocking, overlapped in zip(results[: len(requests) : 5], results[-len(pipelined) :], strict=True):
         assert_the_same(overlapped, blocking)
+    for result in results[len(requests) : -len(pipelined)]:
+        assert_touched_rows_are_sent_as_predicted(result)
+
+
+def assert_touched_rows_are_sent_as_predicted(result):
+    plan = read_plan(result.plan_path)
+    plan = replace(plan, tables=replace(plan.tables, batch_size=TOUCHED_BATCH))
+    held = plan.of_one_group().held_shards()
+    expected, everything = (
+        sum(group_sync_bytes(replace(plan, replica_groups=replace(plan.replica_groups, sync_rows=rows)), held))
+        for rows in (SyncRows.TOUCHED, SyncRows.ALL)
+    )
+    sent = sum(rank.sent_bytes["group_sync"] for rank in result.ranks)
+    per_step = plan.replica_groups.num_groups * expected.sum() / plan.replica_groups.sync_every
+    assert sent == pytest.approx(per_step, rel=0.03)
+    assert expected.sum() < 0.6 * everything.sum()
 
 
 def test_narrow_payloads_are_near_the_reference(tmp_path):

@@ -13,6 +13,7 @@ from autoshard.core import (
     DenseLayers,
     EmbeddingTable,
     Feature,
+    GradSync,
     GroupLayout,
     Level,
     Link,
@@ -24,6 +25,7 @@ from autoshard.core import (
     Shard,
     ShardingPlan,
     Split,
+    SyncRows,
     TableSet,
     Tier,
     Topology,
@@ -31,6 +33,7 @@ from autoshard.core import (
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, price_step
+from autoshard.evaluation.group_sync import group_sync_bytes, with_cheaper_sync
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.documents.plan_json import plan_from_json, plan_to_json
 
@@ -123,6 +126,50 @@ class TestEquation1:
         held = evaluate(replace(plan, tables=TableSet(batch_size=BATCH, tables=(adam,)), shards=(shard,)), COSTS)
         ratio = held.group_sync_ms / evaluate(plan, COSTS).group_sync_ms
         assert ratio == pytest.approx((3 * DIM * 4) / (DIM * 4 + 4))
+
+    def test_touched_rows_are_what_all_groups_look_up_between_synchronisations(self):
+        # Even in their access, so that d lookups hit n (1 - exp(-d / n)) of n rows; each rank has a mark of every row.
+        # A row is 64 fp32 weights and one moment; both all-reduces are of the 4 ranks of a node that hold copies.
+        groups = ReplicaGroups(num_groups=4, sync_every=3, sync_rows=SyncRows.TOUCHED)
+        plan = row_wise(machine(8), groups)
+        even = replace(plan.tables.tables[0], access=AccessProfile.uniform(ROWS))
+        plan = replace(plan, tables=TableSet(batch_size=BATCH, tables=(even,)))
+        plan = replace(plan, shards=(replace(plan.shards[0], shard=Shard.whole(even)),))
+        rows, lookups = ROWS / 2, 3 * BATCH * 10 / 2
+        expected = rows, rows * -np.expm1(-lookups / rows) * (4 * DIM + 4)
+        marks_R, touched_R = group_sync_bytes(plan, plan.of_one_group().held_shards())
+        np.testing.assert_allclose([marks_R, touched_R], np.transpose([expected, expected]), rtol=1e-6)
+        speed = 2 * NODE_BYTES_PER_S * 7 / 8 / (2 * 3 / 4)
+        assert evaluate(plan, COSTS).group_sync_ms == pytest.approx(sum(expected) / speed * 1e3 / 3)
+
+    def test_copies_within_a_group_are_touched_by_all_its_lookups(self):
+        groups = ReplicaGroups(num_groups=2, sync_rows=SyncRows.TOUCHED)
+        plan = row_wise(machine(8), groups)
+        held = tuple((rank,) for rank in range(4))
+        copies = replace(plan.shards[0], tier=Tier.DATA_PARALLEL, replicas=held, grad_sync=GradSync.SPARSE)
+        whole = replace(plan.shards[0], tier=Tier.TABLE_WISE, replicas=((0,),))
+        of_copies, of_whole = (
+            group_sync_bytes(one, one.of_one_group().held_shards())
+            for one in (replace(plan, shards=(copies,)), replace(plan, shards=(whole,)))
+        )
+        for of_copies_R, of_whole_R in zip(of_copies, of_whole, strict=True):
+            assert of_copies_R.tolist() == [of_whole_R[0]] * 4
+
+    @pytest.mark.parametrize(("num_lookups", "rows"), [(1, SyncRows.TOUCHED), (1000, SyncRows.ALL)])
+    def test_the_cheaper_rows_are_averaged(self, num_lookups, rows):
+        plan = row_wise(machine(8), ReplicaGroups(num_groups=4, sync_every=4))
+        of = replace(table(), features=(Feature(name="f", pooling_factor=float(num_lookups)),))
+        of = replace(of, access=AccessProfile.uniform(ROWS))
+        shards = (replace(plan.shards[0], shard=Shard.whole(of)),)
+        plan = replace(plan, tables=TableSet(batch_size=BATCH, tables=(of,)), shards=shards)
+        chosen = with_cheaper_sync(plan, COSTS.comm)
+        ways = [replace(plan, replica_groups=replace(plan.replica_groups, sync_rows=one)) for one in SyncRows]
+        assert chosen.replica_groups.sync_rows is rows
+        assert evaluate(chosen, COSTS).group_sync_ms == min(evaluate(one, COSTS).group_sync_ms for one in ways)
+
+    def test_one_group_averages_nothing(self):
+        plan = row_wise(machine(8), ReplicaGroups())
+        assert with_cheaper_sync(plan, COSTS.comm) == plan
 
     def test_fewer_synchronisations_cost_less(self):
         every, fourth = (group_sync_ms(machine(8, 64), num_groups=4, sync_every=steps) for steps in (1, 4))

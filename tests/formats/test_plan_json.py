@@ -26,6 +26,7 @@ from autoshard.core import (
     Shard,
     ShardingPlan,
     Split,
+    SyncRows,
 )
 from autoshard.core.errors import FormatError, InputError, InvalidPlanError
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
@@ -183,6 +184,10 @@ def test_a_name_that_makes_no_sense_in_a_group_is_refused(document):
             lambda it: it["replica_groups"].update(layout="x"),
             "replica_groups.layout: must be one of across_nodes, within_nodes",
         ),
+        (
+            lambda it: it["replica_groups"].update(sync_rows="hot"),
+            'replica_groups.sync_rows: must be one of all, touched, got "hot"',
+        ),
         (lambda it: it["payload"].update(forward="fp8"), "payload.forward: must be one of fp32, fp16, bf16, int8"),
         (lambda it: it["shards"][0].update(table="click"), 'shards[0].table: no table is named "click"'),
         (
@@ -276,6 +281,7 @@ def small_plan():
         layout=st.sampled_from(GroupLayout),
         sync_every=st.integers(1, 100),
         moment_scale=st.floats(1e-6, 1e6),
+        sync_rows=st.sampled_from(SyncRows),
     ),
     times_=st.lists(times, min_size=20, max_size=20),
     options=st.dictionaries(st.text(max_size=9), plain | st.lists(plain, max_size=3), max_size=3),

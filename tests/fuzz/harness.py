@@ -54,7 +54,7 @@ class Case:
         arguments = ", ".join(repr(argument[:_LONGEST_SHOWN]) for argument in self.arguments)
         return f"Case(({arguments}), {sorted(self.files)})"[:_LONGEST_CASE]
 
-    def _repr_pretty_(self, printer, cycle):
+    def _repr_pretty_(self, printer, _):
         # What hypothesis shows; it would print all of every field otherwise.
         printer.text(repr(self))
 

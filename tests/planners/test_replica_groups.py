@@ -16,6 +16,7 @@ from autoshard.core import (
     Level,
     Link,
     MemoryBytes,
+    SyncRows,
     TableSet,
     Tier,
     Topology,
@@ -162,6 +163,17 @@ def test_seldom_synchronisation_allows_more_groups():
     assert seldom.replica_groups.sync_every == 1000
 
 
+def test_the_cheaper_rows_are_synchronised():
+    def chosen(batch_size, **options):
+        return planned(tables(rows=1_000_000, batch_size=batch_size), num_groups=4, **options).replica_groups.sync_rows
+
+    assert chosen(1 << 10) is SyncRows.TOUCHED
+    assert chosen(1 << 10, sync_rows="all") is SyncRows.ALL
+    assert chosen(1 << 20, sync_every=1000) is SyncRows.ALL
+    assert chosen(1 << 20, sync_every=1000, sync_rows="touched") is SyncRows.TOUCHED
+    assert planned(num_groups=1, sync_rows="touched").replica_groups.sync_rows is SyncRows.ALL, "nothing to average"
+
+
 def test_the_moment_is_scaled_by_the_number_of_groups():
     # 2D Sec. 4.1: "use the group number as the moment scaling factor".
     assert planned(num_groups=4).replica_groups.moment_scale == 4.0
@@ -207,6 +219,7 @@ def test_plans_are_written_and_read_back(tmp_path):
         ({"num_groups": 3}, "num_groups", "must divide the 16 ranks, got 3"),
         ({"num_groups": -1}, "num_groups", "must be at least 0, got -1"),
         ({"layout": "sideways"}, "layout", 'must be one of auto, across_nodes, within_nodes, got "sideways"'),
+        ({"sync_rows": "hot"}, "sync_rows", 'must be one of auto, all, touched, got "hot"'),
         ({"sync_every": 0}, "sync_every", "must be at least 1, got 0"),
         ({"moment_scale": -0.5}, "moment_scale", "must be at least 0, got -0.5"),
         ({"base": "replica-groups"}, "base", "must be another planner"),

@@ -22,6 +22,7 @@ from autoshard.core import (
     RowRange,
     Shard,
     ShardingPlan,
+    SyncRows,
     TableSet,
     Tier,
     Topology,
@@ -192,6 +193,8 @@ def test_a_plan_over_replica_groups_says_how_they_lie_and_what_they_cost():
     assert "rank of one group  shards" in shown
     assert line in " ".join(shown.split())
     assert line in plan_page(grouped)
+    touched = replace(grouped, replica_groups=replace(groups, sync_rows=SyncRows.TOUCHED))
+    assert "meet every 3 steps in the rows that they touched (shown" in plan_page(touched)
     assert f"of which groups {write_ms(predicted.group_sync_ms)}" in " ".join(shown.split())
     # Ranks 0 and 1 of the world are rank 0 of a group: the smaller one sets its limit.
     share = (predicted.ranks[0].hbm_bytes + predicted.ranks[0].activation_bytes) / (1 << 20)

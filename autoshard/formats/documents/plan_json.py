@@ -13,6 +13,7 @@ from autoshard.core import (
     ReplicaGroups,
     RowOrder,
     ShardingPlan,
+    SyncRows,
     TableSet,
     Topology,
 )
@@ -52,12 +53,17 @@ def _provenance(*, options: dict[str, object], **values: Any) -> Provenance:
 
 
 _MOMENT_SCALE: Final = "c of 2D's moment-scaled row-wise AdaGrad; if left out: num_groups."
+_SYNC_ROWS: Final = (
+    "Rows that are averaged at a synchronisation: all, or those that any group updated since the last one; "
+    "if left out: all."
+)
 _GROUPS: Final = record(
     ReplicaGroups,
     Field("num_groups", whole_number(1, MAX_WORLD_SIZE), "1: every table is held once."),
     Field("layout", one_of(GroupLayout), "Which ranks form a group."),
     Field("sync_every", whole_number(1), "Steps from one synchronisation of the groups to the next."),
     optional("moment_scale", number_in(1e-6, _MAX_MOMENT_SCALE), _MOMENT_SCALE),
+    optional("sync_rows", one_of(SyncRows), _SYNC_ROWS, SyncRows.ALL),
 )
 _PAYLOAD: Final = record(Payload, Field("forward", DTYPE, "Of embeddings."), Field("backward", DTYPE, "Of gradients."))
 _PROVENANCE: Final = record(

@@ -16,6 +16,7 @@ from autoshard.core.errors import (
     ModelError,
 )
 from autoshard.evaluation.evaluate import price_step
+from autoshard.evaluation.group_sync import with_cheaper_sync
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.hybrid.descent import Improved, improve
 from autoshard.planners.hybrid.layout import Layout, Limits
@@ -179,6 +180,7 @@ def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch,
     except InfeasiblePlanError:
         return []
     whole = replace(plan, shards=found.plan.shards, predicted=None, provenance=None)
+    whole = with_cheaper_sync(whole, request.costs.comm)
     status = f"{plan.replica_groups.num_groups} replica groups, in one of them: {found.status}"
     return [_priced(whole, status, request)] if _is_valid(whole) else []
 

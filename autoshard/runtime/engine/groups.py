@@ -123,18 +123,3 @@ def own_group(world_ranks: Sequence[Sequence[int]], purpose: str = "") -> dist.P
     made = [group_of_ranks(ranks, purpose) for ranks in world_ranks]
     [own] = [one for one in made if one is not None]
     return own
-
-
-def average(tensors: Sequence[torch.Tensor], peers: dist.ProcessGroup) -> int:
-    """Makes tensors the means over the peers', which are bit-identical then; returns the bytes that each put in.
-
-    Source:
-        2D Eq. 1: weights and moments alike.
-    """
-    sent = 0
-    for tensor in tensors:
-        summed = tensor.float() if tensor.dtype is not torch.float32 else tensor
-        dist.all_reduce(summed, group=peers)
-        tensor.copy_(summed / peers.size())
-        sent += summed.nbytes
-    return sent

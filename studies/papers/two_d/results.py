@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from autoshard.core import CostModels, GroupLayout, ShardingPlan
+from autoshard.core import CostModels, GroupLayout, ShardingPlan, SyncRows
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
@@ -157,12 +157,12 @@ def paper_costs(machine: PaperMachine = MACHINE) -> CostModels:
 
 
 def request_of(run: Run, machine: PaperMachine = MACHINE, **options: object) -> PlanRequest:
-    """A run's planning task for `replica-groups`."""
+    """A run's planning task for `replica-groups`, whose synchronisation averages all rows, as the paper's does."""
     return PlanRequest(
         tables=run.model.tables(run.local_batch * run.world_size),
         topology=machine.topology(run.world_size, run.model.hbm_bytes),
         costs=paper_costs(machine),
-        options=options,
+        options={"sync_rows": SyncRows.ALL.value, **options},
     )
 
 

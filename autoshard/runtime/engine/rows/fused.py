@@ -6,6 +6,7 @@ L lookups.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from autoshard.core import DType, Optimizer
+from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 
 #: FBGEMM's names of the optimizers that it fuses into the backward kernel.
@@ -41,12 +43,14 @@ class FusedSettings:
         seed: Seed of the initial weights.
         moment_scale: By which moments are divided under the root, where groups of processes train replicas of all
             tables: c of 2D's Algorithm 1.
+        marks_rows: Whether kernels mark the rows that they update, for replica groups that average these alone.
     """
 
     learning_rate: float
     eps: float = 1e-8
     seed: int = 0
     moment_scale: float = 1.0
+    marks_rows: bool = False
 
     def of(self, optimizer: Optimizer) -> tuple[float, float]:
         """Learning rate and epsilon that an optimizer without such a scale is given.
@@ -98,27 +102,53 @@ class FusedKernel:
             device=device,
             **({} if on_gpu else {"preallocated_host_buffers": _memory(sizes, dtype, optimizer)}),
         )
+        self._rows_T = [rows for rows, _ in sizes]
+        self._marks_N: torch.Tensor | None = None
+        if settings.marks_rows:
+            self._marks_N = torch.zeros(sum(self._rows_T), dtype=torch.uint8, device=device)
+            first_T = [0, *itertools.accumulate(self._rows_T)]
+            self._first_F = torch.tensor([first_T[table] for table in table_of_feature or [0]], device=device)
 
     def sums(self, ids_L: torch.Tensor, lengths_FG: torch.Tensor) -> torch.Tensor:
         """Sums over bags, fp32 of shape (G, O)."""
         offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_FG.reshape(-1).long())
         output_GO: torch.Tensor = self._tbe(ids_L, offsets)
+        self._mark_with_gradient(output_GO, ids_L, lengths_FG)
         return output_GO
 
     def rows(self, ids_L: torch.Tensor) -> torch.Tensor:
         """Rows, fp32 of shape (L, D)."""
         offsets = torch.tensor([0, len(ids_L)], device=ids_L.device)
         output_LD: torch.Tensor = self._tbe(ids_L, offsets)
+        self._mark_with_gradient(output_LD, ids_L, offsets[1:, None])
         return output_LD
 
-    def weights(self) -> list[torch.Tensor]:
-        """Weights of the tables, (N, D) each: views, which training changes."""
-        return list(self._tbe.split_embedding_weights())
+    def _mark_with_gradient(self, output: torch.Tensor, ids_L: torch.Tensor, lengths_FG: torch.Tensor) -> None:
+        """Marks the rows of a lookup once its gradient is there, which the kernel updates them with.
 
-    def moments(self) -> list[torch.Tensor | None]:
-        """Moments of the tables, (N,) or (N, D) each: views; None where the optimizer has none."""
-        states: list[Any] = self._tbe.split_optimizer_states()
-        return [one[0] if one else None for one in states] if states else [None] * len(self.weights())
+        Args:
+            output: Of the lookup.
+            ids_L: Rows of the features' tables, feature by feature.
+            lengths_FG: How many they are, bag by bag.
+        """
+        marks_N = self._marks_N
+        if marks_N is None or not output.requires_grad:
+            return
+        rows_L = ids_L + torch.repeat_interleave(self._first_F, lengths_FG.sum(dim=1), output_size=len(ids_L))
+
+        def mark(_: torch.Tensor) -> None:
+            marks_N[rows_L] = 1
+
+        output.register_hook(mark)  # type: ignore[no-untyped-call]
+
+    def states(self) -> list[RowStates]:
+        """State of the tables."""
+        weights, states = self._tbe.split_embedding_weights(), self._tbe.split_optimizer_states()
+        moments: list[Any] = [one[0] if one else None for one in states] if states else [None] * len(weights)
+        marks: list[Any] = [None] * len(weights)
+        if self._marks_N is not None:
+            marks = list(torch.split(self._marks_N, self._rows_T))
+        return [RowStates(*state) for state in zip(weights, moments, marks, strict=True)]
 
 
 def _memory(sizes: Sequence[tuple[int, int]], dtype: DType, optimizer: Optimizer) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from autoshard.core.step import StepCollective
 from autoshard.runtime.engine.holdings import Asked, Holding, KernelKey, Ownership
 from autoshard.runtime.engine.ids.requests import Request
+from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.engine.rows.replicated import (
     GradientSync,
@@ -130,14 +131,13 @@ class Replicas:
         """Bytes that this process has put into collectives of rows and gradients."""
         return sum(sync.sent_bytes for _, sync in self._syncs)
 
-    def tables(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor | None]]:
-        """For each holding, its weights and moments: views, which training changes."""
+    def states(self) -> Mapping[int, RowStates]:
+        """State of the rows of each holding."""
         found = {}
         for kernel in self._kernels.values():
             ends = [*list(kernel.base.values())[1:], len(kernel.rows.weights_ND)]
             for (index, start), end in zip(kernel.base.items(), ends, strict=True):
-                moments = None if kernel.rows.moments is None else kernel.rows.moments[start:end]
-                found[index] = (kernel.rows.weights_ND[start:end], moments)
+                found[index] = kernel.rows.state.of(start, end)
         return found
 
     def look_up(self, request: Request, asked: Asked, B: int) -> ReplicaLookups:

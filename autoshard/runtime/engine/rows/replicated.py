@@ -14,6 +14,7 @@ from torch.nn.functional import embedding_bag
 
 from autoshard.core import DType, GradSync, Optimizer
 from autoshard.runtime.engine.groups import group_of_ranks
+from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 
@@ -42,6 +43,11 @@ class ReplicatedRows:
         optimizer: SGD, row-wise AdaGrad or AdaGrad, by FBGEMM's rules.
         settings: Learning rate and epsilon.
         device: Where to hold them.
+
+    Attributes:
+        weights_ND: The weights.
+        moments: (N,) row-wise, (N, D) else; None for SGD.
+        marks_N: 1 for rows that were updated, uint8; None where they are not marked.
     """
 
     def __init__(
@@ -60,6 +66,12 @@ class ReplicatedRows:
         self._rate, self._eps = settings.of(optimizer)
         shape = {Optimizer.ROWWISE_ADAGRAD: (num_rows,), Optimizer.ADAGRAD: (num_rows, dim)}.get(optimizer)
         self.moments = None if shape is None else torch.zeros(shape, device=device)
+        self.marks_N = torch.zeros(num_rows, dtype=torch.uint8, device=device) if settings.marks_rows else None
+
+    @property
+    def state(self) -> RowStates:
+        """Weights, moments and marks."""
+        return RowStates(self.weights_ND, self.moments, self.marks_N)
 
     def sums(self, rows_L: torch.Tensor, lengths_X: torch.Tensor) -> torch.Tensor:
         """Sums over bags, fp32 of shape (X, D)."""
@@ -86,6 +98,8 @@ class ReplicatedRows:
             is added outside the root.
         """
         rows_U, gradients_UD = gradients
+        if self.marks_N is not None:
+            self.marks_N[rows_U] = 1
         step_UD = gradients_UD
         if self.moments is not None:
             squares = gradients_UD.square()

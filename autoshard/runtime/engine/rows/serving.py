@@ -14,6 +14,7 @@ import torch
 from autoshard.core import Exchange
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.engine.ids.requests import Distributed
+from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedKernel, FusedSettings
 from autoshard.runtime.timing import Part, StepTimer
 
@@ -100,17 +101,16 @@ class FusedKernels:
         kernel = FusedKernel(sizes, table.dtype, table.optimizer, settings, self._device, features)
         return _Sums(kernel, indices, len(features))
 
-    def tables(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor | None]]:
-        """For each holding, its weights and moments: views, which training changes."""
-        found: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    def states(self) -> Mapping[int, RowStates]:
+        """State of the rows of each holding."""
+        found: dict[int, RowStates] = {}
         for sums in self._sums:
-            states = zip(sums.holdings, sums.kernel.weights(), sums.kernel.moments(), strict=True)
-            found.update({index: (weights, moments) for index, weights, moments in states})
+            found.update(zip(sums.holdings, sums.kernel.states(), strict=True))
         for rows in self._rows:
-            [weights], [moments] = rows.kernel.weights(), rows.kernel.moments()
+            [state] = rows.kernel.states()
             for index in rows.holdings:
-                mine = slice(rows.base[index], rows.base[index] + self._holdings[index].num_rows(self._process))
-                found[index] = (weights[mine], None if moments is None else moments[mine])
+                start = rows.base[index]
+                found[index] = state.of(start, start + self._holdings[index].num_rows(self._process))
         return found
 
     def close(self) -> None:
