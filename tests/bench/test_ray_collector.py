@@ -66,6 +66,7 @@ def run(store, mode):
     return num_samples, num_failed
 
 
+@pytest.mark.slow
 def test_workers_of_a_local_cluster_fill_the_store(tmp_path):
     assert run(tmp_path / "store", "live") == (12, 0)
     held = read_samples(tmp_path / "store")

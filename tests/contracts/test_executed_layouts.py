@@ -23,7 +23,7 @@ TOUCHED_BATCH = 256
 #: Of so many plans, the first is also executed with communication behind computation.
 PIPELINED_EVERY = 10
 #: Processes, ranks of the plans, ranks of a node, plans.
-CLUSTERS = [(1, 1, 1, 26), (2, 2, 1, 50), (4, 4, 2, 8), (3, 6, 3, 6)]
+CLUSTERS = [(1, 1, 1, 36), (2, 2, 1, 44), (4, 4, 2, 10), pytest.param((3, 6, 3, 10), marks=pytest.mark.slow)]
 NUM_PLANS_SLOW = int(os.environ.get("AUTOSHARD_RANDOM_PLANS", "200"))
 
 

@@ -218,6 +218,7 @@ class TestRegression:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_real_runs_calibrate(pool, tmp_path):
     """Plans of two processes: parts add up, and the model that is fitted to them prices them."""
     topology = local_topology("cpu", 2, 1 << 30)

@@ -3,7 +3,6 @@ import json
 import pytest
 
 
-@pytest.mark.smoke
 def test_both_engines_run_the_same_plans(tmp_path, run_study, capsys):
     sizes = ["--batch-sizes", "8", "--rounds", "1", "--steps", "2", "--nproc", "2", "--num-tables", "4"]
     assert run_study("engines", *sizes, "--scale", "4096", "-o", tmp_path) == 0
