@@ -220,4 +220,5 @@ def test_refuses_unknown_options(name):
 
 def test_plans_have_the_payload_of_the_request(name, make_plan):
     tables = [table(f"t{index}", 500 * (index + 1)) for index in range(6)]
-    make_plan(name, tables, topology(10**6, 10**6), payload=Payload(forward=DType.INT8, backward=DType.BF16))
+    payload = Payload(forward=DType.INT8, backward=DType.BF16)
+    assert make_plan(name, tables, topology(10**6, 10**6), payload=payload).payload == payload

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -32,12 +31,10 @@ from autoshard.runtime.training.dense import DenseModel
 from autoshard.runtime.training.step import distributed_step
 from autoshard.runtime.training.synthetic import Samples
 from studies.frame.documents import read_as
-from studies.runtime.clicks import PlantedClicks, normalised_entropy
+from studies.runtime.held_out import Purpose, batches, held_out_entropy
 from studies.runtime.moments.launching import NoiseJob, NoiseResult, TrainedRun, TrainingJob
 from studies.runtime.moments.setting import Run, Setting
 
-#: First parts of keys of samples.
-_TRAINING, _HELD_OUT = range(2)
 _HEARTBEAT_S = 1.0
 
 
@@ -76,16 +73,18 @@ def train(setting: Setting, run: Run) -> TrainedRun:
     plan = setting.plan(run.num_groups, run.moment_scale)
     settings = FusedSettings(learning_rate=run.learning_rate, eps=setting.eps, seed=run.seed)
     assert plan.tables.dense is not None, "the click model has dense layers"
-    training, held_out = _samples(setting, run.seed)
+    held_out = batches(
+        setting.model, run.seed, setting.local_batch_size, Purpose.HELD_OUT, setting.num_held_out // setting.batch_size
+    )
     heard = time.monotonic()
     with opened(plan, settings) as embeddings:
         dense = DenseModel(plan.tables.dense, embeddings.feature_dims, run.seed)
         step = distributed_step(embeddings, plan.tables, dense, setting.dense_rate)
         entropies = []
-        for number, samples in enumerate(training, start=1):
+        for number, samples in enumerate(_training(setting, run.seed), start=1):
             step(samples)
             if number in setting.evaluated_steps:
-                entropies.append(_entropy(embeddings, dense, held_out))
+                entropies.append(held_out_entropy(embeddings, dense, held_out))
             if time.monotonic() - heard >= _HEARTBEAT_S:
                 heard = time.monotonic()
                 _report(alive=number)
@@ -100,11 +99,10 @@ def noise_result(noise: NoiseJob, num_groups: int) -> NoiseResult:
     """
     setting = noise.setting
     plan = setting.plan(num_groups, 1, sync_every=noise.sync_every)
-    training = _samples(setting, noise.seed)[0]
     rng = torch.Generator().manual_seed(noise.seed * setting.num_processes + dist.get_rank())
     differences = []
     with opened(plan, FusedSettings(learning_rate=0.01, eps=setting.eps, seed=noise.seed)) as embeddings:
-        for number, samples in enumerate(training, start=1):
+        for number, samples in enumerate(_training(setting, noise.seed), start=1):
             found = embeddings(samples.ids)
             assert isinstance(found, Embedded), "the batch has no keys"
             noise_BC = torch.randn(found.pooled_BC.shape, generator=rng)
@@ -115,30 +113,8 @@ def noise_result(noise: NoiseJob, num_groups: int) -> NoiseResult:
         return NoiseResult(num_groups=num_groups, num_states=tuple(differences), moment=_total_moment(embeddings))
 
 
-@lru_cache(maxsize=1)
-def _samples(setting: Setting, seed: int) -> tuple[list[Samples], list[Samples]]:
-    """This process's training and held-out batches."""
-    clicks, B = PlantedClicks(setting.model, seed), setting.local_batch_size
-
-    def drawn(purpose: int, count: int) -> list[Samples]:
-        return [clicks.draw(B, (purpose, number, dist.get_rank())) for number in range(count)]
-
-    return drawn(_TRAINING, setting.num_steps), drawn(_HELD_OUT, setting.num_held_out // setting.batch_size)
-
-
-@torch.no_grad()
-def _entropy(embeddings: ShardedEmbeddings, dense: DenseModel, held_out: list[Samples]) -> float:
-    """Normalised entropy over the held-out samples of all processes."""
-    logits = []
-    for samples in held_out:
-        found = embeddings(samples.ids)
-        assert isinstance(found, Embedded), "the batch has no keys"
-        logits.append(dense(dense.bottom(samples.dense_BN), found.pooled_BC))
-    own = torch.stack([torch.cat(logits), torch.cat([samples.labels_B for samples in held_out])])
-    everybody = own.new_empty(dist.get_world_size() * len(own), own.shape[1])
-    dist.all_gather_single(everybody, own)
-    logits_G, labels_G = everybody.view(-1, *own.shape).unbind(1)
-    return normalised_entropy(logits_G.flatten(), labels_G.flatten())
+def _training(setting: Setting, seed: int) -> list[Samples]:
+    return batches(setting.model, seed, setting.local_batch_size, Purpose.TRAINING, setting.num_steps)
 
 
 def _states(embeddings: ShardedEmbeddings) -> set[int]:
