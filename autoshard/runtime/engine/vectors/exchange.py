@@ -1,7 +1,7 @@
 """How embeddings reach the processes whose samples they belong to, and their gradients the rows.
 
 Shape suffixes: P processes, B samples of a local batch, G samples of the global batch (P * B), C columns of all pooled
-features, O columns of one process's fused sums, W columns of a block, D embedding dim, L lookups, R rows, X bags.
+features, O columns of one process's fused sums, W columns of a block, D embedding dim, L lookups.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.nn.functional import embedding_bag
 
-from autoshard.core import DType, Exchange, Pooling
+from autoshard.core import DType, Exchange
 from autoshard.core.plan import Payload
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream, message_bytes, wire_bytes
@@ -25,13 +24,11 @@ from autoshard.runtime.engine.rows.replicas import (
     NO_LOOKUPS,
     ReplicaLookups,
     Replicas,
-    one_below_the_other,
-    side_by_side,
 )
-from autoshard.runtime.engine.rows.replicated import summed_by_row
 from autoshard.runtime.engine.rows.serving import Looked
+from autoshard.runtime.engine.vectors.assembly import NOT_ASSEMBLED, Assembled, Assembly, Came
 from autoshard.runtime.engine.vectors.payload import AllGather, PayloadExchange, ReduceScatter
-from autoshard.runtime.engine.vectors.reading import ColumnCuts, Reading, RowIndex, RowKernel, SumGroup, row_index
+from autoshard.runtime.engine.vectors.reading import Reading
 from autoshard.runtime.engine.vectors.reduced import ReducedSums
 from autoshard.runtime.timing import Part, StepTimer
 
@@ -79,7 +76,6 @@ class OutputExchange:
             for several in (self._asked, self._served)
         )
         self._key = [one.kernel_key for one in holdings]
-        self._columns = [one.columns for one in holdings]
         self._local = ownership.local(self._process)
         fused_rows = {
             one.kernel_key: one.embedding_dim
@@ -97,17 +93,7 @@ class OutputExchange:
             )
             for owner in range(self._num_processes + 2)
         ]
-        self._block_cuts = [ColumnCuts(runs) for runs in reading.block_runs()]
-        self._gathered = [
-            (block, self._block_cuts[block].pieces(start, stop)) for block, start, stop in reading.gathered
-        ]
-        self._pooled_cuts = ColumnCuts([run for runs in reading.scattered for run in runs])
-        self._scattered = [[self._pooled_cuts.pieces(*run) for run in runs] for runs in reading.scattered]
-        features = [table for table in ownership.tables.tables for _ in table.features]
-        self._pooled = [n for n, table in enumerate(features) if table.pooling is not Pooling.SEQUENCE]
-        self._has_means = any(table.pooling is Pooling.MEAN for table in features)
-        self._is_mean_F = torch.tensor([features[n].pooling is Pooling.MEAN for n in self._pooled], device=device)
-        self._pooled_dims = torch.tensor([features[n].embedding_dim for n in self._pooled], device=device)
+        self._assembly = Assembly(ownership, reading, device)
         #: Bytes that this process has sent to each process.
         self.sent_bytes = {stream: [0.0] * self._num_processes for stream in (Stream.FORWARD, Stream.BACKWARD)}
 
@@ -139,7 +125,9 @@ class OutputExchange:
             pieces = self._received(step.embeddings, step.received_sizes)
             reduced_BW = None if step.sums is None else step.sums.wait()
             step.embeddings = step.sums = None
-            return self._together(step, [self._came(step, one, owner) for owner, one in enumerate(pieces)], reduced_BW)
+            came = [self._came(step, one, owner) for owner, one in enumerate(pieces)]
+            outputs, step.assembled = self._assembly.put_together(step.batch, came, step.local, reduced_BW)
+            return outputs
 
     def _forward_exchange(
         self, step: _Step, sums_GO: torch.Tensor | None, rows: Sequence[torch.Tensor]
@@ -215,14 +203,14 @@ class OutputExchange:
         assert step.batch.rows is not None, "rows were asked for"
         return list(zip(asked, step.batch.rows.num_rows[owner], strict=True))
 
-    def _came(self, step: _Step, flat: torch.Tensor, owner: int) -> _Came:
+    def _came(self, step: _Step, flat: torch.Tensor, owner: int) -> Came:
         B, width = step.batch.batch_size, self._asked_widths[owner]
         rows: dict[KernelKey, torch.Tensor] = {}
         at = B * width
         for key, size, dim in self._row_blocks(step, owner):
             rows[key] = flat[at : at + size * dim].view(size, dim)
             at += size * dim
-        return _Came(flat[: B * width].view(B, width), rows)
+        return Came(flat[: B * width].view(B, width), rows)
 
     def _row_blocks(self, step: _Step, owner: int) -> list[tuple[KernelKey, int, int]]:
         """Kernels whose rows an owner sends, with their number and width."""
@@ -232,73 +220,15 @@ class OutputExchange:
             known[0] += count
         return [(key, size, dim) for key, (size, dim) in sizes.items()]
 
-    def _together(self, step: _Step, came: Sequence[_Came], reduced_BW: torch.Tensor | None) -> list[torch.Tensor]:
-        """Pooled embeddings of all features, and those of every sequence."""
-        sums = [*(one.sums_BW for one in came), step.local.sums_BW, reduced_BW]
-        blocks = [_group_block(group, sums) for group in self.reading.groups]
-        own_rows = dict(zip((key for key, _ in step.local.asked), step.local.rows, strict=True))
-        sequences = {feature: self._empty_sequence(step, feature) for feature in self.reading.sequences}
-        for kernel in self.reading.rows:
-            index = row_index(kernel, step.batch)
-            step.indices.append(index)
-            of_key = [one.rows[kernel.key] for one in came if kernel.key in one.rows]
-            if kernel.key in own_rows:
-                of_key.append(own_rows[kernel.key])
-            rows_RD = of_key[0] if len(of_key) == 1 else torch.cat(of_key)
-            blocks.append(_pooled(kernel, index, rows_RD, step.batch.batch_size))
-            self._place_sequences(kernel, index, rows_RD, sequences)
-        pooled_BC = self._pooled_features(blocks, step.batch.batch_size)
-        if self._has_means:
-            step.scale_BC = self._mean_scales(step.batch)
-            pooled_BC *= step.scale_BC
-        return [pooled_BC, *sequences.values()]
-
-    def _pooled_features(self, blocks: Sequence[torch.Tensor], B: int) -> torch.Tensor:
-        if not self.reading.gathered:
-            return self._nothing().view(1, 0).expand(B, 0)
-        pieces = [cuts(block) for cuts, block in zip(self._block_cuts, blocks, strict=True)]
-        pooled_BC = torch.cat(
-            [piece for block, run in self._gathered for piece in pieces[block][run]],
-            dim=1,
-        )
-        for at, (block, start, stop) in self.reading.added:
-            pooled_BC[:, at : at + stop - start] += blocks[block][:, start:stop]
-        return pooled_BC
-
-    def _mean_scales(self, batch: Distributed) -> torch.Tensor:
-        """One over the bag length of features that are averaged, 1 for those that are summed; shape (B, C)."""
-        lengths_FB = batch.lengths_FB[self._pooled].clamp(min=1).float()
-        ones = torch.ones_like(lengths_FB)
-        scale_FB = torch.where(self._is_mean_F[:, None], lengths_FB.reciprocal(), ones)
-        return torch.repeat_interleave(scale_FB, self._pooled_dims, dim=0).T.contiguous()
-
-    def _empty_sequence(self, step: _Step, feature: int) -> torch.Tensor:
-        return self._nothing().new_empty(step.batch.counts_F[feature], self.reading.dim_F[feature])
-
-    def _place_sequences(
-        self, kernel: RowKernel, index: RowIndex, rows_RD: torch.Tensor, sequences: dict[int, torch.Tensor]
-    ) -> None:
-        at = index.num_pooled
-        for one, positions, count in zip(kernel.sequences, index.positions, index.num_sequence, strict=True):
-            rows = rows_RD[index.arrival_L[at : at + count]]
-            first, last = self._columns[one.holding]
-            if positions is None:
-                sequences[one.feature][:, first:last] = rows
-            else:
-                sequences[one.feature][positions, first:last] = rows
-            at += count
-
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def send_gradients(self, step: _Step, gradients: Sequence[torch.Tensor]) -> None:
         """Sends gradients to those who hold the rows."""
         with self.timer.measure(Part.BACKWARD_EXCHANGE):
             scaled = [one / self._num_processes for one in gradients]
-            pooled_BC = scaled[0] if step.scale_BC is None else scaled[0] * step.scale_BC
-            step.blocks = blocks = self._block_gradients(pooled_BC)
-            step.rows = self._row_gradients(step, blocks, dict(zip(self.reading.sequences, scaled[1:], strict=True)))
-            step.gradients = self._backward_exchange(step, blocks, step.rows)
-            step.gathered = self._all_gather(blocks)
+            step.blocks, step.rows = self._assembly.take_apart(step.assembled, scaled)
+            step.gradients = self._backward_exchange(step, step.blocks, step.rows)
+            step.gathered = self._all_gather(step.blocks)
 
     def receive_gradients(self, step: _Step) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
         """Gradients of fused sums, (G, O), and of their rows; replicas are updated with theirs."""
@@ -312,31 +242,6 @@ class OutputExchange:
                 self._collect(step, step.blocks, step.rows, received)
             self.replicas.update()
         return fused
-
-    def _block_gradients(self, pooled_BC: torch.Tensor) -> list[torch.Tensor]:
-        """Gradients of every block: of groups of sums, and of features that are pooled from rows."""
-        blocks = []
-        pieces = self._pooled_cuts(pooled_BC)
-        for runs in self._scattered:
-            parts = [piece for run in runs for piece in pieces[run]] or [pooled_BC[:, :0]]
-            blocks.append(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0].contiguous())
-        return blocks
-
-    def _row_gradients(
-        self, step: _Step, blocks: Sequence[torch.Tensor], sequences: Mapping[int, torch.Tensor]
-    ) -> dict[KernelKey, torch.Tensor]:
-        """Gradients of the rows of every kernel, in the order in which they came."""
-        found = {}
-        for kernel, index, block in zip(
-            self.reading.rows, step.indices, blocks[len(self.reading.groups) :], strict=True
-        ):
-            sources = [one_below_the_other(block, len(kernel.pooled))] if kernel.pooled else []
-            for one, positions in zip(kernel.sequences, index.positions, strict=True):
-                first, last = self._columns[one.holding]
-                of_feature = sequences[one.feature][:, first:last]
-                sources.append(of_feature if positions is None else of_feature[positions])
-            found[kernel.key] = _by_arrival(kernel, index, torch.cat(sources) if len(sources) > 1 else sources[0])
-        return found
 
     def _backward_exchange(
         self, step: _Step, blocks: Sequence[torch.Tensor], rows: Mapping[KernelKey, torch.Tensor]
@@ -423,14 +328,6 @@ class OutputExchange:
         return torch.empty(0, device=self._device)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Came:
-    """What one process sent."""
-
-    sums_BW: torch.Tensor
-    rows: dict[KernelKey, torch.Tensor]
-
-
 @dataclass(slots=True, eq=False)
 class _Step:
     """What sending and receiving, forward and backward, have to know of each other."""
@@ -438,11 +335,10 @@ class _Step:
     batch: Distributed
     remote: list[ReplicaLookups] = field(default_factory=list)
     local: ReplicaLookups = NO_LOOKUPS
-    indices: list[RowIndex] = field(default_factory=list)
     sent_sizes: list[int] = field(default_factory=list)
     received_sizes: list[int] = field(default_factory=list)
     first_local: dict[KernelKey, int] = field(default_factory=dict)
-    scale_BC: torch.Tensor | None = None
+    assembled: Assembled = NOT_ASSEMBLED
     embeddings: PayloadExchange | None = None
     sums: ReduceScatter | None = None
     blocks: Sequence[torch.Tensor] = ()
@@ -469,45 +365,6 @@ class StartedExchange:
             self._exchanger, self._step, self._travelling
         )
         return outputs
-
-
-def _group_block(group: SumGroup, sums: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Sums of a group over its owners, by the numbers that `SumGroup.starts` has for them."""
-    parts = []
-    for owner, start in group.starts.items():
-        whole = sums[owner]
-        assert whole is not None, "the group has sums there"
-        parts.append(whole[:, start : start + group.width])
-    if len(parts) == 1:
-        return parts[0]
-    total = parts[0] + parts[1]
-    for part in parts[2:]:
-        total += part
-    return total
-
-
-def _pooled(kernel: RowKernel, index: RowIndex, rows_RD: torch.Tensor, B: int) -> torch.Tensor:
-    """Sums of bags from rows that came, shape (B, features x D)."""
-    if not kernel.pooled:
-        return rows_RD.new_empty(B, 0)
-    arrival_L = index.arrival_L[: index.num_pooled]
-    if not len(rows_RD):
-        return rows_RD.new_zeros(B, len(kernel.pooled) * kernel.dim)
-    sums_XD = embedding_bag(arrival_L, rows_RD, index.offsets, mode="sum", include_last_offset=True)
-    return side_by_side(sums_XD, len(kernel.pooled), B)
-
-
-def _by_arrival(kernel: RowKernel, index: RowIndex, sources_XD: torch.Tensor) -> torch.Tensor:
-    """Gradients of rows from those of bags and of sequences."""
-    num_sequence = len(index.arrival_L) - index.num_pooled
-    num_bags = len(sources_XD) - num_sequence
-    in_sequence_L = torch.arange(num_bags, num_bags + num_sequence, device=sources_XD.device)
-    source_L = torch.cat([index.bags_L, in_sequence_L])
-    if kernel.deduplicated:
-        return summed_by_row(index.arrival_L, source_L, sources_XD).gradients_UD
-    source_R = torch.empty_like(source_L)
-    source_R[index.arrival_L] = source_L
-    return sources_XD[source_R]
 
 
 def _cut_rows(flat: torch.Tensor, alike: Sequence[torch.Tensor]) -> list[torch.Tensor]:
