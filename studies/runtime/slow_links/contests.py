@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autoshard.core import GradSync, ShardingPlan, TableSet, Topology
+from autoshard.core import Collective, GradSync, PlacedShard, ShardingPlan, TableSet, Tier, Topology
 from autoshard.core.errors import InfeasiblePlanError, InputError, ModelError
 from autoshard.core.step import StepPart
 from autoshard.evaluation import plan_traffic, price_step
@@ -35,6 +35,7 @@ class Entry:
         options: Its options.
         engine: What executes the plan.
         grad_sync: How gradients of replicas are summed, whatever the plan says; None for what it says.
+        collective: How sums over all ranks travel, likewise.
     """
 
     label: str
@@ -42,6 +43,20 @@ class Entry:
     options: Mapping[str, object] = field(default_factory=dict)
     engine: Engine = Engine.THIN
     grad_sync: GradSync | None = None
+    collective: Collective | None = None
+
+    def changed(self, plan: ShardingPlan) -> ShardingPlan:
+        """The plan, with what the entry says; prices are left out if that is anything."""
+        if self.grad_sync is None and self.collective is None:
+            return plan
+        return replace(plan, shards=tuple(map(self._changed_shard, plan.shards)), predicted=None)
+
+    def _changed_shard(self, placed: PlacedShard) -> PlacedShard:
+        if self.grad_sync is not None and placed.grad_sync is not GradSync.NONE:
+            placed = replace(placed, grad_sync=self.grad_sync)
+        if self.collective is not None and placed.tier is Tier.ROW_WISE:
+            placed = replace(placed, collective=self.collective)
+        return placed
 
 
 #: Label of TorchRec's planner with TorchRec's engine.
@@ -212,21 +227,11 @@ def _plan_all(contest: Contest, topology: Topology, registry: Path) -> list[_Pla
 def _plan(entry: Entry, request: PlanRequest) -> _Planned:
     started_s = time.perf_counter()
     try:
-        plan = make_plan(entry.planner, request)
-        if entry.grad_sync is not None:
-            plan = with_grad_sync(plan, entry.grad_sync)
+        plan = entry.changed(make_plan(entry.planner, request))
         _check_executable(plan, entry.engine)
     except (InfeasiblePlanError, InputError, ModelError) as error:
         return _Planned(entry=entry, seconds=time.perf_counter() - started_s, failure=error.message)
     return _Planned(entry=entry, seconds=time.perf_counter() - started_s, plan=plan)
-
-
-def with_grad_sync(plan: ShardingPlan, grad_sync: GradSync) -> ShardingPlan:
-    """The plan, with gradients of all rows that have copies summed in one way; prices are left out."""
-    shards = tuple(
-        placed if placed.grad_sync is GradSync.NONE else replace(placed, grad_sync=grad_sync) for placed in plan.shards
-    )
-    return replace(plan, shards=shards, predicted=None)
 
 
 def _check_executable(plan: ShardingPlan, engine: Engine) -> None:

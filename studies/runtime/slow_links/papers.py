@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autoshard.core import AccessProfile, DenseLayers, EmbeddingTable, Feature, GradSync, TableSet
+from autoshard.core import AccessProfile, Collective, DenseLayers, EmbeddingTable, Feature, GradSync, TableSet
 from autoshard.runtime import Engine
 from studies.papers.flexshard.models import LOCAL_BATCH, MODELS, PaperModel
 from studies.papers.oper.tasks import kaggle
@@ -14,10 +14,12 @@ from studies.runtime.slow_links.contests import TORCHREC_WHOLE, Contest, Entry
 FLEXSHARD_SCALE, FLEXSHARD_DIM = 512, 32
 #: The same of OPER's data.
 OPER_SCALE = 128
-FLEXSHARD, OPER, GROUPS = "flexshard", "oper", "replica-groups"
+FLEXSHARD, OPER, GROUPS, SUMS = "flexshard", "oper", "replica-groups", "sums"
 #: Labels of FlexShard's runs, in the order of its Table 6.
 TIER_LABELS = ("row-wise", "2-tier", "3-tier")
-SPARSE_LABEL, DENSE_LABEL = "oper, sparse", "oper, dense"
+SPARSE_LABEL, DENSE_LABEL, GATHERED_LABEL = "oper, sparse", "oper, dense", "oper, all-gather"
+#: Labels of the contest of collectives.
+SCATTERED_LABEL, EXCHANGED_LABEL = "reduce-scatter", "all-to-all"
 #: Processes of the contest of replica groups, and its numbers of groups.
 GROUPS_RANKS, NUM_GROUPS = 16, (1, 2, 4)
 _PAPER_RULE = {"rule": "paper", "memory_multiplier": 6.0, "exchange": "rows"}
@@ -42,10 +44,11 @@ def flexshard_contest(model: PaperModel, num_ranks: int) -> Contest:
 
 
 def oper_contest(num_ranks: int) -> Contest:
-    """OPER's plan of Criteo Kaggle with both ways to sum gradients, and TorchRec's planner (Sec. 5.3 and 6)."""
+    """OPER's plan of Criteo Kaggle with each way to sum gradients, and TorchRec's planner (Sec. 5.3 and 6)."""
     entries = (
         Entry(label=SPARSE_LABEL, planner="oper", grad_sync=GradSync.SPARSE),
         Entry(label=DENSE_LABEL, planner="oper", grad_sync=GradSync.DENSE),
+        Entry(label=GATHERED_LABEL, planner="oper", grad_sync=GradSync.ALL_GATHER),
         Entry(label="torchrec", planner="torchrec"),
         Entry(label=TORCHREC_WHOLE, planner="torchrec", engine=Engine.TORCHREC),
     )
@@ -55,24 +58,43 @@ def oper_contest(num_ranks: int) -> Contest:
 
 def groups_contest(num_ranks: int) -> Contest:
     """Replica groups of tables with few rows, whose copies are cheap beside the exchange of embeddings (2D)."""
-    tables = tuple(
-        EmbeddingTable(
-            name=f"t{index}",
-            num_embeddings=500,
-            embedding_dim=32,
-            features=(Feature(name=f"f{index}", pooling_factor=4.0),),
-            access=AccessProfile.zipf(500, 1.05),
-        )
-        for index in range(24)
-    )
     entries = tuple(
         Entry(label=f"{number} groups", planner="replica-groups", options={"num_groups": number})
         for number in NUM_GROUPS
     )
-    task = TableSet(batch_size=128 * num_ranks, tables=tables, dense=_DENSE)
-    return Contest(name="replica-groups", group=GROUPS, tables=task, entries=entries)
+    return Contest(name="replica-groups", group=GROUPS, tables=_equal_tables(500, num_ranks), entries=entries)
+
+
+def sums_contest(num_ranks: int) -> Contest:
+    """Tables split by rows over all ranks, whose sums travel by reduce-scatter or by all-to-all (Neo Fig. 5b)."""
+    entries = tuple(
+        Entry(label=label, planner="neo", options={"sharding_types": "row_wise"}, collective=collective)
+        for label, collective in (
+            (SCATTERED_LABEL, Collective.REDUCE_SCATTER),
+            (EXCHANGED_LABEL, Collective.ALL_TO_ALL),
+        )
+    )
+    return Contest(name="row-wise-sums", group=SUMS, tables=_equal_tables(20_000, num_ranks), entries=entries)
+
+
+def _equal_tables(num_rows: int, num_ranks: int) -> TableSet:
+    tables = tuple(
+        EmbeddingTable(
+            name=f"t{index}",
+            num_embeddings=num_rows,
+            embedding_dim=32,
+            features=(Feature(name=f"f{index}", pooling_factor=4.0),),
+            access=AccessProfile.zipf(num_rows, 1.05),
+        )
+        for index in range(24)
+    )
+    return TableSet(batch_size=128 * num_ranks, tables=tables, dense=_DENSE)
 
 
 def paper_contests(num_ranks: int) -> tuple[Contest, ...]:
     """Contests on as many ranks as the drawn tasks have."""
-    return (*(flexshard_contest(model, num_ranks) for model in MODELS), oper_contest(num_ranks))
+    return (
+        *(flexshard_contest(model, num_ranks) for model in MODELS),
+        oper_contest(num_ranks),
+        sums_contest(num_ranks),
+    )

@@ -18,17 +18,24 @@ from studies.runtime.slow_links.contests import TORCHREC_WHOLE, ContestResult, E
 from studies.runtime.slow_links.models import ClusterModels
 from studies.runtime.slow_links.papers import (
     DENSE_LABEL,
+    EXCHANGED_LABEL,
     FLEXSHARD,
+    GATHERED_LABEL,
     GROUPS,
     NUM_GROUPS,
     OPER,
+    SCATTERED_LABEL,
     SPARSE_LABEL,
+    SUMS,
     TIER_LABELS,
 )
 from studies.runtime.slow_links.results import AUTO, RateSummary, drawn, measured_ms, summarised, thin_steps
 
 SCHEMA = "autoshard.slow-links/1"
 _HEIGHT = 480
+#: Labels of plans and of those that they are compared with.
+_OPER_PAIRS = tuple((SPARSE_LABEL, base) for base in (DENSE_LABEL, GATHERED_LABEL, "torchrec", TORCHREC_WHOLE))
+_SUMS_PAIRS = ((SCATTERED_LABEL, EXCHANGED_LABEL),)
 _COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, GREY)
 
 
@@ -117,9 +124,14 @@ def _step_of(label: str) -> Any:
 
 
 def _papers(rate: RateResults) -> list[NumberTable]:
-    of = {group: [one for one in rate.contests if one.group == group] for group in (FLEXSHARD, OPER, GROUPS)}
+    of = {group: [one for one in rate.contests if one.group == group] for group in (FLEXSHARD, OPER, SUMS, GROUPS)}
     where = f"{rate.mbit_per_s:g} Mbit/s"
-    return [_flexshard(of[FLEXSHARD], where), _oper(of[OPER], where), _groups(of[GROUPS], where)]
+    return [
+        _flexshard(of[FLEXSHARD], where),
+        _speedups(of[OPER], _OPER_PAIRS, "plans of Criteo Kaggle", f"OPER at {where}"),
+        _speedups(of[SUMS], _SUMS_PAIRS, "row-wise sums", f"Collectives at {where}"),
+        _groups(of[GROUPS], where),
+    ]
 
 
 def _flexshard(results: Sequence[ContestResult], where: str) -> NumberTable:
@@ -152,13 +164,13 @@ def _flexshard(results: Sequence[ContestResult], where: str) -> NumberTable:
     )
 
 
-def _oper(results: Sequence[ContestResult], where: str) -> NumberTable:
+def _speedups(
+    results: Sequence[ContestResult], pairs: Sequence[tuple[str, str]], what: str, caption: str
+) -> NumberTable:
     lines = []
-    for result in results:
-        steps = measured_ms(result)
-        for label, base in ((SPARSE_LABEL, DENSE_LABEL), (SPARSE_LABEL, "torchrec"), (SPARSE_LABEL, TORCHREC_WHOLE)):
-            lines.append((f"{label} over {base}", _ratio(steps.get(base), steps.get(label))))
-    return NumberTable(columns=("plans of Criteo Kaggle", "speedup"), lines=tuple(lines), caption=f"OPER at {where}")
+    for steps in map(measured_ms, results):
+        lines += [(f"{label} over {base}", _ratio(steps.get(base), steps.get(label))) for label, base in pairs]
+    return NumberTable(columns=(what, "speedup"), lines=tuple(lines), caption=caption)
 
 
 def _groups(results: Sequence[ContestResult], where: str) -> NumberTable:

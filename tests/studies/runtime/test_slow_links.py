@@ -5,9 +5,11 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from autoshard.core import GradSync, Pooling
+from autoshard.core import Collective, GradSync, Pooling, Tier
 from autoshard.core.errors import DeviceError
 from autoshard.core.step import StepPart
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import make_costs, make_plan
 from autoshard.runtime import Engine
 from autoshard.runtime.processes.launch import LOCAL
 from autoshard.trials import local_topology
@@ -24,7 +26,7 @@ from studies.runtime.slow_links.contests import (
     StreamBytes,
     run_contest,
 )
-from studies.runtime.slow_links.papers import TIER_LABELS, flexshard_contest, groups_contest, oper_contest
+from studies.runtime.slow_links.papers import TIER_LABELS, flexshard_contest, groups_contest, oper_contest, sums_contest
 from studies.runtime.slow_links.results import summarised
 from studies.runtime.slow_links.tasks import TaskKind, drawn_task
 
@@ -103,8 +105,24 @@ def test_contests_of_papers_keep_their_proportions():
     assert table.pooling_factor == pytest.approx(MODELS[0].measured_length)
     assert contest.tables.batch_size == 4096 * 8 // 512
     assert [one.label for one in contest.entries] == list(TIER_LABELS)
-    assert [one.grad_sync for one in oper_contest(8).entries[:2]] == [GradSync.SPARSE, GradSync.DENSE]
+    assert [one.grad_sync for one in oper_contest(8).entries[:3]] == [
+        GradSync.SPARSE,
+        GradSync.DENSE,
+        GradSync.ALL_GATHER,
+    ]
     assert groups_contest(16).tables.batch_size % 16 == 0
+
+
+@pytest.mark.smoke
+def test_entries_change_how_sums_and_gradients_travel(tmp_path):
+    contest, topology = sums_contest(2), local_topology("cpu", 2, 1 << 30)
+    request = PlanRequest(
+        tables=contest.tables, topology=topology, costs=make_costs(contest.tables, topology, tmp_path)
+    )
+    for entry, collective in zip(contest.entries, (Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL), strict=True):
+        plan = entry.changed(make_plan(entry.planner, replace(request, options=entry.options)))
+        assert {(placed.tier, placed.collective) for placed in plan.shards} == {(Tier.ROW_WISE, collective)}
+    assert Entry(label="neo", planner="neo").changed(plan) is plan
 
 
 @pytest.mark.timeout(240)
