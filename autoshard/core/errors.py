@@ -19,15 +19,16 @@ from __future__ import annotations
 
 from autoshard.core.quoting import shortened
 
-#: Characters of a file's or a field's name that a message has room for.
-_NAME_ROOM = 255
+#: Characters of a file's or a field's name that an error has room for, and of its message.
+_NAME_ROOM, _MESSAGE_ROOM = 255, 1200
 
 
 class AutoshardError(Exception):
     """Base of all errors of this package; its text is one line made for the user.
 
     Args:
-        message: What is wrong and what would be accepted.
+        message: What is wrong and what would be accepted; lists of names of the user's own may make it long, and it is
+            cut.
         field: Dotted path of the offending field (`tables[3].num_embeddings`), if there is one.
         source: File name, option or request part that held it, if known.
     """
@@ -36,7 +37,7 @@ class AutoshardError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, field: str | None = None, source: str | None = None) -> None:
-        self.message = message
+        self.message = message if len(message) <= _MESSAGE_ROOM else message[: _MESSAGE_ROOM - 1] + "…"
         self.field = field
         self.source = source
         super().__init__(message)

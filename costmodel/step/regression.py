@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.errors import ModelError
+from autoshard.core.quoting import shortened
 
 FloatArray = NDArray[np.float64]
 
@@ -124,7 +125,8 @@ def check_samples(samples: Sequence[object], *, alike: Sequence[str], positive: 
     for name in alike:
         found = sorted({getattr(sample, name) for sample in samples})
         if len(found) != 1:
-            raise ModelError(f"samples must be of one {name}, got {', '.join(found) or 'none'}", field=name)
+            listed = ", ".join(map(shortened, found)) or "none"
+            raise ModelError(f"samples must be of one {name}, got {listed}", field=name)
     for name in positive:
         if not all(getattr(sample, name) in FINITE_ABOVE_0 for sample in samples):
             raise ModelError("must be finite and above 0 in every sample", field=name)

@@ -29,3 +29,9 @@ def test_exit_codes_are_those_that_the_command_line_promises(kind):
 
 def test_kinds_are_told_apart():
     assert len({kind.kind for kind in KINDS}) == len(KINDS)
+
+
+def test_a_message_that_lists_too_much_is_cut():
+    error = errors.ModelError("samples must be of one device, got " + ", ".join(["a" * 60] * 100), field="device")
+    assert len(str(error)) < 2000
+    assert str(error).endswith("…")
