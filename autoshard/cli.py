@@ -151,12 +151,16 @@ def run_commands(points: Mapping[str, EntryPoint], args: Sequence[str] | None, *
         return _fail(shortened(error.format_message(), _USAGE_ROOM) + _usage_hint(error), error.exit_code)
     except AutoshardError as error:
         return _fail(str(error), error.exit_code)
-    except BrokenPipeError:
-        # The reader of our output has left; whatever is still buffered must not be written at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has left
+        _drop_output()
         return 1
     except OSError as error:
-        return _fail(_os_error_text(error), _os_error_code(error))
+        code = _fail(_os_error_text(error), _os_error_code(error))
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+        return code
     except MemoryError:
         return _fail("out of memory", 1)
     except KeyboardInterrupt:
@@ -270,6 +274,11 @@ def _os_error_code(error: OSError) -> int:
 def _fail(message: str, code: int) -> int:
     _write_line(f"error: {message.replace('Value error, ', '')}")
     return code
+
+
+def _drop_output() -> None:
+    """Sees to it that what is still buffered is not written at exit, where Python would fail, too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write_line(message: str) -> None:

@@ -28,14 +28,21 @@ PAGES = {"README.md": r"## Your own tables\n(.*?)\n## ", "docs/quick-start.md": 
 
 
 def blocks(language):
-    """Code blocks of all pages; those that start processes are slow, those over REST are tried by tests/server."""
+    """Code blocks of all pages, those over REST left out, which tests/server tries.
+
+    Those that start processes are slow, and come with the page's blocks before them.
+    """
     for page, part in PAGES.items():
         text = re.search(part, (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)[1]
+        before = ""
         for number, block in enumerate(re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)):
             if "curl" in block or "autoshard serve" in block:
                 continue
-            marks = [pytest.mark.slow] if "autoshard run" in block else []
-            yield pytest.param(block, id=f"{page} {number}", marks=marks)
+            if "autoshard run" in block:
+                yield pytest.param(before + block, id=f"{page} {number}", marks=pytest.mark.slow)
+            else:
+                yield pytest.param(block, id=f"{page} {number}")
+            before += block
 
 
 @pytest.fixture

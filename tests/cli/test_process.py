@@ -61,19 +61,22 @@ def test_an_interrupt_ends_it_with_130_and_without_a_word(tmp_path):
     assert not output.exists()
 
 
-def test_a_reader_that_leaves_is_no_reason_for_a_traceback():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_is_no_reason_for_a_traceback(unbuffered):
     reading, writing = os.pipe()
     os.close(reading)
-    process = start("list", "tables", "--json", stdout=writing)
+    process = start("list", "tables", "--json", stdout=writing, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
     os.close(writing)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (1, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_disk_is_one_line():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_one_line(unbuffered):
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
-        process = start("list", "tables", "--json", stdout=full)
+        process = start("list", "tables", "--json", stdout=full, env=environment)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err == "error: No space left on device\n"

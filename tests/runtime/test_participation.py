@@ -25,9 +25,9 @@ for plan, settings, batch_size in [
 ]:
     try:
         part = Participation.agree(read_plan(plan), settings, local_batch_size=batch_size)
-        print("agreed on", part.local_batch_size)
+        print("agreed on", part.local_batch_size, flush=True)
     except InputError as error:
-        print(error)
+        print(error, flush=True)
 dist.destroy_process_group()
 """
 

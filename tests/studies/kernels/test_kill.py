@@ -38,6 +38,7 @@ def test_killed_collectors_lose_nothing(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(0)
 def test_fifty_kills_lose_nothing(tmp_path):
     result = run("--times", "50", "--store", str(tmp_path / "store"), "--seed", "1")
     check_kills(result, 50)
