@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Runs that a calibration needs.
 _FEWEST_RUNS = 4
+#: All of a calibration's runs are drawn before the first one, and those of a launch told to it together.
+_MOST_RUNS, _MOST_REPEATS, _MOST_PROCESSES = 10_000, 1_000, 1_024
 _CALIBRATING = Needs("--calibrate", lambda options: options.calibrate > 0)
 #: Memory of a process for the tables of a calibration run.
 _RUN_BYTES = 8 << 30
@@ -41,13 +43,21 @@ class TrainStepOptions:
     calibrate: Annotated[
         int,
         typer.Option(
-            min=0, help=f"Runs of small plans on this machine to calibrate steps on: 0, or at least {_FEWEST_RUNS}."
+            min=0,
+            max=_MOST_RUNS,
+            help=f"Runs of small plans on this machine to calibrate steps on: 0, or at least {_FEWEST_RUNS}.",
         ),
     ] = 0
-    nproc: Annotated[int, typer.Option(min=2, help="With --calibrate: processes of a run."), _CALIBRATING] = 2
+    nproc: Annotated[
+        int, typer.Option(min=2, max=_MOST_PROCESSES, help="With --calibrate: processes of a run."), _CALIBRATING
+    ] = 2
     steps: Annotated[int, typer.Option(min=1, help="With --calibrate: measured steps of a run."), _CALIBRATING] = 20
     repeats: Annotated[
-        int, typer.Option(min=1, help="With --calibrate: times that each plan runs; the quickest counts."), _CALIBRATING
+        int,
+        typer.Option(
+            min=1, max=_MOST_REPEATS, help="With --calibrate: times that each plan runs; the quickest counts."
+        ),
+        _CALIBRATING,
     ] = 2
     tables: Annotated[str, typer.Option(help="With --calibrate: pool that tasks are drawn from."), _CALIBRATING] = (
         "metasyn"
