@@ -13,6 +13,7 @@ from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import command_options
 from costmodel.registry.promotion import publish_version, report_published, status_of
 from costmodel.registry.publish_options import PublishOptions
+from costmodel.registry.versions import Registry
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,9 +48,14 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
         autoshard train cost --store samples --alias candidate
         autoshard train cost --store samples --force
     """
+    from costmodel.kernel.comparison import kernel_version
+
     trained = _train(options)
-    published = _publish(trained, publishing)
-    console.emit(_result(trained.card, published), _metrics_table(trained.card, published), as_json=as_json)
+    version = kernel_version(trained)
+    published = publish_version(Registry(publishing.registry), version, publishing)
+    report_published(published, version.kind, version.name)
+    card = trained.model.card
+    console.emit(_result(card, published), _metrics_table(card, published), as_json=as_json)
 
 
 def _train(options: TrainCostOptions) -> TrainedCostModel:
@@ -66,16 +72,6 @@ def _train(options: TrainCostOptions) -> TrainedCostModel:
         return train_cost_model(
             dataset, device=table.samples[0].device, options=training, seed=options.seed, advance=advance
         )
-
-
-def _publish(trained: TrainedCostModel, options: PublishOptions) -> Published:
-    from costmodel.kernel.comparison import kernel_version
-    from costmodel.registry.versions import Registry
-
-    version = kernel_version(trained)
-    published = publish_version(Registry(options.registry), version, options)
-    report_published(published, version.kind, version.name)
-    return published
 
 
 def _result(card: CostModelCard, published: Published) -> dict[str, Any]:
