@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from costmodel.kernel.card import CostModelCard
     from costmodel.kernel.training import TrainedCostModel
-    from costmodel.registry.promotion import Published
+    from costmodel.registry.promotion import Published, TrainedVersion
 
 
 @command_options()
@@ -54,8 +54,7 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
     version = kernel_version(trained)
     published = publish_version(Registry(publishing.registry), version, publishing)
     report_published(published, version.kind, version.name)
-    card = trained.model.card
-    console.emit(_result(card, published), _metrics_table(card, published), as_json=as_json)
+    console.emit(_result(version, published), _metrics_table(trained.model.card, published), as_json=as_json)
 
 
 def _train(options: TrainCostOptions) -> TrainedCostModel:
@@ -74,19 +73,9 @@ def _train(options: TrainCostOptions) -> TrainedCostModel:
         )
 
 
-def _result(card: CostModelCard, published: Published) -> dict[str, Any]:
-    from costmodel.kernel.learned import LearnedCostModel
-    from costmodel.registry.card_fields import json_value
-
-    return {
-        "kind": LearnedCostModel.kind,
-        "name": card.device,
-        **published.to_json(),
-        "metrics": asdict(card.metrics),
-        "interval": asdict(card.interval),
-        "coverage": json_value(card.coverage),
-        "training": card.training,
-    }
+def _result(version: TrainedVersion, published: Published) -> dict[str, Any]:
+    of_card = {name: version.card[name] for name in ("metrics", "interval", "coverage", "training")}
+    return {"kind": version.kind, "name": version.name, **published.to_json(), **of_card}
 
 
 def _metrics_table(card: CostModelCard, published: Published) -> Table:

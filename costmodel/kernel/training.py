@@ -1,7 +1,7 @@
 """Training of the learned cost model from measured sets of shards.
 
 Shape suffixes: S samples, B samples of a batch, U distinct shards, N shards, F features, H width of a code, O outputs
-(forward, backward), E errors (forward, backward, sum).
+(forward, backward).
 """
 
 from __future__ import annotations
