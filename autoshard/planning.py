@@ -149,7 +149,7 @@ def _range_warning(notes: Sequence[OutsideRange]) -> str:
     return f"{count} outside the range this model was trained on ({faults}): expect wider errors"
 
 
-def make_plan(planner_name: str, request: PlanRequest) -> ShardingPlan:
+def make_plan(name: str, request: PlanRequest) -> ShardingPlan:
     """A planner's plan: checked, priced, and with its provenance.
 
     Raises:
@@ -158,9 +158,9 @@ def make_plan(planner_name: str, request: PlanRequest) -> ShardingPlan:
         InputError: If an option or a table cannot be used by it.
         ModelError: If it needs a trained model that is not there.
     """
-    planner = get_planner(planner_name)
+    planner = get_planner(name)
     provenance = Provenance(
-        planner=planner_name,
+        planner=name,
         version=__version__,
         seed=request.seed,
         options=asdict(parse_options(planner.options_type, request.options)),
@@ -206,16 +206,19 @@ def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> 
     except InvalidPlanError as error:
         # The planner's fault, not that of whoever asked for a plan.
         raise AutoshardError(f"made an invalid plan: {error}", source=f"planner {provenance.planner}") from error
-    models = {**provenance.models, **_order_notes(plan), **model_names(costs, plan.tables, plan.topology.device)}
+    orders = _orders_of_cut(plan)
+    models = {**provenance.models, **_order_notes(orders), **model_names(costs, plan.tables, plan.topology.device)}
     if isinstance(costs.kernel, MeasuredRange):
         held = [shard for shards in plan.local_shards() for shard in shards]
         if notes := costs.kernel.notes(held):
             models["kernel_notes"] = _notes_text(notes)
     if plan.provenance is not None:
         models |= plan.provenance.models
-    listed = {name: order for name, order in _orders_of_cut(plan).items() if isinstance(order, RowOrder)}
     return replace(
-        plan, row_orders=listed, predicted=evaluate(plan, costs), provenance=replace(provenance, models=models)
+        plan,
+        row_orders={table: order for table, order in orders.items() if isinstance(order, RowOrder)},
+        predicted=evaluate(plan, costs),
+        provenance=replace(provenance, models=models),
     )
 
 
@@ -225,23 +228,23 @@ def _orders_of_cut(plan: ShardingPlan) -> dict[str, RowOrder | ImpliedOrder | No
     return {shard.table.name: shard.table.row_order for shard in shards}
 
 
-def _order_notes(plan: ShardingPlan) -> dict[str, str]:
+def _order_notes(orders: Mapping[str, RowOrder | ImpliedOrder | None]) -> dict[str, str]:
     """What a plan needs that is cut by row orders which are assumed."""
-    names = [name for name, order in _orders_of_cut(plan).items() if order is ImpliedOrder.ASSUMED]
-    if not names:
+    tables = [table for table, order in orders.items() if order is ImpliedOrder.ASSUMED]
+    if not tables:
         return {}
     text = (
         "cut by access rank with assumed row orders: before training, count lookups per row, import them with "
         "`autoshard import COUNTS --format row-counts --row-orders`, and plan again; "
     )
-    return {"row_orders": text + _named("tables", names, _MAX_CHARACTERS - len(text))}
+    return {"row_orders": text + _named(tables, _MAX_CHARACTERS - len(text))}
 
 
-def _named(label: str, names: Sequence[str], most: int) -> str:
+def _named(tables: Sequence[str], most: int) -> str:
     """As many names as a text of that many characters holds, and how many more there are; none if not even one."""
-    for count in range(min(len(names), most), 0, -1):
-        left = len(names) - count
-        text = f"{label}: {', '.join(names[:count])}" + (f" and {left} more" if left else "")
+    for count in range(min(len(tables), most), 0, -1):
+        left = len(tables) - count
+        text = f"tables: {', '.join(tables[:count])}" + (f" and {left} more" if left else "")
         if len(text) <= most:
             return text
     return ""
@@ -250,8 +253,8 @@ def _named(label: str, names: Sequence[str], most: int) -> str:
 def _notes_text(notes: Sequence[OutsideRange]) -> str:
     """The warning, and after it the names of as many tables as a text of `plan.json` holds."""
     summary = _range_warning(notes)
-    names = list(dict.fromkeys(note.table for note in notes))
-    named = _named("tables", names, _MAX_CHARACTERS - len(summary) - 2)
+    tables = list(dict.fromkeys(note.table for note in notes))
+    named = _named(tables, _MAX_CHARACTERS - len(summary) - 2)
     return f"{summary}; {named}" if named else summary
 
 

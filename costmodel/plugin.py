@@ -31,6 +31,6 @@ def train_learned_model(store: Path, device: str, registry: Path) -> TrainingRou
     from costmodel.kernel.training import train_cost_model
 
     trained = train_cost_model(CostDataset.from_samples(read_samples(store, device)), device=device)
-    card = trained.card
-    trained.model().publish(Registry(registry))
+    card = trained.model.card
+    trained.model.publish(Registry(registry))
     return TrainingRound(num_samples=int(card.training["num_samples"]), relative_error=card.metrics.relative_error)

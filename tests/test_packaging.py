@@ -122,7 +122,7 @@ def shipped(tree):
     dataset = CostDataset.from_samples(read_samples(ROOT / "tests" / "data" / "samples", "cpu"))
     options = TrainingOptions(num_updates=60, batch_size=64)
     trained = train_cost_model(dataset, device="cpu", options=options)
-    ids = {LearnedCostModel.kind: trained.model().publish(models)}
+    ids = {LearnedCostModel.kind: trained.model.publish(models)}
     policy = TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=load_cost_model(models, "cpu"), training={})
     return {**ids, "policy": policy.publish(models)}
 

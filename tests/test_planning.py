@@ -38,7 +38,7 @@ def registry(tmp_path_factory):
     root = tmp_path_factory.mktemp("registry")
     options = TrainingOptions(num_updates=150, batch_size=64)
     trained = train_cost_model(CostDataset.from_samples(read_samples(SAMPLES, "cpu")), device="cpu", options=options)
-    trained.model().publish(Registry(root))
+    trained.model.publish(Registry(root))
     return root
 
 

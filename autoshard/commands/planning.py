@@ -89,12 +89,12 @@ def evaluate(options: EvaluateOptions, as_json: JsonOption = False) -> None:
     _finish(loaded.with_predicted(predicted), options.output, as_json)
 
 
-def _finish(made: ShardingPlan, output: Path | None, as_json: bool) -> None:
+def _finish(plan: ShardingPlan, output: Path | None, as_json: bool) -> None:
     from autoshard.formats import plan_to_json, write_plan
     from autoshard.report import plan_summary
 
     if output is not None:
-        write_plan(made, output)
-    emit(plan_to_json(made), plan_summary(made), as_json=as_json)
+        write_plan(plan, output)
+    emit(plan_to_json(plan), plan_summary(plan), as_json=as_json)
     if output is not None:
         log(f"Wrote {output}")

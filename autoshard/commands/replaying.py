@@ -41,11 +41,11 @@ def replay(replay_plans: ReplayPlans, plans: Sequence[ShardingPlan], device: str
         return replay_plans(plans, device=device, advance=advance)
 
 
-def refined(made: ShardingPlan, costs: CostModels, num_measurements: int, device: str) -> ShardingPlan:
+def refined(plan: ShardingPlan, costs: CostModels, num_measurements: int, device: str) -> ShardingPlan:
     """A plan refined by measuring it on this machine; logs what that changed.
 
     Args:
-        made: The plan, its shards on single ranks.
+        plan: The plan, its shards on single ranks.
         costs: Models that it was planned with.
         num_measurements: Most measurements, at least 1.
         device: `auto`, `cpu` or `cuda`.
@@ -67,8 +67,8 @@ def refined(made: ShardingPlan, costs: CostModels, num_measurements: int, device
         measured_on.append(result.device)
         return [np.array(plan.kernel_ms_per_rank) for plan in result.plans]
 
-    plan, status = refine_plan(made, costs, measure, num_measurements=num_measurements)
+    plan, status = refine_plan(plan, costs, measure, num_measurements=num_measurements)
     log(status)
-    if measured_on[0] != made.topology.device:
-        log(f"warning: measured on {measured_on[0]}, but the plan is for {made.topology.device}")
+    if measured_on[0] != plan.topology.device:
+        log(f"warning: measured on {measured_on[0]}, but the plan is for {plan.topology.device}")
     return plan

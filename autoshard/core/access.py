@@ -257,21 +257,21 @@ class AccessProfile:
                 f"must satisfy 0 <= start < stop <= {self.num_rows}, got {start}, {stop}", field="rows"
             )
         inside = (self.ranks_K > start) & (self.ranks_K < stop)
-        knots = np.concatenate([[start], self.ranks_K[inside], [stop]])
-        cumulative = self.coverage(knots)
-        mass = float(cumulative[-1] - cumulative[0])
+        ranks_K = np.concatenate([[start], self.ranks_K[inside], [stop]])
+        cumulative_K = self.coverage(ranks_K)
+        mass = float(cumulative_K[-1] - cumulative_K[0])
         if mass <= 0:
             return AccessProfile.uniform(round(stop - start)), 0.0
-        return AccessProfile.from_masses(knots - start, np.diff(cumulative)), mass
+        return AccessProfile.from_masses(ranks_K - start, np.diff(cumulative_K)), mass
 
     def thinned(self, num_rows: int) -> AccessProfile:
         """The profile of `num_rows` rows drawn evenly over all access ranks, as hashing or a row range does."""
         AT_LEAST_1.check(num_rows, "num_rows", InvalidTableError)
         if num_rows == self.num_rows:
             return self
-        knots = log_spaced_ranks(num_rows).astype(np.float64)
-        at_K = self.coverage(knots * (float(self.ranks_K[-1]) / num_rows))
-        return AccessProfile.from_masses(knots, np.diff(at_K))
+        ranks_K = log_spaced_ranks(num_rows).astype(np.float64)
+        cumulative_K = self.coverage(ranks_K * (float(self.ranks_K[-1]) / num_rows))
+        return AccessProfile.from_masses(ranks_K, np.diff(cumulative_K))
 
     def sample_ranks(self, num_lookups: int, rng: np.random.Generator) -> IntArray:
         """Draws access ranks of independent lookups; shape (N,), int64 in [0, num_rows)."""

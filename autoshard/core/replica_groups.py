@@ -189,9 +189,9 @@ def _is_uneven(topology: Topology) -> bool:
 
 
 def _smallest(topology: Topology, world_ranks: range) -> MemoryBytes:
-    memories = [topology.memory_of(rank) for rank in world_ranks]
-    least = {level.value: min(memory[level] for memory in memories) for level in MemoryLevel}
-    return MemoryBytes(**least)
+    return MemoryBytes(
+        **{level.value: min(topology.memory_of(rank)[level] for rank in world_ranks) for level in MemoryLevel}
+    )
 
 
 def _slowest_fetch(fetch_ms: tuple[tuple[float, ...], ...], worlds: list[range]) -> tuple[tuple[float, ...], ...]:

@@ -33,8 +33,8 @@ def activation_bytes(plan: ShardingPlan, traffic: Traffic | None = None) -> MsAr
     local_batch = plan.group_batch_size / plan.group_size
     if traffic is None or any(peak_factor(table, local_batch) > 1.0 for table in plan.tables.tables):
         traffic = plan_traffic(plan, peak_factor)
-    inputs_R = traffic.received_R(Stream.LENGTHS) + traffic.received_R(Stream.IDS)
-    bytes_R = inputs_R + traffic.sent_R(Stream.FORWARD) + traffic.received_R(Stream.FORWARD)
+    bytes_R = traffic.received_R(Stream.LENGTHS) + traffic.received_R(Stream.IDS)
+    bytes_R = bytes_R + traffic.sent_R(Stream.FORWARD) + traffic.received_R(Stream.FORWARD)
     forward = list(Stream).index(Stream.FORWARD)
     for layout in traffic.layouts:
         # No rank holds rows twice, whatever the number of replicas.
@@ -44,7 +44,7 @@ def activation_bytes(plan: ShardingPlan, traffic: Traffic | None = None) -> MsAr
     return np.asarray(bytes_R)
 
 
-def peak_factor(table: EmbeddingTable, local_batch_size: float) -> float:
+def peak_factor(table: EmbeddingTable, local_batch: float) -> float:
     """99th percentile over mean of the lookups of a rank's batch in a sequence table; 1 for pooled tables.
 
     Samples are independent, so that the batch's sum is close to normal, the more the larger the batch; what skewness
@@ -52,7 +52,7 @@ def peak_factor(table: EmbeddingTable, local_batch_size: float) -> float:
     first term). One sample of one feature is at that percentile. A feature without a variance takes that of a normal
     distribution with its 99th percentile, one without a percentile is not skewed.
     """
-    if table.pooling is not Pooling.SEQUENCE or not table.pooling_factor or not local_batch_size:
+    if table.pooling is not Pooling.SEQUENCE or not table.pooling_factor or not local_batch:
         return 1.0
     variance = third_moment = 0.0
     for feature in table.features:
@@ -63,6 +63,6 @@ def peak_factor(table: EmbeddingTable, local_batch_size: float) -> float:
             third_moment += deviation * deviation * deviation * (beyond / deviation - _P99_DEVIATIONS) / _P99_SKEW
     if not variance:
         return 1.0
-    skewness = third_moment / (variance * math.sqrt(variance)) / math.sqrt(local_batch_size)
+    skewness = third_moment / (variance * math.sqrt(variance)) / math.sqrt(local_batch)
     deviations = max(0.0, _P99_DEVIATIONS + skewness * _P99_SKEW)
-    return 1.0 + deviations * math.sqrt(variance / local_batch_size) / table.pooling_factor
+    return 1.0 + deviations * math.sqrt(variance / local_batch) / table.pooling_factor

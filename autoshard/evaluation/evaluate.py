@@ -108,8 +108,7 @@ class _Kernels:
 
 def _priced(plan: ShardingPlan, group: ShardingPlan, costs: CostModels) -> tuple[_Kernels, Traffic, Stages]:
     kernels, traffic = _price_kernels(group, costs.kernel), plan_traffic(group)
-    held_bytes = _held_bytes(kernels.held, group.group_size)
-    return kernels, traffic, Stages.of(plan, group, costs, traffic, kernels.held, held_bytes)
+    return kernels, traffic, Stages.of(plan, group, costs, traffic, kernels.held)
 
 
 def _price_kernels(group: ShardingPlan, model: CostModel) -> _Kernels:
@@ -139,17 +138,16 @@ def _price_kernels(group: ShardingPlan, model: CostModel) -> _Kernels:
 
 def _held_bytes(held: tuple[HeldShard, ...], num_ranks: int) -> dict[MemoryLevel, list[int]]:
     """Weights and optimizer states of each rank by level, exact to the byte."""
-    sizes = [shard.local.memory_bytes for shard in held]
     # Sums of absurd sizes would wrap around in 64-bit integers.
-    is_small = sum(sizes) < 2**62
+    is_small = sum(shard.local.memory_bytes for shard in held) < 2**62
     bytes_R = {level: np.zeros(num_ranks, dtype=np.int64 if is_small else object) for level in MemoryLevel}
-    for shard, size in zip(held, sizes, strict=True):
-        bytes_R[shard.local.level][shard.ranks] += size
+    for shard in held:
+        bytes_R[shard.local.level][shard.ranks] += shard.local.memory_bytes
     return {level: of_level.tolist() for level, of_level in bytes_R.items()}
 
 
 def _rank_costs(kernels: _Kernels, stages: Stages, activation_R: MsArray) -> tuple[RankCost, ...]:
-    costs, held = kernels.costs, stages.held_bytes
+    costs, held = kernels.costs, _held_bytes(kernels.held, len(activation_R))
     caches_R = [0] * len(activation_R)
     for shard in kernels.held if any(held[MemoryLevel.DDR]) or any(held[MemoryLevel.SSD]) else ():
         for rank in shard.ranks.tolist():

@@ -5,12 +5,12 @@ Shape suffixes: R ranks of a replica group, N ranks or plans, 2 kinds of bytes: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import CommModel, CostModels, GradSync, MemoryLevel, PlacedShard, ShardingPlan, Topology
+from autoshard.core import CommModel, CostModels, GradSync, PlacedShard, ShardingPlan, Topology
 from autoshard.core.costs import MsArray
 from autoshard.core.plan import HeldShard
 from autoshard.evaluation.group_sync import group_sync_ms
@@ -33,7 +33,6 @@ class Stages:
         sync_ms_R: Of gradients of rows that ranks of a group hold copies of.
         replicas: Of the ranks that hold copies of the same rows in different groups.
         group_sync_ms_R: Of weights and optimizer states between groups, per step.
-        held_bytes: Weights and optimizer states of each rank by memory level.
     """
 
     topology: Topology
@@ -45,7 +44,6 @@ class Stages:
     sync_ms_R: MsArray
     replicas: Topology
     group_sync_ms_R: MsArray
-    held_bytes: Mapping[MemoryLevel, Sequence[int]]
 
     @classmethod
     def of(
@@ -55,7 +53,6 @@ class Stages:
         costs: CostModels,
         traffic: Traffic,
         held: Sequence[HeldShard],
-        held_bytes: Mapping[MemoryLevel, Sequence[int]],
     ) -> Stages:
         """Prices what a plan sends.
 
@@ -65,7 +62,6 @@ class Stages:
             costs: Models to price it with.
             traffic: Of the group.
             held: What its ranks hold.
-            held_bytes: Of the group.
         """
         links = traffic.links(group.topology)
 
@@ -85,7 +81,6 @@ class Stages:
             sync_ms_R=syncs_ms(np.stack([traffic.reduced_R, traffic.gathered_R], axis=1), costs.comm, group.topology),
             replicas=plan.replica_groups.replica_topology(plan.topology),
             group_sync_ms_R=group_sync_ms(plan, held, costs.comm),
-            held_bytes=held_bytes,
         )
 
 

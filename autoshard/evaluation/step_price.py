@@ -108,12 +108,12 @@ class StepPrice:
 
 def model_names(costs: CostModels, tables: TableSet, device: str) -> dict[str, str]:
     """Names of the models that price a task's plans; dense layers and steps only where they are priced."""
-    names = {"kernel": costs.kernel.name, "communication": costs.comm.name}
+    models = {"kernel": costs.kernel.name, "communication": costs.comm.name}
     if tables.dense is not None:
-        names["dense"] = (costs.dense or AnalyticDenseModel.for_device(device)).name
+        models["dense"] = (costs.dense or AnalyticDenseModel.for_device(device)).name
     if costs.step is not None:
-        names["step"] = costs.step.name
-    return names
+        models["step"] = costs.step.name
+    return models
 
 
 def compose_step(
@@ -136,11 +136,11 @@ def compose_step(
     """
     dense = DenseWork.of(plan, costs)
     work = step_work(plan, kernels, traffic, stages, dense)
-    chosen = overlap or (costs.step.overlap if costs.step else Overlap.NONE)
+    overlap = overlap or (costs.step.overlap if costs.step else Overlap.NONE)
     bases = {part: _basis(part, costs, dense) for part in StepPart}
     weights = part_weights(costs, bases)
     times = _times(work, weights, dense, stages)
-    value = times.step_ms(chosen)
+    value = times.step_ms(overlap)
     spreads = _Spreads.of(plan, costs, kernels, stages, dense)
     below, above = spreads.half_widths(times)
     step_ms = _estimate(value, below, above)
@@ -151,7 +151,7 @@ def compose_step(
         step_ms=step_ms,
         times=times,
         parts=spreads.parts(times),
-        overlap=chosen,
+        overlap=overlap,
         models=model_names(costs, plan.tables, plan.topology.device),
         work=work,
         bases=bases,
@@ -203,14 +203,13 @@ def embedding_columns(
     million_ids = handled_bytes[Stream.IDS] / ID_BYTES / 1e6
     million_lengths = handled_bytes[Stream.LENGTHS] / LENGTH_BYTES / 1e6
     served = (num_kernels, num_features)
-    features: dict[StepPart, tuple[MsArray, ...]] = {
-        StepPart.INPUT: (one, million_ids, million_lengths),
-        StepPart.FORWARD_KERNEL: (*served, served_length_bytes / LENGTH_BYTES / 1e6),
-        StepPart.FORWARD_EXCHANGE: (one, handled_bytes[Stream.FORWARD] / 1e6),
-        StepPart.BACKWARD_EXCHANGE: (one, handled_bytes[Stream.BACKWARD] / 1e6),
-        StepPart.BACKWARD_KERNEL: served,
+    return {
+        StepPart.INPUT: (model_ms[StepPart.INPUT], one, million_ids, million_lengths),
+        StepPart.FORWARD_KERNEL: (model_ms[StepPart.FORWARD_KERNEL], *served, served_length_bytes / LENGTH_BYTES / 1e6),
+        StepPart.FORWARD_EXCHANGE: (model_ms[StepPart.FORWARD_EXCHANGE], one, handled_bytes[Stream.FORWARD] / 1e6),
+        StepPart.BACKWARD_EXCHANGE: (model_ms[StepPart.BACKWARD_EXCHANGE], one, handled_bytes[Stream.BACKWARD] / 1e6),
+        StepPart.BACKWARD_KERNEL: (model_ms[StepPart.BACKWARD_KERNEL], *served),
     }
-    return {part: (model_ms[part], *others) for part, others in features.items()}
 
 
 def _dense_columns(one_R: MsArray, stages: Stages, dense: DenseWork | None) -> tuple[MsArray, ...]:

@@ -90,8 +90,8 @@ class _Group:
         #: For each rank of the group, the ranks of the world that stand there in one group or another.
         self.world_ranks = [groups.world_ranks(rank, topology) for rank in range(self.size)]
         nodes: dict[tuple[int, ...], set[int]] = defaultdict(set)
-        for rank, members in enumerate(self.world_ranks):
-            nodes[tuple(topology.node_of(member) for member in members)].add(rank)
+        for rank, world_ranks in enumerate(self.world_ranks):
+            nodes[tuple(map(topology.node_of, world_ranks))].add(rank)
         self.nodes = frozenset(frozenset(ranks) for ranks in nodes.values())
         self._known: dict[Replicas, _Holders] = {}
 
@@ -168,8 +168,7 @@ class _Group:
 def _check_travel(index: int, placed: PlacedShard) -> None:
     """Row split, exchange and gradient synchronisation fit the rows, the pooling and the replicas."""
     table, num_replicas = placed.shard.table, len(placed.replicas)
-    by_rank = placed.shard.rows.by is RowsBy.ACCESS_RANK
-    if by_rank and placed.split is Split.BLOCK and len(placed.replicas[0]) > 1:
+    if placed.shard.rows.by is RowsBy.ACCESS_RANK and placed.split is Split.BLOCK and len(placed.replicas[0]) > 1:
         _fail(
             index,
             "split",
@@ -197,9 +196,9 @@ def _check_tiles(table: EmbeddingTable, shards: Sequence[_Numbered]) -> None:
         _fail(max(kinds.values()), "rows", f"table {table.name!r} is cut by {' and by '.join(sorted(kinds))}; use one")
     starts: dict[int, list[_Numbered]] = defaultdict(list)
     stops: dict[int, list[_Numbered]] = defaultdict(list)
-    for numbered in shards:
-        starts[numbered[1].shard.rows.start].append(numbered)
-        stops[numbered[1].shard.rows.stop].append(numbered)
+    for index, placed in shards:
+        starts[placed.shard.rows.start].append((index, placed))
+        stops[placed.shard.rows.stop].append((index, placed))
     bounds = sorted({0, table.num_embeddings, *starts, *stops})
     open_columns: list[tuple[int, int, int]] = []  # first column, end and index of the open shards, in order
     for row, next_row in pairwise(bounds):
@@ -256,11 +255,11 @@ def _check_row_orders(plan: ShardingPlan, shards_of: Mapping[str, Sequence[_Numb
                 f"must order 1 to {num_rows} rows of a table, got {order.num_ordered}", field=f"row_orders.{name}"
             )
     for name, shards in shards_of.items() if to_execute else ():
+        if name in plan.row_orders or tables[name].row_order is ImpliedOrder.BY_ID:
+            continue
         for index, placed in shards:
             rows = placed.shard.rows
-            parts = rows.num_rows < placed.shard.table.num_embeddings
-            is_known = name in plan.row_orders or placed.shard.table.row_order is ImpliedOrder.BY_ID
-            if rows.by is RowsBy.ACCESS_RANK and parts and not is_known:
+            if rows.by is RowsBy.ACCESS_RANK and rows.num_rows < tables[name].num_embeddings:
                 _fail(index, "rows", f"is cut by access rank, so execution needs row_orders of table {name!r}")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from autoshard.core import LocalShard, ShardingPlan
 from autoshard.evaluation.measured import MeasuredPlan
-from autoshard.formats.stores.samples import corrected_ms
+from autoshard.formats.stores.drift import corrected_ms
 from bench.kernels.harness import Harness, Settings
 from bench.measuring.devices import find_device
 

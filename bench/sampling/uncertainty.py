@@ -24,6 +24,7 @@ from autoshard.core import (
     set_costs,
 )
 from autoshard.core.errors import InvalidOptionError, ModelError
+from autoshard.formats.stores.drift import corrected_ms
 from autoshard.formats.stores.samples import SampleTable
 
 FloatArray = NDArray[np.float64]
@@ -120,7 +121,7 @@ class ErrorEstimate:
         Raises:
             InvalidOptionError: If there are too few samples.
         """
-        kernel_ms = np.add(*samples.corrected_ms())
+        kernel_ms = np.add(*corrected_ms(samples.samples))
         usable = [index for index, sample in enumerate(samples.samples) if sample.shards and kernel_ms[index] > 0]
         usable = usable[-_MAX_MEASURED:]
         if len(usable) <= _NUM_NEIGHBOURS:

@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 
+from autoshard.formats.stores.drift import corrected_ms
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, SampleTable
 from autoshard.report.wording import write_ms, write_percent
 from bench.measuring.robust_stats import SIGMA_PER_DEVIATION, MsArray
@@ -116,7 +117,7 @@ def summary_table(summaries: Sequence[StoreSummary]) -> RenderableType:
 
 def _repeated_ms(table: SampleTable) -> list[MsArray]:
     """Latencies of every set that was measured more than once."""
-    forward_ms_S, backward_ms_S = table.corrected_ms()
+    forward_ms_S, backward_ms_S = corrected_ms(table.samples)
     found: defaultdict[str, list[float]] = defaultdict(list)
     for sample, kernel_ms in zip(table.samples, forward_ms_S + backward_ms_S, strict=True):
         found[sample.set_id].append(float(kernel_ms))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +13,14 @@ from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import command_options
 from costmodel.registry.promotion import publish_version, report_published, status_of
 from costmodel.registry.publish_options import PublishOptions
+from costmodel.registry.versions import Registry
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from costmodel.kernel.card import CostModelCard
     from costmodel.kernel.training import TrainedCostModel
-    from costmodel.registry.promotion import Published
+    from costmodel.registry.promotion import Published, TrainedVersion
 
 
 @command_options()
@@ -47,9 +48,13 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
         autoshard train cost --store samples --alias candidate
         autoshard train cost --store samples --force
     """
+    from costmodel.kernel.comparison import kernel_version
+
     trained = _train(options)
-    published = _publish(trained, publishing)
-    console.emit(_result(trained.card, published), _metrics_table(trained.card, published), as_json=as_json)
+    version = kernel_version(trained)
+    published = publish_version(Registry(publishing.registry), version, publishing)
+    report_published(published, version.kind, version.name)
+    console.emit(_result(version, published), _metrics_table(trained.model.card, published), as_json=as_json)
 
 
 def _train(options: TrainCostOptions) -> TrainedCostModel:
@@ -68,29 +73,9 @@ def _train(options: TrainCostOptions) -> TrainedCostModel:
         )
 
 
-def _publish(trained: TrainedCostModel, options: PublishOptions) -> Published:
-    from costmodel.kernel.comparison import kernel_version
-    from costmodel.registry.versions import Registry
-
-    version = kernel_version(trained)
-    published = publish_version(Registry(options.registry), version, options)
-    report_published(published, version.kind, version.name)
-    return published
-
-
-def _result(card: CostModelCard, published: Published) -> dict[str, Any]:
-    from costmodel.kernel.learned import LearnedCostModel
-    from costmodel.registry.card_fields import json_value
-
-    return {
-        "kind": LearnedCostModel.kind,
-        "name": card.device,
-        **published.to_json(),
-        "metrics": asdict(card.metrics),
-        "interval": asdict(card.interval),
-        "coverage": json_value(card.coverage),
-        "training": card.training,
-    }
+def _result(version: TrainedVersion, published: Published) -> dict[str, Any]:
+    of_card = {name: version.card[name] for name in ("metrics", "interval", "coverage", "training")}
+    return {"kind": version.kind, "name": version.name, **published.to_json(), **of_card}
 
 
 def _metrics_table(card: CostModelCard, published: Published) -> Table:

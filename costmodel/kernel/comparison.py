@@ -11,7 +11,8 @@ from autoshard.core.costs import MsArray
 from autoshard.core.errors import ModelError
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.training import TrainedCostModel, sum_codes
+from costmodel.kernel.metrics import sum_codes
+from costmodel.kernel.training import TrainedCostModel
 from costmodel.registry.promotion import TrainedVersion
 
 #: With fewer samples that neither model was trained on, a difference says nothing.
@@ -26,35 +27,35 @@ def kernel_version(trained: TrainedCostModel) -> TrainedVersion:
     differ by 0.7 at most, and by less than one standard error. Measured on tests/data/samples, all pairs of seeds 0 to
     3, on an EPYC, November 2026.
     """
-    model = trained.model()
+    model = trained.model
 
     def difference(other: LearnedCostModel) -> MsArray:
-        samples = unseen_by(other, trained.held_out)
-        if len(samples) < _FEWEST:
-            raise ModelError(f"only {len(samples)} samples were kept from its training too, {_FEWEST} are needed")
-        return kernel_errors(model, samples) - kernel_errors(other, samples)
+        dataset = unseen_by(other, trained.held_out)
+        if len(dataset) < _FEWEST:
+            raise ModelError(f"only {len(dataset)} samples were kept from its training too, {_FEWEST} are needed")
+        return kernel_errors(model, dataset) - kernel_errors(other, dataset)
 
     return TrainedVersion.by_errors(model, difference, "held-out samples")
 
 
-def unseen_by(model: LearnedCostModel, samples: CostDataset) -> CostDataset:
+def unseen_by(model: LearnedCostModel, dataset: CostDataset) -> CostDataset:
     """The samples that a model would have kept from its training; all if it does not say how it chose them."""
     training = model.card.training
     seed, share = training.get("seed"), training.get("held_out_share")
     if not isinstance(seed, int) or not isinstance(share, float):
-        return samples
-    return samples.split(share, seed)[1]
+        return dataset
+    return dataset.split(share, seed)[1]
 
 
-def kernel_errors(model: LearnedCostModel, samples: CostDataset) -> MsArray:
+def kernel_errors(model: LearnedCostModel, dataset: CostDataset) -> MsArray:
     """Relative errors of a model's prices, shape (S,).
 
     Raises:
         ModelError: If no kernel of a shard's kind was measured for the model.
     """
-    used_U, shard_N = np.unique(samples.shard_N, return_inverse=True)
-    codes_UH = model.encode([samples.shards_U[index] for index in used_U.tolist()])
-    starts_S = np.cumsum(samples.num_shards_S) - samples.num_shards_S
+    used_U, shard_N = np.unique(dataset.shard_N, return_inverse=True)
+    codes_UH = model.encode([dataset.shards_U[index] for index in used_U.tolist()])
+    starts_S = np.cumsum(dataset.num_shards_S) - dataset.num_shards_S
     predicted_ms_S = model.predict_ms(sum_codes(codes_UH, shard_N, starts_S))
-    errors_S: MsArray = np.abs(predicted_ms_S / samples.kernel_ms - 1)
+    errors_S: MsArray = np.abs(predicted_ms_S / dataset.kernel_ms - 1)
     return errors_S

@@ -1,7 +1,7 @@
 """Samples as arrays, ready for training.
 
-Shape suffixes: S samples, B samples of a batch, U distinct shards, N shards of all samples, F features, O outputs
-(forward, backward).
+Shape suffixes: S samples, B samples of a batch, U distinct shards, N shards of all samples, F features, K kinds of
+work, O outputs (forward, backward).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from autoshard.core import LocalShard
 from autoshard.core.errors import SampleStoreError
+from autoshard.formats.stores.drift import corrected_ms
 from autoshard.formats.stores.samples import SampleTable
 from costmodel.kernel.card import Coverage
-from costmodel.kernel.features import FeatureArray, shard_features
+from costmodel.kernel.features import NUM_INPUTS, FeatureArray, shard_features
 
 IndexArray = NDArray[np.int64]
 
@@ -52,17 +53,17 @@ class CostDataset:
         kept = tuple(sample for sample in table.samples if sample.shards and not sample.is_noisy)
         if not kept:
             raise SampleStoreError(f"none of {len(table)} samples can be trained on: all are noisy or of empty sets")
-        table = replace(table, samples=kept)
-        sets = [sample.local_shards for sample in kept]
         index_of: dict[LocalShard, int] = {}
-        shard_N = np.array([index_of.setdefault(shard, len(index_of)) for members in sets for shard in members])
+        shard_N = np.array(
+            [index_of.setdefault(shard, len(index_of)) for sample in kept for shard in sample.local_shards]
+        )
         return cls(
             shards_U=tuple(index_of),
             features_UF=shard_features(list(index_of)),
             shard_N=shard_N,
-            num_shards_S=np.array([len(members) for members in sets]),
+            num_shards_S=np.array([len(sample.shards) for sample in kept]),
             set_S=np.array([_number_of(sample.set_id) for sample in kept]),
-            latency_ms_SO=np.stack(table.corrected_ms(), axis=1),
+            latency_ms_SO=np.stack(corrected_ms(kept), axis=1),
         )
 
     def __len__(self) -> int:
@@ -72,6 +73,20 @@ class CostDataset:
     def kernel_ms(self) -> NDArray[np.float64]:
         """Forward plus backward, shape (S,)."""
         return self.latency_ms_SO.sum(axis=1)
+
+    @property
+    def mean_latency_ms(self) -> NDArray[np.float64]:
+        """Forward and backward latency of the mean sample, shape (O,)."""
+        mean_O: NDArray[np.float64] = self.latency_ms_SO.mean(axis=0)
+        return mean_O
+
+    @property
+    def mean_work(self) -> NDArray[np.float64]:
+        """Work of the mean sample by kind, shape (K,)."""
+        starts_S = np.cumsum(self.num_shards_S) - self.num_shards_S
+        work_SK = np.add.reduceat(self.features_UF[self.shard_N, NUM_INPUTS:], starts_S, axis=0)
+        work_K: NDArray[np.float64] = work_SK.mean(axis=0)
+        return work_K
 
     @property
     def coverage(self) -> Coverage:

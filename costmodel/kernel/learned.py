@@ -38,6 +38,9 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
 
     Raises:
         ModelError: If a tensor is missing, of another shape, or not finite.
+
+    Attributes:
+        predictor: The network's arithmetic alone, which prices kinds of kernels that were not measured, too.
     """
 
     kind = "cost"
@@ -46,7 +49,7 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
     def __init__(self, weights: Weights, card: CostModelCard, version: str = "") -> None:
         super().__init__(card, version)
         self._weights = weights
-        self._predictor = CostPredictor(
+        self.predictor = CostPredictor(
             weights, encoder_hidden=card.encoder_hidden, scaling=card.scaling, scale_ms=card.scale_ms
         )
 
@@ -67,7 +70,7 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
         """
         for shard in shards:
             self.card.coverage.check(shard)
-        codes_NH = self._predictor.encode(shard_features(shards))
+        codes_NH = self.predictor.encode(shard_features(shards))
         self._check_finite(codes_NH)
         codes_NH[:, NUM_OUTSIDE] = [self.card.coverage.outside(shard) is not None for shard in shards]
         return codes_NH
@@ -75,7 +78,7 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
     @property
     def set_head(self) -> SetHead:
         """What `predict_ms` works with."""
-        return self._predictor.set_head
+        return self.predictor.set_head
 
     def notes(self, shards: Sequence[LocalShard]) -> tuple[OutsideRange, ...]:
         """Which of the shards lie outside the range that the model was trained on, and how; each once."""
@@ -84,16 +87,16 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
 
     def predict_ms(self, codes_SH: CodeArray) -> MsArray:
         """Kernel time in milliseconds, forward plus backward, of sets given by the sums of their codes."""
-        kernel_ms_S: MsArray = self._predictor.predict(codes_SH).sum(axis=1)
+        kernel_ms_S: MsArray = self.predictor.predict(codes_SH).sum(axis=1)
         self._check_finite(kernel_ms_S)
         return kernel_ms_S
 
     def predict_parts(self, codes_SH: CodeArray) -> KernelCosts:
         """As `predict_ms`, with forward and backward apart, and the 90% interval."""
-        parts_SO = self._predictor.predict(codes_SH)
+        parts_SO = self.predictor.predict(codes_SH)
         kernel_ms_S = parts_SO.sum(axis=1)
         self._check_finite(kernel_ms_S)
-        spread_S = self._predictor.spread(codes_SH)
+        spread_S = self.predictor.spread(codes_SH)
         spread_S *= np.where(codes_SH[:, NUM_OUTSIDE] > 0.5, _OUTSIDE_FACTOR, 1.0)
         low_S, high_S = self.card.interval.factors(spread_S)
         return KernelCosts(

@@ -1,14 +1,18 @@
-"""How well predicted latencies agree with measured ones.
+"""Predictions of samples, and how well they agree with what was measured.
 
-Shape suffixes: S samples.
+Shape suffixes: S samples, U distinct shards, N shards of all samples, H width of a code, O outputs (forward, backward).
 """
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from autoshard.core.costs import CodeArray
 from costmodel.kernel.card import HeldOutMetrics, Interval
+from costmodel.kernel.dataset import CostDataset, IndexArray
+from costmodel.kernel.predictor import CostPredictor
 
 MsArray = NDArray[np.float64]
 
@@ -18,6 +22,44 @@ _ENDS = (0.05, 0.95)
 _MIN_FOR_COVERAGE = 20
 # A prediction of 0 has no ratio; a nanosecond is below every latency that can be measured.
 _SMALLEST_MS = 1e-6
+
+
+def assess(predictor: CostPredictor, held_out: CostDataset) -> tuple[HeldOutMetrics, Interval]:
+    """Accuracy and interval of predictions of samples that training did not see."""
+    codes_SH = set_codes(predictor, held_out)
+    predicted_ms_S = predictor.predict(codes_SH).sum(axis=1)
+    interval = calibrated_interval(predicted_ms_S, predictor.spread(codes_SH), held_out.kernel_ms)
+    return held_out_metrics(predicted_ms_S, held_out.kernel_ms), interval
+
+
+def predict(predictor: CostPredictor, dataset: CostDataset) -> NDArray[np.float64]:
+    """Predicted forward and backward latency of every sample; shape (S, O)."""
+    return predictor.predict(set_codes(predictor, dataset))
+
+
+def set_codes(predictor: CostPredictor, dataset: CostDataset) -> CodeArray:
+    """Sums of codes of every sample; shape (S, H)."""
+    codes_UH = predictor.encode(dataset.features_UF)
+    shard_N, starts_S = dataset.shards_of(np.arange(len(dataset)))
+    return sum_codes(codes_UH, shard_N, starts_S)
+
+
+def sum_codes(codes_UH: CodeArray, shard_N: IndexArray, starts_S: IndexArray) -> CodeArray:
+    """Sums of the codes of every set's shards, shape (S, H).
+
+    What embedding tables are pooled with pools codes as well: for 1,000 sets of up to 100 shards it takes a hundredth
+    of the time of gathering and adding up in numpy.
+
+    Args:
+        codes_UH: Codes of the distinct shards.
+        shard_N: Which of them the sets hold, set after set.
+        starts_S: Where each set starts in `shard_N`; a set that starts where the next one does is empty.
+    """
+    summed_SH = torch.nn.functional.embedding_bag(
+        torch.from_numpy(shard_N), torch.from_numpy(codes_UH), torch.from_numpy(starts_S), mode="sum"
+    )
+    codes_SH: CodeArray = summed_SH.numpy()
+    return codes_SH
 
 
 def held_out_metrics(predicted_ms_S: MsArray, measured_ms_S: MsArray) -> HeldOutMetrics:

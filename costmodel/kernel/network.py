@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from costmodel.kernel.features import NUM_INPUTS, NUM_WORK
@@ -22,6 +24,9 @@ from costmodel.kernel.weights import (
     TRAIT_WIDTH,
     layer_widths,
 )
+
+#: Work that no sample has gets a price as if the mean sample had this much.
+_LEAST_WORK = 1e-2
 
 
 class ShardEncoder(nn.Module):
@@ -75,10 +80,18 @@ class CostNetwork(nn.Module):
             self.get_parameter("fusion.2.bias").zero_()
 
     @torch.no_grad()
-    def start_from(self, log_prices_OK: Tensor, log_overhead_O: Tensor) -> None:
-        """Gives all shards these prices, and all sets this overhead, before training."""
-        self.encoder.get_parameter("log_prices.0.bias").copy_(log_prices_OK.flatten())
-        self.get_parameter(OVERHEAD).copy_(log_overhead_O)
+    def start_from(self, work_K: NDArray[np.float64], latency_O: NDArray[np.float64]) -> None:
+        """Gives all shards the same prices, and all sets an overhead, before training.
+
+        All kinds of work take equal shares of the mean latency, and the overhead a hundredth of it.
+
+        Args:
+            work_K: Work of the mean sample, by kind.
+            latency_O: Its latency, in units of the card's `scale_ms`.
+        """
+        prices_OK = latency_O[:, None] / (NUM_WORK * np.maximum(work_K, _LEAST_WORK))
+        self.encoder.get_parameter("log_prices.0.bias").copy_(torch.from_numpy(np.log(prices_OK)).flatten())
+        self.get_parameter(OVERHEAD).copy_(torch.from_numpy(np.log(latency_O / 100)))
 
     def forward(self, features_UF: Tensor, shard_N: Tensor, start_S: Tensor) -> tuple[Tensor, Tensor]:
         """Forward and backward kernel times of sets of shards, shape (S, O), and log spreads of their sum, (S,).

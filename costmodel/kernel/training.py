@@ -1,7 +1,7 @@
 """Training of the learned cost model from measured sets of shards.
 
 Shape suffixes: S samples, B samples of a batch, U distinct shards, N shards, F features, H width of a code, O outputs
-(forward, backward), E errors (forward, backward, sum).
+(forward, backward).
 """
 
 from __future__ import annotations
@@ -12,29 +12,23 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 import autoshard
 from autoshard.core.accepted import AT_LEAST_1, Range
-from autoshard.core.costs import CodeArray
 from autoshard.core.errors import SampleStoreError
 from autoshard.runtime.processes.threads import intra_op_threads
-from costmodel.kernel.card import CostModelCard, HeldOutMetrics, Interval
+from costmodel.kernel.card import CostModelCard
 from costmodel.kernel.dataset import CostDataset, IndexArray
-from costmodel.kernel.features import NUM_INPUTS, NUM_WORK, FeatureScaling
+from costmodel.kernel.features import FeatureScaling
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.metrics import calibrated_interval, held_out_metrics
+from costmodel.kernel.loss import missing_growth, prediction_loss
+from costmodel.kernel.metrics import assess
 from costmodel.kernel.network import CostNetwork
 from costmodel.kernel.predictor import CostPredictor
-from costmodel.kernel.subsets import missing_growth
-from costmodel.kernel.weights import ENCODER_HIDDEN, LOG_SPREAD_RANGE, Weights
+from costmodel.kernel.weights import ENCODER_HIDDEN, Weights
 
 #: With fewer, the share that is held out says nothing about accuracy.
 MIN_SAMPLES = 50
-#: Weight of the forward part's own relative error.
-_FORWARD_WEIGHT = 0.1
-#: Work that no sample has gets a price as if the mean sample had this much.
-_LEAST_WORK = 1e-2
 
 #: Options that the card tells of, beside the schedule.
 _CARD_OPTIONS = ("batch_size", "learning_rate", "beta2", "weight_decay", "least_share", "held_out_share")
@@ -77,26 +71,14 @@ class TrainingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedCostModel:
-    """A trained network, ready to be published or used.
+    """A trained model, ready to be published or used.
 
     Attributes:
         held_out: The samples that were kept from training.
     """
 
-    weights: Weights
-    card: CostModelCard
+    model: LearnedCostModel
     held_out: CostDataset
-
-    def model(self) -> LearnedCostModel:
-        """The model that prices with it."""
-        return LearnedCostModel(self.weights, self.card)
-
-    def predictor(self) -> CostPredictor:
-        """The network's arithmetic alone, which prices kinds of kernels that it has not seen, too."""
-        card = self.card
-        return CostPredictor(
-            self.weights, encoder_hidden=card.encoder_hidden, scaling=card.scaling, scale_ms=card.scale_ms
-        )
 
 
 def train_cost_model(
@@ -129,8 +111,9 @@ def train_cost_model(
     train_part, held_out = dataset.split(options.held_out_share, seed)
     scaling = FeatureScaling.fit(train_part.features_UF[train_part.shard_N])
     scale_ms = float(train_part.kernel_ms.mean())
+    features_UF = scaling.apply(train_part.features_UF)
     with intra_op_threads(1):
-        weights = _fit(train_part, scaling, scale_ms, options, rng, advance)
+        weights = _fit(train_part, features_UF, scale_ms, options, rng, advance)
     predictor = CostPredictor(weights, encoder_hidden=options.encoder_hidden, scaling=scaling, scale_ms=scale_ms)
     metrics, interval = assess(predictor, held_out)
     card = CostModelCard(
@@ -149,61 +132,23 @@ def train_cost_model(
             "version": autoshard.__version__,
         },
     )
-    return TrainedCostModel(weights=weights, card=card, held_out=held_out)
-
-
-def assess(predictor: CostPredictor, held_out: CostDataset) -> tuple[HeldOutMetrics, Interval]:
-    """Accuracy and interval of predictions of samples that training did not see."""
-    codes_SH = set_codes(predictor, held_out)
-    predicted_ms_S = predictor.predict(codes_SH).sum(axis=1)
-    interval = calibrated_interval(predicted_ms_S, predictor.spread(codes_SH), held_out.kernel_ms)
-    return held_out_metrics(predicted_ms_S, held_out.kernel_ms), interval
-
-
-def predict(predictor: CostPredictor, dataset: CostDataset) -> NDArray[np.float64]:
-    """Predicted forward and backward latency of every sample; shape (S, O)."""
-    return predictor.predict(set_codes(predictor, dataset))
-
-
-def set_codes(predictor: CostPredictor, dataset: CostDataset) -> CodeArray:
-    """Sums of codes of every sample; shape (S, H)."""
-    codes_UH = predictor.encode(dataset.features_UF)
-    shard_N, starts_S = dataset.shards_of(np.arange(len(dataset)))
-    return sum_codes(codes_UH, shard_N, starts_S)
-
-
-def sum_codes(codes_UH: CodeArray, shard_N: IndexArray, starts_S: IndexArray) -> CodeArray:
-    """Sums of the codes of every set's shards, shape (S, H).
-
-    What embedding tables are pooled with pools codes as well: for 1,000 sets of up to 100 shards it takes a hundredth
-    of the time of gathering and adding up in numpy.
-
-    Args:
-        codes_UH: Codes of the distinct shards.
-        shard_N: Which of them the sets hold, set after set.
-        starts_S: Where each set starts in `shard_N`; a set that starts where the next one does is empty.
-    """
-    summed_SH = torch.nn.functional.embedding_bag(
-        torch.from_numpy(shard_N), torch.from_numpy(codes_UH), torch.from_numpy(starts_S), mode="sum"
-    )
-    codes_SH: CodeArray = summed_SH.numpy()
-    return codes_SH
+    return TrainedCostModel(model=LearnedCostModel(weights, card), held_out=held_out)
 
 
 def _fit(
     dataset: CostDataset,
-    scaling: FeatureScaling,
+    features_UF: NDArray[np.float32],
     scale_ms: float,
     options: TrainingOptions,
     rng: np.random.Generator,
     advance: Advance,
 ) -> Weights:
-    features_UF = scaling.apply(dataset.features_UF)
+    """The weights of a network that is trained on a data set, whose features have been scaled."""
     latency_SO = (dataset.latency_ms_SO / scale_ms).astype(np.float32)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**31)))
         network = CostNetwork(options.encoder_hidden)
-    network.start_from(*first_guess(dataset, scale_ms))
+    network.start_from(dataset.mean_work, dataset.mean_latency_ms / scale_ms)
     optimizer = torch.optim.AdamW(
         _parameter_groups(network, options.weight_decay),
         lr=options.learning_rate,
@@ -217,7 +162,7 @@ def _fit(
         codes_UH = network.encoder(torch.from_numpy(features_UF[used_U]))
         shards, starts = torch.from_numpy(shard_N), torch.from_numpy(starts_B)
         predicted_BO, log_spread_B = network.predict_ms(codes_UH, shards, starts)
-        loss = _loss(predicted_BO, log_spread_B, torch.from_numpy(latency_SO[samples_B]))
+        loss = prediction_loss(predicted_BO, log_spread_B, torch.from_numpy(latency_SO[samples_B]))
         if options.least_share > 0:
             loss = loss + missing_growth(network, codes_UH, shards, starts, predicted_BO, options.least_share, rng)
         optimizer.zero_grad()
@@ -247,37 +192,8 @@ def _parameter_groups(network: CostNetwork, weight_decay: float) -> list[dict[st
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": biases, "weight_decay": 0.0}]
 
 
-def first_guess(dataset: CostDataset, scale_ms: float) -> tuple[Tensor, Tensor]:
-    """What a network starts from: see `CostNetwork.start_from`.
-
-    All kinds of work take equal shares of the mean latency, and the overhead a hundredth of it.
-    """
-    shard_N, starts_S = dataset.shards_of(np.arange(len(dataset)))
-    work_K = np.add.reduceat(dataset.features_UF[shard_N, NUM_INPUTS:], starts_S, axis=0).mean(axis=0)
-    mean_O = dataset.latency_ms_SO.mean(axis=0) / scale_ms
-    prices_OK = mean_O[:, None] / (NUM_WORK * np.maximum(work_K, _LEAST_WORK))
-    return torch.from_numpy(np.log(prices_OK)), torch.from_numpy(np.log(mean_O / 100))
-
-
 def _annealed(done: float) -> float:
     """Share of the highest learning rate after a share of the training: up for a tenth, then down to 0."""
     if done < 0.1:
         return 0.04 + 0.96 * done / 0.1
     return 0.5 + 0.5 * float(np.cos(np.pi * (done - 0.1) / 0.9))
-
-
-def _loss(predicted_BO: Tensor, log_spread_B: Tensor, measured_BO: Tensor) -> Tensor:
-    """Mean absolute error over the measured kernel time, so that all sets count alike, and the spread's likelihood.
-
-    The sum is a part of its own, so that forward and backward do not err in the same direction for free; the forward
-    part also counts relative to itself, since it is small. Spreads are those of Laplace's distribution, and do not
-    pull at the predictions.
-    """
-    kernel_B1 = measured_BO.sum(dim=1, keepdim=True)
-    summed_B1 = predicted_BO.sum(dim=1, keepdim=True)
-    error_BE = torch.cat([predicted_BO - measured_BO, summed_B1 - kernel_B1], dim=1) / kernel_B1
-    forward_B = predicted_BO[:, 0] / measured_BO[:, 0].clamp(min=1e-6) - 1
-    off_B = (kernel_B1 / summed_B1.detach()).log().abs()[:, 0]
-    log_spread_B = log_spread_B.clamp(*LOG_SPREAD_RANGE)
-    doubt_B = off_B * torch.exp(-log_spread_B) + log_spread_B
-    return error_BE.abs().mean() + _FORWARD_WEIGHT * forward_B.abs().clamp(max=1.0).mean() + doubt_B.mean()

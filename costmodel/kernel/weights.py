@@ -74,6 +74,7 @@ def layers_of(weights: Weights, encoder_hidden: Sequence[int]) -> dict[str, list
     Raises:
         ModelError: If a tensor is missing, of another shape or dtype, or has odd numbers; the text names it.
     """
+    widths_of = layer_widths(encoder_hidden)
     for name, shape in weight_shapes(encoder_hidden).items():
         tensor = weights.get(name)
         if tensor is None or tensor.shape != shape:
@@ -81,8 +82,7 @@ def layers_of(weights: Weights, encoder_hidden: Sequence[int]) -> dict[str, list
             raise ModelError(f"needs a tensor of shape {shape}, got {got}", field=name)
         check_tensor(tensor, name, limit=MAX_LOG_OVERHEAD if name == OVERHEAD else MAX_WEIGHT)
     return {
-        part: [_layer(weights, part, index) for index in range(len(widths) - 1)]
-        for part, widths in layer_widths(encoder_hidden).items()
+        part: [_layer(weights, part, index) for index in range(len(widths) - 1)] for part, widths in widths_of.items()
     }
 
 

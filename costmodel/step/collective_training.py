@@ -15,7 +15,7 @@ from autoshard.core import Level, Link, MemoryBytes, Topology
 from autoshard.core.costs import CollectiveName
 from autoshard.core.errors import ModelError
 from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel
-from autoshard.formats.stores.samples import divide_out_drift
+from autoshard.formats.stores.drift import divide_out_drift
 from costmodel.step.collective_curve import CollectiveCurve, CurvePoints
 from costmodel.step.collective_model import COLLECTIVES, LINKS, CollectiveCard, Curves, LearnedCollectives
 from costmodel.step.regression import NUM_FOLDS, FloatArray, check_samples, error_metrics, folds_of, quantile_bounds

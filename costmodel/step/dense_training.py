@@ -13,7 +13,7 @@ import numpy as np
 from autoshard.core.dense import DenseShape
 from autoshard.core.errors import ModelError
 from autoshard.formats.stores.dense_samples import DenseSample
-from autoshard.formats.stores.samples import corrected_ms
+from autoshard.formats.stores.drift import corrected_ms
 from costmodel.step.dense_features import RESIDUAL_NAMES, residual_features, term_features
 from costmodel.step.dense_model import PASSES, DenseCard, DenseFit, LearnedDense, fit_key, residual_columns
 from costmodel.step.regression import (

@@ -16,9 +16,10 @@ from costmodel.kernel.card import CostModelCard
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import FeatureScaling
 from costmodel.kernel.learned import LearnedCostModel
+from costmodel.kernel.metrics import assess
 from costmodel.kernel.network import CostNetwork
 from costmodel.kernel.predictor import CostPredictor
-from costmodel.kernel.training import MIN_SAMPLES, assess, first_guess
+from costmodel.kernel.training import MIN_SAMPLES
 from costmodel.kernel.weights import ENCODER_HIDDEN
 from policies.network.weights import load_arrays, optimizer_arrays, restore_optimizer, to_arrays, with_prefix
 from policies.training.checkpoint import Checkpoint
@@ -72,7 +73,7 @@ class JointCost:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.network = CostNetwork(ENCODER_HIDDEN)
-        self.network.start_from(*first_guess(train_part, self.scale_ms))
+        self.network.start_from(train_part.mean_work, train_part.mean_latency_ms / self.scale_ms)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self._updates.learning_rate)
         self._card = self.current().card
 

@@ -22,8 +22,8 @@ from autoshard.formats.stores.samples import devices_in, read_samples
 from bench.collecting.options import CollectOptions
 from bench.collecting.run import run_collection
 from bench.collecting.termination import TERMINATED_EXIT_CODE, termination_raised
-from costmodel.kernel.metrics import held_out_metrics
-from costmodel.kernel.training import MIN_SAMPLES, TrainedCostModel, TrainingOptions, predict, train_cost_model
+from costmodel.kernel.metrics import held_out_metrics, predict
+from costmodel.kernel.training import MIN_SAMPLES, TrainedCostModel, TrainingOptions, train_cost_model
 from costmodel.registry.versions import Registry
 from studies.cost_models.evidence import Evidence
 from studies.frame import read_document, to_document
@@ -175,7 +175,7 @@ class _Loop:
                 if collect_s < _SHORTEST_ROUND_S:
                     return progress, models["uncertain"]
                 registry = Registry(folder / "models" / arm)
-                models[arm].model().publish(registry)
+                models[arm].model.publish(registry)
                 collect(store, arm, collect_s, self._options, registry.root)
                 models[arm], found = self._train(arm, store, progress, collect_s)
                 progress = self._keep(progress.with_round(found), file)
@@ -234,7 +234,7 @@ class _Loop:
         trained = train_cost_model(
             train, device=progress.device, options=self._options.updated_training, seed=self._options.seed
         )
-        metrics = held_out_metrics(predict(trained.predictor(), held_out).sum(axis=1), held_out.kernel_ms)
+        metrics = held_out_metrics(predict(trained.model.predictor, held_out).sum(axis=1), held_out.kernel_ms)
         self._training_s = time.monotonic() - started
         return trained, Round(
             arm=arm,

@@ -18,8 +18,9 @@ from autoshard.core.costs import MsArray
 from autoshard.core.errors import ExecutionError, InvalidOptionError, ModelError
 from autoshard.formats.stores.samples import SampleTable
 from costmodel.kernel.dataset import CostDataset, IndexArray
+from costmodel.kernel.metrics import set_codes
 from costmodel.kernel.predictor import CostPredictor
-from costmodel.kernel.training import MIN_SAMPLES, TrainingOptions, set_codes, train_cost_model
+from costmodel.kernel.training import MIN_SAMPLES, TrainingOptions, train_cost_model
 from studies.cost_models import baselines
 from studies.cost_models.ablation import FULL, REMOVALS, without
 from studies.cost_models.baselines import PaperOptions, Pricing
@@ -255,7 +256,7 @@ def run_split(dataset: CostDataset, split: Split, device: str, options: Evaluati
     # `train_cost_model` parts the pool like this, too, so that all methods learn from the same samples.
     train, held_out = pool.split(options.training.held_out_share, seed)
     trained = train_cost_model(pool, device=device, options=options.training, seed=seed)
-    predictor = trained.predictor()
+    predictor = trained.model.predictor
     parts = {"held_out": split.pool[np.isin(pool.set_S, held_out.set_S)], "unseen": split.unseen}
     found: dict[str, dict[str, Priced]] = {name: {} for name in parts}
     missing: dict[str, str] = {}
@@ -272,7 +273,7 @@ def run_split(dataset: CostDataset, split: Split, device: str, options: Evaluati
                 found[name][method] = Priced(samples_T=parts[name], ms_T=pricing(test))
         except ModelError as error:
             missing[method] = error.message
-    interval = trained.card.interval
+    interval = trained.model.card.interval
     return SplitResult(
         kind=split.kind,
         seed=seed,
@@ -291,7 +292,7 @@ def run_ablation(
     """Trains the kernel model without a group of features."""
     training = replace(options.training, num_updates=options.ablation_updates)
     trained = train_cost_model(without(dataset, removed), device=device, options=training, seed=seed)
-    return AblationResult(removed=removed, seed=seed, relative_error=trained.card.metrics.relative_error)
+    return AblationResult(removed=removed, seed=seed, relative_error=trained.model.card.metrics.relative_error)
 
 
 def _rivals(

@@ -21,7 +21,8 @@ from autoshard.runtime.processes.threads import intra_op_threads
 from bench.measuring.devices import find_device
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.training import TrainedCostModel, TrainingOptions, sum_codes, train_cost_model
+from costmodel.kernel.metrics import sum_codes
+from costmodel.kernel.training import TrainedCostModel, TrainingOptions, train_cost_model
 from studies.frame import Machine, OutputOptions, StudyResult, command_line
 
 SCHEMA: Final = "autoshard.cost_speed/1"
@@ -151,7 +152,7 @@ def main(options: CostSpeedOptions, output: OutputOptions) -> None:
     table = read_samples(options.store, options.device)
     dataset = CostDataset.from_samples(table)
     trained, training = time_training(dataset, table.samples[0].device, options.train_runs)
-    timings = (training, *time_pricing(trained.model(), dataset, options.runs))
+    timings = (training, *time_pricing(trained.model, dataset, options.runs))
     machine = Machine.this(find_device("cpu"), command_line("cost-speed", options))
     document = {
         "schema": SCHEMA,

@@ -19,7 +19,7 @@ from autoshard.commands.options import command_options
 from autoshard.core import AccessProfile, LocalShard
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
-from autoshard.formats.stores.samples import corrected_ms
+from autoshard.formats.stores.drift import corrected_ms
 from bench.kernels.harness import Harness, Measurement, Settings
 from bench.measuring.arena import free_bytes
 from bench.measuring.devices import BenchDevice, find_device

@@ -15,7 +15,7 @@ from pydantic import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 from autoshard.core import LocalShard
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.formats import load_tables
-from autoshard.formats.stores.samples import divide_out_drift
+from autoshard.formats.stores.drift import divide_out_drift
 from bench.kernels.harness import Harness, Measurement, Settings
 from bench.measuring.devices import BenchDevice
 from bench.measuring.robust_stats import MsArray

@@ -55,7 +55,7 @@ sketches = st.tuples(shares, shares, shares, st.floats(0, 1.5))
 def learned() -> Subject:
     samples = read_samples(Path(__file__).parents[1] / "data" / "samples")
     options = TrainingOptions(num_updates=400, batch_size=64)
-    model = train_cost_model(CostDataset.from_samples(samples), device="cpu", options=options).model()
+    model = train_cost_model(CostDataset.from_samples(samples), device="cpu", options=options).model
     ranges = model.card.coverage.ranges
     return Subject(
         model=model,

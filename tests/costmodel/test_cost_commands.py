@@ -237,21 +237,21 @@ class TestShippedModel:
 
     def test_every_answer_names_model_and_version(self, trained, planned_by, shipped, registry):
         assert planned_by() == "analytic:cpu"
-        came = shipped.publish("cost", "cpu", trained.weights, trained.card.to_json())
+        came = shipped.publish("cost", "cpu", trained.model.tensors(), trained.model.card.to_json())
         assert planned_by() == f"learned:cpu@{came} (shipped)"
         assert planned_by("a100-8") == "analytic:a100"
-        own = Registry(registry).publish("cost", "cpu", trained.weights, trained.card.to_json())
+        own = Registry(registry).publish("cost", "cpu", trained.model.tensors(), trained.model.card.to_json())
         assert planned_by() == f"learned:cpu@{own}"
 
     def test_a_shipped_version_that_is_promoted_again_prices_plans(self, trained, planned_by, shipped, registry):
-        came = shipped.publish("cost", "cpu", trained.weights, {**trained.card.to_json(), "training": {}})
+        came = shipped.publish("cost", "cpu", trained.model.tensors(), {**trained.model.card.to_json(), "training": {}})
         models = Registry(registry)
-        models.publish("cost", "cpu", trained.weights, trained.card.to_json())
+        models.publish("cost", "cpu", trained.model.tensors(), trained.model.card.to_json())
         models.promote("cost", "cpu", came)
         assert planned_by() == f"learned:cpu@{came} (shipped)"
 
     def test_a_damaged_one_is_named(self, trained, tables, shipped, registry, capsys):
-        came = shipped.publish("cost", "cpu", trained.weights, trained.card.to_json())
+        came = shipped.publish("cost", "cpu", trained.model.tensors(), trained.model.card.to_json())
         (shipped.root / "cost" / "cpu" / came / "weights.safetensors").write_bytes(b"")
         registry.mkdir()
         arguments = ["plan", str(tables), "--topology", "cpu-4", "--registry", str(registry)]

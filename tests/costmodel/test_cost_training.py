@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from autoshard.core import Update
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
+from autoshard.formats.stores.drift import corrected_ms
 from autoshard.formats.stores.samples import SampleTable
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import FeatureScaling, shard_features
-from costmodel.kernel.metrics import calibrated_interval, held_out_metrics, kendall_tau
+from costmodel.kernel.metrics import calibrated_interval, held_out_metrics, kendall_tau, predict, set_codes
 from costmodel.kernel.network import CostNetwork
 from costmodel.kernel.predictor import CostPredictor
-from costmodel.kernel.training import MIN_SAMPLES, TrainingOptions, predict, sample_batches, set_codes, train_cost_model
+from costmodel.kernel.training import MIN_SAMPLES, TrainingOptions, sample_batches, train_cost_model
 from costmodel.kernel.weights import LOG_SPREAD_RANGE
 
 
@@ -28,7 +29,7 @@ def with_shards(sample, **changes):
 
 def test_dataset_holds_what_the_samples_hold(samples, dataset):
     assert len(dataset) == len(samples) == 400
-    forward_ms_S, backward_ms_S = samples.corrected_ms()
+    forward_ms_S, backward_ms_S = corrected_ms(samples.samples)
     assert dataset.latency_ms_SO.tolist() == np.stack([forward_ms_S, backward_ms_S], axis=1).tolist()
     assert dataset.kernel_ms == pytest.approx(forward_ms_S + backward_ms_S)
     for index in (0, 17, 399):
@@ -196,9 +197,10 @@ def test_kendall_tau_of_known_orders():
 def test_same_seed_same_weights(dataset, short_options):
     options = replace(short_options, num_updates=30)
     first, again, other = (train_cost_model(dataset, device="cpu", options=options, seed=seed) for seed in (1, 1, 2))
-    assert all((first.weights[name] == again.weights[name]).all() for name in first.weights)
-    assert first.card == again.card
-    assert any((first.weights[name] != other.weights[name]).any() for name in first.weights)
+    weights, same, different = (one.model.tensors() for one in (first, again, other))
+    assert all((weights[name] == same[name]).all() for name in weights)
+    assert first.model.card == again.model.card
+    assert any((weights[name] != different[name]).any() for name in weights)
 
 
 def test_training_leaves_torch_as_it_was(dataset, short_options):
@@ -226,7 +228,7 @@ def test_the_trained_model_beats_bytes_and_lookups(dataset, trained):
 
     slope, offset = np.polyfit(moved(train_part), train_part.kernel_ms, 1)
     line = held_out_metrics(slope * moved(held_out) + offset, held_out.kernel_ms)
-    metrics = trained.card.metrics
+    metrics = trained.model.card.metrics
     assert metrics.num_samples == len(held_out)
     assert metrics.relative_error < 0.6 * line.relative_error
     assert metrics.mae_ms < line.mae_ms
@@ -242,8 +244,9 @@ def test_metrics_are_of_samples_that_training_did_not_see(dataset, short_options
     spoilt = train_cost_model(
         replace(dataset, latency_ms_SO=latency_ms_SO), device="cpu", options=short_options, seed=0
     )
-    assert all((spoilt.weights[name] == trained.weights[name]).all() for name in trained.weights)
-    assert spoilt.card.metrics.relative_error == pytest.approx(0.9, abs=0.05)
+    weights = spoilt.model.tensors()
+    assert all((weights[name] == tensor).all() for name, tensor in trained.model.tensors().items())
+    assert spoilt.model.card.metrics.relative_error == pytest.approx(0.9, abs=0.05)
 
 
 def test_too_few_samples(dataset):
@@ -253,9 +256,9 @@ def test_too_few_samples(dataset):
 
 
 def test_the_card_says_how_it_was_trained(dataset, trained):
-    training = trained.card.training
+    training = trained.model.card.training
     assert training["schedule"] == {"kind": "shuffled", "num_updates": 400}
-    assert (training["num_samples"], training["seed"]) == (len(dataset) - trained.card.metrics.num_samples, 0)
+    assert (training["num_samples"], training["seed"]) == (len(dataset) - trained.model.card.metrics.num_samples, 0)
 
 
 def test_numpy_predicts_what_torch_does(dataset):

@@ -27,7 +27,7 @@ def shards(make_shard):
 @pytest.fixture
 def registry(tmp_path, trained):
     registry = Registry(tmp_path / "registry")
-    registry.publish(LearnedCostModel.kind, "cpu", trained.weights, trained.card.to_json())
+    registry.publish(LearnedCostModel.kind, "cpu", trained.model.tensors(), trained.model.card.to_json())
     return registry
 
 
@@ -50,13 +50,13 @@ def test_an_empty_set_costs_nothing_and_one_of_idle_shards_what_starting_a_kerne
 def test_fusing_changes_a_sum_within_bounds(random_model, shards):
     codes_NH = random_model.encode(shards)
     own_ms = 2.0 * codes_NH[:, TRAIT_WIDTH:CODE_WIDTH].sum()  # the card's scale_ms
-    overhead_ms = 2.0 * np.exp(random_model._predictor._overhead_O.astype(float)).sum()
+    overhead_ms = 2.0 * np.exp(random_model.predictor._overhead_O.astype(float)).sum()
     priced_ms = random_model.predict_ms(codes_NH.sum(axis=0, keepdims=True))[0]
     assert own_ms * np.exp(-MAX_LOG_FUSION) <= priced_ms <= (own_ms + overhead_ms) * np.exp(MAX_LOG_FUSION)
 
 
 def test_parts_add_up_and_lie_in_their_interval(trained, samples):
-    costs = set_costs(trained.model(), [sample.local_shards for sample in samples.samples[:50]])
+    costs = set_costs(trained.model, [sample.local_shards for sample in samples.samples[:50]])
     assert (costs.forward_ms_S > 0).all()
     assert (costs.backward_ms_S > costs.forward_ms_S).mean() > 0.9  # as was measured
     assert (costs.low_ms_S < costs.kernel_ms_S).all()
@@ -66,7 +66,7 @@ def test_parts_add_up_and_lie_in_their_interval(trained, samples):
 def test_the_interval_is_that_of_the_card_times_the_spread(random_model, shards, card):
     codes_NH = random_model.encode(shards)
     parts = random_model.predict_parts(codes_NH)
-    spread_S = random_model._predictor.spread(codes_NH)
+    spread_S = random_model.predictor.spread(codes_NH)
     assert len(set(spread_S.tolist())) == 5  # some are less certain than others
     assert parts.low_ms_S == pytest.approx(parts.kernel_ms_S * np.exp(card.interval.low * spread_S))
     assert parts.high_ms_S == pytest.approx(parts.kernel_ms_S * np.exp(card.interval.high * spread_S))
@@ -154,7 +154,7 @@ def test_weights_are_checked(random_weights, card):
 
 
 def test_cards_survive_json(card, trained):
-    for original in (card, trained.card):
+    for original in (card, trained.model.card):
         assert CostModelCard.from_json(json.loads(json.dumps(original.to_json())), "here") == original
 
 
@@ -211,7 +211,7 @@ def test_a_loaded_model_prices_alike(registry, trained, samples):
     loaded = LearnedCostModel.load(registry, "cpu")
     assert loaded.name == f"learned:cpu@{registry.production_id(LearnedCostModel.kind, 'cpu')}"
     sets = [sample.local_shards for sample in samples.samples[:20]]
-    assert set_costs(loaded, sets).kernel_ms_S.tolist() == set_costs(trained.model(), sets).kernel_ms_S.tolist()
+    assert set_costs(loaded, sets).kernel_ms_S.tolist() == set_costs(trained.model, sets).kernel_ms_S.tolist()
 
 
 def test_the_plugin_has_the_model_of_the_device(registry):

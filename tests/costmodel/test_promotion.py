@@ -181,8 +181,12 @@ class TestKernelModels:
 
     def spoilt(self, trained, factor):
         """The model with prices that are all off by a factor."""
-        card = replace(trained.card, scale_ms=trained.card.scale_ms * factor)
-        return replace(trained, card=card)
+        return self.with_card(trained, scale_ms=trained.model.card.scale_ms * factor)
+
+    def with_card(self, trained, **changes):
+        """The model with another card."""
+        card = replace(trained.model.card, **changes)
+        return replace(trained, model=LearnedCostModel(trained.model.tensors(), card))
 
     def test_a_worse_one_is_refused_and_an_equal_one_is_not(self, trained, registry):
         first = publish(registry, kernel_version(trained))
@@ -191,19 +195,19 @@ class TestKernelModels:
         assert comparison.num_pairs == len(trained.held_out)
         assert comparison.difference > 0.2
         assert registry.production_id("cost", "cpu") == first.id
-        card = replace(trained.card, training={**trained.card.training, "note": "equal"})
-        equal = publish(registry, kernel_version(replace(trained, card=card)))
+        noted = self.with_card(trained, training={**trained.model.card.training, "note": "equal"})
+        equal = publish(registry, kernel_version(noted))
         assert equal.comparisons[0].difference == 0
         assert registry.production_id("cost", "cpu") == equal.id != first.id
 
     def test_only_samples_that_neither_was_trained_on_count(self, trained, dataset):
-        training = {**trained.card.training, "seed": 1}
-        other = LearnedCostModel(trained.weights, replace(trained.card, training=training))
+        training = {**trained.model.card.training, "seed": 1}
+        other = LearnedCostModel(trained.model.tensors(), replace(trained.model.card, training=training))
         common = set(unseen_by(other, trained.held_out).set_S.tolist())
         assert common == {
             number for number in dataset.split(0.2, 1)[1].set_S.tolist() if number in set(trained.held_out.set_S)
         }
-        silent = LearnedCostModel(trained.weights, replace(trained.card, training={}))
+        silent = LearnedCostModel(trained.model.tensors(), replace(trained.model.card, training={}))
         assert len(unseen_by(silent, trained.held_out)) == len(trained.held_out)
 
     def test_too_few_samples_in_common_compare_nothing(self, trained, registry):
@@ -213,15 +217,15 @@ class TestKernelModels:
         assert "only 9 samples were kept from its training too, 10 are needed" in note
 
     def test_one_of_other_kernels_is_replaced(self, trained, registry):
-        other = replace(trained.card.coverage, kinds=("fused/hbm/fp16/sgd/sum",))
-        publish(registry, kernel_version(replace(trained, card=replace(trained.card, coverage=other))))
+        other = replace(trained.model.card.coverage, kinds=("fused/hbm/fp16/sgd/sum",))
+        publish(registry, kernel_version(self.with_card(trained, coverage=other)))
         new = publish(registry, kernel_version(self.spoilt(trained, 1.5)))
         assert registry.production_id("cost", "cpu") == new.id
         assert "has seen fused/hbm/fp16/sgd/sum" in new.notes[0]
 
 
 def test_train_cost_says_in_one_line_why_a_model_is_not_promoted(store, trained, registry, capsys):
-    first = registry.publish("cost", "cpu", trained.weights, trained.card.to_json())
+    first = registry.publish("cost", "cpu", trained.model.tensors(), trained.model.card.to_json())
     arguments = ["train", "cost", "--store", str(store), "--registry", str(registry.root), "--updates", "1", "--json"]
     assert main(arguments) == 0
     printed = capsys.readouterr()

@@ -18,8 +18,8 @@ from autoshard.core import (
     set_costs,
 )
 from autoshard.evaluation import DEVICE_MEMORY, AnalyticCostModel
+from autoshard.evaluation.analytic import kernel_seconds
 from autoshard.evaluation.device_memory import DeviceMemory
-from autoshard.evaluation.kernel_time import kernel_seconds
 from autoshard.formats.stores.samples import read_samples
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"

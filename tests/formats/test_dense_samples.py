@@ -12,8 +12,9 @@ from autoshard.core import DenseLayers, DType
 from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape, dense_shapes
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES, DenseSample
+from autoshard.formats.stores.drift import corrected_ms
 from autoshard.formats.stores.sample_store import damaged_samples
-from autoshard.formats.stores.samples import corrected_ms, devices_in
+from autoshard.formats.stores.samples import devices_in
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, 123456, tzinfo=UTC)
 TOP = DenseShape(kind=DenseKind.TOP_MLP, batch_size=512, widths=(479, 1024, 1))

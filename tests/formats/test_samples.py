@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from autoshard.core import AccessProfile, DType, Exchange, LocalShard, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.errors import FormatError, SampleStoreError
+from autoshard.formats.stores.drift import corrected_ms
 from autoshard.formats.stores.sample_store import damaged_samples
 from autoshard.formats.stores.samples import (
     KERNEL_SAMPLES,
     MeasuredShard,
     Sample,
-    SampleTable,
     devices_in,
     measured_sets,
     read_sample_file,
@@ -141,7 +141,7 @@ def test_drift_is_divided_out():
     # The second half was measured while the machine ran at half its speed.
     quick = [sample_of(forward_ms=2.0, backward_ms=6.0, reference_forward_ms=1.0, reference_backward_ms=4.0)] * 3
     slow = [sample_of(forward_ms=4.0, backward_ms=12.0, reference_forward_ms=2.0, reference_backward_ms=8.0)] * 2
-    forward_ms, backward_ms = SampleTable(samples=(*quick, *slow)).corrected_ms()
+    forward_ms, backward_ms = corrected_ms((*quick, *slow))
     np.testing.assert_allclose(forward_ms, 2.0)
     np.testing.assert_allclose(backward_ms, 6.0)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -159,9 +159,9 @@ class SampleStore(Generic[SampleT]):
             SampleStoreError: If the file cannot be read.
             FormatError: If it is not a sample file of this version, or holds impossible values.
         """
-        return _from_file(
-            file, lambda: tuple(self._columns.records(self._table(file), {} if shared is None else shared))
-        )
+        with _named_in_errors(file):
+            table = self._table(file)
+            return tuple(self._columns.records(table, {} if shared is None else shared))
 
     def read_columns(self, store: str | Path, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """Values of some columns, row by row, of all devices; a missing store has none.
@@ -171,7 +171,8 @@ class SampleStore(Generic[SampleT]):
             FormatError: If a file is not a sample file of this version.
         """
         for file in self._files(store):
-            table = _from_file(file, partial(self._table, file, names))
+            with _named_in_errors(file):
+                table = self._table(file, names)
             yield from zip(*(table[name].to_pylist() for name in names), strict=True)
 
     def remove_leftovers(self, store: str | Path) -> tuple[Path, ...]:
@@ -196,7 +197,7 @@ class SampleStore(Generic[SampleT]):
         try:
             opened = open_file(file)
         except FormatError as error:
-            raise SampleStoreError(error.message) from error
+            raise SampleStoreError(error.message, source=str(file)) from error
         with opened:
             size = os.fstat(opened.fileno()).st_size
             if size > _MAX_BYTES:
@@ -244,13 +245,11 @@ def damaged_samples(
     return tuple(found)
 
 
-_Read = TypeVar("_Read")
-
-
-def _from_file(file: Path, read: Callable[[], _Read]) -> _Read:
-    """What `read` returns; its errors name the file."""
+@contextmanager
+def _named_in_errors(file: Path) -> Iterator[None]:
+    """Errors of reading a file name it."""
     try:
-        return read()
+        yield
     except OSError as error:
         raise SampleStoreError(f"cannot be read: {shortened(str(error), _ARROW_ROOM)}", source=str(file)) from error
     except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -258,8 +257,6 @@ def _from_file(file: Path, read: Callable[[], _Read]) -> _Read:
         raise FormatError(f"is no Parquet file, or is damaged: {reason}", source=str(file)) from error
     except InputError as error:
         raise FormatError(error.message, field=error.field, source=str(file)) from error
-    except SampleStoreError as error:
-        raise error.in_source(str(file)) from error
 
 
 def _type_of(name: str, schema: pa.Schema) -> pa.DataType | None:

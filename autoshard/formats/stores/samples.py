@@ -1,7 +1,4 @@
-"""Measured sets of shards: the samples of kernels, stored as `sample_store` says.
-
-Shape suffixes: S samples.
-"""
+"""Measured sets of shards: the samples of kernels, stored as `sample_store` says."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from autoshard.core import (
     NUM_REUSE_BINS,
@@ -41,8 +38,6 @@ from autoshard.formats.stores.sample_columns import (
     StoredRows,
 )
 from autoshard.formats.stores.sample_store import SampleStore, without_copies
-
-MsArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,51 +208,6 @@ def _shard_digest(shard: LocalShard) -> str:
     return digest({name: value for name, value in row.items() if name not in ("table", *_OF_BATCH)})
 
 
-class TimedSample(Protocol):
-    """A sample with latencies of a forward and a backward pass, and of a reference in the same rounds, in ms."""
-
-    @property
-    def forward_ms(self) -> float:
-        """Forward pass."""
-        ...
-
-    @property
-    def backward_ms(self) -> float:
-        """Backward pass."""
-        ...
-
-    @property
-    def reference_forward_ms(self) -> float:
-        """Forward pass of the reference."""
-        ...
-
-    @property
-    def reference_backward_ms(self) -> float:
-        """Backward pass of the reference."""
-        ...
-
-
-def divide_out_drift(latency_ms_S: ArrayLike, reference_ms_S: ArrayLike) -> MsArray:
-    """Latencies as if the machine had always been as fast as it was in the middle.
-
-    Args:
-        latency_ms_S: Measured latencies.
-        reference_ms_S: The reference, measured in the same rounds.
-
-    Returns:
-        Each latency over its own reference, times the median of the references; shape (S,).
-    """
-    reference_ms = np.asarray(reference_ms_S, dtype=np.float64)
-    return np.asarray(latency_ms_S, dtype=np.float64) / reference_ms * np.median(reference_ms)
-
-
-def corrected_ms(samples: Sequence[TimedSample]) -> tuple[MsArray, MsArray]:
-    """Forward and backward latencies of one device's samples with its drift divided out, shapes (S,)."""
-    forward_S = divide_out_drift([one.forward_ms for one in samples], [one.reference_forward_ms for one in samples])
-    backward_S = divide_out_drift([one.backward_ms for one in samples], [one.reference_backward_ms for one in samples])
-    return forward_S, backward_S
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleTable:
     """Samples of one device.
@@ -282,10 +232,6 @@ class SampleTable:
     def reference_backward_ms(self) -> float:
         """Median over samples of the reference set's backward latency."""
         return float(np.median([sample.reference_backward_ms for sample in self.samples]))
-
-    def corrected_ms(self) -> tuple[MsArray, MsArray]:
-        """As `corrected_ms` of the samples."""
-        return corrected_ms(self.samples)
 
 
 def devices_in(store: str | Path) -> tuple[str, ...]:

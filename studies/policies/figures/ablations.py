@@ -75,7 +75,7 @@ class FeaturelessCostModel:
         blind = without(_with_tables(dataset, tables), removed)
         options = TrainingOptions(num_updates=lab.settings.cost_updates)
         trained = train_cost_model(blind, device=lab.settings.device, options=options, seed=seed)
-        predictor = trained.predictor()
+        predictor = trained.model.predictor
         codes_UH = predictor.encode(blind.features_UF[-len(tables) :])
         return cls(predictor, dict(zip(tables, codes_UH, strict=True)), removed)
 

@@ -58,7 +58,7 @@ class TestWithoutCollecting:
         (found,) = progress.rounds
         assert len(progress.held_out) == 80
         assert found.num_samples == len(samples) - num_held_out
-        counts = trained.card.training["num_samples"] + trained.card.metrics.num_samples
+        counts = trained.model.card.training["num_samples"] + trained.model.card.metrics.num_samples
         assert counts == found.num_samples
         assert len(said) == 1
         assert f"{found.num_samples} samples, held-out error {found.relative_error:.2%}" in said[0]

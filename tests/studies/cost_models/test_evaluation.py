@@ -124,8 +124,8 @@ class TestEvaluation:
         """What a report says of it is what its card says, so that all methods learned from the same samples."""
         trained = train_cost_model(dataset, device="cpu", options=OPTIONS.training, seed=0)
         found = accuracies(evaluation)[SplitKind.RANDOM, "held_out"][KERNEL]
-        assert found.relative_error.mean == pytest.approx(trained.card.metrics.relative_error, rel=1e-6)
-        assert found.num_sets == trained.card.metrics.num_samples
+        assert found.relative_error.mean == pytest.approx(trained.model.card.metrics.relative_error, rel=1e-6)
+        assert found.num_sets == trained.model.card.metrics.num_samples
 
     def test_what_is_too_little_is_said(self, evaluation, document):
         """400 sets of some ten tables: hardly any lies within half of the pool."""

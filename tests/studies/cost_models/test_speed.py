@@ -10,9 +10,9 @@ from studies.cost_models.speed import time_pricing, time_training, timings_table
 def test_every_figure_is_timed(store, dataset):
     options = TrainingOptions(num_updates=5, batch_size=16)
     trained, training = time_training(dataset, "cpu", 1, options)
-    assert trained.card.training["num_samples"] + trained.card.metrics.num_samples == 10_000
+    assert trained.model.card.training["num_samples"] + trained.model.card.metrics.num_samples == 10_000
     small = CostDataset.from_samples(read_samples(store, "cpu"))
-    timings = (training, *time_pricing(trained.model(), small, 3))
+    timings = (training, *time_pricing(trained.model, small, 3))
     assert [timing.bound for timing in timings] == [60, 5, 2, 2]
     assert all(0 < timing.lowest <= timing.median for timing in timings)
     table = timings_table(timings)

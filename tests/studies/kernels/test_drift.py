@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from autoshard.formats.stores.samples import divide_out_drift
+from autoshard.formats.stores.drift import divide_out_drift
 from studies.kernels.drift import drift_of, variation
 
 RNG = np.random.default_rng(7)

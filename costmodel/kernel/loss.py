@@ -1,7 +1,7 @@
-"""Sets with some shards left out: what training compares sets with, so that company makes no shard cheaper.
+"""What training makes small: errors of predictions, and what sets take too little for the shards that they hold.
 
 Shape suffixes: U distinct shards, N shards of all sets, M shards that are kept, B sets, H width of a code, O outputs
-(forward, backward).
+(forward, backward), E errors (forward, backward, sum).
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from costmodel.kernel.network import CostNetwork
-from costmodel.kernel.weights import TRAIT_WIDTH
+from costmodel.kernel.weights import LOG_SPREAD_RANGE, TRAIT_WIDTH
 
+#: Weight of the forward part's own relative error.
+_FORWARD_WEIGHT = 0.1
 #: Share of the sets of which only the costliest shard is kept: where plans have one table that decides alone.
 _ALONE_SHARE = 0.3
 #: Weights of what is missing relative to the whole set, and relative to what was left out. With 1 and 0.1 some tables
@@ -21,6 +23,23 @@ _ALONE_SHARE = 0.3
 _WHOLE_WEIGHT, _LEFT_OUT_WEIGHT = 5.0, 0.1
 #: What was left out counts as at least this share of the set.
 _LEAST_LEFT_OUT = 1e-3
+
+
+def prediction_loss(predicted_BO: Tensor, log_spread_B: Tensor, measured_BO: Tensor) -> Tensor:
+    """Mean absolute error over the measured kernel time, so that all sets count alike, and the spread's likelihood.
+
+    The sum is a part of its own, so that forward and backward do not err in the same direction for free; the forward
+    part also counts relative to itself, since it is small. Spreads are those of Laplace's distribution, and do not
+    pull at the predictions.
+    """
+    kernel_B1 = measured_BO.sum(dim=1, keepdim=True)
+    summed_B1 = predicted_BO.sum(dim=1, keepdim=True)
+    error_BE = torch.cat([predicted_BO - measured_BO, summed_B1 - kernel_B1], dim=1) / kernel_B1
+    forward_B = predicted_BO[:, 0] / measured_BO[:, 0].clamp(min=1e-6) - 1
+    off_B = (kernel_B1 / summed_B1.detach()).log().abs()[:, 0]
+    log_spread_B = log_spread_B.clamp(*LOG_SPREAD_RANGE)
+    doubt_B = off_B * torch.exp(-log_spread_B) + log_spread_B
+    return error_BE.abs().mean() + _FORWARD_WEIGHT * forward_B.abs().clamp(max=1.0).mean() + doubt_B.mean()
 
 
 def missing_growth(

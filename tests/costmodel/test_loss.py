@@ -8,8 +8,8 @@ import costmodel
 from autoshard.core import PlacedShard, Shard, local_shard
 from autoshard.formats.metasyn import metasyn
 from costmodel.kernel.learned import LearnedCostModel
+from costmodel.kernel.loss import missing_growth
 from costmodel.kernel.network import CostNetwork
-from costmodel.kernel.subsets import missing_growth
 from costmodel.kernel.weights import NUM_OUTPUTS, TRAIT_WIDTH
 from costmodel.registry.versions import Registry
 
