@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,16 +80,12 @@ def _publish(trained: TrainedCostModel, options: PublishOptions) -> Published:
 
 def _result(card: CostModelCard, published: Published) -> dict[str, Any]:
     from costmodel.kernel.learned import LearnedCostModel
-    from costmodel.registry.card_fields import json_value
 
     return {
         "kind": LearnedCostModel.kind,
         "name": card.device,
         **published.to_json(),
-        "metrics": asdict(card.metrics),
-        "interval": asdict(card.interval),
-        "coverage": json_value(card.coverage),
-        "training": card.training,
+        **{name: card.to_json()[name] for name in ("metrics", "interval", "coverage", "training")},
     }
 
 

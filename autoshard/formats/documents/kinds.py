@@ -93,6 +93,26 @@ def list_of(item: Kind[T], minimum: int = 1, maximum: int = MAX_ITEMS) -> Kind[t
     return Kind(schema, read_all, list if write is unchanged else lambda values: [write(value) for value in values])
 
 
+def tuple_of(*listed: Kind[Any]) -> Kind[tuple[Any, ...]]:
+    """A list of as many values as there are kinds, the first value of the first kind and so on."""
+
+    def read(value: object, path: str) -> tuple[Any, ...]:
+        found = items(value, path, minimum=len(listed), maximum=len(listed))
+        return tuple([kind.read(found[index], f"{path}[{index}]") for index, kind in enumerate(listed)])
+
+    schema = {"type": "array", "prefixItems": [kind.schema for kind in listed], "items": False}
+    return Kind(schema | {"minItems": len(listed)}, read, list)
+
+
+def or_null(kind: Kind[T]) -> Kind[T | None]:
+    """A value of the kind, or null."""
+    return Kind(
+        {"oneOf": [kind.schema, {"type": "null"}]},
+        lambda value, path: None if value is None else kind.read(value, path),
+        lambda value: None if value is None else kind.write(value),
+    )
+
+
 def by_name(item: Kind[T]) -> Kind[Mapping[str, T]]:
     """An object whose fields have names of the user's own."""
 
