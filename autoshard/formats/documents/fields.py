@@ -94,6 +94,17 @@ def check_flag(value: object, path: str) -> bool:
     return value
 
 
+def any_text(value: object, path: str) -> str:
+    """The value, a text of any length.
+
+    Raises:
+        FormatError: If it is none.
+    """
+    if not isinstance(value, str):
+        raise FormatError(f"must be a text, got {shown(value)}", field=path)
+    return value
+
+
 def text(value: object, path: str) -> str:
     """The value, a text of 1 to 512 characters.
 
