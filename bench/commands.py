@@ -28,10 +28,12 @@ def replay(
         autoshard replay plan.json
     """
     from autoshard.formats import read_plan
+    from autoshard.report.replay_json import REPLAY
     from bench.kernels.replay import num_replayed, replay_plans
-    from bench.kernels.replay_report import replay_json, replay_table
+    from bench.kernels.replay_report import replay_result, replay_table
 
     plans = [read_plan(plan)]
     with console.progress("Measuring ranks", num_replayed(plans)) as advance:
         measured = replay_plans(plans, device=device, advance=advance)
-    console.emit(replay_json(plans[0], measured), replay_table(plans[0], measured), as_json=as_json)
+    found = replay_result(plans[0], measured)
+    console.emit(REPLAY.to_json(found), replay_table(found), as_json=as_json)

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any, Final
 
@@ -25,6 +26,10 @@ from autoshard.formats.stores.dense_samples import DenseSample
 from autoshard.formats.stores.samples import MeasuredShard, Sample
 from autoshard.planners.registry import GROUP
 from autoshard.planning import describe_planners
+from autoshard.report.comparison_json import COMPARISON
+from autoshard.report.replay_json import REPLAY
+from autoshard.runtime.result_json import RUN
+from autoshard.simulation import SIMULATION
 from costmodel.kernel.card import CostModelCard, Coverage, HeldOutMetrics, Interval
 from costmodel.step.collective_model import CollectiveCard
 from costmodel.step.dense_model import DenseCard
@@ -58,11 +63,8 @@ _PLAIN: Final = {
     "access_ranks": "Access ranks of the knots of the access profile.",
     "access_cumulative": "Cumulative probabilities at these knots.",
 }
-_FILES: Final = {
-    "autoshard.tables/1": "tables.json",
-    "autoshard.topology/1": "topology.json",
-    "autoshard.plan/1": "plan.json",
-}
+#: What commands print and write beside plans.
+_RESULTS: Final = (RUN, REPLAY, COMPARISON, SIMULATION)
 
 #: How the files are declared, and what else was tried.
 _DECLARED: Final = (
@@ -96,7 +98,14 @@ def pages() -> dict[str, str]:
 
 def schema_files() -> dict[str, str]:
     """The published JSON Schemas, by the names of their files."""
-    return {f"{schema['$id'].split(':')[2]}-1.schema.json": format_json(schema) for schema in json_schemas().values()}
+    return {f"{name}-1.schema.json": format_json(schema) for name, schema in _schemas().items()}
+
+
+@lru_cache(maxsize=1)
+def _schemas() -> Mapping[str, Mapping[str, Any]]:
+    """Published JSON Schemas by the first part of their files' names, in the order of the page."""
+    found = [*json_schemas().values(), *(result.json_schema() for result in _RESULTS)]
+    return {schema["$id"].split(":")[2]: schema for schema in found}
 
 
 def commands_page() -> str:
@@ -153,19 +162,19 @@ def planners_page() -> str:
 def schemas_page() -> str:
     """Every field of the JSON files."""
     blocks = [
-        "# File formats: tables, topologies, plans",
+        "# File formats: tables, topologies, plans, results",
         SOURCE,
         "Files are UTF-8 JSON. Unknown or missing fields, NaN and names used twice are errors that name the file and "
-        "the field. `autoshard.formats.json_schemas()` returns the JSON Schemas that this page is made of. Other "
-        "files: [samples](samples.md), [model cards](model-cards.md).",
+        "the field. The package has the JSON Schemas that this page is made of in `autoshard/formats/schemas`; "
+        "`autoshard.formats.json_schemas()` returns those of tables, topologies and plans. Other files: "
+        "[samples](samples.md), [model cards](model-cards.md).",
     ]
-    schemas = json_schemas()
-    for name, title in _FILES.items():
-        schema = schemas[name]
-        blocks += [f"## {title}", f"{schema['description']} `schema` is `{name}`."]
-        blocks += _object_blocks(schema, title.removesuffix(".json"))
+    for file, schema in _schemas().items():
+        name = schema["properties"]["schema"]["const"]
+        blocks += [f"## {file}.json", f"{schema['description']} `schema` is `{name}`."]
+        blocks += _object_blocks(schema, file)
         for key, part in schema["$defs"].items():
-            blocks += _definition_blocks(key, part, title.removesuffix(".json"))
+            blocks += _definition_blocks(key, part, file)
     return _page([*blocks, *_DECLARED])
 
 
@@ -198,9 +207,10 @@ def _fields(part: Mapping[str, Any], prefix: str, file: str) -> Iterator[tuple[s
     for name, field in part["properties"].items():
         required = "yes" if name in part.get("required", ()) else ""
         yield f"`{prefix}{name}`", required, _value(field, file), _meaning(field, file)
-        inner = field.get("items", field)
+        held = field.get("oneOf", [field])[0]  # of a field that may be null, what else it may be
+        inner = held.get("items") or held
         if "properties" in inner:
-            yield from _fields(inner, f"{prefix}{name}{'[]' if inner is not field else ''}.", file)
+            yield from _fields(inner, f"{prefix}{name}{'[]' if inner is not held else ''}.", file)
 
 
 def _value(field: Mapping[str, Any], file: str) -> str:
@@ -220,7 +230,7 @@ def _value(field: Mapping[str, Any], file: str) -> str:
         return ("whole number" if kind == "integer" else "number") + _range(field)
     if kind == "object" and isinstance(field.get("additionalProperties"), dict):
         return "object by name"
-    named = {"string": "text", "boolean": "`true` or `false`", "object": "object"}[str(kind)]
+    named = {"string": "text", "boolean": "`true` or `false`", "object": "object", "null": "`null`"}[str(kind)]
     return named + (f" of the form `{field['pattern']}`" if "pattern" in field else "")
 
 
@@ -244,7 +254,7 @@ def _target(reference: str, file: str) -> tuple[str, str, Mapping[str, Any]]:
     """The file and the name of a definition that a `$ref` names, and the definition; no name for the whole file."""
     own, _, name = reference.partition("#/$defs/")
     owner = own.split(":")[2] if own else file
-    schema = next(one for one in json_schemas().values() if one["$id"].split(":")[2] == owner)
+    schema = _schemas()[owner]
     return owner, name, schema["$defs"][name] if name else schema
 
 

@@ -96,6 +96,7 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
     """
     from autoshard.formats import atomic_write, write_plan
     from autoshard.report import comparison_page, comparison_table
+    from autoshard.report.comparison_json import COMPARISON
 
     rows = _planned(options)
     if options.output_dir is not None:
@@ -110,7 +111,7 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
     notes = _notes(rows, measured)
     if options.html is not None:
         atomic_write(options.html, comparison_page(rows, notes))
-    emit(_document(rows, measured), comparison_table(rows, notes), as_json=as_json)
+    emit(COMPARISON.to_json((rows, measured)), comparison_table(rows, notes), as_json=as_json)
     for written in (options.output_dir, options.html):
         if written is not None:
             log(f"Wrote {written}")
@@ -192,31 +193,3 @@ def _notes(rows: Sequence[ComparedPlan], measured: Replay | None) -> list[str]:
             f"({measured.device_name}); differences above this are noise."
         )
     return notes
-
-
-def _document(rows: Sequence[ComparedPlan], measured: Replay | None) -> dict[str, object]:
-    from autoshard.report import BASELINE, floor_ms, speedups_over, within_noise
-
-    speedups = speedups_over(BASELINE, rows)
-    return {
-        "floor_kernel_ms": floor_ms(rows),
-        "within_noise": list(within_noise(rows)),
-        "ceiling_balance": measured.ceiling.balance if measured else None,
-        "device_name": measured.device_name if measured else None,
-        "planners": [
-            {
-                "planner": row.planner,
-                "planning_s": row.planning_s,
-                "failure": None if row.failure is None else str(row.failure),
-                "predicted_max_kernel_ms": row.predicted_max_ms,
-                "predicted_balance": row.plan.predicted.balance if row.plan and row.plan.predicted else None,
-                "cost_model": row.plan.predicted.cost_model if row.plan and row.plan.predicted else None,
-                "measured_max_kernel_ms": row.measured.max_kernel_ms if row.measured else None,
-                "measured_balance": row.measured.balance if row.measured else None,
-                "measured_kernel_ms": list(row.measured.kernel_ms_per_rank) if row.measured else None,
-                "speedup_over_random": speedups.get(row.planner),
-                "prediction_error": row.prediction_error,
-            }
-            for row in rows
-        ],
-    }

@@ -88,6 +88,7 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
         AutoshardError: As `run_requests`.
     """
     from autoshard.runtime import run_requests
+    from autoshard.runtime.result_json import RUN
 
     done = 0
     # The number of steps in all, warm-up included, comes with the first report.
@@ -99,7 +100,7 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
             done = state.done
 
         (result,) = run_requests([options.request()], num_processes, on_progress=on_progress, launcher=launcher)
-    emit(result.to_json(), _rendered(result), as_json=as_json)
+    emit(RUN.to_json(result), _rendered(result), as_json=as_json)
 
 
 def _num_processes(world_size: int) -> int:

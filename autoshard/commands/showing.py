@@ -44,27 +44,10 @@ def show(
 
 
 def _read_replay(path: Path, num_ranks: int) -> MeasuredPlan:
-    from autoshard.formats import read_json
-    from autoshard.formats.documents.fields import from_source, items, number
-    from autoshard.report import MeasuredPlan
+    from autoshard.report.replay_json import REPLAY
 
-    document = read_json(path)
-
-    def read() -> MeasuredPlan:
-        ranks = items(_field(document, "ranks", ""), "ranks", minimum=num_ranks, maximum=num_ranks)
-        times = {
-            name: tuple(
-                number(_field(rank, name, f"ranks[{index}]."), f"ranks[{index}].{name}")
-                for index, rank in enumerate(ranks)
-            )
-            for name in ("forward_ms", "backward_ms")
-        }
-        return MeasuredPlan(forward_ms_R=times["forward_ms"], backward_ms_R=times["backward_ms"])
-
-    return from_source(str(path), read)
-
-
-def _field(value: object, name: str, path: str) -> object:
-    if not isinstance(value, dict) or name not in value:
-        raise FormatError("is missing: not the output of `autoshard replay --json`", field=path + name)
-    return value[name]
+    found = REPLAY.read(path)
+    if len(found.ranks) != num_ranks:
+        message = f"must hold {num_ranks} values, one per rank of the plan, got {len(found.ranks)}"
+        raise FormatError(message, field="ranks", source=str(path))
+    return found.measured

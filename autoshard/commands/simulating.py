@@ -15,6 +15,7 @@ from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.plan import GroupLayout, Payload
 from autoshard.core.quoting import shown
 from autoshard.simulation import (
+    SIMULATION,
     Lengths,
     Point,
     SimulatedPoint,
@@ -139,7 +140,7 @@ def simulate(options: SimulateOptions, as_json: JsonOption = False) -> None:
     _check_possible(record.points)
     if options.html is not None or options.png is not None:
         _draw(simulation_report(record, f"Simulated steps of {options.tables}"), options.html, options.png)
-    emit(record.to_json(), simulation_table(record.points), as_json=as_json)
+    emit(SIMULATION.to_json(record), simulation_table(record.points), as_json=as_json)
     for written in (options.output, options.html, options.png):
         if written is not None:
             log(f"Wrote {written}")
@@ -164,7 +165,7 @@ def _run(simulator: Simulator, name: str, points: Sequence[Point], output: Path 
                 simulated = simulator.simulate(point)
                 record = record.with_points([*record.points, simulated])
                 if output is not None:
-                    record.write(output)
+                    SIMULATION.write(record, output)
             found.append(simulated)
             advance(1)
     return SweepRecord(settings=settings, points=tuple(found))

@@ -101,7 +101,7 @@ def curves_figure(points: Sequence[PricedPoint]) -> go.Figure:
     colours = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, GREY)
     series = dict.fromkeys(one.point.series for one in points)
     values: tuple[Callable[[PricedPoint], float], ...] = (
-        lambda one: one.step_ms[0],
+        lambda one: one.step_ms.value,
         lambda one: one.samples_per_s,
         lambda one: factors[id(one)] or 0.0,
         lambda one: one.memory.used_bytes / (1 << 30),
@@ -159,7 +159,7 @@ def parts_figure(points: Sequence[PricedPoint]) -> go.Figure:
 
 
 def _bars(points: Sequence[PricedPoint]) -> dict[str, object] | None:
-    spreads = [(one.spread, one.step_ms[0]) for one in points if one.spread]
+    spreads = [(one.spread, one.step_ms.value) for one in points if one.spread]
     if len(spreads) < len(points):
         return None
     above = [max(0.0, spread.p99_ms - step_ms) for spread, step_ms in spreads]
@@ -185,8 +185,8 @@ def _figures(priced: PricedPoint, factor: float | None) -> tuple[str, ...]:
     step, memory, spread = priced.step_ms, priced.memory, priced.spread
     quantiles = ("", "", "") if spread is None else tuple(map(write_ms, (spread.p50_ms, spread.p90_ms, spread.p99_ms)))
     return (
-        write_ms(step[0]),
-        f"{write_ms(step[1])} to {write_ms(step[2])}",
+        write_ms(step.value),
+        f"{write_ms(step.low)} to {write_ms(step.high)}",
         *quantiles,
         f"{priced.samples_per_s:,.0f}",
         "" if factor is None else write_percent(factor),

@@ -1,11 +1,11 @@
-"""What is asked of a run, and what it answers: plain data that crosses the process boundary as JSON."""
+"""What is asked of a run, and what it measures, as plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, check_choice
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective
@@ -189,37 +189,6 @@ class RunResult:
     ranks: tuple[RankTiming, ...]
     verification: Verification | None = None
     overlap: Overlap = Overlap.NONE
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as a JSON object; `kernel_ms` and `max_error` are written beside what they come from."""
-        document = asdict(self)
-        for rank, written in zip(self.ranks, document["ranks"], strict=True):
-            written["kernel_ms"] = rank.kernel_ms
-        if self.verification is not None:
-            document["verification"]["max_error"] = self.verification.max_error
-        return document
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> RunResult:
-        """Reads what `to_json` wrote."""
-        values = dict(document)
-        values["engine"], values["device"] = Engine(values["engine"]), Device(values["device"])
-        values["overlap"] = Overlap(values["overlap"])
-        values["ranks"] = tuple(_timing(rank) for rank in values["ranks"])
-        if values["verification"] is not None:
-            values["verification"] = Verification(**_without(values["verification"], "max_error"))
-        return cls(**values)
-
-
-def _timing(values: Mapping[str, Any]) -> RankTiming:
-    read = _without(values, "kernel_ms")
-    read["plan_ranks"] = tuple(read["plan_ranks"])
-    read["collectives"] = {StepCollective(name): CollectiveTime(**time) for name, time in read["collectives"].items()}
-    return RankTiming(**read)
-
-
-def _without(values: Mapping[str, Any], derived: str) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key != derived}
 
 
 def _member(choices: type[Engine] | type[Device], value: str, field: str) -> Engine | Device:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from autoshard.core import Estimate
 from autoshard.core.accepted import AT_LEAST_1
 from autoshard.simulation.spread import StepSpread
 
@@ -96,7 +97,7 @@ class PricedPoint:
         point: Which.
         needed_bytes: Weights and optimizer states of all tables, once.
         available_bytes: Device memory of all ranks of a group.
-        step_ms: One training step: value, and both ends of its interval.
+        step_ms: One training step.
         parts_ms: The step's parts at their slowest ranks.
         imbalance: Slowest rank's kernel time over the mean (2D).
         exchange_balance: Fastest rank's exchange over the slowest (OPER).
@@ -111,7 +112,7 @@ class PricedPoint:
     point: Point
     needed_bytes: int
     available_bytes: int
-    step_ms: tuple[float, float, float]
+    step_ms: Estimate
     parts_ms: Mapping[str, float]
     imbalance: float
     exchange_balance: float
@@ -125,7 +126,7 @@ class PricedPoint:
     @property
     def samples_per_s(self) -> float:
         """Throughput of all ranks together."""
-        return self.point.global_batch_size / self.step_ms[0] * 1e3
+        return self.point.global_batch_size / self.step_ms.value * 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from autoshard.core.errors import FormatError, InputError
+from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
-from autoshard.formats.documents.json_document import format_json, read_json
-from autoshard.formats.files import atomic_write
+from autoshard.formats.documents.document import Document
+from autoshard.formats.documents.kinds import (
+    ANY_OBJECT,
+    ANY_TEXT,
+    FLAG,
+    TEXT,
+    Field,
+    by_name,
+    derived,
+    list_of,
+    number_in,
+    one_of,
+    or_null,
+    record,
+    whole_number,
+)
+from autoshard.formats.documents.prediction_json import ESTIMATE
+from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE
 from autoshard.simulation.points import (
     Point,
     PointMemory,
@@ -21,8 +38,6 @@ from autoshard.simulation.points import (
     scaling_factors,
 )
 from autoshard.simulation.spread import StepSpread
-
-SIMULATION_SCHEMA = "autoshard.simulation/1"
 
 _POINT = ("machine", "num_ranks", "num_groups", "group_size", "batch_size", "is_batch_per_rank")
 
@@ -49,55 +64,31 @@ class SweepRecord:
         others = [one for one in self.points if one.point not in requested]
         return replace(self, points=(*points, *others))
 
-    def to_json(self) -> dict[str, object]:
-        """The object of the file."""
-        factors = scaling_factors(self.points)
-        return {
-            "schema": SIMULATION_SCHEMA,
-            "settings": dict(self.settings),
-            "points": [_point_to_json(one, factor) for one, factor in zip(self.points, factors, strict=True)],
-        }
 
-    def write(self, path: Path) -> None:
-        """Writes the file.
-
-        Raises:
-            FormatError: If it cannot be written.
-        """
-        atomic_write(path, format_json(self.to_json()))
+def _priced_or_not(*, status: PointStatus, reason: str, **known: Any) -> tuple[SimulatedPoint, None]:
+    point = Point(**{name: known.pop(name) for name in _POINT})
+    if status is not PointStatus.PRICED:
+        shared = {name: known[name] for name in ("needed_bytes", "available_bytes", "planning_s")}
+        return UnpricedPoint(point=point, status=status, reason=reason, **shared), None
+    for name in ("step_ms", "imbalance", "exchange_balance", "memory"):
+        if known[name] is None:
+            raise FormatError("must not be null where status is priced", field=name)
+    return PricedPoint(point=point, **known), None
 
 
-def read_record(path: Path, settings: Mapping[str, object]) -> SweepRecord:
-    """Reads what a sweep has found so far; nothing if there is no such file.
-
-    Raises:
-        FormatError: If the file holds something else, or was made with other settings; the text names the field.
-    """
-    if not path.exists():
-        return SweepRecord(settings=settings)
-    document, source = read_json(path), str(path)
-    if not isinstance(document, dict) or document.get("schema") != SIMULATION_SCHEMA:
-        raise FormatError(f"must be {SIMULATION_SCHEMA!r}", source=source, field="schema")
-    found = document.get("settings")
-    for name, value in settings.items():
-        known = found.get(name) if isinstance(found, dict) else None
-        if known != value:
-            raise FormatError(
-                f"must be {shown(value)} as in this run, got {shown(known)}; name another file for other settings",
-                source=source,
-                field=f"settings.{name}",
-            )
-    points = document.get("points")
-    if not isinstance(points, list):
-        raise FormatError("must be a list", source=source, field="points")
-    return SweepRecord(
-        settings=settings,
-        points=tuple(_point_from_json(value, source, f"points[{index}]") for index, value in enumerate(points)),
-    )
+def _point_parts(found: tuple[SimulatedPoint, float | None]) -> dict[str, Any]:
+    simulated, factor = found
+    known = {name: getattr(simulated.point, name) for name in (*_POINT, "global_batch_size")}
+    figures = {name: getattr(simulated, name, absent) for name, absent in _ABSENT.items()}
+    return {**known, **figures, "scaling_factor": factor, "planning_s": simulated.planning_s}
 
 
-#: Figures of priced points alone, with what stands for them where there is no plan.
-_NO_FIGURES: dict[str, object] = {
+#: What is written of a point where it has no such attribute: figures of points without a plan, the status of others.
+_ABSENT: Final[dict[str, object]] = {
+    "status": PointStatus.PRICED,
+    "reason": "",
+    "needed_bytes": 0,
+    "available_bytes": 0,
     "step_ms": None,
     "samples_per_s": None,
     "scaling_factor": None,
@@ -110,63 +101,86 @@ _NO_FIGURES: dict[str, object] = {
     "spread": None,
     "models": {},
 }
-_ENDS = ("value", "low", "high")
+_COUNT: Final = whole_number(1)
+#: All ranks of the largest cluster together have more than a double counts exactly.
+_BYTES: Final = whole_number(0, MAX_WORLD_SIZE * 2**60)
+_MS: Final = number_in()
+_MEMORY: Final = record(
+    PointMemory,
+    Field("static_bytes", _BYTES, "Weights and optimizer states in device memory."),
+    Field("activation_bytes", _BYTES, "Inputs and embeddings at the forward exchange."),
+    Field("limit_bytes", _BYTES, "Device memory of the rank."),
+)
+_SPREAD: Final = record(
+    StepSpread,
+    Field("num_batches", _COUNT, "Batches drawn."),
+    Field("mean_ms", _MS, "Mean step."),
+    Field("p50_ms", _MS, "Median step."),
+    Field("p90_ms", _MS, "90th percentile over batches."),
+    Field("p99_ms", _MS, "99th percentile over batches."),
+    Field("expected_max_kernel_ms", _MS, "Mean over batches of the slowest rank's kernel time."),
+    Field("max_expected_kernel_ms", _MS, "Slowest rank's kernel time at mean lookups."),
+)
+_GROUP_SIZE: Final = "Ranks per replica group, where a curve keeps that; null where it keeps the number of groups."
+_PARTS: Final = "Milliseconds of the step's parts at their slowest ranks, by name."
+_SIMULATED: Final = record(
+    _priced_or_not,
+    Field("machine", ANY_TEXT, "Name or file of the topology."),
+    Field("num_ranks", _COUNT, "Ranks of the cluster."),
+    Field("num_groups", _COUNT, "Replica groups; 1 for full model parallelism."),
+    Field("group_size", or_null(_COUNT), _GROUP_SIZE),
+    Field("batch_size", _COUNT, "Samples per step, of all ranks or of each."),
+    Field("is_batch_per_rank", FLAG, "Whether batch_size is that of each rank."),
+    derived("global_batch_size", _COUNT, "Samples per step of all ranks."),
+    Field("status", one_of(PointStatus), "Whether the point has a plan; without one, its figures are null or empty."),
+    Field("reason", ANY_TEXT, "Why there is no plan; else empty."),
+    Field("needed_bytes", _BYTES, "Weights and optimizer states of all tables, once."),
+    Field("available_bytes", _BYTES, "Device memory of all ranks of a replica group."),
+    Field("step_ms", or_null(ESTIMATE), "One training step."),
+    derived("samples_per_s", or_null(number_in()), "Throughput of all ranks together."),
+    derived("scaling_factor", or_null(number_in()), "Throughput per rank over that of the curve's smallest cluster."),
+    Field("imbalance", or_null(number_in()), "Most over mean kernel time of the ranks (2D)."),
+    Field("exchange_balance", or_null(number_in()), "Least over most exchange time of a rank (OPER)."),
+    Field("parts_ms", by_name(number_in(-math.inf)), _PARTS),
+    Field("memory", or_null(_MEMORY), "Memory of the fullest rank."),
+    Field("num_shards", by_name(whole_number()), "Number of shards by tier."),
+    Field("planned_groups", _COUNT, "Replica groups of the plan: num_groups, unless the planner chooses them."),
+    Field("spread", or_null(_SPREAD), "The step over sampled batches, in ms; null if none were drawn."),
+    Field("models", by_name(TEXT), "Names of the models behind the prediction."),
+    Field("planning_s", number_in(), "Seconds of planning and pricing."),
+    parts=_point_parts,
+)
+_SETTINGS: Final = "Tables, planner, models and options that decide what a point costs."
+SIMULATION: Final[Document[SweepRecord]] = Document(
+    name="simulation",
+    meaning="What `autoshard simulate --json` prints and `-o` writes: the points of a sweep.",
+    make=lambda *, settings, points: SweepRecord(settings=settings, points=tuple(point for point, _ in points)),
+    fields=lambda _: (
+        Field("settings", ANY_OBJECT, _SETTINGS),
+        Field("points", list_of(_SIMULATED, 0), "Those of the request in its order, then those of earlier requests."),
+    ),
+    parts=lambda made: {
+        "settings": made.settings,
+        "points": zip(made.points, scaling_factors(made.points), strict=True),
+    },
+)
 
 
-def _point_to_json(simulated: SimulatedPoint, factor: float | None) -> dict[str, object]:
-    point = simulated.point
-    status, reason, figures = PointStatus.PRICED, "", _NO_FIGURES
-    if isinstance(simulated, PricedPoint):
-        figures = _figures_to_json(simulated, factor)
-    else:
-        status, reason = simulated.status, simulated.reason
-    return {
-        **{name: getattr(point, name) for name in _POINT},
-        "global_batch_size": point.global_batch_size,
-        "status": status.value,
-        "reason": reason,
-        "needed_bytes": simulated.needed_bytes,
-        "available_bytes": simulated.available_bytes,
-        **figures,
-        "planning_s": simulated.planning_s,
-    }
+def read_record(path: Path, settings: Mapping[str, object]) -> SweepRecord:
+    """Reads what a sweep has found so far; nothing if there is no such file.
 
-
-def _figures_to_json(priced: PricedPoint, factor: float | None) -> dict[str, object]:
-    return {
-        "step_ms": dict(zip(_ENDS, priced.step_ms, strict=True)),
-        "samples_per_s": priced.samples_per_s,
-        "scaling_factor": factor,
-        "imbalance": priced.imbalance,
-        "exchange_balance": priced.exchange_balance,
-        "parts_ms": dict(priced.parts_ms),
-        "memory": asdict(priced.memory),
-        "num_shards": dict(priced.num_shards),
-        "planned_groups": priced.planned_groups,
-        "spread": None if priced.spread is None else asdict(priced.spread),
-        "models": dict(priced.models),
-    }
-
-
-def _point_from_json(value: Any, source: str, path: str) -> SimulatedPoint:
-    try:
-        known: dict[str, Any] = {
-            "point": Point(**{name: value[name] for name in _POINT}),
-            **{name: value[name] for name in ("needed_bytes", "available_bytes", "planning_s")},
-        }
-        status = PointStatus(value["status"])
-        if status is not PointStatus.PRICED:
-            return UnpricedPoint(status=status, reason=value["reason"], **known)
-        step, spread = value["step_ms"], value["spread"]
-        return PricedPoint(
-            step_ms=(step["value"], step["low"], step["high"]),
-            parts_ms=dict(value["parts_ms"]),
-            memory=PointMemory(**value["memory"]),
-            num_shards=dict(value["num_shards"]),
-            models=dict(value["models"]),
-            spread=None if spread is None else StepSpread(**spread),
-            **{name: value[name] for name in ("imbalance", "exchange_balance", "planned_groups")},
-            **known,
-        )
-    except (InputError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"must be a point of this program, not read: {error}", source=source, field=path) from error
+    Raises:
+        FormatError: If the file holds something else, or was made with other settings; the text names the field.
+    """
+    if not path.exists():
+        return SweepRecord(settings=settings)
+    found = SIMULATION.read(path)
+    for name, value in settings.items():
+        known = found.settings.get(name)
+        if known != value:
+            raise FormatError(
+                f"must be {shown(value)} as in this run, got {shown(known)}; name another file for other settings",
+                source=str(path),
+                field=f"settings.{name}",
+            )
+    return replace(found, settings=settings)

@@ -195,7 +195,6 @@ def _priced(
     assert predicted is not None
     group = plan.of_one_group().topology
     fullest = max(predicted.ranks, key=lambda rank: rank.hbm_bytes + rank.activation_bytes)
-    step = predicted.step_ms
     parts = {part.value: estimate.value for part, estimate in predicted.parts.items() if part is not StepPart.DENSE}
     sync_ms, group_ms = predicted.sync_ms or 0.0, predicted.group_sync_ms or 0.0
     return PricedPoint(
@@ -204,7 +203,7 @@ def _priced(
         available_bytes=available_bytes,
         planning_s=planning_s,
         spread=spread,
-        step_ms=(step.value, step.low, step.high),
+        step_ms=predicted.step_ms,
         parts_ms={
             **parts,
             "dense_layers": predicted.dense_ms or 0.0,

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import LocalShard
-from autoshard.core.accepted import Range
 from autoshard.core.costs import OutsideRange
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.core.quoting import shortened, shown
-from autoshard.formats.documents.fields import Fields, text
-from costmodel.kernel.features import FEATURE_NAMES, FeatureScaling
-from costmodel.registry.card_fields import MAX_METRIC, Metric, ModelCard, not_within, numbers
+from autoshard.formats.documents.kinds import (
+    ANY_OBJECT,
+    TEXT,
+    Field,
+    list_of,
+    number_in,
+    or_null,
+    record,
+    tuple_of,
+    whole_number,
+)
+from costmodel.kernel.features import FEATURE_NAMES, SCALING, FeatureScaling
+from costmodel.registry.card_fields import MAX_METRIC, ModelCard
 
 #: Fields of a shard whose trained range is remembered.
 _RANGED = ("num_bags", "embedding_dim", "num_embeddings", "pooling_factor")
@@ -24,41 +33,14 @@ _RANGED = ("num_bags", "embedding_dim", "num_embeddings", "pooling_factor")
 _UPPER_ONLY = ("num_embeddings", "pooling_factor")
 #: Of a network; each layer must be small enough that its weights can be held.
 _MAX_LAYERS, _MAX_WIDTH = 8, 4096
+#: Upper end of a trained range.
+_MAX_RANGE = 1e30
 #: Of intervals, in spreads: trained ones have about 2, and tens where few samples were kept from training.
 _MAX_QUANTILE = 1e6
 #: Largest exponent of an interval's end over its prediction, so that both are finite.
 _MAX_EXPONENT = 300.0
 #: Characters of the kinds that a message has room for: all that one machine's store has.
 _KINDS_ROOM = 1000
-
-
-def _texts(fields: Fields, name: str) -> tuple[str, ...]:
-    path = fields.at(name)
-    return tuple(text(value, f"{path}[{index}]") for index, value in enumerate(fields.items(name)))
-
-
-def _fewest_and_most(fields: Fields, name: str) -> tuple[int, int]:
-    fewest, most = fields.whole_numbers(name)[:2] if len(fields.items(name)) == 2 else (1, 0)
-    if fewest > most:
-        raise FormatError("must be the fewest and the most tables", field=fields.at(name))
-    return fewest, most
-
-
-def _ranges(fields: Fields, name: str) -> dict[str, tuple[float, float]]:
-    found, ranges = fields.fields(name, required=_RANGED), {}
-    for item in _RANGED:
-        low, high = numbers(found, item, length=2, minimum=0.0, maximum=1e30)
-        if low > high:
-            raise not_within(low, high, found.at(item))
-        ranges[item] = (low, high)
-    return ranges
-
-
-def _hidden_widths(fields: Fields, name: str) -> tuple[int, ...]:
-    hidden = fields.whole_numbers(name, minimum=1, maximum=_MAX_WIDTH)
-    if len(hidden) > _MAX_LAYERS:
-        raise FormatError(f"must hold 1 to {_MAX_LAYERS} widths, got {len(hidden)}", field=name)
-    return hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +53,15 @@ class Coverage:
         ranges: Smallest and largest value of some fields; shards beyond them are priced, with wider intervals.
     """
 
-    kinds: Annotated[tuple[str, ...], _texts]
-    num_tables: Annotated[tuple[int, int], _fewest_and_most]
-    ranges: Annotated[dict[str, tuple[float, float]], _ranges]
+    kinds: tuple[str, ...]
+    num_tables: tuple[int, int]
+    ranges: dict[str, tuple[float, float]]
+
+    def __post_init__(self) -> None:
+        ends = {"num_tables": self.num_tables, **{f"ranges.{name}": ends for name, ends in self.ranges.items()}}
+        for field, (low, high) in ends.items():
+            if low > high:
+                raise FormatError(f"must rise, got {low:g} to {high:g}", field=field)
 
     @classmethod
     def of(cls, shards: Iterable[LocalShard], *, num_tables: tuple[int, int]) -> Coverage:
@@ -111,11 +99,11 @@ class HeldOutMetrics:
     """How predictions of forward plus backward compare with samples that were kept from training."""
 
     num_samples: int
-    mae_ms: Metric
-    mse_ms2: Metric
-    relative_error: Metric
+    mae_ms: float
+    mse_ms2: float
+    relative_error: float
     """Mean of |predicted - measured| / measured."""
-    kendall_tau: Annotated[float, Range(at_least=-1.0, at_most=1.0)]
+    kendall_tau: float
     """Agreement of the order of samples, from -1 to 1."""
 
 
@@ -130,15 +118,40 @@ class Interval:
         half_width: Median over these of half the interval's width over the prediction; likewise.
     """
 
-    low: Annotated[float, Range(at_least=-_MAX_QUANTILE, at_most=0.0)]
-    high: Annotated[float, Range(at_least=0.0, at_most=_MAX_QUANTILE)]
-    coverage: Annotated[float | None, Range(at_least=0.0, at_most=1.0)] = None
-    half_width: Annotated[float | None, Range(at_least=0.0, at_most=MAX_METRIC)] = None
+    low: float
+    high: float
+    coverage: float | None = None
+    half_width: float | None = None
 
     def factors(self, spread_S: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Ends of the interval over the prediction, of shape (S,) each, by the predictions' spreads."""
         low_S, high_S = (np.clip(end * spread_S, -_MAX_EXPONENT, _MAX_EXPONENT) for end in (self.low, self.high))
         return np.exp(low_S), np.exp(high_S)
+
+
+_RANGE: Final = tuple_of(number_in(0, _MAX_RANGE), number_in(0, _MAX_RANGE))
+_METRIC: Final = number_in(0, MAX_METRIC)
+_COVERAGE: Final = record(
+    Coverage,
+    Field("kinds", list_of(TEXT)),
+    Field("num_tables", tuple_of(whole_number(), whole_number())),
+    Field("ranges", record(dict, *(Field(name, _RANGE) for name in _RANGED), parts=dict)),
+)
+_HELD_OUT: Final = record(
+    HeldOutMetrics,
+    Field("num_samples", whole_number()),
+    Field("mae_ms", _METRIC),
+    Field("mse_ms2", _METRIC),
+    Field("relative_error", _METRIC),
+    Field("kendall_tau", number_in(-1, 1)),
+)
+_INTERVAL: Final = record(
+    Interval,
+    Field("low", number_in(-_MAX_QUANTILE, 0)),
+    Field("high", number_in(0, _MAX_QUANTILE)),
+    Field("coverage", or_null(number_in(0, 1))),
+    Field("half_width", or_null(_METRIC)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +170,22 @@ class CostModelCard(ModelCard):
 
     schema: ClassVar[str] = "autoshard.cost-model/2"
     fixed: ClassVar[Mapping[str, object]] = {"features": list(FEATURE_NAMES)}
+    fields: ClassVar[tuple[Field, ...]] = (
+        Field("device", TEXT),
+        Field("coverage", _COVERAGE),
+        Field("encoder_hidden", list_of(whole_number(1, _MAX_WIDTH), 1, _MAX_LAYERS)),
+        Field("scaling", SCALING),
+        Field("scale_ms", number_in(1e-9, 1e9)),
+        Field("metrics", _HELD_OUT),
+        Field("interval", _INTERVAL),
+        Field("training", ANY_OBJECT),
+    )
 
     device: str
     coverage: Coverage
-    encoder_hidden: Annotated[tuple[int, ...], _hidden_widths]
+    encoder_hidden: tuple[int, ...]
     scaling: FeatureScaling
-    scale_ms: Annotated[float, Range(at_least=1e-9, at_most=1e9)]
+    scale_ms: float
     metrics: HeldOutMetrics
     interval: Interval
     training: dict[str, Any]

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Annotated
+from functools import lru_cache
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import NUM_REUSE_BINS, AccessProfile, DType, LocalShard, MemoryLevel, Optimizer, Pooling, Update
-from costmodel.registry.card_fields import numbers
+from autoshard.formats.documents.kinds import Field, list_of, number_in, record
+from costmodel.registry.card_fields import MAX_METRIC
 
 FeatureArray = NDArray[np.float64]
 
@@ -143,8 +144,8 @@ class FeatureScaling:
         std_F: Divided by; 1 for work.
     """
 
-    mean_F: Annotated[tuple[float, ...], partial(numbers, length=NUM_FEATURES)]
-    std_F: Annotated[tuple[float, ...], partial(numbers, length=NUM_FEATURES, minimum=1e-12)]
+    mean_F: tuple[float, ...]
+    std_F: tuple[float, ...]
 
     @classmethod
     def fit(cls, features_NF: FeatureArray) -> FeatureScaling:
@@ -161,3 +162,12 @@ class FeatureScaling:
         scaled = (features_NF - np.asarray(self.mean_F)) / np.asarray(self.std_F)
         np.clip(scaled[:, :NUM_INPUTS], -_FARTHEST, _FARTHEST, out=scaled[:, :NUM_INPUTS])
         return scaled.astype(np.float32)
+
+
+#: The scaling on a card.
+SCALING: Final = record(
+    lambda mean, std: FeatureScaling(mean_F=mean, std_F=std),
+    Field("mean", list_of(number_in(-MAX_METRIC, MAX_METRIC), NUM_FEATURES, NUM_FEATURES)),
+    Field("std", list_of(number_in(1e-12, MAX_METRIC), NUM_FEATURES, NUM_FEATURES)),
+    parts=lambda scaling: {"mean": scaling.mean_F, "std": scaling.std_F},
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Final, get_args
+from typing import Any, ClassVar, Final, get_args
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from autoshard.core import Link, Topology
 from autoshard.core.costs import CollectiveName, LinkBytes, MsArray
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.evaluation.communication import link_bytes
-from autoshard.formats.documents.fields import Fields, items, number
-from costmodel.registry.card_fields import MAX_BOUND, MAX_METRIC, ModelCard
+from autoshard.formats.documents.kinds import ANY_OBJECT, TEXT, Field, Kind, list_of, number_in, record, tuple_of
+from costmodel.registry.card_fields import MAX_BOUND, MAX_METRIC, METRICS, ModelCard
 from costmodel.registry.models import LearnedModel
 from costmodel.registry.versions import StoredModel
 from costmodel.step.collective_curve import CollectiveCurve
@@ -32,32 +32,12 @@ LINKS: Final = ("node", "across_nodes")
 Curves = Mapping[tuple[str, CollectiveName], CollectiveCurve]
 
 
-def _alongside(fields: Fields, name: str) -> dict[str, float]:
-    found = fields.fields(name, required=COLLECTIVES)
-    return {one: found.number(one, maximum=1.0) for one in COLLECTIVES}
+#: Up to so many milliseconds: ends of an interval over the prediction.
+_BOUNDS_ROW: Final = tuple_of(number_in(0, MAX_METRIC), number_in(0, 1), number_in(1, MAX_BOUND))
 
 
-def _bounds(fields: Fields, name: str) -> dict[str, tuple[tuple[float, float, float], ...]]:
-    found = fields.fields(name, required=COLLECTIVES)
-    return {one: _bounds_rows(found, one) for one in COLLECTIVES}
-
-
-def _bounds_rows(fields: Fields, name: CollectiveName) -> tuple[tuple[float, float, float], ...]:
-    path = fields.at(name)
-    rows = []
-    for index, row in enumerate(fields.items(name, maximum=_MAX_BOUNDS)):
-        where = f"{path}[{index}]"
-        upto, low, high = items(row, where, minimum=3, maximum=3)
-        rows.append(
-            (
-                number(upto, f"{where}[0]", maximum=MAX_METRIC),
-                number(low, f"{where}[1]", maximum=1.0),
-                number(high, f"{where}[2]", minimum=1.0, maximum=MAX_BOUND),
-            )
-        )
-    if any(left[0] > right[0] for left, right in pairwise(rows)):
-        raise FormatError("must be of rising milliseconds", field=path)
-    return tuple(rows)
+def _by_collective(kind: Kind[Any]) -> Kind[dict[str, Any]]:
+    return record(dict, *(Field(name, kind) for name in COLLECTIVES), parts=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +56,26 @@ class CollectiveCard(ModelCard):
     """
 
     schema: ClassVar[str] = "autoshard.collective-model/1"
+    fields: ClassVar[tuple[Field, ...]] = (
+        Field("device", TEXT),
+        Field("backend", TEXT),
+        Field("alongside", _by_collective(number_in(0, 1))),
+        Field("bounds", _by_collective(list_of(_BOUNDS_ROW, 1, _MAX_BOUNDS))),
+        Field("metrics", METRICS),
+        Field("training", ANY_OBJECT),
+    )
 
     device: str
     backend: str
-    alongside: Annotated[dict[str, float], _alongside]
-    bounds: Annotated[dict[str, tuple[tuple[float, float, float], ...]], _bounds]
+    alongside: dict[str, float]
+    bounds: dict[str, tuple[tuple[float, float, float], ...]]
     metrics: dict[str, float]
     training: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for name, rows in self.bounds.items():
+            if any(left[0] > right[0] for left, right in pairwise(rows)):
+                raise FormatError("must be of rising milliseconds", field=f"bounds.{name}")
 
 
 class LearnedCollectives(LearnedModel[CollectiveCard]):

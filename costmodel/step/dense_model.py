@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from autoshard.core.costs import DenseCosts
 from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape
-from autoshard.core.errors import FormatError, ModelError
+from autoshard.core.errors import ModelError
 from autoshard.evaluation.dense_time import AnalyticDenseModel
-from autoshard.formats.documents.fields import Fields
-from costmodel.registry.card_fields import MAX_BOUND, ModelCard, check_tensor, numbers
+from autoshard.formats.documents.kinds import ANY_OBJECT, TEXT, Field, number_in, optional, record, tuple_of
+from costmodel.registry.card_fields import MAX_BOUND, METRICS, ModelCard, check_tensor
 from costmodel.registry.models import LearnedModel
 from costmodel.registry.versions import StoredModel, Tensors
 from costmodel.step.dense_features import RESIDUAL_NAMES, TERM_NAMES, residual_features, term_features
@@ -95,14 +95,8 @@ def residual_columns(scaled_NQ: FloatArray) -> FloatArray:
     return np.concatenate([np.ones((len(scaled_NQ), 1)), scaled_NQ, scaled_NQ**2], axis=1)
 
 
-def _bounds(fields: Fields, name: str) -> dict[str, tuple[float, float]]:
-    found, bounds = fields.fields(name, required=(), optional=_FIT_KEYS), {}
-    for key in (key for key in _FIT_KEYS if key in found):
-        low, high = numbers(found, key, length=2, minimum=0.0, maximum=MAX_BOUND)
-        if not low <= 1 <= high:
-            raise FormatError(f"must lie around 1, got {low:g} to {high:g}", field=found.at(key))
-        bounds[key] = (low, high)
-    return bounds
+#: Ends of an interval over the prediction.
+_BOUNDS: Final = tuple_of(number_in(0, 1), number_in(1, MAX_BOUND))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +113,15 @@ class DenseCard(ModelCard):
 
     schema: ClassVar[str] = "autoshard.dense-model/1"
     fixed: ClassVar[Mapping[str, object]] = {"terms": list(TERM_NAMES), "residual": list(RESIDUAL_NAMES)}
+    fields: ClassVar[tuple[Field, ...]] = (
+        Field("device", TEXT),
+        Field("bounds", record(dict, *(optional(key, _BOUNDS) for key in _FIT_KEYS), parts=dict)),
+        Field("metrics", METRICS),
+        Field("training", ANY_OBJECT),
+    )
 
     device: str
-    bounds: Annotated[dict[str, tuple[float, float]], _bounds]
+    bounds: dict[str, tuple[float, float]]
     metrics: dict[str, float]
     training: dict[str, Any]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from autoshard.core.accepted import Range
 from autoshard.core.errors import ModelError
 from autoshard.core.step import PART_FEATURES, Coefficients, Overlap, StepPart
-from costmodel.registry.card_fields import ModelCard, check_tensor
+from autoshard.formats.documents.kinds import ANY_OBJECT, TEXT, Field, number_in, one_of
+from costmodel.registry.card_fields import METRICS, ModelCard, check_tensor
 from costmodel.registry.models import LearnedModel
 from costmodel.registry.versions import StoredModel
 from costmodel.step.regression import FloatArray
@@ -40,11 +40,19 @@ class StepCard(ModelCard):
     fixed: ClassVar[Mapping[str, object]] = {
         "features": {part.value: list(names) for part, names in PART_FEATURES.items()}
     }
+    fields: ClassVar[tuple[Field, ...]] = (
+        Field("device", TEXT),
+        Field("engine", TEXT),
+        Field("overlap", one_of(Overlap)),
+        Field("interval_scale", number_in(0, 1e6)),
+        Field("metrics", METRICS),
+        Field("training", ANY_OBJECT),
+    )
 
     device: str
     engine: str
     overlap: Overlap
-    interval_scale: Annotated[float, Range(at_least=0.0, at_most=1e6)]
+    interval_scale: float
     metrics: dict[str, float]
     training: dict[str, Any]
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from autoshard.core.accepted import Range
 from autoshard.core.errors import ModelError
 from autoshard.core.quoting import shown
-from autoshard.formats.documents.fields import Fields
+from autoshard.formats.documents.kinds import (
+    ANY_OBJECT,
+    ANYTHING,
+    TEXT,
+    Field,
+    number_in,
+    one_of,
+    optional,
+    or_null,
+    record,
+    whole_number,
+)
 from costmodel import LearnedCostModel, Registry, StoredModel
 from costmodel.kernel.predictor import FULL_CODE_WIDTH
 from costmodel.registry.card_fields import ModelCard
@@ -24,16 +34,6 @@ from policies.planning.tasks import num_splits
 _POLICY_PREFIX, _COST_PREFIX = "policy.", "cost."
 
 
-def _optional_text(fields: Fields, name: str) -> str | None:
-    return None if fields[name] is None else fields.text(name)
-
-
-def _none_left_out(fields: Fields, name: str) -> object:
-    if name not in fields:
-        return 0
-    return fields[name]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModelPart:
     """The cost model that a policy was trained on.
@@ -43,8 +43,11 @@ class CostModelPart:
         card: Its card.
     """
 
-    id: Annotated[str | None, _optional_text]
+    id: str | None
     card: dict[str, Any]
+
+
+_COST_MODEL: Final = record(CostModelPart, Field("id", or_null(TEXT)), Field("card", ANY_OBJECT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +67,24 @@ class PolicyCard(ModelCard):
 
     #: Changes whenever the environment shows something else: a network reads what it was trained on only.
     schema: ClassVar[str] = "autoshard.policy/3"
-    optional: ClassVar[Collection[str]] = ("max_splits",)
+    fields: ClassVar[tuple[Field, ...]] = (
+        Field("device", TEXT),
+        Field("items", one_of(Items)),
+        Field("objective", one_of(Objective)),
+        Field("memory_fill", or_null(number_in(0, 1e6))),
+        optional("max_splits", ANYTHING),
+        Field("code_width", whole_number(FULL_CODE_WIDTH, FULL_CODE_WIDTH)),
+        Field("cost_model", _COST_MODEL),
+        Field("training", ANY_OBJECT),
+    )
     remedy: ClassVar[str] = "`autoshard train policy` makes one that can be read"
 
     device: str
     items: Items
     objective: Objective
-    memory_fill: Annotated[float | None, Range(at_least=0.0, at_most=1e6)]
-    max_splits: Annotated[object, _none_left_out]
-    code_width: Annotated[int, Range(at_least=FULL_CODE_WIDTH, at_most=FULL_CODE_WIDTH)]
+    memory_fill: float | None
+    max_splits: object = 0
+    code_width: int
     cost_model: CostModelPart
     training: dict[str, Any]
 

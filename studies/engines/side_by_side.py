@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Annotated, Final
@@ -26,11 +27,13 @@ from autoshard.runtime.results import Device, Engine, RunRequest, RunResult
 from autoshard.trials import local_topology
 from bench.measuring.devices import find_device
 from studies.engines.layouts import Layout, plan_of
-from studies.frame import Machine, OutputOptions, StudyResult, command_line, to_document
+from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line, to_document
 
 SCHEMA: Final = "autoshard.engines/1"
 _DEVICE: Final = "cpu"
 _RUN_BYTES: Final = 8 << 30
+#: Options that a batch size's numbers do not depend on.
+_FREE: Final = ("batch_sizes", "parts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +86,7 @@ class EngineSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineComparison:
-    """All plans and batch sizes.
+    """All plans at one or more batch sizes.
 
     Attributes:
         num_tables: Tables of each plan.
@@ -169,6 +172,7 @@ class EngineOptions:
     num_tables: Annotated[int, typer.Option(min=1, help="Tables of each plan.")] = 80
     tables: Annotated[str, typer.Option(help="Pool that they are drawn from.")] = "metasyn"
     scale: Annotated[int, typer.Option(min=1, help="Divides the rows of the pool.")] = 64
+    parts: PartsOption = None
 
     def plans(self) -> dict[Layout, ShardingPlan]:
         """The plans.
@@ -203,24 +207,30 @@ def main(options: EngineOptions, output: OutputOptions) -> None:
     """Times the same plans on the thin engine and on TorchRec's, in the same processes in turn.
 
     Example:
-        OMP_NUM_THREADS=1 python -m studies engines --batch-sizes 64,512 --rounds 9
+        OMP_NUM_THREADS=1 python -m studies engines --batch-sizes 64,512 --rounds 9 --parts engine-runs
     """
-    plans, sizes = options.plans(), options.sizes()
-    runs: list[EngineSteps] = []
+    plans, sizes, parts = options.plans(), options.sizes(), PartStore(options.parts)
+    parts.check_identity({name: value for name, value in asdict(options).items() if name not in _FREE})
+    found: list[EngineComparison] = []
     with progress("Running plans", len(sizes)) as advance:
         for size in sizes:
-            runs += measure(plans, size, rounds=options.rounds, steps=options.steps, nproc=options.nproc)
+            found.append(parts.find_data(f"batch-{size}", EngineComparison, partial(_compared, plans, size, options)))
             advance(1)
-    found = EngineComparison(
+    whole = replace(found[0], runs=tuple(run for one in found for run in one.runs))
+    on = Machine.this(find_device(_DEVICE), command_line("engines", options))
+    document = {**to_document(whole, SCHEMA), "machine": on.to_json()}
+    output.write(StudyResult(name="engines", document=document, tables=(engines_table(whole, on),)))
+
+
+def _compared(plans: Mapping[Layout, ShardingPlan], batch_size: int, options: EngineOptions) -> EngineComparison:
+    runs = measure(plans, batch_size, rounds=options.rounds, steps=options.steps, nproc=options.nproc)
+    return EngineComparison(
         num_tables=options.num_tables,
         num_processes=options.nproc,
         rounds=options.rounds,
         steps=options.steps,
         runs=tuple(runs),
     )
-    on = Machine.this(find_device(_DEVICE), command_line("engines", options))
-    document = {**to_document(found, SCHEMA), "machine": on.to_json()}
-    output.write(StudyResult(name="engines", document=document, tables=(engines_table(found, on),)))
 
 
 def engines_table(found: EngineComparison, on: Machine) -> NumberTable:

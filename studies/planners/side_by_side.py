@@ -8,8 +8,9 @@ are replayed in the same interleaved rounds at its end, with the ceiling.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import mean
 from typing import Annotated
 
@@ -21,6 +22,8 @@ from autoshard.commands.options import command_options
 from autoshard.console import log, progress
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InvalidOptionError
+from autoshard.evaluation.measured import MeasuredPlan
+from autoshard.evaluation.step_price import model_names
 from autoshard.formats import load_tables, load_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import compare, make_costs, refine_plan
@@ -29,7 +32,15 @@ from autoshard.report.images import NumberTable
 from bench.kernels.replay import Replay, replay_plans
 from bench.measuring.devices import find_device
 from bench.measuring.robust_stats import MsArray
-from studies.frame import BenchDeviceOption, OutputOptions, RegistryOption, StudyResult, names_in
+from studies.frame import (
+    BenchDeviceOption,
+    OutputOptions,
+    PartsOption,
+    PartStore,
+    RegistryOption,
+    StudyResult,
+    names_in,
+)
 
 #: `auto` as it searches whole tables by the kernels of the slowest rank, which is what all others but `auto` do.
 WHOLE = "auto+whole"
@@ -39,6 +50,8 @@ _BASELINE = "random"
 _FIRST_SEED = 1000
 #: The row of the refined plan of `WHOLE`.
 REFINED = "auto+refine"
+#: Options that a task's numbers do not depend on; what depends on the registry are the models, which have names.
+_FREE = {"registry", "num_tasks", "parts"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +67,67 @@ class ComparedTask:
     rows: tuple[ComparedPlan, ...]
     replay: Replay
     searched_ms: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerNumbers:
+    """What is kept of one planner's plan of a task. Times are kernels of the slowest rank, but for the step.
+
+    Attributes:
+        planner: Its name.
+        predicted_max_ms: Predicted time.
+        predicted_balance: Predicted balance of the ranks' kernels.
+        predicted_step_ms: Predicted step.
+        measured: Measured kernels of the ranks.
+        prediction_error: Predicted over measured time, minus 1.
+        planning_s: Wall-clock seconds of planning.
+    """
+
+    planner: str
+    predicted_max_ms: float
+    predicted_balance: float
+    predicted_step_ms: float
+    measured: MeasuredPlan
+    prediction_error: float
+    planning_s: float
+
+    @classmethod
+    def of(cls, row: ComparedPlan) -> PlannerNumbers:
+        """The numbers of a plan that was priced and replayed."""
+        assert row.plan is not None, "planners without a plan have ended the comparison"
+        assert row.plan.predicted is not None, "planners price their plans"
+        assert row.measured is not None, "all plans are replayed"
+        predicted = row.plan.predicted
+        return cls(
+            planner=row.planner,
+            predicted_max_ms=predicted.max_kernel_ms,
+            predicted_balance=predicted.balance,
+            predicted_step_ms=predicted.step_ms.value,
+            measured=row.measured,
+            prediction_error=row.prediction_error or 0.0,
+            planning_s=row.planning_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskNumbers:
+    """What is kept of one task: the finished part of the study.
+
+    Attributes:
+        rows: One per plan.
+        ceiling: What identical ranks measured in the same rounds.
+        searched_ms: As of `ComparedTask`.
+    """
+
+    rows: tuple[PlannerNumbers, ...]
+    ceiling: MeasuredPlan
+    searched_ms: float | None
+
+    @classmethod
+    def of(cls, task: ComparedTask) -> TaskNumbers:
+        """The numbers of a task."""
+        rows = tuple(map(PlannerNumbers.of, task.rows))
+        return cls(rows=rows, ceiling=task.replay.ceiling, searched_ms=task.searched_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +202,7 @@ def _refined(base: ComparedPlan, request: PlanRequest, num_measurements: int, de
     return replace(base, planner=REFINED, plan=plan, planning_s=base.planning_s + time.perf_counter() - started_s)
 
 
-def planner_means(tasks: Sequence[ComparedTask]) -> tuple[PlannerMeans, ...]:
+def planner_means(tasks: Sequence[TaskNumbers]) -> tuple[PlannerMeans, ...]:
     """Means over tasks, for each planner; speed-ups are over `random`, which has to be among them."""
     names = [row.planner for row in tasks[0].rows]
     if _BASELINE not in names:
@@ -136,29 +210,24 @@ def planner_means(tasks: Sequence[ComparedTask]) -> tuple[PlannerMeans, ...]:
     return tuple(_means(name, [task.rows[index] for task in tasks], tasks) for index, name in enumerate(names))
 
 
-def _means(name: str, rows: Sequence[ComparedPlan], tasks: Sequence[ComparedTask]) -> PlannerMeans:
-    measured = [row.measured for row in rows if row.measured is not None]
-    predicted = [row.plan.predicted for row in rows if row.plan is not None and row.plan.predicted is not None]
+def _means(name: str, rows: Sequence[PlannerNumbers], tasks: Sequence[TaskNumbers]) -> PlannerMeans:
+    pairs = list(zip(tasks, [row.measured for row in rows], strict=True))
     return PlannerMeans(
         planner=name,
-        predicted_max_ms=mean(cost.max_kernel_ms for cost in predicted),
-        predicted_balance=mean(cost.balance for cost in predicted),
-        predicted_step_ms=mean(cost.step_ms.value for cost in predicted),
-        measured_max_ms=mean(plan.max_kernel_ms for plan in measured),
-        measured_balance=mean(plan.balance for plan in measured),
-        below_ceiling=mean(
-            task.replay.ceiling.balance - plan.balance for task, plan in zip(tasks, measured, strict=True)
-        ),
-        measured_speedup=mean(
-            _measured(task, _BASELINE) / plan.max_kernel_ms for task, plan in zip(tasks, measured, strict=True)
-        ),
-        prediction_error=mean(abs(row.prediction_error or 0.0) for row in rows),
+        predicted_max_ms=mean(row.predicted_max_ms for row in rows),
+        predicted_balance=mean(row.predicted_balance for row in rows),
+        predicted_step_ms=mean(row.predicted_step_ms for row in rows),
+        measured_max_ms=mean(plan.max_kernel_ms for _, plan in pairs),
+        measured_balance=mean(plan.balance for _, plan in pairs),
+        below_ceiling=mean(task.ceiling.balance - plan.balance for task, plan in pairs),
+        measured_speedup=mean(_measured_ms(task, _BASELINE) / plan.max_kernel_ms for task, plan in pairs),
+        prediction_error=mean(abs(row.prediction_error) for row in rows),
         planning_s=mean(row.planning_s for row in rows),
     )
 
 
-def _measured(task: ComparedTask, planner: str) -> float:
-    return next(row.measured.max_kernel_ms for row in task.rows if row.planner == planner and row.measured)
+def _measured_ms(task: TaskNumbers, planner: str) -> float:
+    return next(row.measured.max_kernel_ms for row in task.rows if row.planner == planner)
 
 
 @command_options()
@@ -178,35 +247,41 @@ class SideBySideOptions:
         int, typer.Option(min=0, help=f"Measurements that refine `{WHOLE}`, as row `{REFINED}`; 0 for none.")
     ] = 0
     device: BenchDeviceOption = "auto"
+    parts: PartsOption = None
 
     def __post_init__(self) -> None:
         if _BASELINE not in names_in(self.planners):
             raise InvalidOptionError(f"must name {_BASELINE}, which speed-ups are relative to", field="--planners")
 
-    def requests(self) -> Iterator[PlanRequest]:
+    def requests(self) -> list[PlanRequest]:
         """The tasks."""
         pool, machine = load_tables(self.tables).scaled(self.scale), load_topology(self.topology)
         costs = make_costs(pool, machine, self.registry)
-        for seed in range(_FIRST_SEED, _FIRST_SEED + self.num_tasks):
-            yield PlanRequest(
+        return [
+            PlanRequest(
                 tables=pool.sample(self.num_tables, seed),
                 topology=machine,
                 costs=costs,
                 time_limit_s=self.time_limit,
                 registry=self.registry,
             )
+            for seed in range(_FIRST_SEED, _FIRST_SEED + self.num_tasks)
+        ]
 
 
 def main(options: SideBySideOptions, output: OutputOptions) -> None:
     """Compares planners on several tasks, by prediction and by measuring.
 
     Example:
-        python -m studies side-by-side --registry demo/registry --num-tasks 8 --search-seconds 60 --refine 3
+        python -m studies side-by-side --registry demo/registry --num-tasks 8 --search-seconds 60 --parts task-runs
     """
-    names, tasks = names_in(options.planners), []
+    requests, parts, tasks = options.requests(), PartStore(options.parts), []
+    parts.check_identity(_identity(options, requests[0]))
     with progress("Tasks", options.num_tasks) as advance:
-        for request in options.requests():
-            tasks.append(compare_task(request, names, options.search_seconds, options.refine, options.device))
+        for number, request in enumerate(requests):
+            tasks.append(
+                parts.find_data(f"task-{_FIRST_SEED + number}", TaskNumbers, partial(_numbers, request, options))
+            )
             log(_line(len(tasks), options.num_tasks, tasks[-1]))
             advance(1)
     means = planner_means(tasks)
@@ -215,12 +290,22 @@ def main(options: SideBySideOptions, output: OutputOptions) -> None:
     )
 
 
-def _line(number: int, num_tasks: int, task: ComparedTask) -> str:
-    slowest = ", ".join(f"{row.planner} {row.measured.max_kernel_ms:.2f}" for row in task.rows if row.measured)
-    return f"task {number} of {num_tasks}: ceiling {task.replay.ceiling.balance:.3f}; measured ms: {slowest}"
+def _identity(options: SideBySideOptions, request: PlanRequest) -> dict[str, object]:
+    chosen = {name: value for name, value in asdict(options).items() if name not in _FREE}
+    return chosen | {"models": model_names(request.costs, request.tables, request.topology.device)}
 
 
-def _summary(tasks: Sequence[ComparedTask]) -> dict[str, float | None]:
+def _numbers(request: PlanRequest, options: SideBySideOptions) -> TaskNumbers:
+    planners = names_in(options.planners)
+    return TaskNumbers.of(compare_task(request, planners, options.search_seconds, options.refine, options.device))
+
+
+def _line(number: int, num_tasks: int, task: TaskNumbers) -> str:
+    slowest = ", ".join(f"{row.planner} {row.measured.max_kernel_ms:.2f}" for row in task.rows)
+    return f"task {number} of {num_tasks}: ceiling {task.ceiling.balance:.3f}; measured ms: {slowest}"
+
+
+def _summary(tasks: Sequence[TaskNumbers]) -> dict[str, float | None]:
     auto = [next((row for row in task.rows if row.planner == WHOLE), None) for task in tasks]
     gaps = [
         row.predicted_max_ms / task.searched_ms - 1
@@ -228,13 +313,13 @@ def _summary(tasks: Sequence[ComparedTask]) -> dict[str, float | None]:
         if row is not None and row.predicted_max_ms and task.searched_ms
     ]
     return {
-        "ceiling_balance": mean(task.replay.ceiling.balance for task in tasks),
+        "ceiling_balance": mean(task.ceiling.balance for task in tasks),
         "auto_over_long_search_mean": mean(gaps) if gaps else None,
         "auto_over_long_search_max": max(gaps) if gaps else None,
     }
 
 
-def _document(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> dict[str, object]:
+def _document(tasks: Sequence[TaskNumbers], means: Sequence[PlannerMeans]) -> dict[str, object]:
     return {
         "device_name": find_device().name,
         "num_tasks": len(tasks),
@@ -243,7 +328,7 @@ def _document(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> d
         "tasks": [
             {
                 "seed": _FIRST_SEED + number,
-                "ceiling_balance": task.replay.ceiling.balance,
+                "ceiling_balance": task.ceiling.balance,
                 "searched_ms": task.searched_ms,
                 "planners": {
                     row.planner: {
@@ -253,7 +338,6 @@ def _document(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> d
                         "measured_ms": row.measured.kernel_ms_per_rank,
                     }
                     for row in task.rows
-                    if row.measured is not None
                 },
             }
             for number, task in enumerate(tasks)
@@ -261,7 +345,7 @@ def _document(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> d
     }
 
 
-def means_table(tasks: Sequence[ComparedTask], means: Sequence[PlannerMeans]) -> NumberTable:
+def means_table(tasks: Sequence[TaskNumbers], means: Sequence[PlannerMeans]) -> NumberTable:
     """A line for each planner."""
     summary = (f"{name} {value:.4f}" for name, value in _summary(tasks).items() if value is not None)
     return NumberTable.of(

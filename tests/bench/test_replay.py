@@ -1,4 +1,5 @@
 import io
+import json
 from dataclasses import fields, replace
 
 import pytest
@@ -6,8 +7,9 @@ from rich.console import Console
 
 from autoshard.core import CostBreakdown, Estimate, PlacedShard, RankCost, Shard, ShardingPlan, TableSet
 from autoshard.formats import load_tables, load_topology
+from autoshard.report.replay_json import REPLAY
 from bench.kernels.replay import num_replayed, replay_plans
-from bench.kernels.replay_report import replay_json, replay_table
+from bench.kernels.replay_report import replay_result, replay_table
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +66,14 @@ def test_a_prediction_is_shown_beside_the_measurement(plans, quick_settings):
     replay = replay_plans(plans[:1], device="cpu", settings=quick_settings)
     measured_ms = replay.plans[0].kernel_ms_per_rank
     plan = plans[0].with_predicted(predicted([1.1 * ms for ms in measured_ms]))
-    result = replay_json(plan, replay)
+    found = replay_result(plan, replay)
+    result = REPLAY.to_json(found)
+    assert REPLAY.from_json(json.loads(json.dumps(result))) == found
     assert result["max_error"] == pytest.approx(0.1)
     assert result["mean_absolute_error"] == pytest.approx(0.1)
     assert result["balance"] == replay.plans[0].balance
     assert [rank["predicted_ms"] for rank in result["ranks"]] == pytest.approx([1.1 * ms for ms in measured_ms])
     shown = io.StringIO()
-    Console(file=shown, width=200).print(replay_table(plan, replay))
+    Console(file=shown, width=200).print(replay_table(found))
     assert shown.getvalue().count("+10.0%") == 5  # four ranks and the slowest
-    assert replay_json(plans[0], replay)["max_error"] is None
+    assert replay_result(plans[0], replay).max_error is None

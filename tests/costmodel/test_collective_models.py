@@ -228,6 +228,10 @@ class TestRegistry:
             ({"alongside": dict.fromkeys(COLLECTIVES, 1e300)}, "alongside.all_to_all: must be a finite number in"),
             ({"bounds": {name: [[1.0, 0.5, 1e308]] for name in COLLECTIVES}}, r"bounds.all_to_all\[0\]\[2\]"),
             ({"bounds": {name: [[1.0, 2.0, 0.5]] for name in COLLECTIVES}}, r"bounds.all_to_all\[0\]\[1\]: must be"),
+            (
+                {"bounds": {name: [[2.0, 0.5, 2.0], [1.0, 0.5, 2.0]] for name in COLLECTIVES}},
+                "bounds.all_to_all: must be of rising milliseconds",
+            ),
         ],
     )
     def test_refuses_foreign_cards(self, model, tmp_path, change, message):

@@ -178,7 +178,7 @@ class TestRegistry:
         [
             ({"schema": "autoshard.dense-model/9"}, "schema: must be autoshard"),
             ({"terms": ["gflops"]}, "terms: was trained on other features"),
-            ({"bounds": {"dot.fp32": [2.0, 0.5]}}, "bounds.dot.fp32: must lie around 1"),
+            ({"bounds": {"dot.fp32": [2.0, 0.5]}}, r"bounds.dot.fp32\[0\]: must be a finite number in \[0, 1\], got 2"),
             ({"bounds": None}, "bounds: must be an object, got null"),
             ({"bounds": {"dot.int8": [0.5, 2.0]}}, "bounds.dot.int8: is not known"),
             ({"bounds": {"dot.bf16": [0.5, 2.0]}}, "needs a tensor"),

@@ -152,6 +152,12 @@ def test_weights_are_checked(random_weights, card):
 
 # -- cards -----------------------------------------------------------------------------------------------------------
 
+COVERED = {
+    "kinds": ["fused/hbm/fp32/rowwise_adagrad/sum"],
+    "num_tables": [1, 2],
+    "ranges": {name: [1, 2] for name in ("num_bags", "embedding_dim", "num_embeddings", "pooling_factor")},
+}
+
 
 def test_cards_survive_json(card, trained):
     for original in (card, trained.model.card):
@@ -167,8 +173,8 @@ def test_cards_survive_json(card, trained):
         ({"scale_ms": "many"}, r"scale_ms: must be a finite number in \[1e-09, 1e\+09\], got \"many\""),
         ({"scale_ms": 1e308}, "scale_ms: must be a finite number"),
         ({"features": None}, "features: was trained on other features"),
-        ({"encoder_hidden": []}, "encoder_hidden: must hold 1 to 1000000 values, got 0"),
-        ({"encoder_hidden": [64] * 9}, "encoder_hidden: must hold 1 to 8 widths, got 9"),
+        ({"encoder_hidden": []}, "encoder_hidden: must hold 1 to 8 values, got 0"),
+        ({"encoder_hidden": [64] * 9}, "encoder_hidden: must hold 1 to 8 values, got 9"),
         ({"encoder_hidden": [1 << 20]}, r"encoder_hidden\[0\]: must be a whole number in \[1, 4096\]"),
         ({"encoder_hidden": [64.5, 64]}, r"encoder_hidden\[0\]: must be a whole number"),
         ({"device": 7}, "device: must be a text"),
@@ -182,6 +188,11 @@ def test_cards_survive_json(card, trained):
             r"interval.low: must be a finite number in \[-1e\+06, 0\], got 1",
         ),
         ({"coverage": 3}, "coverage: must be an object, got 3"),
+        ({"coverage": {**COVERED, "num_tables": [2, 1]}}, "coverage.num_tables: must rise, got 2 to 1"),
+        (
+            {"coverage": {**COVERED, "ranges": {**COVERED["ranges"], "num_bags": [9, 8]}}},
+            "coverage.ranges.num_bags: must rise, got 9 to 8",
+        ),
         (
             {"scaling": {"mean": [0.0] * NUM_FEATURES, "std": [0.0] * NUM_FEATURES}},
             r"scaling.std\[0\]: must be a finite number",

@@ -11,13 +11,16 @@ from autoshard.formats.documents.kinds import (
     TEXT,
     Field,
     by_name,
+    derived,
     in_context,
     list_of,
     named,
     number_in,
     one_of,
     optional,
+    or_null,
     record,
+    tuple_of,
     whole_number,
 )
 
@@ -94,3 +97,46 @@ def test_the_schema_says_what_the_reader_accepts():
 def test_a_kind_in_context_is_described_and_passed_on():
     assert in_context(FLAG.schema).schema == FLAG.schema
     assert in_context(FLAG.schema).read("later", "") == "later"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    place: tuple[int, str] | None
+
+    @property
+    def height(self):
+        return 0 if self.place is None else self.place[0]
+
+
+RUNG = record(
+    Rung,
+    Field("place", or_null(tuple_of(whole_number(1, 9), one_of(("left", "right"))))),
+    derived("height", whole_number(0, 9)),
+)
+
+
+@pytest.mark.parametrize(
+    "document", [{"place": None, "height": 0}, {"place": [3, "left"], "height": 3}], ids=["null", "a pair"]
+)
+def test_pairs_may_be_null_and_what_is_derived_is_written_only(document):
+    rung = RUNG.read(document, "")
+    assert rung == RUNG.read({**document, "height": 9}, "")
+    assert RUNG.write(rung) == document
+    assert Draft202012Validator(RUNG.schema).is_valid(document)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"place": [3]}, "place: must hold 2 values, got 1"),
+        ({"place": [3, "middle"]}, 'place[1]: must be one of left, right, got "middle"'),
+        ({"place": [0, "left"]}, "place[0]: must be a whole number in [1, 9], got 0"),
+        ({"height": None}, "height: must be a whole number in [0, 9], got null"),
+    ],
+)
+def test_faults_of_pairs_and_of_what_is_derived_name_their_place(change, line):
+    document = {"place": None, "height": 0, **change}
+    assert not Draft202012Validator(RUNG.schema).is_valid(document)
+    with pytest.raises(FormatError) as caught:
+        RUNG.read(document, "")
+    assert str(caught.value) == line

@@ -23,6 +23,7 @@ from autoshard.formats.stores.collective_samples import (
 )
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES, DenseSample
 from autoshard.formats.stores.samples import MeasuredShard, Sample, write_samples
+from autoshard.report.replay_json import REPLAY, ReplayedRank, ReplayResult
 from costmodel import CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, Registry, weight_shapes
 from costmodel.kernel.card import Interval
 from costmodel.kernel.features import NUM_FEATURES
@@ -147,8 +148,23 @@ def write_examples(folder):
     _write_registry(folder / "registry", folder / "store")
     for name, planner in PLANS.items():
         _write_plan(folder, name, planner)
-    ranks = [{"rank": rank, "forward_ms": 0.5, "backward_ms": 1.0} for rank in range(TOPOLOGY["world_size"])]
-    (folder / "replay.json").write_text(json.dumps({"ranks": ranks}), encoding="utf-8")
+    REPLAY.write(_replayed(TOPOLOGY["world_size"]), folder / "replay.json")
+
+
+def _replayed(num_ranks):
+    return ReplayResult(
+        device="cpu",
+        device_name="a processor",
+        num_rounds=3,
+        num_groups=1,
+        ceiling_balance=0.9,
+        predicted_max_kernel_ms=1.25,
+        cost_model="analytic:cpu",
+        ranks=tuple(
+            ReplayedRank(rank=rank, num_shards=1, forward_ms=0.5, backward_ms=1.0, predicted_ms=1.25)
+            for rank in range(num_ranks)
+        ),
+    )
 
 
 def _write_plan(folder, name, planner):

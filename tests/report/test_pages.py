@@ -13,7 +13,7 @@ import choreographer
 import pytest
 from plotly.offline import get_plotlyjs_version
 
-from autoshard.core import AccessProfile, CostModels, EmbeddingTable, Feature, TableSet
+from autoshard.core import AccessProfile, CostModels, EmbeddingTable, Estimate, Feature, TableSet
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation import DEVICE_MEMORY, AlphaBetaComm, AnalyticCostModel
 from autoshard.formats import load_topology
@@ -68,7 +68,7 @@ def a_sweep():
             point=Point(machine=machine, num_ranks=ranks, batch_size=4096, num_groups=groups),
             needed_bytes=1 << 30,
             available_bytes=1 << 34,
-            step_ms=(1.0, 0.9, 1.2),
+            step_ms=Estimate(value=1.0, low=0.9, high=1.2),
             parts_ms={"forward_kernel": 0.4, "forward_exchange": 0.6},
             imbalance=1.1,
             exchange_balance=0.9,
@@ -187,7 +187,7 @@ def test_throughput_starts_at_zero_unless_it_spans_a_decade():
     points = a_sweep().points
     narrow, wide = (
         curves_figure(shown).to_dict()["layout"]
-        for shown in (points[:2], [points[0], replace(points[1], step_ms=(0.1, 0.09, 0.12))])
+        for shown in (points[:2], [points[0], replace(points[1], step_ms=Estimate(value=0.1, low=0.09, high=0.12))])
     )
     for axis in ("yaxis", "yaxis2", "yaxis3", "yaxis4"):
         assert narrow[axis]["rangemode"] == "tozero"

@@ -15,7 +15,8 @@ import pytest
 from autoshard.core import DenseLayers
 from autoshard.core.errors import ExecutionError, FormatError, InputError, InvalidOptionError, InvalidPlanError
 from autoshard.formats import write_plan
-from autoshard.runtime import RunRequest, RunResult, run_requests
+from autoshard.runtime import RunRequest, run_requests
+from autoshard.runtime.result_json import RUN
 
 FOREVER = 1_000_000
 
@@ -77,8 +78,8 @@ def test_a_run_measures_and_reports(plan_path, run_folder):
         min(rank.kernel_ms for rank in result.ranks) / max(rank.kernel_ms for rank in result.ranks)
     )
     assert result.verification is None
-    written = json.dumps(result.to_json(), allow_nan=False)
-    assert RunResult.from_json(json.loads(written)) == result
+    written = json.dumps(RUN.to_json(result), allow_nan=False)
+    assert RUN.from_json(json.loads(written)) == result
     assert list(run_folder.iterdir()) == []
 
 

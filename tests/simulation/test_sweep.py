@@ -6,16 +6,18 @@ from dataclasses import replace
 import pytest
 
 from autoshard.cli import main
-from autoshard.core import AccessProfile, EmbeddingTable, Feature, ImpliedOrder, TableSet
+from autoshard.core import AccessProfile, EmbeddingTable, Estimate, Feature, ImpliedOrder, TableSet
 from autoshard.core.errors import FormatError, InvalidOptionError, InvalidTopologyError
 from autoshard.formats import load_machine, read_json, write_tables
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
 from autoshard.simulation import (
+    SIMULATION,
     Point,
     PointMemory,
     PricedPoint,
     Simulator,
+    SweepRecord,
     UnpricedPoint,
     read_record,
     scaling_factors,
@@ -50,7 +52,7 @@ def priced_point(point, step_ms):
         point=point,
         needed_bytes=1,
         available_bytes=1,
-        step_ms=(step_ms, step_ms, step_ms),
+        step_ms=Estimate(value=step_ms, low=step_ms, high=step_ms),
         parts_ms={},
         imbalance=1.0,
         exchange_balance=1.0,
@@ -108,7 +110,7 @@ class TestSimulator:
         machine = load_machine("dgx-a100", 8)
         request = PlanRequest(tables=tables(), topology=machine, costs=make_costs(tables(), machine))
         predicted = make_plan("cost-greedy", request).predicted
-        assert found.step_ms == (predicted.step_ms.value, predicted.step_ms.low, predicted.step_ms.high)
+        assert found.step_ms == predicted.step_ms
         assert sum(found.parts_ms.values()) == pytest.approx(predicted.step_ms.value)
         assert found.samples_per_s == pytest.approx(4096 / predicted.step_ms.value * 1e3)
         assert found.memory.static_bytes == max(rank.hbm_bytes for rank in predicted.ranks)
@@ -164,7 +166,7 @@ class TestSimulator:
         (point,) = sweep_points(machines=["dgx-a100"], ranks=[8], batch_sizes=[4096])
         found = simulator(num_batches=20).simulate(point)
         assert found.spread.num_batches == 20
-        assert found.spread.p50_ms == pytest.approx(found.step_ms[0], rel=0.2)
+        assert found.spread.p50_ms == pytest.approx(found.step_ms.value, rel=0.2)
 
 
 @pytest.fixture
@@ -220,7 +222,10 @@ class TestCommand:
         assert "settings.seed: must be 1 as in this run, got 0" in error
 
     def test_files_of_other_kinds_are_refused(self, tmp_path):
-        for content, message in (("{}", "schema"), ('{"schema": "autoshard.simulation/1", "points": 3}', "points")):
+        for content, message in (
+            ("{}", "schema"),
+            ('{"schema": "autoshard.simulation/1", "settings": {}, "points": 3}', "points"),
+        ):
             (tmp_path / "x.json").write_text(content)
             with pytest.raises(FormatError, match=message):
                 read_record(tmp_path / "x.json", {})
@@ -228,6 +233,17 @@ class TestCommand:
         (tmp_path / "x.json").write_text(json.dumps(damaged))
         with pytest.raises(FormatError, match=r"points\[0\]"):
             read_record(tmp_path / "x.json", {})
+
+    def test_a_priced_point_has_its_figures(self, tmp_path):
+        file = tmp_path / "x.json"
+        (point,) = sweep_points(machines=["dgx-a100"], ranks=[8], batch_sizes=[4096])
+        SIMULATION.write(SweepRecord(settings={}, points=(priced_point(point, 1.0),)), file)
+        assert read_record(file, {}).points == (priced_point(point, 1.0),)
+        document = read_json(file)
+        document["points"][0]["memory"] = None
+        file.write_text(json.dumps(document))
+        with pytest.raises(FormatError, match=r"points\[0\]\.memory: must not be null where status is priced"):
+            read_record(file, {})
 
     def test_points_without_a_plan_are_lines(self, run, tmp_path):
         write_tables(tables(8, rows=10**8), tmp_path / "large.json")

@@ -25,6 +25,7 @@ from autoshard.formats.documents.kinds import (
     one_of,
     optional,
     record,
+    tuple_of,
     whole_number,
 )
 from autoshard.formats.documents.row_counts import read_row_counts
@@ -150,10 +151,8 @@ def _shortest(value: float) -> float | int:
     return int(value) if value.is_integer() else value
 
 
-_PAIR: Final = {"prefixItems": [number_in().schema, number_in(0, 1.000001).schema], "items": False, "minItems": 2}
-_KNOTS: Final = Kind(
-    {"type": "array", "items": {"type": "array", **_PAIR}, "minItems": 2, "maxItems": MAX_KNOTS}, _read_knots
-)
+_PAIR: Final = tuple_of(number_in(), number_in(0, 1.000001))
+_KNOTS: Final = Kind({"type": "array", "items": _PAIR.schema, "minItems": 2, "maxItems": MAX_KNOTS}, _read_knots)
 _BINS: Final = list_of(number_in(0, MAX_SHARE), NUM_REUSE_BINS, NUM_REUSE_BINS)
 _MEANINGS: Final = {
     "accessed_fraction": "Share of the rows that are looked up at all; 1 if left out.",

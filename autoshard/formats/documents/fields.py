@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Collection, Mapping
-from enum import StrEnum
 from typing import TypeVar
 
 from autoshard.core.errors import AutoshardError, FormatError, InputError
@@ -18,80 +17,7 @@ MAX_WHOLE = 2**53
 MAX_ITEMS = 1_000_000
 MAX_TEXT = 512
 
-EnumT = TypeVar("EnumT", bound=StrEnum)
 T = TypeVar("T")
-
-
-class Fields:
-    """One JSON object, whose set of fields has been checked and whose values are read by type.
-
-    `number` of a field that was left out returns its `default`; lists and objects that were left out are empty.
-
-    Args:
-        value: What stands where the object should.
-        path: Dotted path of the object, empty for the document itself.
-        required: Names of fields that must be there.
-        optional: Names of fields that may be there.
-
-    Raises:
-        FormatError: If the value is no object, or fields are missing or unknown.
-    """
-
-    __slots__ = ("_values", "path")
-
-    def __init__(self, value: object, path: str, *, required: Collection[str], optional: Collection[str] = ()) -> None:
-        self.path = path
-        self._values = check_names(value, path, required, optional)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
-    def __getitem__(self, name: str) -> object:
-        return self._values[name]
-
-    def at(self, name: str) -> str:
-        """Dotted path of a field."""
-        return join(self.path, name)
-
-    def text(self, name: str) -> str:
-        """A text that is not empty."""
-        return text(self._values[name], self.at(name))
-
-    def whole(self, name: str, *, minimum: int = 0, maximum: int = MAX_WHOLE) -> int:
-        """A whole number in [minimum, maximum]."""
-        return whole(self._values[name], self.at(name), minimum=minimum, maximum=maximum)
-
-    def number(self, name: str, *, minimum: float = 0.0, maximum: float = math.inf, default: float = 0.0) -> float:
-        """A finite number in [minimum, maximum]."""
-        if name not in self._values:
-            return default
-        return number(self._values[name], self.at(name), minimum=minimum, maximum=maximum)
-
-    def choice(self, name: str, kind: type[EnumT], default: EnumT) -> EnumT:
-        """One of an enumeration's words."""
-        if name not in self._values:
-            return default
-        return word(self._values[name], self.at(name), {member.value: member for member in kind})
-
-    def items(self, name: str, *, minimum: int = 1, maximum: int = MAX_ITEMS) -> list[object]:
-        """A list of `minimum` to `maximum` values; empty if the field was left out."""
-        return items(self._values[name], self.at(name), minimum=minimum, maximum=maximum) if name in self else []
-
-    def whole_numbers(self, name: str, *, minimum: int = 0, maximum: int = MAX_WHOLE) -> tuple[int, ...]:
-        """A list of one or more whole numbers; empty if the field was left out."""
-        path = self.at(name)
-        return tuple(
-            whole(value, f"{path}[{index}]", minimum=minimum, maximum=maximum)
-            for index, value in enumerate(self.items(name))
-        )
-
-    def fields(self, name: str, *, required: Collection[str], optional: Collection[str] = ()) -> Fields:
-        """An object within this one; one without fields if it was left out."""
-        return Fields(self._values.get(name, {}), self.at(name), required=required, optional=optional)
-
-    def mapping(self, name: str) -> dict[str, object]:
-        """An object whose fields have names of the user's own; an empty one if it was left out."""
-        return check_object(self._values.get(name, {}), self.at(name))
 
 
 def at_path(path: str, make: Callable[[], T]) -> T:
@@ -165,6 +91,17 @@ def check_flag(value: object, path: str) -> bool:
     """
     if not isinstance(value, bool):
         raise FormatError(f"must be true or false, got {shown(value)}", field=path)
+    return value
+
+
+def any_text(value: object, path: str) -> str:
+    """The value, a text of any length.
+
+    Raises:
+        FormatError: If it is none.
+    """
+    if not isinstance(value, str):
+        raise FormatError(f"must be a text, got {shown(value)}", field=path)
     return value
 
 

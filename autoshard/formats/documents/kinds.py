@@ -12,6 +12,7 @@ from autoshard.formats.documents.fields import (
     MAX_ITEMS,
     MAX_TEXT,
     MAX_WHOLE,
+    any_text,
     at_path,
     check_flag,
     check_names,
@@ -71,7 +72,7 @@ def whole_number(minimum: int = 0, maximum: int = MAX_WHOLE) -> Kind[int]:
 def number_in(minimum: float = 0, maximum: float = math.inf, *, is_open: bool = False) -> Kind[float]:
     """A finite number in [minimum, maximum]; `is_open` if the class that it is read into refuses the minimum."""
     limits = {"exclusiveMinimum" if is_open else "minimum": minimum, "maximum": maximum}
-    schema = {"type": "number", **{name: limit for name, limit in limits.items() if limit < math.inf}}
+    schema = {"type": "number", **{name: limit for name, limit in limits.items() if math.isfinite(limit)}}
     return Kind(schema, lambda value, path: number(value, path, minimum=minimum, maximum=maximum))
 
 
@@ -93,6 +94,26 @@ def list_of(item: Kind[T], minimum: int = 1, maximum: int = MAX_ITEMS) -> Kind[t
     return Kind(schema, read_all, list if write is unchanged else lambda values: [write(value) for value in values])
 
 
+def tuple_of(*listed: Kind[Any]) -> Kind[tuple[Any, ...]]:
+    """A list of as many values as there are kinds, the first value of the first kind and so on."""
+
+    def read(value: object, path: str) -> tuple[Any, ...]:
+        found = items(value, path, minimum=len(listed), maximum=len(listed))
+        return tuple([kind.read(found[index], f"{path}[{index}]") for index, kind in enumerate(listed)])
+
+    schema = {"type": "array", "prefixItems": [kind.schema for kind in listed], "items": False}
+    return Kind(schema | {"minItems": len(listed)}, read, list)
+
+
+def or_null(kind: Kind[T]) -> Kind[T | None]:
+    """A value of the kind, or null."""
+    return Kind(
+        {"oneOf": [kind.schema, {"type": "null"}]},
+        lambda value, path: None if value is None else kind.read(value, path),
+        lambda value: None if value is None else kind.write(value),
+    )
+
+
 def by_name(item: Kind[T]) -> Kind[Mapping[str, T]]:
     """An object whose fields have names of the user's own."""
 
@@ -105,6 +126,8 @@ def by_name(item: Kind[T]) -> Kind[Mapping[str, T]]:
 
 
 TEXT = text_of()
+#: A text of the user's or a message: a path, a reason. It may be empty.
+ANY_TEXT = Kind({"type": "string"}, any_text)
 FLAG = Kind({"type": "boolean"}, check_flag)
 
 
@@ -130,6 +153,7 @@ class Field:
         meaning: What it says, for published schemas.
         is_optional: Whether it may be left out.
         default: Value with which it is not written.
+        is_derived: Whether it follows from other fields: it is read for its form alone, and not passed on.
     """
 
     name: str
@@ -137,6 +161,12 @@ class Field:
     meaning: str = ""
     is_optional: bool = False
     default: object = _NONE_SUCH
+    is_derived: bool = False
+
+
+def derived(name: str, kind: Kind[Any], meaning: str = "") -> Field:
+    """A field that is written for readers' convenience: it follows from the others, which alone are read."""
+    return Field(name, kind, meaning, is_derived=True)
 
 
 def optional(name: str, kind: Kind[Any], meaning: str = "", default: object = _NONE_SUCH) -> Field:
@@ -149,7 +179,7 @@ def record(make: Callable[..., T], *listed: Field, parts: Callable[[T], Mapping[
 
     Args:
         make: Takes the values of fields by name, and returns what they make: a class with such fields, or a function.
-            What was left out is not passed. Fields that its errors name are relative to the object.
+            What was left out or is derived is not passed. Fields that its errors name are relative to the object.
         listed: The fields, in the order in which they are written; texts that stand for themselves come first.
         parts: Takes what `make` returned, and returns the values of the fields that are written, in that order; None
             for its attributes.
@@ -158,6 +188,7 @@ def record(make: Callable[..., T], *listed: Field, parts: Callable[[T], Mapping[
     kinds = {item.name: item.kind for item in listed if isinstance(item.kind, Kind)}
     required = tuple(item.name for item in listed if not item.is_optional)
     may_have = tuple(item.name for item in listed if item.is_optional)
+    is_derived = {item.name for item in listed if item.is_derived}
     readers = [(name, kind.read) for name, kind in kinds.items()]
     writers = [(name, kind.write) for name, kind in kinds.items() if kind.write is not unchanged]
     parts_of = parts or _attributes(listed)
@@ -166,6 +197,8 @@ def record(make: Callable[..., T], *listed: Field, parts: Callable[[T], Mapping[
         known = check_names(value, path, required, may_have, constants)
         before = f"{path}." if path else ""
         found = {name: read_one(known[name], before + name) for name, read_one in readers if name in known}
+        for name in is_derived:
+            del found[name]
         return at_path(path, lambda: make(**found))
 
     def write(value: T) -> dict[str, object]:

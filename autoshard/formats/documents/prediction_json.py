@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from autoshard.core import CostBreakdown, Estimate, RankCost
@@ -72,15 +73,21 @@ _TIME: Final = record(
     Field("serialised_ms", _NUMBER, "From its start to its end."),
     Field("exposed_ms", _NUMBER, "By how much the step would be shorter without it."),
 )
-_COLLECTIVES: Final[Kind[dict[StepCollective, CollectiveTime]]] = record(
-    lambda **values: {StepCollective(name): time for name, time in values.items()},
-    Field("input", _TIME, "Exchange of ids and lengths."),
-    Field("forward_exchange", _TIME, "Embeddings to the ranks of their samples."),
-    Field("backward_exchange", _TIME, "Gradients to the ranks of their rows."),
-    Field("all_reduce", _TIME, "Gradients of dense layers and of tables that are held in several replicas."),
-    Field("group_sync", _TIME, "Weights and optimizer states of replica groups, per step."),
-    parts=lambda times: {collective.value: time for collective, time in times.items()},
-)
+
+
+def collective_times(field: Callable[[str, Kind[Any], str], Field]) -> Kind[dict[StepCollective, CollectiveTime]]:
+    """Times of the collectives of a step; `field` is `Field` if all are there, `optional` if any may be left out."""
+    return record(
+        lambda **values: {StepCollective(name): time for name, time in values.items()},
+        field("input", _TIME, "Exchange of ids and lengths."),
+        field("forward_exchange", _TIME, "Embeddings to the ranks of their samples."),
+        field("backward_exchange", _TIME, "Gradients to the ranks of their rows."),
+        field("all_reduce", _TIME, "Gradients of dense layers and of tables that are held in several replicas."),
+        field("group_sync", _TIME, "Weights and optimizer states of replica groups, per step."),
+        parts=lambda times: {collective.value: time for collective, time in times.items()},
+    )
+
+
 _MEANINGS: Final = {
     "binding_rank": "The rank whose kernels take longest, numbered within a replica group.",
     "ranks": "One entry per rank of one replica group, numbered within it: ranks at the same place in their groups "
@@ -121,7 +128,7 @@ def prediction_kind(min_ranks: int = 1, max_ranks: int = MAX_WORLD_SIZE) -> Kind
         optional("sync_ms", _NUMBER, _MEANINGS["sync_ms"], None),
         optional("group_sync_ms", _NUMBER, _MEANINGS["group_sync_ms"], None),
         optional("parts", _STEP_PARTS, _MEANINGS["parts"], {}),
-        optional("collectives", _COLLECTIVES, _MEANINGS["collectives"], {}),
+        optional("collectives", collective_times(Field), _MEANINGS["collectives"], {}),
     )
     return named("plan", "predicted", breakdown, "What the models predict of a step.")
 

@@ -23,6 +23,7 @@ from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionE
 from autoshard.formats import atomic_write, read_plan
 from autoshard.runtime.ownership import even_share, ownership_of
 from autoshard.runtime.processes.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord
+from autoshard.runtime.result_json import RUN
 from autoshard.runtime.results import RunRequest, RunResult
 
 DEFAULT_TIMEOUT_S = 3600.0
@@ -122,7 +123,7 @@ def run_requests(
             if progress is not None and on_progress is not None:
                 on_progress(progress)
         results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))["results"]
-    return tuple(RunResult.from_json(result) for result in results)
+    return tuple(RUN.from_json(result) for result in results)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import NoReturn
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import atomic_write
 from autoshard.runtime.processes.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord
+from autoshard.runtime.result_json import RUN
 from autoshard.runtime.results import RunRequest
 
 
@@ -68,7 +69,7 @@ def _execute(requests: Sequence[RunRequest], folder: Path, rank: int) -> None:
     with open_session(requests, advance) as session:
         results = session.run_all()
     if rank == 0:
-        document = {"results": [result.to_json() for result in results]}
+        document = {"results": [RUN.to_json(result) for result in results]}
         atomic_write(folder / RESULTS_FILE, json.dumps(document, allow_nan=False))
 
 

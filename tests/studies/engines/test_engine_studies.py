@@ -2,6 +2,9 @@ import json
 
 import pytest
 
+from studies.engines import side_by_side
+from studies.engines.layouts import Layout
+
 
 def test_both_engines_run_the_same_plans(tmp_path, run_study, capsys):
     sizes = ["--batch-sizes", "8", "--rounds", "1", "--steps", "2", "--nproc", "2", "--num-tables", "4"]
@@ -27,3 +30,30 @@ def test_unknown_layouts_and_sizes_are_refused(run_study, capsys):
     assert run_study("engines", "--layouts", "diagonal") == 2
     assert "must be some of table-wise, row-wise, mixed, got 'diagonal'" in capsys.readouterr().err
     assert run_study("engines", "--batch-sizes", "few") == 2
+
+
+@pytest.mark.smoke
+def test_finished_batch_sizes_are_kept(tmp_path, run_study, monkeypatch, capsys):
+    """A second run takes no batch size again, and one with more sizes takes those alone."""
+    taken = []
+
+    def measure(plans, batch_size, **_settings):
+        taken.append(batch_size)
+        ratio = side_by_side.Ratio.of([1.5, 2.5])
+        times = {"thin_ms": 2.0, "torchrec_ms": 4.0, "thin_embedding_ms": 1.0, "torchrec_embedding_ms": 2.0}
+        return [
+            side_by_side.EngineSteps(layout=layout, batch_size=batch_size, ratio=ratio, embedding_ratio=ratio, **times)
+            for layout in plans
+        ]
+
+    monkeypatch.setattr(side_by_side, "measure", measure)
+    options = ["--num-tables", "4", "--nproc", "2", "--scale", "4096", "--parts", tmp_path / "parts", "--json"]
+    for sizes in ("8,16", "8,16", "8,32"):
+        assert run_study("engines", *options, "--batch-sizes", sizes) == 0
+        runs = json.loads(capsys.readouterr().out)["runs"]
+        assert [(run["layout"], run["batch_size"]) for run in runs] == [
+            (layout, int(size)) for size in sizes.split(",") for layout in Layout
+        ]
+    assert taken == [8, 16, 32]
+    assert run_study("engines", *options, "--rounds", "1") == 2
+    assert "parts whose rounds is 7, not 1" in capsys.readouterr().err

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,8 @@ from autoshard.core.topology import MemoryBytes
 from autoshard.formats import load_tables, load_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs
-from studies.planners.side_by_side import REFINED, WHOLE, compare_task, planner_means
+from studies.planners import side_by_side
+from studies.planners.side_by_side import REFINED, WHOLE, TaskNumbers, compare_task, planner_means
 
 
 def small_request(seed, hbm_bytes=2**30):
@@ -19,7 +21,7 @@ def small_request(seed, hbm_bytes=2**30):
 @pytest.mark.smoke
 def test_means_are_over_tasks_and_relative_to_random():
     tasks = [compare_task(small_request(seed), ["random", "lookup-greedy"], device="cpu") for seed in (1, 2)]
-    by_name = {row.planner: row for row in planner_means(tasks)}
+    by_name = {row.planner: row for row in planner_means([TaskNumbers.of(task) for task in tasks])}
     slowest = [{row.planner: row.measured.max_kernel_ms for row in task.rows} for task in tasks]
     assert by_name["random"].measured_speedup == 1.0
     expected = sum(times["random"] / times["lookup-greedy"] for times in slowest) / 2
@@ -39,7 +41,7 @@ def test_a_planner_without_a_plan_ends_the_comparison():
 def test_speedups_need_the_random_planner():
     task = compare_task(small_request(1), ["lookup-greedy"])
     with pytest.raises(InvalidOptionError, match="random"):
-        planner_means([task])
+        planner_means([TaskNumbers.of(task)])
 
 
 def test_refined_plans_are_replayed_with_the_others():
@@ -63,3 +65,26 @@ def test_auto_may_cut_tables_and_is_replayed_beside_whole_ones():
     assert cut.plan.provenance.options["objective"] == "step"
     assert cut.plan.predicted.step_ms.value <= whole.plan.predicted.step_ms.value
     assert len(cut.measured.kernel_ms_per_rank) == 4
+
+
+@pytest.mark.smoke
+def test_finished_tasks_are_kept(run_study, tmp_path, monkeypatch, capsys):
+    """A second run takes no task again, nor does a longer one; another study's folder is refused."""
+    taken = []
+
+    def compare(request, *arguments):
+        taken.append(request.tables.tables[0].name)
+        return compare_task(request, *arguments)
+
+    monkeypatch.setattr(side_by_side, "compare_task", compare)
+    task = ["--planners", "random,lookup-greedy", "--scale", "1024", "--topology", "cpu-4", "--num-tables", "10"]
+    options = (*task, "--device", "cpu", "--parts", tmp_path / "parts", "--json")
+    documents = []
+    for num_tasks in (1, 1, 2):
+        assert run_study("side-by-side", *options, "--num-tasks", num_tasks) == 0
+        documents.append(json.loads(capsys.readouterr().out))
+    assert len(taken) == 2
+    assert documents[0] == documents[1]
+    assert documents[2]["tasks"][0] == documents[0]["tasks"][0]
+    assert run_study("side-by-side", *options, "--num-tables", "11") == 2
+    assert "parts whose num_tables is 10, not 11" in capsys.readouterr().err

@@ -1,0 +1,109 @@
+"""What commands print as JSON is what its published schema says; results that are read again are read as they were."""
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+
+import autoshard
+from autoshard.cli import main
+from autoshard.core.errors import InfeasiblePlanError
+from autoshard.evaluation.measured import ComparedPlan
+from autoshard.formats import read_json
+from autoshard.report.comparison_json import COMPARISON
+from autoshard.report.replay_json import REPLAY
+from autoshard.runtime.result_json import RUN
+from autoshard.simulation import SIMULATION
+
+SCHEMAS = {
+    schema["properties"]["schema"]["const"]: schema
+    for schema in map(read_json, Path(autoshard.__file__).parent.glob("formats/schemas/*.json"))
+}
+RESULTS = ("autoshard.run/1", "autoshard.replay/1", "autoshard.comparison/1", "autoshard.simulation/1")
+
+
+def faults(name, document):
+    """What the published schema of a name refuses in a document."""
+    registry = Registry().with_resources((one["$id"], Resource.from_contents(one)) for one in SCHEMAS.values())
+    return [error.message for error in Draft202012Validator(SCHEMAS[name], registry=registry).iter_errors(document)]
+
+
+@pytest.fixture
+def printed(capfd):
+    """Runs a command with `--json`, and checks what it prints against a schema."""
+
+    def run(name, *arguments):
+        assert main([*map(str, arguments), "--json"]) == 0
+        document = json.loads(capfd.readouterr().out)
+        assert document["schema"] == name
+        assert faults(name, document) == []
+        return document
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """A few small tables, as a file."""
+    file = tmp_path_factory.mktemp("task") / "tables.json"
+    assert main(["import", "metasyn", "--num-tables", "4", "--scale", "2048", "-o", str(file)]) == 0
+    return file
+
+
+@pytest.fixture(scope="module")
+def plan(task):
+    """A priced plan of them, as a file."""
+    file = task.with_name("plan.json")
+    assert main(["plan", str(task), "--topology", "cpu-4", "--planner", "random", "-o", str(file)]) == 0
+    return file
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_field_of_a_result_is_described(name):
+    def fields(part):
+        for key, field in part.get("properties", {}).items():
+            yield key, field
+            yield from fields(field)
+        for inner in filter(None, (part.get("items"), *part.get("oneOf", ()))):
+            yield from fields(inner)
+
+    Draft202012Validator.check_schema(SCHEMAS[name])
+    assert [key for key, field in fields(SCHEMAS[name]) if not field.get("description")] == []
+
+
+def test_a_run(printed, plan):
+    document = printed("autoshard.run/1", "run", plan, "--nproc", 2, "--steps", 2, "--verify-steps", 1)
+    assert RUN.to_json(RUN.from_json(document)) == document
+    assert document["verification"]["max_error"] < 1e-4
+    assert faults("autoshard.run/1", {**document, "verification": None}) == []
+    assert faults("autoshard.run/1", {**document, "step_ms": None}) != []
+
+
+def test_a_replay(printed, plan):
+    document = printed("autoshard.replay/1", "replay", plan, "--device", "cpu")
+    assert document["max_error"] == document["predicted_max_kernel_ms"] / document["max_kernel_ms"] - 1
+    assert REPLAY.to_json(REPLAY.from_json(document)) == document
+
+
+@pytest.mark.parametrize("options", [(), ("--replay", "--device", "cpu")], ids=["predicted", "replayed"])
+def test_a_comparison(printed, task, options):
+    planners = ("--topology", "cpu-4", "--planners", "random,cost-greedy")
+    document = printed("autoshard.comparison/1", "compare", task, *planners, *options)
+    first, _ = document["planners"]
+    assert (first["measured_balance"] is None) == (options == ())
+
+
+def test_a_comparison_with_a_planner_that_has_no_plan():
+    row = ComparedPlan(planner="random", planning_s=0.1, failure=InfeasiblePlanError("too large"))
+    document = json.loads(json.dumps(COMPARISON.to_json(([row], None))))
+    assert faults("autoshard.comparison/1", document) == []
+    assert document["planners"][0]["failure"] == "too large"
+
+
+def test_a_simulation_with_points_that_have_no_plan(printed, task, tmp_path):
+    sizes = ("--ranks", "8", "--groups", "1,3", "--batches", 3, "--planner", "cost-greedy", "-o", tmp_path / "x.json")
+    document = printed("autoshard.simulation/1", "simulate", task, *sizes)
+    assert [point["status"] for point in document["points"]] == ["priced", "impossible"]
+    assert SIMULATION.to_json(SIMULATION.from_json(document)) == document == read_json(tmp_path / "x.json")
