@@ -168,21 +168,27 @@ def plan_trial(trial: Trial, pool: TableSet, topology: Topology, registry: Path 
         AutoshardError: If it cannot be planned, as `make_plan` says.
     """
     tables = replace(pool.sample(trial.num_tables, trial.seed), batch_size=trial.batch_size, dense=trial.dense)
-    if trial.planner == LOPSIDED:
-        is_elsewhere_T = np.random.default_rng(trial.seed).random(len(tables.tables)) >= _LOPSIDED_SHARE
+    return plan_task(trial.planner, tables, topology, trial.seed, registry)
+
+
+def plan_task(
+    planner: str, tables: TableSet, topology: Topology, seed: int, registry: Path | None = None
+) -> ShardingPlan:
+    """A plan by a planner or by `LOPSIDED`, priced with what the registry has.
+
+    Raises:
+        AutoshardError: If it cannot be planned, as `make_plan` says.
+    """
+    if planner == LOPSIDED:
+        is_elsewhere_T = np.random.default_rng(seed).random(len(tables.tables)) >= _LOPSIDED_SHARE
         shards = tuple(
             PlacedShard.table_wise(Shard.whole(table), 1 + index % (topology.world_size - 1) if elsewhere else 0)
             for index, (table, elsewhere) in enumerate(zip(tables.tables, is_elsewhere_T, strict=True))
         )
         return ShardingPlan(tables=tables, topology=topology, shards=shards)
-    request = PlanRequest(
-        tables=tables,
-        topology=topology,
-        costs=make_costs(tables, topology, registry),
-        seed=trial.seed,
-        registry=registry,
-    )
-    return make_plan(trial.planner, request)
+    costs = make_costs(tables, topology, registry)
+    request = PlanRequest(tables=tables, topology=topology, costs=costs, seed=seed, registry=registry)
+    return make_plan(planner, request)
 
 
 def run_trials(

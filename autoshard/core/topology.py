@@ -83,12 +83,23 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """A nested level: `size` consecutive ranks that its links connect."""
+    """A nested level: `size` consecutive ranks that its links connect.
+
+    Attributes:
+        name: Label.
+        size: Ranks that the level connects.
+        all_to_all: Link of a rank in an all-to-all.
+        all_reduce: The same in an all-reduce.
+        shared_links: Whether the ranks of each unit of the level inside share their links to this one, as those of a
+            node with one network card do; `all_to_all` is then a rank's part while all of them send alike. Never at the
+            first level.
+    """
 
     name: str
     size: int
     all_to_all: Link
     all_reduce: Link
+    shared_links: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +150,9 @@ class Topology:
     def _check_levels(self) -> None:
         if not self.levels:
             raise InvalidTopologyError("needs at least one level", field="levels")
+        if self.levels[0].shared_links:
+            message = "must be false at the first level, where every rank has a link of its own"
+            raise InvalidTopologyError(message, field="levels[0].shared_links")
         inner = 1
         for index, level in enumerate(self.levels):
             if not isinstance(level.size, int) or level.size < 1 or level.size % inner:

@@ -1,11 +1,12 @@
 """Cost of collectives from the topology's latencies and bandwidths.
 
-Shape suffixes: R ranks, L levels.
+Shape suffixes: R ranks, L levels, U ranks of a unit of the level inside.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class AlphaBetaComm:
 
     def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
         """As `all_to_all_ms`, from what leaves and reaches ranks by level; shape (..., R)."""
+        links = over_shared_links(links, topology)
         bytes_LR = np.maximum(links.leaving_LR, links.arriving_LR)
         by_level = [level.all_to_all for level in topology.levels]
         times_LR = [one_R / link.bytes_per_s for one_R, link in zip(bytes_LR, by_level, strict=True)]
@@ -91,6 +93,30 @@ def link_bytes(sent_bytes_RR: MsArray, topology: Topology) -> LinkBytes:
         leaving_LR=np.stack([there.sum(axis=1) for there in by_level]),
         arriving_LR=np.stack([there.sum(axis=0) for there in by_level]),
     )
+
+
+def over_shared_links(links: LinkBytes, topology: Topology) -> LinkBytes:
+    """What passes the link of each rank: bytes of ranks that share theirs are spread over them evenly.
+
+    Args:
+        links: What leaves and reaches ranks.
+        topology: The same ranks.
+    """
+    if not any(level.shared_links for level in topology.levels):
+        return links
+    return LinkBytes(
+        leaving_LR=_spread_over_units(links.leaving_LR, topology),
+        arriving_LR=_spread_over_units(links.arriving_LR, topology),
+    )
+
+
+def _spread_over_units(bytes_LR: MsArray, topology: Topology) -> MsArray:
+    spread_LR = bytes_LR.copy()
+    for index, (inner, level) in enumerate(pairwise(topology.levels), start=1):
+        if level.shared_links:
+            units_RU = bytes_LR[index].reshape(*bytes_LR.shape[1:-1], -1, inner.size)
+            spread_LR[index] = np.repeat(units_RU.mean(axis=-1), inner.size, axis=-1)
+    return spread_LR
 
 
 def link_levels(topology: Topology) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:

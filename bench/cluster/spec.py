@@ -64,6 +64,7 @@ class ClusterSpec:
                 size=num_ranks,
                 all_to_all=Link(bytes_per_s=bytes_per_s / self.ranks_per_node, latency_s=self.latency_s),
                 all_reduce=Link(bytes_per_s=ring, latency_s=2 * (num_ranks - 1) * self.latency_s),
+                shared_links=True,
             )
             levels.append(cluster)
         hbm_bytes = int(_MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / num_ranks)

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from autoshard.core import CostModels, Estimate, ShardingPlan, TableSet, Topology
+from autoshard.core import CostModels, Estimate, ShardingPlan
 from autoshard.core.errors import ModelError
 from autoshard.core.step import PART_FEATURES, Coefficients, Overlap, StepPart, plain_coefficients
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
 from autoshard.planning import plan_costs
 from autoshard.runtime.processes.launch import LOCAL, Launcher
-from autoshard.trials import MeasuredStep, Trial, plan_trial, run_trials
+from autoshard.trials import MeasuredStep, run_trials
 from costmodel.step.model import CalibratedStep, StepCard
 from costmodel.step.regression import FloatArray, fit_nonnegative
 
@@ -31,6 +32,12 @@ _PULL, _PULL_RUNS = 0.005, 0.1
 #: What the runtime's thin engine overlaps.
 _ENGINE, _OVERLAP = "thin", Overlap.NONE
 _RUNS_PER_LAUNCH = 5
+_Fitted = dict[tuple[StepPart, str], Coefficients]
+KERNEL_PARTS = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
+#: All other parts, which are fitted together.
+_JOINT_PARTS = tuple(part for part in StepPart if part not in KERNEL_PARTS)
+#: What a step takes at least beside its kernels.
+_LEAST_MS = 1e-6
 #: A part's relative interval may be that of a model that is far off before the calibration, or of none at all; a
 #: step's is at least this wide before it is scaled.
 _SMALLEST_HALF_WIDTH = 1e-6
@@ -101,9 +108,8 @@ def _errors(runs: Sequence[CalibrationRun], steps: Sequence[Estimate]) -> FloatA
 
 
 def run_calibration(
-    trials: Sequence[Trial],
-    pool: TableSet,
-    topology: Topology,
+    plans: Iterable[ShardingPlan],
+    seeds: Iterable[int],
     *,
     registry: Path | None = None,
     steps: int = 20,
@@ -111,12 +117,11 @@ def run_calibration(
     advance: Callable[[int], None] = lambda _: None,
     launcher: Launcher = LOCAL,
 ) -> tuple[CalibrationRun, ...]:
-    """Plans and runs trials on this machine, one process per rank of the topology.
+    """Runs plans on this machine, one process per rank.
 
     Args:
-        trials: What to run.
-        pool: Tables that tasks are drawn from.
-        topology: Ranks; its device is what the models are of.
+        plans: Plans of one topology, whose device is what the models are of; taken one after the other.
+        seeds: Of weights and batches, one per plan.
         registry: Models that price the plans; None for the default.
         steps: Measured steps of each run.
         repeats: Runs of each plan, of which the quickest counts.
@@ -124,31 +129,28 @@ def run_calibration(
         launcher: Nodes that the processes run on.
 
     Raises:
-        AutoshardError: If a plan cannot be made or executed.
+        AutoshardError: If a plan cannot be executed.
     """
     runs: list[CalibrationRun] = []
-    device = "cpu" if topology.device == "cpu" else "cuda"
-    for start in range(0, len(trials), _RUNS_PER_LAUNCH):
-        chunk = trials[start : start + _RUNS_PER_LAUNCH]
-        plans = [plan_trial(trial, pool, topology, registry) for trial in chunk]
-        seeds = [trial.seed for trial in chunk]
-        measured = run_trials(plans, seeds, steps=steps, repeats=repeats, device=device, launcher=launcher)
-        for plan, one in zip(plans, measured, strict=True):
+    left = zip(plans, seeds, strict=False)
+    while chunk := list(islice(left, _RUNS_PER_LAUNCH)):
+        device = "cpu" if chunk[0][0].topology.device == "cpu" else "cuda"
+        chosen, drawn = zip(*chunk, strict=True)
+        measured = run_trials(chosen, drawn, steps=steps, repeats=repeats, device=device, launcher=launcher)
+        for plan, one in zip(chosen, measured, strict=True):
             runs.append(CalibrationRun(plan=plan, costs=plan_costs(plan, registry), measured=one))
         advance(len(chunk))
     return tuple(runs)
 
 
 def _fit_all(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice], device: str) -> CalibratedStep:
-    rows: dict[tuple[StepPart, str], list[tuple[FloatArray, float]]] = defaultdict(list)
-    for run, price in zip(runs, prices, strict=True):
-        for part in StepPart:
-            rows[part, price.bases[part]] += _rows(part, price.work[part], run.measured)
-    fitted: dict[tuple[StepPart, str], Coefficients] = {}
-    for (part, basis), known in rows.items():
-        usable = [(features_F, ms) for features_F, ms in known if ms > 0]
-        if basis and usable:
-            fitted[part, basis] = _fit(part, usable)
+    fitted = _fit_kernels(runs, prices)
+    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for index, price in enumerate(prices):
+        alike[tuple(price.bases[part] for part in _JOINT_PARTS)].append(index)
+    # Runs that were priced by other models are other equations; of parts that two have in common the larger decides.
+    for indices in sorted(alike.values(), key=len):
+        fitted |= _fit_rest([runs[index] for index in indices], [prices[index] for index in indices])
     card = StepCard(
         device=device,
         engine=_ENGINE,
@@ -164,22 +166,54 @@ def _fit_all(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice], device
     return CalibratedStep(fitted, card)
 
 
-def _rows(part: StepPart, work_RF: FloatArray, measured: MeasuredStep) -> list[tuple[FloatArray, float]]:
-    """What a run says about a part: features and milliseconds. Kernels are timed rank by rank."""
-    if part in (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL):
-        column = 0 if part is StepPart.FORWARD_KERNEL else 1
-        return [(work_RF[rank], kernels[column]) for rank, kernels in enumerate(measured.kernel_ms_R)]
-    slowest = int(work_RF[:, 0].argmax())
-    return [(work_RF[slowest], measured.part_ms[part])]
+def _fit_kernels(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice]) -> _Fitted:
+    """Weights of kernels, which are timed rank by rank."""
+    rows: dict[tuple[StepPart, str], list[tuple[FloatArray, float]]] = defaultdict(list)
+    for run, price in zip(runs, prices, strict=True):
+        groups, topology = run.plan.replica_groups, run.plan.topology
+        for column, part in enumerate(KERNEL_PARTS):
+            rows[part, price.bases[part]] += [
+                (features_F, run.measured.kernel_ms_R[world][column])
+                for rank, features_F in enumerate(price.work[part])
+                for world in groups.world_ranks(rank, topology)
+            ]
+    fitted: _Fitted = {}
+    for (part, basis), known in rows.items():
+        features_SF, measured_S = (np.array(column) for column in zip(*known, strict=True))
+        used_S = measured_S > 0
+        if basis and used_S.any():
+            weights_F = _fitted(features_SF[used_S], measured_S[used_S], plain_coefficients(part))
+            fitted[part, basis] = tuple(weights_F.tolist())
+    return fitted
 
 
-def _fit(part: StepPart, rows: Sequence[tuple[FloatArray, float]]) -> Coefficients:
-    features_SF = np.array([features_F for features_F, _ in rows])
-    measured_S = np.array([ms for _, ms in rows])
-    strength = _PULL + _PULL_RUNS / len(rows)
-    weights = fit_nonnegative(features_SF, measured_S, np.array(plain_coefficients(part)), strength)
-    assert len(weights) == len(PART_FEATURES[part])
-    return tuple(float(weight) for weight in weights)
+def _fit_rest(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice]) -> _Fitted:
+    """Weights of all other parts, which must make up what steps take beside their slowest kernels.
+
+    Where a rank waits for others depends on who comes late and whose messages are long, so that no rank's own time
+    says what an exchange takes; only the whole step does.
+    """
+    parts = [part for part in _JOINT_PARTS if prices[0].bases[part]]
+    features_SF = np.array([np.concatenate([_slowest(price, part) for part in parts]) for price in prices])
+    kernels_S = np.array([sum(run.measured.part_ms[part] for part in KERNEL_PARTS) for run in runs])
+    rest_S = np.array([run.measured.step_ms for run in runs]) - kernels_S
+    prior = [weight for part in parts for weight in plain_coefficients(part)]
+    weights_F = _fitted(features_SF, np.maximum(rest_S, _LEAST_MS), prior)
+    ends = np.cumsum([len(PART_FEATURES[part]) for part in parts])[:-1]
+    pieces = np.split(weights_F, ends)
+    return {(part, prices[0].bases[part]): tuple(piece.tolist()) for part, piece in zip(parts, pieces, strict=True)}
+
+
+def _slowest(price: StepPrice, part: StepPart) -> FloatArray:
+    """Features of the rank on which the models take longest."""
+    work_RF = price.work[part]
+    features_F: FloatArray = work_RF[int(work_RF[:, 0].argmax())]
+    return features_F
+
+
+def _fitted(features_SF: FloatArray, measured_S: FloatArray, prior: Sequence[float]) -> FloatArray:
+    strength = _PULL + _PULL_RUNS / len(measured_S)
+    return fit_nonnegative(features_SF, measured_S, np.array(prior), strength)
 
 
 def _names(costs: CostModels) -> tuple[str, ...]:

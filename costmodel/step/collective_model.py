@@ -15,7 +15,7 @@ import numpy as np
 from autoshard.core import Link, Topology
 from autoshard.core.costs import CollectiveName, LinkBytes, MsArray
 from autoshard.core.errors import FormatError, ModelError
-from autoshard.evaluation.communication import link_bytes
+from autoshard.evaluation.communication import link_bytes, over_shared_links
 from autoshard.formats.documents.kinds import ANY_OBJECT, TEXT, Field, Kind, list_of, number_in, record, tuple_of
 from costmodel.registry.card_fields import MAX_BOUND, MAX_METRIC, METRICS, ModelCard
 from costmodel.registry.models import LearnedModel
@@ -136,6 +136,7 @@ class LearnedCollectives(LearnedModel[CollectiveCard]):
 
     def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
         """As `all_to_all_ms`, from what leaves and reaches ranks by level; shape (..., R)."""
+        links = over_shared_links(links, topology)
         inside_R = np.maximum(links.leaving_LR[0], links.arriving_LR[0])
         outside_R = np.maximum(links.leaving_LR[1:].sum(axis=0), links.arriving_LR[1:].sum(axis=0))
         return self._both("all_to_all", inside_R, outside_R, topology)

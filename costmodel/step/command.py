@@ -129,7 +129,7 @@ def _train(store: Path, device: str | None, models: Registry, publishing: Publis
 
 def _calibrate(options: TrainStepOptions, device: str, models: Registry, publishing: PublishOptions) -> dict[str, Any]:
     from autoshard.formats import load_tables
-    from autoshard.trials import draw_trials, local_topology
+    from autoshard.trials import draw_trials, local_topology, plan_trial
     from costmodel.step.calibration import calibrate_step, run_calibration
     from costmodel.step.comparison import step_version
 
@@ -138,9 +138,8 @@ def _calibrate(options: TrainStepOptions, device: str, models: Registry, publish
     topology = local_topology(device, options.nproc, _RUN_BYTES)
     with console.progress("Running plans", len(trials)) as advance:
         runs = run_calibration(
-            trials,
-            pool,
-            topology,
+            (plan_trial(trial, pool, topology, models.root) for trial in trials),
+            [trial.seed for trial in trials],
             registry=models.root,
             steps=options.steps,
             repeats=options.repeats,

@@ -224,7 +224,9 @@ def test_real_runs_calibrate(pool, tmp_path):
     topology = local_topology("cpu", 2, 1 << 30)
     trials = draw_trials(MIN_RUNS, seed=3, planners=["random", LOPSIDED], num_tables=(8, 16), batch_sizes=[64, 128])
     done = []
-    runs = run_calibration(trials, pool, topology, registry=tmp_path, steps=5, advance=done.append)
+    planned = (plan_trial(trial, pool, topology, tmp_path) for trial in trials)
+    seeds = [trial.seed for trial in trials]
+    runs = run_calibration(planned, seeds, registry=tmp_path, steps=5, advance=done.append)
     assert sum(done) == len(runs) == MIN_RUNS
     for run in runs:
         assert sum(run.measured.part_ms.values()) == pytest.approx(run.measured.step_ms, rel=1e-6)

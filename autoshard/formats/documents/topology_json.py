@@ -13,6 +13,7 @@ from autoshard.core.quoting import shown
 from autoshard.core.topology import DEVICE_KEY, MAX_BANDWIDTH, MAX_FETCH_MS, MAX_LATENCY_S, MIN_BANDWIDTH
 from autoshard.formats.documents.document import Document
 from autoshard.formats.documents.kinds import (
+    FLAG,
     TEXT,
     Field,
     Kind,
@@ -41,6 +42,10 @@ _LINK: Final = named(
     ),
     "Bytes per second and rank, and latency, of a collective.",
 )
+_SHARED_LINKS: Final = (
+    "Whether the ranks of each unit of the level inside share their links to this one, as those of a node with one "
+    "network card do; false if left out. all_to_all is then a rank's part while all of them send alike."
+)
 _LEVEL: Final = named(
     "topology",
     "level",
@@ -50,6 +55,7 @@ _LEVEL: Final = named(
         Field("size", whole_number(1, MAX_WORLD_SIZE), "Ranks that the level connects."),
         Field("all_to_all", _LINK),
         Field("all_reduce", _LINK),
+        optional("shared_links", FLAG, _SHARED_LINKS, False),
     ),
 )
 _MEMORY: Final = record(

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autoshard.core import DType, Topology
+from autoshard.core import DType, TableSet, Topology
 from autoshard.core.errors import DeviceError
-from autoshard.formats import load_tables, topology_from_json, topology_to_json
+from autoshard.formats import topology_from_json, topology_to_json
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
 from autoshard.formats.stores.samples import read_samples
-from autoshard.trials import LOPSIDED, draw_trials
+from autoshard.trials import LOPSIDED, plan_task
 from bench.cluster.links import fit_links, measured_topology
 from bench.cluster.network import Cluster
 from bench.collecting.collectives import collect_collectives
@@ -32,14 +32,13 @@ from costmodel.registry.versions import Registry
 from costmodel.step.calibration import calibrate_step, run_calibration
 from costmodel.step.collective_training import train_collective_model
 from costmodel.step.comparison import collective_version, step_version
-from studies.runtime.slow_links.tasks import POOL, SCALE
+from studies.runtime.slow_links.tasks import drawn_task
 
 DEVICE = "cpu"
 #: Sizes of collectives are powers of 2 from here on, as many as their models need (8) up to 1 MiB.
 _SMALLEST_BYTES = 2**13
 #: Planners of calibration runs: all kinds of layouts, bad ones among them.
-CALIBRATION_PLANNERS = ("random", "cost-greedy", "neo", "flexshard", "oper", LOPSIDED)
-_CALIBRATION_BATCHES = (64, 128, 256, 512, 1024)
+CALIBRATION_PLANNERS = ("auto", "flexshard", "cost-greedy", "oper", "neo", "random", "replica-groups", LOPSIDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ class ModelSettings:
     kernel_samples: Path
     kernel_updates: int = 5000
     max_bytes: int = 2**22
-    calibration_runs: int = 18
+    calibration_runs: int = 24
     calibration_tables: int = 80
     steps: int = 5
     seed: int = 2_000_003
@@ -117,19 +116,19 @@ def train_cluster(
     samples = [sample for file in collection.files for sample in COLLECTIVE_SAMPLES.read_file(file)]
     topology = measured_topology(spec.topology(), fit_links(samples))
     collectives = _published(collective_version(train_collective_model(samples), samples), registry)
-    trials = draw_trials(
-        settings.calibration_runs,
-        seed=settings.seed,
-        planners=CALIBRATION_PLANNERS,
-        num_tables=(8, settings.calibration_tables),
-        batch_sizes=_CALIBRATION_BATCHES,
-    )
-    pool = load_tables(POOL).scaled(SCALE)
-    runs = run_calibration(
-        trials, pool, topology, registry=registry, steps=settings.steps, advance=advance, launcher=cluster
-    )
+    drawn = [_calibration_task(number, settings) for number in range(settings.calibration_runs)]
+    planned = (plan_task(planner, tables, topology, seed, registry) for planner, tables, seed in drawn)
+    seeds = [seed for *_, seed in drawn]
+    runs = run_calibration(planned, seeds, registry=registry, steps=settings.steps, advance=advance, launcher=cluster)
     step = _published(step_version(calibrate_step(runs, DEVICE), runs), registry)
     return ClusterModels(topology=topology_to_json(topology), metrics={"collectives": collectives, "step": step})
+
+
+def _calibration_task(number: int, settings: ModelSettings) -> tuple[str, TableSet, int]:
+    """Planner, tables and seed of a calibration run: tasks of the study's kinds, planners in turn."""
+    # Each task has two planners: kinds of tasks take turns, too, and would always meet the same ones.
+    _, tables = drawn_task(number // 2, settings.seed, most_tables=settings.calibration_tables)
+    return CALIBRATION_PLANNERS[number % len(CALIBRATION_PLANNERS)], tables, settings.seed + number
 
 
 def cluster_registry(folder: Path, cluster: Cluster) -> Path:

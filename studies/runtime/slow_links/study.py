@@ -52,7 +52,7 @@ class SlowLinkOptions:
     steps: Annotated[int, typer.Option(min=1, help="Measured steps of each run.")] = 6
     warmup_steps: Annotated[int, typer.Option(min=0, help="Steps before them.")] = 2
     repeats: Annotated[int, typer.Option(min=1, help="Rounds over all plans of a task; the quickest run counts.")] = 2
-    calibration_runs: Annotated[int, typer.Option(min=4, help="Runs that steps are calibrated on.")] = 18
+    calibration_runs: Annotated[int, typer.Option(min=4, help="Runs that steps are calibrated on.")] = 24
     kernel_updates: Annotated[int, typer.Option(min=1, help="Updates of the training of the model of kernels.")] = 5000
     max_bytes: Annotated[int, typer.Option(min=2**20, help="Bytes per rank of the largest collective.")] = 2**22
     seed: Annotated[int, typer.Option(min=0, help="Of tasks, plans and runs.")] = 0
