@@ -107,6 +107,7 @@ def test_the_topology_is_what_the_links_are_set_to():
     # 50 MB/s for two ranks; a ring of 8 sends 14/8 of the bytes, through 14 links one after the other.
     assert topology.levels[1].all_to_all == Link(bytes_per_s=25e6, latency_s=1e-3)
     assert topology.levels[1].all_reduce == Link(bytes_per_s=50e6 * 8 / 14, latency_s=14e-3)
+    assert [level.shared_links for level in topology.levels] == [False, True]
 
 
 @pytest.mark.parametrize(("num_nodes", "ranks_per_node", "sizes"), [(1, 4, [4]), (3, 1, [1, 3])])

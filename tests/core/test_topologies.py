@@ -1,6 +1,7 @@
 """Topologies: levels that nest, memory per rank, and replica groups laid over them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,7 @@ def topology(world_size=8, node=4, **changes):
         (lambda: topology(device=".."), "device"),
         (lambda: topology(device="a" * 101), "device"),
         (lambda: topology(levels=()), "levels"),
+        (lambda: topology(4, levels=(replace(topology(4).levels[0], shared_links=True),)), "levels[0].shared_links"),
         (lambda: topology(world_size=6, node=4), "levels[1].size"),
         (lambda: topology(world_size=9, levels=topology().levels), "levels"),
         (lambda: topology(overrides=((8, MemoryBytes(hbm=1)),)), "overrides.ranks"),

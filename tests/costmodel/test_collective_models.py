@@ -106,6 +106,16 @@ class TestKnownTruth:
         expected = FAR_LATENCY * 3 + FAR_BYTE * 1e6
         np.testing.assert_allclose(model.all_to_all_ms(even(4, 1e6), topology(1, 4)), expected, rtol=0.1)
 
+    def test_ranks_of_a_node_may_share_its_link(self, model):
+        # Two nodes of two ranks: one rank sends 2 MB to the other node, the other nothing; each has half of the link.
+        sent = np.zeros((4, 4))
+        sent[0, 2] = 2e6
+        node, cluster = topology(2, 4).levels
+        shared = replace(topology(2, 4), levels=(node, replace(cluster, shared_links=True)))
+        expected = FAR_LATENCY * 2 + FAR_BYTE * 1e6
+        np.testing.assert_allclose(model.all_to_all_ms(sent, shared), expected, rtol=0.1)
+        assert model.all_to_all_ms(sent, topology(2, 4)).max() > 1.5 * expected
+
     def test_inside_and_between_nodes_work_side_by_side_unless_worlds_say_otherwise(self, model, samples):
         # Without samples of worlds the longer of both counts.
         away = even(4, 3e6)

@@ -1,14 +1,17 @@
 """Collectives: latency plus bytes over the bandwidth of the level that they cross."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.core import Level, Link, MemoryBytes, Topology
+from autoshard.core.costs import LinkBytes
 from autoshard.core.errors import InvalidTopologyError
 from autoshard.evaluation import AlphaBetaComm
-from autoshard.evaluation.communication import link_levels
+from autoshard.evaluation.communication import link_levels, over_shared_links
 
 COMM = AlphaBetaComm()
 
@@ -49,6 +52,36 @@ def test_levels_outside_the_node_share_the_port():
     # Rank 0 sends 1 MB to the next node (10 ms) and 1 MB to the next building (100 ms), behind a latency of 3 ms.
     times = COMM.all_to_all_ms(sent(8, p02=1e6, p04=1e6), levels_of(2, 4, 8))
     assert times[0] == pytest.approx(113.0)
+
+
+def test_ranks_that_share_links_wait_for_what_all_of_them_send():
+    # 4 MB from rank 0 and nothing from rank 1: 2 MB for each of their halves, at 100 MB/s behind a latency of 2 ms.
+    topology = levels_of(2, 4)
+    node, cluster = topology.levels
+    shared = replace(topology, levels=(node, replace(cluster, shared_links=True)))
+    to_node_1 = sent(4, p02=3e6, p03=1e6)
+    assert COMM.all_to_all_ms(to_node_1, topology).tolist() == pytest.approx([42.0, 0.0, 32.0, 12.0])
+    assert COMM.all_to_all_ms(to_node_1, shared).tolist() == pytest.approx([22.0] * 4)
+    # Where all send alike it makes no difference.
+    alike = 1e6 * (1 - np.eye(4))
+    assert COMM.all_to_all_ms(alike, shared).tolist() == COMM.all_to_all_ms(alike, topology).tolist()
+
+
+@given(seed=st.integers(0, 1000))
+def test_links_are_shared_along_any_axes(seed):
+    rng = np.random.default_rng(seed)
+    topology = levels_of(2, 4, 8)
+    node, rack, cluster = topology.levels
+    topology = replace(topology, levels=(node, replace(rack, shared_links=True), replace(cluster, shared_links=True)))
+    leaving, arriving = rng.uniform(0, 1e6, (2, 3, 5, 8))
+    together = COMM.links_ms(LinkBytes(leaving_LR=leaving, arriving_LR=arriving), topology)
+    for index in range(5):
+        one = LinkBytes(leaving_LR=leaving[:, index], arriving_LR=arriving[:, index])
+        np.testing.assert_allclose(together[index], COMM.links_ms(one, topology), rtol=1e-12)
+    # The buildings' links by four ranks each.
+    spread = over_shared_links(LinkBytes(leaving_LR=leaving, arriving_LR=arriving), topology)
+    np.testing.assert_allclose(spread.leaving_LR[2, :, :4], leaving[2, :, :4].mean(axis=1, keepdims=True).repeat(4, 1))
+    np.testing.assert_array_equal(spread.arriving_LR[0], arriving[0])
 
 
 def test_what_stays_is_free():

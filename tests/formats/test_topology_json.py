@@ -30,7 +30,13 @@ def topologies(draw):
         device=draw(st.sampled_from(["cpu", "h100"])),
         memory_bytes=draw(memory),
         levels=tuple(
-            Level(name=f"level {index}", size=size, all_to_all=draw(links), all_reduce=draw(links))
+            Level(
+                name=f"level {index}",
+                size=size,
+                all_to_all=draw(links),
+                all_reduce=draw(links),
+                shared_links=index > 0 and draw(st.booleans()),
+            )
             for index, size in enumerate(sizes)
         ),
         overrides=tuple(overrides.items()),

@@ -50,6 +50,7 @@ def step_problem(request, draw_task, costs):
             size=size,
             all_to_all=Link(bytes_per_s=speed, latency_s=1e-5),
             all_reduce=Link(bytes_per_s=speed),
+            shared_links=request.param == "calibrated" and size > 2,
         )
         for size, speed in ((2, 1e9), (4, 4e8), (8, 3e8))
     )
