@@ -8,13 +8,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autoshard.core import Collective, GradSync, PlacedShard, ShardingPlan, TableSet, Tier, Topology
+from autoshard.core import (
+    Collective,
+    Exchange,
+    GradSync,
+    PlacedShard,
+    RowRange,
+    RowsBy,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Tier,
+    Topology,
+)
 from autoshard.core.errors import InfeasiblePlanError, InputError, ModelError
 from autoshard.core.step import StepPart
 from autoshard.evaluation import plan_traffic, price_step
 from autoshard.evaluation.traffic import Stream
 from autoshard.formats import write_plan
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.space.options import placed_shard
 from autoshard.planning import make_costs, make_plan, plan_costs
 from autoshard.runtime import Engine, RunRequest, RunResult, ownership_of, run_requests
 from autoshard.runtime.processes.launch import Launcher, OnProgress
@@ -31,19 +44,31 @@ class Entry:
 
     Attributes:
         label: Its name in tables.
-        planner: Name of the planner.
+        planner: Name of the planner; of none where tiers are given.
         options: Its options.
+        tiers: How rows of the task's only table are held, from hot to cold, each with the access rank that its rows end
+            before; none where a planner decides.
         engine: What executes the plan.
         grad_sync: How gradients of replicas are summed, whatever the plan says; None for what it says.
         collective: How sums over all ranks travel, likewise.
     """
 
     label: str
-    planner: str
+    planner: str = ""
     options: Mapping[str, object] = field(default_factory=dict)
+    tiers: tuple[tuple[Tier, int], ...] = ()
     engine: Engine = Engine.THIN
     grad_sync: GradSync | None = None
     collective: Collective | None = None
+
+    def plan(self, request: PlanRequest) -> ShardingPlan:
+        """The plan that is executed.
+
+        Raises:
+            AutoshardError: As `make_plan`.
+        """
+        request = replace(request, options=self.options)
+        return self.changed(_tiered(request, self.tiers) if self.tiers else make_plan(self.planner, request))
 
     def changed(self, plan: ShardingPlan) -> ShardingPlan:
         """The plan, with what the entry says; prices are left out if that is anything."""
@@ -54,9 +79,21 @@ class Entry:
     def _changed_shard(self, placed: PlacedShard) -> PlacedShard:
         if self.grad_sync is not None and placed.grad_sync is not GradSync.NONE:
             placed = replace(placed, grad_sync=self.grad_sync)
-        if self.collective is not None and placed.tier is Tier.ROW_WISE:
+        is_summed = placed.tier is Tier.ROW_WISE and placed.exchange is Exchange.PARTIAL_SUMS
+        if self.collective is not None and is_summed:
             placed = replace(placed, collective=self.collective)
         return placed
+
+
+def _tiered(request: PlanRequest, tiers: Sequence[tuple[Tier, int]]) -> ShardingPlan:
+    (table,) = request.tables.tables
+    shards, start = [], 0
+    for tier, stop in tiers:
+        rows = RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK)
+        shard = Shard(table=table, rows=rows, columns=(0, table.embedding_dim))
+        shards.append(placed_shard(shard, tier, request.topology))
+        start = stop
+    return ShardingPlan(tables=request.tables, topology=request.topology, shards=tuple(shards))
 
 
 #: Label of TorchRec's planner with TorchRec's engine.
@@ -221,13 +258,13 @@ def _plan_all(contest: Contest, topology: Topology, registry: Path) -> list[_Pla
         time_limit_s=PLAN_S,
         registry=registry,
     )
-    return [_plan(entry, replace(request, options=entry.options)) for entry in contest.entries]
+    return [_plan(entry, request) for entry in contest.entries]
 
 
 def _plan(entry: Entry, request: PlanRequest) -> _Planned:
     started_s = time.perf_counter()
     try:
-        plan = entry.changed(make_plan(entry.planner, request))
+        plan = entry.plan(request)
         _check_executable(plan, entry.engine)
     except (InfeasiblePlanError, InputError, ModelError) as error:
         return _Planned(entry=entry, seconds=time.perf_counter() - started_s, failure=error.message)
@@ -287,20 +324,24 @@ def _entry_run(planned: _Planned, contest: Contest, registry: Path, results: Seq
 
 def _sent(plan: ShardingPlan, result: RunResult) -> dict[str, StreamBytes]:
     group = plan.of_one_group()
-    links = plan_traffic(group).links(group.topology)
+    traffic = plan_traffic(group)
+    links = traffic.links(group.topology)
+    num_ranks, local = group.group_size, group.topology.local_world_size
     executed = {
         stream: sum(rank.sent_bytes.get(stream.value, 0.0) for rank in result.ranks)
         for stream in Stream
         if result.ranks[0].sent_bytes
     }
-    num_groups, has_nodes = plan.replica_groups.num_groups, len(group.topology.levels) > 1
     found = {}
     for stream, num_bytes in executed.items():
         by_level = links[stream].leaving_LR.sum(axis=1)
-        all_levels = float(by_level.sum())
+        # Of a reduce-scatter or an all-gather, every rank sends a part to each other one.
+        to_each = traffic.scattered_bytes(stream) if stream in (Stream.FORWARD, Stream.BACKWARD) else 0.0
+        all_levels = float(by_level.sum()) + to_each * (num_ranks - 1)
+        across = to_each * (num_ranks - local) + (float(by_level[-1]) if len(by_level) > 1 else 0.0)
         found[stream.value] = StreamBytes(
             executed=num_bytes,
-            predicted=num_groups * all_levels,
-            across_share=float(by_level[-1]) / all_levels if has_nodes and all_levels else 0.0,
+            predicted=plan.replica_groups.num_groups * all_levels,
+            across_share=across / all_levels if all_levels else 0.0,
         )
     return found

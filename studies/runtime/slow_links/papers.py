@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autoshard.core import AccessProfile, Collective, DenseLayers, EmbeddingTable, Feature, GradSync, TableSet
+from autoshard.core import AccessProfile, Collective, DenseLayers, EmbeddingTable, Feature, GradSync, TableSet, Tier
 from autoshard.runtime import Engine
 from studies.papers.flexshard.models import LOCAL_BATCH, MODELS, PaperModel
 from studies.papers.oper.tasks import kaggle
@@ -22,19 +22,27 @@ SPARSE_LABEL, DENSE_LABEL, GATHERED_LABEL = "oper, sparse", "oper, dense", "oper
 SCATTERED_LABEL, EXCHANGED_LABEL = "reduce-scatter", "all-to-all"
 #: Processes of the contest of replica groups, and its numbers of groups.
 GROUPS_RANKS, NUM_GROUPS = 16, (1, 2, 4)
-_PAPER_RULE = {"rule": "paper", "memory_multiplier": 6.0, "exchange": "rows"}
 _DENSE = DenseLayers(num_dense_features=13, bottom_mlp=(64, 32), top_mlp=(64, 1))
 
 
 def flexshard_contest(model: PaperModel, num_ranks: int) -> Contest:
-    """Row-wise, 2-tier and 3-tier sharding of one of FlexShard's models, by the paper's rule (Table 6)."""
+    """Row-wise, 2-tier and 3-tier sharding of one of FlexShard's models (Table 6), with the tiers of Table 5.
+
+    The paper's rule would choose others here, where a node has two ranks to hold a copy and not eight.
+    """
     whole = TableSet(batch_size=LOCAL_BATCH * num_ranks, tables=(model.table(model.measured_length),))
     scaled = whole.scaled(FLEXSHARD_SCALE)
     tables = tuple(replace(table, embedding_dim=FLEXSHARD_DIM) for table in scaled.tables)
-    entries = tuple(
-        Entry(label=label, planner="flexshard", options={"tiers": number, **_PAPER_RULE})
-        for number, label in enumerate(TIER_LABELS, start=1)
+    all_rows = tables[0].num_embeddings
+    two_tier, replicated, flexed = (
+        round(share.num_rows / FLEXSHARD_SCALE) for share in (model.two_tier, model.replicated, model.flexed)
     )
+    tiers = (
+        ((Tier.ROW_WISE, all_rows),),
+        ((Tier.DATA_PARALLEL, two_tier), (Tier.ROW_WISE, all_rows)),
+        ((Tier.DATA_PARALLEL, replicated), (Tier.FLEX, replicated + flexed), (Tier.ROW_WISE, all_rows)),
+    )
+    entries = tuple(Entry(label=label, tiers=of_label) for label, of_label in zip(TIER_LABELS, tiers, strict=True))
     return Contest(
         name=f"flexshard-{model.name.lower()}",
         group=FLEXSHARD,

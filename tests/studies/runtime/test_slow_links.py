@@ -9,7 +9,7 @@ from autoshard.core import Collective, GradSync, Pooling, Tier
 from autoshard.core.errors import DeviceError
 from autoshard.core.step import StepPart
 from autoshard.planners.planner import PlanRequest
-from autoshard.planning import make_costs, make_plan
+from autoshard.planning import make_costs
 from autoshard.runtime import Engine
 from autoshard.runtime.processes.launch import LOCAL
 from autoshard.trials import local_topology
@@ -105,6 +105,11 @@ def test_contests_of_papers_keep_their_proportions():
     assert table.pooling_factor == pytest.approx(MODELS[0].measured_length)
     assert contest.tables.batch_size == 4096 * 8 // 512
     assert [one.label for one in contest.entries] == list(TIER_LABELS)
+    # All but the row-wise tier's lookups stay within a node: the paper's volumes follow from its tiers.
+    for entry, run in zip(contest.entries, MODELS[0].runs, strict=True):
+        stops = [stop for tier, stop in entry.tiers if tier is not Tier.ROW_WISE]
+        leaving = 1 - table.access.coverage(max(stops, default=0))
+        assert leaving == pytest.approx(run.volume / MODELS[0].row_wise_run.volume, abs=0.03)
     assert [one.grad_sync for one in oper_contest(8).entries[:3]] == [
         GradSync.SPARSE,
         GradSync.DENSE,
@@ -120,7 +125,7 @@ def test_entries_change_how_sums_and_gradients_travel(tmp_path):
         tables=contest.tables, topology=topology, costs=make_costs(contest.tables, topology, tmp_path)
     )
     for entry, collective in zip(contest.entries, (Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL), strict=True):
-        plan = entry.changed(make_plan(entry.planner, replace(request, options=entry.options)))
+        plan = entry.plan(request)
         assert {(placed.tier, placed.collective) for placed in plan.shards} == {(Tier.ROW_WISE, collective)}
     assert Entry(label="neo", planner="neo").changed(plan) is plan
 
@@ -134,7 +139,12 @@ def test_a_contest_on_two_processes(tmp_path):
         group=kind.value,
         tables=small,
         entries=(
-            Entry(label="row-wise", planner="flexshard", options={"tiers": 1}),
+            Entry(
+                label="row-wise",
+                planner="flexshard",
+                options={"tiers": 1, "exchange": "partial_sums"},
+                collective=Collective.REDUCE_SCATTER,
+            ),
             Entry(label="torchrec", planner="torchrec"),
             Entry(label=TORCHREC_WHOLE, planner="torchrec", engine=Engine.TORCHREC),
             Entry(label="tiers", planner="flexshard", engine=Engine.TORCHREC),
@@ -146,6 +156,9 @@ def test_a_contest_on_two_processes(tmp_path):
     assert (result.num_tables, result.batch_size) == (len(small.tables), 16)
     assert done == list(range(1, 1 + 3 * TINY.repeats * (TINY.steps + TINY.warmup_steps)))
     *ran, refused = result.entries
+    scattered = ran[0].sent["forward"]
+    assert scattered.predicted > 0
+    assert scattered.executed == pytest.approx(scattered.predicted)
     assert all(one.step.measured_ms > 0 and one.step.predicted_ms > 0 for one in ran)
     assert (refused.step, "row" in refused.failure) == (None, True)
     # Whole tables send every bag's vector, whatever is drawn.
