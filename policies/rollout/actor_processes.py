@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 
 from autoshard.core.errors import ExecutionError
@@ -130,6 +131,7 @@ def _serve(connection: Connection) -> None:
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
     """Blocks SIGINT here for a moment, and for good in processes that are started meanwhile."""
+    resource_tracker.ensure_running()  # the first spawned process would start it, which lets SIGINT through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from autoshard.cli import LazyCommands, _points
 from tests.fuzz.mutations import TEXTS
 
-#: Not drawn: `--ray` starts a cluster, or waits for one.
-NOT_DRAWN = {"ray", "help"}
+#: Not drawn: `--ray` starts a cluster, or waits for one; `--png` a browser, which takes seconds and answers no forked
+#: process.
+NOT_DRAWN = {"ray", "help", "png"}
 #: Commands that measure, train or serve for long when nothing is wrong: they always get something that is.
 LONG = {("collect",), ("train", "cost"), ("train", "policy"), ("train", "step"), ("replay",), ("run",), ("serve",)}
 #: Values that make what a command does short, where it has the option; the last ones for commands of `LONG` only.
