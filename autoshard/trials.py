@@ -90,6 +90,7 @@ class MeasuredStep:
         """Reads the parts of a run.
 
         Kernels count at the slowest rank. Exchanges count at the quickest: it comes last, so that it waits least.
+        Where messages differ much, that is less than the step waits, and the rest counts to `dense`.
         """
         ranks = result.ranks
         parts = {

@@ -65,6 +65,9 @@ class StepPart(StrEnum):
     DENSE = "dense"
 
 
+#: Parts that a rank works through by itself; all others are, or hold, collectives.
+KERNEL_PARTS: Final = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
+
 #: What a part's time is a weighted sum of, per rank. Predicted milliseconds of a model come first and weigh 1, all
 #: else 0, unless a step model was calibrated: `steps` is 1, `kernels` are the fused kernels of a rank, `features` what
 #: they serve, `megabytes` what a rank packs and unpacks around an exchange, all-reduced parameters and ids included.

@@ -16,7 +16,7 @@ import numpy as np
 
 from autoshard.core import CostModels, Estimate, ShardingPlan
 from autoshard.core.errors import ModelError
-from autoshard.core.step import PART_FEATURES, Coefficients, Overlap, StepPart, plain_coefficients
+from autoshard.core.step import KERNEL_PARTS, PART_FEATURES, Coefficients, Overlap, StepPart, plain_coefficients
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
 from autoshard.planning import plan_costs
@@ -33,7 +33,6 @@ _PULL, _PULL_RUNS = 0.005, 0.1
 _ENGINE, _OVERLAP = "thin", Overlap.NONE
 _RUNS_PER_LAUNCH = 5
 _Fitted = dict[tuple[StepPart, str], Coefficients]
-KERNEL_PARTS = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
 #: All other parts, which are fitted together.
 _JOINT_PARTS = tuple(part for part in StepPart if part not in KERNEL_PARTS)
 #: What a step takes at least beside its kernels.
@@ -132,7 +131,7 @@ def run_calibration(
         AutoshardError: If a plan cannot be executed.
     """
     runs: list[CalibrationRun] = []
-    left = zip(plans, seeds, strict=False)
+    left = zip(plans, seeds, strict=True)
     while chunk := list(islice(left, _RUNS_PER_LAUNCH)):
         device = "cpu" if chunk[0][0].topology.device == "cpu" else "cuda"
         chosen, drawn = zip(*chunk, strict=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Runs that a calibration needs.
 _FEWEST_RUNS = 4
-#: All of a calibration's runs are drawn before the first one, and those of a launch told to it together.
+#: Trials of all runs are drawn before the first one, and a launch holds a request for each repeat.
 _MOST_RUNS, _MOST_REPEATS, _MOST_PROCESSES = 10_000, 1_000, 1_024
 _CALIBRATING = Needs("--calibrate", lambda options: options.calibrate > 0)
 #: Memory of a process for the tables of a calibration run.

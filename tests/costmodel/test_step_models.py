@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import CostModels
+from autoshard.core import CostModels, GroupLayout, ReplicaGroups
 from autoshard.core.errors import ModelError
-from autoshard.core.step import PART_FEATURES, Overlap, StepPart, weighted_ms
+from autoshard.core.step import KERNEL_PARTS, PART_FEATURES, Overlap, StepPart, weighted_ms
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, price_step
 from autoshard.formats.metasyn import metasyn
 from autoshard.planning import plan_costs
-from autoshard.trials import LOPSIDED, MeasuredStep, draw_trials, local_topology, plan_trial
+from autoshard.trials import LOPSIDED, MeasuredStep, draw_trials, local_topology, plan_task, plan_trial
 from costmodel.registry.promotion import publish_version
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry
@@ -96,6 +96,36 @@ class TestCalibration:
             for run in runs
         ]
         assert np.median(error) < 0.08
+
+    def test_times_of_exchanges_that_a_quick_rank_saw_do_not_matter(self, runs, model):
+        # A rank that sends little is done early: what the step waits for others counts to all else.
+        quick = []
+        for run in runs:
+            parts = dict(run.measured.part_ms)
+            for part in (StepPart.INPUT, StepPart.FORWARD_EXCHANGE, StepPart.BACKWARD_EXCHANGE):
+                parts[StepPart.DENSE] += 0.9 * parts[part]
+                parts[part] *= 0.1
+            quick.append(replace(run, measured=replace(run.measured, part_ms=parts)))
+        assert calibrate_step(quick, "cpu").fitted == model.fitted
+
+    def test_kernels_of_all_replica_groups_count(self, pool):
+        topology = local_topology("cpu", 4, 1 << 30)
+        tables = replace(pool.sample(8, 0), batch_size=64)
+        plan = plan_task("cost-greedy", tables, local_topology("cpu", 2, 1 << 30), 0)
+        groups = ReplicaGroups(num_groups=2, layout=GroupLayout.WITHIN_NODES, sync_every=2)
+        plan = replace(plan, topology=topology, replica_groups=groups, predicted=None)
+        price = price_step(plan, COSTS)
+        kernels = np.stack([price.work[part][:, 0] for part in KERNEL_PARTS], axis=1)
+        # Kernels of the first group were not timed, those of the second take twice what the model says.
+        measured_R2 = np.concatenate([0 * kernels, 2 * kernels])
+        parts = {part: price.part_ms(part) for part in StepPart}
+        measured = MeasuredStep(
+            step_ms=sum(parts.values()), part_ms=parts, kernel_ms_R=tuple(map(tuple, measured_R2.tolist()))
+        )
+        model = calibrate_step([CalibrationRun(plan=plan, costs=COSTS, measured=measured)] * MIN_RUNS, "cpu")
+        weights = model.coefficients(StepPart.BACKWARD_KERNEL, "analytic:cpu")
+        predicted_R = weighted_ms(price.work[StepPart.BACKWARD_KERNEL], weights)
+        np.testing.assert_allclose(predicted_R, 2 * kernels[:, 1], rtol=0.1)
 
     def test_without_evidence_models_stay_as_they_are(self, plans):
         # Runs that take exactly what the models say.

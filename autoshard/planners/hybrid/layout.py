@@ -14,9 +14,10 @@ import numpy as np
 
 from autoshard.core import PlacedShard, ShardingPlan
 from autoshard.core.costs import MsArray
+from autoshard.core.step import KERNEL_PARTS
 from autoshard.planners.space.kinds import LEVELS, FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemShard, PlannerSpace
-from autoshard.planners.space.step_cost import KERNEL_PARTS, PARTS, SYNC
+from autoshard.planners.space.step_cost import PARTS, SYNC
 
 #: Option of an item that is to be held by nobody.
 NOTHING = -1

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.costs import MsArray
+from autoshard.core.step import KERNEL_PARTS
 from autoshard.evaluation.stages import syncs_ms
 from autoshard.planners.hybrid.layout import Layout
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
-from autoshard.planners.space.step_cost import FEATURES, KERNEL_PARTS, PARTS, SYNC, MovedArray
+from autoshard.planners.space.step_cost import FEATURES, PARTS, SYNC, MovedArray
 
 #: By how much sums are changed to see what that does: a share, and bytes where there are none.
 _BUMP_SHARE, _BUMP_BYTES = 0.05, 1e4

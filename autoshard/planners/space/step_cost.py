@@ -25,7 +25,7 @@ from autoshard.core import (
 )
 from autoshard.core.costs import CodeArray, LinkBytes, MsArray
 from autoshard.core.shard import FusedKernel, fused_kernel
-from autoshard.core.step import Overlap, StepPart
+from autoshard.core.step import KERNEL_PARTS, Overlap, StepPart
 from autoshard.evaluation.batch_memory import peak_factor
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.stages import syncs_ms
@@ -44,7 +44,6 @@ PARTS = (
     StepPart.BACKWARD_EXCHANGE,
     StepPart.BACKWARD_KERNEL,
 )
-KERNEL_PARTS = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
 
 # Columns of what is moved. First three blocks of bytes between a pair of ranks (lengths, ids, forward, backward): of
 # rows that a rank serves to all ranks, of those that it serves to its node, and of those that it serves to itself.
