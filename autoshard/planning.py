@@ -286,7 +286,7 @@ def compare(
         started = time.perf_counter()
         plan, failure = None, None
         try:
-            plan = make_plan(name, replace(request, options=(options or {}).get(name, {})))
+            plan = make_plan(name, replace(request, options=(options or {}).get(name, {}), started_s=None))
         except AutoshardError as error:
             failure = error
         rows.append(ComparedPlan(planner=name, planning_s=time.perf_counter() - started, plan=plan, failure=failure))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
 
@@ -101,6 +102,7 @@ def _end_in(seconds: float) -> None:
 
 
 def _plan(body: PlanBody, settings: ServerSettings) -> PlanAnswer:
+    started_s = time.perf_counter()
     _end_in(body.time_limit_s + settings.overtime_s)
     tables, topology = _tables(body), _topology(body)
     request = PlanRequest(
@@ -109,6 +111,7 @@ def _plan(body: PlanBody, settings: ServerSettings) -> PlanAnswer:
         costs=make_costs(tables, topology, settings.registry),
         seed=body.seed,
         time_limit_s=body.time_limit_s,
+        started_s=started_s,
         options=body.options,
         registry=settings.registry,
         payload=Payload.parse(body.payload, "payload"),

@@ -22,6 +22,7 @@ STUDIES: Final = {
     "env-speed": "studies.environment.speed:main",
     "policy": "studies.policies.evaluate:main",
     "search": "studies.planners.search_runs:main",
+    "limits": "studies.planners.limit_runs:main",
     "granularity": "studies.planners.granularity:main",
     "side-by-side": "studies.planners.side_by_side:main",
     "steps": "studies.planners.step_runs:main",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -132,7 +133,7 @@ class SearchOptions:
         return found.assuming_orders() if self.assume_row_order else found
 
     def request(self, tables: str, topology: str, options: Mapping[str, object] | None = None) -> PlanRequest:
-        """One planning task.
+        """One planning task, whose time begins now.
 
         Args:
             tables: A file with tables, or the name of bundled ones.
@@ -148,6 +149,7 @@ class SearchOptions:
         from autoshard.planners.planner import PlanRequest
         from autoshard.planning import make_costs
 
+        started_s = time.perf_counter()
         payload = Payload.parse(self.payload, "--payload")
         task, machine = self.load_tables(tables), load_topology(topology)
         return PlanRequest(
@@ -156,6 +158,7 @@ class SearchOptions:
             costs=make_costs(task, machine, self.pricing.registry, risk=self.pricing.risk),
             seed=self.seed,
             time_limit_s=self.time_limit,
+            started_s=started_s,
             options=options or {},
             registry=self.pricing.registry,
             payload=payload,

@@ -31,9 +31,8 @@ _HEURISTICS: tuple[PlacementPlanner, ...] = (
     DimGreedyPlanner(),
     SizeGreedyPlanner(),
 )
-#: Share of the time limit that starts may use, and what the search gets at least if they take longer: the first call
-#: loads a trained model.
-_STARTS_SHARE, _LEAST_SHARE = 0.3, 0.3
+#: Share of the time left, once tables are priced, in which starts have to be made; the search has the rest.
+_STARTS_SHARE = 0.3
 _log = logging.getLogger(__name__)
 
 
@@ -48,11 +47,12 @@ def plan_by_kernel(request: PlanRequest, *, steps: int, with_policy: bool) -> Sh
         steps: Most steps of the search; 0 for as many as there is time for.
         with_policy: Whether the policy may be asked.
     """
-    started_s = time.perf_counter()
+    deadline_s = request.deadline_s()
     problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel, request.payload)
-    starts, models = _starts(problem, request, with_policy, started_s)
-    least_s = time.perf_counter() + _LEAST_SHARE * request.time_limit_s
-    deadline_s = max(started_s + request.time_limit_s, least_s)
+    now_s = time.perf_counter()
+    # Where steps are counted, the clock decides nothing but the end.
+    until_s = math.inf if steps else now_s + _STARTS_SHARE * max(0.0, deadline_s - now_s)
+    starts, models = _starts(problem, request, with_policy, until_s)
     result = improve(problem, starts, seed=request.seed, deadline_s=deadline_s, max_steps=steps or None)
     status = _describe(result)
     _log.info("auto: %s", status)
@@ -69,20 +69,22 @@ def _describe(result: SearchResult) -> str:
 
 
 def _starts(
-    problem: PlacementProblem, request: PlanRequest, with_policy: bool, started_s: float
+    problem: PlacementProblem, request: PlanRequest, with_policy: bool, until_s: float
 ) -> tuple[list[RankArray], dict[str, str]]:
     """Placements to search from, and the names of the trained models that made some of them."""
     starts: list[RankArray] = []
     failures: list[InfeasiblePlanError] = []
     for heuristic in _HEURISTICS:
+        if starts and time.perf_counter() >= until_s:
+            break
         try:
             starts.append(repair(problem, heuristic.place(problem, request.seed), request.seed))
         except InfeasiblePlanError as error:
             failures.append(error)
     # Whatever its time, the policy is the last hope where no heuristic found a start.
-    left_s = started_s + _STARTS_SHARE * request.time_limit_s - time.perf_counter() if starts else math.inf
-    asked = [replace(POLICY, share=left_s / request.time_limit_s)] if with_policy else []
-    plan = asked_plans(request, asked).get(POLICY.name)
+    share = _STARTS_SHARE if starts else math.inf
+    asked = [replace(POLICY, share=share)] if with_policy else []
+    plan = asked_plans(request, asked, until_s if starts else math.inf).get(POLICY.name)
     if plan is not None:
         starts.append(problem.ranks_of(plan))
     if not starts:

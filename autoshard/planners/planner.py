@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -26,6 +27,7 @@ class PlanRequest:
         costs: Models that price the plan.
         seed: Same seed, same plan (time limits aside).
         time_limit_s: Wall-clock time that an anytime planner may use.
+        started_s: When that time began, by `time.perf_counter`; None for when the planner begins.
         options: The planner's own options, by name.
         registry: Folder of trained models for planners that need one; None for the default.
         payload: Number formats in which the plan sends embeddings and gradients.
@@ -36,6 +38,7 @@ class PlanRequest:
     costs: CostModels
     seed: int = 0
     time_limit_s: float = 1.0
+    started_s: float | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     registry: Path | None = None
     payload: Payload = field(default_factory=Payload)
@@ -43,6 +46,11 @@ class PlanRequest:
     def __post_init__(self) -> None:
         FINITE_ABOVE_0.check_fields(self, "time_limit_s")
         SEED.check_fields(self, "seed")
+
+    def deadline_s(self) -> float:
+        """When the time is over, by `time.perf_counter`; asked by a planner as it begins."""
+        begun_s = time.perf_counter() if self.started_s is None else self.started_s
+        return begun_s + self.time_limit_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -267,7 +267,9 @@ class _Search:
         """
         tables = self.request.tables
         tables = replace(tables, batch_size=max(1, tables.batch_size // groups.num_groups))
-        request = replace(self.request, tables=tables, options=self.base_options, time_limit_s=time_limit_s)
+        request = replace(
+            self.request, tables=tables, options=self.base_options, time_limit_s=time_limit_s, started_s=None
+        )
         memory_R, failure, least_over, num_idle = _memory(group), None, math.inf, 0
         while num_idle < _MAX_IDLE:
             try:

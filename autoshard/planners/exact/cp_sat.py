@@ -104,7 +104,7 @@ class CpSatPlanner:
             InfeasiblePlanError: If no placement within the memory limits was found.
             InvalidOptionError: If an option is unknown or out of range.
         """
-        deadline_s = time.perf_counter() + request.time_limit_s
+        deadline_s = request.deadline_s()
         options = parse_options(CpSatOptions, request.options)
         problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel, request.payload)
         start_N, failure = _start(problem, request.seed)

@@ -15,12 +15,14 @@ from autoshard.planners.hybrid.layout import Choice, Layout, Limits
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemOption, ItemShard, PlannerSpace
+from autoshard.planners.space.step_cost import PARTS
 
 #: Doublings and halvings of the price of memory.
 _NUM_PRICES = 24
 #: Share of the memory that choices made as if all ranks were alike may use: shards do not pack without gaps.
 _PACKED_SHARE = 0.95
-_KERNEL_PARTS, _MOVING_PARTS = [1, 4], [0, 2, 3]
+#: Power of a rank's load by which it counts.
+_POWER = 8
 #: Milliseconds that options cost which may not be taken.
 _BARRED_MS = 1e12
 
@@ -76,6 +78,21 @@ class BalancedOptions:
             chosen_I = choose(high, limit_ms)
         return np.asarray(self.flat.number_O[chosen_I])
 
+    def whole(self, max_lump: float) -> IndexArray:
+        """For each item its first option, mostly a whole table, unless that is too much for one rank; shape (I,).
+
+        Args:
+            max_lump: Most that a single shard may add to its rank, over the mean of what ranks have; items that are
+                above it whole are held as `cheapest` has it, within that limit.
+        """
+        first_I = self.flat.first_I
+        limit_ms = max_lump * float(self.cost_O[first_I].sum())
+        is_whole_I = (self.lump_O[first_I] <= limit_ms) & self.fits_O[first_I]
+        excess_O = np.maximum(self.lump_O - limit_ms, 0.0)
+        cut_I = self.flat.lowest(self.cost_O + excess_O + np.where(self.fits_O, 0.0, _BARRED_MS))
+        number_I = self.flat.number_O[np.where(is_whole_I, first_I, cut_I)]
+        return np.asarray(number_I)
+
     def leanest(self) -> IndexArray:
         """For each item the option whose largest shard takes least memory of a rank; shape (I,)."""
         return np.asarray(self.flat.number_O[self.flat.lowest(self.largest_bytes_O)])
@@ -113,7 +130,7 @@ def _order(space: PlannerSpace, chosen: Sequence[int], size_V: FloatArray) -> li
 def _placed(
     space: PlannerSpace, rates: Rates, limits: Limits, chosen: Sequence[int], order: Sequence[int]
 ) -> list[Choice] | None:
-    filling = _Filling(space, rates, limits)
+    filling = _Filling(space, rates, limits, chosen)
     found: dict[int, Choice] = {}
     for item in order:
         options, number = space.items[item].options, chosen[item]
@@ -129,44 +146,67 @@ def _placed(
 
 
 class _Filling:
-    """Ranks that fill up item by item: kernels, exchanges and memory."""
+    """Ranks that fill up item by item, in all parts of the step and in memory.
 
-    def __init__(self, space: PlannerSpace, rates: Rates, limits: Limits) -> None:
-        self.space = space
-        self.load_2R = np.zeros((2, space.topology.world_size))
+    What a rank's load counts for rises with a power of it over the mean that the chosen options lead to.
+
+    Args:
+        space: What there is to choose from.
+        rates: What shards add.
+        limits: Memory.
+        chosen: The option that each item is likely to get.
+    """
+
+    def __init__(self, space: PlannerSpace, rates: Rates, limits: Limits, chosen: Sequence[int]) -> None:
+        self.space, self.rates = space, rates
+        num_ranks = space.topology.world_size
+        shards = [
+            shard for item, number in zip(space.items, chosen, strict=True) for shard in item.options[number].shards
+        ]
+        total_P = np.zeros(len(PARTS))
+        for shard in shards:
+            total_P += (
+                rates.shared_VP[shard.kind]
+                if shard.is_everywhere
+                else (rates.served_VP[shard.kind] * shard.num_holders / num_ranks)
+            )
+        self.mean_P1 = np.maximum(total_P, 1e-12)[:, None]
+        self.share_PR = np.zeros((len(PARTS), num_ranks))
         self.free_RM: FloatArray = limits.capacity_RM.copy()
-        self.alone_V2, self.shared_V2 = (
-            np.stack([of_VP[:, _KERNEL_PARTS].sum(axis=1), of_VP[:, _MOVING_PARTS].sum(axis=1)], axis=1)
-            for of_VP in (rates.served_VP, rates.shared_VP)
-        )
-        self.sync_V = rates.sync_V
+        self.grown_ms = 0.0
 
     def growth(self, option: ItemOption) -> float:
-        """What the slowest rank would grow by with an option; infinite if there is too little room."""
-        load_2R, free_RM = self.load_2R.copy(), self.free_RM.copy()
+        """What an option would add; infinite if there is too little room."""
+        before = self.share_PR.copy(), self.free_RM.copy(), self.grown_ms
         if self.put(option) is None:
             return math.inf
-        grown = float((self.load_2R.max(axis=1) - load_2R.max(axis=1)).sum())
-        self.load_2R, self.free_RM = load_2R, free_RM
-        return grown + sum(float(self.sync_V[shard.kind]) for shard in option.shards)
+        grown_ms = self.grown_ms - before[2]
+        self.share_PR, self.free_RM, self.grown_ms = before
+        return grown_ms + sum(float(self.rates.sync_V[shard.kind]) for shard in option.shards)
 
     def put(self, option: ItemOption) -> tuple[int, ...] | None:
         """Sites of an option's shards, which then take their room; None, and no room taken, if there is too little."""
-        before = self.load_2R.copy(), self.free_RM.copy()
+        before = self.share_PR.copy(), self.free_RM.copy(), self.grown_ms
         sites = self.space.take_sites(option, self.free_RM, self._choose)
         if sites is None:
-            self.load_2R, self.free_RM = before
+            self.share_PR, self.free_RM, self.grown_ms = before
         return sites
 
     def _choose(self, shard: ItemShard, open_S: BoolArray) -> int:
-        """The open site where the slowest rank grows least, which then has the shard's load."""
-        if shard.is_everywhere:
-            self.load_2R += self.shared_V2[shard.kind][:, None]
-            return 0
-        load_2 = self.alone_V2[shard.kind]
-        score_R = np.maximum(self.load_2R + load_2[:, None], self.load_2R.max(axis=1)[:, None]).sum(axis=0)
-        # Among ranks that make nothing slower, the one with least to do.
-        score_R = score_R + 1e-3 * self.load_2R.sum(axis=0)
-        site = int(np.where(open_S, shard.by_site(score_R).max(axis=1), np.inf).argmin())
-        self.load_2R[:, shard.ranks(site)] += load_2[:, None]
+        """The open site where the load counts least, which then has it."""
+        added_VP = self.rates.shared_VP if shard.is_everywhere else self.rates.served_VP
+        after_PR = self.share_PR + added_VP[shard.kind][:, None] / self.mean_P1
+        grown_R = (self.mean_P1 * (_powered(after_PR) - _powered(self.share_PR))).sum(axis=0) / _POWER
+        cost_S = shard.by_site(grown_R).sum(axis=1)
+        site = 0 if shard.is_everywhere else int(np.where(open_S, cost_S, np.inf).argmin())
+        ranks = shard.ranks(site)
+        self.share_PR[:, ranks] = after_PR[:, ranks]
+        self.grown_ms += float(cost_S[site]) / self.share_PR.shape[1]
         return site
+
+
+def _powered(share_PR: FloatArray) -> FloatArray:
+    """Shares of the mean to the power by which they count, a power of two."""
+    for _ in range(_POWER.bit_length() - 1):
+        share_PR = share_PR * share_PR
+    return share_PR

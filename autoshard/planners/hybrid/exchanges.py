@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from autoshard.core.costs import MsArray
+from autoshard.planners.hybrid.held import HeldShards
 from autoshard.planners.hybrid.layout import Change, Layout
 from autoshard.planners.space.kinds import FloatArray
-from autoshard.planners.space.planner_space import IndexArray
+from autoshard.planners.space.planner_space import BoolArray, IndexArray
 
 #: Most shards of the slow rank and of the others that are weighed.
 _MAX_GIVEN, _MAX_TAKEN = 24, 512
@@ -22,6 +23,8 @@ class Exchanges:
 
     Args:
         layout: The layout.
+        held: Its shards.
+        is_free_X: Which of them may be on any rank by themselves.
         served_VP: What a shard of each kind adds to the parts of its rank.
         parts_PR: Times of the parts.
         free_RM: Memory that is left.
@@ -29,16 +32,19 @@ class Exchanges:
     """
 
     def __init__(
-        self, layout: Layout, served_VP: MsArray, parts_PR: MsArray, free_RM: FloatArray, exponent: int
+        self,
+        layout: Layout,
+        held: HeldShards,
+        is_free_X: BoolArray,
+        *,
+        served_VP: MsArray,
+        parts_PR: MsArray,
+        free_RM: FloatArray,
+        exponent: int,
     ) -> None:
         self.layout, self.parts_PR, self.free_RM, self.exponent = layout, parts_PR, free_RM, exponent
-        rows = [
-            (item, number, shard.kind, site)
-            for item in range(len(layout.chosen))
-            for number, (shard, site) in enumerate(layout.held(item))
-            if shard.is_free
-        ]
-        self.item_X, self.number_X, kind_X, self.rank_X = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+        self.item_X, self.number_X = held.item_X[is_free_X], held.number_X[is_free_X]
+        self.rank_X, kind_X = held.first_X[is_free_X], held.kind_X[is_free_X]
         self.served_XP, self.bytes_XM = served_VP[kind_X], layout.space.kinds.bytes_VM[kind_X]
 
     def best(self, slow: int, count: int, rng: np.random.Generator) -> list[Change]:

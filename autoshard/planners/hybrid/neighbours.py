@@ -1,25 +1,31 @@
 """Changes that look worthwhile, by rates made linear around a layout.
 
-Shape suffixes: V kinds of shards, P parts of a step, R ranks, S sites, O options, E shards of options, I items.
+Shape suffixes: V kinds of shards, P parts of a step, R ranks, S sites, I items, Y options, X shards that
+are held.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from autoshard.core import Tier
 from autoshard.core.costs import MsArray
+from autoshard.planners.hybrid.estimates import Estimates
 from autoshard.planners.hybrid.exchanges import Exchanges
+from autoshard.planners.hybrid.growth import Growth
+from autoshard.planners.hybrid.held import HeldShards
 from autoshard.planners.hybrid.layout import Change, Layout
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
-from autoshard.planners.space.planner_space import BoolArray, ItemOption, ItemShard
+from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemOption, ItemShard
 
-#: Changes of each kind that a step of the search prices.
-_NUM_OPTIONS, _NUM_MOVES, _NUM_EXCHANGES = 24, 8, 48
+#: Changes of each kind that a step of the search prices; options by each of two estimates.
+_NUM_OPTIONS, _NUM_MOVES, _NUM_EXCHANGES = 16, 8, 48
 #: Options of other items that are tried whatever they seem to cost.
 _NUM_RANDOM = 8
 #: Places that are tried for a shard that is to leave a rank.
 _NUM_TARGETS = 4
+#: Items whose options are estimated in one step.
+_NUM_ITEMS = 128
 
 
 class Neighbourhood:
@@ -38,12 +44,15 @@ class Neighbourhood:
         self.layout, self.flat, self.space, self.rates = layout, flat, layout.space, rates
         self.exponent = exponent
         self.parts_PR = parts_PR = layout.parts_ms()
-        worth_PR = _worth(parts_PR, exponent)
-        self.rank_VR: MsArray = rates.served_VP @ worth_PR
-        self.shared_V: MsArray = rates.shared_VP @ worth_PR.sum(axis=1) + rates.sync_V
+        self.growth = Growth(parts_PR, exponent)
+        self.worth_PR = self.growth.worth_PR
+        self.shared_V: MsArray = rates.shared_VP @ self.worth_PR.sum(axis=1) + rates.sync_V
         self.free_RM = layout.free_bytes()
         self.slowest = list(dict.fromkeys(parts_PR.argmax(axis=1).tolist()))
-        self.on_rank = self._shards_on_ranks()
+        self.held = HeldShards.of(flat, layout.chosen)
+        self.estimates = Estimates(
+            flat=flat, rates=rates, growth=self.growth, held=self.held, topology=layout.space.topology
+        )
 
     def changes(self, rng: np.random.Generator) -> list[Change]:
         """Changes to be priced, each of one item or two."""
@@ -54,6 +63,10 @@ class Neighbourhood:
         free_RM = self.free_RM.copy()
         for shard, site in self.layout.held(item):
             free_RM[shard.ranks(site)] += self.space.kinds.bytes_VM[shard.kind]
+        if len(option.shards) > 1 and all(shard.is_free for shard in option.shards):
+            sites = self._apart(option, free_RM)
+            if sites is not None:
+                return sites
         used: list[int] = []
 
         def cheapest(shard: ItemShard, open_S: BoolArray) -> int:
@@ -71,44 +84,58 @@ class Neighbourhood:
         """What a shard would add at each of its sites, shape (S,)."""
         if shard.is_everywhere:
             return self.shared_V[[shard.kind]]
-        return np.asarray(shard.by_site(self.rank_VR[shard.kind]).sum(axis=1))
+        rank_R = self.rates.served_VP[shard.kind] @ self.worth_PR
+        return np.asarray(shard.by_site(rank_R).sum(axis=1))
+
+    def _apart(self, option: ItemOption, free_RM: FloatArray) -> tuple[int, ...] | None:
+        """The cheapest ranks for shards that may go to any, each to one of its own; None if too few have room."""
+        kinds = [shard.kind for shard in option.shards]
+        most_M = self.space.kinds.bytes_VM[kinds].max(axis=0)
+        open_R = np.flatnonzero((free_RM >= most_M).all(axis=1))
+        if len(open_R) < len(kinds):
+            return None
+        cost_R = self.rates.served_VP[kinds[0]] @ self.worth_PR[:, open_R]
+        return tuple(open_R[np.argsort(cost_R, kind="stable")[: len(kinds)]].tolist())
 
     def _other_options(self, rng: np.random.Generator) -> list[Change]:
         """Options that seem to save most, at their cheapest sites, and some at random."""
-        flat, cheapest_V = self.flat, self.rank_VR.min(axis=1)
-        node = self.space.topology.local_world_size
-        by_node_V = self.rank_VR.reshape(len(self.rank_VR), -1, node).sum(axis=2).min(axis=1)
-        is_node_E = flat.tier_E == Tier.TABLE_ROW_WISE
-        alone_E = np.where(is_node_E, by_node_V[flat.kind_E], cheapest_V[flat.kind_E])
-        cost_O = flat.sums(np.where(flat.is_shared_E, self.shared_V[flat.kind_E], alone_E))
-        now_I = np.array([self._cost(item) for item in range(len(self.space.items))])
-        is_other_O = np.ones(len(cost_O), dtype=np.bool_)
-        chosen_I = np.array([one[0] if one else -1 for one in self.layout.chosen])
-        is_other_O &= chosen_I[flat.item_O] != flat.number_O
-        saved_O = np.where(is_other_O, now_I[flat.item_O] - cost_O, -np.inf)
-        count = min(_NUM_OPTIONS, len(saved_O))
-        best = np.argpartition(-saved_O, count - 1)[:count]
-        others = rng.integers(0, len(saved_O), _NUM_RANDOM)
+        flat, item_I = self.flat, self._looked_at(rng)
+        chosen_I = np.array([self.layout.choice(item)[0] for item in item_I.tolist()])
+        which_Y, number_Y, option_Y = flat.options_of(item_I)
+        is_other_Y = number_Y != chosen_I[which_Y]
+        grown_ms_Y = np.where(is_other_Y, self.estimates.grown_ms(item_I, which_Y, option_Y), np.inf)
+        slope_ms_Y = np.where(is_other_Y, self.estimates.slope_ms(item_I, which_Y, option_Y), np.inf)
+        count = min(_NUM_OPTIONS, len(option_Y))
+        best = [np.argpartition(of_Y, count - 1)[:count] for of_Y in (grown_ms_Y, slope_ms_Y)]
+        others = rng.integers(0, len(option_Y), _NUM_RANDOM)
         found: list[Change] = []
-        for index in dict.fromkeys([*best[np.argsort(-saved_O[best], kind="stable")].tolist(), *others.tolist()]):
-            if not is_other_O[index]:
+        for index in dict.fromkeys(np.concatenate([*best, others]).tolist()):
+            if not is_other_Y[index]:
                 continue
-            item, number = int(flat.item_O[index]), int(flat.number_O[index])
+            item, number = int(item_I[which_Y[index]]), int(number_Y[index])
             sites = self.sites_of(item, self.space.items[item].options[number])
             if sites is not None:
                 found.append(((item, number, sites),))
         return found
 
+    def _looked_at(self, rng: np.random.Generator) -> IndexArray:
+        """Items of the slowest ranks and others at random, as many as are looked at in one step; rising."""
+        num_items = len(self.space.items)
+        if num_items <= _NUM_ITEMS:
+            return np.arange(num_items)
+        slow = np.unique(np.concatenate([self.held.item_X[self.held.on(rank)] for rank in self.slowest]))
+        slow = rng.permutation(slow)[: _NUM_ITEMS // 2]
+        return np.union1d(slow, rng.choice(num_items, _NUM_ITEMS - len(slow), replace=False))
+
     def _moves(self, rng: np.random.Generator) -> list[Change]:
         """Shards of the slowest ranks that may not go anywhere, to where they cost least."""
         found: list[tuple[float, Change]] = []
+        is_free_X = self.flat.is_free_E[self.held.shard_X]  # exchanges move these
         for rank in self.slowest:
-            shards = self.on_rank[rank]
-            for index in rng.permutation(len(shards))[: 2 * _NUM_MOVES].tolist():
-                item, number = shards[index]
+            shards_X = self.held.on(rank)
+            for index in rng.permutation(shards_X[~is_free_X[shards_X]])[: 2 * _NUM_MOVES].tolist():
+                item, number = int(self.held.item_X[index]), int(self.held.number_X[index])
                 shard, now = self.layout.held(item)[number]
-                if shard.is_free:
-                    continue  # that is what exchanges do
                 cost_S = self.site_costs(shard)
                 node = self.space.topology.node_of(rank) if shard.in_one_node else None
                 open_S = self.space.open_sites(shard, self.free_RM, node)
@@ -121,27 +148,14 @@ class Neighbourhood:
 
     def _exchanges(self, rng: np.random.Generator) -> list[Change]:
         """Shards of the slowest ranks to other ranks, or against shards of theirs."""
-        exchanges = Exchanges(self.layout, self.rates.served_VP, self.parts_PR, self.free_RM, self.exponent)
+        exchanges = Exchanges(
+            self.layout,
+            self.held,
+            self.flat.is_free_E[self.held.shard_X],
+            served_VP=self.rates.served_VP,
+            parts_PR=self.parts_PR,
+            free_RM=self.free_RM,
+            exponent=self.exponent,
+        )
         count = -(-_NUM_EXCHANGES // len(self.slowest))
         return [change for rank in self.slowest for change in exchanges.best(rank, count, rng)]
-
-    def _cost(self, item: int) -> float:
-        return sum(float(self.site_costs(shard)[site]) for shard, site in self.layout.held(item))
-
-    def _shards_on_ranks(self) -> list[list[tuple[int, int]]]:
-        """For each rank, the shards that not all ranks hold, as item and number."""
-        on_rank: list[list[tuple[int, int]]] = [[] for _ in range(len(self.free_RM))]
-        for item in range(len(self.space.items)):
-            for number, (shard, site) in enumerate(self.layout.held(item)):
-                if not shard.is_everywhere:
-                    for of_rank in on_rank[shard.ranks(site)]:
-                        of_rank.append((item, number))
-        return on_rank
-
-
-def _worth(parts_PR: MsArray, exponent: int) -> MsArray:
-    """Gradient of the p-norms (as means over ranks) of each part, shape (P, R)."""
-    scale_P1 = np.maximum(parts_PR.max(axis=1, keepdims=True), 1e-30)
-    share_PR = parts_PR / scale_P1
-    mean_P1 = np.maximum((share_PR**exponent).mean(axis=1, keepdims=True), 1e-300)
-    return np.asarray(share_PR ** (exponent - 1) * mean_P1 ** (1 / exponent - 1) / parts_PR.shape[1])

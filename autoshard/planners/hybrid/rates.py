@@ -1,7 +1,7 @@
 """What one more shard adds to a step, made linear around what ranks hold.
 
 Shape suffixes: I items, V kinds of shards, P parts of a step, R ranks, H width of a code, C columns of what is moved, O
-options, E shards of options.
+options, E shards of options, Y some options, X their shards.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from autoshard.core.step import KERNEL_PARTS
 from autoshard.evaluation.stages import syncs_ms
 from autoshard.planners.hybrid.layout import Layout
 from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
 from autoshard.planners.space.step_cost import FEATURES, PARTS, SYNC, MovedArray
 
+#: Sharding types, in the order of `FlatOptions.type_O`.
+TYPES = tuple(ShardingType)
 #: By how much sums are changed to see what that does: a share, and bytes where there are none.
 _BUMP_SHARE, _BUMP_BYTES = 0.05, 1e4
 
@@ -28,41 +31,58 @@ class FlatOptions:
     """All options of a space, one after the other.
 
     Attributes:
+        options_I: Number of options of each item.
+        first_I: Its first option; the others follow.
         item_O: Item of each option.
         number_O: Its number among those of its item.
+        type_O: Its sharding type, by its place among all of them.
         start_O: Its first shard.
-        kind_E: Kind of each shard.
+        count_O: Its number of shards.
+        number_E: Number of each shard within its option.
+        kind_E: Its kind.
         tier_E: How it is held.
         holders_E: Ranks that hold it.
         is_shared_E: Whether these are all ranks.
+        is_free_E: Whether it may be on any rank by itself.
     """
 
+    options_I: IndexArray
+    first_I: IndexArray
     item_O: IndexArray
     number_O: IndexArray
+    type_O: IndexArray
     start_O: IndexArray
+    count_O: IndexArray
+    number_E: IndexArray
     kind_E: IndexArray
     tier_E: NDArray[np.str_]
     holders_E: IndexArray
     is_shared_E: BoolArray
+    is_free_E: BoolArray
 
     @classmethod
     def of(cls, space: PlannerSpace) -> FlatOptions:
         """Reads a space as it is now."""
-        options = [
-            (index, number, option)
-            for index, item in enumerate(space.items)
-            for number, option in enumerate(item.options)
-        ]
-        shards = [shard for _, _, option in options for shard in option.shards]
-        lengths = [len(option.shards) for _, _, option in options]
+        options = [option for item in space.items for option in item.options]
+        shards = [shard for option in options for shard in option.shards]
+        options_I = np.array([len(item.options) for item in space.items], dtype=np.int64)
+        item_O, number_O, first_I = ragged(options_I)
+        count_O = np.array([len(option.shards) for option in options], dtype=np.int64)
+        _, number_E, start_O = ragged(count_O)
         return cls(
-            item_O=np.array([item for item, _, _ in options], dtype=np.int64),
-            number_O=np.array([number for _, number, _ in options], dtype=np.int64),
-            start_O=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
+            options_I=options_I,
+            first_I=first_I,
+            item_O=item_O,
+            number_O=number_O,
+            type_O=np.array([TYPES.index(option.of_tables[0].name) for option in options], dtype=np.int64),
+            start_O=start_O,
+            count_O=count_O,
+            number_E=number_E,
             kind_E=np.array([shard.kind for shard in shards], dtype=np.int64),
             tier_E=np.array([shard.tier.value for shard in shards]),
             holders_E=np.array([shard.num_holders for shard in shards], dtype=np.int64),
             is_shared_E=np.array([shard.is_everywhere for shard in shards]),
+            is_free_E=np.array([shard.is_free for shard in shards]),
         )
 
     def sums(self, of_shards_E: FloatArray) -> FloatArray:
@@ -74,9 +94,26 @@ class FlatOptions:
         order = np.lexsort((score_O, self.item_O))
         return np.asarray(order[np.flatnonzero(np.diff(self.item_O[order], prepend=-1))])
 
+    def options_of(self, item_I: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
+        """All options of some items: which of these each belongs to, its number there, and itself; shapes (Y,)."""
+        which_Y, number_Y, _ = ragged(self.options_I[item_I])
+        return which_Y, number_Y, self.first_I[item_I][which_Y] + number_Y
+
+    def shards_of(self, option_Y: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
+        """The shards of some options: which of these each belongs to, its number there, and itself; shapes (X,)."""
+        which_X, number_X, _ = ragged(self.count_O[option_Y])
+        return which_X, number_X, self.start_O[option_Y][which_X] + number_X
+
     def largest(self, of_shards_E: FloatArray | NDArray[np.bool_]) -> FloatArray:
         """Largest over the shards of each option, shape (O,)."""
         return np.asarray(np.maximum.reduceat(of_shards_E, self.start_O))
+
+
+def ragged(lengths_Y: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
+    """Rows of so many entries, one after the other: each entry's row and its number there, and where rows start."""
+    start_Y = np.cumsum(lengths_Y) - lengths_Y
+    row_X = np.repeat(np.arange(len(lengths_Y)), lengths_Y)
+    return row_X, np.arange(len(row_X)) - start_Y[row_X], start_Y
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

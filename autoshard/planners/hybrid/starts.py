@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,11 +18,13 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.space.options import ShardingType, option_of_placed
 from autoshard.planners.space.placement import exceeds_total
-from autoshard.planners.space.planner_space import PlannerSpace
+from autoshard.planners.space.planner_space import IndexArray, PlannerSpace
 
 #: Largest shard on one rank, over the mean of what ranks have, for which balanced starts are made: of all tiers, and
 #: of few.
-_LUMPS, _FEW_LUMPS = (math.inf, 1.0, 0.5, 0.25), (math.inf, 0.5)
+_LUMPS, _FEW_LUMPS = (1.0, 0.5, 0.25, math.inf), (math.inf, 0.5)
+#: Limits above which tables that are whole otherwise are cut; with the first one, the first start is made.
+_WHOLE_LUMPS = (0.5, 0.25, 1.0)
 #: Tiers that balanced starts may use, besides all: where kernels are short, each further kind of them counts.
 _FEW_TIERS = (
     (Tier.TABLE_WISE,),
@@ -45,6 +49,8 @@ class Asked:
         rank_s: And for each rank.
         table_rank_s: And for each table and rank.
         share: Share of the time limit that it may be thought to take.
+        module: What it imports, if that takes long.
+        import_s: Seconds that the import takes, once in a process.
     """
 
     name: str
@@ -53,30 +59,46 @@ class Asked:
     rank_s: float = 0.0
     table_rank_s: float = 0.0
     share: float = 0.2
+    module: str = ""
+    import_s: float = 0.0
 
     def seconds(self, num_tables: int, num_ranks: int) -> float:
-        """About what it takes for a task."""
+        """About what it takes for a task, imports left out."""
         per_table = num_tables * (self.table_s + num_ranks * self.table_rank_s)
         return self.base_s + num_ranks * self.rank_s + per_table
 
+    def missing_import_s(self) -> float:
+        """What an import that is still to be made takes."""
+        return self.import_s if self.module and self.module not in sys.modules else 0.0
 
-#: The trained policy once it is loaded. Planning took 0.07 s for 80 tables on 8 ranks, 0.67 s for 800 on 16, 0.72 s for
-#: 800 on 80 (CPU time of `get_planner("policy").plan`, one core of a Xeon, November 2026).
-POLICY = Asked(name="policy", table_s=1e-3, table_rank_s=1e-6)
+
+#: The trained policy. Importing torch took 3 s; planning took 0.07 s for 80 tables on 8 ranks, 0.67 s for 800 on 16,
+#: 0.72 s for 800 on 80 (CPU time of `get_planner("policy").plan`, one core of a Xeon, November 2026).
+POLICY = Asked(name="policy", table_s=1e-3, table_rank_s=1e-6, module="torch", import_s=3.0)
 
 
-def asked_plans(request: PlanRequest, asked: Sequence[Asked]) -> dict[str, ShardingPlan]:
-    """Plans of other planners, of those that are thought to be done within their share of the time limit."""
+def asked_plans(request: PlanRequest, asked: Sequence[Asked], until_s: float = math.inf) -> dict[str, ShardingPlan]:
+    """Plans of other planners, of those that are thought to be done in time.
+
+    Args:
+        request: The task; its options are not used.
+        asked: The planners, one after the other; each may take its share of the time limit.
+        until_s: When all of them have to be done, by `time.perf_counter`; if it is infinite, neither the clock nor what
+            is imported decides who is asked.
+    """
     num_tables, num_ranks = len(request.tables.tables), request.topology.world_size
     known = planner_names()
     plans: dict[str, ShardingPlan] = {}
     for one in asked:
         needed_s = one.seconds(num_tables, num_ranks)
-        if one.name not in known or needed_s > one.share * request.time_limit_s:
+        if math.isfinite(until_s):
+            needed_s += one.missing_import_s()
+        most_s = min(one.share * request.time_limit_s, until_s - time.perf_counter())
+        if one.name not in known or needed_s > most_s:
             _log.info("no start from %s: it takes about %.2g s", one.name, needed_s)
             continue
         try:
-            plans[one.name] = get_planner(one.name).plan(replace(request, options={}))
+            plans[one.name] = get_planner(one.name).plan(replace(request, options={}, started_s=None))
         except AutoshardError as error:
             _log.info("no start from %s: %s", one.name, error)
     return plans
@@ -124,18 +146,33 @@ def is_searchable(plan: ShardingPlan) -> bool:
     return len(plan.shards) <= max(_FEWEST_SHARDS, _MAX_SHARDS * len(plan.tables.tables))
 
 
-def balanced_layouts(space: PlannerSpace, limits: Limits) -> list[Layout]:
-    """Layouts of items at what would cost least if all ranks were alike, for several limits of what is in one shard."""
+def balanced_layouts(space: PlannerSpace, limits: Limits, until_s: float = math.inf) -> list[Layout]:
+    """Layouts of items at what would cost least if all ranks were alike, for several limits of what is in one shard.
+
+    Args:
+        space: What there is to choose from.
+        limits: Memory.
+        until_s: When to end, by `time.perf_counter`; one layout is made all the same, if any has room.
+    """
     rates = Rates.of(space)
     balanced = BalancedOptions(space, FlatOptions.of(space), rates, limits)
-    choices = [
-        balanced.cheapest(lump, tiers)
-        for tiers in (tuple(Tier), *_FEW_TIERS)
-        for lump in (_LUMPS if len(tiers) == len(Tier) else _FEW_LUMPS)
-    ]
-    distinct = dict.fromkeys(tuple(numbers_I.tolist()) for numbers_I in [*choices, balanced.leanest()])
-    layouts = [placed_options(space, rates, limits, numbers) for numbers in distinct]
-    return [layout for layout in layouts if layout is not None]
+    distinct = dict.fromkeys(tuple(numbers_I.tolist()) for numbers_I in _choices(balanced))
+    layouts: list[Layout] = []
+    for numbers in distinct:
+        if layouts and time.perf_counter() >= until_s:
+            break
+        layout = placed_options(space, rates, limits, numbers)
+        if layout is not None:
+            layouts.append(layout)
+    return layouts
+
+
+def _choices(balanced: BalancedOptions) -> list[IndexArray]:
+    """Options of all items, in several ways; the likeliest first."""
+    tiers = ((tuple(Tier), _LUMPS), *((of_few, _FEW_LUMPS) for of_few in _FEW_TIERS))
+    cheapest = [balanced.cheapest(lump, of_all) for of_all, lumps in tiers for lump in lumps]
+    first, *others = (balanced.whole(lump) for lump in _WHOLE_LUMPS)
+    return [first, *cheapest, *others, balanced.leanest()]
 
 
 def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:

@@ -1,8 +1,9 @@
-"""One search over every way to hold a table: starts, short descents from the best of them, and a long one."""
+"""One search over all sharding types: starts, a race of descents from them, then ruin and recreate."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,9 +19,9 @@ from autoshard.core.errors import (
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.group_sync import with_cheaper_sync
 from autoshard.evaluation.validator import validate_plan
-from autoshard.planners.hybrid.descent import Improved, improve
 from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.offered import space_of
+from autoshard.planners.hybrid.race import improve
 from autoshard.planners.hybrid.starts import (
     POLICY,
     Asked,
@@ -36,20 +37,21 @@ from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.planner_space import PlannerSpace
 
-#: Share of the time limit that descents from each of the best starts get, before the long one from the best of them.
-_TRIAL_SHARE = 0.1
-_NUM_TRIALS = 3
 #: Share of what is left that a search within replica groups gets, where they are the best start, and its least seconds.
 _GROUPS_SHARE, _LEAST_SECONDS = 0.6, 0.01
-#: Share of the time limit that is left for the search if starts take longer than it.
-_LEAST_SHARE = 0.3
+#: Shares of the time left, once options are known, in which starts of the search's own and then other planners' plans
+#: have to be made; the search has the rest.
+_OWN_SHARE, _STARTS_SHARE = 0.25, 0.6
+#: Seconds for checking and pricing the plan in the end: whatever the task, and for each table (CPU time of
+#: `validate_plan`, `evaluate` and `price_step`, one core of a Xeon, November 2026).
+_FINISH_S, _FINISH_TABLE_S = 0.002, 1e-4
 #: Largest shares of the time limit for planners whose plans often win, and for those whose plans never did.
 _MOST, _LEAST = 0.6, 0.01
 _HEURISTICS = (
-    Asked(name="cost-greedy"),
-    Asked(name="karmarkar-karp"),
-    Asked(name="size-greedy"),
-    Asked(name="dim-greedy"),
+    Asked(name="dim-greedy", table_s=1.2e-4),
+    Asked(name="cost-greedy", table_s=1.2e-4),
+    Asked(name="karmarkar-karp", table_s=1.2e-4),
+    Asked(name="size-greedy", table_s=1.2e-4),
 )
 _PLANNERS = (
     Asked(name="flexshard", base_s=0.02, table_s=1.5e-3, share=_MOST),
@@ -114,29 +116,30 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
     """
     if request.topology.world_size > _MAX_RANKS:
         return _best_start(request, search)
-    started_s = time.perf_counter()
+    finish_s = _FINISH_S + _FINISH_TABLE_S * len(request.tables.tables)
+    deadline_s = request.deadline_s() - finish_s
     space = space_of(request, search.names)
     limits = Limits.of(space, search.reserved_bytes)
-    plans = _plans(request, search)
-    starts: list[tuple[float, str, Layout]] = []
-    found: list[Found] = []
-    for name, plan in plans.items():
-        layout = layout_of(space, limits, plan, search.names) if is_searchable(plan) else None
-        if layout is not None and layout.fits():
-            starts.append((layout.step_ms(), name, layout))
-        else:
-            found += _as_it_is(name, plan, request, search)
-    starts += [(layout.step_ms(), "balanced", layout) for layout in balanced_layouts(space, limits)]
+    now_s = time.perf_counter()
+    left_s = max(0.0, deadline_s - now_s)
+    # Where steps are counted, the clock decides nothing but the end.
+    own_s, starts_s = (math.inf if search.steps else now_s + share * left_s for share in (_OWN_SHARE, _STARTS_SHARE))
+    own = balanced_layouts(space, limits, own_s)
+    plans = _plans(request, search, starts_s, is_needed=not own)
+    layouts, found = _read(plans, space, limits, request, search)
+    starts = sorted(
+        ((layout.step_ms(), name, layout) for name, layout in [*(("balanced", one) for one in own), *layouts]),
+        key=lambda start: start[0],
+    )
     if not starts and not found:
         raise _why(request, space, limits, search)
-    starts.sort(key=lambda one: one[0])
-    now_s = time.perf_counter()
-    deadline_s = max(started_s + request.time_limit_s, now_s + _LEAST_SHARE * request.time_limit_s)
+    left_s = max(0.0, deadline_s - time.perf_counter())
     best = min(found, key=lambda one: one.step_ms, default=None)
     if best is not None and best.plan.replica_groups.num_groups > 1 and (not starts or best.step_ms < starts[0][0]):
-        found += _within_groups(best.plan, request, search, _GROUPS_SHARE * (deadline_s - now_s))
+        found += _within_groups(best.plan, request, search, _GROUPS_SHARE * left_s)
     if starts:
-        improved = _improved([layout for _, _, layout in starts], request.seed, search.steps, deadline_s)
+        chosen = [layout for _, _, layout in starts]
+        improved = improve(chosen, seed=request.seed, deadline_s=deadline_s, max_steps=search.steps or None)
         status = (
             f"stopped by {improved.stopped} after {improved.num_steps} steps: {starts[0][0]:.6g} ms ({starts[0][1]}) "
             f"-> {improved.step_ms:.6g} ms"
@@ -156,7 +159,7 @@ def _best_of(found: Sequence[Found], plans: Mapping[str, ShardingPlan]) -> Found
 
 def _best_start(request: PlanRequest, search: StepSearch) -> Found:
     """The best plan of the other planners, for a world that is too large to be searched."""
-    plans = _plans(request, search)
+    plans = _plans(request, search, request.deadline_s(), is_needed=True)
     found = [one for name, plan in plans.items() for one in _as_it_is(name, plan, request, search)]
     if not found:
         raise InvalidTopologyError(
@@ -173,7 +176,12 @@ def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch,
     """The same replica groups with what the search finds for one of them."""
     group = plan.of_one_group()
     asked = replace(
-        request, tables=group.tables, topology=group.topology, time_limit_s=max(seconds, _LEAST_SECONDS), options={}
+        request,
+        tables=group.tables,
+        topology=group.topology,
+        time_limit_s=max(seconds, _LEAST_SECONDS),
+        started_s=None,
+        options={},
     )
     try:
         found = search_steps(asked, replace(search, with_groups=False, with_policy=False))
@@ -185,15 +193,31 @@ def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch,
     return [_priced(whole, status, request)] if _is_valid(whole) else []
 
 
-def _plans(request: PlanRequest, search: StepSearch) -> dict[str, ShardingPlan]:
-    """Plans of other planners that are quick enough; whole tables always."""
-    plans = asked_plans(request, _HEURISTICS)
+def _plans(request: PlanRequest, search: StepSearch, until_s: float, *, is_needed: bool) -> dict[str, ShardingPlan]:
+    """Plans of other planners that are quick enough; of whole tables in any case where a start is needed."""
     planners = [one for one in _PLANNERS if search.with_groups or one.name != "replica-groups"]
     if search.names == {ShardingType.TABLE_WISE}:
         planners = []
     if search.with_policy:
         planners.append(POLICY)
-    return plans | asked_plans(request, planners)
+    heuristics = [replace(one, share=math.inf) for one in _HEURISTICS] if is_needed else _HEURISTICS
+    plans = asked_plans(request, heuristics, math.inf if is_needed else until_s)
+    return plans | asked_plans(request, planners, until_s)
+
+
+def _read(
+    plans: Mapping[str, ShardingPlan], space: PlannerSpace, limits: Limits, request: PlanRequest, search: StepSearch
+) -> tuple[list[tuple[str, Layout]], list[Found]]:
+    """Plans that may be searched from, as layouts, and the others as they are."""
+    layouts: list[tuple[str, Layout]] = []
+    found: list[Found] = []
+    for name, plan in plans.items():
+        layout = layout_of(space, limits, plan, search.names) if is_searchable(plan) else None
+        if layout is not None and layout.fits():
+            layouts.append((name, layout))
+        else:
+            found += _as_it_is(name, plan, request, search)
+    return layouts, found
 
 
 def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepSearch) -> list[Found]:
@@ -213,20 +237,6 @@ def _is_valid(plan: ShardingPlan) -> bool:
     except InvalidPlanError:
         return False
     return True
-
-
-def _improved(layouts: Sequence[Layout], seed: int, steps: int, deadline_s: float) -> Improved:
-    """Short descents from the best starts, and a long one from where the best of them ended."""
-    left_s = deadline_s - time.perf_counter()
-    trials: list[Improved] = []
-    trial_steps = max(1, round(_TRIAL_SHARE * steps)) if steps else None
-    for layout in layouts[:_NUM_TRIALS]:
-        until_s = time.perf_counter() + _TRIAL_SHARE * left_s
-        trials.append(improve(layout, seed=seed, deadline_s=until_s, max_steps=trial_steps))
-    best = min(trials, key=lambda one: one.step_ms)
-    done = sum(one.num_steps for one in trials)
-    last = improve(best.layout, seed=seed + 1, deadline_s=deadline_s, max_steps=max(0, steps - done) if steps else None)
-    return Improved(layout=last.layout, step_ms=last.step_ms, num_steps=done + last.num_steps, stopped=last.stopped)
 
 
 def _with_caches(layout: Layout) -> ShardingPlan:

@@ -1,0 +1,157 @@
+"""Estimates of changes, ruin and recreate, the race of starts, and time limits that have begun before."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.hybrid.balanced import BalancedOptions
+from autoshard.planners.hybrid.descent import Descent, Ground
+from autoshard.planners.hybrid.growth import Growth
+from autoshard.planners.hybrid.held import HeldShards
+from autoshard.planners.hybrid.layout import Limits
+from autoshard.planners.hybrid.offered import space_of
+from autoshard.planners.hybrid.race import improve
+from autoshard.planners.hybrid.rates import FlatOptions, Rates
+from autoshard.planners.hybrid.ruin import Rebuilding
+from autoshard.planners.hybrid.starts import Asked, asked_plans, balanced_layouts
+from autoshard.planners.hybrid.step_search import StepSearch, search_steps
+
+EXPONENT = 32
+
+
+def norm_ms(parts_PR):
+    """Sum over parts of the norms, as means over ranks."""
+    return ((parts_PR**EXPONENT).mean(axis=1) ** (1 / EXPONENT)).sum()
+
+
+@pytest.fixture
+def start(draw_task, make_request):
+    tables, topology = draw_task(12, 4, seed=5)
+    space = space_of(make_request((tables, topology)))
+    return balanced_layouts(space, Limits.of(space))[0]
+
+
+def test_growth_is_that_of_the_norms():
+    rng = np.random.default_rng(0)
+    parts_PR, load_P = rng.uniform(1, 2, (5, 6)), rng.uniform(0, 1, 5)
+    growth = Growth(parts_PR, EXPONENT)
+    for ranks, sign in (([2], 1), ([2], -1), ([1, 4], 1), (range(6), 1)):
+        changed_PR = parts_PR.copy()
+        changed_PR[:, list(ranks)] += sign * load_P[:, None]
+        grown_ms = growth.ms(growth.powers(sign * load_P, np.array(ranks)))
+        assert grown_ms == pytest.approx(norm_ms(changed_PR) - norm_ms(parts_PR), rel=1e-9)
+    # The slope is the growth by very little.
+    little_P = 1e-7 * load_P
+    slope_ms = (growth.worth_PR[:, 3] * little_P).sum()
+    assert slope_ms == pytest.approx(growth.ms(growth.powers(little_P, np.array([3]))), rel=1e-4)
+
+
+def test_estimates_of_options_on_all_ranks_count_what_leaves_a_rank(start):
+    space = start.space
+    ground = Ground(space, start.limits, start, seed=0)
+    near, flat, rates = ground.near(start, EXPONENT), ground.flat, ground.rates
+    parts_PR = start.parts_ms()
+    num_compared = 0
+    for item in range(len(space.items)):
+        which_Y, number_Y, option_Y = flat.options_of(np.array([item]))
+        grown_ms_Y = near.estimates.grown_ms(np.array([item]), which_Y, option_Y)
+        ((shard, rank), *others) = start.held(item)
+        if others or shard.num_holders > 1:
+            continue
+        for number, grown_ms in zip(number_Y, grown_ms_Y, strict=True):
+            shards = space.items[item].options[number].shards
+            if len(shards) > 1 or not shards[0].is_everywhere:
+                continue
+            (one,) = shards
+            after_PR = parts_PR + rates.shared_VP[one.kind][:, None]
+            after_PR[:, rank] -= rates.served_VP[shard.kind]
+            expected_ms = norm_ms(np.maximum(after_PR, 0.0)) - norm_ms(parts_PR) + rates.sync_V[one.kind]
+            assert grown_ms == pytest.approx(expected_ms, rel=1e-6, abs=1e-9)
+            num_compared += 1
+    assert num_compared > 0
+
+
+def test_held_shards_are_those_of_the_layout(start):
+    held = HeldShards.of(FlatOptions.of(start.space), start.chosen)
+    expected = [
+        (item, number, shard.kind, *shard.ranks(site).indices(4)[:2])
+        for item in range(len(start.chosen))
+        for number, (shard, site) in enumerate(start.held(item))
+    ]
+    found = zip(held.item_X, held.number_X, held.kind_X, held.first_X, held.end_X, strict=True)
+    assert list(found) == expected
+
+
+def test_more_steps_never_end_with_a_longer_step(draw_task, make_request):
+    tables, topology = draw_task(10, 4, seed=9)
+    space = space_of(make_request((tables, topology)))
+    starts = balanced_layouts(space, Limits.of(space))
+    assert len(starts) > 1
+    far_s = time.perf_counter() + 600.0
+    found = [improve(starts, seed=2, deadline_s=far_s, max_steps=steps) for steps in (1, 5, 25, 125)]
+    steps_ms = [one.step_ms for one in found]
+    assert steps_ms == sorted(steps_ms, reverse=True)
+    assert [one.num_steps for one in found] == [1, 5, 25, 125]
+    assert all(one.layout.fits() and one.step_ms == one.layout.step_ms() for one in found)
+
+
+def test_rebuilding_holds_every_item_again(start):
+    ground = Ground(start.space, start.limits, start, seed=1)
+    rebuilding = Rebuilding(ground, start)
+    for _ in range(8):
+        before_ms = rebuilding.best_ms
+        rebuilding.round(lambda: False)
+        assert all(one is not None for one in rebuilding.current.chosen)
+        assert rebuilding.current.fits()
+        assert rebuilding.best_ms <= before_ms
+    assert rebuilding.best_ms == rebuilding.best.step_ms() < start.step_ms()
+
+
+def test_a_descent_leaves_its_start_as_it_is(start):
+    chosen, step_ms = list(start.chosen), start.step_ms()
+    descent = Descent(Ground(start.space, start.limits, start, seed=1), start)
+    while not descent.is_done:
+        descent.step()
+    assert (start.chosen, start.step_ms()) == (chosen, step_ms)
+    assert descent.best_ms == descent.best_layout().step_ms() <= step_ms
+
+
+def test_whole_tables_are_cut_only_above_the_limit(start):
+    space = start.space
+    flat = FlatOptions.of(space)
+    balanced = BalancedOptions(space, flat, Rates.of(space), start.limits)
+    assert (balanced.whole(1e9) == 0).all()
+    limit_ms = 0.3 * balanced.cost_O[flat.first_I].sum()
+    is_large_I = balanced.lump_O[flat.first_I] > limit_ms
+    assert (balanced.whole(0.3)[~is_large_I] == 0).all()
+
+
+def test_a_limit_that_is_over_gives_a_plan_all_the_same(draw_task, make_request):
+    task = draw_task(12, 4, seed=5)
+    late = replace(make_request(task), started_s=time.perf_counter() - 100.0, time_limit_s=1.0)
+    assert late.deadline_s() == late.started_s + 1.0
+    found = search_steps(late, StepSearch())
+    validate_plan(found.plan)
+    assert "stopped by time after 0 steps" in found.status
+    assert "balanced" in found.status
+
+
+def test_imports_that_are_still_to_be_made_count():
+    asked = Asked(name="any", base_s=1.0, module="a_module_that_nobody_imports", import_s=3.0)
+    assert asked.seconds(10, 2) == 1.0
+    assert asked.missing_import_s() == 3.0
+    assert replace(asked, module="numpy").missing_import_s() == 0.0
+
+
+def test_who_is_asked_depends_on_the_clock_only_where_time_ends_the_search(draw_task, make_request):
+    request = make_request(draw_task(6, 4, seed=1))
+    greedy = Asked(name="cost-greedy", table_s=1e-6, share=1.0)
+    over_s = time.perf_counter() - 1.0
+    assert set(asked_plans(request, [greedy])) == {"cost-greedy"}
+    assert asked_plans(request, [greedy], over_s) == {}
+    cold = replace(greedy, module="a_module_that_nobody_imports", import_s=1e6)
+    assert asked_plans(request, [cold], time.perf_counter() + 100.0) == {}
+    assert set(asked_plans(request, [cold])) == {"cost-greedy"}
