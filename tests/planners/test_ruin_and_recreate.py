@@ -9,7 +9,7 @@ import pytest
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.hybrid.balanced import BalancedOptions
 from autoshard.planners.hybrid.descent import Descent, Ground
-from autoshard.planners.hybrid.growth import Growth
+from autoshard.planners.hybrid.estimates import Growth
 from autoshard.planners.hybrid.held import HeldShards
 from autoshard.planners.hybrid.layout import Limits
 from autoshard.planners.hybrid.offered import space_of

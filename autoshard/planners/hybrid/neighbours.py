@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from autoshard.core.costs import MsArray
-from autoshard.planners.hybrid.estimates import Estimates
+from autoshard.planners.hybrid.estimates import Estimates, Growth
 from autoshard.planners.hybrid.exchanges import Exchanges
-from autoshard.planners.hybrid.growth import Growth
 from autoshard.planners.hybrid.held import HeldShards
 from autoshard.planners.hybrid.layout import Change, Layout
 from autoshard.planners.hybrid.rates import FlatOptions, Rates

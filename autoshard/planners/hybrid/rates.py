@@ -16,12 +16,9 @@ from autoshard.core.step import KERNEL_PARTS
 from autoshard.evaluation.stages import syncs_ms
 from autoshard.planners.hybrid.layout import Layout
 from autoshard.planners.space.kinds import FloatArray
-from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
 from autoshard.planners.space.step_cost import FEATURES, PARTS, SYNC, MovedArray
 
-#: Sharding types, in the order of `FlatOptions.type_O`.
-TYPES = tuple(ShardingType)
 #: By how much sums are changed to see what that does: a share, and bytes where there are none.
 _BUMP_SHARE, _BUMP_BYTES = 0.05, 1e4
 
@@ -35,7 +32,6 @@ class FlatOptions:
         first_I: Its first option; the others follow.
         item_O: Item of each option.
         number_O: Its number among those of its item.
-        type_O: Its sharding type, by its place among all of them.
         start_O: Its first shard.
         count_O: Its number of shards.
         number_E: Number of each shard within its option.
@@ -50,7 +46,6 @@ class FlatOptions:
     first_I: IndexArray
     item_O: IndexArray
     number_O: IndexArray
-    type_O: IndexArray
     start_O: IndexArray
     count_O: IndexArray
     number_E: IndexArray
@@ -74,7 +69,6 @@ class FlatOptions:
             first_I=first_I,
             item_O=item_O,
             number_O=number_O,
-            type_O=np.array([TYPES.index(option.of_tables[0].name) for option in options], dtype=np.int64),
             start_O=start_O,
             count_O=count_O,
             number_E=number_E,
