@@ -9,7 +9,7 @@ Where a matrix has (R, R), entry [i, j] travels from rank i to rank j, and the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeAlias
@@ -33,8 +33,12 @@ from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.plan import Payload
 from autoshard.core.shard import Replicas
 
-ID_BYTES = 8
 LENGTH_BYTES = 4
+#: An id travels as int32; as int64 in plans with a table of more rows than int32 can number.
+ID_BYTES = 4
+#: Where rows are looked up, their numbers are held as int64, however they travelled.
+HELD_ID_BYTES = 8
+_MOST_ROWS_OF_INT32 = 1 << 31
 #: Gradients are reduced in fp32, whatever the weights are.
 REDUCED_BYTES = 4
 
@@ -44,6 +48,16 @@ INT8_BLOCK = 64
 _RankArray = NDArray[np.int64]
 #: Of a table and a rank's samples: lookups of a batch over those of the mean batch.
 LookupsFactor: TypeAlias = Callable[[EmbeddingTable, float], float]
+
+
+def id_bytes(tables: Iterable[EmbeddingTable]) -> int:
+    """Bytes that the number of a row takes on the wire, in plans for these tables."""
+    return id_width(table.num_embeddings for table in tables)
+
+
+def id_width(num_rows: Iterable[float]) -> int:
+    """Bytes of an id on the wire where there are so many rows in each place: 4, or 8 where one has over 2^31."""
+    return ID_BYTES if max(num_rows, default=0) <= _MOST_ROWS_OF_INT32 else 2 * ID_BYTES
 
 
 class Stream(StrEnum):
@@ -81,7 +95,13 @@ class PairTraffic:
 
     @classmethod
     def of(
-        cls, placed: PlacedShard, local_batch: float, payload: Payload, *, lookups_factor: float = 1.0
+        cls,
+        placed: PlacedShard,
+        local_batch: float,
+        payload: Payload,
+        *,
+        id_bytes: int,
+        lookups_factor: float = 1.0,
     ) -> PairTraffic:
         """Traffic of one shard.
 
@@ -89,6 +109,7 @@ class PairTraffic:
             placed: The shard.
             local_batch: Samples of each reader.
             payload: Number formats on the wire.
+            id_bytes: Of an id, as `id_bytes` says for the plan's tables.
             lookups_factor: Lookups of the batch over those of the mean batch.
         """
         table = placed.shard.table
@@ -103,14 +124,18 @@ class PairTraffic:
             if placed.deduplicate:
                 num_lookups = profile.expected_distinct(num_lookups * num_owners) / num_owners
             num_vectors = num_lookups
-        return cls.of_counts(num_lengths, num_lookups, num_vectors * placed.shard.embedding_dim, payload)
+        return cls.of_counts(
+            num_lengths, num_lookups, num_vectors * placed.shard.embedding_dim, payload, id_bytes=id_bytes
+        )
 
     @classmethod
-    def of_counts(cls, num_lengths: float, num_lookups: float, values: float, payload: Payload) -> PairTraffic:
+    def of_counts(
+        cls, num_lengths: float, num_lookups: float, values: float, payload: Payload, *, id_bytes: int
+    ) -> PairTraffic:
         """Traffic of so many lengths and ids, answered with so many numbers."""
         return cls(
             lengths=num_lengths * LENGTH_BYTES,
-            ids=num_lookups * ID_BYTES,
+            ids=num_lookups * id_bytes,
             forward=values * wire_bytes(payload.forward),
             backward=values * wire_bytes(payload.backward),
         )
@@ -334,9 +359,10 @@ class SyncBytes:
         profile, share = shard.access()
         num_lookups = group_batch_size * shard.table.pooling_factor * share
         gathered_rows = len(placed.replicas) * profile.expected_distinct(num_lookups * _largest_share(placed))
+        number_bytes = id_bytes([shard.table])
         if how is GradSync.ALL_GATHER:
-            return cls(gathered=gathered_rows * (row_bytes + ID_BYTES))
-        return cls(reduced=profile.expected_distinct(num_lookups) * row_bytes, gathered=gathered_rows * ID_BYTES)
+            return cls(gathered=gathered_rows * (row_bytes + number_bytes))
+        return cls(reduced=profile.expected_distinct(num_lookups) * row_bytes, gathered=gathered_rows * number_bytes)
 
     def __add__(self, other: SyncBytes) -> SyncBytes:
         """Of several shards."""
@@ -361,7 +387,8 @@ def _largest_share(placed: PlacedShard) -> float:
 def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None) -> Traffic:
     """Adds up what every placed shard sends.
 
-    Each rank asks, for its local batch, every owner in the replica that it reads: lengths and ids (int64). Owners
+    Each rank asks, for its local batch, every owner in the replica that it reads: lengths and ids (int32; int64
+    in plans for a table of over 2^31 rows). Owners
     answer with one vector per bag (`partial_sums`), or with one row per lookup (`rows`; per distinct row with
     `deduplicate`), in the payload's formats; sums may be added up on the way (`reduce_scatter`). Lookups are taken to
     spread evenly over the owners of a replica.
@@ -374,13 +401,15 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
         lookups_factor: How much longer than the mean the tables' batches are; left out, they are the mean.
     """
     local_batch = plan.group_batch_size / plan.group_size
+    width = id_bytes(plan.tables.tables)
     single_ER = np.zeros((len(_STREAMS), plan.group_size))
     scattered_E = np.zeros(len(_STREAMS))
     reduced_R, gathered_R = np.zeros(plan.group_size), np.zeros(plan.group_size)
 
     def pair_bytes(placed: PlacedShard) -> MsArray:
         factor = 1.0 if lookups_factor is None else lookups_factor(placed.shard.table, local_batch)
-        return PairTraffic.of(placed, local_batch, plan.payload, lookups_factor=factor).by_stream()
+        pair = PairTraffic.of(placed, local_batch, plan.payload, id_bytes=width, lookups_factor=factor)
+        return pair.by_stream()
 
     alike: dict[tuple[Replicas, tuple[int, ...] | None, Collective], list[PlacedShard]] = {}
     for placed in plan.shards:

@@ -30,7 +30,7 @@ from autoshard.evaluation.batch_memory import peak_factor
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.stages import syncs_ms
 from autoshard.evaluation.step_price import embedding_columns, part_weights
-from autoshard.evaluation.traffic import PairTraffic, Stream, SyncBytes, message_bytes
+from autoshard.evaluation.traffic import HELD_ID_BYTES, PairTraffic, Stream, SyncBytes, id_bytes, message_bytes
 from autoshard.planners.space.options import placed_shard
 from autoshard.planners.space.placement import PlacementProblem, RankArray, rank_sums, summed_members
 
@@ -98,6 +98,7 @@ class StepPrices:
         payload: Payload,
     ) -> None:
         self.tables, self.topology, self.costs, self.payload = tables, topology, costs, payload
+        self._id_bytes = id_bytes(tables.tables)
         self._kernels = {kernel: index for index, kernel in enumerate(sorted(set(kernels)))}
         # All that does not depend on who holds what; one shard is enough to say it.
         some = PlacedShard.table_wise(Shard.whole(tables.tables[0]), 0)
@@ -133,7 +134,7 @@ class StepPrices:
         """
         tables, topology = self.tables, self.topology
         local_batch = tables.batch_size / topology.world_size
-        pair = PairTraffic.of(placed, local_batch, self.payload)
+        pair = PairTraffic.of(placed, local_batch, self.payload, id_bytes=self._id_bytes)
         row_C = np.zeros(self.num_columns)
         num_replicas = len(placed.replicas)
         block = _TO_ALL if num_replicas == 1 else _TO_ITSELF if num_replicas == topology.world_size else _TO_NODE
@@ -148,9 +149,12 @@ class StepPrices:
         row_C[_FIRST_KERNEL + self._kernels[fused_kernel(placed.shard.table, placed.update)]] = 1.0
         factor = peak_factor(placed.shard.table, local_batch)
         if factor > 1.0:
-            pair = PairTraffic.of(placed, local_batch, self.payload, lookups_factor=factor)
+            pair = PairTraffic.of(
+                placed, local_batch, self.payload, id_bytes=self._id_bytes, lookups_factor=factor
+            )
         num_served = (topology.world_size, topology.local_world_size, 1)[block]
-        row_C[_HELD] = num_served * (pair.lengths + pair.ids + pair.forward)
+        held_ids = pair.ids * (HELD_ID_BYTES / self._id_bytes)
+        row_C[_HELD] = num_served * (pair.lengths + held_ids + pair.forward)
         row_C[_HELD] += synced.held_bytes(placed.replicas)
         # Outputs of a rank's own copies are used where they are, and held once. One sum of all owners comes back.
         if is_scattered:
