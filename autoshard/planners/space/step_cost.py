@@ -149,9 +149,7 @@ class StepPrices:
         row_C[_FIRST_KERNEL + self._kernels[fused_kernel(placed.shard.table, placed.update)]] = 1.0
         factor = peak_factor(placed.shard.table, local_batch)
         if factor > 1.0:
-            pair = PairTraffic.of(
-                placed, local_batch, self.payload, id_bytes=self._id_bytes, lookups_factor=factor
-            )
+            pair = PairTraffic.of(placed, local_batch, self.payload, id_bytes=self._id_bytes, lookups_factor=factor)
         num_served = (topology.world_size, topology.local_world_size, 1)[block]
         held_ids = pair.ids * (HELD_ID_BYTES / self._id_bytes)
         row_C[_HELD] = num_served * (pair.lengths + held_ids + pair.forward)

@@ -9,12 +9,19 @@ of a message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate
 
 import torch
+
+from autoshard.evaluation.traffic import id_width
+
+
+def id_dtype(num_rows: Iterable[int]) -> torch.dtype:
+    """As what numbers of rows travel, where there are so many rows in each place: int32 if it can hold them."""
+    return torch.int32 if id_width(num_rows) == torch.int32.itemsize else torch.int64
 
 
 class Flag(IntEnum):

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core.errors import InputError
-from autoshard.evaluation.traffic import LENGTH_BYTES, Stream, id_bytes
+from autoshard.evaluation.traffic import LENGTH_BYTES, Stream
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.holdings import Asked, Ownership
 from autoshard.runtime.engine.ids.addresses import AddressMap, Bucketized, CutFeature, RowOrder
@@ -26,6 +26,7 @@ from autoshard.runtime.engine.ids.messages import (
     Rooms,
     Wire,
     header_size,
+    id_dtype,
     message_size,
     packed,
 )
@@ -128,8 +129,7 @@ class InputExchange:
         tables = ownership.tables.tables
         self._rows_F = torch.tensor([table.num_embeddings for table in tables for _ in table.features], device=device)
         self._num_features = len(self._rows_F)
-        #: Ids as they travel.
-        self._id_dtype = torch.int32 if id_bytes(tables) == torch.int32.itemsize else torch.int64
+        self._id_dtype = id_dtype(table.num_embeddings for table in tables)
         cut = _cut_features(ownership, reader, orders)
         self.addresses = AddressMap(cut, ownership.holdings, reader, orders, device) if cut else None
         cut = self.addresses.features if self.addresses else []

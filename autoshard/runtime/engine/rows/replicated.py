@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.nn.functional import embedding_bag
 
 from autoshard.core import DType, GradSync, Optimizer
-from autoshard.evaluation.traffic import id_width
 from autoshard.runtime.engine.groups import group_of_ranks
+from autoshard.runtime.engine.ids.messages import id_dtype
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
@@ -162,9 +162,9 @@ class GradientSync:
 
     def __init__(self, group: dist.ProcessGroup | None, kernels: Sequence[SyncedRows]) -> None:
         self._group, self._kernels = group, tuple(kernels)
-        # Numbers of rows as they travel, and the words of four bytes that each takes.
-        width = id_width(one.num_rows for one in kernels)
-        self._id_dtype, self._id_words = (torch.int32, 1) if width == torch.int32.itemsize else (torch.int64, 2)
+        self._id_dtype = id_dtype(one.num_rows for one in kernels)
+        # Of four bytes, as a message's.
+        self._id_words = self._id_dtype.itemsize // torch.int32.itemsize
         self._named = [n for n, one in enumerate(kernels) if one.how is not GradSync.DENSE]
         self.sent_bytes = 0
 
