@@ -190,6 +190,11 @@ class StepModel(Protocol):
         """What the runtime overlapped that it was calibrated on."""
         ...
 
+    @property
+    def relative_error(self) -> float:
+        """Median relative error of steps that it was not calibrated on; 0 where nobody measured it."""
+        ...
+
     def coefficients(self, part: StepPart, basis: str) -> Coefficients | None:
         """Weights of `PART_FEATURES[part]`; None if it was not calibrated with the model named `basis`."""
         ...
