@@ -70,14 +70,15 @@ KERNEL_PARTS: Final = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
 
 #: What a part's time is a weighted sum of, per rank. Predicted milliseconds of a model come first and weigh 1, all
 #: else 0, unless a step model was calibrated: `steps` is 1, `kernels` are the fused kernels of a rank, `features` what
-#: they serve, `megabytes` what a rank packs and unpacks around an exchange, all-reduced parameters and ids included.
+#: they serve, `megabytes` what a rank packs and unpacks around an exchange, all-reduced parameters and ids included,
+#: `row_sums` is 1 where gradients of rows with several replicas are summed: what that takes whatever their bytes.
 PART_FEATURES: Final[dict[StepPart, tuple[str, ...]]] = {
     StepPart.INPUT: ("model_ms", "steps", "million_ids", "million_lengths"),
     StepPart.FORWARD_KERNEL: ("model_ms", "kernels", "features", "million_lengths"),
     StepPart.FORWARD_EXCHANGE: ("model_ms", "steps", "megabytes"),
     StepPart.BACKWARD_EXCHANGE: ("model_ms", "steps", "megabytes"),
     StepPart.BACKWARD_KERNEL: ("model_ms", "kernels", "features"),
-    StepPart.DENSE: ("model_ms", "all_reduce_ms", "steps", "million_parameters", "megabytes"),
+    StepPart.DENSE: ("model_ms", "all_reduce_ms", "steps", "million_parameters", "megabytes", "row_sums"),
 }
 
 Coefficients = tuple[float, ...]

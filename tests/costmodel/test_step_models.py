@@ -29,7 +29,7 @@ TRUTH = {
     StepPart.FORWARD_EXCHANGE: (0.8, 0.1, 0.3),
     StepPart.BACKWARD_EXCHANGE: (0.9, 0.1, 0.5),
     StepPart.BACKWARD_KERNEL: (1.4, 0.0, 0.0),
-    StepPart.DENSE: (1.3, 1.0, 4.0, 0.0, 0.0),
+    StepPart.DENSE: (1.3, 1.0, 4.0, 0.0, 0.0, 6.0),
 }
 
 

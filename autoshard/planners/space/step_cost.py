@@ -244,7 +244,9 @@ class StepPrices:
     def compose(self, slowest_PB: MsArray, sync_B2: MsArray) -> MsArray:
         """Steps of parts at their slowest ranks and of bytes that are all-reduced and all-gathered, shape (B,)."""
         sync_ms_B = syncs_ms(sync_B2, self.costs.comm, self.topology)
-        sync_ms_B *= self._weights[StepPart.DENSE][1] if self.tables.dense is not None else 1.0
+        if self.tables.dense is not None:
+            _, all_reduce, *_, row_sums = self._weights[StepPart.DENSE]
+            sync_ms_B = all_reduce * sync_ms_B + row_sums * (sync_ms_B > 0)
         base = self._rest.times
         if self._rest.overlap is Overlap.NONE:
             fixed_ms = base.step_ms(Overlap.NONE) - sum(getattr(base, part.value) for part in PARTS)
