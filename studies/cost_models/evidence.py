@@ -44,7 +44,9 @@ def plain_sets(table: SampleTable) -> SampleTable:
     AutoShard's features say nothing about either, so its network can tell apart only sets such as these.
     """
     kinds = Counter(_kind(measured) for sample in table.samples for measured in sample.shards)
-    ((plain, _),) = kinds.most_common(1) or [(None, 0)]
+    if not kinds:
+        return table
+    plain = kinds.most_common(1)[0][0]
     kept = (
         sample
         for sample in table.samples
