@@ -39,9 +39,10 @@ _HEADS: Final = (
 
 _OPENING: Final = (
     "Five papers, mechanism by mechanism: what each says and where, what there is of it here, the paper's figures "
-    "beside ours, and what differs. *As printed* is the paper's mechanism but for errata; *in part* has other data, "
-    "another machine or a part of it; *no* is not here, or not compared. Nothing has run on a GPU: where a paper "
-    "measured GPUs, our figures are predicted, or of CPUs. A test checks that the code and the tests named here exist."
+    "beside ours, and what differs. *As printed* is the paper's mechanism but for errata; *in part* is a part of it, "
+    "or its figures with other data or on another machine; *no* is not here, or not compared. Nothing has run on a "
+    "GPU: where a paper measured GPUs, our figures are predicted, or of CPUs. A test checks that the code and the "
+    "tests named here exist."
 )
 
 
