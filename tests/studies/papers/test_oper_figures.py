@@ -99,6 +99,7 @@ def test_figures_show_the_numbers():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # CP-SAT takes some minutes of it
 def test_the_command_writes_numbers_tables_and_images(tmp_path, capsys, run_study):
     try:
         find_browser()
