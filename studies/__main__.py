@@ -44,7 +44,7 @@ def study_points() -> dict[str, EntryPoint]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a study; returns the exit code, as `autoshard.cli.main` does."""
-    about = "Reproduces the papers, compares planners and models, and makes the figures of docs."
+    about = "Computes figures of papers, compares planners and models, and makes the figures of docs."
     return run_commands(study_points(), arguments, program=PROGRAM, about=about)
 
 
