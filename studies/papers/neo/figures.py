@@ -27,12 +27,18 @@ _COLOURS = {
 def fig9_figure(by_planner: Mapping[str, Mapping[str, Priced]]) -> go.Figure:
     """Throughput over that of one node, with the paper's efficiencies on 16."""
     figure = in_house_style(go.Figure(), height=HEIGHT)
-    for (planner, by_model), dash in zip(by_planner.items(), ("dash", "solid"), strict=True):
+    for planner, by_model in by_planner.items():
         for (model, runs), colour in zip(by_model.items(), (BLUE, ORANGE), strict=True):
             nodes = [count // 8 for count in scaling(runs)]
             values = [count * share for count, share in zip(nodes, scaling(runs).values(), strict=True)]
-            line = {"color": colour, "width": 3, "dash": dash}
-            figure.add_scatter(name=f"model {model}, {planner}", x=nodes, y=values, mode="lines+markers", line=line)
+            figure.add_scatter(
+                name=f"model {model}, {planner}",
+                x=nodes,
+                y=values,
+                mode="lines+markers" if len(nodes) > 2 else "markers",
+                line={"color": colour, "width": 3},
+                marker={"color": colour, "size": 8 if len(nodes) > 2 else 12, "symbol": "diamond"},
+            )
     for paper_model, colour in ((MODEL_A, BLUE), (MODEL_I, ORANGE)):
         figure.add_scatter(
             name=f"model {paper_model.name}, paper",

@@ -35,7 +35,7 @@ MEMORY_SHARE: Final = 0.6
 AUTO_STEPS, AUTO_LIMIT_S = 30, 3600.0
 #: Bytes that move for each parameter of the dense layers, once a step and behind nothing: Adam reads a weight, its
 #: gradient and two moments and writes all but the gradient (28); DistributedDataParallel copies the gradient to its
-#: bucket and back (16; Li et al. 2020, Sec. 3.2). The paper names no optimizer: Adam is chosen, for all models.
+#: bucket and back (16; Li et al. 2020, gradient bucketing). The paper names no optimizer: Adam is chosen, for all.
 DENSE_PARAMETER_BYTES: Final = 28 + 16
 _DENSE_FEATURE_BYTES: Final = 4
 DEVICE: Final = "a100"
