@@ -27,6 +27,7 @@ STUDIES: Final = {
     "steps": "studies.planners.step_runs:main",
     "flexshard": "studies.papers.flexshard.study:main",
     "oper": "studies.papers.oper.study:main",
+    "neo": "studies.papers.neo.study:main",
     "two-d": "studies.papers.two_d.study:main",
     "nvidia": "studies.papers.nvidia.study:main",
     "payloads": "studies.runtime.payloads:main",

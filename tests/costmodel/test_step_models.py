@@ -194,7 +194,7 @@ class TestRegistry:
         [
             ({"schema": "autoshard.step-model/9"}, "schema: must be autoshard"),
             ({"features": {}}, "features: was trained on other features"),
-            ({"overlap": "all"}, "overlap: must be one of none, neo, pipelined"),
+            ({"overlap": "all"}, "overlap: must be one of none, neo, neo_prefetch, pipelined"),
             ({"interval_scale": -1.0}, "interval_scale"),
             ({"metrics": {"mae": "small"}}, "metrics.mae: must be a finite number"),
             ({"engine": None}, "engine: must be a text"),

@@ -74,7 +74,7 @@ GOOD = {
     "part": ("1/2",),
     "ranks": ("2,4", "2"),
     "groups": ("1,2",),
-    "overlap": ("none", "neo", "pipelined"),
+    "overlap": ("none", "neo", "neo_prefetch", "pipelined"),
     "lengths": ("declared", "constant"),
     "what": ("kernels", "dense", "kernels,dense", "tables", "planners"),
     "where": ("random=3,slices=1",),
