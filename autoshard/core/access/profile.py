@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -39,6 +39,7 @@ class AccessProfile:
 
     ranks_K: FloatArray
     cumulative_K: FloatArray
+    _hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         ranks = np.ascontiguousarray(self.ranks_K, dtype=np.float64)
@@ -52,6 +53,14 @@ class AccessProfile:
         for name, array in (("ranks_K", ranks_K), ("cumulative_K", cumulative_K)):
             array.setflags(write=False)
             object.__setattr__(self, name, array)
+        object.__setattr__(self, "_hash", hash((ranks_K.tobytes(), cumulative_K.tobytes())))
+
+    def __getstate__(self) -> tuple[FloatArray, FloatArray]:
+        # Hashes of bytes differ between processes.
+        return self.ranks_K, self.cumulative_K
+
+    def __setstate__(self, state: tuple[FloatArray, FloatArray]) -> None:
+        self._set(*state)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AccessProfile):
@@ -59,7 +68,7 @@ class AccessProfile:
         return np.array_equal(self.ranks_K, other.ranks_K) and np.array_equal(self.cumulative_K, other.cumulative_K)
 
     def __hash__(self) -> int:
-        return hash((self.ranks_K.tobytes(), self.cumulative_K.tobytes()))
+        return self._hash
 
     # -- how profiles are made ------------------------------------------------------------------------------------
 

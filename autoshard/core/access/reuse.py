@@ -27,7 +27,7 @@ _INTERVALS_AT_ONCE = 4096
 
 def hit_rows(rows_I: FloatArray, rates_I: FloatArray) -> FloatArray:
     """Expected rows of each interval that are looked up at all, shape (I,); counts are taken as Poisson."""
-    return rows_I * -np.expm1(-rates_I)
+    return np.asarray(rows_I * -np.expm1(-rates_I))
 
 
 def expected_bins(
@@ -52,7 +52,9 @@ def expected_bins(
         first = last
     np.maximum(bins_NE, 0.0, out=bins_NE)
     total_N1 = bins_NE.sum(axis=1, keepdims=True)
-    return np.divide(bins_NE, total_N1, out=bins_NE, where=total_N1 > 0)
+    total_N1[total_N1 == 0] = 1.0
+    bins_NE /= total_N1
+    return bins_NE
 
 
 def _amounts(rows_I: FloatArray, rates_I: FloatArray, of: Literal["rows", "lookups"]) -> FloatArray:
