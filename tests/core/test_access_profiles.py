@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -131,6 +132,13 @@ class TestMaking:
     def test_a_profile_is_made_of_its_own_knots(self, profile):
         assert AccessProfile(profile.ranks_K.copy(), profile.cumulative_K.copy()) == profile
         assert hash(AccessProfile(profile.ranks_K, profile.cumulative_K)) == hash(profile)
+
+    @given(profile=profiles())
+    def test_a_profile_travels_between_processes(self, profile):
+        restored = pickle.loads(pickle.dumps(profile))
+        assert restored == profile
+        assert hash(restored) == hash(profile)
+        assert not restored.ranks_K.flags.writeable
 
 
 class TestReading:

@@ -22,11 +22,13 @@ class ProfileBatch:
 
     Attributes:
         rows_I: Rows of each interval.
+        before_I: Rows of the same profile that are accessed more often.
         shares_I: Probability that a lookup of the interval's profile hits one of them.
         starts_N: First interval of each profile.
     """
 
     rows_I: FloatArray
+    before_I: FloatArray
     shares_I: FloatArray
     starts_N: IntArray
 
@@ -34,7 +36,8 @@ class ProfileBatch:
     def of(cls, profiles: Sequence[AccessProfile]) -> ProfileBatch:
         """The batch of some profiles."""
         if not profiles:
-            return cls(rows_I=np.zeros(0), shares_I=np.zeros(0), starts_N=np.zeros(0, dtype=np.int64))
+            nothing = np.zeros(0)
+            return cls(rows_I=nothing, before_I=nothing, shares_I=nothing, starts_N=np.zeros(0, dtype=np.int64))
         ends_N = np.cumsum([len(profile.ranks_K) for profile in profiles])
         # Between the last knot of a profile and the first of the next there is no interval.
         between = ends_N[:-1] - 1
@@ -42,15 +45,18 @@ class ProfileBatch:
         cumulative_K = np.concatenate([profile.cumulative_K for profile in profiles])
         return cls(
             rows_I=np.delete(np.diff(ranks_K), between),
+            before_I=np.delete(ranks_K[:-1], between),
             shares_I=np.delete(np.diff(cumulative_K), between),
             starts_N=np.append(0, ends_N[:-1]) - np.arange(len(profiles)),
         )
 
     def expected_distinct(self, num_lookups_N: FloatArray) -> FloatArray:
         """Expected number of distinct rows among so many independent lookups of each profile, shape (N,)."""
-        if not len(self.starts_N):
-            return np.zeros(0)
-        return np.asarray(np.add.reduceat(hit_rows(self.rows_I, self._rates(num_lookups_N)), self.starts_N))
+        return self.sums(self.hit_rows(num_lookups_N))
+
+    def hit_rows(self, num_lookups_N: FloatArray) -> FloatArray:
+        """As `expected_distinct`, of each interval, shape (I,)."""
+        return hit_rows(self.rows_I, self._rates(num_lookups_N))
 
     def reuse_bins(self, num_lookups_N: FloatArray, of: Literal["rows", "lookups"] = "rows") -> FloatArray:
         """Expected shares of AutoShard's 17 reuse bins for so many lookups of each profile, shape (N, 17)."""
@@ -58,7 +64,14 @@ class ProfileBatch:
             return np.zeros((0, NUM_REUSE_BINS))
         return expected_bins(self.rows_I, self._rates(num_lookups_N), self.starts_N, of)
 
+    def sums(self, values_I: FloatArray) -> FloatArray:
+        """Sums over the intervals of each profile, shape (N,)."""
+        return np.asarray(np.add.reduceat(values_I, self.starts_N)) if len(self.starts_N) else np.zeros(0)
+
+    def repeated(self, values_N: FloatArray) -> FloatArray:
+        """For each interval the value of its profile, shape (I,)."""
+        return np.repeat(values_N, np.diff(self.starts_N, append=len(self.rows_I)))
+
     def _rates(self, num_lookups_N: FloatArray) -> FloatArray:
         """Expected lookups of a row of each interval, shape (I,)."""
-        sizes_N = np.diff(self.starts_N, append=len(self.rows_I))
-        return np.repeat(num_lookups_N, sizes_N) * self.shares_I / self.rows_I
+        return self.repeated(num_lookups_N) * self.shares_I / self.rows_I
