@@ -26,16 +26,34 @@ class MediaTypeError(InputError):
     kind = "media-type"
 
 
-class BusyError(AutoshardError):
-    """All planning processes are at work; try again."""
+class RetryError(AutoshardError):
+    """A request that may succeed later; answers carry `Retry-After`."""
+
+    retry_after_s = 1
+
+
+class BusyError(RetryError):
+    """The service has as much to do as it takes in; try again."""
 
     kind = "busy"
 
 
-class NotReadyError(AutoshardError):
+class ClientBusyError(RetryError):
+    """The client has as much to do here as one client may; try again."""
+
+    kind = "too-many-requests"
+
+
+class NotReadyError(RetryError):
     """The service starts or stops; try again."""
 
     kind = "not-ready"
+
+
+class ClientGoneError(AutoshardError):
+    """The client left before it was answered."""
+
+    kind = "client-gone"
 
 
 class OvertimeError(AutoshardError):
@@ -60,11 +78,17 @@ _STATUS: tuple[tuple[type[AutoshardError], int], ...] = (
     (InputError, 422),
     (InfeasiblePlanError, 422),
     (ModelError, 422),  # the registry's models are checked at start: this is a task that none of them can price
-    (BusyError, 503),
-    (NotReadyError, 503),
+    (ClientGoneError, 408),
+    (ClientBusyError, 429),
+    (RetryError, 503),
     (OvertimeError, 504),
     (AutoshardError, 500),
 )
+
+
+def retry_after_s(error: AutoshardError) -> int | None:
+    """Seconds after which a request that failed so may be sent again; None where that would not help."""
+    return error.retry_after_s if isinstance(error, RetryError) else None
 
 
 def problem_of(error: AutoshardError) -> Problem:

@@ -12,9 +12,11 @@ import structlog
 import uvicorn
 
 from autoshard.core.errors import AutoshardError, InvalidOptionError
-from server.app import create_app
 from server.logs import set_up_logs
+from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
+from server.web.app import create_app
+from server.web.connections import limited_protocol
 
 _log = structlog.get_logger()
 
@@ -34,14 +36,18 @@ def run_service(settings: ServerSettings) -> None:
     # The planning processes share the machine's cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // settings.num_workers)))
     failures: list[str] = []
+    url = _url(listener)
 
     def stop(reason: str) -> None:
         failures.append(reason)
         server.should_exit = True
 
+    pool = WorkerPool(settings, on_ready=lambda: _log.info("listening", url=url, docs="/docs"), on_failure=stop)
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(settings, stop),
+            create_app(settings, pool),
+            http=limited_protocol(settings),
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
@@ -50,12 +56,18 @@ def run_service(settings: ServerSettings) -> None:
     )
     # uvicorn ends with the signal that stopped it, which would make an orderly stop look like a crash.
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
-    name, bound_port = listener.getsockname()[:2]
-    shown = f"[{name}]" if ":" in name else name
-    _log.info("listening", url=f"http://{shown}:{bound_port}", docs="/docs")
-    server.run(sockets=[listener])
+    _log.info("starting", url=url)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        pool.kill()  # a second Ctrl-C skips the orderly stop, and the processes ignore what Python would send them
     if failures:
         raise AutoshardError(failures[0])
+
+
+def _url(listener: socket.socket) -> str:
+    name, port = listener.getsockname()[:2]
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -40,18 +40,16 @@ def start_service(folder, *arguments, until_ready=True):
         process = subprocess.Popen(
             [program, "serve", "--port", "0", *arguments], cwd=folder, stdout=log, stderr=log, env=environment
         )
-    service = Service(process, log_file, _await(lambda: _listening(log_file), process))
+    service = Service(process, log_file, _await(lambda: _address(log_file), process))
     if until_ready:
         with service.client() as client:
             _await(lambda: _answers_ready(client), process)
     return service
 
 
-def _listening(log_file):
-    return next(
-        (line["url"] for line in map(json.loads, log_file.read_text().splitlines()) if line["event"] == "listening"),
-        None,
-    )
+def _address(log_file):
+    lines = map(json.loads, log_file.read_text().splitlines())
+    return next((line["url"] for line in lines if line["event"] == "starting"), None)
 
 
 def _answers_ready(client):

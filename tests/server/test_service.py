@@ -11,9 +11,10 @@ from starlette.requests import Request
 
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import digest, load_tables, load_topology, plan_from_json, tables_to_json, topology_to_json
-from server.app import read_body
 from server.problems import BodyTimeoutError, problem_of
 from server.settings import ServerSettings
+from server.web.buffers import BufferBudget
+from server.web.reading import read_body
 
 JSON = {"content-type": "application/json"}
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
@@ -189,6 +190,7 @@ def test_a_client_that_does_not_send_its_body_is_cut_off():
         await asyncio.sleep(60)
 
     request = Request({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive)
+    settings = ServerSettings(body_timeout_s=0.05)
     with pytest.raises(BodyTimeoutError) as caught:
-        asyncio.run(read_body(request, ServerSettings(body_timeout_s=0.05)))
+        asyncio.run(read_body(request, settings, BufferBudget(settings).open("client")))
     assert problem_of(caught.value).status == 408

@@ -21,6 +21,23 @@ PLAN_BODY: dict[str, Any] = {
 #: The content of every answer that is an error.
 PROBLEM: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"$ref": _COMPONENTS + Problem.__name__}}}}
 
+_PROBLEMS = {
+    400: "The body is not JSON, or it or a parameter does not follow its schema.",
+    408: "The body took too long to arrive.",
+    413: "The body is too large.",
+    415: "The body is not declared as application/json.",
+    422: "The body makes no sense, or (type `urn:autoshard:problem:infeasible`) no plan fits the memory.",
+    429: "The client has as many requests here as one client may: try again.",
+    500: "A fault of the service.",
+    503: "The service has as many requests as it takes in, or models are still being loaded: try again.",
+    504: "The planner did not keep its time limit by far, and was ended.",
+}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """A route's answers that are errors, described."""
+    return {status: {"description": _PROBLEMS[status], **PROBLEM} for status in statuses}
+
 
 def add_published_schemas(app: FastAPI) -> None:
     """Completes the application's OpenAPI document, which is made at this call."""

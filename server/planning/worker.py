@@ -25,8 +25,9 @@ from autoshard.formats import (
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import get_planner, make_costs, make_plan, planner_names
 from costmodel.registry.versions import models_in_use
-from server.bodies import MAX_TIME_LIMIT_S, PlanAnswer, PlanBody, parse_plan_body
+from server.bodies import PlanAnswer, PlanBody, parse_plan_body
 from server.logs import set_up_logs
+from server.planning.task_size import check_documents, check_task
 from server.problems import problem_of
 from server.settings import ServerSettings
 
@@ -38,10 +39,11 @@ _log = structlog.get_logger()
 def run_worker(pipe: Connection, settings: ServerSettings) -> None:
     """Answers request bodies until the pipe is closed. Says `READY` first, or why it cannot start.
 
-    A planner that goes on for `overtime_s` after its time limit ends the process, by SIGALRM.
+    A planner that goes on for too long after its time limit ends the process, by SIGALRM.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the service decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A terminal, or a service manager, sends these to the whole group: the service decides when its processes end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     set_up_logs()
     try:
@@ -77,7 +79,7 @@ def _load_models(settings: ServerSettings) -> None:
 
 def _answer(body: bytes, settings: ServerSettings) -> bytes:
     """Status and body of the answer to a request body."""
-    _end_in(MAX_TIME_LIMIT_S + settings.overtime_s)
+    _end_in(settings.overtime_s)
     try:
         return b"200" + _plan(parse_plan_body(parse_json(body)), settings).model_dump_json().encode()
     except AutoshardError as error:
@@ -101,8 +103,10 @@ def _end_in(seconds: float) -> None:
 
 
 def _plan(body: PlanBody, settings: ServerSettings) -> PlanAnswer:
-    _end_in(body.time_limit_s + settings.overtime_s)
+    _end_in(body.time_limit_s + settings.overtime_of(body.time_limit_s))
+    check_documents(body, settings)
     tables, topology = _tables(body), _topology(body)
+    check_task(tables, topology, settings)
     request = PlanRequest(
         tables=tables,
         topology=topology,
