@@ -16,6 +16,19 @@ class ServerSettings:
 
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            metavar="NAME",
+            show_default="all; without keys, those of this machine",
+            help="Name by which clients may call the service; may be repeated.",
+        ),
+    ] = None
+    first_key: Annotated[
+        bool,
+        typer.Option("--first-key", help="If there are no keys yet, make one with all scopes, and log it this once."),
+    ] = False
     registry: RegistryOption = None
     num_workers: Annotated[
         int, typer.Option("--workers", min=1, max=64, help="Processes that make plans, one plan at a time each.")

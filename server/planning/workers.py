@@ -13,13 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import TypeVar
 
 import structlog
 
 from server.planning.queue import QueueLimits, WorkerQueue
+from server.planning.reply import Reply
 from server.planning.worker import READY, run_worker
 from server.problems import InternalError, NotReadyError, OvertimeError
 from server.settings import ServerSettings
+
+T = TypeVar("T")
 
 _log = structlog.get_logger()
 # A fork would copy the service's threads and sockets.
@@ -29,22 +33,14 @@ _context = multiprocessing.get_context("spawn")
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Answer of a worker."""
-
-    status: int
-    body: bytes
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Worker:
     process: BaseProcess
     pipe: Connection
 
-    def exchange(self, body: bytes) -> bytes:
+    def exchange(self, body: bytes) -> Reply:
         self.pipe.send_bytes(body)
-        return self.pipe.recv_bytes()
+        return Reply.receive(self.pipe)
 
     def end(self) -> None:
         # The pipe is not closed here: a thread may be waiting on it, and now reads its end.
@@ -142,7 +138,7 @@ class WorkerPool:
 
     async def _answer(self, worker: _Worker, body: bytes) -> Reply:
         try:
-            answer = await self._in_thread(worker.exchange, body)
+            return await self._in_thread(worker.exchange, body)
         except (EOFError, OSError):
             worker.process.join()
             self._replace(worker)
@@ -156,7 +152,6 @@ class WorkerPool:
             worker.end()
             self._alive.discard(worker)
             raise NotReadyError("the service is being stopped") from None
-        return Reply(status=int(answer[:3]), body=answer[3:])
 
     def _is_usable(self, worker: _Worker) -> bool:
         if worker.process.is_alive():
@@ -214,7 +209,7 @@ class WorkerPool:
             self.is_ready = True
             self._on_ready()
 
-    async def _in_thread(self, function: Callable[..., bytes], *arguments: bytes) -> bytes:
+    async def _in_thread(self, function: Callable[..., T], *arguments: bytes) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.access import Actor
 from server.problems import BusyError, ClientBusyError
 from server.settings import ServerSettings
 
@@ -108,7 +109,7 @@ class BufferLimit:
             await self._app(scope, receive, send)
             return
         buffer = self._budget.open(client_of(scope))
-        scope.setdefault("state", {})["buffer"] = buffer
+        scope["state"]["buffer"] = buffer
         try:
             await self._app(scope, receive, send)
         finally:
@@ -116,6 +117,12 @@ class BufferLimit:
 
 
 def client_of(scope: Scope) -> str:
-    """Whom a request's share is counted to: the address that it comes from."""
+    """Whom a request's share is counted to: its key, or the address that it comes from where no keys are needed."""
+    actor: Actor | None = scope["state"].get("actor")
+    return actor.name if actor is not None and not actor.is_anybody else address_of(scope)
+
+
+def address_of(scope: Scope) -> str:
+    """The address that a request comes from."""
     client = scope.get("client")
     return client[0] if client else ""

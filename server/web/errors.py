@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from autoshard.core.errors import AutoshardError, FormatError
 from server.bodies import Problem
-from server.problems import MEDIA_TYPE, InternalError, problem_of, retry_after_s
+from server.problems import MEDIA_TYPE, InternalError, UnauthenticatedError, problem_of, retry_after_s
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -41,8 +41,12 @@ def add_error_handlers(app: FastAPI) -> None:
 
 def error_response(error: AutoshardError) -> Response:
     """The answer to a request that failed so."""
-    retry = retry_after_s(error)
-    return _response(problem_of(error), {} if retry is None else {"Retry-After": str(retry)})
+    headers, retry = {}, retry_after_s(error)
+    if retry is not None:
+        headers["Retry-After"] = str(retry)
+    if isinstance(error, UnauthenticatedError):
+        headers["WWW-Authenticate"] = "Bearer"
+    return _response(problem_of(error), headers)
 
 
 def _response(problem: Problem, headers: Mapping[str, str] | None) -> Response:

@@ -138,7 +138,7 @@ def test_an_infeasible_task_says_what_is_missing(client):
 
 def test_other_media_types_paths_and_methods_are_refused(client):
     problem(client.post("/v1/plans", content="{}", headers={"content-type": "text/plain"}), 415, "media-type")
-    for answer, status in ((client.get("/nothing"), 404), (client.get("/v1/plans"), 405)):
+    for answer, status in ((client.get("/nothing"), 404), (client.put("/v1/plans"), 405)):
         assert answer.status_code == status
         assert answer.headers["content-type"] == "application/problem+json"
 
@@ -179,7 +179,7 @@ def test_the_documentation_needs_no_other_host(client):
     assert "http://" not in page.text
     assert "https://" not in page.text
     document = client.get("/openapi.json").json()
-    assert set(document["paths"]) == {"/v1/plans", "/livez", "/readyz"}
+    assert set(document["paths"]) == {"/v1/plans", "/v1/plans/{plan_id}", "/livez", "/readyz"}
     references = set(re.findall(r'"\$ref": ?"([^"]+)"', json.dumps(document)))
     names = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     assert references <= names

@@ -11,7 +11,7 @@ from server.settings import ServerSettings
 
 def answer(body, **limits):
     reply = _answer(body if isinstance(body, bytes) else json.dumps(body).encode(), ServerSettings(**limits))
-    return int(reply[:3]), json.loads(reply[3:])
+    return reply.status, json.loads(reply.body)
 
 
 def topology(bytes_per_s):
