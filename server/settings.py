@@ -73,11 +73,11 @@ class ServerSettings:
     """Tables times ranks of one task, which the time of all planners grows with, whatever the time limit."""
     max_knots: int = 1_000_000
     """Knots of all access curves of one task."""
-    base_overtime_s: float = 10.0
+    base_overtime_s: float = 20.0
     """Seconds beyond its time limit that any planner may take, for reading and pricing a task. At a limit of 0.1 s,
     `auto` takes 7.8 s in all for 2,000 tables on 128 ranks, 3.7 s for 26 on 8,192 and 0.2 s for 80 on 8 (one core of
     a shared machine, November 2026)."""
-    overtime_factor: float = 5.0
+    overtime_factor: float = 10.0
     """Seconds beyond its time limit that a planner may take more, per second of the limit."""
     overtime_s: float = 30.0
     """Most seconds beyond its time limit at which a planner that does not keep it is ended."""

@@ -34,7 +34,7 @@ from server.settings import ServerSettings
 
 READY = b"ready"
 #: Of the names by which a plan is searched: lists of 100,000 plans read all of them.
-_SEARCHED_CHARACTERS = 512
+_SEARCHED_CHARACTERS = 256
 
 _log = structlog.get_logger()
 

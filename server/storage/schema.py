@@ -24,6 +24,7 @@ PLANS = Table(
     Column("step_ms", Float, nullable=False),
     Column("search_text", Text, nullable=False),
     Index("plans_by_time", "created_us", "id"),
+    *(Index(f"plans_by_{name}", name, "created_us", "id") for name in ("planner", "device", "num_ranks")),
 )
 """What lists of plans show, and what they are searched by; documents are kept apart, so that lists stay fast."""
 

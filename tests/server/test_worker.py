@@ -102,6 +102,6 @@ def test_a_task_larger_than_can_be_planned_in_time_is_refused(changes, limits, f
 
 def test_overtime_grows_with_the_time_limit_up_to_its_own():
     settings = ServerSettings()
-    assert settings.overtime_of(0.1) == 10.5
-    assert settings.overtime_of(1.0) == 15.0
+    assert settings.overtime_of(0.1) == 21.0
+    assert settings.overtime_of(0.5) == 25.0
     assert settings.overtime_of(60.0) == settings.overtime_s == 30.0

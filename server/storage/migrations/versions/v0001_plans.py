@@ -23,6 +23,8 @@ def upgrade() -> None:
         sa.Column("search_text", sa.Text, nullable=False),
     )
     op.create_index("plans_by_time", "plans", ["created_us", "id"])
+    for name in ("planner", "device", "num_ranks"):
+        op.create_index(f"plans_by_{name}", "plans", [name, "created_us", "id"])
     op.create_table(
         "plan_documents",
         sa.Column("plan_id", sa.String(71), sa.ForeignKey("plans.id", ondelete="CASCADE"), primary_key=True),
