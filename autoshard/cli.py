@@ -40,12 +40,16 @@ OWN_COMMANDS: Mapping[str, str] = {
     "simulate": "autoshard.commands.simulating:simulate",
 }
 #: Commands that have sub-commands, with their help; `train-cost` becomes `autoshard train cost`.
-GROUPS: Mapping[str, str] = {"train": "Train a cost model or a sharding policy, offline."}
+GROUPS: Mapping[str, str] = {
+    "train": "Train a cost model or a sharding policy, offline.",
+    "keys": "The keys of the REST service.",
+    "db": "The database of the REST service.",
+}
 
 # The order in which a user needs them; commands of other packages follow, by name.
 _ORDER = (
     *("list", "import", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "explain", "replay", "compare", "simulate", "run", "serve"),
+    *("plan", "evaluate", "show", "explain", "replay", "compare", "simulate", "run", "serve", "keys", "db"),
 )
 
 #: New objects after which Python looks for unreachable cycles. Plans for many tables are made of objects that stay:
