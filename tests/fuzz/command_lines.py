@@ -50,6 +50,7 @@ GOOD = {
         "neo",
         "replica-groups",
         "karmarkar-karp",
+        "neuroshard",
         "policy",
     ),
     "planners": ("random,cost-greedy", "random", "auto,neo"),
