@@ -26,6 +26,7 @@ from autoshard.core.shard import (
     Split,
     Update,
     local_shard,
+    local_shards,
 )
 from autoshard.core.tables import (
     Constraints,
@@ -89,5 +90,6 @@ __all__ = [
     "Topology",
     "Update",
     "local_shard",
+    "local_shards",
     "set_costs",
 ]

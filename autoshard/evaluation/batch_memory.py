@@ -11,7 +11,7 @@ import numpy as np
 
 from autoshard.core import EmbeddingTable, Pooling, ShardingPlan
 from autoshard.core.costs import MsArray
-from autoshard.evaluation.traffic import Stream, Traffic, plan_traffic
+from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, Traffic, id_bytes, plan_traffic
 
 #: Of the normal distribution: what a batch's sum exceeds once in a hundred steps.
 _P99_DEVIATIONS = 2.3263
@@ -33,7 +33,8 @@ def activation_bytes(plan: ShardingPlan, traffic: Traffic | None = None) -> MsAr
     local_batch = plan.group_batch_size / plan.group_size
     if traffic is None or any(peak_factor(table, local_batch) > 1.0 for table in plan.tables.tables):
         traffic = plan_traffic(plan, peak_factor)
-    bytes_R = traffic.received_R(Stream.LENGTHS) + traffic.received_R(Stream.IDS)
+    held_ids_R = traffic.received_R(Stream.IDS) * (HELD_ID_BYTES / id_bytes(plan.tables.tables))
+    bytes_R = traffic.received_R(Stream.LENGTHS) + held_ids_R
     bytes_R = bytes_R + traffic.sent_R(Stream.FORWARD) + traffic.received_R(Stream.FORWARD)
     forward = list(Stream).index(Stream.FORWARD)
     for layout in traffic.layouts:

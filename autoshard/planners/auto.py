@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar
@@ -10,15 +11,20 @@ from typing import ClassVar
 from autoshard import __version__
 from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.accepted import AT_LEAST_0, check_choice, listed
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.quoting import shown
-from autoshard.planners.hybrid.step_search import StepSearch, search_steps
+from autoshard.planners.hybrid.step_search import Found, StepSearch, search_steps
 from autoshard.planners.kernel_search import plan_by_kernel
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.options import ShardingType
 
 #: Stands for all sharding types.
 ALL = "all"
+#: Share of the time and of the steps that a search over whole tables gets, where these may be preferred.
+_WHOLE_SHARE = 0.2
+#: Time that a search has where nothing is left: its first start is made in any case.
+_LEAST_S = 1e-3
+_WHOLE = frozenset({ShardingType.TABLE_WISE})
 #: Plans over several replica groups; not a way to hold one table, but to hold all of them several times.
 _GROUPS = "replica_groups"
 _NAMES = (*map(str, ShardingType), _GROUPS)
@@ -62,6 +68,13 @@ class AutoOptions:
         metadata={
             "help": "Most steps of the search; 0 for as many as the time limit allows. With a number, the same seed "
             "gives the same plan on every machine that makes them in time."
+        },
+    )
+    prefer_whole: bool = field(
+        default=True,
+        metadata={
+            "help": "Where a calibrated model prices steps, cut tables only if that makes the step shorter by more "
+            "than the model's median error."
         },
     )
     policy: bool = field(
@@ -135,9 +148,53 @@ class AutoPlanner:
             with_policy=options.policy,
             with_groups=options.with_groups,
         )
-        found = search_steps(request, search)
+        found = _preferred(request, search) if options.prefer_whole else search_steps(request, search)
         _log.info("auto: %s", found.status)
         provenance = Provenance(
             planner=self.name, version=__version__, seed=request.seed, models={**found.models, "search": found.status}
         )
         return replace(found.plan, provenance=provenance)
+
+
+def _preferred(request: PlanRequest, search: StepSearch) -> Found:
+    """The best plan, or the best one of whole tables if cutting them gains less than the step model can tell.
+
+    What a cut costs beside its bytes and kernels is what step models know least of: the predicted gain of the best of
+    many plans is too high by up to the model's error (the optimiser's curse).
+    """
+    margin = request.costs.step.relative_error if request.costs.step else 0.0
+    if not margin or search.names <= _WHOLE:
+        return search_steps(request, search)
+    # The second search has what the first one leaves of the time, whichever of them encodes the task.
+    deadline_s = request.deadline_s()
+    whole = _best_whole(_until(request, deadline_s, _WHOLE_SHARE), search)
+    found = search_steps(_until(request, deadline_s), _with_share(search, 1.0 - _WHOLE_SHARE))
+    if whole is None or found.step_ms < (1.0 - margin) * whole.step_ms:
+        return found
+    return replace(
+        whole,
+        status=f"whole tables, since {found.step_ms:.6g} ms by cutting them is within {margin:.0%} of "
+        f"{whole.step_ms:.6g} ms: {whole.status}",
+    )
+
+
+def _until(request: PlanRequest, deadline_s: float, share: float = 1.0) -> PlanRequest:
+    """A request that begins now and has a share of the time left until then."""
+    now_s = time.perf_counter()
+    return replace(request, started_s=now_s, time_limit_s=max(_LEAST_S, share * (deadline_s - now_s)))
+
+
+def _with_share(search: StepSearch, share: float) -> StepSearch:
+    """A search that may make a share of the steps, if they are counted."""
+    return replace(search, steps=max(1, round(share * search.steps)) if search.steps else 0)
+
+
+def _best_whole(request: PlanRequest, search: StepSearch) -> Found | None:
+    """The best plan of whole tables; None if there is none."""
+    if not search.names >= _WHOLE:
+        return None
+    only_whole = replace(_with_share(search, _WHOLE_SHARE), names=_WHOLE, with_groups=False)
+    try:
+        return search_steps(request, only_whole)
+    except InfeasiblePlanError:
+        return None

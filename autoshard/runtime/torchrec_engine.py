@@ -36,6 +36,7 @@ from autoshard.core.quoting import shown
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.engine.groups import own_group
 from autoshard.runtime.engine.holdings import HeldRange, Holding, Ownership
+from autoshard.runtime.engine.ids.messages import id_dtype
 from autoshard.runtime.engine.rows.fused import FUSED_OPTIMIZERS, FusedSettings
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.participation import Participation
@@ -82,6 +83,7 @@ class TorchRecEmbeddings:
         self._layouts = layouts_of(plan, part.owners)
         self.owners = replace(part.owners, holdings=tuple(one for layout in self._layouts for one in layout.holdings))
         self.local_batch_size, self.feature_dims = part.local_batch_size, part.feature_dims
+        self._id_dtype = id_dtype(table.num_embeddings for table in self.owners.tables.tables)
         self._features = [f"feature_{index}" for index in range(len(self.feature_dims))]
         self._timer = timer or StepTimer(part.device, enabled=False)
         # By process.
@@ -225,7 +227,8 @@ class TorchRecEmbeddings:
         lengths_FB = ids.lengths_FB
         if empty:
             lengths_FB = torch.cat([lengths_FB, lengths_FB.new_zeros(len(empty), ids.batch_size)])
-        return KeyedJaggedTensor(keys=self._features + empty, values=ids.ids_L, lengths=lengths_FB.reshape(-1))
+        ids_L = ids.ids_L.to(self._id_dtype)
+        return KeyedJaggedTensor(keys=self._features + empty, values=ids_L, lengths=lengths_FB.reshape(-1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,7 @@ CHOICES = {
         "memory_share": [0.5, 1.0],
         "cache_policy": ["lru", "lfu"],
     },
+    "neuroshard": {"beam_width": [1, 3], "candidates": [2, 10], "steps": [0, 3, 10], "caps": [1, 11]},
     "policy": {"num_samples": [1, 4], "beam_width": [1, 3]},
     "replica-groups": {
         "base": ["cost-greedy", "neo", "flexshard", "oper"],

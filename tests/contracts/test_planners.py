@@ -45,7 +45,7 @@ SECONDS = 30.0
 #: Others' planners, which may give up where a plan exists, or cannot keep to constraints.
 GUESTS = {"torchrec"}
 #: Planners that can cut a table over ranks, so that a table may be larger than what any rank has left.
-CUTTERS = {"auto", "flexshard", "neo", "oper"}
+CUTTERS = {"auto", "flexshard", "neo", "neuroshard", "oper"}
 
 pytestmark = pytest.mark.parametrize("name", planner_names())
 

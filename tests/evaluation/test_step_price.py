@@ -119,6 +119,16 @@ class TestComposition:
         assert rows.step_ms(Overlap.PIPELINED) == 7 + 160 + 659 + 1024
         assert replace(TIMES, input=5000.0).step_ms(Overlap.PIPELINED) == 5000.0
 
+    def test_neo_with_the_next_batch_s_input_distribution(self):
+        # 1 of input hides behind 128.
+        assert TIMES.step_ms(Overlap.NEO_PREFETCH) == TIMES.step_ms(Overlap.NEO) - 1
+        # 400 of 528 are left after the top perceptron's forward pass: they outlast 256 + 64, so that the gradients'
+        # exchange waits until 400, and the all-reduce of 512, too.
+        long = replace(TIMES, input=528.0)
+        assert long.step_ms(Overlap.NEO_PREFETCH) == 6 + 160 + (400 + 512) + 1024
+        # Without that all-reduce: 400 + max(8 + 16, 23).
+        assert replace(long, all_reduce=0.0).step_ms(Overlap.NEO_PREFETCH) == 6 + 160 + (400 + 24) + 1024
+
     def test_a_collective_is_exposed_where_the_step_would_be_shorter_without_it(self):
         for overlap in Overlap:
             for collective, time in TIMES.collectives(overlap).items():

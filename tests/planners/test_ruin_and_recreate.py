@@ -140,10 +140,10 @@ def test_a_limit_that_is_over_gives_a_plan_all_the_same(draw_task, make_request)
 
 
 def test_imports_that_are_still_to_be_made_count():
-    asked = Asked(name="any", base_s=1.0, module="a_module_that_nobody_imports", import_s=3.0)
+    asked = Asked(name="any", base_s=1.0, library="a_module_that_nobody_imports", import_s=3.0)
     assert asked.seconds(10, 2) == 1.0
     assert asked.missing_import_s() == 3.0
-    assert replace(asked, module="numpy").missing_import_s() == 0.0
+    assert replace(asked, library="numpy").missing_import_s() == 0.0
 
 
 def test_who_is_asked_depends_on_the_clock_only_where_time_ends_the_search(draw_task, make_request):
@@ -152,6 +152,6 @@ def test_who_is_asked_depends_on_the_clock_only_where_time_ends_the_search(draw_
     over_s = time.perf_counter() - 1.0
     assert set(asked_plans(request, [greedy])) == {"cost-greedy"}
     assert asked_plans(request, [greedy], over_s) == {}
-    cold = replace(greedy, module="a_module_that_nobody_imports", import_s=1e6)
+    cold = replace(greedy, library="a_module_that_nobody_imports", import_s=1e6)
     assert asked_plans(request, [cold], time.perf_counter() + 100.0) == {}
     assert set(asked_plans(request, [cold])) == {"cost-greedy"}

@@ -48,9 +48,9 @@ class Asked:
         table_s: And for each table.
         rank_s: And for each rank.
         table_rank_s: And for each table and rank.
+        library: Module that it runs on; empty for none that takes long to import.
+        import_s: Seconds for its imports, in a process that has not imported that module.
         share: Share of the time limit that it may be thought to take.
-        module: What it imports, if that takes long.
-        import_s: Seconds that the import takes, once in a process.
     """
 
     name: str
@@ -58,9 +58,9 @@ class Asked:
     table_s: float = 0.0
     rank_s: float = 0.0
     table_rank_s: float = 0.0
-    share: float = 0.2
-    module: str = ""
+    library: str = ""
     import_s: float = 0.0
+    share: float = 0.2
 
     def seconds(self, num_tables: int, num_ranks: int) -> float:
         """About what it takes for a task, imports left out."""
@@ -68,13 +68,13 @@ class Asked:
         return self.base_s + num_ranks * self.rank_s + per_table
 
     def missing_import_s(self) -> float:
-        """What an import that is still to be made takes."""
-        return self.import_s if self.module and self.module not in sys.modules else 0.0
+        """Seconds for its imports that are still to be made in this process."""
+        return 0.0 if self.library in sys.modules else self.import_s
 
 
-#: The trained policy. Importing torch took 3 s; planning took 0.07 s for 80 tables on 8 ranks, 0.67 s for 800 on 16,
-#: 0.72 s for 800 on 80 (CPU time of `get_planner("policy").plan`, one core of a Xeon, November 2026).
-POLICY = Asked(name="policy", table_s=1e-3, table_rank_s=1e-6, module="torch", import_s=3.0)
+#: The trained policy. Its imports took 1.6 s, planning 0.07 s for 80 tables on 8 ranks, 0.67 s for 800 on 16, 0.72 s
+#: for 800 on 80 (CPU time of `get_planner("policy").plan`, one core of a Xeon, November 2026).
+POLICY = Asked(name="policy", table_s=1e-3, table_rank_s=1e-6, library="torch", import_s=1.6)
 
 
 def asked_plans(request: PlanRequest, asked: Sequence[Asked], until_s: float = math.inf) -> dict[str, ShardingPlan]:
