@@ -120,6 +120,7 @@ class TestMakePlan:
             "sharding_types": "all",
             "reserved_bytes": 0,
             "steps": 100,
+            "prefer_whole": True,
             "policy": True,
         }
         assert made.models["kernel"] == f"learned:cpu@{version}"
