@@ -30,7 +30,7 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
-from autoshard.core import DType, Exchange, Optimizer, Payload, Pooling, ShardingPlan, Split
+from autoshard.core import DType, Exchange, MemoryLevel, Optimizer, Payload, Pooling, ShardingPlan, Split
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.runtime.batch import BatchOfIds, Embedded
@@ -313,6 +313,8 @@ def _check(shards: Sequence[Holding], field: str) -> None:
     first, name = shards[0], shown(shards[0].of.name)
     if first.of.pooling is Pooling.SEQUENCE:
         raise _refused(f"has sums and means; {name} is a sequence table", field)
+    if any(one.memory.level is not MemoryLevel.HBM for one in shards):
+        raise _refused(f"has tables in the device's memory; {name} lies in {shards[0].memory.level}", field)
     if any(one.is_replicated for one in shards):
         raise _refused(f"holds each row once; {name} has replicas", field)
     if any(one.output is Exchange.ROWS for one in shards):
