@@ -226,7 +226,7 @@ def test_reserved_memory_stays_free(draw_task, two_nodes, make_request):
     request = make_request((tables, two_nodes(hbm=hbm)), time_limit_s=SECONDS)
     found = search_steps(request, replace(STEPS, reserved_bytes=int(reserved * hbm)))
     cost = evaluate(found.plan, request.costs)
-    assert max(rank.hbm_bytes + rank.activation_bytes for rank in cost.ranks) <= (1 - reserved) * hbm
+    assert max(rank.used_bytes for rank in cost.ranks) <= (1 - reserved) * hbm
 
 
 def test_tables_that_fit_no_rank_are_cut(draw_task, make_topology, make_request):

@@ -1,0 +1,5 @@
+"""Lower bounds: what no plan of a space can be below.
+
+`step_relaxation` bounds steps of a planner space by a linear relaxation, `kernel_relaxation` the slowest rank's kernels
+of whole tables on single ranks. Both rest on `floors`: linear functions that no price is below.
+"""
