@@ -54,13 +54,6 @@ class AutoOptions:
         default=0,
         metadata={"help": "Device memory of every rank that must stay free beside all that counts."},
     )
-    count_activations: bool = field(
-        default=True,
-        metadata={
-            "help": "Whether what training needs has to fit beside the tables: inputs, outputs and gradients of a long "
-            "batch, and the dense layers. Where objective is kernel, only tables count."
-        },
-    )
     steps: int = field(
         default=0,
         metadata={
@@ -70,6 +63,13 @@ class AutoOptions:
     )
     policy: bool = field(
         default=True, metadata={"help": "Also start from the trained policy's plan, if the registry has one."}
+    )
+    count_activations: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether what training needs has to fit beside the tables: inputs, outputs and gradients of a long "
+            "batch, and the dense layers. Where objective is kernel, only tables count."
+        },
     )
 
     def __post_init__(self) -> None:

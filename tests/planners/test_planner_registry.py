@@ -35,6 +35,7 @@ def test_every_planner_is_described_with_its_options():
         ("reserved_bytes", 0),
         ("steps", 0),
         ("policy", True),
+        ("count_activations", True),
     ]
     assert all(option.help for planner in described.values() for option in planner.options)
 
