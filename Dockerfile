@@ -19,7 +19,9 @@ COPY server /src/server/
 RUN /opt/autoshard/bin/python -m pip install --no-deps --no-build-isolation /src
 
 FROM docker.io/library/python:3.11-slim
-RUN useradd --uid 10001 --create-home --home-dir /var/lib/autoshard --shell /usr/sbin/nologin autoshard
+# A volume that is first mounted on the folder takes its owner over.
+RUN useradd --uid 10001 --create-home --home-dir /var/lib/autoshard --shell /usr/sbin/nologin autoshard \
+ && install -d -o autoshard -g autoshard /var/lib/autoshard/.local/share/autoshard
 COPY --from=build /opt/autoshard /opt/autoshard
 ENV PATH=/opt/autoshard/bin:/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONUNBUFFERED=1
 USER 10001
@@ -27,4 +29,4 @@ WORKDIR /var/lib/autoshard
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python3", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:8000/readyz', timeout=4)"]
-CMD ["autoshard", "serve", "--host", "0.0.0.0", "--port", "8000"]
+CMD ["autoshard", "serve", "--host", "0.0.0.0", "--port", "8000", "--first-key"]

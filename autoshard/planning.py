@@ -23,7 +23,7 @@ from autoshard.core import (
     ShardingPlan,
     TableSet,
     Topology,
-    local_shard,
+    local_shards,
 )
 from autoshard.core.costs import MeasuredRange, OutsideRange, Risk, StepModels
 from autoshard.core.errors import AutoshardError, InvalidOptionError, InvalidPlanError, ModelError
@@ -114,8 +114,8 @@ def make_costs(
     Raises:
         ModelError: As `kernel_model`.
     """
-    whole = (PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables)
-    shards = [local_shard(placed, group_batch_size=tables.batch_size) for placed in whole]
+    whole = [PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables]
+    shards = local_shards(whole, group_batch_size=tables.batch_size, bags_share_N=[1.0] * len(whole))
     return _costs_of(shards, topology, registry, risk)
 
 

@@ -15,6 +15,10 @@ _Name = Annotated[str, Field(min_length=1, max_length=512)]
 _Option = bool | int | float | Annotated[str, Field(max_length=512)]
 
 
+#: Digest of a plan's canonical JSON.
+PlanId = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$", description="Digest of the plan's canonical JSON.")]
+
+
 class PlanBody(BaseModel):
     """A planning task."""
 
@@ -52,8 +56,39 @@ class PlanBody(BaseModel):
 class PlanAnswer(BaseModel):
     """A plan and its id."""
 
-    id: str = Field(pattern="^sha256:[0-9a-f]{64}$", description="Digest of the plan's canonical JSON.")
+    id: PlanId
     plan: dict[str, Any] = Field(description="The object of a plan.json (autoshard.plan/1).")
+
+
+class PlanFacts(BaseModel):
+    """What is stored of a plan, beside the plan."""
+
+    id: str
+    planner: str
+    device: str
+    num_tables: int
+    num_ranks: int
+    step_ms: float
+    search_text: str
+
+
+class PlanSummary(BaseModel):
+    """A stored plan, in a list."""
+
+    id: PlanId
+    created_at: str = Field(description="When it was first made, UTC (ISO 8601).")
+    planner: str = Field(description="Name of the planner.")
+    device: str = Field(description="Key of the topology's device.")
+    num_tables: int
+    num_ranks: int
+    step_ms: float = Field(description="Predicted milliseconds of a training step.")
+
+
+class PlanList(BaseModel):
+    """One page of stored plans, the latest first."""
+
+    plans: list[PlanSummary]
+    next: str | None = Field(description="The `cursor` of the next page; null on the last.")
 
 
 class Health(BaseModel):

@@ -26,16 +26,76 @@ class MediaTypeError(InputError):
     kind = "media-type"
 
 
-class BusyError(AutoshardError):
-    """All planning processes are at work; try again."""
+class UnauthenticatedError(AutoshardError):
+    """A request without a valid key."""
+
+    kind = "unauthenticated"
+
+
+class ForbiddenError(AutoshardError):
+    """A request that this key is not for."""
+
+    kind = "forbidden"
+
+
+class HostError(InputError):
+    """A request for another host."""
+
+    kind = "host"
+
+
+class RetryError(AutoshardError):
+    """A request that may succeed later; answers carry `Retry-After`."""
+
+    retry_after_s = 1
+
+
+class BusyError(RetryError):
+    """The service has as much to do as it takes in; try again."""
 
     kind = "busy"
 
 
-class NotReadyError(AutoshardError):
+class ClientBusyError(RetryError):
+    """The client has as much to do here as one client may; try again."""
+
+    kind = "too-many-requests"
+
+
+class NotReadyError(RetryError):
     """The service starts or stops; try again."""
 
     kind = "not-ready"
+
+
+class StorageError(RetryError):
+    """The database does not answer; try again."""
+
+    kind = "storage"
+
+
+class UnknownPlanError(InputError):
+    """A plan that is not stored."""
+
+    kind = "unknown-plan"
+
+
+class KeyReusedError(InputError):
+    """An idempotency key that another request had."""
+
+    kind = "idempotency-key-reused"
+
+
+class KeyInUseError(RetryError):
+    """An idempotency key of a request that is still being answered; try again."""
+
+    kind = "idempotency-key-in-use"
+
+
+class ClientGoneError(AutoshardError):
+    """The client left before it was answered."""
+
+    kind = "client-gone"
 
 
 class OvertimeError(AutoshardError):
@@ -56,15 +116,26 @@ _STATUS: tuple[tuple[type[AutoshardError], int], ...] = (
     (BodyTooLargeError, 413),
     (BodyTimeoutError, 408),
     (MediaTypeError, 415),
+    (UnauthenticatedError, 401),
+    (ForbiddenError, 403),
+    (UnknownPlanError, 404),
+    (HostError, 421),
     (FormatError, 400),
     (InputError, 422),
     (InfeasiblePlanError, 422),
     (ModelError, 422),  # the registry's models are checked at start: this is a task that none of them can price
-    (BusyError, 503),
-    (NotReadyError, 503),
+    (ClientGoneError, 408),
+    (ClientBusyError, 429),
+    (KeyInUseError, 409),
+    (RetryError, 503),
     (OvertimeError, 504),
     (AutoshardError, 500),
 )
+
+
+def retry_after_s(error: AutoshardError) -> int | None:
+    """Seconds after which a request that failed so may be sent again; None where that would not help."""
+    return error.retry_after_s if isinstance(error, RetryError) else None
 
 
 def problem_of(error: AutoshardError) -> Problem:

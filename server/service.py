@@ -7,14 +7,20 @@ import math
 import os
 import signal
 import socket
+from contextlib import closing
 
 import structlog
 import uvicorn
+from starlette.types import ASGIApp
 
 from autoshard.core.errors import AutoshardError, InvalidOptionError
-from server.app import create_app
+from server.first_keys import provide_keys
 from server.logs import set_up_logs
+from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
+from server.storage.storage import Storage, open_storage
+from server.web.app import create_app
+from server.web.connections import limited_protocol
 
 _log = structlog.get_logger()
 
@@ -26,36 +32,60 @@ def run_service(settings: ServerSettings) -> None:
         settings: Address, limits and models. The log names the port if that is 0.
 
     Raises:
-        InvalidOptionError: If the address cannot be listened on.
+        InvalidOptionError: If the address cannot be listened on, needs keys and there are none, or the database cannot
+            be used.
         AutoshardError: If the models cannot be loaded.
     """
-    listener = _listen(settings.host, settings.port)
-    set_up_logs()
+    with closing(_listen(settings.host, settings.port)) as listener, closing(open_storage()) as storage:
+        first_secret = provide_keys(settings, listener, storage.keys)
+        set_up_logs()
+        if first_secret is not None:
+            _log.info("first key", secret=first_secret)
+        failure = _serve(settings, listener, storage)
+    if failure is not None:
+        raise AutoshardError(failure)
+
+
+def _serve(settings: ServerSettings, listener: socket.socket, storage: Storage) -> str | None:
+    """Serves until it is told to stop; returns why the service could not go on, if so."""
     # The planning processes share the machine's cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // settings.num_workers)))
     failures: list[str] = []
+    url = _url(listener)
 
     def stop(reason: str) -> None:
         failures.append(reason)
         server.should_exit = True
 
-    server = uvicorn.Server(
+    pool = WorkerPool(settings, on_ready=lambda: _log.info("listening", url=url, docs="/docs"), on_failure=stop)
+    server = _server(settings, create_app(settings, pool, storage))
+    # uvicorn ends with the signal that stopped it, which would make an orderly stop look like a crash.
+    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
+    _log.info("starting", url=url)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        pool.kill()  # a second Ctrl-C skips the orderly stop, and the processes ignore what Python would send them
+    return failures[0] if failures else None
+
+
+def _server(settings: ServerSettings, app: ASGIApp) -> uvicorn.Server:
+    return uvicorn.Server(
         uvicorn.Config(
-            create_app(settings, stop),
+            app,
+            http=limited_protocol(settings),
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=math.ceil(settings.grace_s),
         )
     )
-    # uvicorn ends with the signal that stopped it, which would make an orderly stop look like a crash.
-    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
-    name, bound_port = listener.getsockname()[:2]
-    shown = f"[{name}]" if ":" in name else name
-    _log.info("listening", url=f"http://{shown}:{bound_port}", docs="/docs")
-    server.run(sockets=[listener])
-    if failures:
-        raise AutoshardError(failures[0])
+
+
+def _url(listener: socket.socket) -> str:
+    name, port = listener.getsockname()[:2]
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Settings of the service, which its operator chooses."""
+"""Settings of the service, which its operator chooses, and its limits."""
 
 from __future__ import annotations
 
@@ -16,17 +16,77 @@ class ServerSettings:
 
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            metavar="NAME",
+            show_default="all; without keys, those of this machine",
+            help="Name by which clients may call the service; may be repeated.",
+        ),
+    ] = None
+    first_key: Annotated[
+        bool,
+        typer.Option("--first-key", help="If there are no keys yet, make one with all scopes, and log it this once."),
+    ] = False
     registry: RegistryOption = None
     num_workers: Annotated[
         int, typer.Option("--workers", min=1, max=64, help="Processes that make plans, one plan at a time each.")
     ] = 2
+    per_client: Annotated[
+        int | None,
+        typer.Option(
+            min=1, show_default="all but one", help="Planning processes that one client may hold at the same time."
+        ),
+    ] = None
+    max_waiting: Annotated[
+        int,
+        typer.Option("--queue", min=1, max=10_000, help="Requests that may wait for a process; of one client, half."),
+    ] = 32
     grace_s: Annotated[
         float,
-        typer.Option("--grace", min=0, max=3600, help="Seconds that running requests may take to end after SIGTERM."),
-    ] = 10.0
+        typer.Option(
+            "--grace", min=0, max=3600, help="Seconds that running and waiting requests may take to end after SIGTERM."
+        ),
+    ] = 30.0
+    max_wait_s: float = 30.0
+    """Longest time that a request waits for a planning process."""
     max_body_bytes: int = 16 << 20
     """Largest request body. The 856 tables of MetaSyn take about 3 MB."""
     body_timeout_s: float = 30.0
     """Longest time that a client may take to send its body."""
+    max_buffered_bytes: int = 64 << 20
+    """Bytes of all requests' bodies and answers together; one client may hold half of them."""
+    free_body_bytes: int = 64 << 10
+    """First bytes of each body, which do not count to `max_buffered_bytes`: connections are limited."""
+    max_connections: int = 256
+    """Open connections; one address may have half of them."""
+    head_timeout_s: float = 10.0
+    """Longest time from the start of a connection to the end of its first request's head."""
+    write_timeout_s: float = 30.0
+    """Longest time that a client may leave an answer unread."""
+    max_tables: int = 2048
+    """Tables of one task."""
+    max_ranks: int = 16_384
+    """Ranks of one task."""
+    max_placements: int = 1 << 18
+    """Tables times ranks of one task, which the time of all planners grows with, whatever the time limit."""
+    max_knots: int = 1_000_000
+    """Knots of all access curves of one task."""
+    base_overtime_s: float = 20.0
+    """Seconds beyond its time limit that any planner may take, for reading and pricing a task. At a limit of 0.1 s,
+    `auto` takes 7.8 s in all for 2,000 tables on 128 ranks, 3.7 s for 26 on 8,192 and 0.2 s for 80 on 8 (one core of
+    a shared machine, November 2026)."""
+    overtime_factor: float = 10.0
+    """Seconds beyond its time limit that a planner may take more, per second of the limit."""
     overtime_s: float = 30.0
-    """Seconds after its time limit at which a planner that does not keep it is ended."""
+    """Most seconds beyond its time limit at which a planner that does not keep it is ended."""
+
+    @property
+    def max_running_per_client(self) -> int:
+        """Planning processes that one client may hold at the same time."""
+        return self.per_client or max(1, self.num_workers - 1)
+
+    def overtime_of(self, time_limit_s: float) -> float:
+        """Seconds after its time limit at which a planner is ended."""
+        return min(self.base_overtime_s + self.overtime_factor * time_limit_s, self.overtime_s)

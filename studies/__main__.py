@@ -27,6 +27,7 @@ STUDIES: Final = {
     "steps": "studies.planners.step_runs:main",
     "flexshard": "studies.papers.flexshard.study:main",
     "oper": "studies.papers.oper.study:main",
+    "neo": "studies.papers.neo.study:main",
     "two-d": "studies.papers.two_d.study:main",
     "nvidia": "studies.papers.nvidia.study:main",
     "payloads": "studies.runtime.payloads:main",
@@ -44,7 +45,7 @@ def study_points() -> dict[str, EntryPoint]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a study; returns the exit code, as `autoshard.cli.main` does."""
-    about = "Reproduces the papers, compares planners and models, and makes the figures of docs."
+    about = "Computes figures of papers, compares planners and models, and makes the figures of docs."
     return run_commands(study_points(), arguments, program=PROGRAM, about=about)
 
 

@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 
 from costmodel.registry.versions import REGISTRY_VARIABLE, SHIPPED_VARIABLE
+from server.storage.location import DATABASE_VARIABLE
 
 # Examples are timed by nobody: other work on the machine would fail them.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -17,11 +18,12 @@ hypothesis.settings.load_profile("untimed")
 
 @pytest.fixture(scope="session", autouse=True)
 def only_own_models(tmp_path_factory):
-    """Neither the user's trained models nor those that come with this package; tests of these name a folder."""
+    """Neither the user's models and database nor models that come with this package; tests of these name a folder."""
     folder = tmp_path_factory.mktemp("no-models")
     with pytest.MonkeyPatch.context() as patch:
         for variable in (REGISTRY_VARIABLE, SHIPPED_VARIABLE):
             patch.setenv(variable, str(folder / variable))
+        patch.setenv(DATABASE_VARIABLE, f"sqlite:///{folder}/service.sqlite")
         yield
 
 

@@ -121,6 +121,7 @@ class TestMakePlan:
             "reserved_bytes": 0,
             "count_activations": True,
             "steps": 100,
+            "prefer_whole": True,
             "policy": True,
         }
         assert made.models["kernel"] == f"learned:cpu@{version}"

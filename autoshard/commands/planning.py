@@ -128,6 +128,6 @@ def _finish(plan: ShardingPlan, output: Path | None, as_json: bool) -> None:
 
     if output is not None:
         write_plan(plan, output)
-    emit(plan_to_json(plan), plan_summary(plan), as_json=as_json)
+    emit(plan_to_json(plan) if as_json else {}, plan_summary(plan), as_json=as_json)
     if output is not None:
         log(f"Wrote {output}")

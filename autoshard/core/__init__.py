@@ -27,6 +27,7 @@ from autoshard.core.shard import (
     Split,
     Update,
     local_shard,
+    local_shards,
 )
 from autoshard.core.tables import (
     Constraints,
@@ -91,5 +92,6 @@ __all__ = [
     "Topology",
     "Update",
     "local_shard",
+    "local_shards",
     "set_costs",
 ]

@@ -11,7 +11,7 @@ from autoshard.core.access import IntArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.core.replica_groups import GroupLayout, ReplicaGroups, SyncRows
-from autoshard.core.shard import LocalShard, PlacedShard, local_shard
+from autoshard.core.shard import LocalShard, PlacedShard, local_shards
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.core.tables import DType, RowOrder, TableSet
 from autoshard.core.topology import Topology
@@ -242,8 +242,17 @@ class ShardingPlan:
 
     def held_shards(self) -> tuple[HeldShard, ...]:
         """What the ranks of a replica group hold, in the order of `shards`: each distinct small table once."""
-        group_size, group_batch_size = self.group_size, self.group_batch_size
-        held: list[HeldShard] = []
+        served = self._served()
+        locals_ = local_shards(
+            [placed for placed, _, _ in served],
+            group_batch_size=self.group_batch_size,
+            bags_share_N=[share for _, share, _ in served],
+        )
+        return tuple(HeldShard(local=local, ranks=ranks) for local, (_, _, ranks) in zip(locals_, served, strict=True))
+
+    def _served(self) -> list[tuple[PlacedShard, float, IntArray]]:
+        """Shards by the share of samples that replicas of them serve, and the ranks of these replicas."""
+        served = []
         # Thousands of shards share a handful of replicas, each of thousands of ranks.
         known: dict[int, list[IntArray]] = {}
         for placed in self.shards:
@@ -253,13 +262,11 @@ class ShardingPlan:
                 known[id(placed.replicas)] = ranks_of
             by_share: dict[float, list[IntArray]] = {}
             for index, ranks in enumerate(ranks_of):
-                share = 1 / len(ranks_of) if placed.fetch is None else placed.fetch.count(index) / group_size
+                share = 1 / len(ranks_of) if placed.fetch is None else placed.fetch.count(index) / self.group_size
                 by_share.setdefault(share, []).append(ranks)
             for share, ranks_with in by_share.items():
-                local = local_shard(placed, group_batch_size=group_batch_size, bags_share=share)
-                ranks = ranks_with[0] if len(ranks_with) == 1 else np.concatenate(ranks_with)
-                held.append(HeldShard(local=local, ranks=ranks))
-        return tuple(held)
+                served.append((placed, share, ranks_with[0] if len(ranks_with) == 1 else np.concatenate(ranks_with)))
+        return served
 
     def local_shards(self) -> tuple[tuple[LocalShard, ...], ...]:
         """What each rank of a replica group holds, in the order of `shards`."""

@@ -1,12 +1,18 @@
-"""Shards: parts of tables, first cut, then placed, then as one rank holds them."""
+"""Shards: parts of tables, first cut, then placed, then as one rank holds them.
+
+Shape suffix: N placed shards.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from autoshard.core.access import AccessProfile
+import numpy as np
+
+from autoshard.core.access import AccessProfile, ProfileBatch
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.tables import DType, EmbeddingTable, Optimizer, Pooling, Tier
 from autoshard.core.topology import MemoryLevel
@@ -16,8 +22,10 @@ FusedKernel = tuple[str, ...]
 #: Writes of each row that any replica's batch hits, by the update after the sum: its squared gradient, its step, its
 #: weights as they were, the step by the learning rate, the new weights, and these in their place.
 _UPDATE_WRITES = 6
-#: Access curves of parts of tables that are kept, a few kilobytes each.
-_NUM_CURVES = 4096
+#: Access curves of parts of tables that are kept, about a kilobyte each: 800 tables have 3,000 of either kind.
+_NUM_CURVES = 1 << 14
+
+_NO_BYTES = dict.fromkeys(MemoryLevel, 0)
 
 
 class RowsBy(StrEnum):
@@ -245,7 +253,7 @@ class LocalShard:
         """
         optimizer = self.optimizer if self.update is Update.FUSED else "none"
         pooling = self.pooling if self.is_pooled else "rows"
-        return f"{self.update}/{self.level}/{self.dtype}/{optimizer}/{pooling}"
+        return "/".join((self.update, self.level, self.dtype, optimizer, pooling))
 
     @property
     def weight_bytes(self) -> int:
@@ -260,7 +268,7 @@ class LocalShard:
     @property
     def held_bytes(self) -> dict[MemoryLevel, int]:
         """Bytes by memory level: weights and optimizer state on the shard's own, its cache in the device's."""
-        held = dict.fromkeys(MemoryLevel, 0)
+        held = _NO_BYTES.copy()
         held[self.level] += self.memory_bytes
         held[MemoryLevel.HBM] += self.cache_bytes
         return held
@@ -290,35 +298,60 @@ def local_shard(placed: PlacedShard, *, group_batch_size: int, bags_share: float
         group_batch_size: Samples per step of the replica group.
         bags_share: Share of the group's samples that the replica serves.
     """
+    return local_shards([placed], group_batch_size=group_batch_size, bags_share_N=[bags_share])[0]
+
+
+def local_shards(
+    placed_N: Sequence[PlacedShard], *, group_batch_size: int, bags_share_N: Sequence[float]
+) -> list[LocalShard]:
+    """As `local_shard`, of many placed shards."""
+    held = [_local(placed, group_batch_size, share) for placed, share in zip(placed_N, bags_share_N, strict=True)]
+    synced = [index for index, placed in enumerate(placed_N) if placed.grad_sync is not GradSync.NONE]
+    if synced:
+        of_synced = [(placed_N[index], held[index]) for index in synced]
+        for index, rows in zip(synced, _written_rows(of_synced, group_batch_size), strict=True):
+            held[index] = replace(held[index], written_rows=rows)
+    return held
+
+
+def _local(placed: PlacedShard, group_batch_size: int, bags_share: float) -> LocalShard:
+    """As `local_shard`, without `written_rows`."""
     shard, table = placed.shard, placed.shard.table
     profile, mass = shard.access()
     num_parts = len(placed.replicas[0])
     num_rows = -(-shard.num_embeddings // num_parts)
     if num_rows != shard.num_embeddings:
         profile = _thinned(profile, num_rows)
-    num_features = len(table.features)
-    num_bags, all_bags = (max(1, round(group_batch_size * share)) * num_features for share in (bags_share, 1.0))
-    pooling_factor = table.pooling_factor / num_features * mass / num_parts
-    written_rows = None
-    if placed.grad_sync is not GradSync.NONE:
-        own, hit = map(profile.expected_distinct, (num_bags * pooling_factor, all_bags * pooling_factor))
-        gradients = float(num_rows) if placed.grad_sync is GradSync.DENSE else own + hit
-        written_rows = gradients + _UPDATE_WRITES * hit
     return LocalShard(
         table=table.name,
         num_embeddings=num_rows,
         embedding_dim=shard.embedding_dim,
-        num_bags=num_bags,
-        pooling_factor=pooling_factor,
+        num_bags=_num_bags(table, group_batch_size * bags_share),
+        pooling_factor=table.pooling_factor / len(table.features) * mass / num_parts,
         access=profile,
         dtype=table.dtype,
         pooling=table.pooling,
         optimizer=table.optimizer,
         output=placed.exchange,
         update=placed.update,
-        written_rows=written_rows,
         level=placed.memory.level,
         cache_bytes=placed.memory.cache_bytes,
         cache_policy=placed.memory.policy,
         cache_dtype=placed.memory.cache_dtype,
     )
+
+
+def _num_bags(table: EmbeddingTable, num_samples: float) -> int:
+    return max(1, round(num_samples)) * len(table.features)
+
+
+def _written_rows(synced: Sequence[tuple[PlacedShard, LocalShard]], group_batch_size: int) -> list[float]:
+    """`LocalShard.written_rows` of shards whose gradients replicas sum."""
+    profiles = ProfileBatch.of([local.access for _, local in synced])
+    own_N = profiles.expected_distinct(np.array([local.num_lookups for _, local in synced]))
+    lookups = [_num_bags(placed.shard.table, group_batch_size) * local.pooling_factor for placed, local in synced]
+    hit_N = profiles.expected_distinct(np.array(lookups))
+    rows_N = np.array([local.num_embeddings for _, local in synced], dtype=np.float64)
+    is_dense_N = np.array([placed.grad_sync is GradSync.DENSE for placed, _ in synced])
+    written_N: list[float] = (np.where(is_dense_N, rows_N, own_N + hit_N) + _UPDATE_WRITES * hit_N).tolist()
+    return written_N

@@ -21,6 +21,9 @@ class Overlap(StrEnum):
     """None: collectives block the process (gloo) or the stream (NCCL)."""
     NEO = "neo"
     """The bottom perceptron hides behind the lookup and its exchange, the all-reduce behind the backward pass."""
+    NEO_PREFETCH = "neo_prefetch"
+    """As `NEO`; the next batch's input distribution starts with the top perceptron's forward pass and hides behind
+    computation, while the backward exchange and the all-reduce wait for its links."""
     PIPELINED = "pipelined"
     """The next batch's input distribution hides behind the whole step, exchanges behind the bottom perceptron's passes,
     the all-reduce of dense gradients behind the backward pass."""
@@ -70,14 +73,15 @@ KERNEL_PARTS: Final = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
 
 #: What a part's time is a weighted sum of, per rank. Predicted milliseconds of a model come first and weigh 1, all
 #: else 0, unless a step model was calibrated: `steps` is 1, `kernels` are the fused kernels of a rank, `features` what
-#: they serve, `megabytes` what a rank packs and unpacks around an exchange, all-reduced parameters and ids included.
+#: they serve, `megabytes` what a rank packs and unpacks around an exchange, all-reduced parameters and ids included,
+#: `row_sums` is 1 where gradients of rows with several replicas are summed: what that takes whatever their bytes.
 PART_FEATURES: Final[dict[StepPart, tuple[str, ...]]] = {
     StepPart.INPUT: ("model_ms", "steps", "million_ids", "million_lengths"),
     StepPart.FORWARD_KERNEL: ("model_ms", "kernels", "features", "million_lengths"),
     StepPart.FORWARD_EXCHANGE: ("model_ms", "steps", "megabytes"),
     StepPart.BACKWARD_EXCHANGE: ("model_ms", "steps", "megabytes"),
     StepPart.BACKWARD_KERNEL: ("model_ms", "kernels", "features"),
-    StepPart.DENSE: ("model_ms", "all_reduce_ms", "steps", "million_parameters", "megabytes"),
+    StepPart.DENSE: ("model_ms", "all_reduce_ms", "steps", "million_parameters", "megabytes", "row_sums"),
 }
 
 Coefficients = tuple[float, ...]
@@ -123,8 +127,9 @@ class StepTimes:
 
         Source:
             Neo Appendix B, Eq. 1 for `Overlap.NEO`, and the input distribution, which it leaves out. For
-            `Overlap.PIPELINED` Eq. 1 with one stream of computation, behind which only collectives hide, and the input
-            distribution of the next batch behind all of it (Sec. 4.2).
+            `Overlap.NEO_PREFETCH` Eq. 1, and the next batch's input distribution from the top perceptron's forward pass
+            on (Sec. 4.2). For `Overlap.PIPELINED` Eq. 1 with one stream of computation, behind which only collectives
+            hide, and the input distribution of the next batch behind all of it.
         """
         if overlap is Overlap.PIPELINED:
             return max(self.input, self._pipelined_ms())
@@ -136,9 +141,12 @@ class StepTimes:
         else:
             forward = max(self.bottom_forward, lookup)
             behind = max(update, self.bottom_backward)
-            backward = max(self.top_backward + self.interaction_backward + behind, self.all_reduce)
+            prefetched = max(0.0, self.input - self.top_forward) if overlap is Overlap.NEO_PREFETCH else 0.0
+            top = max(self.top_backward + self.interaction_backward, prefetched)
+            backward = max(top + behind, prefetched + self.all_reduce)
         middle = self.interaction_forward + self.top_forward
-        return self.input + forward + middle + backward + self.overhead + self.group_sync
+        distributed = 0.0 if overlap is Overlap.NEO_PREFETCH else self.input
+        return distributed + forward + middle + backward + self.overhead + self.group_sync
 
     def _pipelined_ms(self) -> float:
         """The step but for its input distribution, as `Overlap.PIPELINED` has it."""
@@ -188,6 +196,11 @@ class StepModel(Protocol):
     @property
     def overlap(self) -> Overlap:
         """What the runtime overlapped that it was calibrated on."""
+        ...
+
+    @property
+    def relative_error(self) -> float:
+        """Median relative error of steps that it was not calibrated on; 0 where nobody measured it."""
         ...
 
     def coefficients(self, part: StepPart, basis: str) -> Coefficients | None:

@@ -25,7 +25,10 @@ class DType(StrEnum):
     @property
     def num_bytes(self) -> int:
         """Bytes per number."""
-        return {DType.FP32: 4, DType.FP16: 2, DType.BF16: 2, DType.INT8: 1}[self]
+        return _NUM_BYTES[self]
+
+
+_NUM_BYTES = {DType.FP32: 4, DType.FP16: 2, DType.BF16: 2, DType.INT8: 1}
 
 
 class Pooling(StrEnum):

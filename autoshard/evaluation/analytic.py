@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.core import DType, Exchange, KernelCosts, LocalShard, Optimizer, Pooling, Update
+from autoshard.core.access import ProfileBatch
 from autoshard.core.costs import CodeArray, KernelFloor, MsArray
-from autoshard.evaluation.cached_rows import LFU, CacheTraffic, TransferSpeeds, transfer_seconds
+from autoshard.evaluation.cached_rows import TransferSpeeds, lfu_traffic, transfers_seconds
 from autoshard.evaluation.device_memory import (
     DEVICE_MEMORY,
     UNKNOWN_DEVICE,
@@ -80,11 +82,9 @@ class AnalyticCostModel:
     def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
         """Codes of single shards, shape (N, H)."""
         codes_NH = np.zeros((len(shards), _CODE_WIDTH), dtype=np.float32)
-        for index, shard in enumerate(shards):
-            forward_s, backward_s = kernel_seconds(shard, self.memory)
-            codes_NH[index, _FORWARD] = forward_s * 1e3
-            codes_NH[index, _BACKWARD] = backward_s * 1e3
-            codes_NH[index, _FIRST_KIND + _kind_of(shard)] = 1.0
+        codes_NH[:, [_FORWARD, _BACKWARD]] = kernel_seconds(shards, self.memory) * 1e3
+        kinds_N = np.array([_kind_of(shard) for shard in shards], dtype=np.int64)
+        codes_NH[np.arange(len(shards)), _FIRST_KIND + kinds_N] = 1.0
         return codes_NH
 
     def predict_ms(self, codes_SH: CodeArray) -> MsArray:
@@ -127,8 +127,8 @@ def _kind_of(shard: LocalShard) -> int:
     return kind * len(_UPDATES) + _UPDATES.index(update)
 
 
-def kernel_seconds(shard: LocalShard, memory: DeviceMemory) -> tuple[float, float]:
-    """Seconds that a shard adds to its rank's forward and backward kernels, launches left out.
+def kernel_seconds(shards: Sequence[LocalShard], memory: DeviceMemory) -> MsArray:
+    """Seconds that shards add to their ranks' forward and backward kernels, launches left out; shape (N, 2).
 
     Forward reads ids, offsets and the rows: from the memory where they are not in the device's cache, which starts
     empty, and writes the output. Backward reads the gradient, groups the lookups by row, and reads and writes each
@@ -137,7 +137,7 @@ def kernel_seconds(shard: LocalShard, memory: DeviceMemory) -> tuple[float, floa
     memory are fetched before, and written back after (`transfer_seconds`).
 
     Args:
-        shard: Of any kind.
+        shards: Of any kind.
         memory: The device's.
 
     Source:
@@ -145,70 +145,122 @@ def kernel_seconds(shard: LocalShard, memory: DeviceMemory) -> tuple[float, floa
         come from the cache, the backward pass is counted instead of taken as twice the forward pass, and on CPUs the
         waits for single accesses are added.
     """
-    num_distinct = shard.access.expected_distinct(shard.num_lookups)
-    fetch_s, store_s = transfer_seconds(shard, TransferSpeeds.of_device(memory))
-    forward_s = _lookup_seconds(shard, memory, num_distinct)
-    backward_s = _gradient_seconds(shard, memory) + _update_seconds(shard, memory, num_distinct)
-    return forward_s + fetch_s, backward_s + store_s
+    work = _Work.of(shards)
+    forward_N, backward_N = (
+        _lookup_seconds(work, memory),
+        _gradient_seconds(work, memory) + _update_seconds(work, memory),
+    )
+    return np.column_stack([forward_N, backward_N]) + transfers_seconds(shards, TransferSpeeds.of_device(memory))
 
 
-def _lookup_seconds(shard: LocalShard, memory: DeviceMemory, num_distinct: float) -> float:
-    row_bytes = _whole_accesses(shard.embedding_dim * shard.dtype.num_bytes, memory)
-    from_memory = _first_reads(shard, memory.cache_bytes // row_bytes, num_distinct)
-    from_cache = max(shard.num_lookups - from_memory, 0.0)
-    return (
-        shard.num_lookups * memory.lookup_s
-        + (shard.num_lookups + shard.num_bags) * _ID_BYTES / memory.bytes_per_s
-        + from_memory * row_bytes / memory.gather_bytes_per_s
-        + from_cache * row_bytes / memory.cache_bytes_per_s
-        + _output_bytes(shard) / _output_bytes_per_s(memory)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Work:
+    """What the kernels of N shards do in a step.
+
+    Attributes:
+        profiles: Of their rows.
+        lookups_N: Lookups.
+        distinct_N: Distinct rows.
+        bags_N: Bags that are pooled.
+        outputs_N: Vectors that the forward kernel writes.
+        row_bytes_N: Bytes of a row's weights.
+        vector_bytes_N: Bytes of an output, or of its gradient.
+        state_bytes_N: Bytes of a row's optimizer state.
+        is_reduced_N: Whether gradients are all-reduced before the update.
+        gradient_rows_N: Rows that are then written.
+    """
+
+    profiles: ProfileBatch
+    lookups_N: MsArray
+    distinct_N: MsArray
+    bags_N: MsArray
+    outputs_N: MsArray
+    row_bytes_N: MsArray
+    vector_bytes_N: MsArray
+    state_bytes_N: MsArray
+    is_reduced_N: NDArray[np.bool_]
+    gradient_rows_N: MsArray
+
+    @classmethod
+    def of(cls, shards: Sequence[LocalShard]) -> _Work:
+        amounts = [
+            (
+                shard.num_lookups,
+                shard.num_bags,
+                shard.embedding_dim,
+                shard.dtype.num_bytes,
+                shard.optimizer.state_bytes_per_row(shard.embedding_dim),
+                shard.num_gradient_rows,
+                shard.output is Exchange.ROWS,
+                shard.update is Update.ALL_REDUCED,
+            )
+            for shard in shards
+        ]
+        columns = np.array(amounts, dtype=np.float64).reshape(-1, 8).T
+        lookups_N, bags_N, dim_N, width_N, state_bytes_N, gradient_rows_N, gives_rows_N, is_reduced_N = columns
+        profiles = ProfileBatch.of([shard.access for shard in shards])
+        return cls(
+            profiles=profiles,
+            lookups_N=lookups_N,
+            distinct_N=profiles.expected_distinct(lookups_N),
+            bags_N=bags_N,
+            outputs_N=np.where(gives_rows_N, lookups_N, bags_N),
+            row_bytes_N=dim_N * width_N,
+            vector_bytes_N=dim_N * _GRADIENT_BYTES,
+            state_bytes_N=state_bytes_N,
+            is_reduced_N=is_reduced_N.astype(np.bool_),
+            gradient_rows_N=gradient_rows_N,
+        )
+
+
+def _lookup_seconds(work: _Work, memory: DeviceMemory) -> MsArray:
+    row_bytes_N = _whole_accesses(work.row_bytes_N, memory)
+    from_memory_N = _first_reads(work, memory.cache_bytes // row_bytes_N)
+    from_cache_N = np.maximum(work.lookups_N - from_memory_N, 0.0)
+    return np.asarray(
+        work.lookups_N * memory.lookup_s
+        + (work.lookups_N + work.bags_N) * _ID_BYTES / memory.bytes_per_s
+        + from_memory_N * row_bytes_N / memory.gather_bytes_per_s
+        + from_cache_N * row_bytes_N / memory.cache_bytes_per_s
+        + _output_seconds(work, memory)
     )
 
 
-def _first_reads(shard: LocalShard, num_cached_rows: int, num_distinct: float) -> float:
+def _first_reads(work: _Work, num_cached_rows_N: MsArray) -> MsArray:
     """Rows read from memory where a batch's own rows are all that the cache holds: it starts empty."""
-    if num_cached_rows >= num_distinct:
-        return num_distinct
-    found = CacheTraffic.of(shard.access, num_lookups=shard.num_lookups, num_cached_rows=num_cached_rows, policy=LFU)
-    hot_distinct = max(num_distinct - found.num_missed, 0.0)
-    return hot_distinct + shard.num_lookups * (1 - found.hit_rate)
+    hit_rate_N, missed_N = lfu_traffic(work.profiles, work.lookups_N, num_cached_rows_N)
+    hot_distinct_N = np.maximum(work.distinct_N - missed_N, 0.0)
+    read_anew_N = hot_distinct_N + work.lookups_N * (1 - hit_rate_N)
+    return np.where(num_cached_rows_N >= work.distinct_N, work.distinct_N, read_anew_N)
 
 
-def _gradient_seconds(shard: LocalShard, memory: DeviceMemory) -> float:
+def _gradient_seconds(work: _Work, memory: DeviceMemory) -> MsArray:
     """Reading the gradient of the output, once from memory and then from the cache, and grouping lookups by row."""
-    repeats = max(shard.num_lookups - _num_outputs(shard), 0.0)
-    gradient_bytes = shard.embedding_dim * _GRADIENT_BYTES
+    repeats_N = np.maximum(work.lookups_N - work.outputs_N, 0.0)
     sort_s = memory.sort_s or _SORT_BYTES_PER_ID / memory.gather_bytes_per_s
-    return (
-        _output_bytes(shard) / _output_bytes_per_s(memory)
-        + repeats * gradient_bytes / memory.cache_bytes_per_s
-        + shard.num_lookups * sort_s
-        + _num_outputs(shard) * memory.bag_s
+    return np.asarray(
+        _output_seconds(work, memory)
+        + repeats_N * work.vector_bytes_N / memory.cache_bytes_per_s
+        + work.lookups_N * sort_s
+        + work.outputs_N * memory.bag_s
     )
 
 
-def _update_seconds(shard: LocalShard, memory: DeviceMemory, num_distinct: float) -> float:
-    if shard.update is Update.ALL_REDUCED:
-        return shard.num_gradient_rows * shard.embedding_dim * _GRADIENT_BYTES / _output_bytes_per_s(memory)
-    row_bytes = _whole_accesses(shard.embedding_dim * shard.dtype.num_bytes, memory)
-    row_s = memory.update_s + 2 * row_bytes / memory.gather_bytes_per_s
-    state_bytes = shard.optimizer.state_bytes_per_row(shard.embedding_dim)
-    if state_bytes:
-        row_s += memory.state_s + 2 * _whole_accesses(state_bytes, memory) / memory.gather_bytes_per_s
-    return num_distinct * row_s
+def _update_seconds(work: _Work, memory: DeviceMemory) -> MsArray:
+    reduced_N = work.gradient_rows_N * work.vector_bytes_N / _output_bytes_per_s(memory)
+    row_s_N = memory.update_s + 2 * _whole_accesses(work.row_bytes_N, memory) / memory.gather_bytes_per_s
+    state_s_N = memory.state_s + 2 * _whole_accesses(work.state_bytes_N, memory) / memory.gather_bytes_per_s
+    row_s_N += np.where(work.state_bytes_N > 0, state_s_N, 0.0)
+    return np.where(work.is_reduced_N, reduced_N, work.distinct_N * row_s_N)
 
 
-def _num_outputs(shard: LocalShard) -> float:
-    return shard.num_lookups if shard.output is Exchange.ROWS else float(shard.num_bags)
-
-
-def _output_bytes(shard: LocalShard) -> float:
-    return _num_outputs(shard) * shard.embedding_dim * _GRADIENT_BYTES
+def _output_seconds(work: _Work, memory: DeviceMemory) -> MsArray:
+    return np.asarray(work.outputs_N * work.vector_bytes_N / _output_bytes_per_s(memory))
 
 
 def _output_bytes_per_s(memory: DeviceMemory) -> float:
     return memory.output_bytes_per_s or memory.gather_bytes_per_s
 
 
-def _whole_accesses(num_bytes: int, memory: DeviceMemory) -> int:
-    return -(-num_bytes // memory.access_bytes) * memory.access_bytes
+def _whole_accesses(bytes_N: MsArray, memory: DeviceMemory) -> MsArray:
+    return np.asarray(np.ceil(bytes_N / memory.access_bytes) * memory.access_bytes)

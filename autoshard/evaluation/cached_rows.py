@@ -1,7 +1,7 @@
 """Rows in host memory or on a disk, behind a cache in the device's memory: what misses it, and what that costs.
 
-Shape suffixes: N shards, S sets of shards, H width of a code, I intervals of an access curve with rows of one
-probability.
+Shape suffixes: N shards or their profiles, S sets of shards, H width of a code, I intervals of access curves with rows
+of one probability.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from autoshard.core import AccessProfile, CostModel, KernelCosts, LocalShard, MemoryLevel, Topology
-from autoshard.core.access import FloatArray
+from autoshard.core.access import FloatArray, ProfileBatch
 from autoshard.core.costs import CodeArray, KernelFloor, MeasuredRange, MsArray, OutsideRange, kernel_floor
 from autoshard.core.shard import MemoryPlacement
 from autoshard.core.topology import MemoryBandwidth
@@ -85,9 +85,22 @@ def _held_share(rows_I: FloatArray, chance_I: FloatArray, num_cached_rows: float
     if num_cached_rows <= 0:
         return np.zeros_like(rows_I)
     if policy == LFU:
-        before_I = np.cumsum(rows_I) - rows_I
-        return np.clip((num_cached_rows - before_I) / rows_I, 0.0, 1.0)
+        return _hottest_share(np.cumsum(rows_I) - rows_I, rows_I, np.array(num_cached_rows))
     return np.asarray(-np.expm1(-chance_I * _characteristic_lookups(rows_I, chance_I, num_cached_rows)))
+
+
+def lfu_traffic(
+    profiles: ProfileBatch, num_lookups_N: FloatArray, num_cached_rows_N: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """`hit_rate` and `num_missed` of `CacheTraffic` for `lfu` caches of many profiles, shapes (N,)."""
+    hit_I = _hottest_share(profiles.before_I, profiles.rows_I, profiles.repeated(num_cached_rows_N))
+    missed_I = profiles.hit_rows(num_lookups_N) * (1 - hit_I)
+    return np.minimum(profiles.sums(profiles.shares_I * hit_I), 1.0), profiles.sums(missed_I)
+
+
+def _hottest_share(before_I: FloatArray, rows_I: FloatArray, num_cached_rows_I: FloatArray) -> FloatArray:
+    """Share of the rows of each interval, behind so many hotter ones, that a cache of the hottest rows holds."""
+    return np.clip((num_cached_rows_I - before_I) / rows_I, 0.0, 1.0)
 
 
 def _characteristic_lookups(rows_I: FloatArray, chance_I: FloatArray, num_cached_rows: float) -> float:
@@ -221,6 +234,11 @@ def transfer_seconds(shard: LocalShard, speeds: TransferSpeeds) -> tuple[float, 
     )
 
 
+def transfers_seconds(shards: Sequence[LocalShard], speeds: TransferSpeeds) -> MsArray:
+    """`transfer_seconds` of many shards, shape (N, 2)."""
+    return np.array([transfer_seconds(shard, speeds) for shard in shards], dtype=np.float64).reshape(-1, 2)
+
+
 def behind_caches(model: CostModel, topology: Topology) -> CostModel:
     """A model that also prices shards behind caches; one at the upper end of intervals stays there."""
     if isinstance(model, UpperEndKernels):
@@ -257,7 +275,7 @@ class CachedRowsModel:
     def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
         """Codes of single shards, shape (N, H)."""
         codes = self.model.encode([_in_device_memory(shard) for shard in shards])
-        transfers_ms = np.array([transfer_seconds(shard, self.speeds) for shard in shards]).reshape(-1, 2) * 1e3
+        transfers_ms = transfers_seconds(shards, self.speeds) * 1e3
         return np.concatenate([codes, transfers_ms.astype(np.float32)], axis=1)
 
     def predict_ms(self, codes_SH: CodeArray) -> MsArray:

@@ -30,6 +30,7 @@ class DeviceArithmetic:
         fp32_flops_per_s: Published peak of fp32, without TF32.
         half_flops_per_s: Published peak of fp16 and bf16 with dense matrices; that of fp32 where there is none.
         source: Where the figures are from.
+        tf32_flops_per_s: Published peak of fp32 products in TF32 with dense matrices; 0 where there are none.
         share: Share of the peak that perceptrons reach.
         layer_s: Time of a layer besides its arithmetic, once forward and twice backward.
         bytes_per_s: Bandwidth of activations and weights; 0 for the published one of the device's memory.
@@ -38,6 +39,7 @@ class DeviceArithmetic:
     fp32_flops_per_s: float
     half_flops_per_s: float
     source: str
+    tf32_flops_per_s: float = 0.0
     share: float = 0.7
     layer_s: float = 2e-5
     bytes_per_s: float = 0.0
@@ -61,7 +63,11 @@ DEVICE_ARITHMETIC: Final[dict[str, DeviceArithmetic]] = {
         fp32_flops_per_s=15.7e12, half_flops_per_s=125e12, share=0.786, source="NVIDIA V100 datasheet, SXM2"
     ),
     "a100": DeviceArithmetic(
-        fp32_flops_per_s=19.5e12, half_flops_per_s=312e12, share=0.705, source="NVIDIA A100 datasheet"
+        fp32_flops_per_s=19.5e12,
+        half_flops_per_s=312e12,
+        tf32_flops_per_s=156e12,
+        share=0.705,
+        source="NVIDIA A100 datasheet",
     ),
     "h100": DeviceArithmetic(fp32_flops_per_s=67e12, half_flops_per_s=989e12, source="NVIDIA H100 datasheet, SXM"),
     "h200": DeviceArithmetic(fp32_flops_per_s=67e12, half_flops_per_s=989e12, source="NVIDIA H200 datasheet, SXM"),
@@ -86,21 +92,24 @@ class AnalyticDenseModel:
     Attributes:
         device: Key of the device kind.
         known_as: Key of the device that it is priced as: itself, unless nothing is known of it.
+        tf32: Whether fp32 products are computed in TF32, where the device has it.
     """
 
     device: str
     known_as: str
+    tf32: bool = False
 
     @classmethod
-    def for_device(cls, device: str) -> AnalyticDenseModel:
+    def for_device(cls, device: str, *, tf32: bool = False) -> AnalyticDenseModel:
         """The model of a device kind; an unknown one is priced as a slow GPU, and named so."""
-        return cls(device=device, known_as=device if device in DEVICE_ARITHMETIC else UNKNOWN_DEVICE)
+        known_as = device if device in DEVICE_ARITHMETIC else UNKNOWN_DEVICE
+        return cls(device=device, known_as=known_as, tf32=tf32 and DEVICE_ARITHMETIC[known_as].tf32_flops_per_s > 0)
 
     @property
     def name(self) -> str:
-        """`analytic:` and the device; says so where the device is unknown."""
+        """`analytic:` and the device; says so where the device is unknown, or products are in TF32."""
         unknown = "" if self.known_as == self.device else f" (unknown device, priced as {self.known_as})"
-        return f"analytic:{self.device}{unknown}"
+        return f"analytic:{self.device}{unknown}{' (TF32)' if self.tf32 else ''}"
 
     def predict_parts(self, shapes: Sequence[DenseShape]) -> DenseCosts:
         """Forward and backward of each part."""
@@ -118,7 +127,8 @@ class AnalyticDenseModel:
     def _ms(self, shape: DenseShape, flops: int, num_passes: int) -> float:
         """`num_passes` is 1 forward and 2 backward, which touches weights and activations twice."""
         arithmetic = DEVICE_ARITHMETIC[self.known_as]
-        peak = arithmetic.fp32_flops_per_s if shape.dtype is DType.FP32 else arithmetic.half_flops_per_s
+        fp32_flops_per_s = arithmetic.tf32_flops_per_s if self.tf32 else arithmetic.fp32_flops_per_s
+        peak = fp32_flops_per_s if shape.dtype is DType.FP32 else arithmetic.half_flops_per_s
         bandwidth = arithmetic.bytes_per_s or DEVICE_MEMORY[self.known_as].bytes_per_s
         seconds = max(flops / (peak * arithmetic.share), num_passes * touched_bytes(shape) / bandwidth)
         num_layers = len(shape.widths) - 1 if shape.kind.is_mlp else 2

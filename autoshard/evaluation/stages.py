@@ -1,12 +1,12 @@
 """Collectives of a step, priced: within a replica group, and between the groups.
 
-Shape suffixes: R ranks of a replica group, N ranks or plans, 2 kinds of bytes: all-reduced and all-gathered.
+Shape suffixes: R ranks of a replica group, N ranks, plans or shards, 2 kinds of bytes: all-reduced and all-gathered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from autoshard.core import CommModel, CostModels, GradSync, PlacedShard, Shardin
 from autoshard.core.costs import MsArray
 from autoshard.core.plan import HeldShard
 from autoshard.evaluation.group_sync import group_sync_ms
-from autoshard.evaluation.traffic import Stream, SyncBytes, Traffic
+from autoshard.evaluation.traffic import Stream, Traffic, sync_bytes_by_way
 
 #: Bytes of the number of rows that a rank announces before it gathers their ids.
 _COUNT_BYTES = 8
@@ -84,34 +84,24 @@ class Stages:
         )
 
 
-def sync_ms(synced: SyncBytes, comm: CommModel, topology: Topology) -> float:
-    """Time of the collectives in which replicas sum their gradients: what is gathered first, then what is reduced.
-
-    An all-gather of the numbers of rows goes before that of their ids, as the runtime has it.
-
-    Args:
-        synced: Of all shards of a rank.
-        comm: Prices collectives.
-        topology: Of the replica group.
-    """
-    gather_ms = 0.0
-    if synced.gathered > 0:
-        gather_ms = comm.all_gather_ms(float(_COUNT_BYTES * topology.world_size), topology)
-        gather_ms += comm.all_gather_ms(synced.gathered, topology)
-    return gather_ms + comm.all_reduce_ms(synced.reduced, topology)
-
-
 def syncs_ms(bytes_N2: MsArray, comm: CommModel, topology: Topology) -> MsArray:
-    """`sync_ms` of N ranks or plans, shape (N,).
+    """Times of the collectives in which replicas sum their gradients, of N ranks, plans or shards; shape (N,).
+
+    What is gathered comes first, then what is reduced. An all-gather of the numbers of rows goes before that of their
+    ids, as the runtime has it.
 
     Args:
         bytes_N2: Bytes that are reduced, and bytes that are gathered.
         comm: Prices collectives.
         topology: Of the replica group.
     """
+    counts_ms = comm.all_gather_ms(float(_COUNT_BYTES * topology.world_size), topology)
     distinct, which_N = np.unique(bytes_N2, axis=0, return_inverse=True)
-    synced = [SyncBytes(reduced=reduced, gathered=gathered) for reduced, gathered in distinct.tolist()]
-    return np.array([sync_ms(one, comm, topology) for one in synced])[which_N.reshape(-1)]
+    times = []
+    for reduced, gathered in distinct.tolist():
+        gather_ms = counts_ms + comm.all_gather_ms(gathered, topology) if gathered > 0 else 0.0
+        times.append(gather_ms + comm.all_reduce_ms(reduced, topology))
+    return np.array(times)[which_N.reshape(-1)]
 
 
 def cheapest_sync(placed: PlacedShard, group_batch_size: int, comm: CommModel, topology: Topology) -> GradSync:
@@ -125,10 +115,20 @@ def cheapest_sync(placed: PlacedShard, group_batch_size: int, comm: CommModel, t
         comm: Prices collectives.
         topology: Of the replica group.
     """
-    if len(placed.replicas) == 1:
-        return GradSync.NONE
+    return cheapest_syncs([placed], group_batch_size, comm, topology)[0]
 
-    def way_ms(how: GradSync) -> float:
-        return sync_ms(SyncBytes.of(replace(placed, grad_sync=how), group_batch_size), comm, topology)
 
-    return min((how for how in GradSync if how is not GradSync.NONE), key=way_ms)
+def cheapest_syncs(
+    placed_N: Sequence[PlacedShard], group_batch_size: int, comm: CommModel, topology: Topology
+) -> list[GradSync]:
+    """As `cheapest_sync`, of many shards."""
+    found = [GradSync.NONE] * len(placed_N)
+    copied = [index for index, placed in enumerate(placed_N) if len(placed.replicas) > 1]
+    if not copied:
+        return found
+    by_way = sync_bytes_by_way([placed_N[index] for index in copied], group_batch_size)
+    ways = [how for how in GradSync if how is not GradSync.NONE]
+    cheapest_N = np.argmin([syncs_ms(by_way[how], comm, topology) for how in ways], axis=0)
+    for index, way in zip(copied, cheapest_N.tolist(), strict=True):
+        found[index] = ways[way]
+    return found

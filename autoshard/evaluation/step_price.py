@@ -214,7 +214,7 @@ def embedding_columns(
 
 def _dense_columns(one_R: MsArray, stages: Stages, dense: DenseWork | None) -> tuple[MsArray, ...]:
     if dense is None:
-        return (0 * one_R, stages.sync_ms_R, 0 * one_R, 0 * one_R, 0 * one_R)
+        return (0 * one_R, stages.sync_ms_R, 0 * one_R, 0 * one_R, 0 * one_R, _sums_rows(stages))
     layers_ms = float(dense.costs.forward_ms_N.sum() + dense.costs.backward_ms_N.sum())
     return (
         layers_ms * one_R,
@@ -222,7 +222,13 @@ def _dense_columns(one_R: MsArray, stages: Stages, dense: DenseWork | None) -> t
         one_R,
         dense.num_parameters / 1e6 * one_R,
         dense.interacted_bytes / 1e6 * one_R,
+        _sums_rows(stages),
     )
+
+
+def _sums_rows(stages: Stages) -> MsArray:
+    """1 on ranks that sum gradients of replicas, shape (R,)."""
+    return (stages.sync_ms_R > 0).astype(np.float64)
 
 
 def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:
@@ -279,10 +285,11 @@ def _times(
     if dense is None:
         row_reduce = float(stages.sync_ms_R.max())
         return StepTimes(**embedding, all_reduce=row_reduce, row_reduce=row_reduce, group_sync=group_sync)
-    layers, all_reduce, *_ = weights[StepPart.DENSE]
+    layers, all_reduce, *_, row_sums = weights[StepPart.DENSE]
+    row_sums *= float(_sums_rows(stages).max())
     forward, backward = dense.costs.forward_ms_N * layers, dense.costs.backward_ms_N * layers
     total = float(weighted_ms(work[StepPart.DENSE], weights[StepPart.DENSE]).max())
-    reduced = all_reduce * float(work[StepPart.DENSE][:, 1].max())
+    reduced = all_reduce * float(work[StepPart.DENSE][:, 1].max()) + row_sums
     return StepTimes(
         **embedding,
         bottom_forward=float(forward[0]),
@@ -292,7 +299,7 @@ def _times(
         interaction_backward=float(backward[1]),
         top_backward=float(backward[2]),
         all_reduce=reduced,
-        row_reduce=all_reduce * float(stages.sync_ms_R.max()),
+        row_reduce=all_reduce * float(stages.sync_ms_R.max()) + row_sums,
         overhead=max(0.0, total - reduced - float(forward.sum() + backward.sum())),
         group_sync=group_sync,
     )

@@ -3,13 +3,14 @@
 Shards that are held and read alike send alike, so that bytes are added up by layout, and no layout is looked at pair by
 pair of ranks: a plan for thousands of ranks is priced in seconds.
 
-Shape suffixes: R ranks, L levels, E exchanges (`Stream`), M messages, O ranks that hold rows, replica after replica.
+Shape suffixes: R ranks, L levels, E exchanges (`Stream`), M messages, N shards, O ranks that hold rows, replica after
+replica.
 Where a matrix has (R, R), entry [i, j] travels from rank i to rank j, and the diagonal is what stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeAlias
@@ -29,12 +30,17 @@ from autoshard.core import (
     ShardingPlan,
     Topology,
 )
+from autoshard.core.access import ProfileBatch
 from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.plan import Payload
 from autoshard.core.shard import Replicas
 
-ID_BYTES = 8
 LENGTH_BYTES = 4
+#: An id travels as int32; as int64 in plans with a table of more rows than int32 can number.
+ID_BYTES = 4
+#: Where rows are looked up, their numbers are held as int64, however they travelled.
+HELD_ID_BYTES = 8
+_MOST_ROWS_OF_INT32 = 1 << 31
 #: Gradients are reduced in fp32, whatever the weights are.
 REDUCED_BYTES = 4
 
@@ -44,6 +50,16 @@ INT8_BLOCK = 64
 _RankArray = NDArray[np.int64]
 #: Of a table and a rank's samples: lookups of a batch over those of the mean batch.
 LookupsFactor: TypeAlias = Callable[[EmbeddingTable, float], float]
+
+
+def id_bytes(tables: Iterable[EmbeddingTable]) -> int:
+    """Bytes that the number of a row takes on the wire, in plans for these tables."""
+    return id_width(table.num_embeddings for table in tables)
+
+
+def id_width(num_rows: Iterable[float]) -> int:
+    """Bytes of an id on the wire where there are so many rows in each place: 4, or 8 where one has over 2^31."""
+    return ID_BYTES if max(num_rows, default=0) <= _MOST_ROWS_OF_INT32 else 2 * ID_BYTES
 
 
 class Stream(StrEnum):
@@ -81,7 +97,13 @@ class PairTraffic:
 
     @classmethod
     def of(
-        cls, placed: PlacedShard, local_batch: float, payload: Payload, *, lookups_factor: float = 1.0
+        cls,
+        placed: PlacedShard,
+        local_batch: float,
+        payload: Payload,
+        *,
+        id_bytes: int,
+        lookups_factor: float = 1.0,
     ) -> PairTraffic:
         """Traffic of one shard.
 
@@ -89,35 +111,73 @@ class PairTraffic:
             placed: The shard.
             local_batch: Samples of each reader.
             payload: Number formats on the wire.
+            id_bytes: Of an id, as `id_bytes` says for the plan's tables.
             lookups_factor: Lookups of the batch over those of the mean batch.
         """
-        table = placed.shard.table
-        profile, share = placed.shard.access()
-        num_owners = len(placed.replicas[0])
-        num_lookups = local_batch * table.pooling_factor * share * lookups_factor / num_owners
-        if placed.exchange is Exchange.PARTIAL_SUMS:
-            num_lengths = num_vectors = local_batch * len(table.features)
-        else:
-            # Owners need no bags to answer with rows, only the number of rows.
-            num_lengths = 1.0
-            if placed.deduplicate:
-                num_lookups = profile.expected_distinct(num_lookups * num_owners) / num_owners
-            num_vectors = num_lookups
-        return cls.of_counts(num_lengths, num_lookups, num_vectors * placed.shard.embedding_dim, payload)
+        return cls.of_counts(*_pair_counts(placed, local_batch, lookups_factor), payload, id_bytes=id_bytes)
 
     @classmethod
-    def of_counts(cls, num_lengths: float, num_lookups: float, values: float, payload: Payload) -> PairTraffic:
+    def of_counts(
+        cls, num_lengths: float, num_lookups: float, values: float, payload: Payload, *, id_bytes: int
+    ) -> PairTraffic:
         """Traffic of so many lengths and ids, answered with so many numbers."""
+        length_bytes, _, forward_bytes, backward_bytes = _unit_bytes(payload, id_bytes)
         return cls(
-            lengths=num_lengths * LENGTH_BYTES,
-            ids=num_lookups * ID_BYTES,
-            forward=values * wire_bytes(payload.forward),
-            backward=values * wire_bytes(payload.backward),
+            lengths=num_lengths * length_bytes,
+            ids=num_lookups * id_bytes,
+            forward=values * forward_bytes,
+            backward=values * backward_bytes,
         )
 
     def by_stream(self) -> MsArray:
         """The same numbers, shape (E,)."""
         return np.array([self.lengths, self.ids, self.forward, self.backward])
+
+
+def _pair_counts(placed: PlacedShard, local_batch: float, lookups_factor: float) -> tuple[float, float, float]:
+    """Lengths and ids that a reader sends to each owner, and numbers that it gets back."""
+    table = placed.shard.table
+    profile, share = placed.shard.access()
+    num_owners = len(placed.replicas[0])
+    num_lookups = local_batch * table.pooling_factor * share * lookups_factor / num_owners
+    if placed.exchange is Exchange.PARTIAL_SUMS:
+        num_lengths = num_vectors = local_batch * len(table.features)
+    else:
+        # Owners need no bags to answer with rows, only the number of rows.
+        num_lengths = 1.0
+        if placed.deduplicate:
+            num_lookups = profile.expected_distinct(num_lookups * num_owners) / num_owners
+        num_vectors = num_lookups
+    return num_lengths, num_lookups, num_vectors * placed.shard.embedding_dim
+
+
+def pair_bytes(
+    placed_N: Sequence[PlacedShard],
+    local_batch: float,
+    payload: Payload,
+    *,
+    id_bytes: int,
+    lookups_factor_N: Sequence[float],
+) -> MsArray:
+    """`PairTraffic` of many shards by stream, shape (N, E).
+
+    Args:
+        placed_N: The shards.
+        local_batch: Samples of each reader.
+        payload: Number formats on the wire.
+        id_bytes: Of an id, as `id_bytes` says for the plan's tables.
+        lookups_factor_N: Lookups of the batch over those of the mean batch.
+    """
+    counts = [
+        _pair_counts(placed, local_batch, factor) for placed, factor in zip(placed_N, lookups_factor_N, strict=True)
+    ]
+    lengths_N, lookups_N, values_N = np.array(counts, dtype=np.float64).reshape(-1, 3).T
+    return np.column_stack([lengths_N, lookups_N, values_N, values_N]) * _unit_bytes(payload, id_bytes)
+
+
+def _unit_bytes(payload: Payload, id_bytes: int) -> tuple[float, float, float, float]:
+    """Bytes of a length, an id, and a number on the way forward and back: by stream."""
+    return LENGTH_BYTES, id_bytes, wire_bytes(payload.forward), wire_bytes(payload.backward)
 
 
 def wire_bytes(dtype: DType) -> float:
@@ -325,22 +385,8 @@ class SyncBytes:
     @classmethod
     def of(cls, placed: PlacedShard, group_batch_size: int) -> SyncBytes:
         """Of a shard; nothing for one replica."""
-        shard, how = placed.shard, placed.grad_sync
-        row_bytes = shard.embedding_dim * REDUCED_BYTES
-        if how is GradSync.NONE:
-            return cls()
-        if how is GradSync.DENSE:
-            return cls(reduced=float(shard.num_embeddings * row_bytes))
-        profile, share = shard.access()
-        num_lookups = group_batch_size * shard.table.pooling_factor * share
-        gathered_rows = len(placed.replicas) * profile.expected_distinct(num_lookups * _largest_share(placed))
-        if how is GradSync.ALL_GATHER:
-            return cls(gathered=gathered_rows * (row_bytes + ID_BYTES))
-        return cls(reduced=profile.expected_distinct(num_lookups) * row_bytes, gathered=gathered_rows * ID_BYTES)
-
-    def __add__(self, other: SyncBytes) -> SyncBytes:
-        """Of several shards."""
-        return SyncBytes(reduced=self.reduced + other.reduced, gathered=self.gathered + other.gathered)
+        reduced, gathered = sync_bytes([placed], group_batch_size)[0].tolist()
+        return cls(reduced=reduced, gathered=gathered)
 
     def held_bytes(self, replicas: Replicas) -> float:
         """Bytes of buffers on each rank that holds some of the rows."""
@@ -349,6 +395,38 @@ class SyncBytes:
     def sent_bytes(self, replicas: Replicas) -> float:
         """Bytes that each of them puts into the collectives."""
         return (self.reduced + self.gathered / len(replicas)) / len(replicas[0])
+
+
+def sync_bytes(placed_N: Sequence[PlacedShard], group_batch_size: int) -> MsArray:
+    """`SyncBytes` of many shards as they sum their gradients: reduced and gathered, shape (N, 2)."""
+    bytes_N2 = np.zeros((len(placed_N), 2))
+    synced = [index for index, placed in enumerate(placed_N) if placed.grad_sync is not GradSync.NONE]
+    by_way = sync_bytes_by_way([placed_N[index] for index in synced], group_batch_size)
+    for position, index in enumerate(synced):
+        bytes_N2[index] = by_way[placed_N[index].grad_sync][position]
+    return bytes_N2
+
+
+def sync_bytes_by_way(placed_N: Sequence[PlacedShard], group_batch_size: int) -> dict[GradSync, MsArray]:
+    """Bytes that are reduced and gathered, shape (N, 2), by each way in which replicas of shards may sum gradients."""
+    cut = [placed.shard.access() for placed in placed_N]
+    tables = [placed.shard.table for placed in placed_N]
+    profiles = ProfileBatch.of([profile for profile, _ in cut])
+    lookups_N = np.array(
+        [group_batch_size * table.pooling_factor * share for table, (_, share) in zip(tables, cut, strict=True)]
+    )
+    own_N = profiles.expected_distinct(lookups_N * [_largest_share(placed) for placed in placed_N])
+    gathered_N = own_N * [len(placed.replicas) for placed in placed_N]
+    row_bytes_N = np.array([placed.shard.embedding_dim * REDUCED_BYTES for placed in placed_N])
+    all_bytes_N = row_bytes_N * [float(placed.shard.num_embeddings) for placed in placed_N]
+    hit_bytes_N = profiles.expected_distinct(lookups_N) * row_bytes_N
+    id_bytes_N = np.array([id_bytes([table]) for table in tables])
+    nothing_N = np.zeros(len(placed_N))
+    return {
+        GradSync.DENSE: np.column_stack([all_bytes_N, nothing_N]),
+        GradSync.SPARSE: np.column_stack([hit_bytes_N, gathered_N * id_bytes_N]),
+        GradSync.ALL_GATHER: np.column_stack([nothing_N, gathered_N * (row_bytes_N + id_bytes_N)]),
+    }
 
 
 def _largest_share(placed: PlacedShard) -> float:
@@ -361,7 +439,8 @@ def _largest_share(placed: PlacedShard) -> float:
 def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None) -> Traffic:
     """Adds up what every placed shard sends.
 
-    Each rank asks, for its local batch, every owner in the replica that it reads: lengths and ids (int64). Owners
+    Each rank asks, for its local batch, every owner in the replica that it reads: lengths and ids (int32; int64
+    in plans for a table of over 2^31 rows). Owners
     answer with one vector per bag (`partial_sums`), or with one row per lookup (`rows`; per distinct row with
     `deduplicate`), in the payload's formats; sums may be added up on the way (`reduce_scatter`). Lookups are taken to
     spread evenly over the owners of a replica.
@@ -374,27 +453,28 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
         lookups_factor: How much longer than the mean the tables' batches are; left out, they are the mean.
     """
     local_batch = plan.group_batch_size / plan.group_size
+    width = id_bytes(plan.tables.tables)
     single_ER = np.zeros((len(_STREAMS), plan.group_size))
     scattered_E = np.zeros(len(_STREAMS))
     reduced_R, gathered_R = np.zeros(plan.group_size), np.zeros(plan.group_size)
-
-    def pair_bytes(placed: PlacedShard) -> MsArray:
-        factor = 1.0 if lookups_factor is None else lookups_factor(placed.shard.table, local_batch)
-        return PairTraffic.of(placed, local_batch, plan.payload, lookups_factor=factor).by_stream()
 
     alike: dict[tuple[Replicas, tuple[int, ...] | None, Collective], list[PlacedShard]] = {}
     for placed in plan.shards:
         alike.setdefault((placed.replicas, placed.fetch, placed.collective), []).append(placed)
     layouts = []
     for (replicas, _, collective), shards in alike.items():
-        pair_bytes_E = np.sum([pair_bytes(placed) for placed in shards], axis=0)
+        factors = [1.0 if lookups_factor is None else lookups_factor(one.shard.table, local_batch) for one in shards]
+        pair_bytes_E = pair_bytes(shards, local_batch, plan.payload, id_bytes=width, lookups_factor_N=factors).sum(
+            axis=0
+        )
         if collective is Collective.REDUCE_SCATTER:
             scattered_E += np.where(_IS_SCATTERED_E, pair_bytes_E, 0.0)
             pair_bytes_E = np.where(_IS_SCATTERED_E, 0.0, pair_bytes_E)
         if len(replicas) == 1:
             single_ER[:, list(replicas[0])] += pair_bytes_E[:, None]
             continue
-        synced = sum((SyncBytes.of(placed, plan.group_batch_size) for placed in shards), SyncBytes())
+        reduced, gathered = sync_bytes(shards, plan.group_batch_size).sum(axis=0).tolist()
+        synced = SyncBytes(reduced=reduced, gathered=gathered)
         layout = LayoutTraffic(
             replicas=replicas,
             read_by_R=replicas_read(plan, shards[0]),

@@ -10,15 +10,18 @@ from typing import ClassVar
 from autoshard import __version__
 from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.accepted import AT_LEAST_0, check_choice, listed
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.quoting import shown
-from autoshard.planners.hybrid.step_search import StepSearch, search_steps
+from autoshard.planners.hybrid.step_search import Found, StepSearch, search_steps
 from autoshard.planners.kernel_search import plan_by_kernel
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.options import ShardingType
 
 #: Stands for all sharding types.
 ALL = "all"
+#: Share of the time and of the steps that a search over whole tables gets, where these may be preferred.
+_WHOLE_SHARE = 0.2
+_WHOLE = frozenset({ShardingType.TABLE_WISE})
 #: Plans over several replica groups; not a way to hold one table, but to hold all of them several times.
 _GROUPS = "replica_groups"
 _NAMES = (*map(str, ShardingType), _GROUPS)
@@ -59,6 +62,13 @@ class AutoOptions:
         metadata={
             "help": "Most steps of the search; 0 for as many as the time limit allows. With a number, the same seed "
             "gives the same plan on every machine that makes them in time."
+        },
+    )
+    prefer_whole: bool = field(
+        default=True,
+        metadata={
+            "help": "Where a calibrated model prices steps, cut tables only if that makes the step shorter by more "
+            "than the model's median error."
         },
     )
     policy: bool = field(
@@ -141,9 +151,51 @@ class AutoPlanner:
             with_policy=options.policy,
             with_groups=options.with_groups,
         )
-        found = search_steps(request, search)
+        found = _preferred(request, search) if options.prefer_whole else search_steps(request, search)
         _log.info("auto: %s", found.status)
         provenance = Provenance(
             planner=self.name, version=__version__, seed=request.seed, models={**found.models, "search": found.status}
         )
         return replace(found.plan, provenance=provenance)
+
+
+def _preferred(request: PlanRequest, search: StepSearch) -> Found:
+    """The best plan, or the best one of whole tables if cutting them gains less than the step model can tell.
+
+    What a cut costs beside its bytes and kernels is what step models know least of: the predicted gain of the best of
+    many plans is too high by up to the model's error (the optimiser's curse).
+    """
+    margin = request.costs.step.relative_error if request.costs.step else 0.0
+    if not margin or search.names <= _WHOLE:
+        return search_steps(request, search)
+    whole = _best_whole(request, search)
+    rest = 1.0 - _WHOLE_SHARE
+    found = search_steps(
+        replace(request, time_limit_s=rest * request.time_limit_s),
+        replace(search, steps=max(1, round(rest * search.steps)) if search.steps else 0),
+    )
+    if whole is None or found.step_ms < (1.0 - margin) * whole.step_ms:
+        return found
+    return replace(
+        whole,
+        status=f"whole tables, since {found.step_ms:.6g} ms by cutting them is within {margin:.0%} of "
+        f"{whole.step_ms:.6g} ms: {whole.status}",
+    )
+
+
+def _best_whole(request: PlanRequest, search: StepSearch) -> Found | None:
+    """The best plan of whole tables; None if there is none."""
+    if not search.names >= _WHOLE:
+        return None
+    try:
+        return search_steps(
+            replace(request, time_limit_s=_WHOLE_SHARE * request.time_limit_s),
+            replace(
+                search,
+                names=_WHOLE,
+                steps=max(1, round(_WHOLE_SHARE * search.steps)) if search.steps else 0,
+                with_groups=False,
+            ),
+        )
+    except InfeasiblePlanError:
+        return None

@@ -10,6 +10,7 @@ _OVERLAPS = {
     Overlap.NONE: "none, parts of a step run one after the other",
     Overlap.PIPELINED: "pipelined, exchanges hide behind dense layers, the next batch's input behind the whole step",
     Overlap.NEO: "neo, dense layers and their all-reduce hide behind lookups and exchange",
+    Overlap.NEO_PREFETCH: "neo_prefetch, as neo, and the next batch's input hides behind dense layers",
 }
 
 

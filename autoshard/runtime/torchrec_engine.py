@@ -30,12 +30,13 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
-from autoshard.core import DType, Exchange, Optimizer, Payload, Pooling, ShardingPlan, Split
+from autoshard.core import DType, Exchange, MemoryLevel, Optimizer, Payload, Pooling, ShardingPlan, Split
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.engine.groups import own_group
 from autoshard.runtime.engine.holdings import HeldRange, Holding, Ownership
+from autoshard.runtime.engine.ids.messages import id_dtype
 from autoshard.runtime.engine.rows.fused import FUSED_OPTIMIZERS, FusedSettings
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.participation import Participation
@@ -82,6 +83,7 @@ class TorchRecEmbeddings:
         self._layouts = layouts_of(plan, part.owners)
         self.owners = replace(part.owners, holdings=tuple(one for layout in self._layouts for one in layout.holdings))
         self.local_batch_size, self.feature_dims = part.local_batch_size, part.feature_dims
+        self._id_dtype = id_dtype(table.num_embeddings for table in self.owners.tables.tables)
         self._features = [f"feature_{index}" for index in range(len(self.feature_dims))]
         self._timer = timer or StepTimer(part.device, enabled=False)
         # By process.
@@ -225,7 +227,8 @@ class TorchRecEmbeddings:
         lengths_FB = ids.lengths_FB
         if empty:
             lengths_FB = torch.cat([lengths_FB, lengths_FB.new_zeros(len(empty), ids.batch_size)])
-        return KeyedJaggedTensor(keys=self._features + empty, values=ids.ids_L, lengths=lengths_FB.reshape(-1))
+        ids_L = ids.ids_L.to(self._id_dtype)
+        return KeyedJaggedTensor(keys=self._features + empty, values=ids_L, lengths=lengths_FB.reshape(-1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +313,8 @@ def _check(shards: Sequence[Holding], field: str) -> None:
     first, name = shards[0], shown(shards[0].of.name)
     if first.of.pooling is Pooling.SEQUENCE:
         raise _refused(f"has sums and means; {name} is a sequence table", field)
+    if any(one.memory.level is not MemoryLevel.HBM for one in shards):
+        raise _refused(f"has tables in the device's memory; {name} lies in {shards[0].memory.level}", field)
     if any(one.is_replicated for one in shards):
         raise _refused(f"holds each row once; {name} has replicas", field)
     if any(one.output is Exchange.ROWS for one in shards):

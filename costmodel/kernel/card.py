@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -89,9 +89,18 @@ class Coverage:
         for name in _RANGED:
             low, high = self.ranges[name]
             value = float(getattr(shard, name))
-            if value > high or (value < low and name not in _UPPER_ONLY):
+            if self._are_beyond(name, np.array(value)):
                 found.append(OutsideRange(table=shard.table, field=name, value=value, low=low, high=high))
         return max(found, key=lambda one: one.excess, default=None)
+
+    def are_outside(self, shards: Sequence[LocalShard]) -> NDArray[np.bool_]:
+        """Whether each shard lies outside the trained range, shape (N,)."""
+        values = {name: np.array([getattr(shard, name) for shard in shards], dtype=np.float64) for name in _RANGED}
+        return np.logical_or.reduce([self._are_beyond(name, values_N) for name, values_N in values.items()])
+
+    def _are_beyond(self, name: str, values_N: NDArray[np.float64]) -> NDArray[np.bool_]:
+        low, high = self.ranges[name]
+        return (values_N > high) | ((values_N < low) & (name not in _UPPER_ONLY))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import NUM_REUSE_BINS, AccessProfile, DType, LocalShard, MemoryLevel, Optimizer, Pooling, Update
+from autoshard.core.access import ProfileBatch
+from autoshard.core.content_cache import ContentCache
 from autoshard.formats.documents.kinds import Field, list_of, number_in, record
 from costmodel.registry.card_fields import MAX_METRIC
 
@@ -62,7 +63,7 @@ NUM_FEATURES = len(FEATURE_NAMES)
 #: Scaled inputs beyond this many standard deviations look like the last of them; work is never cut off.
 _FARTHEST = 6.0
 _MIB = 2.0**20
-# 17 numbers per entry; a search over column splits asks for the same few thousand profiles again and again.
+# 18 numbers per entry; a search over column splits asks for the same few thousand profiles again and again.
 _CACHED_PROFILES = 1 << 16
 
 
@@ -81,21 +82,66 @@ def shard_features(shards: Sequence[LocalShard]) -> FeatureArray:
         they are expected from the profile, since a plan is made before its batches are seen; batch size, distinct
         rows, kinds of kernel and work are added. The step feature belongs to the policy.
     """
-    features_NF = np.empty((len(shards), NUM_FEATURES))
-    for index, shard in enumerate(shards):
-        features_NF[index] = _features(shard)
-    return features_NF
+    if not shards:
+        return np.zeros((0, NUM_FEATURES))
+    sizes_NC = np.array(
+        [
+            (
+                shard.num_bags,
+                shard.num_lookups,
+                shard.embedding_dim,
+                shard.num_embeddings,
+                shard.pooling_factor,
+                shard.weight_bytes,
+                shard.num_gradient_rows,
+            )
+            for shard in shards
+        ],
+        dtype=np.float64,
+    )
+    bags_N, lookups_N, dim_N, rows_N, pooling_N, weight_bytes_N, gradient_rows_N = sizes_NC.T
+    bins_NE, distinct_N = _expected(shards)
+    hit_share_N = np.array([_hit_share(shard) for shard in shards], dtype=np.float64)
+    distinct_share_N = np.divide(distinct_N, lookups_N, out=np.zeros(len(shards)), where=lookups_N > 0)
+    amounts = (dim_N, rows_N, pooling_N, weight_bytes_N / _MIB, bags_N, lookups_N, distinct_N)
+    work = (
+        np.ones(len(shards)),
+        bags_N,
+        lookups_N,
+        lookups_N * dim_N,
+        distinct_N,
+        distinct_N * dim_N,
+        gradient_rows_N * dim_N,
+        distinct_N * (1 - hit_share_N),
+    )
+    return np.column_stack(
+        [
+            np.log2(1.0 + np.column_stack(amounts)),
+            distinct_share_N,
+            hit_share_N,
+            bins_NE,
+            _flags(shards),
+            np.column_stack(work) / _WORK_UNITS,
+        ]
+    )
 
 
-def _features(shard: LocalShard) -> FeatureArray:
-    lookups, dim, bags = shard.num_lookups, shard.embedding_dim, shard.num_bags
-    bins, distinct = _expected(shard.access, lookups)
-    hit_share = _hit_share(shard)
-    is_behind_cache = shard.level is not MemoryLevel.HBM
+def _flags(shards: Sequence[LocalShard]) -> FeatureArray:
+    """What kinds of kernels shards need, shape (N, 9)."""
+    known: dict[tuple[object, ...], tuple[bool, ...]] = {}
+    flags = []
+    for shard in shards:
+        kind = (shard.is_pooled, shard.pooling, shard.dtype, shard.optimizer, shard.update, shard.level)
+        if kind not in known:
+            known[kind] = _kind_flags(shard)
+        flags.append(known[kind])
+    return np.array(flags, dtype=np.float64)
+
+
+def _kind_flags(shard: LocalShard) -> tuple[bool, ...]:
     all_reduced = shard.update is Update.ALL_REDUCED
     optimizer = None if all_reduced else shard.optimizer
-    amounts = (dim, shard.num_embeddings, shard.pooling_factor, shard.weight_bytes / _MIB, bags, lookups, distinct)
-    flags = (
+    return (
         not shard.is_pooled,
         shard.is_pooled and shard.pooling is Pooling.MEAN,
         shard.dtype is DType.FP16,
@@ -104,21 +150,8 @@ def _features(shard: LocalShard) -> FeatureArray:
         optimizer is Optimizer.ADAGRAD,
         optimizer is Optimizer.ADAM,
         all_reduced,
-        is_behind_cache,
+        shard.level is not MemoryLevel.HBM,
     )
-    work = (
-        1.0,
-        bags,
-        lookups,
-        lookups * dim,
-        distinct,
-        distinct * dim,
-        shard.num_gradient_rows * dim,
-        distinct * (1 - hit_share),
-    )
-    distinct_share = distinct / lookups if lookups > 0 else 0.0
-    inputs = (*np.log2(1.0 + np.array(amounts)), distinct_share, hit_share, *bins, *flags)
-    return np.concatenate([np.array(inputs, dtype=np.float64), np.array(work) / _WORK_UNITS])
 
 
 def _hit_share(shard: LocalShard) -> float:
@@ -128,11 +161,26 @@ def _hit_share(shard: LocalShard) -> float:
     return float(shard.access.coverage(shard.cache_bytes / (shard.embedding_dim * shard.dtype.num_bytes)))
 
 
-@lru_cache(maxsize=_CACHED_PROFILES)
-def _expected(access: AccessProfile, num_lookups: float) -> tuple[FeatureArray, float]:
-    bins = access.reuse_bins(num_lookups, of="lookups")
-    bins.setflags(write=False)
-    return bins, access.expected_distinct(num_lookups)
+def _expected(shards: Sequence[LocalShard]) -> tuple[FeatureArray, FeatureArray]:
+    """Shares of lookups by reuse bin, shape (N, 17), and distinct rows of a batch, (N,).
+
+    Each profile and number of lookups is worked out once.
+    """
+    keys = [(shard.access, shard.num_lookups) for shard in shards]
+    index_of = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    found_UE = np.array(_EXPECTED.of(list(index_of)))
+    found_NE = found_UE[[index_of[key] for key in keys]]
+    return found_NE[:, :-1], found_NE[:, -1]
+
+
+def _worked_out(keys: Sequence[tuple[AccessProfile, float]]) -> FeatureArray:
+    """Shares of lookups by reuse bin, then distinct rows, of profiles and numbers of lookups, shape (U, 18)."""
+    profiles, lookups = zip(*keys, strict=True)
+    batch, lookups_U = ProfileBatch.of(profiles), np.array(lookups)
+    return np.column_stack([batch.reuse_bins(lookups_U, of="lookups"), batch.expected_distinct(lookups_U)])
+
+
+_EXPECTED = ContentCache(_worked_out, max_entries=_CACHED_PROFILES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

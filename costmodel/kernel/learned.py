@@ -5,6 +5,7 @@ Shape suffixes: N shards, S sets of shards, H width of a code.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -68,11 +69,14 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
         Raises:
             ModelError: If no kernel of a shard's kind was measured.
         """
+        first: dict[str, LocalShard] = {}
         for shard in shards:
+            first.setdefault(shard.kernel_kind, shard)
+        for shard in first.values():
             self.card.coverage.check(shard)
         codes_NH = self.predictor.encode(shard_features(shards))
         self._check_finite(codes_NH)
-        codes_NH[:, NUM_OUTSIDE] = [self.card.coverage.outside(shard) is not None for shard in shards]
+        codes_NH[:, NUM_OUTSIDE] = self.card.coverage.are_outside(shards)
         return codes_NH
 
     @property
@@ -82,7 +86,9 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
 
     def notes(self, shards: Sequence[LocalShard]) -> tuple[OutsideRange, ...]:
         """Which of the shards lie outside the range that the model was trained on, and how; each once."""
-        found = (self.card.coverage.outside(shard) for shard in shards)
+        coverage = self.card.coverage
+        beyond = itertools.compress(shards, coverage.are_outside(shards))
+        found = (coverage.outside(shard) for shard in beyond)
         return tuple(dict.fromkeys(note for note in found if note is not None))
 
     def predict_ms(self, codes_SH: CodeArray) -> MsArray:

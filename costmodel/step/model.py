@@ -108,6 +108,11 @@ class CalibratedStep(LearnedModel[StepCard]):
         """What the engine overlaps."""
         return self.card.overlap
 
+    @property
+    def relative_error(self) -> float:
+        """Median relative error of its runs, each predicted by a calibration on the others."""
+        return self.card.metrics.get("median_error", 0.0)
+
     def coefficients(self, part: StepPart, basis: str) -> Coefficients | None:
         """Weights of a part's features; None if no run was priced with the model."""
         return self.fitted.get((part, basis))

@@ -14,6 +14,7 @@ from autoshard.formats.stores.samples import devices_in, read_samples
 from costmodel.kernel.training import TrainingOptions
 from studies.cost_models.evaluation import EvaluationOptions, evaluate_methods
 from studies.cost_models.evaluation_report import evaluation_result
+from studies.cost_models.evidence import plain_sets
 from studies.frame import OutputOptions
 
 
@@ -25,6 +26,13 @@ class CompareOptions:
     device: Annotated[str | None, typer.Option(help="Key of the device.", show_default="all of the store")] = None
     updates: Annotated[int | None, typer.Option(min=1, help="Updates of every network.")] = None
     quick: Annotated[bool, typer.Option("--quick", help="One seed, a tenth of the updates.")] = False
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="Only sets that AutoShard's features can tell apart: whole tables, one kernel and batch."
+        ),
+    ] = False
+    ablation: Annotated[bool, typer.Option(help="Train without each group of features as well.")] = True
     workers: Annotated[int, typer.Option(min=1, help="Processes that train.")] = 2
 
     def evaluation(self) -> EvaluationOptions:
@@ -33,11 +41,13 @@ class CompareOptions:
         if self.updates is not None:
             training = replace(training, num_updates=self.updates)
         if self.quick:
-            return replace(EvaluationOptions.quick(training), num_workers=self.workers)
-        options = EvaluationOptions(training=training, num_workers=self.workers)
-        if self.updates is None:
-            return options
-        return replace(options, paper_updates=self.updates, ablation_updates=self.updates)
+            options = EvaluationOptions.quick(training)
+        else:
+            options = EvaluationOptions(training=training)
+            if self.updates is not None:
+                options = replace(options, paper_updates=self.updates, ablation_updates=self.updates)
+        seeds = options.ablation_seeds if self.ablation else 0
+        return replace(options, num_workers=self.workers, ablation_seeds=seeds)
 
 
 def main(options: CompareOptions, output: OutputOptions) -> None:
@@ -51,5 +61,9 @@ def main(options: CompareOptions, output: OutputOptions) -> None:
     """
     for device in devices_in(options.store) if options.device is None else (options.device,):
         with console.progress(f"Comparing, {device}", 1.0) as advance:
-            evaluation = evaluate_methods(read_samples(options.store, device), options.evaluation(), advance)
-        output.write(evaluation_result(evaluation))
+            samples = read_samples(options.store, device)
+            if options.plain:
+                samples = plain_sets(samples)
+            evaluation = evaluate_methods(samples, options.evaluation(), advance)
+        result = evaluation_result(evaluation)
+        output.write(replace(result, name=f"{result.name}-plain") if options.plain else result)

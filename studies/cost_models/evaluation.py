@@ -32,6 +32,7 @@ KERNEL: Final = "kernel_model"
 METHODS: Final[Mapping[str, str]] = {
     KERNEL: "kernel model",
     "autoshard": "AutoShard's network, squared error",
+    "autoshard_lookups": "AutoShard's network, squared error, bins of lookups",
     "autoshard_best": "AutoShard's network, relative error, bins of lookups",
     "singles": "sum of single tables",
     "singles_scaled": "sum of single tables, one factor",
@@ -312,6 +313,7 @@ def _rivals(
 
     return {
         "autoshard": lambda: baselines.fit_paper_network(train, seed, squared),
+        "autoshard_lookups": lambda: baselines.fit_paper_network(train, seed, replace(squared, bins_of="lookups")),
         "autoshard_best": lambda: baselines.fit_paper_network(train, seed, relative),
         "singles": lambda: singles,
         "singles_scaled": lambda: baselines.fit_factor(singles, train),

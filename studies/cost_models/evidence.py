@@ -5,13 +5,14 @@ Shape suffixes: S samples, N shards of all samples, U distinct shards.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
 from autoshard.core.costs import MsArray
-from autoshard.formats.stores.samples import Sample, SampleTable
+from autoshard.formats.stores.samples import MeasuredShard, Sample, SampleTable
 from costmodel.kernel.dataset import CostDataset, IndexArray
 
 
@@ -31,6 +32,31 @@ class Evidence:
         kept = tuple(sample for sample in table.samples if sample.shards and not sample.is_noisy)
         assert len(kept) == len(dataset)
         return cls(dataset=dataset, samples=kept, num_left_out=len(table) - len(kept))
+
+
+#: What `autoshard collect` measures parts of tables for.
+_SLICES = "slices"
+
+
+def plain_sets(table: SampleTable) -> SampleTable:
+    """Sets of whole tables that are all of one kind of kernel and one batch, those which are most frequent.
+
+    AutoShard's features say nothing about either, so its network can tell apart only sets such as these.
+    """
+    kinds = Counter(_kind(measured) for sample in table.samples for measured in sample.shards)
+    if not kinds:
+        return table
+    plain = kinds.most_common(1)[0][0]
+    kept = (
+        sample
+        for sample in table.samples
+        if sample.source != _SLICES and all(_kind(measured) == plain for measured in sample.shards)
+    )
+    return replace(table, samples=tuple(kept))
+
+
+def _kind(measured: MeasuredShard) -> tuple[str, int]:
+    return measured.shard.kernel_kind, measured.shard.num_bags
 
 
 class SplitKind(StrEnum):

@@ -1,4 +1,4 @@
-"""Reproduces AutoShard's figures for the sharding policy: `python -m studies policy`."""
+"""Draws AutoShard's figures for this sharding policy, on CPUs: `python -m studies policy`."""
 
 from __future__ import annotations
 

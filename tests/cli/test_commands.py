@@ -14,8 +14,9 @@ from autoshard.formats import load_tables, read_plan, read_tables
 
 COMMANDS = (
     *("list", "import", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "explain", "replay", "compare", "simulate", "run", "serve"),
+    *("plan", "evaluate", "show", "explain", "replay", "compare", "simulate", "run", "serve", "keys", "db"),
 )
+SUBCOMMANDS = ("train cost", "train policy", "keys create", "keys list", "keys revoke", "db upgrade")
 
 
 @pytest.fixture
@@ -44,10 +45,12 @@ def test_help_lists_every_command_in_the_order_of_their_use(succeeds):
         assert not any("Unavailable" in line for line in lines)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "train cost", "train policy"])
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, "train cost", "train policy", "keys create", "keys revoke", "db upgrade"]
+)
 def test_every_command_has_help_with_an_example_and_says_all_on_one_json_object(succeeds, command):
     text = succeeds(*command.split(), "--help")
-    if command != "train":
+    if command not in cli.GROUPS:
         assert f"\n      autoshard {command}" in text
         assert command == "serve" or "--json" in text
         assert "Args:" not in text

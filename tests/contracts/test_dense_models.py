@@ -52,6 +52,7 @@ def _sample(shape: DenseShape, rng: np.random.Generator) -> DenseSample:
 MODELS: dict[str, Callable[[], DenseCostModel]] = {
     "analytic cpu": lambda: AnalyticDenseModel.for_device("cpu"),
     "analytic a100": lambda: AnalyticDenseModel.for_device("a100"),
+    "analytic a100 (TF32)": lambda: AnalyticDenseModel.for_device("a100", tf32=True),
     "analytic abacus": lambda: AnalyticDenseModel.for_device("abacus"),
     "analytic cpu (upper end)": lambda: UpperEndDense(AnalyticDenseModel.for_device("cpu")),
     "learned": learned,

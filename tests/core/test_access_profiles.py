@@ -1,6 +1,8 @@
 """Access profiles: curves that are exact at their knots, and what is read from them."""
 
+import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -8,7 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autoshard.core import NUM_REUSE_BINS, REUSE_BIN_EDGES, REUSE_BIN_MIDDLES, AccessProfile
-from autoshard.core.access import _poisson_cdf, log_spaced_ranks, mixture
+from autoshard.core.access import ProfileBatch, log_spaced_ranks, mixture
+from autoshard.core.access.knots import power_sums
+from autoshard.core.access.reuse import poisson_cdf
 from autoshard.core.errors import InvalidTableError
 
 row_numbers = st.one_of(
@@ -34,6 +38,16 @@ def profiles(draw):
 
 
 class TestMaking:
+    @given(start=st.integers(300, 10**6), spans=st.lists(st.integers(1, 5000), min_size=1, max_size=9), alpha=alphas)
+    @example(start=300, spans=[64, 65, 1], alpha=1.0)
+    def test_sums_of_powers_are_right_where_spans_are_long(self, start, spans, alpha):
+        bounds = start - 1 + np.cumsum([0, *spans])
+        exact = [
+            math.fsum(float(r) ** -alpha for r in range(low + 1, high + 1))
+            for low, high in itertools.pairwise(bounds.tolist())
+        ]
+        np.testing.assert_allclose(power_sums(bounds.astype(float), alpha), exact, rtol=1e-5, atol=1e-300)
+
     @pytest.mark.parametrize(
         ("ranks", "cumulative", "message"),
         [
@@ -119,6 +133,13 @@ class TestMaking:
         assert AccessProfile(profile.ranks_K.copy(), profile.cumulative_K.copy()) == profile
         assert hash(AccessProfile(profile.ranks_K, profile.cumulative_K)) == hash(profile)
 
+    @given(profile=profiles())
+    def test_a_profile_travels_between_processes(self, profile):
+        restored = pickle.loads(pickle.dumps(profile))
+        assert restored == profile
+        assert hash(restored) == hash(profile)
+        assert not restored.ranks_K.flags.writeable
+
 
 class TestReading:
     @given(profile=profiles(), num_lookups=st.floats(1e-3, 1e9))
@@ -152,7 +173,7 @@ class TestReading:
         log_factorials = np.cumsum(np.log(np.maximum(counts_K, 1)))
         safe = np.maximum(rates, 1e-300)[:, None]
         exact = np.exp(counts_K * np.log(safe) - safe - log_factorials).sum(axis=1)
-        np.testing.assert_allclose(_poisson_cdf(rates, np.array([float(edge)]))[:, 0], exact, atol=5e-4)
+        np.testing.assert_allclose(poisson_cdf(rates, np.array([float(edge)]))[0], exact, atol=5e-4)
 
     def test_reuse_bins_are_found_again(self):
         shares = np.array([0.4, 0.0, 0.0, 0.0, 0.0, 0.0, 0.2, 0.0, 0.0, 0.2, 0.0, 0.0, 0.0, 0.0, 0.2, 0.0, 0.0])
@@ -180,6 +201,27 @@ class TestReading:
         assert 0 <= ranks.min() <= ranks.max() < 1000
         for top in (1, 10, 100):
             assert (ranks < top).mean() == pytest.approx(float(profile.coverage(top)), abs=0.006)
+
+
+class TestManyAtOnce:
+    @given(
+        profiles_=st.lists(profiles(), max_size=12),
+        num_lookups=st.lists(st.floats(0, 1e9), min_size=12, max_size=12),
+        of=st.sampled_from(["rows", "lookups"]),
+    )
+    def test_a_batch_says_what_each_profile_says(self, profiles_, num_lookups, of):
+        batch, lookups_N = ProfileBatch.of(profiles_), np.array(num_lookups[: len(profiles_)])
+        pairs = list(zip(profiles_, lookups_N.tolist(), strict=True))
+        one_by_one = np.array([profile.reuse_bins(lookups, of) for profile, lookups in pairs])
+        np.testing.assert_allclose(batch.reuse_bins(lookups_N, of), one_by_one.reshape(-1, NUM_REUSE_BINS), atol=1e-12)
+        distinct_N = np.array([profile.expected_distinct(lookups) for profile, lookups in pairs])
+        np.testing.assert_allclose(batch.expected_distinct(lookups_N), distinct_N, rtol=1e-12)
+
+    def test_more_profiles_than_are_worked_on_at_once(self):
+        many = [AccessProfile.zipf(rows, 1.0) for rows in range(1, 2**17, 500)]
+        lookups_N = np.linspace(0, 1e6, len(many))
+        one_by_one = [profile.reuse_bins(lookups) for profile, lookups in zip(many, lookups_N.tolist(), strict=True)]
+        np.testing.assert_allclose(ProfileBatch.of(many).reuse_bins(lookups_N), one_by_one, atol=1e-12)
 
 
 class TestSlicing:

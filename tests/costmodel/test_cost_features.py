@@ -2,8 +2,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from autoshard.core import DType, Exchange, MemoryLevel, Optimizer, Pooling, Update
+from autoshard.core import AccessProfile, DType, Exchange, LocalShard, MemoryLevel, Optimizer, Pooling, Update
 from costmodel.kernel.features import (
     FEATURE_NAMES,
     INPUT_NAMES,
@@ -48,6 +50,42 @@ def test_the_batch_shows_in_the_reuse_bins(make_shard):
     few, many = shard_features([make_shard(num_bags=8), make_shard(num_bags=4096)])
     expected_reuse = np.arange(17) @ np.stack([few[BINS], many[BINS]], axis=1)
     assert expected_reuse[1] > expected_reuse[0] + 1
+
+
+@given(
+    sizes=st.lists(
+        st.tuples(
+            st.sampled_from([1, 30, 10_000]),
+            st.sampled_from([4, 20, 128]),
+            st.floats(0, 50),
+            st.sampled_from(list(Update)),
+            st.sampled_from(list(Pooling)),
+            st.sampled_from([MemoryLevel.HBM, MemoryLevel.DDR]),
+        ),
+        max_size=12,
+    )
+)
+def test_shards_look_alike_alone_and_among_others(sizes):
+    shards = [
+        LocalShard(
+            table="t",
+            num_embeddings=rows,
+            embedding_dim=dim,
+            num_bags=64,
+            pooling_factor=pooling_factor,
+            access=AccessProfile.zipf(rows, 1.0),
+            update=update,
+            pooling=pooling,
+            level=level,
+            cache_bytes=640 if level is MemoryLevel.DDR else 0,
+        )
+        for rows, dim, pooling_factor, update, pooling, level in sizes
+    ]
+    one_by_one = np.array([shard_features([shard])[0] for shard in shards]).reshape(-1, NUM_FEATURES)
+    features_NF = shard_features(shards)
+    np.testing.assert_allclose(features_NF, one_by_one, rtol=1e-12, atol=1e-12)
+    bins = [shard.access.reuse_bins(shard.num_lookups, of="lookups") for shard in shards]
+    np.testing.assert_allclose(features_NF[:, BINS], np.array(bins).reshape(-1, 17), atol=1e-12)
 
 
 def test_nothing_looked_up_has_empty_bins_and_no_lookups(make_shard):

@@ -29,7 +29,7 @@ TRUTH = {
     StepPart.FORWARD_EXCHANGE: (0.8, 0.1, 0.3),
     StepPart.BACKWARD_EXCHANGE: (0.9, 0.1, 0.5),
     StepPart.BACKWARD_KERNEL: (1.4, 0.0, 0.0),
-    StepPart.DENSE: (1.3, 1.0, 4.0, 0.0, 0.0),
+    StepPart.DENSE: (1.3, 1.0, 4.0, 0.0, 0.0, 6.0),
 }
 
 
@@ -194,7 +194,7 @@ class TestRegistry:
         [
             ({"schema": "autoshard.step-model/9"}, "schema: must be autoshard"),
             ({"features": {}}, "features: was trained on other features"),
-            ({"overlap": "all"}, "overlap: must be one of none, neo, pipelined"),
+            ({"overlap": "all"}, "overlap: must be one of none, neo, neo_prefetch, pipelined"),
             ({"interval_scale": -1.0}, "interval_scale"),
             ({"metrics": {"mae": "small"}}, "metrics.mae: must be a finite number"),
             ({"engine": None}, "engine: must be a text"),

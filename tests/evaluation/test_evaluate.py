@@ -103,16 +103,24 @@ class TestTraffic:
         to_owner = np.zeros((WORLD, WORLD))
         to_owner[:, 1] = 1
         np.testing.assert_allclose(traffic.pairs_RR(Stream.LENGTHS), to_owner * BAGS * 4)
-        np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS), to_owner * LOOKUPS * 8)
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS), to_owner * LOOKUPS * 4)
         np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD), to_owner.T * BAGS * DIM * 2)
         np.testing.assert_allclose(traffic.pairs_RR(Stream.BACKWARD), to_owner * BAGS * DIM * 4)
         assert not traffic.reduced_R.any()
         assert not traffic.gathered_R.any()
-        # Rank 1 holds all inputs and outputs; every rank holds the 16 vectors that it got.
+        # Rank 1 holds all inputs, their ids as int64, and outputs; every rank holds the 16 vectors that it got.
         owner_bytes = WORLD * (BAGS * 4 + LOOKUPS * 8 + BAGS * DIM * 2)
         got_bytes = BAGS * DIM * 2
         expected = [got_bytes, owner_bytes + got_bytes, got_bytes, got_bytes]
         np.testing.assert_allclose(activation_bytes(plan), expected)
+
+    def test_ids_of_tables_that_int32_cannot_number_travel_as_int64(self):
+        most = 1 << 31
+        sent, with_long = (
+            plan_traffic(plan_of(on(1), on(2, "long", num_embeddings=rows, access=AccessProfile.zipf(rows, 1.0))))
+            for rows in (most, most + 1)
+        )
+        np.testing.assert_allclose(with_long.pairs_RR(Stream.IDS), 2 * sent.pairs_RR(Stream.IDS))
 
     def test_outputs_of_copies_on_every_rank_are_held_once(self):
         # FlexShard, Table 2: data-parallel rows take B x L x D, all others twice that. Each holder collects gradients
@@ -176,8 +184,8 @@ class TestTraffic:
         )
         # Each of the four ranks' lookups hit some of the 1,000 rows, and all of them together.
         own, num_hit = (table().access.expected_distinct(share * LOOKUPS) for share in (1, WORLD))
-        np.testing.assert_allclose(dense - sparse, ROWS * DIM * 4 - num_hit * DIM * 4 - WORLD * own * 8)
-        np.testing.assert_allclose(dense - gathered, ROWS * DIM * 4 - WORLD * own * (DIM * 4 + 8))
+        np.testing.assert_allclose(dense - sparse, ROWS * DIM * 4 - num_hit * DIM * 4 - WORLD * own * 4)
+        np.testing.assert_allclose(dense - gathered, ROWS * DIM * 4 - WORLD * own * (DIM * 4 + 4))
 
     def test_long_batches_of_sequences_take_memory_but_no_time(self):
         # 16 samples of variance 9: their sum of 48 deviates by 12, and by 2.3263 times as much at the 99th percentile.
@@ -203,11 +211,11 @@ class TestTraffic:
     def test_several_features_are_several_bags(self):
         traffic = plan_traffic(plan_of(on(0, pooling_factors=(1.0, 2.0))))
         np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD)[0], 2 * BAGS * DIM * 4)
-        np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS)[:, 0], BAGS * 3 * 8)
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS)[:, 0], BAGS * 3 * 4)
 
     def test_row_wise_owners_each_send_a_partial_sum(self):
         traffic = plan_traffic(plan_of(held(Tier.ROW_WISE, ALL)))
-        np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS), LOOKUPS / 4 * 8)
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS), LOOKUPS)
         np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD), BAGS * DIM * 4)
 
     def test_sums_that_are_added_up_on_the_way(self):
@@ -252,18 +260,18 @@ class TestTraffic:
         np.testing.assert_allclose(traffic.reduced_R, touched * DIM * 4)
         # Every rank gathers the ids of the rows that each rank's batch hits.
         own = table().access.expected_distinct(LOOKUPS)
-        np.testing.assert_allclose(traffic.gathered_R, WORLD * own * 8)
+        np.testing.assert_allclose(traffic.gathered_R, WORLD * own * 4)
 
     def test_gathered_gradients_travel_with_their_ids(self):
         traffic = plan_traffic(plan_of(held(Tier.DATA_PARALLEL, EACH, grad_sync=GradSync.ALL_GATHER)))
         assert not traffic.reduced_R.any()
         own = table().access.expected_distinct(LOOKUPS)
-        np.testing.assert_allclose(traffic.gathered_R, WORLD * own * (8 + DIM * 4))
+        np.testing.assert_allclose(traffic.gathered_R, WORLD * own * (4 + DIM * 4))
 
     def test_gathered_ids_are_as_many_as_the_replica_has_that_most_ranks_read(self):
         shard = held(Tier.REPLICATED, ((2,), (1,)), fetch=(1, 1, 0, 1), grad_sync=GradSync.SPARSE)
         most = table().access.expected_distinct(3 * LOOKUPS)
-        np.testing.assert_allclose(plan_traffic(plan_of(shard)).gathered_R, [0, 2 * most * 8, 2 * most * 8, 0])
+        np.testing.assert_allclose(plan_traffic(plan_of(shard)).gathered_R, [0, 2 * most * 4, 2 * most * 4, 0])
 
     def test_flex_stays_within_nodes(self):
         traffic = plan_traffic(plan_of(held(Tier.FLEX, EACH_NODE, grad_sync=GradSync.DENSE)))
@@ -293,7 +301,7 @@ class TestTraffic:
             rows = RowRange(start=start, stop=stop, by=by)
             parts.append(held(tier, replicas, Shard(table=table(), rows=rows, columns=(0, DIM)), split=Split.CYCLIC))
         traffic = plan_traffic(plan_of(*parts))
-        np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS).sum(axis=1), LOOKUPS * 8, rtol=1e-6)
+        np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS).sum(axis=1), LOOKUPS * 4, rtol=1e-6)
 
 
 class TestCheapestSync:

@@ -33,6 +33,7 @@ from autoshard.evaluation import (
     evaluate,
     price_step,
 )
+from autoshard.evaluation.batch_memory import dense_bytes
 
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 DENSE = DenseLayers(num_dense_features=13, bottom_mlp=(64, 16), top_mlp=(32, 1))
@@ -119,6 +120,16 @@ class TestComposition:
         assert rows.step_ms(Overlap.PIPELINED) == 7 + 160 + 659 + 1024
         assert replace(TIMES, input=5000.0).step_ms(Overlap.PIPELINED) == 5000.0
 
+    def test_neo_with_the_next_batch_s_input_distribution(self):
+        # 1 of input hides behind 128.
+        assert TIMES.step_ms(Overlap.NEO_PREFETCH) == TIMES.step_ms(Overlap.NEO) - 1
+        # 400 of 528 are left after the top perceptron's forward pass: they outlast 256 + 64, so that the gradients'
+        # exchange waits until 400, and the all-reduce of 512, too.
+        long = replace(TIMES, input=528.0)
+        assert long.step_ms(Overlap.NEO_PREFETCH) == 6 + 160 + (400 + 512) + 1024
+        # Without that all-reduce: 400 + max(8 + 16, 23).
+        assert replace(long, all_reduce=0.0).step_ms(Overlap.NEO_PREFETCH) == 6 + 160 + (400 + 24) + 1024
+
     def test_a_collective_is_exposed_where_the_step_would_be_shorter_without_it(self):
         for overlap in Overlap:
             for collective, time in TIMES.collectives(overlap).items():
@@ -176,9 +187,12 @@ class TestDense:
         with pytest.raises(InvalidPlanError, match=r"tables\.dense"):
             evaluate(plan(dense=replace(DENSE, top_mlp=(32, 2))), COSTS)
 
-    def test_memory_and_kernels_are_as_without(self):
+    def test_all_but_memory_for_training_is_as_without(self):
         with_dense, without = evaluate(plan(), COSTS), evaluate(plan(dense=None), COSTS)
-        assert with_dense.ranks == without.ranks
+        layers = dense_bytes(plan().tables, plan().tables.batch_size / plan().topology.world_size)
+        assert layers > 0
+        trained = [replace(rank, training_bytes=rank.training_bytes + int(layers)) for rank in without.ranks]
+        assert list(with_dense.ranks) == trained
         assert with_dense.max_kernel_ms == without.max_kernel_ms
         assert with_dense.step_ms.value > without.step_ms.value
 

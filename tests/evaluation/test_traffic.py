@@ -109,7 +109,7 @@ def pair_by_pair(plan, stream):
     for placed in plan.shards:
         if placed.collective is not ALL_TO_ALL and stream in (Stream.FORWARD, Stream.BACKWARD):
             continue
-        pair = PairTraffic.of(placed, plan.group_batch_size / plan.group_size, plan.payload)
+        pair = PairTraffic.of(placed, plan.group_batch_size / plan.group_size, plan.payload, id_bytes=4)
         for reader in range(plan.group_size):
             for owner in placed.replicas[read_slowly(plan, placed, reader)]:
                 place = (reader, owner) if stream.asks else (owner, reader)

@@ -231,7 +231,7 @@ def test_a_name_that_makes_no_sense_in_a_group_is_refused(document):
         (lambda it: it["predicted"]["ranks"].pop(), "predicted.ranks: must hold 4 values, got 3"),
         (
             lambda it: it["predicted"].update(overlap="some"),
-            "predicted.overlap: must be one of none, neo, pipelined, got",
+            "predicted.overlap: must be one of none, neo, neo_prefetch, pipelined, got",
         ),
         (lambda it: it["predicted"].update(dense_ms=-1), "predicted.dense_ms: must be a finite number of at least 0"),
         (lambda it: it["predicted"]["models"].update(step=3), "predicted.models.step: must be a text"),

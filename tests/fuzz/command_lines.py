@@ -76,7 +76,7 @@ GOOD = {
     "part": ("1/2",),
     "ranks": ("2,4", "2"),
     "groups": ("1,2",),
-    "overlap": ("none", "neo", "pipelined"),
+    "overlap": ("none", "neo", "neo_prefetch", "pipelined"),
     "lengths": ("declared", "constant"),
     "what": ("kernels", "dense", "kernels,dense", "tables", "planners"),
     "where": ("random=3,slices=1",),
@@ -179,7 +179,7 @@ def command_lines(draw, command):
     present = {parameter.name for parameter in drawn if parameter.is_required or draw(_rarely(5))}
     is_long = command.path in LONG
     able = [parameter for parameter in drawn if not parameter.is_flag]
-    odd = {draw(st.sampled_from(able)).name} if is_long or draw(st.booleans()) else set()
+    odd = {draw(st.sampled_from(able)).name} if able and (is_long or draw(st.booleans())) else set()
     short = SHORT | SHORTEST if is_long else SHORT
     arguments = [*command.path]
     for parameter in drawn:

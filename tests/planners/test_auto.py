@@ -6,6 +6,7 @@ import pytest
 
 from autoshard.core import MemoryBytes, Shard, TableSet, Tier
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTopologyError
+from autoshard.core.step import Overlap, plain_coefficients
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables, load_topology
@@ -205,6 +206,46 @@ def test_options_name_schemes_and_groups():
     assert AutoOptions().with_groups
     assert not AutoOptions(sharding_types="grid,flex").with_groups
     assert AutoOptions(sharding_types="grid,flex").types == {ShardingType.GRID, ShardingType.FLEX}
+
+
+class Calibrated:
+    """Parts as the models have them, and an error of runs."""
+
+    name, overlap = "calibrated:test", Overlap.NONE
+
+    def __init__(self, relative_error):
+        self.relative_error = relative_error
+
+    def coefficients(self, part, _basis):
+        return plain_coefficients(part)
+
+    def interval_ms(self, value_ms, *_):
+        return value_ms, value_ms
+
+
+def test_tables_are_cut_only_for_more_than_a_calibrated_model_can_tell(draw_task, make_request):
+    def planned(relative_error, **options):
+        request = make_request(draw_task(3, 4, seed=5), time_limit_s=UNHURRIED_S, options={**STEP, **options})
+        costs = replace(request.costs, step=Calibrated(relative_error))
+        plan = AutoPlanner().plan(replace(request, costs=costs))
+        return plan, evaluate(plan, costs).step_ms.value
+
+    def is_cut(plan):
+        return any(
+            placed.tier is not Tier.TABLE_WISE or placed.shard != Shard.whole(placed.shard.table)
+            for placed in plan.shards
+        )
+
+    (cut, cut_ms), (whole, whole_ms) = planned(0.0), planned(0.9)
+    assert is_cut(cut)
+    assert not is_cut(whole)
+    assert whole.provenance.models["search"].startswith("whole tables, since ")
+    gain = 1 - cut_ms / whole_ms
+    assert gain > 0
+    for relative_error, options in ((0.5 * gain, {}), (0.9, {"prefer_whole": False})):
+        found, step_ms = planned(relative_error, **options)
+        assert is_cut(found)
+        assert step_ms < whole_ms
 
 
 def test_ends_at_its_time_limit(draw_task, make_request):

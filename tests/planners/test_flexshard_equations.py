@@ -71,8 +71,8 @@ class TestEquations:
         assert communication_s(strategy, ROWS, PAPER) == pytest.approx(2 * dynamic_s + static_s)
 
     def test_ids_travel_as_rows_do(self):
-        assert input_distribution_s(RW, ROWS, PAPER) == pytest.approx(4096 * 100 * 8 / 2e9)
-        assert input_distribution_s(FLEX, ROWS, PAPER) == pytest.approx(4096 * 100 * 8 / 2e10)
+        assert input_distribution_s(RW, ROWS, PAPER) == pytest.approx(4096 * 100 * 4 / 2e9)
+        assert input_distribution_s(FLEX, ROWS, PAPER) == pytest.approx(4096 * 100 * 4 / 2e10)
         assert input_distribution_s(DP, ROWS, PAPER) == 0
 
     @given(

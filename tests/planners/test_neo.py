@@ -96,8 +96,8 @@ class TestCost:
 
     def test_counts_what_a_whole_table_sends_and_reads(self):
         cost = self.cost().of(self.part(ShardingType.TABLE_WISE))
-        # Of each reader: 10 samples: 10 lengths of 4, 50 ids of 8, 10 vectors of 64 bytes there and 10 back.
-        pair = 10 * 4 + 50 * 8 + 2 * 10 * 64
+        # Of each reader: 10 samples: 10 lengths of 4, 50 ids of 4, 10 vectors of 64 bytes there and 10 back.
+        pair = 10 * 4 + 50 * 4 + 2 * 10 * 64
         assert cost.exchange_s == pytest.approx(3 * pair / 2.4e11 + 4 * pair / 7e9)
         # 400 lookups of 64 bytes, read once and then read and written.
         assert cost.access_s == pytest.approx(3 * 400 * 64 / 1300e9)
@@ -111,7 +111,7 @@ class TestCost:
         assert split.num_holders == 8
         assert split.access_s == pytest.approx(whole.access_s / 8)
         # A lookup in eight: rows are sent, not vectors, and their number in place of lengths.
-        vectors = (4 + 50 / 8 * 8 + 2 * 50 / 8 * 64) / (10 * 4 + 50 * 8 + 2 * 10 * 64)
+        vectors = (4 + 50 / 8 * 4 + 2 * 50 / 8 * 64) / (10 * 4 + 50 * 4 + 2 * 10 * 64)
         assert split.exchange_s == pytest.approx(vectors * whole.exchange_s)
 
     def test_sums_of_all_ranks_may_be_added_up_on_the_way(self):
@@ -119,7 +119,7 @@ class TestCost:
         _, summed = enumerate_options(table("t", 1000, 16, 5.0), machine(), (ShardingType.ROW_WISE,))
         cost = self.cost().of(summed.parts[0])
         # Lengths and ids as ever; 80 vectors of 64 bytes are half of what an all-reduce of them takes, there and back.
-        requests = (10 * 4 + 50 / 8 * 8) * (3 / 2.4e11 + 4 / 7e9)
+        requests = (10 * 4 + 50 / 8 * 4) * (3 / 2.4e11 + 4 / 7e9)
         assert cost.exchange_s == pytest.approx(requests + 2 * 80 * 64 / 2 / 6e10)
 
     def test_columns_repeat_the_ids(self):
@@ -129,7 +129,7 @@ class TestCost:
         )
         (whole,), halves = ([self.cost().of(part) for part in scheme.parts] for scheme in schemes)
         assert [half.access_s for half in halves] == pytest.approx([whole.access_s / 2] * 2)
-        inputs_s = (10 * 4 + 50 * 8) * (3 / 2.4e11 + 4 / 7e9)
+        inputs_s = (10 * 4 + 50 * 4) * (3 / 2.4e11 + 4 / 7e9)
         assert sum(half.exchange_s for half in halves) == pytest.approx(whole.exchange_s + inputs_s)
         # Sec. 4: one moment for each shard of a row.
         assert sum(half.held_bytes[MemoryLevel.HBM] for half in halves) == 1000 * (64 + 2 * 4)
@@ -138,8 +138,8 @@ class TestCost:
         cost = self.cost().of(self.part(ShardingType.DATA_PARALLEL))
         own, hit = map(table("t", 1000).access.expected_distinct, (50, 400))
         assert cost.exchange_s == 0
-        # Ids of 8 bytes from each of 8 ranks are gathered, which is half of an all-reduce.
-        assert cost.reduce_s == pytest.approx((hit * 64 + 8 * own * 8 / 2) / 6e10)
+        # Ids of 4 bytes from each of 8 ranks are gathered, which is half of an all-reduce.
+        assert cost.reduce_s == pytest.approx((hit * 64 + 8 * own * 4 / 2) / 6e10)
         assert cost.access_s == pytest.approx((3 * 50 * 64 + 2 * (own + 7 * hit) * 64) / 1300e9)
 
     def test_weights_are_those_of_communication_and_access(self):

@@ -34,6 +34,7 @@ def test_every_planner_is_described_with_its_options():
         ("sharding_types", "all"),
         ("reserved_bytes", 0),
         ("steps", 0),
+        ("prefer_whole", True),
         ("policy", True),
         ("count_activations", True),
     ]

@@ -139,7 +139,7 @@ def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha
     held = placed_shard(shard, tier, topology)
 
     def forward_bytes(exchange):
-        return PairTraffic.of(replace(held, exchange=exchange), 64, Payload()).forward
+        return PairTraffic.of(replace(held, exchange=exchange), 64, Payload(), id_bytes=4).forward
 
     is_whole = shard.num_embeddings == table.num_embeddings
     if pooling is Pooling.SEQUENCE:

@@ -6,28 +6,29 @@ from autoshard.runtime.engine.ids.messages import Flag, Message, Received, Rooms
 LENGTHS = torch.tensor([2, 0, 1], dtype=torch.int32)
 
 
-def message(*ids):
-    return Message(LENGTHS, (2,), (torch.tensor(ids[:3]), torch.tensor(ids[3:], dtype=torch.int64)))
+def message(*ids, dtype=torch.int64):
+    return Message(LENGTHS, (2,), (torch.tensor(ids[:3], dtype=dtype), torch.tensor(ids[3:], dtype=dtype)))
 
 
-def read(numbers, header):
+def read(numbers, header, dtype):
     lengths_NB = numbers[:3].view(1, 3)
     counts = (int(lengths_NB.sum()), int(numbers[3]))
-    return Received(lengths_NB, counts, Flag(int(numbers[4])), numbers[header:].view(torch.int64))
+    return Received(lengths_NB, counts, Flag(int(numbers[4])), numbers[header:].view(dtype))
 
 
+@pytest.mark.parametrize(("dtype", "first"), [(torch.int32, (1 << 31) - 1), (torch.int64, 1 << 40)])
 @pytest.mark.parametrize("room", [0, 3, 5, 9])
-def test_ids_come_with_the_lengths_or_after_them(room):
-    sent = message(1 << 40, 7, 8, 9, 10)
+def test_ids_come_with_the_lengths_or_after_them(room, dtype, first):
+    sent = message(first, 7, 8, 9, 10, dtype=dtype)
     packs, sizes = packed([sent, sent], [5, room], Flag.MORE)
     header = header_size(sent.num_numbers)
-    assert sizes == [message_size(header, 5), message_size(header, room)]
+    assert sizes == [message_size(header, 5, dtype), message_size(header, room, dtype)]
     assert header % 2 == 0
-    came = read(packs[sizes[0] :], header)
+    came = read(packs[sizes[0] :], header, dtype)
     assert came.flag is Flag.MORE
     assert came.counts == (3, 2)
     assert torch.equal(came.lengths_NB[0], LENGTHS)
-    assert torch.cat([came.ids_L, sent.rest(room)]).tolist() == [1 << 40, 7, 8, 9, 10]
+    assert torch.cat([came.ids_L, sent.rest(room)]).tolist() == [first, 7, 8, 9, 10]
     assert len(came.ids_L) == min(room, came.num_ids)
 
 

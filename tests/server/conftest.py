@@ -1,18 +1,23 @@
-"""A real server process on a loopback port."""
+"""A real server process on a loopback port, and real databases."""
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 120
 
 
 @dataclass
@@ -32,26 +37,28 @@ class Service:
         return self.process.wait(30)
 
 
-def start_service(folder, *arguments, until_ready=True):
+def start_service(folder, *arguments, until_ready=True, database=None):
     log_file = folder / "service.log"
     program = Path(sys.executable).with_name("autoshard")
-    environment = {**os.environ, "AUTOSHARD_REGISTRY": str(folder / "no-registry")}
+    environment = {
+        **os.environ,
+        "AUTOSHARD_REGISTRY": str(folder / "no-registry"),
+        "AUTOSHARD_DATABASE_URL": database or f"sqlite:///{folder}/service.sqlite",
+    }
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             [program, "serve", "--port", "0", *arguments], cwd=folder, stdout=log, stderr=log, env=environment
         )
-    service = Service(process, log_file, _await(lambda: _listening(log_file), process))
+    service = Service(process, log_file, _await(lambda: _address(log_file), process))
     if until_ready:
         with service.client() as client:
             _await(lambda: _answers_ready(client), process)
     return service
 
 
-def _listening(log_file):
-    return next(
-        (line["url"] for line in map(json.loads, log_file.read_text().splitlines()) if line["event"] == "listening"),
-        None,
-    )
+def _address(log_file):
+    lines = map(json.loads, log_file.read_text().splitlines())
+    return next((line["url"] for line in lines if line["event"] == "starting"), None)
 
 
 def _answers_ready(client):
@@ -83,8 +90,9 @@ def own_service(tmp_path):
     """Starts a service for one test, with the arguments that it gives."""
     started = []
 
-    def start(*arguments, **settings):
-        started.append(start_service(tmp_path, *arguments, **settings))
+    def start(*arguments, folder=tmp_path, **settings):
+        folder.mkdir(exist_ok=True)
+        started.append(start_service(folder, *arguments, **settings))
         return started[-1]
 
     yield start
@@ -98,3 +106,65 @@ def own_service(tmp_path):
 def client(service):
     with service.client() as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def postgresql():
+    """A PostgreSQL server of its own: on loopback and a free port, in a folder that is removed with it."""
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
+    if not programs:
+        pytest.skip("this machine has no PostgreSQL server (Debian: postgresql-15)")
+    user = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
+    folder = Path(tempfile.mkdtemp(prefix="autoshard-postgresql-"))
+    try:
+        if user is not None:
+            shutil.chown(folder, user, user)
+        groups = {"user": user, "group": user, "extra_groups": []} if user is not None else {}
+        settings = {"cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT, **groups}
+        data, port = folder / "data", free_port()
+        initdb = [programs[-1] / "initdb", "-D", data, "-U", "autoshard", "-A", "trust", "--no-sync", "-E", "UTF8"]
+        subprocess.run([*initdb, "--locale", "C"], check=True, **settings)
+        postgres = [programs[-1] / "postgres", "-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", folder]
+        process = subprocess.Popen([*postgres, "-c", "fsync=off"], **settings)
+        try:
+            with _await(lambda: _connected(port), process) as connection:
+                yield PostgresServer(connection, port)
+        finally:
+            process.send_signal(signal.SIGINT)  # disconnects clients
+            process.wait(60)
+    finally:
+        shutil.rmtree(folder)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def _connected(port):
+    try:
+        return psycopg.connect(
+            f"host=127.0.0.1 port={port} user=autoshard dbname=postgres connect_timeout=1", autocommit=True
+        )
+    except psycopg.OperationalError:
+        return None
+
+
+@dataclass
+class PostgresServer:
+    connection: psycopg.Connection
+    port: int
+
+    def new_database(self):
+        """The address of a new database."""
+        name = f"test_{uuid.uuid4().hex}"
+        self.connection.execute(f"CREATE DATABASE {name}")
+        return f"postgresql://autoshard@127.0.0.1:{self.port}/{name}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_address(request, tmp_path):
+    """The address of an empty database, of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/service.sqlite"
+    return request.getfixturevalue("postgresql").new_database()

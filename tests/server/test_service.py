@@ -11,9 +11,10 @@ from starlette.requests import Request
 
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import digest, load_tables, load_topology, plan_from_json, tables_to_json, topology_to_json
-from server.app import read_body
 from server.problems import BodyTimeoutError, problem_of
 from server.settings import ServerSettings
+from server.web.buffers import BufferBudget
+from server.web.reading import read_body
 
 JSON = {"content-type": "application/json"}
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
@@ -137,7 +138,7 @@ def test_an_infeasible_task_says_what_is_missing(client):
 
 def test_other_media_types_paths_and_methods_are_refused(client):
     problem(client.post("/v1/plans", content="{}", headers={"content-type": "text/plain"}), 415, "media-type")
-    for answer, status in ((client.get("/nothing"), 404), (client.get("/v1/plans"), 405)):
+    for answer, status in ((client.get("/nothing"), 404), (client.put("/v1/plans"), 405)):
         assert answer.status_code == status
         assert answer.headers["content-type"] == "application/problem+json"
 
@@ -178,7 +179,7 @@ def test_the_documentation_needs_no_other_host(client):
     assert "http://" not in page.text
     assert "https://" not in page.text
     document = client.get("/openapi.json").json()
-    assert set(document["paths"]) == {"/v1/plans", "/livez", "/readyz"}
+    assert set(document["paths"]) == {"/v1/plans", "/v1/plans/{plan_id}", "/livez", "/readyz"}
     references = set(re.findall(r'"\$ref": ?"([^"]+)"', json.dumps(document)))
     names = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     assert references <= names
@@ -189,6 +190,7 @@ def test_a_client_that_does_not_send_its_body_is_cut_off():
         await asyncio.sleep(60)
 
     request = Request({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive)
+    settings = ServerSettings(body_timeout_s=0.05)
     with pytest.raises(BodyTimeoutError) as caught:
-        asyncio.run(read_body(request, ServerSettings(body_timeout_s=0.05)))
+        asyncio.run(read_body(request, settings, BufferBudget(settings).open("client")))
     assert problem_of(caught.value).status == 408

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,9 +17,9 @@ import pytest
 from autoshard.cli import main
 from autoshard.core.errors import InvalidOptionError
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
-from server.problems import BusyError, OvertimeError
+from server.planning.workers import WorkerPool
+from server.problems import OvertimeError
 from server.settings import ServerSettings
-from server.workers import WorkerPool
 
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
 #: Nine equal tables are never even on eight ranks, so that the search goes on for as long as it may.
@@ -46,18 +47,21 @@ LONG = {
 }
 
 
-def test_what_does_not_fit_the_workers_is_turned_away_and_health_still_answers(service):
-    with service.client() as client, concurrent.futures.ThreadPoolExecutor(6) as threads:
-        posted = [threads.submit(client.post, "/v1/plans", json=LONG) for _ in range(6)]
-        time.sleep(1.0)
+def test_a_burst_waits_for_its_turn_and_health_still_answers(service):
+    with service.client() as client, concurrent.futures.ThreadPoolExecutor(3) as threads:
+        posted = [threads.submit(client.post, "/v1/plans", json={**LONG, "time_limit_s": 0.5}) for _ in range(3)]
         assert client.get("/livez").status_code == 200
-        assert sum(future.done() for future in posted) >= 1  # those turned away did not wait
-        answers = [future.result() for future in posted]
-    assert sorted({answer.status_code for answer in answers}) == [200, 503]
-    assert sum(answer.status_code == 200 for answer in answers) == 2
+        assert [future.result().status_code for future in posted] == [200] * 3
+
+
+def test_what_does_not_fit_the_queue_is_turned_away(own_service):
+    service = own_service("--workers", "2", "--per-client", "2", "--queue", "1")
+    with service.client() as client, concurrent.futures.ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda _: client.post("/v1/plans", json=LONG), range(6)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 3 + [429] * 3
     for answer in answers:
-        if answer.status_code == 503:
-            assert answer.json()["type"] == "urn:autoshard:problem:busy"
+        if answer.status_code == 429:
+            assert answer.json()["type"] == "urn:autoshard:problem:too-many-requests"
             assert int(answer.headers["retry-after"]) >= 1
 
 
@@ -65,8 +69,10 @@ def test_a_dead_worker_is_an_error_and_is_replaced(service):
     with service.client() as client, concurrent.futures.ThreadPoolExecutor(1) as threads:
         posted = threads.submit(client.post, "/v1/plans", json={**LONG, "time_limit_s": 60.0})
         time.sleep(1.5)
-        for pid in worker_pids(service.process.pid):
-            os.kill(pid, 9)
+        pids = worker_pids(service.process.pid)
+        assert len(pids) == 2
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
         answer = posted.result()
         assert answer.status_code == 500
         assert answer.json()["type"] == "urn:autoshard:problem:internal"
@@ -87,7 +93,6 @@ def worker_pids(parent):
             continue
         if int(fields[1]) == parent and b"spawn_main" in command:
             found.append(int(status.parent.name))
-    assert found
     return found
 
 
@@ -97,9 +102,40 @@ def test_sigterm_lets_a_running_request_end_and_exits_with_0(own_service):
         posted = threads.submit(client.post, "/v1/plans", json=LONG)
         time.sleep(1.0)
         pids = worker_pids(service.process.pid)
+        assert len(pids) == 1
         assert service.stop() == 0
         assert posted.result().status_code == 200
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_sigterm_to_all_processes_lets_running_and_waiting_requests_end(own_service):
+    service = own_service("--workers", "1")
+    with service.client() as client, concurrent.futures.ThreadPoolExecutor(2) as threads:
+        posted = [threads.submit(client.post, "/v1/plans", json=LONG) for _ in range(2)]
+        time.sleep(1.0)
+        for pid in worker_pids(service.process.pid):  # as service managers do, who know only a group of processes
+            os.kill(pid, signal.SIGTERM)
+        assert service.stop() == 0
+        assert [future.result().status_code for future in posted] == [200, 200]
+
+
+def test_a_worker_that_dies_while_it_starts_is_replaced(own_service):
+    service = own_service("--workers", "1", until_ready=False)
+    for pid in eventually(lambda: worker_pids(service.process.pid)):
+        os.kill(pid, signal.SIGKILL)
+    with service.client() as client:
+        eventually(lambda: client.get("/readyz").status_code == 200)
+        assert client.post("/v1/plans", json=TASK).status_code == 200
+    events = [line["event"] for line in service.log()]
+    assert events.index("worker ended while it started") < events.index("listening")
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
 
 
 def test_sigterm_ends_what_takes_longer_than_the_grace(own_service):
@@ -130,18 +166,15 @@ def test_a_planner_that_does_not_keep_its_time_limit_is_ended():
 
     async def plan_twice():
         failures = []
-        pool = WorkerPool(settings, failures.append)
+        pool = WorkerPool(settings, on_ready=lambda: None, on_failure=failures.append)
         pool.start()
         try:
             while not pool.is_ready:
                 await asyncio.sleep(0.05)
             with pytest.raises(OvertimeError):
-                await pool.plan(json.dumps(body).encode())
-            while True:
-                try:
-                    return failures, await pool.plan(json.dumps(TASK).encode())
-                except BusyError:  # until another process has taken the place of the one that was ended
-                    await asyncio.sleep(0.05)
+                await pool.plan(json.dumps(body).encode(), "client")
+            # Waits until another process has taken the place of the one that was ended.
+            return failures, await pool.plan(json.dumps(TASK).encode(), "client")
         finally:
             await pool.stop()
 
@@ -165,6 +198,7 @@ def test_a_damaged_model_stops_the_service(kind, shipped, tmp_path, monkeypatch)
     *_, last = result.stderr.splitlines()
     assert last.startswith("error: ")
     assert "card.json" in last
+    assert '"event": "listening"' not in result.stderr
 
 
 def test_a_planner_that_cannot_be_loaded_fails_its_own_requests_only(own_service, tmp_path, monkeypatch):

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from server import worker
+from server.planning import worker
+from server.planning.worker import _answer
 from server.settings import ServerSettings
-from server.worker import _answer
 
 
-def answer(body):
-    reply = _answer(body if isinstance(body, bytes) else json.dumps(body).encode(), ServerSettings())
-    return int(reply[:3]), json.loads(reply[3:])
+def answer(body, **limits):
+    reply = _answer(body if isinstance(body, bytes) else json.dumps(body).encode(), ServerSettings(**limits))
+    return reply.status, json.loads(reply.body)
 
 
 def topology(bytes_per_s):
@@ -84,3 +84,51 @@ def test_a_start_of_another_task_is_refused_by_name(change, field, detail):
     assert 400 <= status < 500
     assert problem["field"].startswith(field)
     assert detail in problem["detail"]
+
+
+def tables(count, access=None):
+    table = {"num_embeddings": 10, "embedding_dim": 4, "dtype": "fp32", "pooling": "sum"}
+    listed = [
+        {
+            **table,
+            "name": f"t{index}",
+            "features": [{"name": f"f{index}", "pooling_factor": 1.0}],
+            "access": access or {"kind": "uniform"},
+        }
+        for index in range(count)
+    ]
+    return {"schema": "autoshard.tables/1", "batch_size": 64, "tables": listed}
+
+
+CURVE = {"kind": "curve", "knots": [[0, 0], [5, 0.5], [10, 1]]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits", "field", "text"),
+    [
+        ({"topology": "cpu-host-131072"}, {}, "topology", "must have at most 16,384 ranks, got 131,072"),
+        ({"topology": {**topology(1e9), "world_size": 70_000}}, {}, "topology.world_size", "16,384 ranks"),
+        ({"tables": tables(70_000)}, {}, "tables.tables", "must have at most 2,048 tables, got 70,000"),
+        ({"tables": tables(2, CURVE)}, {"max_knots": 5}, "tables.tables", "at most 5 knots of access curves, got 6"),
+        ({"tables": "metasyn"}, {"max_tables": 855}, "tables", "must have at most 855 tables, got 856"),
+        (
+            {"tables": "metasyn", "topology": "dgx-a100-512"},
+            {},
+            "topology",
+            "tables times ranks must be at most 262,144, got 856 x 512 = 438,272",
+        ),
+    ],
+)
+def test_a_task_larger_than_can_be_planned_in_time_is_refused(changes, limits, field, text):
+    status, problem = answer(
+        {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy", **changes}, **limits
+    )
+    assert (status, problem["field"]) == (422, field)
+    assert text in problem["detail"]
+
+
+def test_overtime_grows_with_the_time_limit_up_to_its_own():
+    settings = ServerSettings()
+    assert settings.overtime_of(0.1) == 21.0
+    assert settings.overtime_of(0.5) == 25.0
+    assert settings.overtime_of(60.0) == settings.overtime_s == 30.0

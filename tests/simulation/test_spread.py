@@ -126,7 +126,7 @@ class TestSteps:
         plan = replace(plan, topology=replace(plan.topology, levels=(level,)))
         spread = sample_steps(plan, COSTS, num_batches=1000, seed=5)
         # The other rank's half of the second table's ids comes over the wire.
-        ids_ms = BATCH / 2 * 40 * 8 / 1e6 * 1e3
+        ids_ms = BATCH / 2 * 40 * 4 / 1e6 * 1e3
         drawn = draw_lookups(BATCH * 40.0, BATCH * 80.0**2, 1000, np.random.default_rng(1)) / (BATCH * 40.0)
         assert spread.p99_ms - spread.p50_ms == pytest.approx(
             ids_ms * (np.quantile(drawn, 0.99) - np.quantile(drawn, 0.5)), rel=0.25

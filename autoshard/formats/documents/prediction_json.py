@@ -99,7 +99,7 @@ _MEANINGS: Final = {
     "ranks": "One entry per rank of one replica group, numbered within it: ranks at the same place in their groups "
     "hold the same and take equally long.",
     "overlap": "Which parts of the step were taken to run at the same time: none, pipelined "
-    "as in a pipelined run, or neo as in Neo's Appendix B, Eq. 1.",
+    "as in a pipelined run, neo as in Neo's Appendix B, Eq. 1, or neo_prefetch as there and in its Sec. 4.2.",
     "models": "Names of the models behind the prediction: kernel, communication, and where there are any, dense and "
     "step.",
     "sync_ms": "All-reduce of the dense layers' gradients and of tables that are held in several replicas, and "

@@ -18,7 +18,7 @@ from autoshard.core.accepted import ABOVE_0, AT_LEAST_1, FINITE_ABOVE_0, FINITE_
 from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.errors import InvalidTopologyError
 from autoshard.core.plan import Payload
-from autoshard.evaluation.traffic import ID_BYTES
+from autoshard.evaluation.traffic import id_width
 
 #: Bytes per replicated byte of weights that FlexShard assumes, from TorchRec; an over-estimate by its Sec. 6.3.
 PAPER_MEMORY_MULTIPLIER = 6.0
@@ -256,7 +256,8 @@ def input_distribution_s(strategy: Strategy, rows: RowSet, machine: Machine) -> 
     Source:
         FlexShard, Table 3. Differs: in seconds; the paper counts ids and leaves them out of its communication cost.
     """
-    return ids_distributed(strategy, rows, machine) * ID_BYTES / _all_to_all_bytes_per_s(strategy, machine)
+    ids_bytes: float = ids_distributed(strategy, rows, machine) * id_width([rows.num_rows])
+    return ids_bytes / _all_to_all_bytes_per_s(strategy, machine)
 
 
 def memory_bytes(strategy: Strategy, rows: RowSet, machine: Machine) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from autoshard.core import Collective, EmbeddingTable, Exchange
 from autoshard.core.plan import Payload
 from autoshard.evaluation.batch_memory import gradient_ratio, peak_factor
-from autoshard.evaluation.traffic import PairTraffic
+from autoshard.evaluation.traffic import HELD_ID_BYTES, PairTraffic, id_bytes
 from autoshard.planners.flexshard.equations import Machine, Strategy
 from autoshard.planners.flexshard.frontier import TierBounds
 
@@ -57,5 +57,6 @@ def pair_bytes(
     lookups = batch_size * table.pooling_factor * share / owners * peak_factor(table, batch_size)
     bags = batch_size * len(table.features)
     lengths, vectors = (1.0, lookups) if exchange is Exchange.ROWS else (bags, bags)
-    pair = PairTraffic.of_counts(lengths, lookups, vectors * table.embedding_dim, payload)
-    return pair.lengths + pair.ids, pair.forward
+    values = vectors * table.embedding_dim
+    pair = PairTraffic.of_counts(lengths, lookups, values, payload, id_bytes=id_bytes([table]))
+    return pair.lengths + lookups * HELD_ID_BYTES, pair.forward

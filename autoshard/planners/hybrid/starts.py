@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -44,6 +45,8 @@ class Asked:
         table_s: And for each table.
         rank_s: And for each rank.
         table_rank_s: And for each table and rank.
+        library: Module that it runs on; empty for none that takes long to import.
+        import_s: Seconds for its imports, in a process that has not imported that module.
         share: Share of the time limit that it may be thought to take.
     """
 
@@ -52,17 +55,20 @@ class Asked:
     table_s: float = 0.0
     rank_s: float = 0.0
     table_rank_s: float = 0.0
+    library: str = ""
+    import_s: float = 0.0
     share: float = 0.2
 
     def seconds(self, num_tables: int, num_ranks: int) -> float:
         """About what it takes for a task."""
         per_table = num_tables * (self.table_s + num_ranks * self.table_rank_s)
-        return self.base_s + num_ranks * self.rank_s + per_table
+        import_s = 0.0 if self.library in sys.modules else self.import_s
+        return import_s + self.base_s + num_ranks * self.rank_s + per_table
 
 
-#: The trained policy once it is loaded. Planning took 0.07 s for 80 tables on 8 ranks, 0.67 s for 800 on 16, 0.72 s for
-#: 800 on 80 (CPU time of `get_planner("policy").plan`, one core of a Xeon, November 2026).
-POLICY = Asked(name="policy", table_s=1e-3, table_rank_s=1e-6)
+#: The trained policy. Its imports took 1.6 s, planning 0.07 s for 80 tables on 8 ranks, 0.67 s for 800 on 16, 0.72 s
+#: for 800 on 80 (CPU time of `get_planner("policy").plan`, one core of a Xeon, November 2026).
+POLICY = Asked(name="policy", table_s=1e-3, table_rank_s=1e-6, library="torch", import_s=1.6)
 
 
 def asked_plans(request: PlanRequest, asked: Sequence[Asked]) -> dict[str, ShardingPlan]:

@@ -11,7 +11,7 @@ from autoshard.core.plan import Payload
 from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import TransferSpeeds, transfer_seconds
 from autoshard.evaluation.device_memory import DeviceMemory, device_memory
-from autoshard.evaluation.traffic import REDUCED_BYTES, PairTraffic, SyncBytes
+from autoshard.evaluation.traffic import REDUCED_BYTES, PairTraffic, SyncBytes, id_bytes
 from autoshard.planners.space.options import UnplacedShard
 from autoshard.planners.space.tiers import num_holders, num_replicas
 
@@ -134,7 +134,9 @@ class CostFunction:
 
     def _exchange_s(self, placed: PlacedShard) -> float:
         """Time on the links of one owner, whom every rank asks, and of the sums' collectives."""
-        pair = PairTraffic.of(placed, self.batch_size / self.topology.world_size, self.payload)
+        local_batch = self.batch_size / self.topology.world_size
+        width = id_bytes([placed.shard.table])
+        pair = PairTraffic.of(placed, local_batch, self.payload, id_bytes=width)
         bytes_per_reader = pair.lengths + pair.ids + pair.forward + pair.backward
         seconds, inner = 0.0, 1
         if placed.collective is Collective.REDUCE_SCATTER:

@@ -65,7 +65,7 @@ class NeoOptions:
         default=_STEP,
         metadata={
             "help": "What arrangements are compared by: step (its prediction by the cost models) or cost (the cost "
-            "function alone, as in the paper)."
+            "function alone, by which the paper's heuristics place)."
         },
     )
     cache_policy: str = field(default=LRU, metadata={"help": "What caches evict by: lru (age) or lfu (frequency)."})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +31,7 @@ def check_constraints(tables: TableSet, topology: Topology) -> None:
 
 def allowed_ranks(table: EmbeddingTable, world_size: int) -> NDArray[np.bool_]:
     """Whether the table's pins allow each rank, shape (R,)."""
-    pinned = table.constraints.pinned_ranks
-    return np.isin(np.arange(world_size), pinned) if pinned else np.ones(world_size, dtype=np.bool_)
+    return _allowed(table.constraints.pinned_ranks, False, world_size, world_size)
 
 
 def allowed_sites(table: EmbeddingTable, tier: Tier, topology: Topology) -> NDArray[np.bool_]:
@@ -38,10 +39,20 @@ def allowed_sites(table: EmbeddingTable, tier: Tier, topology: Topology) -> NDAr
 
     The table's pins must allow all ranks of the site, and its forbidden tiers the tier.
     """
-    if tier in table.constraints.forbidden_tiers:
-        return np.zeros(num_sites(tier, topology), dtype=np.bool_)
-    allowed_SR = allowed_ranks(table, topology.world_size).reshape(num_sites(tier, topology), -1)
-    return np.asarray(allowed_SR.all(axis=1))
+    is_forbidden = tier in table.constraints.forbidden_tiers
+    return _allowed(table.constraints.pinned_ranks, is_forbidden, num_sites(tier, topology), topology.world_size)
+
+
+# Most tables have the same constraints: none.
+@lru_cache(maxsize=1024)
+def _allowed(pinned_ranks: tuple[int, ...], is_forbidden: bool, num_sites: int, world_size: int) -> NDArray[np.bool_]:
+    """Whether a table may be held at each of the sites, which are alike in size; not to be written to."""
+    allowed_R = np.full(world_size, not is_forbidden)
+    if pinned_ranks:
+        allowed_R &= np.isin(np.arange(world_size), pinned_ranks)
+    allowed_S: NDArray[np.bool_] = np.asarray(allowed_R.reshape(num_sites, -1).all(axis=1))
+    allowed_S.setflags(write=False)
+    return allowed_S
 
 
 def colocated(tables: TableSet) -> tuple[tuple[EmbeddingTable, ...], ...]:

@@ -1,6 +1,7 @@
 """Kinds of shards, and what a shard of each kind adds to the sums of every rank that holds it.
 
-Shape suffixes: V kinds of shards, H width of a code, C columns of what is moved, M memory levels, X = H + C + M.
+Shape suffixes: V kinds of shards, U new parts, H width of a code, C columns of what is moved, M memory levels, X = H +
+C + M.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from autoshard.core import CostModel, LocalShard, MemoryLevel, Shard, TableSet, Tier
 from autoshard.core.errors import ModelError
-from autoshard.planners.space.options import ShardingOption, UnplacedShard
+from autoshard.planners.space.options import ShardingOption, UnplacedShard, locals_of
 from autoshard.planners.space.step_cost import StepPrices
 
 FloatArray = NDArray[np.float64]
@@ -60,15 +61,17 @@ class ShardKinds:
             for part in option.parts:
                 if (key := self._key(part)) not in self._kinds:
                     new.setdefault(key, part)
-        locals_ = [part.local(self._topology, self._tables.batch_size) for part in new.values()]
-        rows: list[FloatArray] = []
-        for (key, part), local, code_H in zip(new.items(), locals_, _encoded(self._model, locals_), strict=True):
-            self._kinds[key] = None if code_H is None else len(self.rows_VX) + len(rows)
-            if code_H is not None:
-                # Sums of such numbers are exact, so that what has left a rank leaves nothing behind.
-                moved_C = np.rint(self._prices.moved(part.placed(0, self._topology)) * _GRID) / _GRID
-                rows.append(np.concatenate([code_H, moved_C, [local.held_bytes[level] for level in LEVELS]]))
-        self._set_rows(np.concatenate([self.rows_VX, np.array(rows).reshape(-1, self.rows_VX.shape[1])]))
+        placed = [part.placed(0, self._topology) for part in new.values()]
+        locals_ = locals_of(placed, self._tables.batch_size)
+        codes_UH, is_priced_U = _encoded(self._model, locals_, self.code_width)
+        # Sums of such numbers are exact, so that what has left a rank leaves nothing behind.
+        moved_UC = np.rint(self._prices.moved(placed) * _GRID) / _GRID
+        bytes_UM = np.array([list(local.held_bytes.values()) for local in locals_], dtype=np.float64)
+        rows_UX = np.column_stack([codes_UH, moved_UC, bytes_UM.reshape(-1, len(LEVELS))])
+        kinds_U = len(self.rows_VX) + np.cumsum(is_priced_U) - 1
+        for key, kind, is_priced in zip(new, kinds_U.tolist(), is_priced_U.tolist(), strict=True):
+            self._kinds[key] = kind if is_priced else None
+        self._set_rows(np.concatenate([self.rows_VX, rows_UX[is_priced_U]]))
 
     def _set_rows(self, rows_VX: FloatArray) -> None:
         self.rows_VX = rows_VX
@@ -108,23 +111,20 @@ def _twins(tables: TableSet) -> dict[str, int]:
     return found
 
 
-def _encoded(model: CostModel, locals_: Sequence[LocalShard]) -> list[FloatArray | None]:
-    """The code of each shard, shape (H,); None for those that the model cannot price."""
+def _encoded(model: CostModel, locals_: Sequence[LocalShard], code_width: int) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Codes of shards, shape (U, H), and whether the model can price each, (U,)."""
+    codes_UH, is_priced_U = np.zeros((len(locals_), code_width)), np.ones(len(locals_), dtype=np.bool_)
     if not locals_:
-        return []
+        return codes_UH, is_priced_U
     try:
-        return list(model.encode(locals_).astype(np.float64))
+        codes_UH[:] = model.encode(locals_)
     except ModelError:
-        pass
-    by_kind: dict[Hashable, list[int]] = {}
-    for index, local in enumerate(locals_):
-        by_kind.setdefault((local.kernel_kind, local.level), []).append(index)
-    codes: list[FloatArray | None] = [None] * len(locals_)
-    for indices in by_kind.values():
-        try:
-            of_kind = model.encode([locals_[index] for index in indices]).astype(np.float64)
-        except ModelError:
-            continue
-        for index, code_H in zip(indices, of_kind, strict=True):
-            codes[index] = code_H
-    return codes
+        by_kind: dict[Hashable, list[int]] = {}
+        for index, local in enumerate(locals_):
+            by_kind.setdefault((local.kernel_kind, local.level), []).append(index)
+        for indices in by_kind.values():
+            try:
+                codes_UH[indices] = model.encode([locals_[index] for index in indices])
+            except ModelError:
+                is_priced_U[indices] = False
+    return codes_UH, is_priced_U

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 
 import numpy as np
 
 from autoshard.core import (
     Collective,
+    Constraints,
     EmbeddingTable,
     Exchange,
     GradSync,
@@ -25,7 +26,7 @@ from autoshard.core import (
     Split,
     Tier,
     Topology,
-    local_shard,
+    local_shards,
 )
 from autoshard.evaluation.traffic import cheaper_exchange
 from autoshard.planners.space.constraints import allowed_sites
@@ -46,6 +47,8 @@ _MIN_COLUMN_BYTES = 32
 _HOT_COVERAGES = (0.6, 0.9)
 #: Replicated rows are few: more of them are better off as FlexShard's planner cuts them, or as a whole table.
 _MAX_HOT_SHARE = 0.25
+
+_NO_CONSTRAINTS = Constraints()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +105,13 @@ class UnplacedShard:
 
     def local(self, topology: Topology, batch_size: int) -> LocalShard:
         """What every rank that holds some of it runs; the same on all of them."""
-        share = 1 / num_replicas(self.tier, topology)
-        return local_shard(self.placed(0, topology), group_batch_size=batch_size, bags_share=share)
+        return locals_of([self.placed(0, topology)], batch_size)[0]
+
+
+def locals_of(placed_U: Sequence[PlacedShard], batch_size: int) -> list[LocalShard]:
+    """What every rank runs that holds some of the shards, whose replicas serve as many samples each."""
+    bags_share_U = [1 / len(placed.replicas) for placed in placed_U]
+    return local_shards(placed_U, group_batch_size=batch_size, bags_share_N=bags_share_U)
 
 
 def placed_shard(shard: Shard, tier: Tier, topology: Topology, site: int = 0) -> PlacedShard:
@@ -193,7 +201,7 @@ def column_cuts(shard: Shard, num_parts: int) -> tuple[Shard, ...]:
     num_parts = min(num_parts, num_steps)
     bounds = [min(end, first + COLUMN_STEP * (index * num_steps // num_parts)) for index in range(num_parts + 1)]
     bounds[-1] = end
-    return tuple(replace(shard, columns=pair) for pair in pairwise(bounds))
+    return tuple(Shard(table=shard.table, rows=shard.rows, columns=pair) for pair in pairwise(bounds))
 
 
 def hot_rows(table: EmbeddingTable, share: float) -> int:
@@ -235,12 +243,27 @@ def enumerate_options(
     """
     payload = payload or Payload()
     return tuple(
-        ShardingOption(name=name, parts=parts)
+        ShardingOption(name=name, parts=tuple(chain.from_iterable(parts)))
         for name, tier, most in _offered(topology.world_size, topology.local_world_size, topology.num_nodes)
         if name in names and (name is not ShardingType.ROW_TIERS or table.row_order is not None)
         for cut in _cuts(table, name, tier, most)
-        for parts in product(*(UnplacedShard.ways(shard, of_shard, topology, payload) for shard, of_shard in cut))
+        for parts in product(*(_ways(columns, of_columns, topology, payload) for columns, of_columns in cut))
     )
+
+
+def _ways(
+    columns: Sequence[Shard], tier: Tier, topology: Topology, payload: Payload
+) -> list[tuple[UnplacedShard, ...]]:
+    """Ways to hold shards of the same rows, all alike: columns change none of them."""
+    return [
+        tuple(
+            UnplacedShard(
+                shard=shard, tier=tier, exchange=way.exchange, collective=way.collective, grad_sync=way.grad_sync
+            )
+            for shard in columns
+        )
+        for way in UnplacedShard.ways(columns[0], tier, topology, payload)
+    ]
 
 
 def _offered(world: int, node: int, nodes: int) -> list[tuple[ShardingType, Tier, int]]:
@@ -266,6 +289,8 @@ def _offered(world: int, node: int, nodes: int) -> list[tuple[ShardingType, Tier
 def why_not(option: ShardingOption, topology: Topology) -> str:
     """Which constraint of the table rules an option out; empty if none does."""
     constraints = option.table.constraints
+    if constraints == _NO_CONSTRAINTS:
+        return ""
     for tier in option.tiers:
         if tier in constraints.forbidden_tiers:
             return f"the table forbids tier {tier}"
@@ -313,17 +338,19 @@ def _name_of(parts: Sequence[UnplacedShard]) -> ShardingType:
     return ShardingType.ROW_GROUPS if tiers == {Tier.TABLE_WISE} else ShardingType.ROW_TIERS
 
 
-def _cuts(table: EmbeddingTable, name: ShardingType, tier: Tier, most: int) -> list[list[tuple[Shard, Tier]]]:
-    """What the table may be cut into for a sharding type, with the tier of each shard."""
+def _cuts(
+    table: EmbeddingTable, name: ShardingType, tier: Tier, most: int
+) -> list[list[tuple[tuple[Shard, ...], Tier]]]:
+    """What the table may be cut into for a sharding type: shards of the same rows, and their tier."""
     if name is ShardingType.ROW_TIERS:
         return [
-            [(hot, Tier.DATA_PARALLEL), (rest, of_rest)]
+            [((hot,), Tier.DATA_PARALLEL), ((rest,), of_rest)]
             for hot, rest in _hot_cuts(table)
             for of_rest in (Tier.TABLE_WISE, Tier.ROW_WISE)
         ]
     whole = Shard.whole(table)
     cuts = [column_cuts(whole, count) for count in _column_counts(table, most)] if most > 1 else [(whole,)]
-    return [[(shard, tier) for shard in cut] for cut in cuts]
+    return [[(columns, tier)] for columns in cuts]
 
 
 def _column_counts(table: EmbeddingTable, most: int) -> list[int]:

@@ -17,7 +17,7 @@ from autoshard.core import CostModel, LocalShard, Payload, PlacedShard, Shard, S
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.planners.space.constraints import allowed_sites, check_constraints, colocated
-from autoshard.planners.space.options import UnplacedShard, placed_shard
+from autoshard.planners.space.options import locals_of, placed_shard
 
 RankArray = NDArray[np.int64]
 _Number = TypeVar("_Number", bound=np.generic)
@@ -270,7 +270,7 @@ def summed_members(rows_UX: NDArray[_Number], members: Sequence[Sequence[int]]) 
 
 
 def _locals(shards: Sequence[Shard], tier: Tier, topology: Topology, batch_size: int) -> tuple[LocalShard, ...]:
-    return tuple(UnplacedShard.of(shard, tier, topology).local(topology, batch_size) for shard in shards)
+    return tuple(locals_of([placed_shard(shard, tier, topology) for shard in shards], batch_size))
 
 
 def _check_shared(tiers: Sequence[Tier]) -> None:

@@ -5,8 +5,9 @@ Shape suffixes: R ranks, S sites, M memory levels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,12 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import behind_caches
-from autoshard.evaluation.stages import cheapest_sync
+from autoshard.evaluation.stages import cheapest_syncs
 from autoshard.planners.space.constraints import allowed_sites, check_constraints, colocated
 from autoshard.planners.space.kinds import FloatArray, ShardKinds
 from autoshard.planners.space.options import ShardingOption, UnplacedShard, why_not
 from autoshard.planners.space.step_cost import StepPrices
-from autoshard.planners.space.tiers import is_everywhere, num_holders
+from autoshard.planners.space.tiers import is_everywhere, num_holders, num_replicas
 
 IndexArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -149,18 +150,35 @@ class PlannerSpace:
         kernels = {fused_kernel(table, update) for table in tables.tables for update in Update}
         self.prices = StepPrices(tables, topology, costs, kernels, payload or Payload())
         self.kinds = ShardKinds(self.prices)
+        self._sites: dict[Hashable, _Sites] = {}
         check_constraints(tables, topology)
         self.items = [Item(tables=group, options=[]) for group in colocated(tables)]
         self.item_of = {table.name: index for index, item in enumerate(self.items) for table in item.tables}
-        by_item = [[self.synced(options_of(table)) for table in item.tables] for item in self.items]
-        self.kinds.learn(option for of_item in by_item for of_table in of_item for option in of_table)
-        for item, of_tables in zip(self.items, by_item, strict=True):
-            for options in _alike(of_tables):
-                self._add(item, options)
+        self.offer(range(len(self.items)), options_of)
+        for item in self.items:
             if not item.options:
                 raise InfeasiblePlanError(
                     f"{item.label}: its constraints leave no rank that may hold any of it, so no bytes of it fit"
                 )
+
+    def offer(self, items: Iterable[int], options_of: Callable[[EmbeddingTable], Sequence[ShardingOption]]) -> None:
+        """Adds ways to hold the tables of some items, without those that their constraints or the model rule out.
+
+        What takes time is done for all of them together. Rare ways may be offered later, to some of the items.
+
+        Args:
+            items: Indices of items.
+            options_of: Ways to hold a table, whatever its constraints.
+        """
+        of_items = [self.items[index] for index in items]
+        offered = {table.name: list(options_of(table)) for item in of_items for table in item.tables}
+        synced = iter(self.synced(chain.from_iterable(offered.values())))
+        by_table = {name: list(islice(synced, len(options))) for name, options in offered.items()}
+        self.kinds.learn(chain.from_iterable(by_table.values()))
+        for item in of_items:
+            add = self._number if item.options else self._add
+            for options in _alike([by_table[table.name] for table in item.tables]):
+                add(item, options)
 
     def add(self, options_I: Sequence[Sequence[ShardingOption]]) -> list[int | None]:
         """For each item the number of the option that holds its tables so; None if something rules it out.
@@ -173,11 +191,17 @@ class PlannerSpace:
 
     def synced(self, options: Iterable[ShardingOption]) -> list[ShardingOption]:
         """The options with the gradient synchronisation of least predicted time for each part of several replicas."""
-        return [replace(option, parts=tuple(map(self._synced, option.parts))) for option in options]
-
-    def _synced(self, part: UnplacedShard) -> UnplacedShard:
-        placed = part.placed(0, self.topology)
-        return replace(part, grad_sync=cheapest_sync(placed, self.tables.batch_size, self.costs.comm, self.topology))
+        known = list(options)
+        copied = [part for option in known for part in option.parts if num_replicas(part.tier, self.topology) > 1]
+        placed = [part.placed(0, self.topology) for part in copied]
+        syncs = cheapest_syncs(placed, self.tables.batch_size, self.costs.comm, self.topology)
+        found = {id(part): replace(part, grad_sync=sync) for part, sync in zip(copied, syncs, strict=True)}
+        return [
+            replace(option, parts=tuple(found.get(id(part), part) for part in option.parts))
+            if any(id(part) in found for part in option.parts)
+            else option
+            for option in known
+        ]
 
     def open_sites(self, shard: ItemShard, free_RM: FloatArray, node: int | None = None) -> BoolArray:
         """Sites that a shard may take with the memory that is left, shape (S,).
@@ -226,25 +250,55 @@ class PlannerSpace:
         if any(why_not(option, self.topology) for option in of_tables):
             return False
         shards = []
+        in_one_node = of_tables[0].in_one_node
         for parts in _together(of_tables):
             kind, tier = self.kinds.of_parts(parts), parts[0].tier
-            allowed_S = np.logical_and.reduce([allowed_sites(part.shard.table, tier, self.topology) for part in parts])
-            if kind is None or not allowed_S.any():
+            sites = self._sites_of(parts)
+            if kind is None or not sites.is_any:
                 return False
-            in_one_node = of_tables[0].in_one_node
             shard = ItemShard(
                 parts=parts,
                 tier=tier,
                 kind=kind,
-                num_holders=num_holders(tier, self.topology),
-                allowed_S=allowed_S,
-                is_everywhere=is_everywhere(tier),
+                num_holders=sites.num_holders,
+                allowed_S=sites.allowed_S,
+                is_everywhere=sites.is_everywhere,
                 in_one_node=in_one_node,
-                is_free=tier is Tier.TABLE_WISE and not in_one_node and bool(allowed_S.all()),
+                is_free=tier is Tier.TABLE_WISE and not in_one_node and sites.is_all,
             )
             shards.append(shard)
         item.options.append(ItemOption(of_tables=tuple(of_tables), shards=tuple(shards)))
         return True
+
+    def _sites_of(self, parts: Sequence[UnplacedShard]) -> _Sites:
+        """Sites that parts of several tables may share; most tables have the same constraints: none."""
+        key = (parts[0].tier, *(part.shard.table.constraints for part in parts))
+        if key not in self._sites:
+            tables = [part.shard.table for part in parts]
+            self._sites[key] = _Sites.of(tables, parts[0].tier, self.topology)
+        return self._sites[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Sites:
+    """Sites of a tier that tables may share, as `ItemShard` has them."""
+
+    allowed_S: BoolArray
+    is_any: bool
+    is_all: bool
+    num_holders: int
+    is_everywhere: bool
+
+    @classmethod
+    def of(cls, tables: Sequence[EmbeddingTable], tier: Tier, topology: Topology) -> _Sites:
+        allowed_S = np.logical_and.reduce([allowed_sites(table, tier, topology) for table in tables])
+        return cls(
+            allowed_S=allowed_S,
+            is_any=bool(allowed_S.any()),
+            is_all=bool(allowed_S.all()),
+            num_holders=num_holders(tier, topology),
+            is_everywhere=is_everywhere(tier),
+        )
 
 
 def _together(of_tables: Sequence[ShardingOption]) -> list[tuple[UnplacedShard, ...]]:

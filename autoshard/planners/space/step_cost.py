@@ -1,12 +1,12 @@
 """Whole steps from sums over what ranks hold.
 
-Shape suffixes: B placements, R ranks, H width of a code, C columns of what is moved, L levels, P parts of a step; of
-placement problems U shards, N items, K shared tiers, W = 1 + K ways to hold an item, A = R + K choices.
+Shape suffixes: B placements, R ranks, H width of a code, C columns of what is moved, L levels, P parts of a step, U
+shards, E streams; of placement problems N items, K shared tiers, W = 1 + K ways to hold an item, A = R + K choices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,7 +30,7 @@ from autoshard.evaluation.batch_memory import dense_bytes, gradient_ratio, peak_
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.stages import syncs_ms
 from autoshard.evaluation.step_price import embedding_columns, part_weights
-from autoshard.evaluation.traffic import PairTraffic, Stream, SyncBytes, message_bytes
+from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, id_bytes, message_bytes, pair_bytes, sync_bytes
 from autoshard.planners.space.options import placed_shard
 from autoshard.planners.space.placement import PlacementProblem, RankArray, rank_sums, summed_members
 
@@ -100,6 +100,8 @@ class StepPrices:
         payload: Payload,
     ) -> None:
         self.tables, self.topology, self.costs, self.payload = tables, topology, costs, payload
+        self._id_bytes = id_bytes(tables.tables)
+        self._local_batch = tables.batch_size / topology.world_size
         self._kernels = {kernel: index for index, kernel in enumerate(sorted(set(kernels)))}
         # All that does not depend on who holds what; one shard is enough to say it.
         some = PlacedShard.table_wise(Shard.whole(tables.tables[0]), 0)
@@ -142,44 +144,73 @@ class StepPrices:
     @property
     def has_rising_weights(self) -> bool:
         """Whether no part of the step gets shorter with more work."""
-        return all(weight >= 0 for part in PARTS for weight in self._weights[part])
+        return all(weight >= 0 for part in (*PARTS, StepPart.DENSE) for weight in self._weights[part])
 
     def on(self, topology: Topology) -> StepPrices:
         """Prices of the same task on other links."""
         return StepPrices(self.tables, topology, self.costs, self._kernels, self.payload)
 
-    def moved(self, placed: PlacedShard) -> MovedArray:
-        """What a shard adds to the sums of each rank that holds some of it, shape (C,).
+    def moved(self, placed_U: Sequence[PlacedShard]) -> MovedArray:
+        """What shards add to the sums of each rank that holds some of them, shape (U, C).
 
         Args:
-            placed: On one replica, or on one for each node or each rank, from which that node or rank reads.
+            placed_U: Each on one replica, or on one for each node or each rank, from which that node or rank reads.
         """
-        tables, topology = self.tables, self.topology
-        local_batch = tables.batch_size / topology.world_size
-        pair = PairTraffic.of(placed, local_batch, self.payload)
-        row_C = np.zeros(self.num_columns)
-        num_replicas = len(placed.replicas)
-        block = _TO_ALL if num_replicas == 1 else _TO_ITSELF if num_replicas == topology.world_size else _TO_NODE
-        is_scattered = placed.collective is Collective.REDUCE_SCATTER
-        pair_C = row_C[_NUM_STREAMS * block : _NUM_STREAMS * (block + 1)]
-        pair_C[:] = pair.by_stream()
-        if is_scattered:
-            row_C[_SCATTERED], pair_C[_SCATTERED_INDICES] = pair_C[_SCATTERED_INDICES], 0.0
-        synced = SyncBytes.of(placed, tables.batch_size)
-        row_C[SYNC] = synced.reduced, synced.gathered
-        row_C[FEATURES] = len(placed.shard.table.features)
-        row_C[_FIRST_KERNEL + self._kernels[fused_kernel(placed.shard.table, placed.update)]] = 1.0
-        factor = peak_factor(placed.shard.table, local_batch)
-        if factor > 1.0:
-            pair = PairTraffic.of(placed, local_batch, self.payload, lookups_factor=factor)
-        num_served = (topology.world_size, topology.local_world_size, 1)[block]
-        row_C[_INPUTS] = num_served * (pair.lengths + pair.ids) + synced.held_bytes(placed.replicas)
-        # Outputs of a rank's own copies are used where they are, and held once. One sum of all owners comes back.
-        own_copies = block == _TO_ITSELF and not is_scattered
-        row_C[_OUTPUTS] = 0.0 if own_copies else num_served * pair.forward
-        back = _BACK_TO_ITSELF if own_copies or is_scattered else _BACK_TO_ALL if block == _TO_ALL else _BACK_TO_NODE
-        row_C[back] = pair.forward
-        return row_C
+        tables = [placed.shard.table for placed in placed_U]
+        block_U = np.array([self._block(len(placed.replicas)) for placed in placed_U], dtype=np.int64)
+        kernels = [self._kernels[fused_kernel(placed.shard.table, placed.update)] for placed in placed_U]
+        rows_UC = np.zeros((len(placed_U), self.num_columns))
+        rows_UC[np.arange(len(placed_U)), _FIRST_KERNEL + np.array(kernels, dtype=np.int64)] = 1.0
+        rows_UC[:, FEATURES] = [len(table.features) for table in tables]
+        mean_UE = self._pair_bytes(placed_U, [1.0] * len(placed_U))
+        is_scattered_U = np.array(
+            [placed.collective is Collective.REDUCE_SCATTER for placed in placed_U], dtype=np.bool_
+        )
+        rows_UC[is_scattered_U, _SCATTERED] = mean_UE[is_scattered_U][:, _SCATTERED_INDICES]
+        mean_UE[:, _SCATTERED_INDICES] *= ~is_scattered_U[:, None]
+        for block in (_TO_ALL, _TO_NODE, _TO_ITSELF):
+            is_of_block_U = block_U == block
+            rows_UC[is_of_block_U, _NUM_STREAMS * block : _NUM_STREAMS * (block + 1)] = mean_UE[is_of_block_U]
+        rows_UC[:, SYNC] = sync_bytes(placed_U, self.tables.batch_size)
+        peak_UE = self._pair_bytes(placed_U, [peak_factor(table, self._local_batch) for table in tables])
+        self._add_held(rows_UC, placed_U, peak_UE, block_U, is_scattered_U)
+        return rows_UC
+
+    def _pair_bytes(self, placed_U: Sequence[PlacedShard], lookups_factor_U: Sequence[float]) -> MsArray:
+        return pair_bytes(
+            placed_U, self._local_batch, self.payload, id_bytes=self._id_bytes, lookups_factor_N=lookups_factor_U
+        )
+
+    def _block(self, num_replicas: int) -> int:
+        """Whether rows are read by all ranks, by those of their node, or by their own rank alone."""
+        if num_replicas == 1:
+            return _TO_ALL
+        return _TO_ITSELF if num_replicas == self.topology.world_size else _TO_NODE
+
+    def _add_held(
+        self,
+        rows_UC: MovedArray,
+        placed_U: Sequence[PlacedShard],
+        peak_UE: MsArray,
+        block_U: NDArray[np.int64],
+        is_scattered_U: NDArray[np.bool_],
+    ) -> None:
+        """Adds the bytes that a batch at its 99th percentile needs to rows of what is moved.
+
+        Outputs of a rank's own copies are used where they are, and held once. One sum of all owners comes back.
+        """
+        num_served = np.array([self.topology.world_size, self.topology.local_world_size, 1])
+        lengths_U, ids_U, forward_U, _ = peak_UE.T
+        num_owners_U = [len(placed.replicas[0]) for placed in placed_U]
+        held_ids_U = ids_U * (HELD_ID_BYTES / self._id_bytes)
+        synced_U = rows_UC[:, SYNC].sum(axis=1) / num_owners_U
+        rows_UC[:, _INPUTS] = num_served[block_U] * (lengths_U + held_ids_U) + synced_U
+        is_own_U = (block_U == _TO_ITSELF) & ~is_scattered_U
+        rows_UC[:, _OUTPUTS] = np.where(is_own_U, 0.0, num_served[block_U] * forward_U)
+        back_U = np.where(
+            is_scattered_U, _BACK_TO_ITSELF, np.array([_BACK_TO_ALL, _BACK_TO_NODE, _BACK_TO_ITSELF])[block_U]
+        )
+        rows_UC[np.arange(len(placed_U)), back_U] = forward_U
 
     def step_ms(self, sums: StepSums) -> MsArray:
         """Step times, shape (B,): equal to what `evaluate` says of the plans, but for rounding."""
@@ -278,7 +309,9 @@ class StepPrices:
     def compose(self, slowest_PB: MsArray, sync_B2: MsArray) -> MsArray:
         """Steps of parts at their slowest ranks and of bytes that are all-reduced and all-gathered, shape (B,)."""
         sync_ms_B = syncs_ms(sync_B2, self.costs.comm, self.topology)
-        sync_ms_B *= self._weights[StepPart.DENSE][1] if self.tables.dense is not None else 1.0
+        if self.tables.dense is not None:
+            _, all_reduce, *_, row_sums = self._weights[StepPart.DENSE]
+            sync_ms_B = all_reduce * sync_ms_B + row_sums * (sync_ms_B > 0)
         base = self._rest.times
         if self._rest.overlap is Overlap.NONE:
             fixed_ms = base.step_ms(Overlap.NONE) - sum(getattr(base, part.value) for part in PARTS)
@@ -368,7 +401,7 @@ class StepCost(StepPrices):
         held = [[placed_shard(shard, tier, topology) for shard in problem.shards] for tier in problem.ways]
         kernels = {fused_kernel(one.shard.table, one.update) for of_way in held for one in of_way}
         super().__init__(problem.tables, topology, costs, kernels, problem.payload)
-        moved_WUC = [np.stack([self.moved(one) for one in of_way]) for of_way in held]
+        moved_WUC = [self.moved(of_way) for of_way in held]
         self.moved_WNC = np.stack([summed_members(moved_UC, problem.members) for moved_UC in moved_WUC])
 
     def sums(self, ranks_N: RankArray) -> StepSums:

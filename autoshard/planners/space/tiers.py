@@ -7,20 +7,27 @@ within it (`flex`). `replicated`, copies on some of the ranks, has no sites.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from autoshard.core import Tier, Topology
 
 #: Tiers that have sites.
 SITED_TIERS: tuple[Tier, ...] = tuple(tier for tier in Tier if tier is not Tier.REPLICATED)
 
+#: Tiers whose rows no site splits over ranks.
+_ON_SINGLE_RANKS = frozenset({Tier.TABLE_WISE, Tier.DATA_PARALLEL})
+#: Tiers that leave other ranks without the rows.
+_AT_ONE_SITE = frozenset({Tier.TABLE_WISE, Tier.TABLE_ROW_WISE})
+
 
 def is_everywhere(tier: Tier) -> bool:
     """Whether all ranks hold some of the rows."""
-    return tier not in (Tier.TABLE_WISE, Tier.TABLE_ROW_WISE)
+    return tier not in _AT_ONE_SITE
 
 
 def num_owners(tier: Tier, topology: Topology) -> int:
     """Ranks over which the rows of one replica are split."""
-    if tier in (Tier.TABLE_WISE, Tier.DATA_PARALLEL):
+    if tier in _ON_SINGLE_RANKS:
         return 1
     return topology.world_size if tier is Tier.ROW_WISE else topology.local_world_size
 
@@ -48,8 +55,14 @@ def ranks_at(tier: Tier, site: int, topology: Topology) -> range:
 
 def replicas_at(tier: Tier, site: int, topology: Topology) -> tuple[tuple[int, ...], ...]:
     """Ranks over which the rows are split at a site, replica by replica."""
-    ranks, owners = ranks_at(tier, site, topology), num_owners(tier, topology)
-    return tuple(tuple(ranks[start : start + owners]) for start in range(0, len(ranks), owners))
+    ranks = ranks_at(tier, site, topology)
+    return _replicas(ranks.start, ranks.stop, num_owners(tier, topology))
+
+
+# Thousands of shards share a handful of sites, each of up to thousands of ranks.
+@lru_cache(maxsize=1 << 14)
+def _replicas(start: int, stop: int, owners: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(range(first, first + owners)) for first in range(start, stop, owners))
 
 
 def site_of(tier: Tier, rank: int, topology: Topology) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 import torch
 
+from autoshard.core import MemoryLevel
 from autoshard.core.errors import DeviceError
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.results import Device
@@ -42,14 +43,21 @@ def check_memory(owners: Ownership, process: int, device: torch.device) -> None:
     Raises:
         DeviceError: If the tables and their optimizer state need more than is free.
     """
+    host_levels = set(MemoryLevel)
     if device.type == "cuda":
-        processes, free_bytes = [process], torch.cuda.mem_get_info(device)[0]
-    else:
-        processes, free_bytes = list(range(owners.num_processes)), _free_host_bytes()
-    needed_bytes = sum(owners.storage_bytes(one) for one in processes)
+        host_levels = {MemoryLevel.DDR}
+        _check_free(owners, [process], {MemoryLevel.HBM}, str(device.type), torch.cuda.mem_get_info(device)[0])
+    everybody = range(owners.num_processes)
+    _check_free(owners, everybody, host_levels, "cpu", _free_host_bytes())
+
+
+def _check_free(
+    owners: Ownership, processes: Iterable[int], levels: Set[MemoryLevel], where: str, free_bytes: int
+) -> None:
+    needed_bytes = sum(owners.storage_bytes(one)[level] for one in processes for level in levels)
     if needed_bytes > free_bytes:
         raise DeviceError(
-            f"the tables need {needed_bytes:,} bytes on this {device.type}, {free_bytes:,} are free: "
+            f"the tables need {needed_bytes:,} bytes on this {where}, {free_bytes:,} are free: "
             "scale them down, or use more machines"
         )
 

@@ -12,12 +12,24 @@ from autoshard.report.images import NumberTable
 from autoshard.report.wording import write_percent
 from studies.papers.flexshard.figures import named_points
 from studies.papers.flexshard.models import Run, TierShare
-from studies.papers.flexshard.results import HistoryCosts, ModelResult, ReplicaCosts, all_to_all_fit_ms, fitted_machine
+from studies.papers.flexshard.results import (
+    TWO_TIER_GAIN,
+    HistoryCosts,
+    ModelResult,
+    ReplicaCosts,
+    all_to_all_fit_ms,
+    fitted_machine,
+    rest_of_step_ms,
+)
 
 SCHEMA = "autoshard.papers.flexshard/1"
+#: Sec. 6.2: what three tiers add to RM-1's throughput.
+_THREE_TIER_GAIN = 0.81
 
 
-def results_tables(results: Sequence[ModelResult], frontier: ParetoFrontier) -> tuple[NumberTable, ...]:
+def results_tables(
+    results: Sequence[ModelResult], frontier: ParetoFrontier, histories: HistoryCosts
+) -> tuple[NumberTable, ...]:
     """Tables with the paper's numbers and ours."""
     return (
         _three_tier_table(results),
@@ -25,6 +37,8 @@ def results_tables(results: Sequence[ModelResult], frontier: ParetoFrontier) -> 
         _all_to_all_table(results),
         _times_table(results),
         _speedup_table(results),
+        _throughput_table(results[0]),
+        _histories_table(histories),
         _points_table(frontier),
     )
 
@@ -47,6 +61,13 @@ def results_document(
             "sequence_ms": histories.sequence_ms_N.tolist(),
             "pooled_gb": {str(tables): value for tables, value in histories.pooled_gb.items()},
             "pooled_ms": {str(tables): value for tables, value in histories.pooled_ms.items()},
+            "reduced_gb": {str(tables): value for tables, value in histories.reduced_gb.items()},
+            "reduced_ms": {str(tables): value for tables, value in histories.reduced_ms.items()},
+        },
+        "throughput": {
+            "model": results[0].model.name,
+            "rest_of_step_ms": rest_of_step_ms(results[0].model),
+            "gains": {label: list(gains) for label, gains in _gains(results[0]).items()},
         },
         "fig3": {
             "alpha": replicas.alpha_N.tolist(),
@@ -170,6 +191,54 @@ def _speedup_table(results: Sequence[ModelResult]) -> NumberTable:
         columns=("", "saved, paper", "ours", "speed-up, paper", "ours", "nothing hidden, paper", "ours"),
         lines=tuple(lines),
         caption="Fig. 6 and 7: global all-to-all saved, and communication of row-wise steps over that of tiered ones.",
+    )
+
+
+def _gains(result: ModelResult) -> dict[str, tuple[float, float]]:
+    """Gains in throughput by where the times of communication come from and whether Flex's are hidden."""
+    rest_ms = rest_of_step_ms(result.model)
+    return {
+        f"{source} times, Flex {way}": result.gains(rest_ms, is_measured=is_measured, is_hidden=is_hidden)
+        for source, is_measured in (("Table 6's", True), ("predicted", False))
+        for way, is_hidden in (("hidden", True), ("not hidden", False))
+    }
+
+
+def _throughput_table(result: ModelResult) -> NumberTable:
+    lines = {"the paper": (TWO_TIER_GAIN, _THREE_TIER_GAIN), **_gains(result)}
+    return NumberTable.of(
+        lines.items(),
+        f"Sec. 6.2, {result.model.name}: throughput over row-wise, with {rest_of_step_ms(result.model):.0f} ms for the "
+        "rest of a step, from the paper's 2-tier gain.",
+        (
+            ("gain", lambda line: line[0]),
+            ("2-tier", lambda line: f"{line[1][0]:+.0%}"),
+            ("3-tier", lambda line: f"{line[1][1]:+.0%}"),
+        ),
+    )
+
+
+def _histories_table(histories: HistoryCosts) -> NumberTable:
+    longest_gb, longest_ms = float(histories.sequence_gb_N[-1]), float(histories.sequence_ms_N[-1])
+    lines = [(f"kept, {histories.length_N[-1]:,.0f} lookups", f"{longest_gb:.3g}", f"{longest_ms:.3g}", "", "")]
+    for label, by_gb, by_ms in (
+        ("reduce-scatter", histories.reduced_gb, histories.reduced_ms),
+        ("all-to-all", histories.pooled_gb, histories.pooled_ms),
+    ):
+        lines += [
+            (
+                f"{tables} summed, {label}",
+                f"{memory_gb:.3g}",
+                f"{by_ms[tables]:.3g}",
+                f"{longest_gb / memory_gb:.0f}",
+                f"{longest_ms / by_ms[tables]:.0f}",
+            )
+            for tables, memory_gb in by_gb.items()
+        ]
+    return NumberTable(
+        columns=("histories", "memory, GB", "communication, ms", "memory, times less", "communication, times less"),
+        lines=tuple(lines),
+        caption="Fig. 1, 32 ranks, row-wise, dimension 256.",
     )
 
 

@@ -20,14 +20,14 @@ _FIRST_ROWS, _MARK = 0.012, 0.001
 
 
 def fig1_figure(costs: HistoryCosts) -> go.Figure:
-    """Memory and communication of one step against the length of all histories, kept or summed."""
+    """Memory and communication of one step against the length of all histories, kept or summed by either collective."""
     figure = make_subplots(1, 2, horizontal_spacing=0.1)
     in_house_style(figure, height=HEIGHT)
     panels = (
-        (1, "dynamic memory per rank, GB", costs.sequence_gb_N, costs.pooled_gb),
-        (2, "communication per step, ms", costs.sequence_ms_N, costs.pooled_ms),
+        (1, "dynamic memory per rank, GB", costs.sequence_gb_N, costs.pooled_gb, costs.reduced_gb),
+        (2, "communication per step, ms", costs.sequence_ms_N, costs.pooled_ms, costs.reduced_ms),
     )
-    for column, title, sequence_N, pooled in panels:
+    for column, title, sequence_N, pooled, reduced in panels:
         figure.add_scatter(
             name="sequences, 1 to 8 tables",
             x=costs.length_N,
@@ -38,20 +38,21 @@ def fig1_figure(costs: HistoryCosts) -> go.Figure:
             row=1,
             col=column,
         )
-        for (tables, value), colour in zip(pooled.items(), _TABLE_COLOURS, strict=True):
-            figure.add_scatter(
-                name=f"summed, {tables} table{'s' if tables > 1 else ''}",
-                x=costs.length_N[[0, -1]],
-                y=[value, value],
-                mode="lines",
-                line={"color": colour, "width": 2, "dash": "dash"},
-                showlegend=column == 1,
-                row=1,
-                col=column,
-            )
+        for by_tables, collective, dash in ((reduced, "reduce-scatter", "solid"), (pooled, "all-to-all", "dot")):
+            for (tables, value), colour in zip(by_tables.items(), _TABLE_COLOURS, strict=True):
+                figure.add_scatter(
+                    name=f"{tables} table{'s' if tables > 1 else ''} summed, {collective}",
+                    x=costs.length_N[[0, -1]],
+                    y=[value, value],
+                    mode="lines",
+                    line={"color": colour, "width": 2, "dash": dash},
+                    showlegend=column == 1,
+                    row=1,
+                    col=column,
+                )
         figure.update_xaxes(title_text="lookups per sample, of all tables", row=1, col=column)
         # The first table's line is well above the bottom, one lookup far below it.
-        lowest, highest = min(pooled.values()) / 20, 2 * float(sequence_N[-1])
+        lowest, highest = min(reduced.values()) / 20, 2 * float(sequence_N[-1])
         figure.update_yaxes(title_text=title, type="log", dtick=1, range=np.log10([lowest, highest]), row=1, col=column)
     return figure
 

@@ -30,6 +30,8 @@ from autoshard.planners.flexshard.equations import (
     dynamic_communication_s,
     dynamic_memory_bytes,
     memory_bytes,
+    reduced_communication_s,
+    reduced_memory_bytes,
     static_communication_s,
 )
 from autoshard.planners.flexshard.planner import FlexShardPlanner
@@ -51,6 +53,8 @@ from studies.papers.flexshard.models import (
 TOPOLOGY = "a100-32"
 #: Of the table whose rows Fig. 5 replicates: not named in the paper.
 FIG5_MODEL = MODELS[0]
+#: Sec. 6.2: what two tiers add to RM-1's throughput.
+TWO_TIER_GAIN = 0.61
 #: Fig. 1 has up to so many tables, and histories of up to so many lookups in all.
 FIG1_TABLES, FIG1_LENGTH = (1, 2, 4, 8), 2000
 
@@ -59,7 +63,8 @@ def fitted_machine() -> Machine:
     """The paper's cluster, with bandwidths from RM-1's runs alone.
 
     The global all-to-all is as fast as in the row-wise run of Table 6, and the global all-reduce three times as fast
-    (Fig. 3's caption). The collectives of Flex are as fast as in RM-1's 3-tier run.
+    (Fig. 3's caption). A ring's all-reduce is a reduce-scatter and an all-gather of the same bytes, each of which takes
+    half of its time. The collectives of Flex are as fast as in RM-1's 3-tier run.
     """
     model = MODELS[0]
     three = model.three_tier_run
@@ -75,7 +80,7 @@ def fitted_machine() -> Machine:
             all_to_all_intra=flex_bytes / (three.intra_ms / 1e3),
             all_reduce_global=3 * all_to_all,
             all_reduce_cross=model.flexed.num_rows / RANKS_PER_NODE * row_bytes / (three.cross_ms / 1e3),
-            reduce_scatter_global=all_to_all,  # the paper has none; no faster, so none is used
+            reduce_scatter_global=2 * 3 * all_to_all,
         ),
     )
 
@@ -152,6 +157,17 @@ class ModelResult:
         two, three = self.measured
         return 1 - two[Tier.ROW_WISE].coverage, 1 - three[Tier.ROW_WISE].coverage
 
+    def gains(self, rest_ms: float, *, is_measured: bool, is_hidden: bool) -> tuple[float, float]:
+        """What two and three tiers add to the throughput of row-wise sharding (Sec. 6.2).
+
+        Args:
+            rest_ms: Time of a step that is no communication of embeddings; alike for all.
+            is_measured: As in `speedups`.
+            is_hidden: As in `speedups`.
+        """
+        row_wise, two, three = (rest_ms + time_ms for time_ms in self._times_ms(is_measured, is_hidden))
+        return row_wise / two - 1, row_wise / three - 1
+
     def speedups(self, *, is_measured: bool, is_hidden: bool) -> tuple[float, float]:
         """Communication of a row-wise step over that of a 2-tier and a 3-tier one (Fig. 7).
 
@@ -159,11 +175,22 @@ class ModelResult:
             is_measured: Table 6, else the predictions.
             is_hidden: Whether collectives that may overlap take no time, as the paper counts.
         """
-        row_wise, two, three = (
-            run.exposed_ms if is_hidden else run.total_ms
-            for run in (self.model.runs if is_measured else self.predicted)
-        )
+        row_wise, two, three = self._times_ms(is_measured, is_hidden)
         return row_wise / two, row_wise / three
+
+    def _times_ms(self, is_measured: bool, is_hidden: bool) -> tuple[float, ...]:
+        runs = self.model.runs if is_measured else self.predicted
+        return tuple(run.exposed_ms if is_hidden else run.total_ms for run in runs)
+
+
+def rest_of_step_ms(model: PaperModel, gain: float = TWO_TIER_GAIN) -> float:
+    """Time of a step that is no communication of embeddings, by what two tiers add to the throughput.
+
+    The paper prints no times of steps. With communication of row-wise and 2-tier sharding as measured (Table 6), only
+    one rest gives the gain: (rest + row-wise) / (rest + 2-tier) = 1 + gain.
+    """
+    row_wise, two, _ = (run.exposed_ms for run in model.runs)
+    return (row_wise - (1 + gain) * two) / gain
 
 
 def predicted_run(tiers: dict[Tier, TierShare], length: float, machine: Machine) -> Run:
@@ -207,8 +234,10 @@ class HistoryCosts:
         length_N: Lookups per sample, of all tables.
         sequence_gb_N: Dynamic memory per rank; alike for any number of tables.
         sequence_ms_N: Communication per step.
-        pooled_gb: Dynamic memory per rank by number of tables; alike for any length.
+        pooled_gb: Dynamic memory per rank by number of tables, of sums that travel by all-to-all; alike for any length.
         pooled_ms: Communication per step.
+        reduced_gb: As `pooled_gb`, of sums that travel by reduce-scatter and all-gather.
+        reduced_ms: Communication per step.
     """
 
     length_N: FloatArray
@@ -216,13 +245,18 @@ class HistoryCosts:
     sequence_ms_N: FloatArray
     pooled_gb: dict[int, float]
     pooled_ms: dict[int, float]
+    reduced_gb: dict[int, float]
+    reduced_ms: dict[int, float]
 
 
 def fig1_costs(machine: Machine) -> HistoryCosts:
     """Costs by Tables 2 and 3; summed histories send a vector from each rank for each sample and table."""
 
-    def costs(vectors_per_sample: float) -> tuple[float, float]:
-        rows = RowSet(num_rows=0, lookups_per_sample=vectors_per_sample, embedding_dim=DIM)
+    def vectors(per_sample: float) -> RowSet:
+        return RowSet(num_rows=0, lookups_per_sample=per_sample, embedding_dim=DIM)
+
+    def costs(per_sample: float) -> tuple[float, float]:
+        rows = vectors(per_sample)
         return (
             dynamic_memory_bytes(Strategy.ROW_WISE, rows, machine) / 1e9,
             communication_s(Strategy.ROW_WISE, rows, machine) * 1e3,
@@ -230,13 +264,17 @@ def fig1_costs(machine: Machine) -> HistoryCosts:
 
     length_N = np.unique(np.r_[np.geomspace(1, FIG1_LENGTH, 30).round(), np.linspace(0, FIG1_LENGTH, 41)[1:]])
     sequences = [costs(length) for length in length_N.tolist()]
-    pooled = {tables: costs(tables * machine.world_size) for tables in FIG1_TABLES}
+    num_sums = {tables: tables * machine.world_size for tables in FIG1_TABLES}
+    pooled = {tables: costs(sums) for tables, sums in num_sums.items()}
     return HistoryCosts(
         length_N=length_N,
         sequence_gb_N=np.array([memory for memory, _ in sequences]),
         sequence_ms_N=np.array([time for _, time in sequences]),
         pooled_gb={tables: memory for tables, (memory, _) in pooled.items()},
         pooled_ms={tables: time for tables, (_, time) in pooled.items()},
+        reduced_gb={tables: reduced_memory_bytes(vectors(sums), machine) / 1e9 for tables, sums in num_sums.items()},
+        # The gradients come back by an all-gather of the same bytes.
+        reduced_ms={tables: 2e3 * reduced_communication_s(vectors(sums), machine) for tables, sums in num_sums.items()},
     )
 
 

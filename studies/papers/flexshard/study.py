@@ -21,7 +21,7 @@ def main(output: OutputOptions) -> None:
         StudyResult(
             name="flexshard",
             document=results_document(machine, results, frontier, histories, replicas),
-            tables=results_tables(results, frontier),
+            tables=results_tables(results, frontier, histories),
             images={
                 "-fig1": fig1_figure(histories),
                 "-fig3": fig3_figure(replicas),

@@ -16,7 +16,7 @@ from studies.papers.oper.results import FloatArray, LinkCosts, MethodLoads, link
 
 #: Height of the images in pixels.
 HEIGHT = 480
-FIG10_HEIGHT = 720
+FIG10_HEIGHT = 1080
 
 
 def fig8_figure(costs: LinkCosts) -> go.Figure:
@@ -70,7 +70,7 @@ def fig10_figure(loads: Mapping[str, Mapping[str, MethodLoads]]) -> go.Figure:
     )
     titles = [f"<b>{data}: {title}</b>" for data in loads for title, _, _ in panels]
     figure = make_subplots(
-        len(loads), len(panels), subplot_titles=titles, horizontal_spacing=0.07, vertical_spacing=0.16
+        len(loads), len(panels), subplot_titles=titles, horizontal_spacing=0.07, vertical_spacing=0.14
     )
     in_house_style(figure, height=FIG10_HEIGHT)
     for row, methods in enumerate(loads.values(), start=1):
@@ -80,7 +80,7 @@ def fig10_figure(loads: Mapping[str, Mapping[str, MethodLoads]]) -> go.Figure:
             figure.add_bar(
                 x=list(methods),
                 y=means,
-                marker_color=[ORANGE if name == "OPER" else GREY for name in methods],
+                marker_color=[ORANGE if name.startswith("OPER") else GREY for name in methods],
                 error_y={
                     "type": "data",
                     "symmetric": False,
@@ -93,7 +93,7 @@ def fig10_figure(loads: Mapping[str, Mapping[str, MethodLoads]]) -> go.Figure:
                 row=row,
                 col=column,
             )
-            figure.update_xaxes(tickangle=0, row=row, col=column)
+            figure.update_xaxes(tickangle=45, row=row, col=column)
             figure.update_yaxes(rangemode="tozero", row=row, col=column)
     figure.update_layout(showlegend=False, margin={"t": 40}, bargap=0.35)
     return figure

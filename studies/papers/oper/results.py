@@ -1,4 +1,4 @@
-"""OPER's evaluation: exchange by memory, by threshold and by link, balance by method, time of the search.
+"""OPER's evaluation: exchange by memory, threshold and link, balance by method, time of the search.
 
 Exchange is that of rows in the forward pass, as in the paper, in MiB per step or in milliseconds of the cost matrix.
 
@@ -19,8 +19,7 @@ from autoshard.core import CostModels, Exchange, PlacedShard, Shard, ShardingPla
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
 from autoshard.evaluation.traffic import Stream
 from autoshard.evaluation.validator import validate_plan
-from autoshard.planners.oper import fetch_matrix_ms, lookup_bytes, row_groups
-from autoshard.planners.oper.exact import ExactTask, least_exchange, rank_exchange_ms
+from autoshard.planners.oper import fetch_matrix_ms
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from studies.papers.oper.tasks import dgx_a100, eight_nodes, kaggle, syn_large, terabyte, two_nodes
@@ -32,17 +31,27 @@ RATIOS = (0.0, 0.01, 0.02, 0.05, 0.10, 0.15, 0.20)
 THRESHOLDS = (0.05, 0.01, 0.005, 0.001, 0.0005)
 #: The paper's extra memory and threshold wherever it does not vary them (Sec. 6.1).
 RATIO, THRESHOLD = 0.05, 0.001
-COARSE = 0.05
-#: Work of CP-SAT in its own units: 20 to 40 s of one core.
-_EFFORT = 30.0
+#: What a plan is for: copies save exchange in both, but cost an all-reduce of their gradients when training.
+TRAINING, INFERENCE = "training", "inference"
+MODES = (TRAINING, INFERENCE)
+#: Table 3's lines are made for each of these modes and shares of extra memory; without copies both modes are one.
+SETTINGS = ((TRAINING, RATIO), (INFERENCE, RATIO), (INFERENCE, 0.0))
 _COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTraffic:
-    """Exchange over the links between two ranks, either way, in MiB per step (Table 2)."""
+    """Exchange over the links between two ranks, either way, in MiB per step (Table 2).
+
+    Attributes:
+        ratio: Extra memory that copies may take, over the bytes of all tables.
+        used: Extra memory that they take.
+        mean: Over links.
+        variance: Over links.
+    """
 
     ratio: float
+    used: float
     mean: float
     variance: float
 
@@ -53,6 +62,8 @@ class RankTraffic:
 
     Attributes:
         label: Which line of the table.
+        mode: What the plan is for.
+        ratio: Extra memory.
         cpu_s: Seconds of one core for the plan.
         most: Larger of fetched and served data of the most loaded rank.
         least: Of the least loaded one.
@@ -60,6 +71,8 @@ class RankTraffic:
     """
 
     label: str
+    mode: str
+    ratio: float
     cpu_s: float
     most: float
     least: float
@@ -69,27 +82,6 @@ class RankTraffic:
     def balance(self) -> float:
         """The paper's degree of balance."""
         return self.least / self.most
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
-    """OPER's heuristic and CP-SAT on groups of one threshold: exchange of the most loaded rank in MiB per step.
-
-    Attributes:
-        ratio: Extra memory.
-        oper: OPER's, without search over thresholds.
-        exact: CP-SAT's.
-        bound: No parallelization of the same groups has less.
-        least: Of the least loaded rank, CP-SAT's.
-        cpu_s: Seconds of one core that CP-SAT took.
-    """
-
-    ratio: float
-    oper: float
-    exact: float
-    bound: float
-    least: float
-    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,29 +157,37 @@ def held_mib(plan: ShardingPlan) -> FloatArray:
     return np.array([sum(shard.memory_bytes for shard in shards) for shards in plan.local_shards()]) / MIB
 
 
-def exchange_by_memory(tables: TableSet) -> tuple[LinkTraffic, ...]:
-    """Table 2."""
+def rank_mib(plan: ShardingPlan) -> FloatArray:
+    """What each rank fetches or serves per step, whichever is more, in MiB, shape (R,)."""
+    mib_RR = fetched_mib(plan)
+    return np.maximum(mib_RR.sum(axis=0), mib_RR.sum(axis=1))
+
+
+def exchange_by_memory(tables: TableSet, mode: str) -> tuple[LinkTraffic, ...]:
+    """Table 2, for training or for inference."""
+    whole_mib = sum(table.storage_bytes for table in tables.tables) / MIB
     traffic = []
     for ratio in RATIOS:
-        plan = make_plan(tables, dgx_a100(), mode="inference", threshold=THRESHOLD, extra_memory_ratio=ratio)
+        plan = make_plan(tables, dgx_a100(), mode=mode, threshold=THRESHOLD, extra_memory_ratio=ratio)
         each = links(fetched_mib(plan))
-        traffic.append(LinkTraffic(ratio=ratio, mean=float(each.mean()), variance=float(each.var())))
+        used = float(held_mib(plan).sum()) / whole_mib - 1
+        traffic.append(LinkTraffic(ratio=ratio, used=used, mean=float(each.mean()), variance=float(each.var())))
     return tuple(traffic)
 
 
-def exchange_by_threshold() -> tuple[RankTraffic, ...]:
+def exchange_by_threshold(mode: str, ratio: float) -> tuple[RankTraffic, ...]:
     """Table 3 without the solver: Kaggle's groups as each threshold makes them, no finer."""
     lines = []
     for threshold in THRESHOLDS:
         start_s = time.process_time()
-        plan = make_plan(
-            kaggle(), dgx_a100(), mode="inference", threshold=threshold, balance=0.0, extra_memory_ratio=RATIO
-        )
+        plan = make_plan(kaggle(), dgx_a100(), mode=mode, threshold=threshold, balance=0.0, extra_memory_ratio=ratio)
         cpu_s = time.process_time() - start_s
-        load_R = _rank_mib(plan)
+        load_R = rank_mib(plan)
         lines.append(
             RankTraffic(
                 label=f"{100 * threshold:g}%",
+                mode=mode,
+                ratio=ratio,
                 cpu_s=cpu_s,
                 most=float(load_R.max()),
                 least=float(load_R.min()),
@@ -197,43 +197,11 @@ def exchange_by_threshold() -> tuple[RankTraffic, ...]:
     return tuple(lines)
 
 
-def against_exact(ratio: float, *, effort: float = _EFFORT) -> Reference:
-    """OPER at threshold 5% on Kaggle, and the least that CP-SAT finds for the same groups.
-
-    Where there are copies, OPER cuts the groups that it copies further, which CP-SAT does not.
-    """
-    tables, topology = kaggle(), dgx_a100()
-    plan = make_plan(tables, topology, mode="inference", threshold=COARSE, balance=0.0, extra_memory_ratio=ratio)
-    shards = row_groups(tables, COARSE)
-    row_bytes, unit_ms = _unit(tables, topology)
-    task = ExactTask(
-        lookups_N=np.array([_rows_per_step(shard, tables, row_bytes, topology) for shard in shards]),
-        bytes_N=np.array([shard.storage_bytes for shard in shards], dtype=np.int64),
-        capacity_R=np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.int64),
-        extra_bytes=int(ratio * sum(shard.storage_bytes for shard in shards)),
-        fetch_ms_RR=fetch_matrix_ms(topology, row_bytes),
-    )
-    start_s = time.process_time()
-    found = least_exchange(task, effort=effort)
-    cpu_s = time.process_time() - start_s
-    exact_R = rank_exchange_ms(found.paths_NR, task.lookups_N, task.fetch_ms_RR) / unit_ms
-    return Reference(
-        ratio=ratio,
-        oper=float(_rank_mib(plan).max()),
-        exact=float(exact_R.max()),
-        bound=found.bound_ms / unit_ms,
-        least=float(exact_R.min()),
-        cpu_s=cpu_s,
-    )
-
-
 def search_times() -> tuple[SearchTime, ...]:
     """The search at the paper's threshold for Criteo Terabyte's rows, and for ten times as many, in both modes."""
     sets = (("Criteo Terabyte", terabyte, dgx_a100), ("Syn_Large", syn_large, eight_nodes))
     return tuple(
-        _search_time(f"{name}, {mode}", tables(), topology(), mode)
-        for name, tables, topology in sets
-        for mode in ("training", "inference")
+        _search_time(f"{name}, {mode}", tables(), topology(), mode) for name, tables, topology in sets for mode in MODES
     )
 
 
@@ -244,21 +212,24 @@ def costs_by_link() -> LinkCosts:
     fetch_ms_RR = fetch_matrix_ms(topology, float(row_bytes))
 
     def cost_ms(ratio: float) -> FloatArray:
-        plan = make_plan(tables, topology, mode="inference", threshold=THRESHOLD, extra_memory_ratio=ratio)
+        plan = make_plan(tables, topology, mode=INFERENCE, threshold=THRESHOLD, extra_memory_ratio=ratio)
         return np.asarray(fetched_mib(plan) * MIB / row_bytes * fetch_ms_RR)
 
     return LinkCosts(fetch_ms_RR=fetch_ms_RR, alone_ms_RR=cost_ms(0.0), copied_ms_RR=cost_ms(RATIO))
 
 
 def loads_by_method(tables: TableSet) -> Mapping[str, MethodLoads]:
-    """Fig. 10: MG, AG, whole tables dealt in turns (TW), TorchRec's planner (whole tables), OPER."""
+    """Fig. 10: MG, AG, whole tables dealt in turns (TW), TorchRec's planner (whole tables), OPER in both modes."""
     topology = dgx_a100()
     plans = {
         "MG": make_plan(tables, topology, method="mg"),
         "AG": make_plan(tables, topology, method="ag"),
         "TW": _in_turns(tables, topology),
         "TorchRec": make_plan(tables, topology, "torchrec"),
-        "OPER": make_plan(tables, topology, threshold=THRESHOLD, extra_memory_ratio=RATIO),
+        **{
+            f"OPER, {mode}": make_plan(tables, topology, mode=mode, threshold=THRESHOLD, extra_memory_ratio=RATIO)
+            for mode in MODES
+        },
     }
     return {
         name: MethodLoads(
@@ -268,21 +239,6 @@ def loads_by_method(tables: TableSet) -> Mapping[str, MethodLoads]:
         )
         for name, plan in plans.items()
     }
-
-
-def _rank_mib(plan: ShardingPlan) -> FloatArray:
-    mib_RR = fetched_mib(plan)
-    return np.maximum(mib_RR.sum(axis=0), mib_RR.sum(axis=1))
-
-
-def _unit(tables: TableSet, topology: Topology) -> tuple[float, float]:
-    """Bytes of a row, and milliseconds of a MiB over the only kind of link."""
-    row_bytes = float(tables.tables[0].embedding_dim * tables.tables[0].dtype.num_bytes)
-    return row_bytes, float(fetch_matrix_ms(topology, row_bytes)[0, 1]) * MIB / row_bytes
-
-
-def _rows_per_step(shard: Shard, tables: TableSet, row_bytes: float, topology: Topology) -> float:
-    return lookup_bytes(shard) / row_bytes * tables.batch_size / topology.world_size
 
 
 def _search_time(label: str, tables: TableSet, topology: Topology, mode: str) -> SearchTime:

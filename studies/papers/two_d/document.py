@@ -9,6 +9,11 @@ from autoshard.report.images import NumberTable
 from studies.papers.two_d.results import Outcome, Run
 
 SCHEMA = "autoshard.papers.two-d/1"
+#: Fig. 2 by GPUs, as Sec. 2.2 has it in words: computation, all-to-all and memory of lookups.
+FIG2_PAPER: Mapping[int, tuple[str, str, str]] = {
+    256: ("100", "-", "less than 4"),
+    1024: ("200", "more than 600", "almost 15"),
+}
 
 
 def table1(outcomes: Sequence[Outcome]) -> NumberTable:
@@ -24,7 +29,9 @@ def table1(outcomes: Sequence[Outcome]) -> NumberTable:
             ("imbalance", lambda one: f"{one.imbalance:.2f}"),
             ("paper", lambda one: f"{one.run.paper_imbalance:.2f}"),
             ("sync, ms", lambda one: f"{one.group_sync_ms:.0f}"),
-            ("peak / mean memory, GB", lambda one: f"{one.peak_bytes / 1e9:.1f} / {one.mean_bytes / 1e9:.1f}"),
+            ("peak / mean memory", lambda one: f"{_share(one.peak)} / {_share(one.mean)}"),
+            ("paper", lambda one: f"{_share(one.run.paper_peak)} / {_share(one.run.paper_mean)}"),
+            ("tables and lookups, GB", lambda one: f"{one.peak_bytes / 1e9:.1f} / {one.mean_bytes / 1e9:.1f}"),
         ),
     )
 
@@ -39,6 +46,33 @@ def table2(full: Sequence[Outcome], grouped: Sequence[Outcome]) -> NumberTable:
         caption="Table 2, ExFM: 1,152 samples per GPU; full model parallelism, then groups of 256 GPUs",
         columns=("GPUs", "QPS", "scaling", "paper", "QPS in groups", "scaling", "paper"),
         lines=tuple(lines),
+    )
+
+
+def memory_table(full: Sequence[Outcome], grouped: Sequence[Outcome]) -> NumberTable:
+    """Table 2's peaks."""
+    lines = zip(full, grouped, strict=True)
+    return NumberTable(
+        caption="Table 2: peak memory; full model parallelism, then groups of 256 GPUs",
+        columns=("GPUs", "peak", "paper", "peak in groups", "paper"),
+        lines=tuple((f"{one.run.world_size:,}", *_peaks(one), *_peaks(other)) for one, other in lines),
+    )
+
+
+def fig2_table(full: Sequence[Outcome]) -> NumberTable:
+    """Fig. 2's three curves, as far as they fit."""
+    return NumberTable.of(
+        [one for one in full if not one.out_of_memory],
+        "Fig. 2: full model parallelism, slowest and fullest ranks",
+        (
+            ("GPUs", lambda one: f"{one.run.world_size:,}"),
+            ("computation, ms", lambda one: f"{one.kernels_ms:.0f}"),
+            ("paper", lambda one: FIG2_PAPER.get(one.run.world_size, ("-", "-", "-"))[0]),
+            ("all-to-all, ms", lambda one: f"{one.all_to_all_ms:.0f}"),
+            ("paper", lambda one: FIG2_PAPER.get(one.run.world_size, ("-", "-", "-"))[1]),
+            ("lookups, GB", lambda one: f"{one.lookup_bytes / 1e9:.1f}"),
+            ("paper", lambda one: FIG2_PAPER.get(one.run.world_size, ("-", "-", "-"))[2]),
+        ),
     )
 
 
@@ -66,6 +100,15 @@ def _scaling(one: Outcome, base: Outcome) -> tuple[str, str, str]:
     return _qps(one.qps), f"{100 * one.factor(base):.1f}%", published
 
 
+def _peaks(one: Outcome) -> tuple[str, str]:
+    published = "out of memory" if one.run.paper_peak is None else _share(one.run.paper_peak)
+    return "out of memory" if one.out_of_memory else _share(one.peak), published
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
 def _qps(value: float | None) -> str:
     return "out of memory" if not value else f"{value:.3g}"
 
@@ -78,7 +121,13 @@ def _outcome(one: Outcome) -> dict[str, object]:
         "num_groups": run.num_groups,
         "layout": run.layout.value,
         "local_batch": run.local_batch,
-        "paper": {"qps": run.paper_qps, "imbalance": run.paper_imbalance, "scaling_factor": run.paper_factor},
+        "paper": {
+            "qps": run.paper_qps,
+            "imbalance": run.paper_imbalance,
+            "scaling_factor": run.paper_factor,
+            "peak": run.paper_peak,
+            "mean": run.paper_mean,
+        },
         "out_of_memory": one.out_of_memory,
         "step_ms": one.step_ms,
         "qps": one.qps,
@@ -87,5 +136,7 @@ def _outcome(one: Outcome) -> dict[str, object]:
         "imbalance": one.imbalance,
         "peak_bytes": one.peak_bytes,
         "mean_bytes": one.mean_bytes,
+        "lookup_bytes": one.lookup_bytes,
+        "other_bytes": run.model.other_bytes,
         "pricing_s": one.pricing_s,
     }

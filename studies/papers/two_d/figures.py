@@ -15,6 +15,36 @@ from studies.papers.two_d.results import Outcome
 HEIGHT = 480
 
 
+def fig2_figure(full: Sequence[Outcome]) -> go.Figure:
+    """Latencies of slowest ranks and lookups' memory of the fullest, against GPUs, as far as they fit."""
+    fits = [one for one in full if not one.out_of_memory]
+    figure = make_subplots(1, 2, horizontal_spacing=0.12)
+    in_house_style(figure, height=HEIGHT)
+    sizes = [one.run.world_size for one in fits]
+    curves = (
+        ("computation", [one.kernels_ms for one in fits], {256: 100.0, 1024: 200.0}, BLUE, 1),
+        ("all-to-all", [one.all_to_all_ms for one in fits], {1024: 600.0}, GREEN, 1),
+        ("memory of lookups", [one.lookup_bytes / 1e9 for one in fits], {256: 4.0, 1024: 15.0}, ORANGE, 2),
+    )
+    for name, values, published, colour, column in curves:
+        line = {"color": colour, "width": 3}
+        figure.add_scatter(name=name, x=sizes, y=values, mode="lines+markers", line=line, row=1, col=column)
+        marker = {"color": colour, "size": 11, "symbol": "circle-open", "line": {"width": 2}}
+        figure.add_scatter(
+            name=f"{name}, paper",
+            x=list(published),
+            y=list(published.values()),
+            mode="markers",
+            marker=marker,
+            row=1,
+            col=column,
+        )
+    figure.update_xaxes(title_text="GPUs", type="log", tickvals=sizes)
+    figure.update_yaxes(title_text="ms per step", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text="GB", rangemode="tozero", row=1, col=2)
+    return figure
+
+
 def fig6_figure(models: Sequence[Sequence[Outcome]]) -> go.Figure:
     """Kernel costs of the slowest rank by number of groups, a panel for each model."""
     figure = make_subplots(1, len(models), horizontal_spacing=0.1)

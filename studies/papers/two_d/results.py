@@ -13,6 +13,7 @@ from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.replica_groups import ReplicaGroupsPlanner
+from studies.papers.two_d.memory import GPU_BYTES, StepMemory
 from studies.papers.two_d.models import CTR, EXFM, MACHINE, PaperMachine, PaperModel
 
 
@@ -27,6 +28,8 @@ class Run:
         local_batch: Samples per GPU and step.
         paper_qps: Samples per second; None where it ran out of memory.
         paper_imbalance: Largest over mean lookup time; None where it is not published.
+        paper_peak: Largest share of a GPU's memory over ranks; None where it ran out of memory.
+        paper_mean: Its mean over ranks; None where it is not published.
         paper_factor: Scaling factor in Table 2: QPS per GPU over that of 256 GPUs.
         layout: Of the groups. The paper's: copies in one host, where there are no more groups than GPUs (Sec. 5).
     """
@@ -37,14 +40,16 @@ class Run:
     local_batch: int
     paper_qps: float | None = None
     paper_imbalance: float | None = None
+    paper_peak: float | None = None
+    paper_mean: float | None = None
     paper_factor: float | None = None
     layout: GroupLayout = GroupLayout.ACROSS_NODES
 
 
 def _table1(
-    model: PaperModel, world_size: int, local_batch: int, lines: Mapping[int, tuple[float, float]]
-) -> list[Run]:
-    return [
+    model: PaperModel, world_size: int, local_batch: int, lines: Mapping[int, tuple[float, float, float, float]]
+) -> tuple[Run, ...]:
+    return tuple(
         Run(
             model=model,
             world_size=world_size,
@@ -52,17 +57,35 @@ def _table1(
             local_batch=local_batch,
             paper_qps=qps,
             paper_imbalance=imbalance,
+            paper_peak=peak,
+            paper_mean=mean,
         )
-        for num_groups, (qps, imbalance) in lines.items()
-    ]
+        for num_groups, (qps, imbalance, peak, mean) in lines.items()
+    )
 
 
-#: Table 1: QPS and imbalance ratio by number of groups.
-CTR_RUNS: Final = tuple(
-    _table1(CTR, 256, 4096, {1: (1.53e6, 5.70), 2: (2.34e6, 2.01), 4: (2.66e6, 1.57), 8: (2.26e6, 1.53)})
+#: Table 1: QPS, imbalance ratio, peak and mean memory by number of groups.
+CTR_RUNS: Final = _table1(
+    CTR,
+    256,
+    4096,
+    {
+        1: (1.53e6, 5.70, 0.7240, 0.4966),
+        2: (2.34e6, 2.01, 0.5365, 0.4765),
+        4: (2.66e6, 1.57, 0.5474, 0.5059),
+        8: (2.26e6, 1.53, 0.6990, 0.6291),
+    },
 )
-EXFM_RUNS: Final = tuple(
-    _table1(EXFM, 1024, 896, {1: (5.51e5, 5.18), 2: (6.31e5, 2.23), 4: (6.54e5, 1.65), 8: (6.32e5, 1.63)})
+EXFM_RUNS: Final = _table1(
+    EXFM,
+    1024,
+    896,
+    {
+        1: (5.51e5, 5.18, 0.9944, 0.7695),
+        2: (6.31e5, 2.23, 0.8557, 0.7915),
+        4: (6.54e5, 1.65, 0.8777, 0.8281),
+        8: (6.32e5, 1.63, 0.9485, 0.9022),
+    },
 )
 
 _TABLE2_BATCH: Final = 1152
@@ -70,7 +93,7 @@ _TABLE2_BATCH: Final = 1152
 _TABLE2_GROUP: Final = 256
 
 
-def _table2(lines: Mapping[int, tuple[float | None, float | None]], *, grouped: bool) -> tuple[Run, ...]:
+def _table2(lines: Mapping[int, tuple[float | None, float | None, float | None]], *, grouped: bool) -> tuple[Run, ...]:
     return tuple(
         Run(
             model=EXFM,
@@ -78,20 +101,33 @@ def _table2(lines: Mapping[int, tuple[float | None, float | None]], *, grouped: 
             num_groups=world_size // _TABLE2_GROUP if grouped else 1,
             local_batch=_TABLE2_BATCH,
             paper_qps=qps,
+            paper_peak=peak,
             paper_factor=factor,
         )
-        for world_size, (qps, factor) in lines.items()
+        for world_size, (peak, qps, factor) in lines.items()
     )
 
 
-#: Table 2: QPS and scaling factor by GPUs, full model parallelism.
+#: Table 2: peak memory, QPS and scaling factor by GPUs, full model parallelism.
 FULL_RUNS: Final = _table2(
-    {256: (1.76e5, 1.0), 512: (3.37e5, 0.95), 1024: (5.61e5, 0.797), 2048: (None, None), 4096: (None, None)},
+    {
+        256: (0.9654, 1.76e5, 1.0),
+        512: (0.9547, 3.37e5, 0.95),
+        1024: (1.0, 5.61e5, 0.797),
+        2048: (None, None, None),
+        4096: (None, None, None),
+    },
     grouped=False,
 )
 #: Table 2: groups of 256 GPUs.
 GROUPED_RUNS: Final = _table2(
-    {256: (1.76e5, 1.0), 512: (3.56e5, 1.0), 1024: (6.76e5, 0.96), 2048: (1.34e6, 0.95), 4096: (2.53e6, 0.90)},
+    {
+        256: (0.9654, 1.76e5, 1.0),
+        512: (0.9659, 3.56e5, 1.0),
+        1024: (0.9495, 6.76e5, 0.96),
+        2048: (0.9507, 1.34e6, 0.95),
+        4096: (0.9556, 2.53e6, 0.90),
+    },
     grouped=True,
 )
 #: Table 2's last line with the groups laid the other way, which the paper does not have.
@@ -111,8 +147,9 @@ class Outcome:
         parts_ms: Its parts at their slowest ranks; `dense` holds the dense layers and both synchronisations.
         group_sync_ms: Synchronisation of the groups.
         imbalance: Largest over mean kernel time.
-        peak_bytes: Tables and lookups of the fullest rank.
+        peak_bytes: Tables and lookups of the fullest rank at its fullest moment (`StepMemory`).
         mean_bytes: Of all ranks.
+        lookup_bytes: Of the rank with most bytes of lookups, without its tables.
         pricing_s: Time that pricing the plan took.
     """
 
@@ -124,6 +161,7 @@ class Outcome:
     imbalance: float = 0.0
     peak_bytes: float = 0.0
     mean_bytes: float = 0.0
+    lookup_bytes: float = 0.0
     pricing_s: float = 0.0
 
     @property
@@ -142,9 +180,24 @@ class Outcome:
         return self.parts_ms[StepPart.FORWARD_EXCHANGE] + self.parts_ms[StepPart.BACKWARD_EXCHANGE]
 
     @property
+    def all_to_all_ms(self) -> float:
+        """All-to-alls of ids and embeddings."""
+        return self.parts_ms[StepPart.INPUT] + self.exchange_ms
+
+    @property
+    def peak(self) -> float:
+        """Share of a GPU's memory that the fullest rank takes, all else included."""
+        return (self.run.model.other_bytes + self.peak_bytes) / GPU_BYTES
+
+    @property
+    def mean(self) -> float:
+        """As `peak`, of all ranks."""
+        return (self.run.model.other_bytes + self.mean_bytes) / GPU_BYTES
+
+    @property
     def sparse_ms(self) -> float:
         """Everything about tables: ids, lookups, exchanges, and synchronisation of the groups (Fig. 6)."""
-        return self.parts_ms[StepPart.INPUT] + self.kernels_ms + self.exchange_ms + self.group_sync_ms
+        return self.all_to_all_ms + self.kernels_ms + self.group_sync_ms
 
     def factor(self, base: Outcome) -> float:
         """Scaling factor: samples per second and GPU over those of another run."""
@@ -181,14 +234,15 @@ def priced(run: Run, plan: ShardingPlan, costs: CostModels) -> Outcome:
     started_s = time.perf_counter()
     found = evaluate(plan, costs, overlap=Overlap.NEO)
     pricing_s = time.perf_counter() - started_s
-    held = [rank.hbm_bytes + rank.activation_bytes for rank in found.ranks]
+    memory = StepMemory.of(plan)
     return Outcome(
         run=run,
         step_ms=found.step_ms.value,
         parts_ms={part: estimate.value for part, estimate in found.parts.items()},
         group_sync_ms=found.group_sync_ms or 0.0,
         imbalance=found.imbalance,
-        peak_bytes=max(held),
-        mean_bytes=sum(held) / len(held),
+        peak_bytes=float(memory.total_R.max()),
+        mean_bytes=float(memory.total_R.mean()),
+        lookup_bytes=float(memory.lookups_R.max()),
         pricing_s=pricing_s,
     )

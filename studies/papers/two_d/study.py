@@ -11,8 +11,8 @@ from autoshard.commands.options import command_options
 from autoshard.planners.replica_groups import ReplicaGroupsPlanner
 from autoshard.report.images import NumberTable
 from studies.frame import OutputOptions, StudyResult
-from studies.papers.two_d.document import choice_table, document, table1, table2
-from studies.papers.two_d.figures import fig6_figure, fig7_figure
+from studies.papers.two_d.document import choice_table, document, fig2_table, memory_table, table1, table2
+from studies.papers.two_d.figures import fig2_figure, fig6_figure, fig7_figure
 from studies.papers.two_d.results import (
     CTR_RUNS,
     EXFM_RUNS,
@@ -34,7 +34,7 @@ class TwoDOptions:
 
 
 def main(options: TwoDOptions, output: OutputOptions) -> None:
-    """Plans and prices 2D's runs, prints its Tables 1 and 2 beside them, and draws its Fig. 6 and 7.
+    """Plans and prices 2D's runs, prints its Tables 1 and 2 beside them, and draws its Fig. 2, 6 and 7.
 
     Example:
         python -m studies two-d -o docs/figures
@@ -57,14 +57,24 @@ def main(options: TwoDOptions, output: OutputOptions) -> None:
         for one in (*full, *grouped)
         if one.out_of_memory
     ]
-    tables = (table1(found["ctr"]), table1(found["exfm"]), table2(full, grouped))
+    tables = (
+        table1(found["ctr"]),
+        table1(found["exfm"]),
+        table2(full, grouped),
+        memory_table(full, grouped),
+        fig2_table(full),
+    )
     output.write(
         StudyResult(
             name="two-d",
             document=document(found),
             tables=(*tables, _choice()) if options.choose else tables,
             notes=tuple(notes),
-            images={"-fig6": fig6_figure([found["ctr"], found["exfm"]]), "-fig7": fig7_figure(full, grouped)},
+            images={
+                "-fig2": fig2_figure(full),
+                "-fig6": fig6_figure([found["ctr"], found["exfm"]]),
+                "-fig7": fig7_figure(full, grouped),
+            },
         )
     )
 

@@ -201,7 +201,8 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
     return Section(
         title=FIGURE.title,
         caption=f"Test tasks of Fig. 8; every plan is priced by the whole cost model. {features} Networks without a "
-        "part are trained anew, with that part's weights at zero.",
+        "part are trained anew, with that part's weights at zero. Without prices of the ranks, their codes remain, "
+        "from which a network can learn the cost model's prices; the paper's policy without a cost model has neither.",
         figure=bar_chart(
             [
                 Panel(title="degree of balance", bars=bars, is_percent=True),

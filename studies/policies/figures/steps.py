@@ -159,10 +159,10 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
         caption=f"{settings.num_target_tasks} unseen tasks of {settings.num_tables} tables on {settings.num_ranks} "
         f"ranks, whose tables fill {settings.memory_share:.0%} of all memory; the rest is there for copies, for every "
         f"planner alike ({FLEXSHARD} and {OPER} plan as they usually do, and again with leave to use all of it; the "
-        f"better plan counts). Policies of {write_seeds(settings.num_step_seeds)}, {settings.step_updates} updates "
-        f"each, rewarded for short steps. Times are predicted. '{FLEXSHARD_CUT}' counts no memory for inputs and "
-        f"outputs of a batch; {FLEXSHARD} does, and places whole tables where its tiers leave no room for them. "
-        + " ".join(notes),
+        f"better plan counts). {FLEXSHARD} has three tiers by its own rule `frontier`, not by FlexShard's. "
+        f"Policies of {write_seeds(settings.num_step_seeds)}, {settings.step_updates} updates each, rewarded for short "
+        f"steps. Times are predicted. '{FLEXSHARD_CUT}' counts no memory for inputs and outputs of a batch; "
+        f"{FLEXSHARD} does, and places whole tables where its tiers leave no room for them. " + " ".join(notes),
         figure=dot_chart(Panel(title="step, against the planner named", bars=above, is_percent=True)),
         tables=tuple(tables),
     )

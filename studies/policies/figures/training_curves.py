@@ -91,7 +91,8 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
         f"{write_seeds(len(known))}. Rewards are predicted unless said otherwise: samples for the cost model were "
         "collected before. Scoring is not counted, the start of actors is. The best known plans are those of `auto` "
         f"after {settings.search_s:g} s; they balance at {write_percent(best)}. {_untrained(known)} "
-        "AutoShard's paper: 80% balance after 454 s on four GPUs, measuring included.",
+        "AutoShard's paper: 80% balance after 454 s on four GPUs, in which it measured and learned its cost model, "
+        "too.",
         figure=line_chart([_panel(curves, axis, title) for axis, title in _AXES.items()]),
         tables=(_crossing_table(curves), _time_table(curves)),
     )

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from autoshard.report.images import ImageError, find_browser
+from studies.cost_models.compare import CompareOptions
 
 
 def test_report_of_the_committed_samples(store, tmp_path, run_study, capsys):
@@ -27,3 +28,12 @@ def test_report_of_the_committed_samples(store, tmp_path, run_study, capsys):
 def test_a_store_that_is_missing_is_named(tmp_path, run_study, capsys):
     assert run_study("cost-models", "--store", tmp_path / "none", "-o", tmp_path) != 0
     assert str(tmp_path / "none") in capsys.readouterr().err
+
+
+@pytest.mark.smoke
+def test_ablations_may_be_left_out(tmp_path):
+    for changes in ({}, {"quick": True}, {"updates": 5}):
+        whole = CompareOptions(store=tmp_path, **changes).evaluation()
+        assert whole.ablation_seeds > 0
+        assert CompareOptions(store=tmp_path, ablation=False, **changes).evaluation().ablation_seeds == 0
+    assert (whole.paper_updates, whole.ablation_updates, whole.training.num_updates) == (5, 5, 5)

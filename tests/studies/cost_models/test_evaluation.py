@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autoshard.core import DType
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.formats.stores.samples import SampleTable
 from autoshard.report.images import NumberTable
@@ -27,7 +28,15 @@ from studies.cost_models.evaluation_numbers import (
     unseen_ratios,
 )
 from studies.cost_models.evaluation_report import accuracy_table, evaluation_result
-from studies.cost_models.evidence import Evidence, Split, SplitKind, half_of_tables, some_tables, unseen_shares
+from studies.cost_models.evidence import (
+    Evidence,
+    Split,
+    SplitKind,
+    half_of_tables,
+    plain_sets,
+    some_tables,
+    unseen_shares,
+)
 
 OPTIONS = EvaluationOptions(
     training=TrainingOptions(num_updates=60),
@@ -107,6 +116,25 @@ class TestSplits:
         assert np.array_equal(first, again)
         assert not np.array_equal(first, other)
         assert 0.4 < first.mean() < 0.6
+
+
+class TestPlainSets:
+    def test_one_kernel_and_one_batch_are_left(self, samples):
+        """The stored samples are all plain; a third of them becomes something else."""
+        first, second, third, *others = samples.samples
+        odd = (
+            replace(first, shards=(with_shard(first.shards[0], num_bags=7), *first.shards[1:])),
+            replace(second, shards=(*second.shards[:-1], with_shard(second.shards[-1], dtype=DType.FP16))),
+            replace(third, source="slices"),
+        )
+        assert plain_sets(replace(samples, samples=(*odd, *others))).samples == tuple(others)
+
+    def test_no_samples_stay_none(self):
+        assert len(plain_sets(SampleTable(samples=()))) == 0
+
+
+def with_shard(measured, **changes):
+    return replace(measured, shard=replace(measured.shard, **changes))
 
 
 def used_shards(dataset):

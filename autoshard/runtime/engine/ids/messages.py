@@ -1,6 +1,7 @@
 """Lengths and ids on the wire: one message from each process to each.
 
-A message is int32: bag lengths, numbers of rows, a flag, and ids of two numbers each, for which it has a set room.
+A message is int32: bag lengths, numbers of rows, a flag, and ids of one number each (two in plans with a table of more
+rows than int32 can number), for which it has a set room.
 
 Shape suffixes: N jagged rows (a feature's bags for one destination), B samples of a local batch, L lookups, Z numbers
 of a message.
@@ -8,15 +9,19 @@ of a message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate
 
 import torch
 
-#: Int32 numbers of an id.
-_ID_NUMBERS = 2
+from autoshard.evaluation.traffic import id_width
+
+
+def id_dtype(num_rows: Iterable[int]) -> torch.dtype:
+    """As what numbers of rows travel, where there are so many rows in each place: int32 if it can hold them."""
+    return torch.int32 if id_width(num_rows) == torch.int32.itemsize else torch.int64
 
 
 class Flag(IntEnum):
@@ -37,7 +42,7 @@ class Message:
     Attributes:
         lengths_Z: Bag lengths, int32.
         row_counts: Rows of each holding.
-        ids: Ids, in pieces.
+        ids: Ids, in pieces, as they travel: int32 or int64.
     """
 
     lengths_Z: torch.Tensor
@@ -59,8 +64,8 @@ class Message:
         num_ids = self.num_ids
         if num_ids > room:
             return [torch.cat(self.ids)[:room].view(torch.int32)]
-        left = self.lengths_Z.new_zeros((room - num_ids) * _ID_NUMBERS)
-        return [*(one.view(torch.int32) for one in self.ids), left]
+        left = self.ids[0].new_zeros(room - num_ids)
+        return [one.view(torch.int32) for one in (*self.ids, left)]
 
     def rest(self, room: int) -> torch.Tensor:
         """The ids that find none."""
@@ -119,9 +124,9 @@ def header_size(num_numbers: int) -> int:
     return (num_numbers + 2) // 2 * 2
 
 
-def message_size(header: int, room: int) -> int:
+def message_size(header: int, room: int, id_dtype: torch.dtype) -> int:
     """Int32 numbers of a message."""
-    return header + room * _ID_NUMBERS
+    return header + room * id_dtype.itemsize // torch.int32.itemsize
 
 
 def packed(messages: Sequence[Message], rooms: Sequence[int], flag: Flag) -> tuple[torch.Tensor, list[int]]:
@@ -132,7 +137,10 @@ def packed(messages: Sequence[Message], rooms: Sequence[int], flag: Flag) -> tup
     pieces: list[torch.Tensor] = []
     for message, tail, room in zip(messages, torch.split(tails_Z, [len(of) for of in tails]), rooms, strict=True):
         pieces += [message.lengths_Z, tail, *message.pieces(room)]
-    sizes = [message_size(header_size(one.num_numbers), room) for one, room in zip(messages, rooms, strict=True)]
+    sizes = [
+        message_size(header_size(one.num_numbers), room, one.ids[0].dtype)
+        for one, room in zip(messages, rooms, strict=True)
+    ]
     return torch.cat(pieces), sizes
 
 
@@ -187,8 +195,9 @@ class Wire:
         ids_L = self._ids_L[self._starts[first] : self._starts[last]]
         return self._lengths_NB[first:last], tuple(self._counts_N[first:last]), ids_L
 
-    def message(self, owner: int) -> Message:
-        """What an owner is sent."""
+    def message(self, owner: int, id_dtype: torch.dtype) -> Message:
+        """What an owner is sent, with ids as they travel."""
         lengths_NB, _, ids_L = self.sums(owner)
         rows = self.rows(owner)
-        return Message(lengths_NB.reshape(-1), tuple(len(one) for one in rows), (ids_L, *rows))
+        ids = tuple(one.to(id_dtype) for one in (ids_L, *rows))
+        return Message(lengths_NB.reshape(-1), tuple(len(one) for one in rows), ids)

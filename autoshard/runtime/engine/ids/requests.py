@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core.errors import InputError
-from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Stream
+from autoshard.evaluation.traffic import LENGTH_BYTES, Stream
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.holdings import Asked, Ownership
 from autoshard.runtime.engine.ids.addresses import AddressMap, Bucketized, CutFeature, RowOrder
@@ -26,6 +26,7 @@ from autoshard.runtime.engine.ids.messages import (
     Rooms,
     Wire,
     header_size,
+    id_dtype,
     message_size,
     packed,
 )
@@ -128,6 +129,7 @@ class InputExchange:
         tables = ownership.tables.tables
         self._rows_F = torch.tensor([table.num_embeddings for table in tables for _ in table.features], device=device)
         self._num_features = len(self._rows_F)
+        self._id_dtype = id_dtype(table.num_embeddings for table in tables)
         cut = _cut_features(ownership, reader, orders)
         self.addresses = AddressMap(cut, ownership.holdings, reader, orders, device) if cut else None
         cut = self.addresses.features if self.addresses else []
@@ -275,7 +277,7 @@ class InputExchange:
 
     def _exchanged(self, wire: Wire, B: int, fault: InputError | None) -> tuple[Request, ...]:
         """Sends lengths and ids; what all processes ask this one for."""
-        messages = [wire.message(owner) for owner in range(self._num_processes)]
+        messages = [wire.message(owner, self._id_dtype) for owner in range(self._num_processes)]
         flag = Flag.BAD if fault is not None else self._rooms.flag(messages)
         came = self._sent(messages, flag, B)
         self._refuse([one.flag for one in came], fault)
@@ -285,14 +287,14 @@ class InputExchange:
         self._rooms.adapt([one.num_ids for one in messages], [one.num_ids for one in came])
         for owner, message in enumerate(messages):
             self.sent_bytes[Stream.LENGTHS][owner] += message.num_numbers * LENGTH_BYTES
-            self.sent_bytes[Stream.IDS][owner] += message.num_ids * ID_BYTES
-        return tuple(_request(one, ids_L) for one, ids_L in zip(came, ids, strict=True))
+            self.sent_bytes[Stream.IDS][owner] += message.num_ids * self._id_dtype.itemsize
+        return tuple(_request(one, ids_L.long()) for one, ids_L in zip(came, ids, strict=True))
 
     def _sent(self, messages: Sequence[Message], flag: Flag, B: int) -> list[Received]:
         """Sends messages to all processes; those that come from them."""
         sent, sent_sizes = packed(messages, self._rooms.sent, flag)
         headers = [header_size(len(asked.sums) * B + len(asked.rows)) for asked in self._served]
-        sizes = [message_size(*pair) for pair in zip(headers, self._rooms.received, strict=True)]
+        sizes = [message_size(*pair, self._id_dtype) for pair in zip(headers, self._rooms.received, strict=True)]
         received = torch.empty(sum(sizes), dtype=torch.int32, device=self._device)
         dist.all_to_all_single(received, sent, sizes, sent_sizes, self._group)
         came = torch.split(received, sizes)
@@ -305,7 +307,7 @@ class InputExchange:
         numbers = iter(torch.cat(known).tolist())
         counts = [tuple(islice(numbers, len(of.sums) + len(of.rows) + 1)) for of in self._served]
         return [
-            Received(lengths_NB, of[:-1], Flag(of[-1]), one[header:].view(torch.int64))
+            Received(lengths_NB, of[:-1], Flag(of[-1]), one[header:].view(self._id_dtype))
             for one, header, lengths_NB, of in zip(came, headers, lengths, counts, strict=True)
         ]
 
@@ -323,7 +325,7 @@ class InputExchange:
         """Sends the ids that found no room; all of each process together."""
         rests = [message.rest(room) for message, room in zip(messages, self._rooms.sent, strict=True)]
         sizes = [one.num_ids - len(one.ids_L) for one in came]
-        received_L = torch.empty(sum(sizes), dtype=torch.int64, device=self._device)
+        received_L = torch.empty(sum(sizes), dtype=self._id_dtype, device=self._device)
         dist.all_to_all_single(received_L, torch.cat(rests), sizes, [len(one) for one in rests], self._group)
         return [torch.cat([one.ids_L, rest]) for one, rest in zip(came, torch.split(received_L, sizes), strict=True)]
 

@@ -14,12 +14,11 @@ from torch.nn.functional import embedding_bag
 
 from autoshard.core import DType, GradSync, Optimizer
 from autoshard.runtime.engine.groups import group_of_ranks
+from autoshard.runtime.engine.ids.messages import id_dtype
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 
-#: Words of four bytes of the number of a row, int64.
-_ID_WORDS = 2
 TORCH_DTYPES = {DType.FP32: torch.float32, DType.FP16: torch.float16}
 
 
@@ -163,6 +162,9 @@ class GradientSync:
 
     def __init__(self, group: dist.ProcessGroup | None, kernels: Sequence[SyncedRows]) -> None:
         self._group, self._kernels = group, tuple(kernels)
+        self._id_dtype = id_dtype(one.num_rows for one in kernels)
+        # Of four bytes, as a message's.
+        self._id_words = self._id_dtype.itemsize // torch.int32.itemsize
         self._named = [n for n, one in enumerate(kernels) if one.how is not GradSync.DENSE]
         self.sent_bytes = 0
 
@@ -198,15 +200,15 @@ class GradientSync:
 
         Gradients are empty where they do not travel. Messages are padded to the longest: gloo has no uneven all-gather.
         """
-        ids = [own[n].rows_U for n in self._named]
+        ids = [own[n].rows_U.to(self._id_dtype) for n in self._named]
         values = [own[n].gradients_UD.reshape(-1) for n in self._named if self._travels(n)]
         message = torch.cat([torch.cat(ids).view(torch.int32), *(one.view(torch.int32) for one in values)])
-        counts = ids[0].new_tensor([len(one) for one in ids])
+        counts = torch.tensor([len(one) for one in ids], device=message.device)
         counts_PN = counts.new_empty(group.size(), len(counts))
         dist.all_gather_single(counts_PN.view(-1), counts, group=group)
         sizes_PN = [self._message_sizes(counts_N) for counts_N in counts_PN.tolist()]
         longest = max(map(sum, sizes_PN))
-        longest += longest % _ID_WORDS  # every process's ids start at a whole one
+        longest += longest % self._id_words  # every process's ids start at a whole one
         messages = message.new_empty(group.size() * longest)
         padded = torch.cat([message, message.new_zeros(longest - len(message))])
         dist.all_gather_single(messages, padded, group=group)
@@ -221,12 +223,12 @@ class GradientSync:
         """Words of the parts of a process's message: ids of each kernel, then gradients of those that travel."""
         dims = [self._kernels[n].embedding_dim if self._travels(n) else 0 for n in self._named]
         values = [count * dim for count, dim in zip(counts_N, dims, strict=True)]
-        return [_ID_WORDS * count for count in counts_N] + values
+        return [self._id_words * count for count in counts_N] + values
 
     def _by_kernel(self, parts_PN: Sequence[Sequence[torch.Tensor]]) -> dict[int, RowGradients]:
         found = {}
         for place, n in enumerate(self._named):
-            rows = torch.cat([parts[place].view(torch.int64) for parts in parts_PN])
+            rows = torch.cat([parts[place].view(self._id_dtype) for parts in parts_PN]).long()
             gradients = torch.cat([parts[len(self._named) + place].view(torch.float32) for parts in parts_PN])
             found[n] = RowGradients(rows, gradients.view(-1, self._kernels[n].embedding_dim))
         return found

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import structlog
 
-from autoshard.core import Payload, TableSet, Topology
+from autoshard.core import Payload, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import AutoshardError, InputError, UnknownNameError
 from autoshard.core.quoting import shown
 from autoshard.formats import (
@@ -26,12 +26,16 @@ from autoshard.formats import (
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import get_planner, make_costs, make_plan, planner_names
 from costmodel.registry.versions import models_in_use
-from server.bodies import MAX_TIME_LIMIT_S, PlanAnswer, PlanBody, parse_plan_body
+from server.bodies import PlanAnswer, PlanBody, PlanFacts, parse_plan_body
 from server.logs import set_up_logs
+from server.planning.reply import Reply
+from server.planning.task_size import check_documents, check_task
 from server.problems import problem_of
 from server.settings import ServerSettings
 
 READY = b"ready"
+#: Of the names by which a plan is searched: lists of 100,000 plans read all of them.
+_SEARCHED_CHARACTERS = 256
 
 _log = structlog.get_logger()
 
@@ -39,10 +43,11 @@ _log = structlog.get_logger()
 def run_worker(pipe: Connection, settings: ServerSettings) -> None:
     """Answers request bodies until the pipe is closed. Says `READY` first, or why it cannot start.
 
-    A planner that goes on for `overtime_s` after its time limit ends the process, by SIGALRM.
+    A planner that goes on for too long after its time limit ends the process, by SIGALRM.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the service decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A terminal, or a service manager, sends these to the whole group: the service decides when its processes end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     set_up_logs()
     try:
@@ -53,7 +58,7 @@ def run_worker(pipe: Connection, settings: ServerSettings) -> None:
     try:
         pipe.send_bytes(READY)
         while True:
-            pipe.send_bytes(_answer(pipe.recv_bytes(), settings))
+            _answer(pipe.recv_bytes(), settings).send(pipe)
     except (EOFError, BrokenPipeError):
         return  # the service has gone
     except Exception as error:
@@ -76,11 +81,11 @@ def _load_models(settings: ServerSettings) -> None:
             _log.warning("planner unavailable", reason=str(error))
 
 
-def _answer(body: bytes, settings: ServerSettings) -> bytes:
-    """Status and body of the answer to a request body."""
-    _end_in(MAX_TIME_LIMIT_S + settings.overtime_s)
+def _answer(body: bytes, settings: ServerSettings) -> Reply:
+    """The answer to a request body."""
+    _end_in(settings.overtime_s)
     try:
-        return b"200" + _plan(parse_plan_body(parse_json(body)), settings).model_dump_json().encode()
+        return _plan(parse_plan_body(parse_json(body)), settings)
     except AutoshardError as error:
         return _problem(error)
     except (ArithmeticError, MemoryError, RecursionError):
@@ -91,9 +96,9 @@ def _answer(body: bytes, settings: ServerSettings) -> bytes:
         _end_in(0)
 
 
-def _problem(error: AutoshardError) -> bytes:
+def _problem(error: AutoshardError) -> Reply:
     problem = problem_of(error)
-    return b"%d" % problem.status + problem.model_dump_json(exclude_none=True).encode()
+    return Reply(status=problem.status, body=problem.model_dump_json(exclude_none=True).encode())
 
 
 def _end_in(seconds: float) -> None:
@@ -101,9 +106,11 @@ def _end_in(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def _plan(body: PlanBody, settings: ServerSettings) -> PlanAnswer:
-    _end_in(body.time_limit_s + settings.overtime_s)
+def _plan(body: PlanBody, settings: ServerSettings) -> Reply:
+    _end_in(body.time_limit_s + settings.overtime_of(body.time_limit_s))
+    check_documents(body, settings)
     tables, topology = _tables(body), _topology(body)
+    check_task(tables, topology, settings)
     request = PlanRequest(
         tables=tables,
         topology=topology,
@@ -115,8 +122,26 @@ def _plan(body: PlanBody, settings: ServerSettings) -> PlanAnswer:
         payload=Payload.parse(body.payload, "payload"),
         start=None if body.start is None else plan_from_json(body.start, "start"),
     )
-    document = plan_to_json(make_plan(body.planner, request))
-    return PlanAnswer(id=digest(document), plan=document)
+    plan = make_plan(body.planner, request)
+    document = plan_to_json(plan)
+    answer = PlanAnswer(id=digest(document), plan=document)
+    return Reply(status=200, body=answer.model_dump_json().encode(), facts=_facts(answer.id, body.planner, plan))
+
+
+def _facts(plan_id: str, planner: str, plan: ShardingPlan) -> PlanFacts:
+    assert plan.predicted is not None
+    tables, topology = plan.tables.tables, plan.topology
+    words = [planner, topology.device, *(level.name for level in topology.levels), *(table.name for table in tables)]
+    return PlanFacts(
+        id=plan_id,
+        planner=planner,
+        device=topology.device,
+        num_tables=len(tables),
+        num_ranks=topology.world_size,
+        step_ms=plan.predicted.step_ms.value,
+        # PostgreSQL holds every character but this one.
+        search_text=" ".join(words)[:_SEARCHED_CHARACTERS].casefold().replace("\0", " "),
+    )
 
 
 def _tables(body: PlanBody) -> TableSet:

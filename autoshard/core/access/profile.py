@@ -1,34 +1,24 @@
-"""Access profiles: how often the rows of a table are looked up, as one concave curve.
+"""The access profile of one table or shard.
 
 Shape suffixes: K knots, I intervals between knots (K - 1), V groups of rows with one number of lookups, N draws.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.accepted import AT_LEAST_1, FINITE_AT_LEAST_0, SHARE
+from autoshard.core.access.knots import FloatArray, IntArray, concave_hull, log_spaced_ranks, power_sums
+from autoshard.core.access.reuse import NUM_REUSE_BINS, REUSE_BIN_MIDDLES, expected_bins, hit_rows
 from autoshard.core.errors import InvalidTableError
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-
-NUM_REUSE_BINS = 17
-#: Upper edges of AutoShard's reuse bins (0, 1], (1, 2], (2, 4] ... (16384, 32768], (32768, inf).
-REUSE_BIN_EDGES: tuple[float, ...] = (*(float(2**i) for i in range(NUM_REUSE_BINS - 1)), math.inf)
-#: Lookups per row that stand for a bin: 1, 2, 3, 6, 12 ... 49152.
-REUSE_BIN_MIDDLES: tuple[float, ...] = (1.0, 2.0, *(1.5 * 2.0**i for i in range(1, NUM_REUSE_BINS - 1)))
-
-KNOTS_PER_OCTAVE = 4
 _CONCAVITY_TOLERANCE = 1e-9
-_EXACT_POISSON_MAX = 64
 #: Rows between two knots, far below what rounding leaves of one: probabilities per row stay finite.
 _LEAST_ROWS = 1e-30
 
@@ -49,6 +39,7 @@ class AccessProfile:
 
     ranks_K: FloatArray
     cumulative_K: FloatArray
+    _hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         ranks = np.ascontiguousarray(self.ranks_K, dtype=np.float64)
@@ -56,11 +47,17 @@ class AccessProfile:
         if ranks.ndim != 1 or ranks.shape != cumulative.shape or len(ranks) < 2:
             raise InvalidTableError("needs two or more [access rank, cumulative probability] pairs", field="knots")
         _check_knots(ranks, cumulative)
-        cumulative = cumulative / cumulative[-1]
-        for array in (ranks, cumulative):
+        self._set(ranks, cumulative / cumulative[-1])
+
+    def _set(self, ranks_K: FloatArray, cumulative_K: FloatArray) -> None:
+        for name, array in (("ranks_K", ranks_K), ("cumulative_K", cumulative_K)):
             array.setflags(write=False)
-        object.__setattr__(self, "ranks_K", ranks)
-        object.__setattr__(self, "cumulative_K", cumulative)
+            object.__setattr__(self, name, array)
+        object.__setattr__(self, "_hash", hash((ranks_K.tobytes(), cumulative_K.tobytes())))
+
+    def __reduce__(self) -> tuple[Callable[..., AccessProfile], tuple[FloatArray, FloatArray]]:
+        # Hashes of bytes differ between processes, and arrays do not stay read-only on their way.
+        return _restored, (self.ranks_K, self.cumulative_K)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AccessProfile):
@@ -68,7 +65,7 @@ class AccessProfile:
         return np.array_equal(self.ranks_K, other.ranks_K) and np.array_equal(self.cumulative_K, other.cumulative_K)
 
     def __hash__(self) -> int:
-        return hash((self.ranks_K.tobytes(), self.cumulative_K.tobytes()))
+        return self._hash
 
     # -- how profiles are made ------------------------------------------------------------------------------------
 
@@ -88,9 +85,8 @@ class AccessProfile:
         AT_LEAST_1.check(num_rows, "num_rows", InvalidTableError)
         FINITE_AT_LEAST_0.check(alpha, "alpha", InvalidTableError)
         FINITE_AT_LEAST_0.check(shift, "shift", InvalidTableError)
-        ranks = log_spaced_ranks(num_rows)
-        masses = np.array([_power_sum(a + shift, b + shift, alpha) for a, b in itertools.pairwise(ranks)])
-        return cls.from_masses(ranks.astype(np.float64), masses)
+        ranks_K = log_spaced_ranks(num_rows).astype(np.float64)
+        return cls.from_masses(ranks_K, power_sums(ranks_K + shift, alpha))
 
     @classmethod
     def from_counts(cls, counts: NDArray[np.integer | np.floating] | Sequence[float]) -> AccessProfile:
@@ -190,17 +186,14 @@ class AccessProfile:
             ranks_K: Access ranks of the knots, rising from 0.
             masses_I: Lookups, in any unit, between each knot and the next.
         """
-        ends = [0.0]
-        masses: list[float] = []
-        for end, mass in zip(ranks_K[1:].tolist(), masses_I.tolist(), strict=True):
-            ends.append(end)
-            masses.append(mass)
-            while len(masses) > 1 and masses[-1] * (ends[-2] - ends[-3]) > masses[-2] * (ends[-1] - ends[-2]):
-                last = masses.pop()
-                masses[-1] += last
-                ends.pop(-2)
-        cumulative = np.concatenate([[0.0], np.cumsum(masses)])
-        return cls(np.array(ends), cumulative / cumulative[-1])
+        return cls(*_curve(ranks_K, masses_I))
+
+    @classmethod
+    def _part(cls, ranks_K: FloatArray, masses_I: FloatArray) -> AccessProfile:
+        """As `from_masses`, for masses of a profile that has been checked: parts of a sound curve are sound."""
+        profile = object.__new__(cls)
+        profile._set(*_curve(ranks_K, masses_I))
+        return profile
 
     # -- what is read from them ------------------------------------------------------------------------------------
 
@@ -222,7 +215,7 @@ class AccessProfile:
     def expected_distinct(self, num_lookups: float) -> float:
         """Expected number of distinct rows among `num_lookups` independent lookups."""
         rows_I, rates_I = self._rows_and_rates(num_lookups)
-        return float(np.sum(rows_I * -np.expm1(-rates_I)))
+        return float(hit_rows(rows_I, rates_I).sum())
 
     def reuse_bins(self, num_lookups: float, of: Literal["rows", "lookups"] = "rows") -> FloatArray:
         """Expected shares of AutoShard's 17 reuse bins for a batch.
@@ -238,17 +231,7 @@ class AccessProfile:
             AutoShard B.2; the bins are counted there, expected here.
         """
         rows_I, rates_I = self._rows_and_rates(num_lookups)
-        edges = np.array(REUSE_BIN_EDGES[:-1])
-        if of == "rows":
-            below = np.concatenate([np.exp(-rates_I)[:, None], _poisson_cdf(rates_I, edges)], axis=1)
-        else:  # sum of k P(k) up to an edge is rate * P(X <= edge - 1)
-            inner = _poisson_cdf(rates_I, edges - 1)
-            below = np.concatenate([np.zeros((len(rates_I), 1)), inner], axis=1)
-        below = np.concatenate([below, np.ones((len(rates_I), 1))], axis=1)
-        weight = rows_I if of == "rows" else rows_I * rates_I
-        bins = np.maximum(weight @ np.diff(below, axis=1), 0.0)
-        total = bins.sum()
-        return np.asarray(bins / total if total > 0 else bins)
+        return np.asarray(expected_bins(rows_I, rates_I, np.zeros(1, dtype=np.int64), of)[0])
 
     def slice(self, start: float, stop: float) -> tuple[AccessProfile, float]:
         """The rows of access ranks [start, stop), and the share of lookups that goes to them."""
@@ -262,7 +245,7 @@ class AccessProfile:
         mass = float(cumulative_K[-1] - cumulative_K[0])
         if mass <= 0:
             return AccessProfile.uniform(round(stop - start)), 0.0
-        return AccessProfile.from_masses(ranks_K - start, np.diff(cumulative_K)), mass
+        return AccessProfile._part(ranks_K - start, np.diff(cumulative_K)), mass
 
     def thinned(self, num_rows: int) -> AccessProfile:
         """The profile of `num_rows` rows drawn evenly over all access ranks, as hashing or a row range does."""
@@ -271,7 +254,7 @@ class AccessProfile:
             return self
         ranks_K = log_spaced_ranks(num_rows).astype(np.float64)
         cumulative_K = self.coverage(ranks_K * (float(self.ranks_K[-1]) / num_rows))
-        return AccessProfile.from_masses(ranks_K, np.diff(cumulative_K))
+        return AccessProfile._part(ranks_K, np.diff(cumulative_K))
 
     def sample_ranks(self, num_lookups: int, rng: np.random.Generator) -> IntArray:
         """Draws access ranks of independent lookups; shape (N,), int64 in [0, num_rows)."""
@@ -283,10 +266,11 @@ class AccessProfile:
         return rows_I, num_lookups * np.diff(self.cumulative_K) / rows_I
 
 
-def log_spaced_ranks(num_rows: int, per_octave: int = KNOTS_PER_OCTAVE) -> IntArray:
-    """Knot positions 0, 1, 2 ... num_rows, every rank at first and log-spaced later."""
-    steps = np.arange(0, math.ceil(math.log2(max(num_rows, 1)) * per_octave) + 1) / per_octave
-    return np.unique(np.concatenate([[0, num_rows], np.minimum(np.floor(2.0**steps), num_rows)]).astype(np.int64))
+def _curve(ranks_K: FloatArray, masses_I: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Ranks and cumulative probabilities of the concave hull of masses between knots."""
+    ends_K, pooled_I = concave_hull(ranks_K, masses_I)
+    cumulative_K = np.concatenate([[0.0], np.cumsum(pooled_I)])
+    return ends_K, cumulative_K / cumulative_K[-1]
 
 
 def mixture(profiles: Iterable[tuple[AccessProfile, float]]) -> AccessProfile:
@@ -324,28 +308,8 @@ def _check_knots(ranks_K: FloatArray, cumulative_K: FloatArray) -> None:
     )
 
 
-def _power_sum(start: float, stop: float, alpha: float) -> float:
-    """Sum of r ** -alpha over the integers start < r <= stop, exact for short spans, Euler-Maclaurin beyond."""
-    if stop - start <= 64:
-        return float(np.sum((start + np.arange(1, round(stop - start) + 1)) ** -alpha))
-    low, high = start + 1, stop
-    integral: float = math.log(high / low) if alpha == 1 else (high ** (1 - alpha) - low ** (1 - alpha)) / (1 - alpha)
-    ends: float = 0.5 * (low**-alpha + high**-alpha)
-    return integral + ends + float(alpha / 12 * (low ** (-alpha - 1) - high ** (-alpha - 1)))
-
-
-def _poisson_cdf(rates_I: FloatArray, edges: FloatArray) -> FloatArray:
-    """P(X <= edge) of Poisson variables, shape (I, edges): exact to 64, Wilson-Hilferty with erf beyond."""
-    result = np.empty((len(rates_I), len(edges)))
-    counts = np.arange(_EXACT_POISSON_MAX + 1)
-    log_factorials = np.array([math.lgamma(count + 1) for count in counts])
-    safe = np.maximum(rates_I, 1e-300)[:, None]
-    exact = np.cumsum(np.exp(counts * np.log(safe) - safe - log_factorials), axis=1)
-    for column, edge in enumerate(edges):
-        if edge <= _EXACT_POISSON_MAX:
-            result[:, column] = exact[:, int(edge)]
-        else:  # chi-square form: P(X <= k) = P(chi2 with 2k + 2 degrees > 2 rate)
-            degrees = edge + 1
-            z = ((safe[:, 0] / degrees) ** (1 / 3) - (1 - 1 / (9 * degrees))) * 3 * math.sqrt(degrees)
-            result[:, column] = [0.5 * math.erfc(value / math.sqrt(2)) for value in z]
-    return np.minimum(result, 1.0)
+def _restored(ranks_K: FloatArray, cumulative_K: FloatArray) -> AccessProfile:
+    """A profile of knots that were checked when it was made."""
+    profile = object.__new__(AccessProfile)
+    profile._set(ranks_K, cumulative_K)
+    return profile

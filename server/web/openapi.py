@@ -21,6 +21,40 @@ PLAN_BODY: dict[str, Any] = {
 #: The content of every answer that is an error.
 PROBLEM: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"$ref": _COMPONENTS + Problem.__name__}}}}
 
+#: The header of requests that a client may send twice and that are to be done once.
+IDEMPOTENCY_KEY: dict[str, Any] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "Chosen by the client. A request with a key of the last day is answered as the one before.",
+    "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
+}
+
+_PROBLEMS = {
+    401: "The request has no valid key, and needs one.",
+    403: "The key is not for this.",
+    421: "The service does not go by the name that the request calls it by.",
+    400: "The body is not JSON, or it or a parameter does not follow its schema.",
+    404: "There is no such plan.",
+    408: "The body took too long to arrive.",
+    409: "The request is still being answered, says its idempotency key: try again.",
+    413: "The body is too large.",
+    415: "The body is not declared as application/json.",
+    422: "The body makes no sense, the idempotency key was another request's, or (type "
+    "`urn:autoshard:problem:infeasible`) no plan fits the memory.",
+    429: "The client has as many requests here as one client may: try again.",
+    500: "A fault of the service.",
+    503: "The service has as many requests as it takes in, loads its models, or lacks its database: try again.",
+    504: "The planner did not keep its time limit by far, and was ended.",
+}
+
+_ACCESS_STATUSES = (401, 403, 421)
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """A route's answers that are errors, described; those of access control come to them."""
+    return {status: {"description": _PROBLEMS[status], **PROBLEM} for status in sorted({*statuses, *_ACCESS_STATUSES})}
+
 
 def add_published_schemas(app: FastAPI) -> None:
     """Completes the application's OpenAPI document, which is made at this call."""
@@ -45,7 +79,27 @@ def add_published_schemas(app: FastAPI) -> None:
             described["anyOf"] = [kind if kind["type"] == "string" else reference for kind in described["anyOf"]]
         else:
             components[body_name]["properties"][field] = reference
+    _describe_access(document)
+    _drop_unused_errors(document)
     app.openapi_schema = document
+
+
+def _describe_access(document: dict[str, Any]) -> None:
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for path, operations in document["paths"].items():
+        if path.startswith("/v1/"):
+            for operation in operations.values():
+                operation["security"] = [{"key": []}, {}]  # none where the service has no keys
+
+
+def _drop_unused_errors(document: dict[str, Any]) -> None:
+    """Drops FastAPI's answer to bad parameters, which answer 400 here."""
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
+    for unused in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(unused, None)
 
 
 def _component(name: str) -> str:

@@ -29,6 +29,7 @@ class RequestLog:
             return
         given = Headers(scope=scope).get(ID_HEADER, "")
         request_id = given if _ACCEPTED_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=request_id)
         started = time.perf_counter()

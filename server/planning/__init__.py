@@ -1,0 +1,1 @@
+"""Planning: the processes that plan, and the requests that wait for them."""

@@ -1,0 +1,1 @@
+"""The service's database: SQLite in one file, or PostgreSQL."""

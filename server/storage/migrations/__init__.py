@@ -1,0 +1,1 @@
+"""Changes of the schema, for Alembic; `env.py` is run by it."""

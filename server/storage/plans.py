@@ -1,0 +1,147 @@
+"""Stored plans."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import zlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, select, tuple_
+
+from autoshard.core.errors import FormatError
+from server.bodies import PlanFacts, PlanList, PlanSummary
+from server.problems import UnknownPlanError
+from server.storage.database import Database
+from server.storage.schema import PLAN_DOCUMENTS, PLANS, now_us
+
+_POSITION = re.compile(r"([0-9]{1,18}):(sha256:[0-9a-f]{64})")
+_SUMMARY = (
+    *(PLANS.c.id, PLANS.c.created_us, PLANS.c.planner, PLANS.c.device),
+    *(PLANS.c.num_tables, PLANS.c.num_ranks, PLANS.c.step_ms),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFilter:
+    """Which plans a list shows; what is None does not matter.
+
+    Attributes:
+        planner: Name of the planner.
+        device: Key of the device.
+        num_ranks: Ranks of the topology.
+        text: Part of the names of the planner, the device, the topology's levels or the first tables, in any case.
+    """
+
+    planner: str | None = None
+    device: str | None = None
+    num_ranks: int | None = None
+    text: str | None = None
+
+
+class PlanStore:
+    """Plans by id, which is the digest of their content: a plan that is made twice is stored once.
+
+    Args:
+        database: Where they are.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, connection: Connection, facts: PlanFacts, answer: bytes) -> None:
+        """Stores a plan unless it is there.
+
+        Args:
+            connection: A transaction that writes.
+            facts: What lists show.
+            answer: The JSON text that answers the requests for it.
+        """
+        values = facts.model_dump()
+        if self._database.insert_new(connection, PLANS, {**values, "created_us": now_us()}):
+            document = {"plan_id": facts.id, "answer": zlib.compress(answer)}
+            self._database.insert_new(connection, PLAN_DOCUMENTS, document)
+
+    def read(self, plan_id: str) -> bytes:
+        """The JSON text of an answer that holds a plan.
+
+        Raises:
+            UnknownPlanError: If it is not there.
+            StorageError: If the database does not answer.
+        """
+        with self._database.reading() as connection:
+            query = select(PLAN_DOCUMENTS.c.answer).where(PLAN_DOCUMENTS.c.plan_id == plan_id)
+            found = connection.execute(query).scalar()
+        if found is None:
+            raise _unknown(plan_id)
+        return zlib.decompress(found)
+
+    def delete(self, connection: Connection, plan_id: str) -> None:
+        """Deletes a plan.
+
+        Args:
+            connection: A transaction that writes.
+            plan_id: Its id.
+
+        Raises:
+            UnknownPlanError: If it is not there.
+        """
+        if connection.execute(delete(PLANS).where(PLANS.c.id == plan_id)).rowcount == 0:
+            raise _unknown(plan_id)
+
+    def list(self, chosen: PlanFilter, *, limit: int, cursor: str | None = None) -> PlanList:
+        """One page of plans, the latest first.
+
+        Args:
+            chosen: Which plans.
+            limit: Most plans of a page.
+            cursor: `next` of the page before; None for the first.
+
+        Raises:
+            FormatError: If the cursor is not one.
+            StorageError: If the database does not answer.
+        """
+        query = select(*_SUMMARY).order_by(PLANS.c.created_us.desc(), PLANS.c.id.desc()).limit(limit + 1)
+        for column, value in (
+            (PLANS.c.planner, chosen.planner),
+            (PLANS.c.device, chosen.device),
+            (PLANS.c.num_ranks, chosen.num_ranks),
+        ):
+            if value is not None:
+                query = query.where(column == value)
+        if chosen.text:
+            query = query.where(PLANS.c.search_text.contains(chosen.text.casefold(), autoescape=True))
+        if cursor is not None:
+            query = query.where(tuple_(PLANS.c.created_us, PLANS.c.id) < tuple_(*_position(cursor)))
+        with self._database.reading() as connection:
+            rows = connection.execute(query).all()
+        following = _cursor(rows[limit - 1]) if len(rows) > limit else None
+        return PlanList(plans=[_summary(row) for row in rows[:limit]], next=following)
+
+
+def _summary(row: Row[*tuple[Any, ...]]) -> PlanSummary:
+    values = dict(row._mapping)
+    created = datetime.fromtimestamp(values.pop("created_us") / 1e6, UTC)
+    return PlanSummary(**values, created_at=created.isoformat(timespec="milliseconds"))
+
+
+def _cursor(row: Row[*tuple[Any, ...]]) -> str:
+    return base64.urlsafe_b64encode(f"{row.created_us}:{row.id}".encode()).decode().rstrip("=")
+
+
+def _position(cursor: str) -> tuple[int, str]:
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
+    except (binascii.Error, ValueError):
+        text = ""
+    match = _POSITION.fullmatch(text)
+    if match is None:
+        raise FormatError("must be `next` of a page before", field="cursor")
+    return int(match[1]), match[2]
+
+
+def _unknown(plan_id: str) -> UnknownPlanError:
+    return UnknownPlanError(f"no plan {plan_id} is stored")

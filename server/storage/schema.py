@@ -1,0 +1,81 @@
+"""Tables of the database. A migration makes each change (`migrations/`); a test compares the two.
+
+Times are microseconds since 1970, UTC. A version of the service works on the schema of the next one too: a migration
+adds what may be left empty, and drops only what no version uses that may still run.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import BigInteger, Column, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table, Text
+
+METADATA = MetaData()
+
+PLANS = Table(
+    "plans",
+    METADATA,
+    Column("id", String(71), primary_key=True),
+    Column("created_us", BigInteger, nullable=False),
+    Column("planner", String(512), nullable=False),
+    Column("device", String(512), nullable=False),
+    Column("num_tables", Integer, nullable=False),
+    Column("num_ranks", Integer, nullable=False),
+    Column("step_ms", Float, nullable=False),
+    Column("search_text", Text, nullable=False),
+    Index("plans_by_time", "created_us", "id"),
+    *(Index(f"plans_by_{name}", name, "created_us", "id") for name in ("planner", "device", "num_ranks")),
+)
+"""What lists of plans show, and what they are searched by; documents are kept apart, so that lists stay fast."""
+
+PLAN_DOCUMENTS = Table(
+    "plan_documents",
+    METADATA,
+    Column("plan_id", String(71), ForeignKey("plans.id", ondelete="CASCADE"), primary_key=True),
+    Column("answer", LargeBinary, nullable=False),
+)
+"""Answers that hold the plans, compressed by zlib."""
+
+IDEMPOTENT_REQUESTS = Table(
+    "idempotent_requests",
+    METADATA,
+    Column("client", String(128), primary_key=True),
+    Column("key", String(128), primary_key=True),
+    Column("fingerprint", String(64), nullable=False),
+    Column("owner", String(32), nullable=False),
+    Column("started_us", BigInteger, nullable=False),
+    Column("status", Integer),
+    Column("answer", LargeBinary),
+    Index("idempotent_requests_by_time", "started_us"),
+)
+"""Requests with an idempotency key; without a status while one is being answered, by the process `owner` names."""
+
+API_KEYS = Table(
+    "api_keys",
+    METADATA,
+    Column("id", String(16), primary_key=True),
+    Column("secret_hash", String(64), nullable=False, unique=True),
+    Column("name", String(128), nullable=False),
+    Column("scopes", String(128), nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    Column("revoked_us", BigInteger),
+)
+"""Keys: SHA-256 of the secret, which has 256 random bits; scopes separated by commas. Revoked ones stay."""
+
+AUDIT_LOG = Table(
+    "audit_log",
+    METADATA,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("at_us", BigInteger, nullable=False),
+    Column("actor", String(128), nullable=False),
+    Column("address", String(128), nullable=False),
+    Column("request_id", String(64), nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("target", String(512), nullable=False),
+)
+"""Who changed what; each row is written in the transaction of its change."""
+
+
+def now_us() -> int:
+    """The time now."""
+    return time.time_ns() // 1000

@@ -1,0 +1,89 @@
+"""What the service stores."""
+
+from __future__ import annotations
+
+from server.access import Actor
+from server.bodies import PlanFacts
+from server.storage.audit import record
+from server.storage.database import Database
+from server.storage.idempotency import IdempotencyStore, IdempotentRequest, KeptAnswer
+from server.storage.keys import KeyStore
+from server.storage.location import database_url
+from server.storage.plans import PlanStore
+from server.storage.upgrading import check_schema, upgrade
+
+
+class Storage:
+    """The stores of one database.
+
+    Args:
+        database: Its schema is that of this version.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.plans = PlanStore(database)
+        self.requests = IdempotencyStore(database)
+        self.keys = KeyStore(database)
+
+    def close(self) -> None:
+        """Closes the connections of the database."""
+        self.database.close()
+
+    def keep(
+        self, answer: KeptAnswer, facts: PlanFacts | None, request: IdempotentRequest | None, actor: Actor
+    ) -> None:
+        """Stores an answer in one transaction: its plan, and the answer to later requests with the same key.
+
+        Args:
+            answer: The answer.
+            facts: Of the plan that it holds; None without a plan.
+            request: The request, if it has a key.
+            actor: Who sent it.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing() as connection:
+            if facts is not None:
+                self.plans.add(connection, facts, answer.body)
+                record(connection, actor, "plan.make", facts.id)
+            if request is not None:
+                self.requests.keep(connection, request, answer)
+
+    def delete_plan(self, plan_id: str, actor: Actor) -> None:
+        """Deletes a plan.
+
+        Args:
+            plan_id: Its id.
+            actor: Who deletes it.
+
+        Raises:
+            UnknownPlanError: If it is not there.
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing() as connection:
+            self.plans.delete(connection, plan_id)
+            record(connection, actor, "plan.delete", plan_id)
+
+
+def open_storage() -> Storage:
+    """The storage of the database that AUTOSHARD_DATABASE_URL names.
+
+    A file of SQLite is made, and its schema upgraded. A PostgreSQL database serves several processes, and its schema
+    is upgraded by `autoshard db upgrade` before they start.
+
+    Raises:
+        InvalidOptionError: If there is no such database, or its schema is older than this version.
+        StorageError: If the database does not answer.
+    """
+    database = Database(database_url())
+    try:
+        if database.is_sqlite:
+            upgrade(database)
+        else:
+            check_schema(database)
+    except BaseException:
+        database.close()
+        raise
+    return Storage(database)

@@ -1,0 +1,1 @@
+"""The service over HTTP: its routes, what guards them, its OpenAPI document."""

@@ -1,0 +1,110 @@
+"""Access control: every route and verb is closed unless a rule opens it, and to whom the rule says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import structlog
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from autoshard.core.errors import AutoshardError
+from server import access
+from server.access import Actor
+from server.problems import ForbiddenError, HostError, UnauthenticatedError
+from server.settings import ServerSettings
+from server.storage.storage import Storage
+from server.web.buffers import address_of
+from server.web.errors import error_response
+
+_log = structlog.get_logger()
+
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+
+#: Routes that need no key.
+_OPEN: Final = frozenset({("GET", "/livez"), ("GET", "/readyz")})
+
+#: Routes by the scope that they need. One that is in neither table is closed.
+_SCOPES: Final[Mapping[tuple[str, str], access.Scope]] = {
+    ("POST", "/v1/plans"): access.Scope.PLAN,
+    ("GET", "/v1/plans"): access.Scope.PLAN,
+    ("GET", "/v1/plans/{plan_id}"): access.Scope.PLAN,
+    ("DELETE", "/v1/plans/{plan_id}"): access.Scope.PLAN,
+}
+
+#: Routes that any key opens: what describes the service.
+_DESCRIPTIONS: Final = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/static-offline-docs")
+
+
+class AccessControl:
+    """Middleware: answers requests that may not be made, and passes on the others with who makes them.
+
+    Args:
+        app: What answers.
+        routes: Its routes.
+        storage: Holds the keys.
+        settings: Names of this service.
+    """
+
+    def __init__(self, app: ASGIApp, routes: FastAPI, storage: Storage, settings: ServerSettings) -> None:
+        self._app = app
+        self._routes: Sequence[BaseRoute] = routes.routes
+        self._keys = storage.keys
+        self._allowed_hosts = tuple(settings.allowed_hosts or ())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request (ASGI)."""
+        if scope["type"] == "http" and (scope["method"], scope["path"]) not in _OPEN:
+            try:
+                actor = await self._actor(scope)
+                self._check(actor, scope)
+            except AutoshardError as error:
+                _log.warning("refused", reason=str(error))
+                await error_response(error)(scope, receive, send)
+                return
+            scope["state"]["actor"] = actor
+            structlog.contextvars.bind_contextvars(actor=actor.name)
+        await self._app(scope, receive, send)
+
+    async def _actor(self, scope: Scope) -> Actor:
+        headers = Headers(scope=scope)
+        kind, _, secret = headers.get("authorization", "").partition(" ")
+        origin = {"address": address_of(scope), "request_id": scope["state"]["request_id"]}
+        if kind.lower() == "bearer" and secret.strip():
+            key = await run_in_threadpool(self._keys.find, secret.strip())
+            if key is None:
+                raise UnauthenticatedError("is no key of this service, or one that was revoked", field="authorization")
+            _check_host(headers, self._allowed_hosts)
+            return Actor(name=f"key {key.id}", scopes=key.scopes, **origin)
+        if await run_in_threadpool(self._keys.exist):
+            raise UnauthenticatedError("must be `Bearer KEY`", field="authorization")
+        # Without keys the service listens on loopback only; the name keeps out pages of other hosts that a browser
+        # on this machine shows.
+        _check_host(headers, self._allowed_hosts or _LOOPBACK_HOSTS)
+        return Actor(**origin)
+
+    def _check(self, actor: Actor, scope: Scope) -> None:
+        """Checks that the actor may do this; what is nowhere may be asked for by all who have a key."""
+        path = next((_path(route) for route in self._routes if route.matches(scope)[0] is Match.FULL), None)
+        if path is None or path in _DESCRIPTIONS:
+            return
+        needed = _SCOPES.get((scope["method"], path))
+        if needed is None:
+            raise ForbiddenError("is open to nobody", field="path")
+        if not actor.may(needed):
+            raise ForbiddenError(f"needs a key with the scope {needed}", field="authorization")
+
+
+def _path(route: BaseRoute) -> str:
+    return str(getattr(route, "path", ""))
+
+
+def _check_host(headers: Headers, allowed: Sequence[str]) -> None:
+    host = headers.get("host", "")
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    if allowed and name.lower() not in allowed:
+        raise HostError(f"must be one of {', '.join(allowed)}", field="host")

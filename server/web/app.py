@@ -1,0 +1,93 @@
+"""The REST service as an application: its routes, and what stands around them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Response
+from fastapi_offline import FastAPIOffline
+from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp
+
+from autoshard import __version__
+from server.bodies import Health
+from server.planning.workers import WorkerPool
+from server.problems import StorageError
+from server.settings import ServerSettings
+from server.storage.storage import Storage
+from server.web.access import AccessControl
+from server.web.buffers import BufferBudget, BufferLimit
+from server.web.errors import add_error_handlers
+from server.web.openapi import add_published_schemas
+from server.web.plans import add_plans
+from server.web.request_log import RequestLog
+
+
+def create_app(settings: ServerSettings, pool: WorkerPool, storage: Storage) -> ASGIApp:
+    """The service as an ASGI application.
+
+    Args:
+        settings: Limits.
+        pool: What makes plans; it is started and stopped with the application.
+        storage: What keeps them, and the keys.
+    """
+    return guarded(make_routes(settings, pool, storage), storage, settings)
+
+
+def guarded(routes: FastAPI, storage: Storage, settings: ServerSettings) -> ASGIApp:
+    """Routes behind what every request passes: its id and its line in the log, access control, the count of bytes."""
+    limited = BufferLimit(routes, BufferBudget(settings))
+    return RequestLog(AccessControl(limited, routes, storage, settings))
+
+
+def make_routes(settings: ServerSettings, pool: WorkerPool, storage: Storage) -> FastAPI:
+    """The routes of the service; arguments as of `create_app`."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        pool.start()
+        try:
+            yield
+        finally:
+            await pool.stop()
+
+    app = FastAPIOffline(
+        redoc_url=None,
+        title="autoshard",
+        version=__version__,
+        summary="Plans how the embedding tables of recommendation models are sharded.",
+        lifespan=lifespan,
+    )
+    add_error_handlers(app)
+    _add_health(app, pool, storage)
+    add_plans(app, pool, storage, settings)
+    add_published_schemas(app)
+    return app
+
+
+def _add_health(app: FastAPI, pool: WorkerPool, storage: Storage) -> None:
+    @app.get("/livez", tags=["health"], summary="Whether the process is alive")
+    async def livez() -> Health:
+        return Health(status="alive")
+
+    @app.get(
+        "/readyz",
+        tags=["health"],
+        summary="Whether plans can be made and stored",
+        responses={503: {"model": Health, "description": "Models are still being loaded, or the database is away."}},
+    )
+    async def readyz(response: Response) -> Health:
+        status = await _readiness(pool, storage)
+        response.status_code = 200 if status == "ready" else 503
+        return Health(status=status)
+
+
+async def _readiness(pool: WorkerPool, storage: Storage) -> str:
+    if not pool.is_ready:
+        return "loading"
+    try:
+        await run_in_threadpool(storage.database.check)
+    except StorageError:
+        return "no database"
+    return "ready"

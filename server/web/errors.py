@@ -1,0 +1,54 @@
+"""Errors of all requests, answered as `application/problem+json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from autoshard.core.errors import AutoshardError, FormatError
+from server.bodies import Problem
+from server.problems import MEDIA_TYPE, InternalError, UnauthenticatedError, problem_of, retry_after_s
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Has the application answer every error with a problem document."""
+
+    @app.exception_handler(AutoshardError)
+    async def on_error(_: Request, error: AutoshardError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_bad_parameter(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        message = str(first["msg"])
+        return error_response(FormatError(message[:1].lower() + message[1:], field=str(first["loc"][-1])[:100]))
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(_: Request, error: HTTPException) -> Response:
+        problem = Problem(
+            type="about:blank", title=str(error.detail), status=error.status_code, detail=str(error.detail)
+        )
+        return _response(problem, error.headers)
+
+    @app.exception_handler(Exception)
+    async def on_fault(_: Request, __: Exception) -> Response:
+        # The exception itself is raised on, and logged with its traceback.
+        return error_response(InternalError("an unexpected fault; the service's log says more"))
+
+
+def error_response(error: AutoshardError) -> Response:
+    """The answer to a request that failed so."""
+    headers, retry = {}, retry_after_s(error)
+    if retry is not None:
+        headers["Retry-After"] = str(retry)
+    if isinstance(error, UnauthenticatedError):
+        headers["WWW-Authenticate"] = "Bearer"
+    return _response(problem_of(error), headers)
+
+
+def _response(problem: Problem, headers: Mapping[str, str] | None) -> Response:
+    body = problem.model_dump_json(exclude_none=True)
+    return Response(body, status_code=problem.status, headers=dict(headers or {}), media_type=MEDIA_TYPE)

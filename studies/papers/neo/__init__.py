@@ -1,0 +1,1 @@
+"""Neo's evaluation: its production models on ZionEX, planned and priced by autoshard."""

@@ -1,0 +1,166 @@
+"""What planners work out for all tables at once is what they would work out for one after the other."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.core import (
+    AccessProfile,
+    CostModels,
+    DType,
+    EmbeddingTable,
+    Feature,
+    GradSync,
+    ImpliedOrder,
+    Level,
+    Link,
+    MemoryBytes,
+    MemoryLevel,
+    MemoryPlacement,
+    Optimizer,
+    Payload,
+    Pooling,
+    TableSet,
+    Topology,
+)
+from autoshard.evaluation.analytic import AnalyticCostModel, kernel_seconds
+from autoshard.evaluation.communication import AlphaBetaComm
+from autoshard.evaluation.stages import cheapest_sync, cheapest_syncs
+from autoshard.evaluation.traffic import PairTraffic, SyncBytes, id_bytes, pair_bytes, sync_bytes
+from autoshard.planners.space.options import ShardingType, enumerate_options, locals_of
+from autoshard.planners.space.planner_space import PlannerSpace
+
+LINK = Link(bytes_per_s=1e9, latency_s=1e-5)
+TOPOLOGY = Topology(
+    world_size=4,
+    device="a100",
+    memory_bytes=MemoryBytes(hbm=10**9),
+    levels=(
+        Level(name="node", size=2, all_to_all=LINK, all_reduce=LINK),
+        Level(name="cluster", size=4, all_to_all=LINK, all_reduce=LINK),
+    ),
+)
+BATCH = 64
+COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+
+
+@st.composite
+def tables(draw, name="t"):
+    num_rows = draw(st.sampled_from([1, 7, 1000, 10**6]))
+    pooling = draw(st.sampled_from(list(Pooling)))
+    pooling_factor = draw(st.floats(0, 100))
+    peak = {"pooling_variance": 9.0, "pooling_p99": 110.0} if pooling is Pooling.SEQUENCE else {}
+    return EmbeddingTable(
+        name=name,
+        num_embeddings=num_rows,
+        embedding_dim=draw(st.sampled_from([4, 20, 64])),
+        features=tuple(
+            Feature(name=f"{name}_{index}", pooling_factor=pooling_factor, **peak)
+            for index in range(draw(st.integers(1, 2)))
+        ),
+        access=AccessProfile.zipf(num_rows, draw(st.sampled_from([0.0, 1.0, 1.3]))),
+        dtype=draw(st.sampled_from([DType.FP32, DType.FP16])),
+        pooling=pooling,
+        optimizer=draw(st.sampled_from(list(Optimizer))),
+        row_order=ImpliedOrder.ASSUMED,
+    )
+
+
+@st.composite
+def table_sets(draw):
+    number = draw(st.integers(1, 4))
+    return TableSet(batch_size=BATCH, tables=tuple(draw(tables(f"t{index}")) for index in range(number)))
+
+
+@st.composite
+def placed_shards(draw):
+    """Parts of tables as options hold them, with any gradient synchronisation, some of them behind caches."""
+    options = [option for table in draw(table_sets()).tables for option in enumerate_options(table, TOPOLOGY)]
+    placed = []
+    for part in (part for option in draw(st.lists(st.sampled_from(options), max_size=12)) for part in option.parts):
+        ways = [way for way in GradSync if way is not GradSync.NONE]
+        one = part.placed(0, TOPOLOGY)
+        if len(one.replicas) > 1:
+            one = replace(one, grad_sync=draw(st.sampled_from(ways)))
+        elif draw(st.booleans()):
+            one = replace(one, memory=MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=256))
+        placed.append(one)
+    return placed
+
+
+@given(placed=placed_shards())
+def test_small_tables(placed):
+    assert locals_of(placed, BATCH) == [locals_of([one], BATCH)[0] for one in placed]
+
+
+@given(placed=placed_shards())
+def test_bytes_and_ways_of_gradients(placed):
+    of_one = [SyncBytes.of(one, BATCH) for one in placed]
+    expected = np.array([(one.reduced, one.gathered) for one in of_one]).reshape(-1, 2)
+    np.testing.assert_allclose(sync_bytes(placed, BATCH), expected, rtol=1e-12)
+    cheapest = [cheapest_sync(one, BATCH, COSTS.comm, TOPOLOGY) for one in placed]
+    assert cheapest_syncs(placed, BATCH, COSTS.comm, TOPOLOGY) == cheapest
+
+
+@given(placed=placed_shards(), payload=st.sampled_from([Payload(), Payload(forward=DType.INT8, backward=DType.FP16)]))
+def test_bytes_of_exchanges(placed, payload):
+    width = id_bytes(one.shard.table for one in placed)
+    factors = np.linspace(1, 2, len(placed)).tolist()
+    expected = [
+        PairTraffic.of(one, BATCH / 4, payload, id_bytes=width, lookups_factor=factor).by_stream()
+        for one, factor in zip(placed, factors, strict=True)
+    ]
+    found = pair_bytes(placed, BATCH / 4, payload, id_bytes=width, lookups_factor_N=factors)
+    np.testing.assert_array_equal(found, np.array(expected).reshape(-1, 4))
+
+
+@given(placed=placed_shards(), device=st.sampled_from(["a100", "cpu"]))
+def test_kernels(placed, device):
+    model = AnalyticCostModel.for_device(device)
+    held = locals_of(placed, BATCH)
+    one_by_one = np.array([kernel_seconds([local], model.memory)[0] for local in held]).reshape(-1, 2)
+    np.testing.assert_allclose(kernel_seconds(held, model.memory), one_by_one, rtol=1e-12)
+    codes = np.array([model.encode([local])[0] for local in held])
+    np.testing.assert_allclose(model.encode(held), codes.reshape(model.encode(held).shape), rtol=1e-6)
+
+
+class TestOffers:
+    @given(task=table_sets())
+    def test_what_shards_add_is_the_same_for_one_and_for_many(self, task):
+        space = PlannerSpace(task, TOPOLOGY, COSTS, lambda table: enumerate_options(table, TOPOLOGY))
+        options = [option for item in space.items for option in item.options]
+        placed = [part.placed(0, TOPOLOGY) for one in options for shard in one.shards for part in shard.parts]
+        one_by_one = np.concatenate([space.prices.moved([one]) for one in placed])
+        np.testing.assert_allclose(space.prices.moved(placed), one_by_one, rtol=1e-12)
+
+    @given(task=table_sets())
+    def test_options_offered_later_are_those_offered_at_once(self, task):
+        rare = {ShardingType.ROW_TIERS, ShardingType.GRID}
+
+        def common(table):
+            return enumerate_options(table, TOPOLOGY, set(ShardingType) - rare)
+
+        def every(table):
+            return enumerate_options(table, TOPOLOGY)
+
+        at_once, later = (PlannerSpace(task, TOPOLOGY, COSTS, options_of) for options_of in (every, common))
+        before = [len(item.options) for item in later.items]
+        later.offer([0], every)
+        later.offer([0], every)  # nothing new
+        assert [len(item.options) for item in later.items[1:]] == before[1:]
+
+        def added(space):
+            return {
+                option.parts: tuple(map(tuple, space.kinds.rows_VX[[shard.kind for shard in option.shards]].tolist()))
+                for option in space.items[0].options
+            }
+
+        assert added(later) == added(at_once)
+
+
+def test_no_shards_at_all():
+    assert locals_of([], BATCH) == []
+    assert sync_bytes([], BATCH).shape == (0, 2)
+    assert kernel_seconds([], COSTS.kernel.memory).shape == (0, 2)

@@ -1,0 +1,118 @@
+"""Stored plans over REST: made, listed, read, deleted; and requests that are sent twice."""
+
+import concurrent.futures
+import json
+
+import pytest
+
+from autoshard.cli import main
+from server.problems import MEDIA_TYPE
+
+TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
+
+
+def make(client, *, seed=0, key=None, **changes):
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return client.post("/v1/plans", json={**TASK, "seed": seed, "planner": "random", **changes}, headers=headers)
+
+
+def refused(answer, status, kind):
+    assert (answer.status_code, answer.headers["content-type"]) == (status, MEDIA_TYPE)
+    assert answer.json()["type"] == f"urn:autoshard:problem:{kind}"
+    return answer.json()
+
+
+def test_a_plan_is_listed_read_and_deleted(client):
+    made = make(client, seed=101)
+    plan_id = made.json()["id"]
+    (listed,) = [plan for plan in client.get("/v1/plans").json()["plans"] if plan["id"] == plan_id]
+    assert (listed["planner"], listed["device"], listed["num_tables"], listed["num_ranks"]) == ("random", "cpu", 26, 8)
+    assert listed["step_ms"] == made.json()["plan"]["predicted"]["step_ms"]["value"]
+
+    read = client.get(f"/v1/plans/{plan_id}")
+    assert read.content == made.content
+    assert read.headers["etag"] == f'"{plan_id}"'
+    for tags in (f'"{plan_id}"', f'"other", W/"{plan_id}"', "*"):
+        known = client.get(f"/v1/plans/{plan_id}", headers={"If-None-Match": tags})
+        assert (known.status_code, known.content, known.headers["etag"]) == (304, b"", f'"{plan_id}"')
+    assert client.get(f"/v1/plans/{plan_id}", headers={"If-None-Match": '"other"'}).status_code == 200
+
+    assert client.delete(f"/v1/plans/{plan_id}").status_code == 204
+    refused(client.get(f"/v1/plans/{plan_id}"), 404, "unknown-plan")
+    refused(client.get(f"/v1/plans/{plan_id}", headers={"If-None-Match": "*"}), 404, "unknown-plan")
+    refused(client.delete(f"/v1/plans/{plan_id}"), 404, "unknown-plan")
+
+
+def test_pages_follow_each_other(client):
+    made = {make(client, seed=seed).json()["id"] for seed in range(110, 115)}
+    found, cursor = [], {}
+    while cursor is not None:
+        page = client.get("/v1/plans", params={"planner": "random", "limit": 2, **cursor}).json()
+        found += [plan["id"] for plan in page["plans"]]
+        cursor = page["next"] and {"cursor": page["next"]}
+    assert made <= set(found)
+    assert len(found) == len(set(found))
+    assert client.get("/v1/plans", params={"text": "no such name"}).json() == {"plans": [], "next": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/plans?limit=0", "limit"),
+        ("/v1/plans?limit=201", "limit"),
+        ("/v1/plans?limit=many", "limit"),
+        ("/v1/plans?num_ranks=0", "num_ranks"),
+        ("/v1/plans?cursor=nonsense", "cursor"),
+        ("/v1/plans/sha256:12", "plan_id"),
+        ("/v1/plans/%2e%2e%2fetc", None),
+    ],
+)
+def test_bad_parameters_are_named(client, path, field):
+    answer = client.get(path)
+    if field is None:
+        assert answer.status_code == 404
+    else:
+        assert refused(answer, 400, "invalid-format")["field"] == field
+
+
+def test_a_request_that_is_sent_again_is_answered_as_it_was(client):
+    # A plan of `auto` is another one each time: the search ends by the clock.
+    task = {"key": "again-1", "planner": "auto", "time_limit_s": 0.1}
+    first = make(client, **task)
+    assert first.status_code == 200
+    assert make(client, **task).content == first.content
+    refused(make(client, key="again-1", seed=1), 422, "idempotency-key-reused")
+
+    wrong = make(client, key="again-2", planner="nobody")
+    refused(wrong, 422, "unknown-name")
+    assert make(client, key="again-2", planner="nobody").content == wrong.content
+    refused(make(client, key="no spaces"), 400, "invalid-format")
+    refused(make(client, key="x" * 129), 400, "invalid-format")
+
+
+def test_a_request_that_is_sent_again_meanwhile_is_told_to_wait(client):
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        posted = [threads.submit(make, client, key="meanwhile", seed=7) for _ in range(4)]
+        answers = [future.result() for future in posted]
+    by_status = {answer.status_code: answer for answer in answers}
+    assert set(by_status) <= {200, 409}
+    assert len({answer.content for answer in answers if answer.status_code == 200}) == 1
+    if 409 in by_status:
+        refused(by_status[409], 409, "idempotency-key-in-use")
+        assert int(by_status[409].headers["retry-after"]) >= 1
+
+
+def test_two_services_share_one_postgresql(own_service, postgresql, monkeypatch, tmp_path):
+    address = postgresql.new_database()
+    monkeypatch.setenv("AUTOSHARD_DATABASE_URL", address)
+    assert main(["serve", "--port", "0"]) == 2  # its schema is not there yet
+    assert main(["db", "upgrade"]) == 0
+    folders = [tmp_path / name for name in ("one", "two")]
+    services = [own_service("--workers", "1", folder=folder, database=address) for folder in folders]
+    with services[0].client() as one, services[1].client() as two:
+        made = make(one, key="shared")
+        assert two.get(f"/v1/plans/{made.json()['id']}").content == made.content
+        assert make(two, key="shared").content == made.content
+        assert json.loads(one.get("/readyz").content) == {"status": "ready"}
+    for service in services:
+        assert service.stop() == 0
