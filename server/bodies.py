@@ -45,6 +45,11 @@ class PlanBody(BaseModel):
         description="Number format in which embeddings and their gradients travel: fp32, fp16, bf16 or int8; or one "
         "for each, FORWARD/BACKWARD, such as fp16/bf16.",
     )
+    start: dict[str, Any] | None = Field(
+        default=None,
+        description="The object of a plan.json (autoshard.plan/1) of the same tables to start from: the answer is no "
+        "slower.",
+    )
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Same seed, same plan, time limits aside.")
 
 

@@ -119,12 +119,13 @@ class TestMakePlan:
             "objective": "kernel",
             "sharding_types": "all",
             "reserved_bytes": 0,
+            "count_activations": True,
             "steps": 100,
             "prefer_whole": True,
             "policy": True,
         }
         assert made.models["kernel"] == f"learned:cpu@{version}"
-        assert "an estimated bound of" in made.models["search"]
+        assert "slowest rank" in made.models["search"]
 
     def test_auto_is_faster_than_all_others_on_a_learned_model(self, request_of):
         request = request_of(time_limit_s=20.0)

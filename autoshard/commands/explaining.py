@@ -50,7 +50,7 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
 def _overview(found: Explanation) -> RenderableType:
     from rich.table import Table
 
-    shown = Table(title=_title(found), caption=_collectives(found))
+    shown = Table(title=_title(found), caption=f"{_collectives(found)} {_memory(found)}")
     for name in ("table", "sharding", "ranks", "bytes per rank", "on the slowest rank of", "reason"):
         shown.add_column(name, justify="right" if name == "bytes per rank" else "left", overflow="fold")
     for one in found.tables:
@@ -100,6 +100,13 @@ def _collectives(found: Explanation) -> str:
         if time.serialised_ms > 0
     )
     return f"Collectives, serialised / exposed ms: {', '.join(times) or 'none'}."
+
+
+def _memory(found: Explanation) -> str:
+    from autoshard.report.wording import write_bytes
+
+    used, there = write_bytes(found.used_bytes), write_bytes(found.capacity_bytes)
+    return f"Least memory is left on rank {found.fullest_rank}: tables and training take {used} of {there}."
 
 
 def _binds(one: ExplainedTable) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autoshard.core import DType, Exchange, KernelCosts, LocalShard, Optimizer, Pooling, Update
 from autoshard.core.access import ProfileBatch
-from autoshard.core.costs import CodeArray, MsArray
+from autoshard.core.costs import CodeArray, KernelFloor, MsArray
 from autoshard.evaluation.cached_rows import TransferSpeeds, lfu_traffic, transfers_seconds
 from autoshard.evaluation.device_memory import (
     DEVICE_MEMORY,
@@ -105,6 +105,17 @@ class AnalyticCostModel:
             backward_ms_S=backward_ms_S,
             low_ms_S=self.memory.low_factor * kernel_ms_S,
             high_ms_S=self.memory.high_factor * kernel_ms_S,
+        )
+
+    def floor(self, codes_NH: CodeArray) -> KernelFloor:
+        """What shards add, and the launches of each kernel."""
+        return KernelFloor(
+            forward_ms_N=np.asarray(codes_NH[:, _FORWARD], dtype=np.float64),
+            backward_ms_N=np.asarray(codes_NH[:, _BACKWARD], dtype=np.float64),
+            kernel_N=codes_NH[:, _FIRST_KIND:].argmax(axis=1),
+            forward_base_ms=self.memory.forward_launch_ms,
+            backward_base_ms=self.memory.backward_launch_ms,
+            is_exact=True,
         )
 
 

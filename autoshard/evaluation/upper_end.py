@@ -16,10 +16,12 @@ from autoshard.core.costs import (
     CollectiveName,
     DenseCostModel,
     DenseCosts,
+    KernelFloor,
     LinkBytes,
     MeasuredRange,
     MsArray,
     OutsideRange,
+    kernel_floor,
 )
 from autoshard.core.dense import DenseShape
 from autoshard.core.step import UPPER_END
@@ -75,6 +77,10 @@ class UpperEndKernels:
             low_ms_S=parts.low_ms_S,
             high_ms_S=parts.high_ms_S,
         )
+
+    def floor(self, codes_NH: CodeArray) -> KernelFloor:
+        """The model's: no upper end is below the value."""
+        return replace(kernel_floor(self.model, codes_NH), is_exact=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from autoshard.formats import (
     digest,
     load_tables,
     parse_json,
+    plan_from_json,
     plan_to_json,
     tables_from_json,
     topology_from_json,
@@ -119,6 +120,7 @@ def _plan(body: PlanBody, settings: ServerSettings) -> Reply:
         options=body.options,
         registry=settings.registry,
         payload=Payload.parse(body.payload, "payload"),
+        start=None if body.start is None else plan_from_json(body.start, "start"),
     )
     plan = make_plan(body.planner, request)
     document = plan_to_json(plan)

@@ -41,6 +41,7 @@ GOOD = {
     "tables": ("tables.json", "nvidia-tiny"),
     "topology": ("topology.json", "cpu-4"),
     "plan": ("plan.json", "flex.json"),
+    "start": ("plan.json", "flex.json"),
     "planner": (
         "cost-greedy",
         "random",

@@ -140,8 +140,29 @@ def balanced_layouts(space: PlannerSpace, limits: Limits) -> list[Layout]:
         for lump in (_LUMPS if len(tiers) == len(Tier) else _FEW_LUMPS)
     ]
     distinct = dict.fromkeys(tuple(numbers_I.tolist()) for numbers_I in [*choices, balanced.leanest()])
-    layouts = [placed_options(space, rates, limits, numbers) for numbers in distinct]
+    layouts = [_with_room(space, rates, limits, numbers) for numbers in distinct]
     return [layout for layout in layouts if layout is not None]
+
+
+def _with_room(space: PlannerSpace, rates: Rates, limits: Limits, numbers: Sequence[int]) -> Layout | None:
+    """Items with their options placed, where the memory leaves room for what training needs; None if it does not.
+
+    What that is depends on where items are: it is taken from ranks' memory once it is known, and items placed anew.
+    """
+    of_tables = replace(limits, with_activations=False)
+    layout = placed_options(space, rates, of_tables, numbers)
+    if layout is None or not limits.with_activations:
+        return layout
+    placed = Layout(space, limits, layout.chosen)
+    if placed.fits():
+        return placed
+    less_RM = limits.capacity_RM.copy()
+    less_RM[:, 0] -= space.prices.training_bytes(layout.moved_RC[None])[0]
+    layout = placed_options(space, rates, replace(of_tables, capacity_RM=less_RM), numbers)
+    if layout is None:
+        return None
+    placed = Layout(space, limits, layout.chosen)
+    return placed if placed.fits() else None
 
 
 def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:
@@ -152,7 +173,8 @@ def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:
         return exceeds_total(needed, room, len(limits.capacity_RM))
     bytes_of = {item.label: sum(table.storage_bytes for table in item.tables) for item in space.items}
     largest = max(bytes_of, key=bytes_of.__getitem__)
+    beside = ", and leave room for training on a batch" if limits.with_activations else ""
     return InfeasiblePlanError(
-        f"no way was found to hold all tables, {needed:,} bytes of the {room:,} bytes that the ranks have; the largest "
-        f"is {largest} with {bytes_of[largest]:,} bytes"
+        f"no way was found to hold all tables{beside}, {needed:,} bytes of the {room:,} bytes that the ranks have; the "
+        f"largest is {largest} with {bytes_of[largest]:,} bytes"
     )

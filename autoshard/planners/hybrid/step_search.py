@@ -15,6 +15,7 @@ from autoshard.core.errors import (
     InvalidTopologyError,
     ModelError,
 )
+from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.group_sync import with_cheaper_sync
 from autoshard.evaluation.validator import validate_plan
@@ -35,6 +36,7 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.planner_space import PlannerSpace
+from autoshard.planners.warm_start import start_of
 
 #: Share of the time limit that descents from each of the best starts get, before the long one from the best of them.
 _TRIAL_SHARE = 0.1
@@ -70,8 +72,8 @@ class StepSearch:
     Attributes:
         names: Ways that tables may be held.
         steps: Most steps of the search; 0 for as many as there is time for.
-        reserved_bytes: Of every device, to stay free beside tables and a batch's inputs and outputs; with 0 only tables
-            count.
+        reserved_bytes: Of every device, to stay free beside all that counts.
+        count_activations: Whether what training needs for a batch has to fit beside the tables.
         with_policy: Whether a trained policy may be asked for a start.
         with_groups: Whether the plan may have several replica groups.
     """
@@ -79,6 +81,7 @@ class StepSearch:
     names: frozenset[ShardingType] = frozenset(ShardingType)
     steps: int = 0
     reserved_bytes: int = 0
+    count_activations: bool = True
     with_policy: bool = True
     with_groups: bool = True
 
@@ -116,7 +119,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
         return _best_start(request, search)
     started_s = time.perf_counter()
     space = space_of(request, search.names)
-    limits = Limits.of(space, search.reserved_bytes)
+    limits = Limits.of(space, search.reserved_bytes, with_activations=search.count_activations)
     plans = _plans(request, search)
     starts: list[tuple[float, str, Layout]] = []
     found: list[Found] = []
@@ -173,7 +176,12 @@ def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch,
     """The same replica groups with what the search finds for one of them."""
     group = plan.of_one_group()
     asked = replace(
-        request, tables=group.tables, topology=group.topology, time_limit_s=max(seconds, _LEAST_SECONDS), options={}
+        request,
+        tables=group.tables,
+        topology=group.topology,
+        time_limit_s=max(seconds, _LEAST_SECONDS),
+        options={},
+        start=None,
     )
     try:
         found = search_steps(asked, replace(search, with_groups=False, with_policy=False))
@@ -186,8 +194,9 @@ def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch,
 
 
 def _plans(request: PlanRequest, search: StepSearch) -> dict[str, ShardingPlan]:
-    """Plans of other planners that are quick enough; whole tables always."""
-    plans = asked_plans(request, _HEURISTICS)
+    """The start that was given, and plans of other planners that are quick enough; whole tables always."""
+    start = start_of(request)
+    plans = ({} if start is None else {"start": start}) | asked_plans(request, _HEURISTICS)
     planners = [one for one in _PLANNERS if search.with_groups or one.name != "replica-groups"]
     if search.names == {ShardingType.TABLE_WISE}:
         planners = []
@@ -199,7 +208,9 @@ def _plans(request: PlanRequest, search: StepSearch) -> dict[str, ShardingPlan]:
 def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepSearch) -> list[Found]:
     """A plan that the search cannot work on, if it may be the answer as it is and the models have its price."""
     is_of_groups = plan.replica_groups.num_groups > 1
-    if search.reserved_bytes or search.names != frozenset(ShardingType) or (is_of_groups and not search.with_groups):
+    if search.names != frozenset(ShardingType) or (is_of_groups and not search.with_groups):
+        return []
+    if not has_room(plan, search.reserved_bytes, count_activations=search.count_activations):
         return []
     try:
         return [_priced(plan, f"as {name} has it", request)] if _is_valid(plan) else []
