@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -179,11 +180,23 @@ def test_a_cost_model_that_is_published_meanwhile_waits_for_the_next_training(tm
     assert run.policy.card.cost_model.id == TrainedPolicy.load(models, "cpu").card.cost_model.id == first
 
 
+def test_a_gpu_that_is_not_there_is_told_in_one_line(registry, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert run("--registry", registry, *SMALL, "--accelerator", "cuda") == 1
+    assert capsys.readouterr().err == "error: --accelerator: one process needs a GPU, this machine has 0\n"
+
+
+def test_logs_name_device_seed_and_throughput(registry, capsys):
+    assert run("--registry", registry, *SMALL, "--accelerator", "cpu", "--seed", "4") == 0
+    assert re.search(r"update 2: balance .*; [\d,]+ env steps/s; on cpu, seed 4", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
         (["--joint"], 2, "--store: needs the folder of samples"),
         (["--store", "x"], 2, "--store: goes with --joint only"),
+        (["--cost-loss", "squared"], 2, "--cost-loss: needs --joint"),
         (["--updates", "0"], 2, "'--updates': Input should be greater than or equal to 1"),
         (["--items", "row_groups"], 1, "kernel_kind: the learned cost model has seen fused/hbm/fp32"),
         (["--patience", "-1"], 2, "'--patience': Input should be greater than or equal to 0"),
