@@ -15,7 +15,6 @@ from autoshard.core.costs import Risk
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.core.step import Overlap
-from autoshard.runtime.results import Device
 
 if TYPE_CHECKING:
     from autoshard.core import CostModels, ShardingPlan, TableSet
@@ -83,7 +82,7 @@ OverlapOption = Annotated[
     typer.Option(help="Which parts of a step run at the same time.", show_default="that of the step model, or none"),
 ]
 AcceleratorOption = Annotated[
-    Device,
+    str,
     typer.Option(
         help="Where to train: `auto` (a GPU for each process if there are enough, else the CPU), `cpu` or `cuda`. "
         "Plans are for --device, wherever training runs."

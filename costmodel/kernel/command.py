@@ -11,7 +11,6 @@ import typer
 from autoshard import console
 from autoshard.commands.arguments import AcceleratorOption, seed_option
 from autoshard.commands.options import command_options
-from autoshard.runtime.results import Device
 from costmodel.registry.promotion import publish_version, report_published, status_of
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry
@@ -39,7 +38,7 @@ class TrainCostOptions:
     ] = None
     updates: Annotated[int | None, typer.Option(min=1, help="Number of updates; more take longer.")] = None
     seed: Annotated[int, seed_option("Seed of the weights and of the choice of held-out samples.")] = 0
-    accelerator: AcceleratorOption = Device.AUTO
+    accelerator: AcceleratorOption = "auto"
     tensorboard: Annotated[
         Path | None, typer.Option(help="Folder for TensorBoard's logs of loss and samples per second.")
     ] = None
@@ -86,7 +85,10 @@ def _train(options: TrainCostOptions, learners: Learners) -> TrainedCostModel:
     table = read_samples(options.store, options.device)
     dataset = CostDataset.from_samples(table)
     folder = options.tensorboard if learners.is_first else None
-    with console.progress("Training", training.num_updates) as advance, tensorboard_log(folder) as write:
+    with (
+        console.progress("Training", training.num_updates, is_shown=learners.is_first) as advance,
+        tensorboard_log(folder) as write,
+    ):
 
         def report(progress: CostProgress) -> None:
             write(progress)

@@ -157,7 +157,8 @@ class VTrace(OnPolicyAlgorithm):
         assert self._trajectories is not None
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        loss = self._loss(self._trajectories)
+        with self.learners.autocast():
+            loss = self._loss(self._trajectories)
         self.policy.optimizer.zero_grad()
         loss.backward()
         parameters = [item for group in self.policy.optimizer.param_groups for item in group["params"]]

@@ -48,13 +48,14 @@ def train_policy(publishing: PublishOptions, options: RunOptions, as_json: conso
     from autoshard.runtime.processes.learners import joined_learners
     from policies.training.runs import run_training
 
-    with joined_learners(options.accelerator) as learners, console.progress("Training", 1.0) as advance:
+    with joined_learners(options.accelerator, mixed_precision=options.mixed_precision) as learners:
 
         def report(evaluation: Evaluation) -> None:
             if learners.is_first:
                 console.log(f"{_described(evaluation)}; on {learners.description}, seed {options.seed}")
 
-        finished = run_training(options, publishing, advance=advance, on_evaluated=report, learners=learners)
+        with console.progress("Training", 1.0, is_shown=learners.is_first) as advance:
+            finished = run_training(options, publishing, advance=advance, on_evaluated=report, learners=learners)
     if finished is None:
         return
     report_published(finished.published, finished.policy.kind, finished.policy.card.device)

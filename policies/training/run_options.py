@@ -12,9 +12,8 @@ from autoshard.commands.arguments import AcceleratorOption, seed_option, share_o
 from autoshard.commands.options import Needs, command_options
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
-from autoshard.runtime.results import Device
 from policies.algorithms.training_options import Budget, TrainingOptions
-from policies.choices import CostLoss, Items
+from policies.choices import Algorithm, CostLoss, Items
 
 if TYPE_CHECKING:
     from policies.planning.tasks import TaskKind
@@ -110,7 +109,15 @@ class RunOptions:
         Needs("--joint", lambda options: options.joint),
     ] = CostLoss.RELATIVE
     seed: Annotated[int, seed_option("Seed of the weights, the tasks and the actions.", rich_help_panel=_LEARNING)] = 0
-    accelerator: AcceleratorOption = Device.AUTO
+    accelerator: AcceleratorOption = "auto"
+    mixed_precision: Annotated[
+        bool,
+        typer.Option(
+            "--mixed-precision",
+            help="With V-trace, without --joint: matrix products of the learner in bf16; weights stay fp32.",
+            rich_help_panel=_LEARNING,
+        ),
+    ] = False
     budget: Budget = field(default_factory=Budget)
     checkpoint: Annotated[
         Path | None,
@@ -124,6 +131,8 @@ class RunOptions:
     ] = None
 
     def __post_init__(self) -> None:
+        if self.mixed_precision and (self.joint or self.training.algorithm is not Algorithm.VTRACE):
+            raise InvalidOptionError(f"goes with {Algorithm.VTRACE} only, without --joint", field="--mixed-precision")
         if self.ray and not self.training.num_actors:
             raise InvalidOptionError("needs actors, which are what runs there", field="ray_address")
         if self.joint and self.store is None and not self.training.share_measured:

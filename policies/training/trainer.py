@@ -22,7 +22,7 @@ from env import PlacementTask, PlacementVecEnv
 from policies.algorithms.ppo import PlacementPPO
 from policies.algorithms.training_options import Budget, Plateau, TrainingOptions, VTraceSettings
 from policies.algorithms.vtrace import VTrace
-from policies.choices import Algorithm
+from policies.choices import Algorithm, RewardSource
 from policies.network.actor_critic import PlacementPolicy
 from policies.network.network import PlacementNetwork
 from policies.network.weights import Arrays, load_arrays, optimizer_arrays, restore_optimizer, to_arrays, with_prefix
@@ -77,7 +77,7 @@ class PolicyTrainer:
 
     Raises:
         InvalidOptionError: If tasks differ in what they must share, measuring is wanted and there is no `measure`, or
-            PPO is to train in several processes.
+            several processes are to train by PPO or by measured rewards.
 
     Attributes:
         times: Where the time went, over resumed runs.
@@ -137,6 +137,12 @@ class PolicyTrainer:
         share = self.options.share_measured
         if not share:
             return None
+        if self.learners.world_size > 1:
+            raise InvalidOptionError(
+                f"must be {RewardSource.MODEL} in several processes, which would disturb each other's measurements, "
+                f"got {self.options.reward}",
+                field="reward",
+            )
         if measure is None:
             raise InvalidOptionError(f"{self.options.reward} needs a way to measure plans", field="reward")
         return MeasuredVecEnv(self.env, measure, share, self._on_measured)

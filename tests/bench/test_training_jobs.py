@@ -9,7 +9,6 @@ import typer
 from typer.main import get_command
 
 from autoshard.commands.options import as_typer_function
-from autoshard.runtime.results import Device
 from costmodel.kernel.command import TrainCostOptions
 from costmodel.registry.publish_options import PublishOptions
 from policies.training.run_options import RunOptions
@@ -56,7 +55,7 @@ def test_the_job_trains_the_cost_model_first_and_both_into_one_registry():
     assert isinstance(cost, TrainCostOptions)
     assert isinstance(policy, RunOptions)
     assert of_cost.registry == of_policy.registry
-    assert cost.accelerator is policy.accelerator is Device.CUDA
+    assert cost.accelerator == policy.accelerator == "cuda"
 
 
 def test_the_job_asks_for_a_gpu_and_for_the_volumes_that_its_paths_are_on():
@@ -77,7 +76,7 @@ def test_the_job_asks_for_a_gpu_and_for_the_volumes_that_its_paths_are_on():
 @pytest.mark.parametrize("name", ["train.sbatch", "train-ray.sh"])
 def test_scripts_train_on_gpus_and_go_on_from_checkpoints(name):
     options, _ = accepted(script_words(name))
-    assert options.accelerator is Device.CUDA
+    assert options.accelerator == "cuda"
     assert options.checkpoint is not None
     assert options.training.num_actors > 0
     assert options.ray is (name == "train-ray.sh")

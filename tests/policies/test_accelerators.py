@@ -9,23 +9,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from autoshard.core import Tier
+from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.runtime.processes.learners import Learners
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import FeatureScaling, shard_features
 from costmodel.kernel.training import TrainingOptions as CostOptions
-from costmodel.kernel.training import _Fit
+from costmodel.kernel.training import _Fit, train_cost_model
 from costmodel.kernel.updates.batches import DeviceSamples
 from env import PlacementVecEnv
 from policies.algorithms.ppo import PlacementPPO
 from policies.algorithms.training_options import PPOSettings, TrainingOptions, VTraceSettings
 from policies.algorithms.vtrace import VTrace
+from policies.choices import Algorithm, RewardSource
 from policies.network.actor_critic import PlacementPolicy
 from policies.network.weights import to_arrays
 from policies.rollout.actors import ActorSetup, Order, Player
 from policies.rollout.lagged import LaggedVTrace
 from policies.training.joint import JointTrainer
 from policies.training.joint_cost import JointCost
+from policies.training.trainer import Budget, PolicyTrainer
 from policies.training.training_log import make_logger
 
 META = torch.device("meta")
@@ -94,6 +97,19 @@ def test_an_update_of_the_cost_model_leaves_nothing_on_the_cpu(dataset):
     assert mode.num_operations > 100
     assert {parameter.device for parameter in fit.network.parameters()} == {META}
     assert all(parameter.grad is not None for parameter in fit.network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"algorithm": Algorithm.PPO}, "algorithm: must be vtrace in several processes, got ppo"),
+        ({"reward": RewardSource.MEASURED}, "reward: must be model in several processes"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused(make_problem, options, told):
+    problems = [make_problem([1.0, 2.0, 3.0, 4.0])] * 2
+    with pytest.raises(InvalidOptionError, match=told):
+        PolicyTrainer(problems, problems, options=TrainingOptions(**options), learners=Learners(world_size=2))
 
 
 class Pool:
@@ -182,3 +198,46 @@ def moved(data):
         before=tuple(value.to(META) for value in data.before),
         **{name: getattr(data, name).to(META) for name in columns},
     )
+
+
+def test_mixed_precision_rounds_what_is_learned_and_keeps_weights_in_fp32(make_tasks):
+    def learned(mixed_precision):
+        env = PlacementVecEnv(make_tasks(3), num_groups=2, num_rollouts=3)
+        learners = Learners(mixed_precision=mixed_precision)
+        algorithm = VTrace(PlacementPolicy, env, VTraceSettings(num_steps=6), seed=0, learners=learners)
+        algorithm.set_logger(make_logger(None))
+        algorithm.learn(6 * env.num_envs, log_interval=None)
+        return torch.cat([parameter.detach().flatten() for parameter in algorithm.policy.parameters()])
+
+    exact, rounded = learned(False), learned(True)
+    assert rounded.dtype is torch.float32
+    assert not torch.equal(rounded, exact)
+    # Adam's first step is the learning rate, 0.001, whatever the gradient's size.
+    assert (rounded - exact).abs().max() <= 0.002 + 1e-6
+    assert (rounded - exact).abs().mean() < 0.0002
+
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.mark.gpu
+def test_a_cost_model_learns_the_same_on_a_gpu(dataset):
+    options = CostOptions(num_updates=20, batch_size=16)
+    found = [
+        train_cost_model(dataset, device="cpu", options=options, learners=Learners(device=device)).model
+        for device in (torch.device("cpu"), GPU)
+    ]
+    for name, value in found[0].tensors().items():
+        assert found[1].tensors()[name] == pytest.approx(value, rel=0.01, abs=1e-3), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_actors", [0, 1])
+def test_a_training_begun_on_a_gpu_goes_on_on_the_cpu(make_problem, tmp_path, num_actors):
+    problems = [make_problem([1.0, 2.0, 3.0, 4.0])] * 2
+    options = TrainingOptions(num_groups=2, num_rollouts=2, num_actors=num_actors)
+    for num_updates, device in ((2, GPU), (3, torch.device("cpu")), (4, GPU)):
+        trainer = PolicyTrainer(problems, problems, options=options, learners=Learners(device=device))
+        trainer.run(Budget(num_updates=num_updates), folder=tmp_path)
+        assert trainer.num_updates == num_updates
+        assert {parameter.device for parameter in trainer.network.parameters()} == {device}

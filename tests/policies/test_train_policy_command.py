@@ -196,6 +196,8 @@ def test_logs_name_device_seed_and_throughput(registry, capsys):
     [
         (["--joint"], 2, "--store: needs the folder of samples"),
         (["--store", "x"], 2, "--store: goes with --joint only"),
+        (["--accelerator", "tpu"], 2, '--accelerator: must be one of auto, cpu, cuda, got "tpu"'),
+        (["--mixed-precision", "--algorithm", "ppo"], 2, "--mixed-precision: goes with vtrace only, without --joint"),
         (["--cost-loss", "squared"], 2, "--cost-loss: needs --joint"),
         (["--updates", "0"], 2, "'--updates': Input should be greater than or equal to 1"),
         (["--items", "row_groups"], 1, "kernel_kind: the learned cost model has seen fused/hbm/fp32"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import distributed
 
+from autoshard.core.accepted import check_choice
 from autoshard.runtime.processes.devices import choose_device
 from autoshard.runtime.results import Device
 
@@ -23,11 +24,13 @@ class Learners:
         device: Device of this process's network and batches.
         rank: Number of this process.
         world_size: Number of processes; 1 trains alone.
+        mixed_precision: Whether matrix products are in bf16 within `autocast`; weights are fp32 always.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rank: int = 0
     world_size: int = 1
+    mixed_precision: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -42,6 +45,10 @@ class Learners:
     def seed(self, seed: int) -> int:
         """A seed of this process's own draws; the first process keeps the one that is given."""
         return seed if self.is_first else int(np.random.SeedSequence([seed, self.rank]).generate_state(1)[0])
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Where matrix products are in bf16 if that is wanted."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.mixed_precision else nullcontext()
 
     def average_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Sets the gradients of all processes to their mean; each needs gradients of the same parameters."""
@@ -65,26 +72,31 @@ class Learners:
 
 
 @contextmanager
-def joined_learners(accelerator: Device) -> Iterator[Learners]:
+def joined_learners(accelerator: str, *, mixed_precision: bool = False) -> Iterator[Learners]:
     """Joins the processes that torchrun started together; without torchrun, this process trains alone.
 
     Processes on GPUs exchange gradients over NCCL, processes on CPUs over gloo.
 
     Args:
-        accelerator: Where to train. `auto` is CUDA where each process of this machine gets a GPU of its own.
+        accelerator: Device to train on, as `Device` has them. `auto` is CUDA where each process of this machine gets a
+            GPU of its own.
+        mixed_precision: See `Learners`.
 
     Raises:
+        InvalidOptionError: If there is no such device.
         DeviceError: If CUDA is asked for and there is no GPU for each process.
     """
-    device = choose_device({accelerator}, field="--accelerator")
+    check_choice(accelerator, Device, "--accelerator")
+    device = choose_device({Device(accelerator)}, field="--accelerator")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
-        yield Learners(device=device)
+        yield Learners(device=device, mixed_precision=mixed_precision)
         return
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield Learners(device=device, rank=distributed.get_rank(), world_size=world_size)
+        rank = distributed.get_rank()
+        yield Learners(device=device, rank=rank, world_size=world_size, mixed_precision=mixed_precision)
     finally:
         distributed.destroy_process_group()
