@@ -156,6 +156,17 @@ def test_rewards_can_be_measured(registry, capsys):
         assert training["times"]["measure_s"] > 0
 
 
+@pytest.mark.slow
+def test_a_cost_model_can_be_learned_from_measured_placements_alone(registry, capsys):
+    arguments = ["--num-tables", "6", "--num-ranks", "2", "--num-tasks", "2", "--updates", "2", "--no-publish"]
+    arguments += ["--joint", "--reward", "measured", "--cost-loss", "squared"]
+    assert run("--registry", registry, *arguments, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["cost_model"] is None
+    assert result["training"]["joint"]
+    assert result["training"]["num_measured"] > 0
+
+
 def test_it_goes_on_from_a_checkpoint(registry, tmp_path, capsys):
     arguments = ["--registry", registry, *SMALL, "--checkpoint", tmp_path / "run", "--json"]
     assert run(*arguments) == 0
