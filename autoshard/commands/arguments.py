@@ -81,6 +81,13 @@ OverlapOption = Annotated[
     Overlap | None,
     typer.Option(help="Which parts of a step run at the same time.", show_default="that of the step model, or none"),
 ]
+AcceleratorOption = Annotated[
+    str,
+    typer.Option(
+        help="Where to train: `auto` (a GPU for each process if there are enough, else the CPU), `cpu` or `cuda`. "
+        "Plans are for --device, wherever training runs."
+    ),
+]
 HtmlOption = Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")]
 
 

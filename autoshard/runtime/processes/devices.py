@@ -14,21 +14,23 @@ from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.results import Device
 
 
-def choose_device(wanted: Set[Device]) -> torch.device:
-    """This process's device under torchrun.
+def choose_device(wanted: Set[Device], field: str | None = None) -> torch.device:
+    """This process's device, under torchrun or alone.
 
     Args:
         wanted: What the requests ask for; all of them are executed on the same device, and `cpu` wins.
+        field: Option that asks for it, for errors.
 
     Raises:
         DeviceError: If CUDA is asked for and there is no GPU for each process.
     """
-    local_rank, num_local = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    local_rank, num_local = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     num_gpus = torch.cuda.device_count()
     if Device.CPU in wanted or (Device.CUDA not in wanted and num_gpus < num_local):
         return torch.device("cpu")
     if num_gpus < num_local:
-        raise DeviceError(f"{num_local} processes need a GPU each, this machine has {num_gpus}")
+        need = "one process needs a GPU" if num_local == 1 else f"{num_local} processes need a GPU each"
+        raise DeviceError(f"{need}, this machine has {num_gpus}", field=field)
     return torch.device("cuda", local_rank)
 
 
