@@ -206,7 +206,7 @@ def request_of(run: Run) -> PlanRequest:
     """A run's planning task."""
     options: dict[str, object] = {"sharding_types": run.sharding_types}
     if run.planner == "auto":
-        options |= {"steps": AUTO_STEPS, "policy": False}
+        options |= {"steps": AUTO_STEPS, "policy": False, "count_activations": False}
     return PlanRequest(
         tables=run.model.tables(run.num_ranks, run.dtype, run.local_batch),
         topology=zionex(run.num_ranks),
