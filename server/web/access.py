@@ -34,6 +34,14 @@ _SCOPES: Final[Mapping[tuple[str, str], access.Scope]] = {
     ("GET", "/v1/plans"): access.Scope.PLAN,
     ("GET", "/v1/plans/{plan_id}"): access.Scope.PLAN,
     ("DELETE", "/v1/plans/{plan_id}"): access.Scope.PLAN,
+    ("GET", "/v1/plans/{plan_id}/explanation"): access.Scope.PLAN,
+    ("GET", "/v1/plans/{plan_id}/report"): access.Scope.PLAN,
+    ("GET", "/v1/plans/{plan_id}/diff/{other_id}"): access.Scope.PLAN,
+    ("POST", "/v1/plans/{plan_id}/replans"): access.Scope.PLAN,
+    ("POST", "/v1/evaluations"): access.Scope.PLAN,
+    ("POST", "/v1/comparisons"): access.Scope.PLAN,
+    ("POST", "/v1/simulations"): access.Scope.PLAN,
+    ("POST", "/v1/validations"): access.Scope.PLAN,
 }
 
 #: Routes that any key opens: what describes the service.

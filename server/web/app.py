@@ -17,7 +17,9 @@ from server.problems import StorageError
 from server.settings import ServerSettings
 from server.storage.storage import Storage
 from server.web.access import AccessControl
+from server.web.analyses import add_analyses
 from server.web.buffers import BufferBudget, BufferLimit
+from server.web.desk import WorkDesk
 from server.web.errors import add_error_handlers
 from server.web.openapi import add_published_schemas
 from server.web.plans import add_plans
@@ -61,7 +63,9 @@ def make_routes(settings: ServerSettings, pool: WorkerPool, storage: Storage) ->
     )
     add_error_handlers(app)
     _add_health(app, pool, storage)
-    add_plans(app, pool, storage, settings)
+    desk = WorkDesk(pool, storage, settings)
+    add_plans(app, desk, storage)
+    add_analyses(app, desk)
     add_published_schemas(app)
     return app
 

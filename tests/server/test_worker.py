@@ -4,13 +4,15 @@ import json
 
 import pytest
 
-from server.planning import worker
 from server.planning.worker import _answer
 from server.settings import ServerSettings
+from server.tasks import planning
+from server.tasks.work import Work, WorkKind
 
 
 def answer(body, **limits):
-    reply = _answer(body if isinstance(body, bytes) else json.dumps(body).encode(), ServerSettings(**limits))
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    reply = _answer(Work(kind=WorkKind.PLAN, body=text), ServerSettings(**limits))
     return reply.status, json.loads(reply.body)
 
 
@@ -53,7 +55,7 @@ def test_a_task_that_breaks_the_arithmetic_is_the_request_s_fault(error, monkeyp
     def broken(*_):
         raise error
 
-    monkeypatch.setattr(worker, "make_plan", broken)
+    monkeypatch.setattr(planning, "make_plan", broken)
     status, problem = answer({"tables": "criteo-kaggle", "topology": "cpu-8"})
     assert (status, problem["field"]) == (422, "body")
     assert problem["detail"] == "body: its numbers are too large or too small to plan with"
