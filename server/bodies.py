@@ -76,6 +76,7 @@ class PlanBody(BaseModel):
     time_limit_s: _TimeLimit = 1.0
     payload: _Payload = "fp32"
     seed: _Seed = 0
+    risk: _Risk = Risk.MEAN
 
 
 class ReplanBody(BaseModel):
@@ -114,6 +115,7 @@ class ComparisonBody(BaseModel):
     time_limit_s: _TimeLimit = Field(default=1.0, description="Seconds of each planner; all together have 60.")
     payload: _Payload = "fp32"
     seed: _Seed = 0
+    risk: _Risk = Risk.MEAN
 
 
 class ExplanationBody(BaseModel):
@@ -237,6 +239,15 @@ class Health(BaseModel):
     status: str
 
 
+class RemedyAnswer(BaseModel):
+    """A single change with which the planner found a plan."""
+
+    field: str = Field(description="What to change, as a dotted path in the body.")
+    value: int | str | None = Field(description="What to change it to; null for what is to be left out.")
+    text: str = Field(description="The change in words.")
+    step_ms: float = Field(description="Predicted milliseconds of a step of the plan that was found.")
+
+
 class Problem(BaseModel):
     """Problem details (RFC 9457)."""
 
@@ -245,6 +256,16 @@ class Problem(BaseModel):
     status: int
     detail: str = Field(description="What is wrong here, and what would be accepted.")
     field: str | None = Field(default=None, description="Dotted path of the offending field, if there is one.")
+    table: str | None = Field(
+        default=None,
+        description="Of an infeasible task: the first table without room, where whole tables are placed by falling "
+        "size; several share a rank.",
+    )
+    rank: int | None = Field(default=None, description="The rank that may hold it and has most room left.")
+    missing_bytes: int | None = Field(default=None, description="Bytes of device memory that the rank lacks for it.")
+    remedies: list[RemedyAnswer] | None = Field(
+        default=None, description="Of an infeasible task: changes with which the service found a plan, one by one."
+    )
 
 
 def parse_body(kind: type[B], document: object) -> B:

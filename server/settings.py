@@ -43,6 +43,12 @@ class ServerSettings:
         int,
         typer.Option("--queue", min=1, max=10_000, help="Requests that may wait for a process; of one client, half."),
     ] = 32
+    rate: Annotated[
+        float,
+        typer.Option(
+            min=0.01, max=1e6, help="Requests per second of one client, on average; for a moment, twice as many."
+        ),
+    ] = 500.0
     grace_s: Annotated[
         float,
         typer.Option(

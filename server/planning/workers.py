@@ -98,6 +98,21 @@ class WorkerPool:
         for worker in self._alive:
             worker.end()
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a process."""
+        return self._queue.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Requests that a process works on."""
+        return self._queue.num_running
+
+    @property
+    def num_idle(self) -> int:
+        """Processes that have nothing to do."""
+        return self._queue.num_idle
+
     def check_room(self, client: str) -> None:
         """Raises what `answer` would raise now, before a body has been read.
 

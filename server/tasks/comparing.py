@@ -26,6 +26,7 @@ def answer_compare(body: ComparisonBody, context: TaskContext) -> Reply:
         time_limit_s=body.time_limit_s,
         payload=body.payload,
         registry=context.registry,
+        risk=body.risk,
     )
     rows = compare(body.planners, request, options=body.options)
     answer = ComparisonAnswer(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.core import Payload, ShardingPlan, TableSet, Topology
+from autoshard.core.costs import Risk
 from autoshard.core.errors import AutoshardError, UnknownNameError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.validator import validate_plan
@@ -100,6 +101,7 @@ def request_of(
     payload: str,
     registry: Path | None,
     options: Mapping[str, object] | None = None,
+    risk: Risk = Risk.MEAN,
 ) -> PlanRequest:
     """A task for planners.
 
@@ -109,7 +111,7 @@ def request_of(
     return PlanRequest(
         tables=tables,
         topology=topology,
-        costs=make_costs(tables, topology, registry),
+        costs=make_costs(tables, topology, registry, risk=risk),
         seed=seed,
         time_limit_s=time_limit_s,
         options=options or {},

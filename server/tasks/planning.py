@@ -7,9 +7,9 @@ from dataclasses import replace
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
 from autoshard.formats import digest, plan_to_json
-from autoshard.planning import make_plan
 from server.bodies import PlanAnswer, PlanBody, PlanFacts, ReplanBody
 from server.tasks.context import TaskContext
+from server.tasks.infeasible import plan_or_remedies
 from server.tasks.inputs import request_of, stored_plan, task_of, topology_of
 from server.tasks.reply import Reply
 from server.tasks.size import check_task
@@ -32,8 +32,9 @@ def answer_plan(body: PlanBody, context: TaskContext) -> Reply:
         payload=body.payload,
         registry=context.registry,
         options=body.options,
+        risk=body.risk,
     )
-    return plan_reply(make_plan(body.planner, request), body.planner)
+    return plan_reply(plan_or_remedies(body.planner, request, context), body.planner)
 
 
 def answer_replan(body: ReplanBody, context: TaskContext, stored: bytes) -> Reply:
@@ -57,7 +58,7 @@ def answer_replan(body: ReplanBody, context: TaskContext, stored: bytes) -> Repl
         registry=context.registry,
         options=kept if body.options is None else body.options,
     )
-    return plan_reply(make_plan(planner, request), planner)
+    return plan_reply(plan_or_remedies(planner, request, context), planner)
 
 
 def plan_reply(plan: ShardingPlan, planner: str) -> Reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from pydantic import TypeAdapter
 
@@ -27,7 +28,8 @@ def answer_evaluate(body: EvaluationBody, context: TaskContext) -> Reply:
     plan = plan_of(body.plan, context.settings)
     costs = plan_costs(plan, context.registry, risk=body.risk)
     priced = plan.with_predicted(evaluate(plan, costs, overlap=body.overlap))
-    return plan_reply(priced, plan.provenance.planner if plan.provenance else UNKNOWN_PLANNER)
+    reply = plan_reply(priced, plan.provenance.planner if plan.provenance else UNKNOWN_PLANNER)
+    return replace(reply, planner="", floor_gap=None)  # nothing was planned
 
 
 def answer_explain(body: ExplanationBody, context: TaskContext, stored: bytes) -> Reply:

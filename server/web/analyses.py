@@ -13,7 +13,7 @@ from autoshard.simulation import SIMULATION
 from server.bodies import ComparisonAnswer, PlanAnswer, PlanId, ValidationAnswer
 from server.tasks.work import WorkKind
 from server.web.desk import WorkDesk
-from server.web.openapi import IDEMPOTENCY_KEY, body_of, document_answer, problems
+from server.web.openapi import IDEMPOTENCY_KEY, body_of, document_answer, plan_answer, problems
 
 #: What any request can be answered with that a planning process works on.
 _WORK_STATUSES = (400, 408, 413, 415, 422, 429, 500, 503, 504)
@@ -39,7 +39,7 @@ def _add_pricing(app: FastAPI, desk: WorkDesk) -> None:
         tags=["plans"],
         summary="Price a plan and store it",
         response_model=PlanAnswer,
-        responses=problems(*_WORK_STATUSES, 409),
+        responses={**plan_answer(), **problems(*_WORK_STATUSES, 409)},
         openapi_extra=_keyed("EvaluationBody"),
     )
     async def evaluate_plan(request: Request) -> Response:
@@ -47,10 +47,11 @@ def _add_pricing(app: FastAPI, desk: WorkDesk) -> None:
 
     @app.post(
         "/v1/plans/{plan_id}/replans",
+        operation_id="replan",
         tags=["plans"],
         summary="Plan anew for a changed task",
         response_model=PlanAnswer,
-        responses=problems(*_WORK_STATUSES, 404, 409),
+        responses={**plan_answer(), **problems(*_WORK_STATUSES, 404, 409)},
         openapi_extra=_keyed("ReplanBody"),
     )
     async def replan(request: Request, plan_id: _StoredId) -> Response:
@@ -94,6 +95,7 @@ def _add_comparing(app: FastAPI, desk: WorkDesk) -> None:
 def _add_of_plans(app: FastAPI, desk: WorkDesk) -> None:
     @app.get(
         "/v1/plans/{plan_id}/explanation",
+        operation_id="explain_plan",
         tags=["plans"],
         summary="Compare each table's sharding with its alternatives",
         response_model=Explanation,
@@ -113,6 +115,7 @@ def _add_of_plans(app: FastAPI, desk: WorkDesk) -> None:
 
     @app.get(
         "/v1/plans/{plan_id}/diff/{other_id}",
+        operation_id="diff_stored_plans",
         tags=["plans"],
         summary="Compare two plans",
         responses={200: document_answer(DIFF), **problems(*_STORED_STATUSES)},
@@ -130,6 +133,7 @@ def _add_pages(app: FastAPI, desk: WorkDesk) -> None:
 
     @app.get(
         "/v1/plans/{plan_id}/report",
+        operation_id="draw_report",
         tags=["plans"],
         summary="Draw a plan's page",
         response_class=Response,

@@ -21,6 +21,7 @@ from server.web.analyses import add_analyses
 from server.web.buffers import BufferBudget, BufferLimit
 from server.web.desk import WorkDesk
 from server.web.errors import add_error_handlers
+from server.web.metrics import Metrics, add_metrics
 from server.web.openapi import add_published_schemas
 from server.web.plans import add_plans
 from server.web.request_log import RequestLog
@@ -40,7 +41,7 @@ def create_app(settings: ServerSettings, pool: WorkerPool, storage: Storage) -> 
 def guarded(routes: FastAPI, storage: Storage, settings: ServerSettings) -> ASGIApp:
     """Routes behind what every request passes: its id and its line in the log, access control, the count of bytes."""
     limited = BufferLimit(routes, BufferBudget(settings))
-    return RequestLog(AccessControl(limited, routes, storage, settings))
+    return RequestLog(AccessControl(limited, routes, storage, settings), routes.state.metrics)
 
 
 def make_routes(settings: ServerSettings, pool: WorkerPool, storage: Storage) -> FastAPI:
@@ -63,7 +64,9 @@ def make_routes(settings: ServerSettings, pool: WorkerPool, storage: Storage) ->
     )
     add_error_handlers(app)
     _add_health(app, pool, storage)
-    desk = WorkDesk(pool, storage, settings)
+    app.state.metrics = metrics = Metrics(pool, settings)
+    add_metrics(app, metrics)
+    desk = WorkDesk(pool, storage, settings, metrics)
     add_plans(app, desk, storage)
     add_analyses(app, desk)
     add_published_schemas(app)

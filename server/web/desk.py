@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import re
+import time
 from collections.abc import Mapping
 
 from fastapi import Request, Response
@@ -20,6 +21,7 @@ from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
 from server.tasks.work import Work, WorkKind
 from server.web.buffers import client_of
+from server.web.metrics import Metrics
 from server.web.openapi import IDEMPOTENCY_KEY
 from server.web.reading import client_gone, read_body
 
@@ -33,12 +35,14 @@ class WorkDesk:
         pool: The processes.
         storage: Holds plans and answers to requests with idempotency keys.
         settings: Limits.
+        metrics: Counts the work.
     """
 
-    def __init__(self, pool: WorkerPool, storage: Storage, settings: ServerSettings) -> None:
+    def __init__(self, pool: WorkerPool, storage: Storage, settings: ServerSettings, metrics: Metrics) -> None:
         self._pool = pool
         self._storage = storage
         self._settings = settings
+        self._metrics = metrics
 
     async def answer(self, request: Request, kind: WorkKind, *plan_ids: str) -> Response:
         """Answers a request that has a body.
@@ -98,11 +102,12 @@ class WorkDesk:
 
     async def _done(self, request: Request, work: Work, keyed: IdempotentRequest | None) -> KeptAnswer:
         """Has a process do the work, and stores what it made with the answer before anybody sees it."""
-        gone = asyncio.ensure_future(client_gone(request))
+        gone, started = asyncio.ensure_future(client_gone(request)), time.perf_counter()
         try:
             reply = await self._pool.answer(work, client_of(request.scope), gone)
         finally:
             gone.cancel()
+        self._metrics.count_work(work.kind, reply, time.perf_counter() - started)
         answer = KeptAnswer(status=reply.status, body=reply.body)
         if reply.status >= 500 and keyed is not None:
             await run_in_threadpool(self._give_up, keyed)

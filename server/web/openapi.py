@@ -57,6 +57,16 @@ IDEMPOTENCY_KEY: dict[str, Any] = {
     "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
 }
 
+#: Operations on a stored plan, with what they need beside its id.
+OF_STORED_PLANS: Mapping[str, Mapping[str, str]] = {
+    "read_plan": {},
+    "explain_plan": {},
+    "draw_report": {},
+    "diff_stored_plans": {"other_id": "$response.body#/id"},
+    "replan": {},
+    "delete_plan": {},
+}
+
 _PROBLEMS = {
     401: "The request has no valid key, and needs one.",
     403: "The key is not for this.",
@@ -69,13 +79,13 @@ _PROBLEMS = {
     415: "The body is not declared as application/json.",
     422: "The body makes no sense, the idempotency key was another request's, or (type "
     "`urn:autoshard:problem:infeasible`) no plan fits the memory.",
-    429: "The client has as many requests here as one client may: try again.",
+    429: "The client has as many requests here, or sends as many, as one client may: try again.",
     500: "A fault of the service.",
     503: "The service has as many requests as it takes in, loads its models, or lacks its database: try again.",
     504: "The planner did not keep its time limit by far, and was ended.",
 }
 
-_ACCESS_STATUSES = (401, 403, 421)
+_ACCESS_STATUSES = (401, 403, 421, 429)
 
 
 def body_of(name: str) -> dict[str, Any]:
@@ -87,6 +97,15 @@ def document_answer(document: Document[Any]) -> dict[str, Any]:
     """An answer that is a document of a published schema, for a route's description."""
     schema = {"$ref": _COMPONENTS + _component(document.schema_name)}
     return {"description": document.meaning, "content": {"application/json": {"schema": schema}}}
+
+
+def plan_answer() -> dict[int | str, dict[str, Any]]:
+    """An answer with a stored plan, and the requests that may follow with its id, for a route's description."""
+    links = {
+        operation: {"operationId": operation, "parameters": {"plan_id": "$response.body#/id", **more}}
+        for operation, more in OF_STORED_PLANS.items()
+    }
+    return {200: {"description": "The plan and its id.", "links": links}}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from server.storage.plans import PlanFilter
 from server.storage.storage import Storage
 from server.tasks.work import WorkKind
 from server.web.desk import WorkDesk
-from server.web.openapi import IDEMPOTENCY_KEY, body_of, problems
+from server.web.openapi import IDEMPOTENCY_KEY, body_of, plan_answer, problems
 
 _MAX_PAGE = 200
 
@@ -31,7 +31,7 @@ def _add_making(app: FastAPI, desk: WorkDesk) -> None:
         tags=["plans"],
         summary="Make a plan and store it",
         response_model=PlanAnswer,
-        responses=problems(400, 408, 409, 413, 415, 422, 429, 500, 503, 504),
+        responses={**plan_answer(), **problems(400, 408, 409, 413, 415, 422, 429, 500, 503, 504)},
         openapi_extra={"requestBody": body_of("PlanBody"), "parameters": [IDEMPOTENCY_KEY]},
     )
     async def make_plan(request: Request) -> Response:
@@ -60,6 +60,7 @@ def _searched(description: str) -> Any:
 def _add_one(app: FastAPI, storage: Storage) -> None:
     @app.get(
         "/v1/plans/{plan_id}",
+        operation_id="read_plan",
         tags=["plans"],
         summary="Read a plan",
         response_model=PlanAnswer,
@@ -79,6 +80,7 @@ def _add_one(app: FastAPI, storage: Storage) -> None:
 
     @app.delete(
         "/v1/plans/{plan_id}",
+        operation_id="delete_plan",
         tags=["plans"],
         summary="Delete a plan",
         status_code=204,

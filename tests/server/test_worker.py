@@ -6,7 +6,7 @@ import pytest
 
 from server.planning.worker import _answer
 from server.settings import ServerSettings
-from server.tasks import planning
+from server.tasks import infeasible
 from server.tasks.work import Work, WorkKind
 
 
@@ -55,7 +55,7 @@ def test_a_task_that_breaks_the_arithmetic_is_the_request_s_fault(error, monkeyp
     def broken(*_):
         raise error
 
-    monkeypatch.setattr(planning, "make_plan", broken)
+    monkeypatch.setattr(infeasible, "make_plan", broken)
     status, problem = answer({"tables": "criteo-kaggle", "topology": "cpu-8"})
     assert (status, problem["field"]) == (422, "body")
     assert problem["detail"] == "body: its numbers are too large or too small to plan with"
