@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoshard.core import Constraints, MemoryBytes, TableSet, Topology
-from autoshard.core.errors import InfeasiblePlanError, InputError
+from autoshard.core.errors import InfeasiblePlanError, InputError, ModelError
 from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE
 from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planners.planner import PlanRequest
@@ -90,7 +90,9 @@ def find_shortage(tables: TableSet, topology: Topology) -> Shortage | None:
     return None
 
 
-def find_remedies(planner: str, request: PlanRequest, *, budget_s: float, trial_s: float) -> tuple[Remedy, ...]:
+def find_remedies(
+    planner: str, request: PlanRequest, *, budget_s: float, trial_s: float, max_ranks: int = MAX_WORLD_SIZE
+) -> tuple[Remedy, ...]:
     """Looks for single changes with which a task that has no feasible plan has one.
 
     Tries more memory per rank, more ranks, another planner, and tables without constraints, each by planning with it;
@@ -101,6 +103,7 @@ def find_remedies(planner: str, request: PlanRequest, *, budget_s: float, trial_
         request: Its task.
         budget_s: Seconds after which no trial is begun.
         trial_s: Seconds that a trial is expected to take; one that would not end within the budget is not begun.
+        max_ranks: Most ranks to try.
 
     Returns:
         The changes that were found, at most one of each kind.
@@ -108,8 +111,14 @@ def find_remedies(planner: str, request: PlanRequest, *, budget_s: float, trial_
     started = time.perf_counter()
     found: list[Remedy] = []
     longest_s = trial_s
-    for trials in (_more_memory, _more_ranks, _other_planner, _free_tables):
-        for trial in trials(planner, request):
+    kinds = (
+        _more_memory(planner, request),
+        _more_ranks(planner, request, max_ranks),
+        _other_planner(planner, request),
+        _free_tables(planner, request),
+    )
+    for trials in kinds:
+        for trial in trials:
             begun = time.perf_counter()
             if begun - started + longest_s > budget_s:
                 return tuple(found)
@@ -124,8 +133,10 @@ def find_remedies(planner: str, request: PlanRequest, *, budget_s: float, trial_
 def _planned_ms(trial: _Trial) -> float | None:
     """Predicted step of the plan with a change; None if there is none."""
     try:
-        plan = make_plan(trial.planner, replace(trial.request, time_limit_s=_TRIAL_LIMIT_S))
-    except (InfeasiblePlanError, InputError):
+        plan = make_plan(
+            trial.planner, replace(trial.request, time_limit_s=min(trial.request.time_limit_s, _TRIAL_LIMIT_S))
+        )
+    except (InfeasiblePlanError, InputError, ModelError):
         return None
     assert plan.predicted is not None
     return plan.predicted.step_ms.value
@@ -157,11 +168,11 @@ def _with_memory(topology: Topology, hbm: int) -> Topology:
     return replace(topology, memory_bytes=grown(topology.memory_bytes), overrides=overrides)
 
 
-def _more_ranks(planner: str, request: PlanRequest) -> Iterator[_Trial]:
+def _more_ranks(planner: str, request: PlanRequest, max_ranks: int) -> Iterator[_Trial]:
     needed = sum(table.storage_bytes for table in request.tables.tables)
     for factor in _RANK_FACTORS:
         num_ranks = factor * request.topology.world_size
-        if num_ranks > MAX_WORLD_SIZE or num_ranks * request.topology.memory_bytes.hbm < needed:
+        if num_ranks > max_ranks or num_ranks * request.topology.memory_bytes.hbm < needed:
             continue
         try:
             topology = scaled_topology(request.topology, num_ranks)

@@ -57,6 +57,44 @@ _Count = Annotated[int, Field(ge=1, le=1 << 31)]
 _Counts = Annotated[list[_Count], Field(min_length=1, max_length=64)]
 
 _SMALL_TASK = {"tables": "criteo-kaggle", "topology": "cpu-8"}
+_LINK = {"bytes_per_s": 1e9, "latency_s": 1e-4}
+_SMALL_PLAN = {
+    "schema": "autoshard.plan/1",
+    "tables": {
+        "schema": "autoshard.tables/1",
+        "batch_size": 1024,
+        "tables": [
+            {
+                "name": "t0",
+                "num_embeddings": 100_000,
+                "embedding_dim": 64,
+                "dtype": "fp32",
+                "pooling": "sum",
+                "features": [{"name": "f0", "pooling_factor": 3.0}],
+                "access": {"kind": "zipf", "alpha": 1.05},
+            }
+        ],
+    },
+    "topology": {
+        "schema": "autoshard.topology/1",
+        "world_size": 2,
+        "device": "cpu",
+        "memory_bytes": {"hbm": 1 << 30},
+        "levels": [{"name": "node", "size": 2, "all_to_all": _LINK, "all_reduce": _LINK}],
+    },
+    "replica_groups": {"num_groups": 1, "layout": "across_nodes", "sync_every": 1},
+    "payload": {"forward": "fp32", "backward": "fp32"},
+    "shards": [
+        {
+            "table": "t0",
+            "rows": {"by": "index", "start": 0, "stop": 100_000},
+            "columns": [0, 64],
+            "tier": "table_wise",
+            "replicas": [[1]],
+            "deduplicate": False,
+        }
+    ],
+}
 
 
 def _closed(*examples: dict[str, Any]) -> ConfigDict:
@@ -96,7 +134,7 @@ class ReplanBody(BaseModel):
 class EvaluationBody(BaseModel):
     """A plan to price and store."""
 
-    model_config = _closed()
+    model_config = _closed({"plan": _SMALL_PLAN})
 
     plan: dict[str, Any] = Field(description="The object of a plan.json (autoshard.plan/1).")
     overlap: _Overlap = None

@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 def request(hbm, tables=None, **settings):
     tables = tables or replace(load_tables("criteo-kaggle"), tables=load_tables("criteo-kaggle").tables[:6])
-    topology = replace(load_topology("dgx-a100-8"), memory_bytes=MemoryBytes(hbm=hbm))
+    topology = replace(load_topology("dgx-a100-16"), memory_bytes=MemoryBytes(hbm=hbm))
     return PlanRequest(tables=tables, topology=topology, costs=make_costs(tables, topology), **settings)
 
 
@@ -26,7 +26,8 @@ def changed(task, remedy):
     if remedy.field == "topology.memory_bytes.hbm":
         return replace(task, topology=replace(topology, memory_bytes=MemoryBytes(hbm=remedy.value))), None
     if remedy.field == "topology.world_size":
-        return replace(task, topology=load_topology(f"dgx-a100-{remedy.value}")), None
+        larger = replace(load_topology(f"dgx-a100-{remedy.value}"), memory_bytes=topology.memory_bytes)
+        return replace(task, topology=larger), None
     if remedy.field == "planner":
         return task, remedy.value
     free = tuple(replace(table, constraints=Constraints()) for table in tables.tables)
@@ -44,7 +45,7 @@ def test_the_largest_table_lacks_bytes_on_the_rank_with_most_room():
 
 @pytest.mark.parametrize("planner", ["size-greedy", "karmarkar-karp", "auto"])
 def test_every_remedy_makes_the_task_feasible(planner):
-    task = request(60 * MIB, time_limit_s=0.1)
+    task = request(30 * MIB, time_limit_s=0.1)
     with pytest.raises(InfeasiblePlanError):
         make_plan(planner, task)
     found = find_remedies(planner, task, budget_s=60.0, trial_s=0.0)
@@ -75,5 +76,14 @@ def test_constraints_are_named_where_they_rule_all_out():
     assert fields == ["topology.memory_bytes.hbm", "tables.constraints"]
 
 
+def test_no_more_ranks_are_tried_than_may_be():
+    task = request(30 * MIB)
+    fields = [
+        [remedy.field for remedy in find_remedies("auto", task, budget_s=60.0, trial_s=0.0, max_ranks=most)]
+        for most in (16, 512)
+    ]
+    assert ["topology.world_size" in found for found in fields] == [False, True]
+
+
 def test_nothing_is_tried_without_time():
-    assert find_remedies("size-greedy", request(60 * MIB), budget_s=1.0, trial_s=2.0) == ()
+    assert find_remedies("size-greedy", request(30 * MIB), budget_s=1.0, trial_s=2.0) == ()

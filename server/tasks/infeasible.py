@@ -12,6 +12,7 @@ from autoshard.remedies import find_remedies, find_shortage
 from server.bodies import RemedyAnswer
 from server.problems import InfeasibleTaskError
 from server.tasks.context import TaskContext
+from server.tasks.size import most_ranks
 
 #: Longest time for trials, and share of a request's overtime that they may take, its own planning included.
 _BUDGET_S, _OVERTIME_SHARE = 5.0, 0.5
@@ -30,7 +31,13 @@ def plan_or_remedies(planner: str, request: PlanRequest, context: TaskContext) -
     except InfeasiblePlanError as error:
         failed_s = time.perf_counter() - started
         room_s = _OVERTIME_SHARE * context.settings.overtime_of(request.time_limit_s) - failed_s
-        remedies = find_remedies(planner, request, budget_s=min(_BUDGET_S, room_s), trial_s=failed_s)
+        remedies = find_remedies(
+            planner,
+            request,
+            budget_s=min(_BUDGET_S, room_s),
+            trial_s=failed_s,
+            max_ranks=most_ranks(request.tables, context.settings),
+        )
         shortage = find_shortage(request.tables, request.topology)
         raise InfeasibleTaskError(
             error.message,

@@ -48,6 +48,11 @@ def check_task(tables: TableSet, topology: Topology, settings: ServerSettings) -
         )
 
 
+def most_ranks(tables: TableSet, settings: ServerSettings) -> int:
+    """Most ranks of a task with these tables."""
+    return min(settings.max_ranks, settings.max_placements // len(tables.tables))
+
+
 def check_num_shards(shards: object, settings: ServerSettings) -> None:
     """Checks the number of a plan's shards before they are read.
 

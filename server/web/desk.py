@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Mapping
 
+import structlog
 from fastapi import Request, Response
 from starlette.concurrency import run_in_threadpool
 
@@ -108,6 +109,9 @@ class WorkDesk:
         finally:
             gone.cancel()
         self._metrics.count_work(work.kind, reply, time.perf_counter() - started)
+        structlog.contextvars.bind_contextvars(
+            work=work.kind.value, **({"planner": reply.planner} if reply.planner else {})
+        )
         answer = KeptAnswer(status=reply.status, body=reply.body)
         if reply.status >= 500 and keyed is not None:
             await run_in_threadpool(self._give_up, keyed)

@@ -104,9 +104,10 @@ def test_a_comparison_with_a_planner_that_has_no_plan():
     assert document["planners"][0]["failure"] == "too large"
 
 
-def test_a_diff_of_plans(printed, plan, task):
+def test_a_diff_of_plans(printed, plan, task, capfd):
     other = plan.with_name("other.json")
     assert main(["plan", str(task), "--topology", "cpu-8", "--planner", "size-greedy", "-o", str(other)]) == 0
+    capfd.readouterr()
     document = printed("autoshard.diff/1", "diff", plan, other)
     assert document["tables"]
     assert {change["name"] for change in document["task"]} >= {"num_ranks", "planner"}

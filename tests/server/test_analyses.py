@@ -10,7 +10,7 @@ from autoshard.report.comparison_json import COMPARISON
 from autoshard.report.diff_json import DIFF
 from autoshard.report.plan_diff import diff_plans
 from autoshard.simulation import SIMULATION
-from server.bodies import ComparisonBody, PlanBody, ReplanBody, SimulationBody, ValidationBody
+from server.bodies import ComparisonBody, EvaluationBody, PlanBody, ReplanBody, SimulationBody, ValidationBody
 from server.problems import MEDIA_TYPE
 
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8"}
@@ -36,6 +36,7 @@ def refused(answer, status, kind, field):
         ("/v1/comparisons", ComparisonBody),
         ("/v1/simulations", SimulationBody),
         ("/v1/validations", ValidationBody),
+        ("/v1/evaluations", EvaluationBody),
         ("/v1/plans/{plan_id}/replans", ReplanBody),
     ],
 )

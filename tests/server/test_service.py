@@ -83,6 +83,7 @@ def test_request_ids_are_kept_or_made(client, service):
     assert re.fullmatch("[0-9a-f]{32}", made.headers["x-request-id"])
     line = next(line for line in service.log() if line.get("request_id") == "mine-1.2_3")
     assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/plans", 200)
+    assert (line["work"], line["planner"]) == ("plan", "cost-greedy")
 
 
 def changed_table(**changes):
