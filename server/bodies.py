@@ -208,7 +208,7 @@ class ValidationBody(BaseModel):
 
 
 class Fault(BaseModel):
-    """What is wrong with a document: the first fault of it."""
+    """Why a part of a request could not be answered."""
 
     type: str = Field(description="The kind of error, as in a problem.")
     detail: str
@@ -219,7 +219,7 @@ class ValidationAnswer(BaseModel):
     """Whether a task can be planned for, and its size."""
 
     is_valid: bool
-    faults: list[Fault]
+    faults: list[Fault] = Field(description="The first fault of each document.")
     num_tables: int | None = None
     table_bytes: int | None = Field(default=None, description="Weights and optimizer states of all tables, once.")
     num_ranks: int | None = None
@@ -231,6 +231,7 @@ class ComparisonAnswer(BaseModel):
 
     comparison: dict[str, Any] = Field(description="What `autoshard compare --json` prints.")
     plans: dict[str, dict[str, Any]] = Field(description="Plans by planner, of those that found one.")
+    failures: dict[str, Fault] = Field(description="Why the others found none, by planner.")
 
 
 class PlanAnswer(BaseModel):

@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.core.errors import AutoshardError, FormatError, InfeasiblePlanError, InputError, ModelError
 from autoshard.remedies import Shortage
-from server.bodies import Problem, RemedyAnswer
+from server.bodies import Fault, Problem, RemedyAnswer
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -174,6 +174,11 @@ def retry_after_s(error: AutoshardError) -> int | None:
     return error.retry_after_s if isinstance(error, RetryError) else None
 
 
+def fault_of(error: AutoshardError) -> Fault:
+    """The error of a part of a request, of which the others are answered."""
+    return Fault(type=_type(error), detail=str(error), field=error.field)
+
+
 def problem_of(error: AutoshardError) -> Problem:
     """The problem document of an error."""
     title = (type(error).__doc__ or "").split("\n")[0].rstrip(".").split(";")[0]
@@ -181,10 +186,14 @@ def problem_of(error: AutoshardError) -> Problem:
     if isinstance(error, InfeasibleTaskError):
         known = {"remedies": error.remedies, **(asdict(error.shortage) if error.shortage else {})}
     return Problem(
-        type=f"urn:autoshard:problem:{error.kind}",
+        type=_type(error),
         title=title,
         status=next(status for kind, status in _STATUS if isinstance(error, kind)),
         detail=str(error),
         field=error.field,
         **known,
     )
+
+
+def _type(error: AutoshardError) -> str:
+    return f"urn:autoshard:problem:{error.kind}"

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from autoshard.client.problems import error_of_fault
 from autoshard.core import ShardingPlan
-from autoshard.core.errors import AutoshardError
 from autoshard.evaluation.measured import ComparedPlan
 from autoshard.formats import plan_from_json
 from autoshard.planners.hybrid.explanation import Explanation
@@ -76,13 +76,14 @@ def comparison(document: Mapping[str, Any]) -> Comparison:
     """Reads an answer with several planners."""
     rows = []
     for row in document["comparison"]["planners"]:
-        plan = document["plans"].get(row["planner"])
+        planner = row["planner"]
+        plan, fault = document["plans"].get(planner), document["failures"].get(planner)
         rows.append(
             ComparedPlan(
-                planner=row["planner"],
+                planner=planner,
                 planning_s=row["planning_s"],
-                plan=None if plan is None else plan_from_json(plan, f"plans.{row['planner']}"),
-                failure=None if row["failure"] is None else AutoshardError(row["failure"]),
+                plan=None if plan is None else plan_from_json(plan, f"plans.{planner}"),
+                failure=None if fault is None else error_of_fault(fault),
             )
         )
     return Comparison(document=document["comparison"], rows=tuple(rows))

@@ -88,12 +88,22 @@ def error_of(response: httpx.Response, url: str) -> AutoshardError:
     detail, field = str(problem.get("detail") or response.reason_phrase), problem.get("field")
     if kind == InfeasiblePlanError.kind:
         return _infeasible(problem, detail)
-    own = {one.kind: one for one in _kinds(AutoshardError)}.get(kind)
-    if own is not None:
-        return own(detail.removeprefix(f"{field}: "), field=field)
-    return ServiceError(
+    own = _own_error(kind, detail, field)
+    return own or ServiceError(
         f"{detail} (HTTP {response.status_code})", status=response.status_code, problem=kind, source=url
     )
+
+
+def error_of_fault(fault: Mapping[str, Any]) -> AutoshardError:
+    """The error that a part of a request has, of which the others were answered."""
+    kind, detail, field = fault["type"].removeprefix(_URN), fault["detail"], fault.get("field")
+    return _own_error(kind, detail, field) or AutoshardError(detail)
+
+
+def _own_error(kind: str, detail: str, field: str | None) -> AutoshardError | None:
+    """An error of this package by its kind; None if it has no such kind."""
+    own = {one.kind: one for one in _kinds(AutoshardError)}.get(kind)
+    return None if own is None else own(detail.removeprefix(f"{field}: "), field=field)
 
 
 def _problem(response: httpx.Response) -> Mapping[str, Any]:

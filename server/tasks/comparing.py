@@ -8,6 +8,7 @@ from autoshard.formats import plan_to_json
 from autoshard.planning import compare
 from autoshard.report.comparison_json import COMPARISON
 from server.bodies import ComparisonAnswer, ComparisonBody
+from server.problems import fault_of
 from server.tasks.context import TaskContext
 from server.tasks.inputs import request_of, task_of
 from server.tasks.reply import Reply
@@ -32,6 +33,7 @@ def answer_compare(body: ComparisonBody, context: TaskContext) -> Reply:
     answer = ComparisonAnswer(
         comparison=COMPARISON.to_json((rows, None)),
         plans={row.planner: plan_to_json(row.plan) for row in rows if row.plan is not None},
+        failures={row.planner: fault_of(row.failure) for row in rows if row.failure is not None},
     )
     return Reply(status=200, body=answer.model_dump_json().encode())
 

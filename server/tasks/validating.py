@@ -8,6 +8,7 @@ from typing import TypeVar
 from autoshard.core import TableSet, Topology
 from autoshard.core.errors import FormatError, InputError
 from server.bodies import Fault, ValidationAnswer, ValidationBody
+from server.problems import fault_of
 from server.tasks.context import TaskContext
 from server.tasks.inputs import tables_of, topology_of
 from server.tasks.reply import Reply
@@ -43,7 +44,7 @@ def _checked(read: Callable[[], T], faults: list[Fault]) -> T | None:
     try:
         return read()
     except InputError as error:
-        faults.append(Fault(type=f"urn:autoshard:problem:{error.kind}", detail=str(error), field=error.field))
+        faults.append(fault_of(error))
         return None
 
 

@@ -89,7 +89,7 @@ def test_planners_are_compared(client):
     assert [row["planner"] for row in answer["comparison"]["planners"]] == body["planners"]
     for row in answer["comparison"]["planners"]:
         plan = answer["plans"].get(row["planner"])
-        assert (plan is None) == (row["failure"] is not None)
+        assert (plan is None) == (row["failure"] is not None) == (row["planner"] in answer["failures"])
         assert plan is None or plan["predicted"]["max_kernel_ms"] == row["predicted_max_kernel_ms"]
 
 

@@ -190,6 +190,17 @@ def test_commands_let_the_service_do_the_work(service, tmp_path, capsys):
     assert here == there
 
 
+def test_commands_say_no_plan_fits_as_they_do_here(service, capsys):
+    compare = ("compare", "criteo-1tb", "--topology", "cpu-4", "--planners", "size-greedy,dim-greedy")
+    printed = []
+    for more in ((), ("--server", service.url)):
+        assert main([*compare, *more]) == 3
+        printed.append(capsys.readouterr().err.splitlines()[-1])
+    assert printed[0] == printed[1]
+    assert main(["plan", "criteo-1tb", "--topology", "cpu-4", "--planner", "size-greedy", "--server", service.url]) == 3
+    assert "; a plan was found with " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import structlog
 
 from server.planning.worker import _answer
 from server.settings import ServerSettings
@@ -59,6 +60,11 @@ def test_a_task_that_breaks_the_arithmetic_is_the_request_s_fault(error, monkeyp
     status, problem = answer({"tables": "criteo-kaggle", "topology": "cpu-8"})
     assert (status, problem["field"]) == (422, "body")
     assert problem["detail"] == "body: its numbers are too large or too small to plan with"
+
+
+def test_lines_of_the_log_have_the_id_of_their_request():
+    _answer(Work(kind=WorkKind.VALIDATE, body=b'{"topology": "cpu-8"}', request_id="mine"), ServerSettings())
+    assert structlog.contextvars.get_contextvars() == {"request_id": "mine"}
 
 
 def tables(count, access=None):
