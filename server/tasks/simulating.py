@@ -34,17 +34,18 @@ def answer_simulate(body: SimulationBody, context: TaskContext) -> Reply:
 def _points(body: SimulationBody, tables: TableSet, settings: ServerSettings) -> Sequence[Point]:
     if body.group_sizes and body.groups != [1]:
         raise FormatError("cannot be given with groups", field="group_sizes")
-    points = sweep_points(
+    batch_sizes, groups = body.batch_sizes or [tables.batch_size], body.group_sizes or body.groups
+    points_per_rank = len(body.topologies) * len(batch_sizes) * len(groups)
+    check_points(tables, body.ranks, points_per_rank, settings)
+    check_total_time(len(body.ranks) * points_per_rank, "points", body.time_limit_s)
+    return sweep_points(
         machines=[_name(given, index) for index, given in enumerate(body.topologies)],
         ranks=body.ranks,
         groups=body.groups,
         group_sizes=body.group_sizes or (),
-        batch_sizes=body.batch_sizes or [tables.batch_size],
+        batch_sizes=batch_sizes,
         is_batch_per_rank=body.is_batch_per_rank,
     )
-    check_points(tables, [point.num_ranks for point in points], settings)
-    check_total_time(len(points), "points", body.time_limit_s)
-    return points
 
 
 def _simulator(body: SimulationBody, tables: TableSet, context: TaskContext) -> Simulator:

@@ -67,21 +67,22 @@ def check_num_shards(shards: object, settings: ServerSettings) -> None:
         _check_count(len(shards), settings.max_shards, "shards", "plan.shards")
 
 
-def check_points(tables: TableSet, ranks_of_points: Sequence[int], settings: ServerSettings) -> None:
-    """Checks the size of a sweep.
+def check_points(tables: TableSet, ranks: Sequence[int], points_per_rank: int, settings: ServerSettings) -> None:
+    """Checks the size of a sweep, before its points are made.
 
     Args:
         tables: Tables of every point.
-        ranks_of_points: Ranks of each point.
+        ranks: Numbers of ranks.
+        points_per_rank: Points with each of these numbers.
         settings: Limits.
 
     Raises:
         InputError: If there are more points, tables or ranks than planned for, or more of all together.
     """
-    _check_count(len(ranks_of_points), settings.max_points, "points", "ranks")
+    _check_count(len(ranks) * points_per_rank, settings.max_points, "points", "ranks")
     _check_count(len(tables.tables), settings.max_tables, "tables", "tables")
-    _check_count(max(ranks_of_points), settings.max_ranks, "ranks", "ranks")
-    placements = len(tables.tables) * sum(ranks_of_points)
+    _check_count(max(ranks), settings.max_ranks, "ranks", "ranks")
+    placements = len(tables.tables) * sum(ranks) * points_per_rank
     if placements > settings.max_placements:
         raise InputError(
             f"tables times ranks of all points must be at most {settings.max_placements:,}, got {placements:,}",

@@ -134,6 +134,7 @@ def test_a_given_topology_is_simulated_with_other_ranks(client):
         ({"ranks": [1 << 20]}, 422, "invalid-input", "ranks"),
         ({"ranks": list(range(1, 62))}, 400, "invalid-format", "time_limit_s"),
         ({"ranks": [9]}, 422, "invalid-topology", "ranks"),
+        ({name: [8] * 64 for name in ("ranks", "batch_sizes", "groups")}, 422, "invalid-input", "ranks"),
         ({"group_sizes": [2], "groups": [2]}, 400, "invalid-format", "group_sizes"),
         ({"planner": "nobody"}, 422, "unknown-name", "planner"),
     ],
