@@ -86,6 +86,17 @@ _PROBLEMS = {
 }
 
 _ACCESS_STATUSES = (401, 403, 421, 429)
+#: Statuses of requests that may succeed later, and the header that says when.
+_RETRIED = (409, 429, 503)
+_RETRY_AFTER: dict[str, Any] = {
+    "headers": {
+        "Retry-After": {
+            "description": "Seconds after which the request may be sent again.",
+            "required": True,
+            "schema": {"type": "integer", "minimum": 1},
+        }
+    }
+}
 
 
 def body_of(name: str) -> dict[str, Any]:
@@ -110,7 +121,10 @@ def plan_answer() -> dict[int | str, dict[str, Any]]:
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """A route's answers that are errors, described; those of access control come to them."""
-    return {status: {"description": _PROBLEMS[status], **PROBLEM} for status in sorted({*statuses, *_ACCESS_STATUSES})}
+    return {
+        status: {"description": _PROBLEMS[status], **PROBLEM, **(_RETRY_AFTER if status in _RETRIED else {})}
+        for status in sorted({*statuses, *_ACCESS_STATUSES})
+    }
 
 
 def add_published_schemas(app: FastAPI) -> None:
