@@ -37,6 +37,7 @@ OWN_COMMANDS: Mapping[str, str] = {
     "run": "autoshard.commands.running:run",
     "show": "autoshard.commands.showing:show",
     "explain": "autoshard.commands.explaining:explain",
+    "diff": "autoshard.commands.differing:diff",
     "simulate": "autoshard.commands.simulating:simulate",
 }
 #: Commands that have sub-commands, with their help; `train-cost` becomes `autoshard train cost`.
@@ -49,7 +50,7 @@ GROUPS: Mapping[str, str] = {
 # The order in which a user needs them; commands of other packages follow, by name.
 _ORDER = (
     *("list", "import", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "explain", "replay", "compare", "simulate", "run", "serve", "keys", "db"),
+    *("plan", "evaluate", "show", "diff", "explain", "replay", "compare", "simulate", "run", "serve", "keys", "db"),
 )
 
 #: New objects after which Python looks for unreachable cycles. Plans for many tables are made of objects that stay:

@@ -28,6 +28,7 @@ from autoshard.formats.stores.samples import MeasuredShard, Sample
 from autoshard.planners.registry import GROUP
 from autoshard.planning import describe_planners
 from autoshard.report.comparison_json import COMPARISON
+from autoshard.report.diff_json import DIFF
 from autoshard.report.replay_json import REPLAY
 from autoshard.runtime.result_json import RUN
 from autoshard.simulation import SIMULATION
@@ -66,7 +67,7 @@ _PLAIN: Final = {
     "access_cumulative": "Cumulative probabilities at these knots.",
 }
 #: What commands print and write beside plans.
-_RESULTS: Final = (RUN, REPLAY, COMPARISON, SIMULATION)
+_RESULTS: Final = (RUN, REPLAY, COMPARISON, DIFF, SIMULATION)
 
 #: How the files are declared, and what else was tried.
 _DECLARED: Final = (

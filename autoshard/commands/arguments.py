@@ -17,7 +17,7 @@ from autoshard.core.quoting import shown
 from autoshard.core.step import Overlap
 
 if TYPE_CHECKING:
-    from autoshard.core import CostModels, ShardingPlan, TableSet
+    from autoshard.core import CostModels, Payload, ShardingPlan, TableSet
     from autoshard.planners.planner import PlanRequest
 
 
@@ -127,6 +127,22 @@ class SearchOptions:
     ] = False
     pricing: PricingOptions
 
+    @property
+    def parsed_payload(self) -> Payload:
+        """The number formats on the wire.
+
+        Raises:
+            InvalidOptionError: If the text names none.
+        """
+        from autoshard.core import Payload
+
+        return Payload.parse(self.payload, "--payload")
+
+    @property
+    def local_options(self) -> Mapping[str, object]:
+        """Options that a service does not take, by name."""
+        return {"--registry": self.pricing.registry, "--assume-row-order": self.assume_row_order}
+
     def load_tables(self, tables: str) -> TableSet:
         """The tables of a file, or bundled ones.
 
@@ -150,12 +166,11 @@ class SearchOptions:
             InputError: If the tables or the topology are not there, or make no sense, or the payload is none.
             ModelError: If a trained model is there but damaged.
         """
-        from autoshard.core import Payload
         from autoshard.formats import load_topology
         from autoshard.planners.planner import PlanRequest
         from autoshard.planning import make_costs
 
-        payload = Payload.parse(self.payload, "--payload")
+        payload = self.parsed_payload
         task, machine = self.load_tables(tables), load_topology(topology)
         return PlanRequest(
             tables=task,

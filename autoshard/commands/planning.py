@@ -20,6 +20,7 @@ from autoshard.commands.arguments import (
 )
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.replaying import DeviceOption, RefineOption, refined
+from autoshard.commands.serving import ServerOption, open_client, refuse_local, tables_to_send, topology_to_send
 from autoshard.console import JsonOption, emit, log, working
 
 if TYPE_CHECKING:
@@ -52,12 +53,17 @@ class PlanOptions:
         typer.Option(help="An older plan of the same tables to start from: the new one is no slower.", metavar="PLAN"),
     ] = None
     search: SearchOptions
+    server: ServerOption = None
     replay_refine: RefineOption = None
     device: Annotated[DeviceOption, Needs("--replay-refine", lambda options: options.replay_refine is not None)] = (
         "auto"
     )
     bound: BoundOption = None
     output: OutputOption = None
+
+    def __post_init__(self) -> None:
+        here = {"--replay-refine": self.replay_refine, "--bound": self.bound}
+        refuse_local(self.server, {**self.search.local_options, **here})
 
 
 @command_options()
@@ -81,6 +87,9 @@ def plan(options: PlanOptions, as_json: JsonOption = False) -> None:
     Example of a plan that an older one is the start of:
         autoshard plan tables.json --topology cpu-8 --start plan.json -o new.json
 
+    Example with a service's models:
+        autoshard plan tables.json --topology cpu-8 --server http://localhost:8000 -o plan.json
+
     Example of a plan that `autoshard run` executes:
         autoshard plan tables.json --topology cpu-8 --set sharding_types=table_wise -o plan.json
     """
@@ -88,6 +97,9 @@ def plan(options: PlanOptions, as_json: JsonOption = False) -> None:
     from autoshard.formats.row_orders import MovedOrders
     from autoshard.planning import make_plan
 
+    if options.server is not None:
+        _finish(_served(options, options.server), options.output, as_json)
+        return
     with working(f"Planning with {options.planner}"):
         request = options.search.request(options.tables, options.topology, parse_settings(options.settings or []))
         orders = MovedOrders(request.tables, Path(options.tables).parent, options.output)
@@ -97,6 +109,27 @@ def plan(options: PlanOptions, as_json: JsonOption = False) -> None:
         made = refined(made, request.costs, options.replay_refine, options.device)
     orders.copy()
     _finish(_bounded(made, request.costs, options.bound), options.output, as_json)
+
+
+def _served(options: PlanOptions, server: str) -> ShardingPlan:
+    """The plan that a service makes."""
+    from autoshard.client import PlanTask
+    from autoshard.formats import read_plan
+
+    search = options.search
+    task = PlanTask(
+        tables=tables_to_send(options.tables),
+        topology=topology_to_send(options.topology),
+        planner=options.planner,
+        options=parse_settings(options.settings or []),
+        time_limit_s=search.time_limit,
+        payload=search.parsed_payload,
+        seed=search.seed,
+        risk=search.pricing.risk,
+        start=None if options.start is None else read_plan(options.start),
+    )
+    with working(f"Planning at {server}"), open_client(server) as client:
+        return client.plan(task).plan
 
 
 def evaluate(options: EvaluateOptions, as_json: JsonOption = False) -> None:

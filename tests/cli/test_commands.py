@@ -14,7 +14,7 @@ from autoshard.formats import load_tables, read_plan, read_tables
 
 COMMANDS = (
     *("list", "import", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "explain", "replay", "compare", "simulate", "run", "serve", "keys", "db"),
+    *("plan", "evaluate", "show", "diff", "explain", "replay", "compare", "simulate", "run", "serve", "keys", "db"),
 )
 SUBCOMMANDS = ("train cost", "train policy", "keys create", "keys list", "keys revoke", "db upgrade")
 

@@ -3,14 +3,17 @@
 import json
 
 import pytest
+import structlog
 
-from server.planning import worker
 from server.planning.worker import _answer
 from server.settings import ServerSettings
+from server.tasks import infeasible
+from server.tasks.work import Work, WorkKind
 
 
 def answer(body, **limits):
-    reply = _answer(body if isinstance(body, bytes) else json.dumps(body).encode(), ServerSettings(**limits))
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    reply = _answer(Work(kind=WorkKind.PLAN, body=text), ServerSettings(**limits))
     return reply.status, json.loads(reply.body)
 
 
@@ -53,7 +56,7 @@ def test_a_task_that_breaks_the_arithmetic_is_the_request_s_fault(error, monkeyp
     def broken(*_):
         raise error
 
-    monkeypatch.setattr(worker, "make_plan", broken)
+    monkeypatch.setattr(infeasible, "make_plan", broken)
     status, problem = answer({"tables": "criteo-kaggle", "topology": "cpu-8"})
     assert (status, problem["field"]) == (422, "body")
     assert problem["detail"] == "body: its numbers are too large or too small to plan with"
@@ -84,6 +87,11 @@ def test_a_start_of_another_task_is_refused_by_name(change, field, detail):
     assert 400 <= status < 500
     assert problem["field"].startswith(field)
     assert detail in problem["detail"]
+
+
+def test_lines_of_the_log_have_the_id_of_their_request():
+    _answer(Work(kind=WorkKind.VALIDATE, body=b'{"topology": "cpu-8"}', request_id="mine"), ServerSettings())
+    assert structlog.contextvars.get_contextvars() == {"request_id": "mine"}
 
 
 def tables(count, access=None):
