@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from autoshard.core import Collective, ShardingPlan, Topology
+from autoshard.core import Collective, ShardingPlan, TableSet, Topology
 from autoshard.core.accepted import AT_LEAST_0, Range, check_choice, listed
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError, InvalidTableError, ModelError
 from autoshard.evaluation.device_memory import DEVICE_MEMORY, device_memory
@@ -31,7 +31,7 @@ class TorchRecOptions:
     )
     reserved_share: float = field(
         default=0.0,
-        metadata={"help": "Share of every rank's memory that the planner keeps free; TorchRec's default is 0.15."},
+        metadata={"help": "Share of every GPU's memory that the planner keeps free; TorchRec's default is 0.15."},
     )
     timeout_s: int = field(
         default=0,
@@ -58,7 +58,8 @@ class TorchRecPlanner:
       ranks (all-to-all of the innermost and the outermost level, in bytes per ms), the device's published memory
       bandwidth in place of its V100 constants, batch size per rank, optimizers. It has no notion of skewed access.
     - Whole tables in fused kernels, unless `sharding_types` allows more. On a CPU, too, tables may be split by rows,
-      which TorchRec's own sharders offer on a GPU only; data-parallel tables have its dense kernel.
+      which TorchRec's own sharders offer on a GPU only; data-parallel tables have its dense kernel. Where ranks have
+      memories of several sizes, TorchRec cuts rows unevenly and trains such tables wrongly: its plan is refused.
     - Memory: nothing is reserved, instead of its default of 15% plus a guess for dense layers and twenty copies of the
       inputs, because our limits are what embeddings may use; `reserved_share` sets its percentage. Its estimate still
       counts inputs and outputs of a batch with the tables. Where that alone leaves it without a plan, or its plan
@@ -80,21 +81,28 @@ class TorchRecPlanner:
             InvalidOptionError: If an option is unknown or out of range.
         """
         options = parse_options(TorchRecOptions, request.options)
-        problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel, request.payload)
-        _check_expressible(problem)
+        _check_expressible(request)
+        if options.names == [ShardingType.TABLE_WISE]:
+            # Says which table fits nowhere, as for the other planners of whole tables.
+            PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel, request.payload)
         with _quiet():
             for count_activations in (True, False):
-                found = _plan_once(problem, options, count_activations)
+                found = _plan_once(request, options, count_activations)
                 if isinstance(found, ShardingPlan) and _is_feasible(found):
                     return found
-        needed, there = int(problem.bytes_N.sum()), int(problem.capacity_R.sum())
-        reserved = f", {options.reserved_share:.0%} of them reserved" if options.reserved_share else ""
-        limit = f" within {options.timeout_s} s" if options.timeout_s else ""
-        raise InfeasiblePlanError(
-            f"TorchRec's planner found no rank for some table{limit}: all need {needed:,} bytes of the {there:,} bytes "
-            f"that the {problem.num_ranks} ranks have together{reserved}, the largest {int(problem.bytes_N.max()):,} "
-            f"bytes; {found if isinstance(found, str) else 'its plan exceeds a limit'}"
-        )
+        raise _infeasible(request, options, found if isinstance(found, str) else "its plan exceeds a limit")
+
+
+def _infeasible(request: PlanRequest, options: TorchRecOptions, reason: str) -> InfeasiblePlanError:
+    sizes = [table.storage_bytes for table in request.tables.tables]
+    num_ranks = request.topology.world_size
+    there = sum(request.topology.memory_of(rank).hbm for rank in range(num_ranks))
+    reserved = f", {options.reserved_share:.0%} of them reserved" if options.reserved_share else ""
+    limit = f" within {options.timeout_s} s" if options.timeout_s else ""
+    return InfeasiblePlanError(
+        f"TorchRec's planner found no rank for some table{limit}: all need {sum(sizes):,} bytes of the {there:,} bytes "
+        f"that the {num_ranks} ranks have together{reserved}, the largest {max(sizes):,} bytes; {reason}"
+    )
 
 
 def _is_feasible(plan: ShardingPlan) -> bool:
@@ -105,12 +113,12 @@ def _is_feasible(plan: ShardingPlan) -> bool:
     return True
 
 
-def _check_expressible(problem: PlacementProblem) -> None:
-    for index, group in enumerate(problem.members):
-        table = problem.tables.tables[group[0]]
-        if not problem.allowed_NR[index].all():
+def _check_expressible(request: PlanRequest) -> None:
+    ranks = set(range(request.topology.world_size))
+    for table in request.tables.tables:
+        if table.constraints.pinned_ranks and set(table.constraints.pinned_ranks) != ranks:
             constraint = "pinned_ranks"
-        elif len(group) > 1 and problem.num_ranks > 1:
+        elif table.constraints.colocate_with and len(ranks) > 1:
             constraint = "colocate_with"
         else:
             continue
@@ -120,7 +128,7 @@ def _check_expressible(problem: PlacementProblem) -> None:
         )
 
 
-def _plan_once(problem: PlacementProblem, options: TorchRecOptions, count_activations: bool) -> ShardingPlan | str:
+def _plan_once(request: PlanRequest, options: TorchRecOptions, count_activations: bool) -> ShardingPlan | str:
     """TorchRec's plan; or why it finds none, in its own words."""
     try:
         from torchrec.distributed.planner import EmbeddingShardingPlanner
@@ -132,14 +140,14 @@ def _plan_once(problem: PlacementProblem, options: TorchRecOptions, count_activa
         from autoshard.formats.torchrec.configs import meta_module
     except ImportError as error:
         raise ModelError(f"the torchrec planner needs torchrec: {error}") from error
-    topology = _topology(problem.topology)
-    batch_size = max(1, problem.tables.batch_size // problem.num_ranks)
-    constraints = _constraints(problem, options)
+    topology = _topology(request.topology)
+    batch_size = max(1, request.tables.batch_size // request.topology.world_size)
+    constraints = _constraints(request.tables, options)
     enumerator = None
     if not count_activations:
         estimators = [
             EmbeddingPerfEstimatorFactory.create("default_estimator", topology=topology, constraints=constraints),
-            _StaticStorage(problem),
+            _StaticStorage(request),
         ]
         enumerator = EmbeddingEnumerator(topology, batch_size, constraints, estimator=estimators)
     planner = EmbeddingShardingPlanner(
@@ -153,11 +161,11 @@ def _plan_once(problem: PlacementProblem, options: TorchRecOptions, count_activa
         timeout_seconds=options.timeout_s or None,
     )
     try:
-        found = planner.plan(meta_module(problem.tables.tables), _sharders())
+        found = planner.plan(meta_module(request.tables.tables), _sharders())
     except PlannerError as error:
         return f"TorchRec calls it {error.error_type.value}"
-    plan = replace(from_torchrec(found, problem.tables, problem.topology), payload=problem.payload)
-    if problem.payload.can_be_summed:
+    plan = replace(from_torchrec(found, request.tables, request.topology), payload=request.payload)
+    if request.payload.can_be_summed:
         return plan
     shards = tuple(replace(placed, collective=Collective.ALL_TO_ALL) for placed in plan.shards)
     return replace(plan, shards=shards)
@@ -191,9 +199,9 @@ def _sharders() -> list[Any]:
 class _StaticStorage:
     """Storage estimator that counts what our limits count: weights and optimizer state."""
 
-    def __init__(self, problem: PlacementProblem) -> None:
-        self._tables = {table.name: table for table in problem.tables.tables}
-        self._on_host = device_type_of(problem.topology) == "cpu"
+    def __init__(self, request: PlanRequest) -> None:
+        self._tables = {table.name: table for table in request.tables.tables}
+        self._on_host = device_type_of(request.topology) == "cpu"
 
     def estimate(self, sharding_options: list[Any], **_: Any) -> None:
         from torchrec.distributed.planner.types import Storage
@@ -218,39 +226,38 @@ def _topology(topology: Topology) -> Any:
 
     on_host = device_type_of(topology) == "cpu"
     capacities = [topology.memory_of(rank).hbm for rank in range(topology.world_size)]
+    # TorchRec cuts rows by the memories of ranks that are told one by one, which it then trains wrongly.
+    alike = {"ddr_cap_bytes" if on_host else "hbm_cap_bytes": capacities[0]} if len(set(capacities)) == 1 else {}
+    told = {"ddr_cap" if on_host else "hbm_cap": capacities}
+    data = {} if alike else {"custom_topology_data": CustomTopologyData(told, topology.world_size)}
     stated = topology.memory_bandwidth.hbm
     is_known = topology.device in DEVICE_MEMORY or stated is not None
     memory_bytes_per_ms = device_memory(topology.device, stated).bytes_per_s / 1e3 if is_known else None
     return TopologyFactory.create_topology(
         TrainerConfig(
-            world_size=topology.world_size,
-            local_world_size=topology.local_world_size,
-            additional_params={
-                "custom_topology_data": CustomTopologyData(
-                    {"ddr_cap" if on_host else "hbm_cap": capacities}, topology.world_size
-                )
-            },
+            world_size=topology.world_size, local_world_size=topology.local_world_size, additional_params=data
         ),
         HardwareConfig(
             intra_host_bw=topology.levels[0].all_to_all.bytes_per_s / 1e3,
             inter_host_bw=topology.levels[-1].all_to_all.bytes_per_s / 1e3,
             hbm_mem_bw=None if on_host else memory_bytes_per_ms,
             ddr_mem_bw=memory_bytes_per_ms if on_host else None,
+            **alike,
         ),
         KernelConfig(compute_device="cpu" if on_host else "cuda", use_hardware_based_bandwidth=True),
     )
 
 
-def _constraints(problem: PlacementProblem, options: TorchRecOptions) -> Mapping[str, Any]:
+def _constraints(tables: TableSet, options: TorchRecOptions) -> Mapping[str, Any]:
     from torchrec.distributed.planner.types import ParameterConstraints
 
-    forbidden = {table.name: set(table.constraints.forbidden_tiers) for table in problem.tables.tables}
+    forbidden = {table.name: set(table.constraints.forbidden_tiers) for table in tables.tables}
     return {
         table.name: ParameterConstraints(
             sharding_types=[name for name in options.names if TIERS[ShardingType(name)] not in forbidden[table.name]],
             pooling_factors=[feature.pooling_factor for feature in table.features],
         )
-        for table in problem.tables.tables
+        for table in tables.tables
     }
 
 

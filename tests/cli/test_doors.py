@@ -75,6 +75,21 @@ def test_init_writes_files_that_can_be_planned(tmp_path, capsys, monkeypatch):
     assert main([*command, "--force"]) == 0
 
 
+def test_init_asks_for_what_is_left_out(tmp_path, monkeypatch):
+    asked = []
+
+    def prompt(question, default, **_):
+        asked.append(question)
+        return 2 if question == "Embedding tables" else default
+
+    monkeypatch.setattr("typer.prompt", prompt)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert main(["init", str(tmp_path), "--topology", "cpu-4", "--embedding-dim", "8"]) == 0
+    assert asked == ["Embedding tables", "Rows of each", "Ids per sample of each", "Samples per step over all ranks"]
+    tables = read_tables(tmp_path / "tables.yaml").tables
+    assert [(table.num_embeddings, table.embedding_dim) for table in tables] == [(100_000, 8)] * 2
+
+
 def test_detect_describes_a_topology(tmp_path, capsys, monkeypatch):
     output = tmp_path / "topology.json"
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,34 +18,66 @@ if TYPE_CHECKING:
     from autoshard.core import TableSet, Topology
 
 
+#: Questions of `autoshard init` by option: what is asked, and the answer when nobody is there to give one.
+_QUESTIONS: Mapping[str, tuple[str, int | float | str]] = {
+    "num_tables": ("Embedding tables", 8),
+    "num_embeddings": ("Rows of each", 100_000),
+    "embedding_dim": ("Columns of each", 64),
+    "pooling_factor": ("Ids per sample of each", 10.0),
+    "batch_size": ("Samples per step over all ranks", 8192),
+    "topology": ("Ranks, as a bundled topology such as cpu-8 or dgx-a100-16", "cpu-8"),
+}
+_ASKED = "asked for"
+
+
 @command_options()
 class InitOptions:
     """Options of `autoshard init`."""
 
     folder: Annotated[Path, typer.Argument(help="Folder of the files.", metavar="[FOLDER]")] = Path()
-    num_tables: Annotated[int, typer.Option(min=1, max=100_000, prompt="Embedding tables", help="Tables.")] = 8
-    num_embeddings: Annotated[int, typer.Option(min=1, prompt="Rows of each", help="Rows of each table.")] = 100_000
-    embedding_dim: Annotated[int, typer.Option(min=4, prompt="Columns of each", help="Columns of each table.")] = 64
+    num_tables: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Embedding tables.", show_default=_ASKED)
+    ] = None
+    num_embeddings: Annotated[int | None, typer.Option(min=1, help="Rows of each.", show_default=_ASKED)] = None
+    embedding_dim: Annotated[int | None, typer.Option(min=1, help="Columns of each.", show_default=_ASKED)] = None
     pooling_factor: Annotated[
-        float, typer.Option(min=0, prompt="Ids per sample of each", help="Mean ids per sample of each table.")
-    ] = 10.0
+        float | None, typer.Option(min=0, help="Mean ids per sample of each.", show_default=_ASKED)
+    ] = None
     batch_size: Annotated[
-        int, typer.Option(min=1, prompt="Samples per step, all ranks together", help="Samples per step over all ranks.")
-    ] = 8192
+        int | None, typer.Option(min=1, help="Samples per step over all ranks.", show_default=_ASKED)
+    ] = None
     topology: Annotated[
-        str,
+        str | None,
         typer.Option(
-            prompt="Ranks: a bundled topology, such as cpu-8 or dgx-a100-16",
             help="A bundled topology to start from (`autoshard list topologies`).",
+            show_default=_ASKED,
         ),
-    ] = "cpu-8"
+    ] = None
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False
+
+    def answers(self) -> Mapping[str, Any]:
+        """Answers to all questions: what was left out is asked for; without a terminal, the usual answers.
+
+        Raises:
+            InvalidOptionError: If an answer is out of its option's range.
+        """
+        given = {name: getattr(self, name) for name in _QUESTIONS}
+        answers = {name: _answer(*_QUESTIONS[name]) if value is None else value for name, value in given.items()}
+        replace(self, **answers)  # checks them
+        return answers
+
+
+def _answer(question: str, usual: float | str) -> Any:
+    if not sys.stdin.isatty():
+        return usual
+    return typer.prompt(question, default=usual, type=type(usual), err=True)
 
 
 def init(options: InitOptions, as_json: JsonOption = False) -> None:
     """Asks a few questions, then writes a tables.yaml and a topology.yaml with a comment on every field.
 
-    Options answer questions before they are asked. Edit the files, then plan with them.
+    Options answer questions before they are asked; without a terminal, usual answers do. Edit the files, then plan with
+    them.
 
     Example:
         autoshard init
@@ -54,7 +89,8 @@ def init(options: InitOptions, as_json: JsonOption = False) -> None:
     for path in (tables_path, topology_path):
         if path.exists() and not options.force:
             raise InvalidOptionError("is there already; --force writes over it", source=str(path))
-    tables, topology = _tables(options), load_topology(options.topology)
+    answers = options.answers()
+    tables, topology = _tables(answers), load_topology(answers["topology"])
     write_tables(tables, tables_path)
     write_topology(topology, topology_path)
     result = {"tables": str(tables_path), "topology": str(topology_path)}
@@ -62,21 +98,21 @@ def init(options: InitOptions, as_json: JsonOption = False) -> None:
     emit(result, text, as_json=as_json)
 
 
-def _tables(options: InitOptions) -> TableSet:
+def _tables(answers: Mapping[str, Any]) -> TableSet:
     from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
 
-    access = AccessProfile.zipf(options.num_embeddings, 1.0)
+    access = AccessProfile.zipf(answers["num_embeddings"], 1.0)
     return TableSet(
-        batch_size=options.batch_size,
+        batch_size=answers["batch_size"],
         tables=tuple(
             EmbeddingTable(
                 name=f"table_{number}",
-                num_embeddings=options.num_embeddings,
-                embedding_dim=options.embedding_dim,
-                features=(Feature(name=f"feature_{number}", pooling_factor=options.pooling_factor),),
+                num_embeddings=answers["num_embeddings"],
+                embedding_dim=answers["embedding_dim"],
+                features=(Feature(name=f"feature_{number}", pooling_factor=answers["pooling_factor"]),),
                 access=access,
             )
-            for number in range(options.num_tables)
+            for number in range(answers["num_tables"])
         ),
     )
 

@@ -6,6 +6,7 @@ that records of a file (`stored_plans`) do as well as TorchRec's objects.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from autoshard.core import DType
@@ -29,7 +30,6 @@ def parameter_sharding(sharding: TableSharding, *, device_type: str, node_size: 
     """
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
-    from torchrec.distributed.sharding_plan import placement
     from torchrec.distributed.types import ParameterSharding
 
     spec = None
@@ -39,7 +39,7 @@ def parameter_sharding(sharding: TableSharding, *, device_type: str, node_size: 
                 ShardMetadata(
                     shard_offsets=[block.rows[0], block.columns[0]],
                     shard_sizes=[block.rows[1] - block.rows[0], block.columns[1] - block.columns[0]],
-                    placement=placement(device_type, block.rank, node_size),
+                    placement=_placement(device_type, block.rank, node_size),
                 )
                 for block in sharding.blocks
             ]
@@ -51,6 +51,17 @@ def parameter_sharding(sharding: TableSharding, *, device_type: str, node_size: 
         sharding_spec=spec,
         cache_params=cache_params(sharding),
     )
+
+
+@lru_cache(maxsize=1 << 17)
+def _placement(device_type: str, rank: int, node_size: int) -> Any:
+    """Where a rank's shards are; parsed once, since tables split over many ranks name each of them."""
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torchrec.distributed.sharding_plan import placement
+
+    return ShardMetadata(
+        shard_offsets=[0], shard_sizes=[1], placement=placement(device_type, rank, node_size)
+    ).placement
 
 
 def cache_params(sharding: TableSharding) -> Any:
