@@ -18,6 +18,7 @@ STUDIES: Final = {
     "active": "studies.cost_models.active_study:main",
     "cost-speed": "studies.cost_models.speed:main",
     "engines": "studies.engines.side_by_side:main",
+    "torchrec-doors": "studies.engines.torchrec_doors:main",
     "host-time": "studies.engines.host_time:main",
     "env-speed": "studies.environment.speed:main",
     "policy": "studies.policies.evaluate:main",

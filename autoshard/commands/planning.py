@@ -22,6 +22,7 @@ from autoshard.commands.options import Needs, command_options
 from autoshard.commands.replaying import DeviceOption, RefineOption, refined
 from autoshard.commands.serving import ServerOption, open_client, refuse_local, tables_to_send, topology_to_send
 from autoshard.console import JsonOption, emit, log, working
+from autoshard.core.errors import InvalidOptionError
 
 if TYPE_CHECKING:
     from autoshard.core import CostModels, ShardingPlan
@@ -70,11 +71,46 @@ class PlanOptions:
 class EvaluateOptions:
     """Options of `autoshard evaluate`."""
 
-    plan: Annotated[Path, typer.Argument(help="Plan to price.", metavar="PLAN")]
+    plan: Annotated[
+        Path, typer.Argument(help="Plan to price; or a TorchRec plan that torch.save wrote (.pt).", metavar="PLAN")
+    ]
+    tables: Annotated[
+        str | None,
+        typer.Option(help="The tables of a TorchRec plan, a tables.json or bundled ones.", show_default=False),
+        Needs("a .pt file", lambda options: options.is_torchrec),
+    ] = None
+    topology: Annotated[
+        str | None,
+        typer.Option(help="The ranks of a TorchRec plan, a topology.json or a bundled one.", show_default=False),
+        Needs("a .pt file", lambda options: options.is_torchrec),
+    ] = None
     pricing: PricingOptions
     overlap: OverlapOption = None
     bound: BoundOption = None
     output: OutputOption = None
+
+    @property
+    def is_torchrec(self) -> bool:
+        """Whether the plan is one of TorchRec."""
+        return self.plan.suffix == ".pt"
+
+    def read(self) -> ShardingPlan:
+        """The plan.
+
+        Raises:
+            InputError: If it cannot be read, or a TorchRec plan comes without its tables and ranks.
+        """
+        from autoshard.formats import load_tables, load_topology, read_plan
+        from autoshard.formats.documents.fields import from_source
+        from autoshard.formats.torchrec import from_torchrec
+        from autoshard.formats.torchrec.stored_plans import read_stored_plan
+
+        if not self.is_torchrec:
+            return read_plan(self.plan)
+        if self.tables is None or self.topology is None:
+            raise InvalidOptionError("needs --tables and --topology, which a TorchRec plan lacks", field="PLAN")
+        stored, tables, topology = read_stored_plan(self.plan), load_tables(self.tables), load_topology(self.topology)
+        return from_source(str(self.plan), lambda: from_torchrec(stored, tables, topology))
 
 
 def plan(options: PlanOptions, as_json: JsonOption = False) -> None:
@@ -137,11 +173,14 @@ def evaluate(options: EvaluateOptions, as_json: JsonOption = False) -> None:
 
     Example:
         autoshard evaluate plan.json --registry registry -o priced.json
+        autoshard evaluate torchrec_plan.pt --tables tables.json --topology cpu-8 -o plan.json
     """
     from autoshard.evaluation import evaluate as price
-    from autoshard.formats import read_plan
+    from autoshard.evaluation.validator import validate_plan
 
-    loaded = read_plan(options.plan)
+    loaded = options.read()
+    if options.is_torchrec:
+        validate_plan(loaded)
     costs = options.pricing.costs_of(loaded)
     priced = loaded.with_predicted(price(loaded, costs, overlap=options.overlap))
     _finish(_bounded(priced, costs, options.bound), options.output, as_json)

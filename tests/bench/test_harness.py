@@ -4,9 +4,10 @@ from itertools import count
 
 import pytest
 
+from autoshard.core.device_names import gpu_key
 from autoshard.core.errors import DeviceError, InvalidOptionError, InvalidTableError
 from bench.kernels.harness import Harness, Settings, reference_set
-from bench.measuring.devices import find_device, gpu_key
+from bench.measuring.devices import find_device
 
 
 def test_measurements_come_in_order(harness, make_shard):
