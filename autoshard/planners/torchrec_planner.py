@@ -11,6 +11,7 @@ import numpy as np
 
 from autoshard.core import DType, EmbeddingTable, Optimizer, Pooling, ShardingPlan, Topology
 from autoshard.core.errors import InfeasiblePlanError, InvalidTableError, ModelError
+from autoshard.core.machine import device_family
 from autoshard.evaluation.device_memory import DEVICE_MEMORY, device_memory
 from autoshard.planners.planner import NoOptions, PlanRequest, parse_options
 from autoshard.planners.space.placement import PlacementProblem, RankArray
@@ -140,7 +141,7 @@ def _topology(topology: Topology) -> Any:
     on_host = topology.device in _HOST_DEVICES
     capacities = [topology.memory_of(rank).hbm for rank in range(topology.world_size)]
     stated = topology.memory_bandwidth.hbm
-    is_known = topology.device in DEVICE_MEMORY or stated is not None
+    is_known = device_family(topology.device) in DEVICE_MEMORY or stated is not None
     memory_bytes_per_ms = device_memory(topology.device, stated).bytes_per_s / 1e3 if is_known else None
     return TopologyFactory.create_topology(
         TrainerConfig(

@@ -131,6 +131,7 @@ def train_cost_model(
             **{name: getattr(options, name) for name in _CARD_OPTIONS},
             "version": autoshard.__version__,
         },
+        measured_on=dataset.machine,
     )
     return TrainedCostModel(model=LearnedCostModel(weights, card), held_out=held_out)
 
@@ -144,11 +145,38 @@ def _fit(
     advance: Advance,
 ) -> Weights:
     """The weights of a network that is trained on a data set, whose features have been scaled."""
-    latency_SO = (dataset.latency_ms_SO / scale_ms).astype(np.float32)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**31)))
         network = CostNetwork(options.encoder_hidden)
     network.start_from(dataset.mean_work, dataset.mean_latency_ms / scale_ms)
+    return descend(network, dataset, features_UF, scale_ms, options, rng, advance)
+
+
+def descend(
+    network: CostNetwork,
+    dataset: CostDataset,
+    features_UF: NDArray[np.float32],
+    scale_ms: float,
+    options: TrainingOptions,
+    rng: np.random.Generator,
+    advance: Advance = lambda _: None,
+    *,
+    pull: float = 0.0,
+) -> Weights:
+    """The weights of a network after training it further from where it stands.
+
+    Args:
+        network: Is changed.
+        dataset: Measured sets.
+        features_UF: Scaled features of its distinct shards.
+        scale_ms: Milliseconds per unit of the network's outputs.
+        options: How to train.
+        rng: Decides which samples each update sees.
+        advance: Receives the number of updates just done.
+        pull: Loss per squared distance of all weights from where they stood; 0 for none.
+    """
+    latency_SO = (dataset.latency_ms_SO / scale_ms).astype(np.float32)
+    origin = [parameter.detach().clone() for parameter in network.parameters()]
     optimizer = torch.optim.AdamW(
         _parameter_groups(network, options.weight_decay),
         lr=options.learning_rate,
@@ -165,6 +193,9 @@ def _fit(
         loss = prediction_loss(predicted_BO, log_spread_B, torch.from_numpy(latency_SO[samples_B]))
         if options.least_share > 0:
             loss = loss + missing_growth(network, codes_UH, shards, starts, predicted_BO, options.least_share, rng)
+        if pull > 0:
+            moved = ((now - start).square().sum() for now, start in zip(network.parameters(), origin, strict=True))
+            loss = loss + pull * torch.stack(list(moved)).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
