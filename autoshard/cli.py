@@ -48,7 +48,7 @@ GROUPS: Mapping[str, str] = {
 
 # The order in which a user needs them; commands of other packages follow, by name.
 _ORDER = (
-    *("list", "import", "collect", "samples", "train", "models"),
+    *("list", "import", "calibrate", "collect", "samples", "train", "models"),
     *("plan", "evaluate", "show", "explain", "replay", "compare", "simulate", "run", "serve", "keys", "db"),
 )
 

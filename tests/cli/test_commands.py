@@ -13,7 +13,7 @@ from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables, read_plan, read_tables
 
 COMMANDS = (
-    *("list", "import", "collect", "samples", "train", "models"),
+    *("list", "import", "calibrate", "collect", "samples", "train", "models"),
     *("plan", "evaluate", "show", "explain", "replay", "compare", "simulate", "run", "serve", "keys", "db"),
 )
 SUBCOMMANDS = ("train cost", "train policy", "keys create", "keys list", "keys revoke", "db upgrade")
