@@ -222,6 +222,6 @@ def _table(collected: KernelsCollected, calibration: Calibration, published: Pub
         table.add_row("90% interval holds", f"{card.interval.coverage:.1%}")
         table.add_row("its median half width", f"{card.interval.half_width:.1%}")
     table.add_row("measured now", f"{collected.num_samples} samples")
-    table.add_row("calibrated from", f"{card.training['calibrated_from']}")
     table.add_row("measured on", str(card.measured_on))
+    table.add_row("calibrated from", f"{card.training['calibrated_from']}, {card.training['base_machine']}".strip(", "))
     return table

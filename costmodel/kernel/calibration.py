@@ -172,6 +172,7 @@ def _training_of(
     training = options.training(len(dataset))
     return {
         "calibrated_from": base.version_id,
+        "base_machine": "" if base.measured_on is None else base.measured_on.device_name,
         "num_samples": len(dataset),
         "seed": seed,
         "schedule": training.schedule,
