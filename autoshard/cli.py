@@ -53,7 +53,7 @@ GROUPS: Mapping[str, str] = {
 
 # The order in which a user needs them; commands of other packages follow, by name.
 _ORDER = (
-    *("doctor", "init", "detect", "list", "import", "collect", "samples", "train", "models"),
+    *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
     *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
     *("serve", "keys", "db"),
 )

@@ -27,6 +27,8 @@ from autoshard.core import (
 )
 from autoshard.core.costs import MeasuredRange, OutsideRange, Risk, StepModels
 from autoshard.core.errors import AutoshardError, InvalidOptionError, InvalidPlanError, ModelError
+from autoshard.core.machine import KnowsMachine, device_family, model_key
+from autoshard.core.quoting import shortened
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.evaluate import evaluate
@@ -34,6 +36,7 @@ from autoshard.evaluation.measured import ComparedPlan
 from autoshard.evaluation.step_price import model_names
 from autoshard.evaluation.upper_end import at_upper_end
 from autoshard.evaluation.validator import validate_plan
+from autoshard.hardware import CPU, this_processor
 from autoshard.planners.auto import AutoObjective, AutoOptions
 from autoshard.planners.plan_bounds import plan_bounds
 from autoshard.planners.planner import PlanRequest, parse_options
@@ -51,6 +54,7 @@ __all__ = [
     "describe_planners",
     "get_planner",
     "kernel_model",
+    "machine_note",
     "make_costs",
     "make_plan",
     "plan_costs",
@@ -141,9 +145,36 @@ def _costs_of(shards: Sequence[LocalShard], topology: Topology, registry: Path |
         model = analytic
     if isinstance(model, MeasuredRange) and (notes := model.notes(shards)):
         _log.warning("%s: %s", model.name, _range_warning(notes))
+    if note := machine_note(model, topology.device):
+        _log.warning("%s", note)
     others = step_models(topology.device, registry)
     costs = CostModels(kernel=model, comm=others.comm or AlphaBetaComm(), dense=others.dense, step=others.step)
     return at_upper_end(costs, topology.device) if risk is Risk.HIGH else costs
+
+
+def machine_note(model: CostModel, device: str) -> str:
+    """Says that prices of kernels are of another machine than a topology's; empty if they are not, or nobody knows.
+
+    A key such as `cpu:amd-epyc` names the machine that is planned for. The key `cpu` names none: the machine at hand is
+    taken for it.
+
+    Args:
+        model: Prices kernels.
+        device: Key of the topology's device.
+    """
+    measured_on = model.measured_on if isinstance(model, KnowsMachine) else None
+    if measured_on is None:
+        return ""
+    family = device_family(device)
+    if device != family:
+        is_like, other = model_key(family, measured_on.device_name) == device, f"the topology's devices are {device}"
+    elif family == CPU:
+        is_like, other = measured_on.is_like(this_processor()), f"this machine is {this_processor()}"
+    else:
+        return ""
+    where = " there" if device != family else ""
+    note = f"{model.name}: prices are of {measured_on}, {other}; `autoshard calibrate`{where} fits them in a minute"
+    return "" if is_like else note
 
 
 def _range_warning(notes: Sequence[OutsideRange]) -> str:
@@ -247,6 +278,10 @@ def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> 
         held = [shard for shards in plan.local_shards() for shard in shards]
         if notes := costs.kernel.notes(held):
             models["kernel_notes"] = _notes_text(notes)
+    if isinstance(costs.kernel, KnowsMachine) and costs.kernel.measured_on is not None:
+        models["kernel_machine"] = str(costs.kernel.measured_on)
+    if note := machine_note(costs.kernel, plan.topology.device):
+        models["machine_notes"] = shortened(note, _MAX_CHARACTERS)
     if plan.provenance is not None:
         models |= plan.provenance.models
     predicted = evaluate(plan, costs)

@@ -15,6 +15,7 @@ STUDIES: Final = {
     "eviction": "studies.kernels.eviction:main",
     "kill-test": "studies.kernels.kill_test:main",
     "cost-models": "studies.cost_models.compare:main",
+    "calibrate": "studies.cost_models.calibration:main",
     "active": "studies.cost_models.active_study:main",
     "cost-speed": "studies.cost_models.speed:main",
     "engines": "studies.engines.side_by_side:main",

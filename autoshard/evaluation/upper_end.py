@@ -24,6 +24,7 @@ from autoshard.core.costs import (
     kernel_floor,
 )
 from autoshard.core.dense import DenseShape
+from autoshard.core.machine import KnowsMachine, MeasuredMachine
 from autoshard.core.step import UPPER_END
 from autoshard.evaluation.dense_time import AnalyticDenseModel
 
@@ -57,6 +58,11 @@ class UpperEndKernels:
     def notes(self, shards: Sequence[LocalShard]) -> tuple[OutsideRange, ...]:
         """Those of the model, if it has any."""
         return self.model.notes(shards) if isinstance(self.model, MeasuredRange) else ()
+
+    @property
+    def measured_on(self) -> MeasuredMachine | None:
+        """That of the model, if it knows it."""
+        return self.model.measured_on if isinstance(self.model, KnowsMachine) else None
 
     def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
         """Codes of single shards, shape (N, H)."""

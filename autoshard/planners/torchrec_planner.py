@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from autoshard.core import Collective, ShardingPlan, TableSet, Topology
 from autoshard.core.accepted import AT_LEAST_0, Range, check_choice, listed
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError, InvalidTableError, ModelError
+from autoshard.core.machine import device_family
 from autoshard.evaluation.device_memory import DEVICE_MEMORY, device_memory
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.torchrec.plans import device_type_of, from_torchrec
@@ -231,7 +232,7 @@ def _topology(topology: Topology) -> Any:
     told = {"ddr_cap" if on_host else "hbm_cap": capacities}
     data = {} if alike else {"custom_topology_data": CustomTopologyData(told, topology.world_size)}
     stated = topology.memory_bandwidth.hbm
-    is_known = topology.device in DEVICE_MEMORY or stated is not None
+    is_known = device_family(topology.device) in DEVICE_MEMORY or stated is not None
     memory_bytes_per_ms = device_memory(topology.device, stated).bytes_per_s / 1e3 if is_known else None
     return TopologyFactory.create_topology(
         TrainerConfig(

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core import Level, Link, MemoryBytes, Topology
-from autoshard.core.device_names import gpu_key
+from autoshard.core.machine import gpu_key
 
 #: TorchRec's bandwidths are bytes per millisecond.
 _MS_PER_S = 1e3

@@ -8,8 +8,9 @@ import torch
 
 from autoshard.core import DType
 from autoshard.core.accepted import check_choice
-from autoshard.core.device_names import gpu_key, processor_name
 from autoshard.core.errors import DeviceError
+from autoshard.core.machine import gpu_key
+from autoshard.hardware import processor_name
 
 #: As torch calls them.
 TORCH_DTYPES = {

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from autoshard.core import KernelCosts, LocalShard
 from autoshard.core.costs import CodeArray, KernelFloor, MsArray, OutsideRange
 from autoshard.core.errors import ModelError
+from autoshard.core.machine import MeasuredMachine
 from costmodel.kernel.card import CostModelCard
 from costmodel.kernel.features import shard_features
 from costmodel.kernel.predictor import NUM_OUTSIDE, CostPredictor, SetHead
@@ -58,6 +59,11 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
     def restored(cls, stored: StoredModel, card: CostModelCard) -> LearnedCostModel:
         """See `LearnedModel.restored`."""
         return cls(stored.tensors, card, stored.label)
+
+    @property
+    def measured_on(self) -> MeasuredMachine | None:
+        """The machine of its samples; None if its card does not say."""
+        return self.card.measured_on
 
     def tensors(self) -> Tensors:
         """Its weights."""

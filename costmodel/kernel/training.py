@@ -143,6 +143,7 @@ def train_cost_model(
             **{name: getattr(options, name) for name in _CARD_OPTIONS},
             "version": autoshard.__version__,
         },
+        measured_on=dataset.machine,
     )
     return TrainedCostModel(model=LearnedCostModel(weights, card), held_out=held_out)
 
@@ -156,6 +157,8 @@ class _Fit:
         options: How to train.
         rng: Source of weights and batches, in the same state in all processes.
         learners: Processes that train together.
+        network: Trained further from where it stands; a new one when left out.
+        pull: Loss per squared distance of all weights from where they stood; 0 for none.
     """
 
     def __init__(
@@ -165,14 +168,15 @@ class _Fit:
         options: TrainingOptions,
         rng: np.random.Generator,
         learners: Learners,
+        network: CostNetwork | None = None,
+        pull: float = 0.0,
     ) -> None:
         self._dataset, self._scale_ms, self._options = dataset, scale_ms, options
         self._rng, self._learners = rng, learners
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(rng.integers(2**31)))
-            network = CostNetwork(options.encoder_hidden)
-        network.start_from(dataset.mean_work, dataset.mean_latency_ms / scale_ms)
+        network = network or _new_network(dataset, scale_ms, options, rng)
         self.network = network.to(learners.device)
+        self._pull = pull
+        self._origin = [parameter.detach().clone() for parameter in self.network.parameters()] if pull else []
         self.optimizer = torch.optim.AdamW(
             _parameter_groups(self.network, options.weight_decay),
             lr=options.learning_rate,
@@ -206,12 +210,52 @@ class _Fit:
     def update(self, batch: SetBatch, weight: float = 1.0) -> torch.Tensor:
         """Makes one update, and returns the loss before it; `weight` is that of this process's samples."""
         loss = batch.loss(self.network, self._options.least_share)
+        if self._pull:
+            pairs = zip(self.network.parameters(), self._origin, strict=True)
+            loss = loss + self._pull * torch.stack([(now - start).square().sum() for now, start in pairs]).sum()
         self.optimizer.zero_grad()
         (weight * loss).backward()
         self._learners.average_gradients(self.network.parameters())
         self.optimizer.step()
         self._rate.step()
         return loss.detach()
+
+
+def _new_network(
+    dataset: CostDataset, scale_ms: float, options: TrainingOptions, rng: np.random.Generator
+) -> CostNetwork:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.integers(2**31)))
+        network = CostNetwork(options.encoder_hidden)
+    network.start_from(dataset.mean_work, dataset.mean_latency_ms / scale_ms)
+    return network
+
+
+def descend(
+    network: CostNetwork,
+    dataset: CostDataset,
+    features_UF: NDArray[np.float32],
+    scale_ms: float,
+    options: TrainingOptions,
+    rng: np.random.Generator,
+    advance: Advance = lambda _: None,
+    *,
+    pull: float = 0.0,
+) -> Weights:
+    """The weights of a network after training it further from where it stands.
+
+    Args:
+        network: Is changed.
+        dataset: Measured sets.
+        features_UF: Scaled features of its distinct shards.
+        scale_ms: Milliseconds per unit of the network's outputs.
+        options: How to train.
+        rng: Decides which samples each update sees.
+        advance: Receives the number of updates just done.
+        pull: Loss per squared distance of all weights from where they stood; 0 for none.
+    """
+    fit = _Fit(dataset, scale_ms, options, rng, Learners(), network, pull)
+    return fit.run(features_UF, advance, lambda _: None)
 
 
 def sample_batches(num_samples: int, options: TrainingOptions, rng: np.random.Generator) -> Iterator[IndexArray]:

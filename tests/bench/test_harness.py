@@ -4,8 +4,8 @@ from itertools import count
 
 import pytest
 
-from autoshard.core.device_names import gpu_key
 from autoshard.core.errors import DeviceError, InvalidOptionError, InvalidTableError
+from autoshard.core.machine import gpu_key
 from bench.kernels.harness import Harness, Settings, reference_set
 from bench.measuring.devices import find_device
 

@@ -13,8 +13,9 @@ from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables, read_plan, read_tables
 
 COMMANDS = (
-    *("list", "import", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "diff", "explain", "replay", "compare", "simulate", "run", "serve", "keys", "db"),
+    *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
+    *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
+    *("serve", "keys", "db"),
 )
 SUBCOMMANDS = ("train cost", "train policy", "keys create", "keys list", "keys revoke", "db upgrade")
 

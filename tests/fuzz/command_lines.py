@@ -16,7 +16,10 @@ from tests.fuzz.mutations import TEXTS
 #: process.
 NOT_DRAWN = {"ray", "help", "png"}
 #: Commands that measure, train or serve for long when nothing is wrong: they always get something that is.
-LONG = {("collect",), ("train", "cost"), ("train", "policy"), ("train", "step"), ("replay",), ("run",), ("serve",)}
+LONG = {
+    *(("calibrate",), ("collect",), ("replay",), ("run",), ("serve",)),
+    *(("train", "cost"), ("train", "policy"), ("train", "step")),
+}
 #: Values that make what a command does short, where it has the option; the last ones for commands of `LONG` only.
 SHORT = {"time_limit": "0.01", "ranks": "2,4", "batches": "2"}
 SHORTEST = {

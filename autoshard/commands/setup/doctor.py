@@ -68,7 +68,8 @@ def _package(names: tuple[str, ...], needed_by: str, install: str) -> dict[str, 
 
 def _devices() -> Iterator[dict[str, Any]]:
     """The processor, then the GPUs."""
-    from autoshard.core.device_names import gpu_key, processor_name
+    from autoshard.core.machine import gpu_key
+    from autoshard.hardware import processor_name
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

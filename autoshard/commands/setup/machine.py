@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autoshard.core import Level, Link, MemoryBytes, Topology
-from autoshard.core.device_names import gpu_key
+from autoshard.core.machine import gpu_key
 from autoshard.formats import bundled_topologies, bundled_topology
 
 #: Bundled topology whose links are taken for a machine of processors.

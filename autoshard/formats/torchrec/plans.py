@@ -9,6 +9,7 @@ from typing import Any
 
 from autoshard.core import Payload, PlacedShard, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import InvalidPlanError
+from autoshard.core.machine import device_family
 from autoshard.core.quoting import shown
 from autoshard.formats.torchrec.objects import cache_params, parameter_sharding, table_sharding
 from autoshard.formats.torchrec.places import Place, Places, usual_places
@@ -208,7 +209,7 @@ def parameter_constraints(plan: ShardingPlan) -> dict[str, Any]:
 
 def device_type_of(topology: Topology) -> str:
     """TorchRec's `cpu` or `cuda` for the ranks of a topology."""
-    return "cpu" if topology.device in _HOST_DEVICES else "cuda"
+    return "cpu" if device_family(topology.device) in _HOST_DEVICES else "cuda"
 
 
 def _held(plan: ShardingPlan) -> dict[str, list[int]]:
