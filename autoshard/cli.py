@@ -29,14 +29,19 @@ _ABOUT = "Plans how the embedding tables of recommendation models are sharded, a
 
 #: Commands of this package. Those of other packages are entry points, named and loaded alike.
 OWN_COMMANDS: Mapping[str, str] = {
+    "doctor": "autoshard.commands.setup.doctor:doctor",
+    "init": "autoshard.commands.setup.starting:init",
+    "detect": "autoshard.commands.setup.starting:detect",
     "list": "autoshard.commands.catalogue:list_names",
     "import": "autoshard.commands.importing:import_tables",
+    "export": "autoshard.commands.exporting:export",
     "plan": "autoshard.commands.planning:plan",
     "evaluate": "autoshard.commands.planning:evaluate",
     "compare": "autoshard.commands.comparing:compare",
     "run": "autoshard.commands.running:run",
     "show": "autoshard.commands.showing:show",
     "explain": "autoshard.commands.explaining:explain",
+    "diff": "autoshard.commands.differing:diff",
     "simulate": "autoshard.commands.simulating:simulate",
 }
 #: Commands that have sub-commands, with their help; `train-cost` becomes `autoshard train cost`.
@@ -48,8 +53,9 @@ GROUPS: Mapping[str, str] = {
 
 # The order in which a user needs them; commands of other packages follow, by name.
 _ORDER = (
-    *("list", "import", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "explain", "replay", "compare", "simulate", "run", "serve", "keys", "db"),
+    *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
+    *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
+    *("serve", "keys", "db"),
 )
 
 #: New objects after which Python looks for unreachable cycles. Plans for many tables are made of objects that stay:

@@ -52,8 +52,14 @@ def emit(result: Mapping[str, object], rendered: RenderableType, *, as_json: boo
 
 
 @contextmanager
-def progress(description: str, total: float) -> Iterator[Advance]:
-    """A progress bar on standard error; yields a function that advances it. Silent without a terminal."""
+def progress(description: str, total: float, *, is_shown: bool = True) -> Iterator[Advance]:
+    """A progress bar on standard error; yields a function that advances it. Silent without a terminal.
+
+    Args:
+        description: Text before the bar.
+        total: Amount of all work.
+        is_shown: False for a silent one, in processes whose work another one reports.
+    """
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -62,7 +68,8 @@ def progress(description: str, total: float) -> Iterator[Advance]:
         TimeRemainingColumn(),
     )
     console = _PrintableConsole(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    is_silent = not (is_shown and console.is_terminal)
+    with Progress(*columns, console=console, transient=True, disable=is_silent) as bar:
         task = bar.add_task(description, total=total)
         yield lambda amount: bar.advance(task, amount)
 

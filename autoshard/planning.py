@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from autoshard import __version__
 from autoshard.core import (
+    CostBreakdown,
     CostModel,
     CostModels,
     ImpliedOrder,
@@ -25,7 +26,9 @@ from autoshard.core import (
     local_shards,
 )
 from autoshard.core.costs import MeasuredRange, OutsideRange, Risk, StepModels
-from autoshard.core.errors import AutoshardError, InvalidPlanError, ModelError
+from autoshard.core.errors import AutoshardError, InvalidOptionError, InvalidPlanError, ModelError
+from autoshard.core.machine import KnowsMachine, device_family, model_key
+from autoshard.core.quoting import shortened
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.evaluate import evaluate
@@ -33,9 +36,13 @@ from autoshard.evaluation.measured import ComparedPlan
 from autoshard.evaluation.step_price import model_names
 from autoshard.evaluation.upper_end import at_upper_end
 from autoshard.evaluation.validator import validate_plan
+from autoshard.hardware import CPU, this_processor
+from autoshard.planners.auto import AutoObjective, AutoOptions
+from autoshard.planners.plan_bounds import plan_bounds
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.refine import MeasurePlans, refine
 from autoshard.planners.registry import OptionHelp, PlannerHelp, describe_planners, get_planner, planner_names
+from autoshard.planners.space.options import ShardingType
 from autoshard.plugins import kernel_model_loaders, step_model_loaders
 
 __all__ = [
@@ -47,12 +54,14 @@ __all__ = [
     "describe_planners",
     "get_planner",
     "kernel_model",
+    "machine_note",
     "make_costs",
     "make_plan",
     "plan_costs",
     "planner_names",
     "refine_plan",
     "step_models",
+    "with_bounds",
 ]
 
 #: Characters that a text of `plan.json` has.
@@ -136,9 +145,36 @@ def _costs_of(shards: Sequence[LocalShard], topology: Topology, registry: Path |
         model = analytic
     if isinstance(model, MeasuredRange) and (notes := model.notes(shards)):
         _log.warning("%s: %s", model.name, _range_warning(notes))
+    if note := machine_note(model, topology.device):
+        _log.warning("%s", note)
     others = step_models(topology.device, registry)
     costs = CostModels(kernel=model, comm=others.comm or AlphaBetaComm(), dense=others.dense, step=others.step)
     return at_upper_end(costs, topology.device) if risk is Risk.HIGH else costs
+
+
+def machine_note(model: CostModel, device: str) -> str:
+    """Says that prices of kernels are of another machine than a topology's; empty if they are not, or nobody knows.
+
+    A key such as `cpu:amd-epyc` names the machine that is planned for. The key `cpu` names none: the machine at hand is
+    taken for it.
+
+    Args:
+        model: Prices kernels.
+        device: Key of the topology's device.
+    """
+    measured_on = model.measured_on if isinstance(model, KnowsMachine) else None
+    if measured_on is None:
+        return ""
+    family = device_family(device)
+    if device != family:
+        is_like, other = model_key(family, measured_on.device_name) == device, f"the topology's devices are {device}"
+    elif family == CPU:
+        is_like, other = measured_on.is_like(this_processor()), f"this machine is {this_processor()}"
+    else:
+        return ""
+    where = " there" if device != family else ""
+    note = f"{model.name}: prices are of {measured_on}, {other}; `autoshard calibrate`{where} fits them in a minute"
+    return "" if is_like else note
 
 
 def _range_warning(notes: Sequence[OutsideRange]) -> str:
@@ -155,10 +191,12 @@ def make_plan(name: str, request: PlanRequest) -> ShardingPlan:
     Raises:
         UnknownNameError: If there is no such planner.
         InfeasiblePlanError: If the planner found no plan within the memory limits.
-        InputError: If an option or a table cannot be used by it.
+        InputError: If an option, a table or the start cannot be used by it.
         ModelError: If it needs a trained model that is not there.
     """
     planner = get_planner(name)
+    if request.start is not None and not getattr(planner, "takes_start", False):
+        raise InvalidOptionError(f"the planner {name} searches from no start; auto does", field="start")
     provenance = Provenance(
         planner=name,
         version=__version__,
@@ -166,6 +204,34 @@ def make_plan(name: str, request: PlanRequest) -> ShardingPlan:
         options=asdict(parse_options(planner.options_type, request.options)),
     )
     return _finished(planner.plan(request), request.costs, provenance)
+
+
+def with_bounds(plan: ShardingPlan, costs: CostModels) -> ShardingPlan:
+    """A priced plan with what no plan of its space takes less than, see `plan_bounds`.
+
+    The space of a plan of `auto` has the sharding types that it was allowed, that of any other has all.
+
+    Args:
+        plan: A plan with a prediction.
+        costs: What it was priced with.
+    """
+    if plan.predicted is None:
+        return plan
+    return plan.with_predicted(replace(plan.predicted, bounds=plan_bounds(plan, costs, _sharding_types(plan))))
+
+
+def _sharding_types(plan: ShardingPlan) -> frozenset[ShardingType]:
+    """Sharding types that a plan was chosen from, as far as its provenance says so."""
+    made = plan.provenance
+    if made is None or made.planner != "auto":
+        return frozenset(ShardingType)
+    known = {item.name for item in fields(AutoOptions)}
+    try:
+        options = parse_options(AutoOptions, {name: value for name, value in made.options.items() if name in known})
+    except InvalidOptionError:
+        # Written by hand, or by another version.
+        return frozenset(ShardingType)
+    return frozenset({ShardingType.TABLE_WISE}) if options.objective == AutoObjective.KERNEL else options.types
 
 
 def refine_plan(
@@ -212,14 +278,33 @@ def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> 
         held = [shard for shards in plan.local_shards() for shard in shards]
         if notes := costs.kernel.notes(held):
             models["kernel_notes"] = _notes_text(notes)
+    if isinstance(costs.kernel, KnowsMachine) and costs.kernel.measured_on is not None:
+        models["kernel_machine"] = str(costs.kernel.measured_on)
+    if note := machine_note(costs.kernel, plan.topology.device):
+        models["machine_notes"] = shortened(note, _MAX_CHARACTERS)
     if plan.provenance is not None:
         models |= plan.provenance.models
+    predicted = evaluate(plan, costs)
+    _warn_of_memory(plan, predicted)
     return replace(
         plan,
         row_orders={table: order for table, order in orders.items() if isinstance(order, RowOrder)},
-        predicted=evaluate(plan, costs),
+        predicted=predicted,
         provenance=replace(provenance, models=models),
     )
+
+
+def _warn_of_memory(plan: ShardingPlan, predicted: CostBreakdown) -> None:
+    """Says in the log where tables fit, and training on a batch does not."""
+    topology = plan.of_one_group().topology
+    full = [rank.rank for rank in predicted.ranks if rank.used_bytes > topology.memory_of(rank.rank).hbm]
+    if full:
+        _log.warning(
+            "%d of %d ranks have room for their tables, but not for training on a batch besides: `autoshard show` says "
+            "how full they are, and the planner auto leaves room",
+            len(full),
+            len(predicted.ranks),
+        )
 
 
 def _orders_of_cut(plan: ShardingPlan) -> dict[str, RowOrder | ImpliedOrder | None]:

@@ -1,4 +1,4 @@
-"""What other packages add to autoshard, by entry points: cost models, models of steps, replays, trainers.
+"""What other packages add to autoshard, by entry points: cost models, models of steps, replays, trainers, collectors.
 
 Planners and commands are entry points, too; see `planners.registry` and `cli`.
 """
@@ -31,6 +31,8 @@ LoadStepModels: TypeAlias = Callable[[Path | None, str], StepModels]
 REPLAY_GROUP = "autoshard.replay"
 
 TRAINER_GROUP = "autoshard.trainers"
+
+COLLECTOR_GROUP = "autoshard.collectors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,61 @@ class ReplayPlans(Protocol):
     ) -> Replay:
         """Measures the kernels of every rank; `advance` is told how many ranks are done, the ceiling's included."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelsToCollect:
+    """What a collector of kernels measures, and where samples go.
+
+    Attributes:
+        store: Folder of samples; made when missing.
+        device: `auto`, `cpu` or `cuda`.
+        tables: A file with tables, or the name of bundled ones.
+        scale: Rows and batch are divided by this.
+        seed: Of the choice of sets; a later run with the same fields goes on where this one ended.
+        rounds: Runs of each set that count.
+    """
+
+    store: Path
+    device: str
+    tables: str
+    scale: int
+    seed: int
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelsCollected:
+    """What a collector of kernels added.
+
+    Attributes:
+        device: Key of the device.
+        num_samples: Samples added.
+        reasons: Why other sets could not be measured, each reason once.
+        is_terminated: Whether SIGTERM ended it.
+    """
+
+    device: str
+    num_samples: int
+    reasons: tuple[str, ...]
+    is_terminated: bool
+
+
+#: What an entry point of `COLLECTOR_GROUP` is: it measures for some seconds, and tells how many more have passed.
+CollectKernels: TypeAlias = Callable[[KernelsToCollect, float, Callable[[float], None]], KernelsCollected]
+
+
+def find_collector(field: str) -> CollectKernels:
+    """What measures kernels: the first that a plugin has.
+
+    Args:
+        field: The option or command that asks for it, for the error's text.
+
+    Raises:
+        InvalidOptionError: If none is installed.
+    """
+    collect: CollectKernels = _first(COLLECTOR_GROUP, "measure kernels", field)
+    return collect
 
 
 def find_replay(field: str) -> ReplayPlans:

@@ -27,6 +27,15 @@ class RewardSource(StrEnum):
     """The cost model, but for a share of the updates."""
 
 
+class CostLoss(StrEnum):
+    """What a cost model in joint training makes small."""
+
+    RELATIVE = "relative"
+    """The absolute error over the measured time."""
+    SQUARED = "squared"
+    """The squared error, as AutoShard has it."""
+
+
 class Items(StrEnum):
     """What is placed."""
 

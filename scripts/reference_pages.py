@@ -1,6 +1,6 @@
 """Writes the generated pages of docs/reference: `python -m scripts.reference_pages`; a test compares them.
 
-The pages come from the command tree, the registered planners, the JSON Schemas, the stored samples of docs/data with
+The pages come from the command tree, the registered planners, the JSON Schemas, the columns of samples with
 the docstrings of their data types, and what the papers say (`studies/papers/mechanisms.json`). The JSON Schemas, which
 come from the declared documents, are written as well.
 """
@@ -16,18 +16,19 @@ from importlib.metadata import entry_points
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from autoshard.cli import ENTRY_POINT_GROUP, OWN_COMMANDS, command_tree
 from autoshard.core import LocalShard
 from autoshard.core.dense import DenseShape
+from autoshard.core.machine import MeasuredMachine
 from autoshard.formats import format_json, json_schemas
 from autoshard.formats.stores.collective_samples import Collective, CollectiveSample
 from autoshard.formats.stores.dense_samples import DenseSample
-from autoshard.formats.stores.samples import MeasuredShard, Sample
+from autoshard.formats.stores.samples import KERNEL_SAMPLES, MeasuredShard, Sample
 from autoshard.planners.registry import GROUP
 from autoshard.planning import describe_planners
 from autoshard.report.comparison_json import COMPARISON
+from autoshard.report.diff_json import DIFF
 from autoshard.report.replay_json import REPLAY
 from autoshard.runtime.result_json import RUN
 from autoshard.simulation import SIMULATION
@@ -66,7 +67,7 @@ _PLAIN: Final = {
     "access_cumulative": "Cumulative probabilities at these knots.",
 }
 #: What commands print and write beside plans.
-_RESULTS: Final = (RUN, REPLAY, COMPARISON, SIMULATION)
+_RESULTS: Final = (RUN, REPLAY, COMPARISON, DIFF, SIMULATION)
 
 #: How the files are declared, and what else was tried.
 _DECLARED: Final = (
@@ -287,8 +288,7 @@ def _counts(field: Mapping[str, Any]) -> str:
 
 def samples_page() -> str:
     """Columns of the stores of samples, with the meanings that the docstrings give them."""
-    store = sorted((ROOT / "docs" / "data" / "samples").rglob("*.parquet"))[0]
-    schema = pq.read_schema(store)
+    schema = KERNEL_SAMPLES.arrow_schema
     shard = schema.field("shards").type.value_type
     shard_meanings = {**_meanings(LocalShard), **_meanings(MeasuredShard)}
     return _page(
@@ -320,7 +320,7 @@ def samples_page() -> str:
 
 def cards_page() -> str:
     """Fields of the cards of trained models."""
-    parts = {"coverage": Coverage, "metrics": HeldOutMetrics, "interval": Interval}
+    parts = {"coverage": Coverage, "metrics": HeldOutMetrics, "interval": Interval, "measured_on": MeasuredMachine}
     blocks = [
         "# File formats: model cards",
         SOURCE,

@@ -2,50 +2,241 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from autoshard.core import GroupLayout
 from autoshard.core.accepted import MAX_SEED
+from autoshard.core.costs import Risk
 from autoshard.core.errors import FormatError
+from autoshard.core.step import Overlap
+from autoshard.simulation import Lengths
 
 MAX_TIME_LIMIT_S = 60.0
 
+B = TypeVar("B", bound=BaseModel)
+
 _Name = Annotated[str, Field(min_length=1, max_length=512)]
 _Option = bool | int | float | Annotated[str, Field(max_length=512)]
+_Options = dict[str, _Option]
 
 
 #: Digest of a plan's canonical JSON.
 PlanId = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$", description="Digest of the plan's canonical JSON.")]
 
+# Fields that several bodies have.
+_Tables = Annotated[
+    _Name | dict[str, Any],
+    Field(description="The object of a tables.json (autoshard.tables/1), or the name of a bundled table set."),
+]
+_Topology = Annotated[
+    _Name | dict[str, Any],
+    Field(description="The object of a topology.json (autoshard.topology/1), or the name of a bundled topology."),
+]
+_TimeLimit = Annotated[
+    float,
+    Field(gt=0, le=MAX_TIME_LIMIT_S, description="Seconds that a planner which improves its plan may use."),
+]
+_Payload = Annotated[
+    str,
+    Field(
+        max_length=512,
+        description="Number format in which embeddings and their gradients travel: fp32, fp16, bf16 or int8; or one "
+        "for each, FORWARD/BACKWARD, such as fp16/bf16.",
+    ),
+]
+_Seed = Annotated[int, Field(ge=0, le=MAX_SEED, description="Same seed, same plan, time limits aside.")]
+# Words of enumerations: a strict model takes their members only.
+_Risk = Annotated[Risk, Field(strict=False, description="Price by the mean or the 95th percentile of predicted times.")]
+_Overlap = Annotated[
+    Overlap | None,
+    Field(strict=False, description="Which parts of a step run at the same time; null for that of the step model."),
+]
+_Count = Annotated[int, Field(ge=1, le=1 << 31)]
+_Counts = Annotated[list[_Count], Field(min_length=1, max_length=64)]
+
+_SMALL_TASK = {"tables": "criteo-kaggle", "topology": "cpu-8"}
+_LINK = {"bytes_per_s": 1e9, "latency_s": 1e-4}
+_SMALL_PLAN = {
+    "schema": "autoshard.plan/1",
+    "tables": {
+        "schema": "autoshard.tables/1",
+        "batch_size": 1024,
+        "tables": [
+            {
+                "name": "t0",
+                "num_embeddings": 100_000,
+                "embedding_dim": 64,
+                "dtype": "fp32",
+                "pooling": "sum",
+                "features": [{"name": "f0", "pooling_factor": 3.0}],
+                "access": {"kind": "zipf", "alpha": 1.05},
+            }
+        ],
+    },
+    "topology": {
+        "schema": "autoshard.topology/1",
+        "world_size": 2,
+        "device": "cpu",
+        "memory_bytes": {"hbm": 1 << 30},
+        "levels": [{"name": "node", "size": 2, "all_to_all": _LINK, "all_reduce": _LINK}],
+    },
+    "replica_groups": {"num_groups": 1, "layout": "across_nodes", "sync_every": 1},
+    "payload": {"forward": "fp32", "backward": "fp32"},
+    "shards": [
+        {
+            "table": "t0",
+            "rows": {"by": "index", "start": 0, "stop": 100_000},
+            "columns": [0, 64],
+            "tier": "table_wise",
+            "replicas": [[1]],
+            "deduplicate": False,
+        }
+    ],
+}
+
+
+def _closed(*examples: dict[str, Any]) -> ConfigDict:
+    """What all bodies have in common, and examples of one."""
+    return ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra={"examples": list(examples)})
+
 
 class PlanBody(BaseModel):
     """A planning task."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        json_schema_extra={"examples": [{"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}]},
+    model_config = _closed({**_SMALL_TASK, "planner": "cost-greedy"})
+
+    tables: _Tables
+    topology: _Topology
+    planner: _Name = Field(default="auto", description="Name of the planner.")
+    options: _Options = Field(default_factory=dict, description="The planner's own options.")
+    time_limit_s: _TimeLimit = 1.0
+    payload: _Payload = "fp32"
+    start: dict[str, Any] | None = Field(
+        default=None,
+        description="The object of a plan.json (autoshard.plan/1) of the same tables to start from: the answer is no "
+        "slower.",
+    )
+    seed: _Seed = 0
+    risk: _Risk = Risk.MEAN
+
+
+class ReplanBody(BaseModel):
+    """Changes of a stored plan's task; what is left out stays as it was."""
+
+    model_config = _closed({"batch_size": 4096}, {"topology": "cpu-8", "planner": "cost-greedy"})
+
+    topology: _Topology | None = Field(default=None, description="Other ranks, as in the body of a plan.")
+    batch_size: _Count | None = Field(default=None, description="Samples per step of all ranks.")
+    planner: _Name | None = Field(default=None, description="Another planner, with its default options.")
+    options: _Options | None = Field(default=None, description="The planner's own options.")
+    time_limit_s: _TimeLimit = 1.0
+    payload: _Payload | None = None
+    seed: _Seed | None = None
+
+
+class EvaluationBody(BaseModel):
+    """A plan to price and store."""
+
+    model_config = _closed({"plan": _SMALL_PLAN})
+
+    plan: dict[str, Any] = Field(description="The object of a plan.json (autoshard.plan/1).")
+    overlap: _Overlap = None
+    risk: _Risk = Risk.MEAN
+
+
+class ComparisonBody(BaseModel):
+    """A task for several planners."""
+
+    model_config = _closed({**_SMALL_TASK, "planners": ["random", "cost-greedy"]})
+
+    tables: _Tables
+    topology: _Topology
+    planners: list[_Name] = Field(min_length=1, max_length=32, description="Names of planners, each once.")
+    options: dict[str, _Options] = Field(default_factory=dict, description="Options by planner.")
+    time_limit_s: _TimeLimit = Field(default=1.0, description="Seconds of each planner; all together have 60.")
+    payload: _Payload = "fp32"
+    seed: _Seed = 0
+    risk: _Risk = Risk.MEAN
+
+
+class ExplanationBody(BaseModel):
+    """What to explain of a plan."""
+
+    model_config = _closed()
+
+    tables: list[_Name] = Field(default_factory=list, max_length=2048)
+    risk: _Risk = Risk.MEAN
+
+
+class NoBody(BaseModel):
+    """Nothing: the path says it all."""
+
+    model_config = _closed()
+
+
+class SimulationBody(BaseModel):
+    """Combinations of clusters and batch sizes to plan and price for one set of tables."""
+
+    model_config = _closed(
+        {"tables": "criteo-kaggle", "topologies": ["dgx-a100", "cpu-8"], "ranks": [8], "batch_sizes": [1024, 2048]}
     )
 
-    tables: _Name | dict[str, Any] = Field(
-        description="The object of a tables.json (autoshard.tables/1), or the name of a bundled table set."
-    )
-    topology: _Name | dict[str, Any] = Field(
-        description="The object of a topology.json (autoshard.topology/1), or the name of a bundled topology."
-    )
-    planner: _Name = Field(default="auto", description="Name of the planner.")
-    options: dict[str, _Option] = Field(default_factory=dict, description="The planner's own options.")
-    time_limit_s: float = Field(
-        default=1.0, gt=0, le=MAX_TIME_LIMIT_S, description="Seconds that a planner which improves its plan may use."
-    )
-    payload: Annotated[str, Field(max_length=512)] = Field(
-        default="fp32",
-        description="Number format in which embeddings and their gradients travel: fp32, fp16, bf16 or int8; or one "
-        "for each, FORWARD/BACKWARD, such as fp16/bf16.",
-    )
-    seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Same seed, same plan, time limits aside.")
+    tables: _Tables
+    topologies: list[_Topology] = Field(min_length=1, max_length=16, description="Machines, as in a plan's body.")
+    ranks: _Counts = Field(description="Numbers of ranks; each machine is made for each of them.")
+    batch_sizes: _Counts | None = Field(default=None, description="Samples per step; null for that of the tables.")
+    is_batch_per_rank: bool = Field(default=False, description="Whether batch sizes are those of each rank.")
+    groups: _Counts = Field(default=[1], description="Numbers of replica groups.")
+    group_sizes: _Counts | None = Field(default=None, description="Ranks per replica group, instead of `groups`.")
+    layout: Annotated[GroupLayout, Field(strict=False)] = GroupLayout.ACROSS_NODES
+    sync_every: _Count = Field(default=1, description="Steps from one synchronisation of groups to the next.")
+    planner: _Name = Field(default="neo", description="Name of the planner.")
+    options: _Options = Field(default_factory=dict, description="The planner's own options.")
+    time_limit_s: _TimeLimit = Field(default=1.0, description="Seconds of each point; all together have 60.")
+    payload: _Payload = "fp32"
+    seed: _Seed = 0
+    overlap: _Overlap = None
+    risk: _Risk = Risk.MEAN
+    num_batches: int = Field(default=0, ge=0, le=1000, description="Batches to draw per point, for the spread.")
+    lengths: Annotated[Lengths, Field(strict=False)] = Lengths.DECLARED
+
+
+class ValidationBody(BaseModel):
+    """Tables, a topology, or both to check."""
+
+    model_config = _closed(_SMALL_TASK, {"tables": "criteo-kaggle"}, {"topology": {"schema": "autoshard.topology/1"}})
+
+    tables: _Tables | None = None
+    topology: _Topology | None = None
+
+
+class Fault(BaseModel):
+    """Why a part of a request could not be answered."""
+
+    type: str = Field(description="The kind of error, as in a problem.")
+    detail: str
+    field: str | None = None
+
+
+class ValidationAnswer(BaseModel):
+    """Whether a task can be planned for, and its size."""
+
+    is_valid: bool
+    faults: list[Fault] = Field(description="The first fault of each document.")
+    num_tables: int | None = None
+    table_bytes: int | None = Field(default=None, description="Weights and optimizer states of all tables, once.")
+    num_ranks: int | None = None
+    hbm_bytes: int | None = Field(default=None, description="Device memory of all ranks together.")
+
+
+class ComparisonAnswer(BaseModel):
+    """Planners side by side."""
+
+    comparison: dict[str, Any] = Field(description="What `autoshard compare --json` prints.")
+    plans: dict[str, dict[str, Any]] = Field(description="Plans by planner, of those that found one.")
+    failures: dict[str, Fault] = Field(description="Why the others found none, by planner.")
 
 
 class PlanAnswer(BaseModel):
@@ -92,6 +283,15 @@ class Health(BaseModel):
     status: str
 
 
+class RemedyAnswer(BaseModel):
+    """A single change with which the planner found a plan."""
+
+    field: str = Field(description="What to change, as a dotted path in the body.")
+    value: int | str | None = Field(description="What to change it to; null for what is to be left out.")
+    text: str = Field(description="The change in words.")
+    step_ms: float = Field(description="Predicted milliseconds of a step of the plan that was found.")
+
+
 class Problem(BaseModel):
     """Problem details (RFC 9457)."""
 
@@ -100,25 +300,40 @@ class Problem(BaseModel):
     status: int
     detail: str = Field(description="What is wrong here, and what would be accepted.")
     field: str | None = Field(default=None, description="Dotted path of the offending field, if there is one.")
+    table: str | None = Field(
+        default=None,
+        description="Of an infeasible task: the first table without room, where whole tables are placed by falling "
+        "size; several share a rank.",
+    )
+    rank: int | None = Field(default=None, description="The rank that may hold it and has most room left.")
+    missing_bytes: int | None = Field(default=None, description="Bytes of device memory that the rank lacks for it.")
+    remedies: list[RemedyAnswer] | None = Field(
+        default=None, description="Of an infeasible task: changes with which the service found a plan, one by one."
+    )
 
 
-def parse_plan_body(document: object) -> PlanBody:
+def parse_body(kind: type[B], document: object) -> B:
     """Checks a parsed body.
+
+    Args:
+        kind: What it has to be.
+        document: The parsed JSON.
 
     Raises:
         FormatError: If a field is missing, unknown or of the wrong kind; the text names the first one.
     """
     try:
-        return PlanBody.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        raise FormatError(_message(first["type"], first["msg"]), field=_path(first["loc"]) or None) from None
+        message = _message(kind, first["type"], first["msg"])
+        raise FormatError(message, field=_path(first["loc"]) or None) from None
 
 
-def _message(kind: str, message: str) -> str:
+def _message(body: type[BaseModel], kind: str, message: str) -> str:
     known = {
         "missing": "is missing",
-        "extra_forbidden": f"is unknown; the body takes: {', '.join(PlanBody.model_fields)}",
+        "extra_forbidden": f"is unknown; the body takes: {', '.join(body.model_fields) or 'nothing'}",
     }
     return known.get(kind, message[:1].lower() + message[1:])
 

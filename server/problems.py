@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
 from autoshard.core.errors import AutoshardError, FormatError, InfeasiblePlanError, InputError, ModelError
-from server.bodies import Problem
+from autoshard.remedies import Shortage
+from server.bodies import Fault, Problem, RemedyAnswer
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -62,6 +67,21 @@ class ClientBusyError(RetryError):
     kind = "too-many-requests"
 
 
+class RateLimitError(RetryError):
+    """The client sends too many requests; try again.
+
+    Args:
+        message: What is allowed.
+        retry_after_s: Seconds until the next one may be sent.
+    """
+
+    kind = "rate-limit"
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class NotReadyError(RetryError):
     """The service starts or stops; try again."""
 
@@ -98,6 +118,21 @@ class ClientGoneError(AutoshardError):
     kind = "client-gone"
 
 
+class InfeasibleTaskError(InfeasiblePlanError):
+    """No plan satisfies the limits; changes with which one does are known.
+
+    Args:
+        message: What the planner says.
+        shortage: The first table without room; None if whole tables find room.
+        remedies: Changes with which a plan was found.
+    """
+
+    def __init__(self, message: str, *, shortage: Shortage | None, remedies: Sequence[RemedyAnswer]) -> None:
+        super().__init__(message)
+        self.shortage = shortage
+        self.remedies = list(remedies)
+
+
 class OvertimeError(AutoshardError):
     """A planner that did not keep its time limit, and was ended."""
 
@@ -126,6 +161,7 @@ _STATUS: tuple[tuple[type[AutoshardError], int], ...] = (
     (ModelError, 422),  # the registry's models are checked at start: this is a task that none of them can price
     (ClientGoneError, 408),
     (ClientBusyError, 429),
+    (RateLimitError, 429),
     (KeyInUseError, 409),
     (RetryError, 503),
     (OvertimeError, 504),
@@ -138,13 +174,26 @@ def retry_after_s(error: AutoshardError) -> int | None:
     return error.retry_after_s if isinstance(error, RetryError) else None
 
 
+def fault_of(error: AutoshardError) -> Fault:
+    """The error of a part of a request, of which the others are answered."""
+    return Fault(type=_type(error), detail=str(error), field=error.field)
+
+
 def problem_of(error: AutoshardError) -> Problem:
     """The problem document of an error."""
     title = (type(error).__doc__ or "").split("\n")[0].rstrip(".").split(";")[0]
+    known: dict[str, Any] = {}
+    if isinstance(error, InfeasibleTaskError):
+        known = {"remedies": error.remedies, **(asdict(error.shortage) if error.shortage else {})}
     return Problem(
-        type=f"urn:autoshard:problem:{error.kind}",
+        type=_type(error),
         title=title,
         status=next(status for kind, status in _STATUS if isinstance(error, kind)),
         detail=str(error),
         field=error.field,
+        **known,
     )
+
+
+def _type(error: AutoshardError) -> str:
+    return f"urn:autoshard:problem:{error.kind}"

@@ -43,6 +43,12 @@ class ServerSettings:
         int,
         typer.Option("--queue", min=1, max=10_000, help="Requests that may wait for a process; of one client, half."),
     ] = 32
+    rate: Annotated[
+        float,
+        typer.Option(
+            min=0.01, max=1e6, help="Requests per second of one client, on average; for a moment, twice as many."
+        ),
+    ] = 500.0
     grace_s: Annotated[
         float,
         typer.Option(
@@ -71,6 +77,10 @@ class ServerSettings:
     """Ranks of one task."""
     max_placements: int = 1 << 18
     """Tables times ranks of one task, which the time of all planners grows with, whatever the time limit."""
+    max_shards: int = 1 << 16
+    """Shards of a plan that a client sends. Reading and pricing take about 0.15 ms of each."""
+    max_points: int = 256
+    """Points of one simulation; their tables times ranks together are bounded as those of one task."""
     max_knots: int = 1_000_000
     """Knots of all access curves of one task."""
     base_overtime_s: float = 20.0

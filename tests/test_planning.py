@@ -1,6 +1,7 @@
 """Planning from end to end: which model prices, what a plan carries, planners side by side."""
 
 import logging
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +13,19 @@ from autoshard import __version__
 from autoshard.core import GradSync, MemoryBandwidth, PlacedShard, Pooling, Shard, ShardingPlan, Tier, local_shard
 from autoshard.core.costs import Risk
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InvalidOptionError, UnknownNameError
+from autoshard.core.machine import MeasuredMachine
 from autoshard.evaluation import evaluate
+from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats import load_topology, read_plan, write_plan
 from autoshard.formats.bundled import load_machine
 from autoshard.formats.metasyn import metasyn
 from autoshard.formats.stores.samples import read_samples
+from autoshard.hardware import this_processor
 from autoshard.planners.heuristics.greedy import CostGreedyPlanner, RandomPlanner
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.search import improve
 from autoshard.planners.space.placement import PlacementProblem
-from autoshard.planning import compare, kernel_model, make_costs, make_plan, plan_costs
+from autoshard.planning import compare, kernel_model, machine_note, make_costs, make_plan, plan_costs
 from autoshard.report import speedups_over
 from costmodel import Registry
 from costmodel.kernel.dataset import CostDataset
@@ -87,6 +91,35 @@ class TestModels:
         fast, slow = (model.predict_ms(model.encode(shards)) for model in models)
         assert (fast < slow).all()
 
+    def test_prices_of_another_machine_are_said_to_be(self, tables, topology, registry, caplog, tmp_path):
+        model = kernel_model(topology, registry)
+        (here, elsewhere) = (
+            LearnedCostModel(model.tensors(), replace(model.card, measured_on=machine))
+            for machine in (this_processor(), MeasuredMachine(device_name="Abacus"))
+        )
+        assert machine_note(here, "cpu") == ""
+        note = machine_note(elsewhere, "cpu")
+        assert note.startswith(f"{elsewhere.name}: prices are of Abacus, this machine is ")
+        assert note.endswith("; `autoshard calibrate` fits them in a minute")
+        assert machine_note(elsewhere, "cpu:abacus") == ""
+        assert "the topology's devices are cpu:amd-epyc; `autoshard calibrate` there" in machine_note(
+            elsewhere, "cpu:amd-epyc"
+        )
+        assert machine_note(elsewhere, "a100") == machine_note(AnalyticCostModel.for_device("cpu"), "cpu") == ""
+        own = shutil.copytree(registry, tmp_path / "registry")
+        elsewhere.publish(Registry(own))
+        with caplog.at_level(logging.WARNING):
+            costs = make_costs(tables, topology, own)
+        assert "prices are of Abacus" in caplog.text
+        made = make_plan("cost-greedy", PlanRequest(tables=tables, topology=topology, costs=costs))
+        assert made.provenance.models["kernel_machine"] == "Abacus"
+        assert "prices are of Abacus" in made.provenance.models["machine_notes"]
+
+    def test_a_model_of_a_device_falls_back_on_its_family(self, topology, registry, tmp_path):
+        named = replace(topology, device="cpu:abacus")
+        assert kernel_model(named, registry).name == kernel_model(topology, registry).name
+        assert kernel_model(named, tmp_path).name == "analytic:cpu:abacus"
+
     def test_tables_of_a_kind_that_was_not_learned(self, tables, topology, registry, caplog):
         mean = replace(tables, tables=(replace(tables.tables[0], pooling=Pooling.MEAN), *tables.tables[1:]))
         with caplog.at_level(logging.WARNING):
@@ -119,11 +152,13 @@ class TestMakePlan:
             "objective": "kernel",
             "sharding_types": "all",
             "reserved_bytes": 0,
+            "count_activations": True,
             "steps": 100,
+            "prefer_whole": True,
             "policy": True,
         }
         assert made.models["kernel"] == f"learned:cpu@{version}"
-        assert "an estimated bound of" in made.models["search"]
+        assert "slowest rank" in made.models["search"]
 
     def test_auto_is_faster_than_all_others_on_a_learned_model(self, request_of):
         request = request_of(time_limit_s=20.0)
@@ -246,7 +281,7 @@ class TestRisk:
         changed = replace(tables, tables=(odd, *tables.tables[1:]))
         with caplog.at_level(logging.WARNING):
             costs = make_costs(changed, topology, registry)
-        (warning,) = caplog.messages
+        (warning,) = (message for message in caplog.messages if "this model was trained on" in message)
         assert ": 1 shard lies outside the range this model was trained on (pooling_factor 3,000, trained on" in warning
         assert warning.endswith("): expect wider errors")
         plan = make_plan("cost-greedy", replace(request_of(), tables=changed, costs=costs))

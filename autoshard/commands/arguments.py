@@ -18,7 +18,7 @@ from autoshard.core.quoting import shown
 from autoshard.core.step import Overlap
 
 if TYPE_CHECKING:
-    from autoshard.core import CostModels, ShardingPlan, TableSet
+    from autoshard.core import CostModels, Payload, ShardingPlan, TableSet
     from autoshard.planners.planner import PlanRequest
 
 
@@ -82,6 +82,13 @@ OverlapOption = Annotated[
     Overlap | None,
     typer.Option(help="Which parts of a step run at the same time.", show_default="that of the step model, or none"),
 ]
+AcceleratorOption = Annotated[
+    str,
+    typer.Option(
+        help="Where to train: `auto` (a GPU for each process if there are enough, else the CPU), `cpu` or `cuda`. "
+        "Plans are for --device, wherever training runs."
+    ),
+]
 HtmlOption = Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")]
 
 
@@ -121,6 +128,22 @@ class SearchOptions:
     ] = False
     pricing: PricingOptions
 
+    @property
+    def parsed_payload(self) -> Payload:
+        """The number formats on the wire.
+
+        Raises:
+            InvalidOptionError: If the text names none.
+        """
+        from autoshard.core import Payload
+
+        return Payload.parse(self.payload, "--payload")
+
+    @property
+    def local_options(self) -> Mapping[str, object]:
+        """Options that a service does not take, by name."""
+        return {"--registry": self.pricing.registry, "--assume-row-order": self.assume_row_order}
+
     def load_tables(self, tables: str) -> TableSet:
         """The tables of a file, or bundled ones.
 
@@ -144,13 +167,12 @@ class SearchOptions:
             InputError: If the tables or the topology are not there, or make no sense, or the payload is none.
             ModelError: If a trained model is there but damaged.
         """
-        from autoshard.core import Payload
         from autoshard.formats import load_topology
         from autoshard.planners.planner import PlanRequest
         from autoshard.planning import make_costs
 
         started_s = time.perf_counter()
-        payload = Payload.parse(self.payload, "--payload")
+        payload = self.parsed_payload
         task, machine = self.load_tables(tables), load_topology(topology)
         return PlanRequest(
             tables=task,

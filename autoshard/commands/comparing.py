@@ -20,7 +20,8 @@ from autoshard.commands.arguments import (
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.replaying import DeviceOption, RefineOption, refined
 from autoshard.commands.replaying import replay as replay_all
-from autoshard.console import JsonOption, emit, log, progress
+from autoshard.commands.serving import ServerOption, open_client, refuse_local, tables_to_send, topology_to_send
+from autoshard.console import JsonOption, emit, log, progress, working
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.plugins import Replay, find_replay
@@ -51,10 +52,13 @@ class CompareOptions:
         typer.Option("--set", metavar="PLANNER.KEY=VALUE", help="An option of one of the planners; may be repeated."),
     ] = None
     search: SearchOptions
+    server: ServerOption = None
     output_dir: Annotated[Path | None, typer.Option(help="Folder for the plans, one PLANNER.json each.")] = None
     html: HtmlOption = None
 
     def __post_init__(self) -> None:
+        measured = {"--replay": self.replay, "--replay-refine": self.replay_refine}
+        refuse_local(self.server, {**self.search.local_options, **measured})
         if not self.names:
             raise InvalidOptionError("needs at least one name", field="--planners")
         for name in self.names:
@@ -98,7 +102,7 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
     from autoshard.report import comparison_page, comparison_table
     from autoshard.report.comparison_json import COMPARISON
 
-    rows = _planned(options)
+    rows = _planned(options) if options.server is None else _served(options, options.server)
     if options.output_dir is not None:
         for row in rows:
             if row.plan is not None:
@@ -135,6 +139,27 @@ def _planned(options: CompareOptions) -> Sequence[ComparedPlan]:
     if options.replay_refine is None:
         return rows
     return _with_refined(rows, request.costs, options.replay_refine, options.device)
+
+
+def _served(options: CompareOptions, server: str) -> Sequence[ComparedPlan]:
+    """The plans that a service makes."""
+    from autoshard.client import ComparisonTask
+
+    search = options.search
+    task = ComparisonTask(
+        tables=tables_to_send(options.tables),
+        topology=topology_to_send(options.topology),
+        planners=options.names,
+        options=options.options_by_planner,
+        time_limit_s=search.time_limit,
+        payload=search.parsed_payload,
+        seed=search.seed,
+        risk=search.pricing.risk,
+    )
+    with working(f"Planning at {server}"), open_client(server) as client:
+        rows = client.compare(task).rows
+    _check_any(rows)
+    return rows
 
 
 def _check_any(rows: Sequence[ComparedPlan]) -> None:

@@ -9,11 +9,13 @@ import typer
 
 from autoshard.commands.arguments import PricingOptions
 from autoshard.commands.options import command_options
+from autoshard.commands.serving import ServerOption, open_client, refuse_local
 from autoshard.console import JsonOption, emit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from autoshard.core import ShardingPlan
     from autoshard.planners.hybrid.explanation import ExplainedTable, Explanation
 
 #: Ranks that a cell names one by one.
@@ -29,6 +31,10 @@ class ExplainOptions:
         list[str] | None, typer.Option("--table", help="Only this table, with all its alternatives; may be repeated.")
     ] = None
     pricing: PricingOptions
+    server: ServerOption = None
+
+    def __post_init__(self) -> None:
+        refuse_local(self.server, {"--registry": self.pricing.registry})
 
 
 def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
@@ -40,17 +46,30 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
         autoshard explain plan.json --table t3
     """
     from autoshard.formats import read_plan
-    from autoshard.planners.hybrid.explanation import explain as explained
 
     loaded = read_plan(options.plan)
-    found = explained(loaded, options.pricing.costs_of(loaded), options.table or ())
+    found = _explained(loaded, options) if options.server is None else _served(loaded, options, options.server)
     emit(found.to_json(), _details(found) if options.table else _overview(found), as_json=as_json)
+
+
+def _explained(plan: ShardingPlan, options: ExplainOptions) -> Explanation:
+    from autoshard.planners.hybrid.explanation import explain as explained
+
+    return explained(plan, options.pricing.costs_of(plan), options.table or ())
+
+
+def _served(plan: ShardingPlan, options: ExplainOptions, server: str) -> Explanation:
+    """What a service explains, which stores the plan for that."""
+    risk = options.pricing.risk
+    with open_client(server) as client:
+        stored = client.evaluate(plan, risk=risk)
+        return client.explain(stored.id, tables=options.table or (), risk=risk)
 
 
 def _overview(found: Explanation) -> RenderableType:
     from rich.table import Table
 
-    shown = Table(title=_title(found), caption=_collectives(found))
+    shown = Table(title=_title(found), caption=f"{_collectives(found)} {_memory(found)}")
     for name in ("table", "sharding", "ranks", "bytes per rank", "on the slowest rank of", "reason"):
         shown.add_column(name, justify="right" if name == "bytes per rank" else "left", overflow="fold")
     for one in found.tables:
@@ -100,6 +119,13 @@ def _collectives(found: Explanation) -> str:
         if time.serialised_ms > 0
     )
     return f"Collectives, serialised / exposed ms: {', '.join(times) or 'none'}."
+
+
+def _memory(found: Explanation) -> str:
+    from autoshard.report.wording import write_bytes
+
+    used, there = write_bytes(found.used_bytes), write_bytes(found.capacity_bytes)
+    return f"Least memory is left on rank {found.fullest_rank}: tables and training take {used} of {there}."
 
 
 def _binds(one: ExplainedTable) -> str:

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 class ImportOptions:
     """Options of `autoshard import`."""
 
-    source: Annotated[str, typer.Argument(help="A file, a folder, or the name of bundled tables.", metavar="SRC")]
+    source: Annotated[
+        str, typer.Argument(help="A file, a folder, MODULE:FACTORY, or the name of bundled tables.", metavar="SRC")
+    ]
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write the tables to.")]
     format: Annotated[
         str | None,
         typer.Option(
-            help="`bundled`, `tables-json`, `dlrm-datasets`, `tbe-data-config`, `id-batches` or `row-counts`. "
-            "Left out: recognised from the source, except row-counts."
+            help="`bundled`, `tables-json`, `table-list`, `torchrec`, `dlrm-datasets`, `tbe-data-config`, "
+            "`id-batches` or `row-counts`. Left out: recognised from the source, except torchrec, row-counts, and "
+            "table lists in Parquet."
         ),
     ] = None
     settings: Annotated[
@@ -69,6 +72,8 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
         autoshard import metasyn --num-tables 80 --seed 1 --scale 64 -o tables.json
         autoshard import metasyn --part 1/4 -o quarter.json
         autoshard import fbgemm_t856_bs65536.pt.gz -o tables.json
+        autoshard import my_tables.csv --set batch_size=8192 -o tables.json
+        autoshard import my_model:make --format torchrec --set batch_size=8192 -o tables.json
         autoshard import reported_tbes/ --format tbe-data-config -o tables.json
         autoshard import clicks.parquet --set embedding_dim=32 --set batch_size=8192 -o tables.json
         autoshard import counts/ --format row-counts --set num_samples=1000000 --row-orders -o tables.json

@@ -11,9 +11,12 @@ from rich.table import Table
 
 from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import command_options
-from autoshard.console import JsonOption, emit, progress
+from autoshard.console import JsonOption, emit, log, progress
+from autoshard.core.machine import device_family
+from autoshard.hardware import CPU, this_processor
 
 if TYPE_CHECKING:
+    from autoshard.core import ShardingPlan
     from autoshard.runtime import RunProgress, RunRequest, RunResult
     from autoshard.runtime.processes.launch import Launcher
 
@@ -72,7 +75,19 @@ def run(options: RunOptions, as_json: JsonOption = False) -> None:
     from autoshard.formats import read_plan
     from autoshard.runtime.processes.launch import LOCAL
 
-    run_on(LOCAL, options, options.nproc or _num_processes(read_plan(options.plan).topology.world_size), as_json)
+    plan = read_plan(options.plan)
+    if note := _machine_note(plan):
+        log(note)
+    run_on(LOCAL, options, options.nproc or _num_processes(plan.topology.world_size), as_json)
+
+
+def _machine_note(plan: ShardingPlan) -> str:
+    """Says that a plan's prices are of another processor than the one that runs it; empty if not, or nobody knows."""
+    priced_on = plan.provenance.models.get("kernel_machine") if plan.provenance else None
+    here = this_processor()
+    if priced_on in (None, str(here), here.device_name) or device_family(plan.topology.device) != CPU:
+        return ""
+    return f"The prices of this plan are of {priced_on}, this machine is {here}"
 
 
 def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json: bool) -> None:

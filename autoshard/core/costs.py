@@ -70,6 +70,56 @@ class CostModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFloor:
+    """Times that no set of shards takes less than, in milliseconds: what each shard adds, and a base for each kernel.
+
+    Attributes:
+        forward_ms_N: Of single shards, shape (N,).
+        backward_ms_N: The same of the backward kernels.
+        kernel_N: Number of the fused kernel that each shard runs in; all alike where prices know of one only.
+        forward_base_ms: Of each kernel that some shard of a set runs in.
+        backward_base_ms: The same of the backward kernels.
+        is_proven: Whether it holds for every set; else it is an estimate.
+        is_exact: Whether sets take exactly this.
+    """
+
+    forward_ms_N: MsArray
+    backward_ms_N: MsArray
+    kernel_N: NDArray[np.int64]
+    forward_base_ms: float
+    backward_base_ms: float
+    is_proven: bool = True
+    is_exact: bool = False
+
+
+@runtime_checkable
+class LinearBelow(Protocol):
+    """A cost model that states a linear function which no price is below, so that bounds of plans can be proven."""
+
+    def floor(self, codes_NH: CodeArray) -> KernelFloor:
+        """What shards add at least, from their codes; times are linear in the codes, so that sums of codes do, too."""
+        ...
+
+
+def kernel_floor(model: CostModel, codes_NH: CodeArray) -> KernelFloor:
+    """The floor that a model states, or the prices of shards alone as an estimate.
+
+    Fused kernels may take less than the sum of their shards alone, so the latter proves nothing.
+    """
+    if isinstance(model, LinearBelow):
+        return model.floor(codes_NH)
+    alone = model.predict_parts(codes_NH)
+    return KernelFloor(
+        forward_ms_N=alone.forward_ms_S,
+        backward_ms_N=alone.backward_ms_S,
+        kernel_N=np.zeros(len(codes_NH), dtype=np.int64),
+        forward_base_ms=0.0,
+        backward_base_ms=0.0,
+        is_proven=False,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideRange:
     """A shard outside the range that a cost model was trained on.
 

@@ -83,7 +83,9 @@ class RankCost:
     its synchronisation with the other groups, too.
 
     `activation_bytes` are a batch's inputs and outputs, long sequences included, and gradients of rows that are held
-    more than once; the bytes of the levels are weights, optimizer states and caches.
+    more than once; the bytes of the levels are weights, optimizer states and caches. `training_bytes` are activations,
+    what the backward pass holds beyond them, and dense layers; 0 in predictions that were written before they were
+    counted.
     """
 
     rank: int
@@ -98,6 +100,30 @@ class RankCost:
     ddr_bytes: int
     ssd_bytes: int
     activation_bytes: int
+    training_bytes: int = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Device memory that the rank needs: tables and what training takes beside them."""
+        return self.hbm_bytes + max(self.training_bytes, self.activation_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowerBound:
+    """What no plan of a space takes less than, in milliseconds.
+
+    Attributes:
+        proven_ms: Holds for every plan; None where prices have no floor that proves it.
+        estimated_ms: A higher bound that is likely to hold; None where the proven one is as sharp.
+    """
+
+    proven_ms: float | None = None
+    estimated_ms: float | None = None
+
+    def above(self, value_ms: float) -> tuple[float, str]:
+        """How far a value is above the sharper bound, as a share of it, and whether that is `proven` or `estimated`."""
+        bound_ms, kind = (self.proven_ms, "proven") if self.estimated_ms is None else (self.estimated_ms, "estimated")
+        return (value_ms / bound_ms - 1.0 if bound_ms else 0.0), kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +153,8 @@ class CostBreakdown:
             priced it, also where a step model knows better of the whole.
         collectives: Time of each kind of collective at its slowest rank, and by how much the step would be shorter
             without it.
+        bounds: Where they were asked for: what no plan takes less than. `step` and parts of it, over all sharding types
+            that the planner may choose from; `max_kernel` over whole tables on single ranks.
     """
 
     step_ms: Estimate
@@ -146,6 +174,7 @@ class CostBreakdown:
     group_sync_ms: float | None = None
     parts: Mapping[StepPart, Estimate] = field(default_factory=dict)
     collectives: Mapping[StepCollective, CollectiveTime] = field(default_factory=dict)
+    bounds: Mapping[str, LowerBound] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

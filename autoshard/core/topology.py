@@ -10,8 +10,10 @@ from autoshard.core.accepted import FINITE, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, 
 from autoshard.core.errors import InvalidTopologyError
 from autoshard.core.quoting import shown
 
-#: Keys of kinds of devices; folders of trained models are named by them.
-DEVICE_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+#: Keys of devices, by which models are found and their folders named: a kind, such as `cpu` or `a100`, and with a colon
+#: the device's model, `cpu:amd-epyc`.
+DEVICE_KEY = re.compile(f"{_NAME}(:{_NAME})?")
 
 #: Bytes per second of a link or a memory, and seconds of latency: beyond any hardware, and no sum of them overflows.
 MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e18
@@ -108,7 +110,8 @@ class Topology:
 
     Attributes:
         world_size: Number of ranks.
-        device: Key of the device kind (`cpu`, `a100`), by which cost models are found.
+        device: Key of the device (`cpu`, `a100`, `cpu:amd-epyc`), by which cost models are found: those of
+            the model, else those of the kind.
         memory_bytes: Memory of each rank for embeddings, unless overridden.
         levels: From the node outwards; each size divides the next, and the last is the world.
         overrides: Memory of single ranks, as (rank, memory) pairs.
@@ -130,7 +133,8 @@ class Topology:
         if not DEVICE_KEY.fullmatch(self.device):
             raise InvalidTopologyError(
                 "must name a kind of device, such as cpu or a100, in up to 100 letters, digits, '.', '_' and '-', "
-                f"starting with a letter or digit; got {shown(self.device)}",
+                "starting with a letter or digit, and may name its model after a colon, such as cpu:amd-epyc; "
+                f"got {shown(self.device)}",
                 field="device",
             )
         self._check_levels()

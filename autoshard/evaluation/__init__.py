@@ -1,7 +1,7 @@
 """Prices plans."""
 
 from autoshard.evaluation.analytic import DEVICE_MEMORY, AnalyticCostModel, DeviceMemory
-from autoshard.evaluation.batch_memory import activation_bytes
+from autoshard.evaluation.batch_memory import activation_bytes, training_bytes
 from autoshard.evaluation.cached_rows import CacheTraffic, behind_caches, cache_traffic
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.dense_time import DEVICE_ARITHMETIC, AnalyticDenseModel, DeviceArithmetic
@@ -30,4 +30,5 @@ __all__ = [
     "evaluate",
     "plan_traffic",
     "price_step",
+    "training_bytes",
 ]

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from autoshard.core import DType, Exchange, KernelCosts, LocalShard, Optimizer, Pooling, Update
 from autoshard.core.access import ProfileBatch
-from autoshard.core.costs import CodeArray, MsArray
+from autoshard.core.costs import CodeArray, KernelFloor, MsArray
+from autoshard.core.machine import device_family
 from autoshard.evaluation.cached_rows import TransferSpeeds, lfu_traffic, transfers_seconds
 from autoshard.evaluation.device_memory import (
     DEVICE_MEMORY,
@@ -66,7 +67,7 @@ class AnalyticCostModel:
             device: Its key.
             gather_bytes_per_s: What gathers of whole rows reach, where this card's memory is not that of its kind.
         """
-        stand_in = None if device in DEVICE_MEMORY else UNKNOWN_DEVICE
+        stand_in = None if device_family(device) in DEVICE_MEMORY else UNKNOWN_DEVICE
         memory = device_memory(device, gather_bytes_per_s)
         if stand_in:
             memory = replace(memory, low_factor=UNKNOWN_LOW_FACTOR, high_factor=UNKNOWN_HIGH_FACTOR)
@@ -105,6 +106,17 @@ class AnalyticCostModel:
             backward_ms_S=backward_ms_S,
             low_ms_S=self.memory.low_factor * kernel_ms_S,
             high_ms_S=self.memory.high_factor * kernel_ms_S,
+        )
+
+    def floor(self, codes_NH: CodeArray) -> KernelFloor:
+        """What shards add, and the launches of each kernel."""
+        return KernelFloor(
+            forward_ms_N=np.asarray(codes_NH[:, _FORWARD], dtype=np.float64),
+            backward_ms_N=np.asarray(codes_NH[:, _BACKWARD], dtype=np.float64),
+            kernel_N=codes_NH[:, _FIRST_KIND:].argmax(axis=1),
+            forward_base_ms=self.memory.forward_launch_ms,
+            backward_base_ms=self.memory.backward_launch_ms,
+            is_exact=True,
         )
 
 

@@ -6,12 +6,18 @@ Shape suffixes: R ranks of a replica group.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, Pooling, ShardingPlan
+from autoshard.core import EmbeddingTable, MemoryLevel, Payload, Pooling, ShardingPlan, TableSet
 from autoshard.core.costs import MsArray
-from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, Traffic, id_bytes, plan_traffic
+from autoshard.core.dense import dense_shapes
+from autoshard.core.errors import InvalidOptionError, InvalidPlanError
+from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, Traffic, id_bytes, plan_traffic, wire_bytes
+
+#: Dense layers compute in fp32.
+_DENSE_BYTES = 4
 
 #: Of the normal distribution: what a batch's sum exceeds once in a hundred steps.
 _P99_DEVIATIONS = 2.3263
@@ -20,7 +26,7 @@ _P99_SKEW = (_P99_DEVIATIONS**2 - 1) / 6
 
 
 def activation_bytes(plan: ShardingPlan, traffic: Traffic | None = None) -> MsArray:
-    """Bytes that ranks hold beside weights and optimizer states, shape (R,).
+    """Bytes that ranks hold at the forward exchange beside weights and optimizer states, shape (R,).
 
     A rank's inputs, its outputs and what it receives in the forward exchange, and the gradients that it collects for
     rows which other ranks have copies of. Sequences count at the 99th percentile of a batch's lookups. Outputs of rows
@@ -30,19 +36,104 @@ def activation_bytes(plan: ShardingPlan, traffic: Traffic | None = None) -> MsAr
         plan: The plan, or that of one replica group.
         traffic: Of the plan, where it is known.
     """
-    local_batch = plan.group_batch_size / plan.group_size
-    if traffic is None or any(peak_factor(table, local_batch) > 1.0 for table in plan.tables.tables):
-        traffic = plan_traffic(plan, peak_factor)
-    held_ids_R = traffic.received_R(Stream.IDS) * (HELD_ID_BYTES / id_bytes(plan.tables.tables))
-    bytes_R = traffic.received_R(Stream.LENGTHS) + held_ids_R
-    bytes_R = bytes_R + traffic.sent_R(Stream.FORWARD) + traffic.received_R(Stream.FORWARD)
-    forward = list(Stream).index(Stream.FORWARD)
-    for layout in traffic.layouts:
-        # No rank holds rows twice, whatever the number of replicas.
-        bytes_R[layout.owners_O] += layout.gradient_bytes
-        if layout.stays:
-            bytes_R -= layout.pair_bytes_E[forward]
-    return np.asarray(bytes_R)
+    return BatchMemory.of(plan, traffic).activation_R
+
+
+def training_bytes(plan: ShardingPlan, traffic: Traffic | None = None) -> MsArray:
+    """Bytes that ranks need for training beside weights and optimizer states of tables, shape (R,).
+
+    As `activation_bytes`, but in the backward pass: with the gradients of all that a rank got and of all that it sent,
+    while its own outputs are gone. And the dense layers, where the tables describe them, see `dense_bytes`.
+
+    Args:
+        plan: The plan, or that of one replica group.
+        traffic: Of the plan, where it is known.
+
+    Raises:
+        InvalidPlanError: If the dense layers make no model.
+    """
+    return BatchMemory.of(plan, traffic).training_R
+
+
+def has_room(plan: ShardingPlan, reserved_bytes: int = 0, *, count_activations: bool = True) -> bool:
+    """Whether the device memory of every rank holds its shards and leaves what training needs, and a reserve.
+
+    Args:
+        plan: The plan; of several replica groups, each is looked at by the least memory of its places.
+        reserved_bytes: Of every device, to stay free besides.
+        count_activations: Whether what training needs for a batch counts, see `training_bytes`.
+    """
+    group = plan.of_one_group()
+    held_R = np.zeros(group.group_size)
+    for shard in group.held_shards():
+        in_device = shard.local.memory_bytes if shard.local.level is MemoryLevel.HBM else 0
+        held_R[shard.ranks] += in_device + shard.local.cache_bytes
+    if count_activations:
+        held_R += training_bytes(group)
+    room_R = np.array([group.topology.memory_of(rank).hbm for rank in range(group.group_size)], dtype=np.float64)
+    return bool((held_R + reserved_bytes <= room_R).all())
+
+
+def gradient_ratio(payload: Payload) -> float:
+    """Bytes of a gradient over those of the number that it is of, in the formats that they travel in."""
+    return wire_bytes(payload.backward) / wire_bytes(payload.forward)
+
+
+def dense_bytes(tables: TableSet, local_batch: float) -> float:
+    """Bytes that the dense layers take of every rank while they train; 0 where the tables describe none.
+
+    Parameters with their gradients, in fp32, updated by stochastic gradient descent, which keeps no state; and of the
+    local batch the inputs, and all layers' outputs with their gradients.
+
+    Raises:
+        InvalidPlanError: If the layers make no model.
+    """
+    if tables.dense is None:
+        return 0.0
+    batch_size = max(1, round(local_batch))
+    dims = [table.embedding_dim for table in tables.tables for _ in table.features]
+    try:
+        bottom, interaction, top = dense_shapes(tables.dense, dims, batch_size)
+    except InvalidOptionError as error:
+        raise InvalidPlanError(error.message, field="tables.dense") from error
+    outputs = sum(bottom.widths[1:]) + interaction.output_width + sum(top.widths[1:])
+    numbers = 2 * (bottom.num_parameters + top.num_parameters) + batch_size * (bottom.widths[0] + 2 * outputs)
+    return float(_DENSE_BYTES * numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchMemory:
+    """Bytes that ranks need for a batch beside weights and optimizer states, shapes (R,).
+
+    Attributes:
+        activation_R: At the forward exchange, see `activation_bytes`.
+        training_R: While they train, see `training_bytes`.
+    """
+
+    activation_R: MsArray
+    training_R: MsArray
+
+    @classmethod
+    def of(cls, plan: ShardingPlan, traffic: Traffic | None = None) -> BatchMemory:
+        """Counts for a plan, or that of one replica group, from its traffic where that is known."""
+        local_batch = plan.group_batch_size / plan.group_size
+        if traffic is None or any(peak_factor(table, local_batch) > 1.0 for table in plan.tables.tables):
+            traffic = plan_traffic(plan, peak_factor)
+        outputs_R, received_R = traffic.sent_R(Stream.FORWARD), traffic.received_R(Stream.FORWARD)
+        held_ids_R = traffic.received_R(Stream.IDS) * (HELD_ID_BYTES / id_bytes(plan.tables.tables))
+        inputs_R = traffic.received_R(Stream.LENGTHS) + held_ids_R
+        forward = list(Stream).index(Stream.FORWARD)
+        for layout in traffic.layouts:
+            inputs_R[layout.owners_O] += layout.gradient_bytes
+            # No rank holds rows twice, whatever the number of replicas.
+            if layout.stays:
+                outputs_R = outputs_R - layout.pair_bytes_E[forward]
+        gradients_R = gradient_ratio(plan.payload) * (outputs_R + received_R)
+        backward_R = inputs_R + received_R + np.maximum(gradients_R, outputs_R)
+        return cls(
+            activation_R=inputs_R + outputs_R + received_R,
+            training_R=backward_R + dense_bytes(plan.tables, local_batch),
+        )
 
 
 def peak_factor(table: EmbeddingTable, local_batch: float) -> float:

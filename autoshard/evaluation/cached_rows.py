@@ -15,7 +15,7 @@ import numpy as np
 
 from autoshard.core import AccessProfile, CostModel, KernelCosts, LocalShard, MemoryLevel, Topology
 from autoshard.core.access import FloatArray, ProfileBatch
-from autoshard.core.costs import CodeArray, MeasuredRange, MsArray, OutsideRange
+from autoshard.core.costs import CodeArray, KernelFloor, MeasuredRange, MsArray, OutsideRange, kernel_floor
 from autoshard.core.shard import MemoryPlacement
 from autoshard.core.topology import MemoryBandwidth
 from autoshard.evaluation.device_memory import SSD, DeviceMemory, SolidStateDisk, device_memory
@@ -291,6 +291,15 @@ class CachedRowsModel:
             backward_ms_S=kernels.backward_ms_S + transfers_SP[:, 1],
             low_ms_S=kernels.low_ms_S + _LOW_FACTOR * both_S,
             high_ms_S=kernels.high_ms_S + _HIGH_FACTOR * both_S,
+        )
+
+    def floor(self, codes_NH: CodeArray) -> KernelFloor:
+        """The kernel model's, and the transfers, which add up."""
+        kernels, transfers_NP = kernel_floor(self.model, codes_NH[:, :-2]), _transfers(codes_NH)
+        return replace(
+            kernels,
+            forward_ms_N=kernels.forward_ms_N + transfers_NP[:, 0],
+            backward_ms_N=kernels.backward_ms_N + transfers_NP[:, 1],
         )
 
 

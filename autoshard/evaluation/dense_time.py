@@ -14,6 +14,7 @@ import numpy as np
 from autoshard.core import DType
 from autoshard.core.costs import DenseCosts
 from autoshard.core.dense import DenseShape
+from autoshard.core.machine import device_family
 from autoshard.evaluation.device_memory import (
     DEVICE_MEMORY,
     UNKNOWN_DEVICE,
@@ -102,21 +103,25 @@ class AnalyticDenseModel:
     @classmethod
     def for_device(cls, device: str, *, tf32: bool = False) -> AnalyticDenseModel:
         """The model of a device kind; an unknown one is priced as a slow GPU, and named so."""
-        known_as = device if device in DEVICE_ARITHMETIC else UNKNOWN_DEVICE
+        family = device_family(device)
+        known_as = family if family in DEVICE_ARITHMETIC else UNKNOWN_DEVICE
         return cls(device=device, known_as=known_as, tf32=tf32 and DEVICE_ARITHMETIC[known_as].tf32_flops_per_s > 0)
 
     @property
     def name(self) -> str:
         """`analytic:` and the device; says so where the device is unknown, or products are in TF32."""
-        unknown = "" if self.known_as == self.device else f" (unknown device, priced as {self.known_as})"
+        unknown = "" if self._is_known else f" (unknown device, priced as {self.known_as})"
         return f"analytic:{self.device}{unknown}{' (TF32)' if self.tf32 else ''}"
+
+    @property
+    def _is_known(self) -> bool:
+        return self.known_as == device_family(self.device)
 
     def predict_parts(self, shapes: Sequence[DenseShape]) -> DenseCosts:
         """Forward and backward of each part."""
         forward_ms_N = np.array([self._ms(shape, shape.forward_flops, 1) for shape in shapes])
         backward_ms_N = np.array([self._ms(shape, shape.backward_flops, 2) for shape in shapes])
-        is_known = self.known_as == self.device
-        low, high = (_LOW_FACTOR, _HIGH_FACTOR) if is_known else (UNKNOWN_LOW_FACTOR, UNKNOWN_HIGH_FACTOR)
+        low, high = (_LOW_FACTOR, _HIGH_FACTOR) if self._is_known else (UNKNOWN_LOW_FACTOR, UNKNOWN_HIGH_FACTOR)
         return DenseCosts(
             forward_ms_N=forward_ms_N,
             backward_ms_N=backward_ms_N,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from autoshard.core.machine import device_family
+
 MIB: Final = 1 << 20
 
 
@@ -210,7 +212,7 @@ def device_memory(device: str, gather_bytes_per_s: float | None = None) -> Devic
         gather_bytes_per_s: What gathers of whole rows reach, where this card's memory is not that of its kind: what a
             topology states as `memory_bandwidth.hbm`.
     """
-    usual = DEVICE_MEMORY.get(device, DEVICE_MEMORY[UNKNOWN_DEVICE])
+    usual = DEVICE_MEMORY.get(device_family(device), DEVICE_MEMORY[UNKNOWN_DEVICE])
     if gather_bytes_per_s is None:
         return usual
     return replace(usual, bytes_per_s=gather_bytes_per_s / usual.gather_share)

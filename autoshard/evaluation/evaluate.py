@@ -21,7 +21,7 @@ from autoshard.core import (
 from autoshard.core.costs import MsArray
 from autoshard.core.plan import HeldShard
 from autoshard.core.step import Overlap
-from autoshard.evaluation.batch_memory import activation_bytes
+from autoshard.evaluation.batch_memory import BatchMemory
 from autoshard.evaluation.cached_rows import behind_caches
 from autoshard.evaluation.stages import Stages
 from autoshard.evaluation.step_price import StepPrice, compose_step
@@ -79,7 +79,7 @@ def evaluate(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None =
         binding_rank=kernels.binding_rank,
         binding_shard=kernels.binding_shard,
         cost_model=costs.kernel.name,
-        ranks=_rank_costs(kernels, stages, activation_bytes(group, traffic)),
+        ranks=_rank_costs(kernels, stages, BatchMemory.of(group, traffic)),
         overlap=step.overlap,
         models=step.models,
         dense_ms=step.times.dense_layers,
@@ -146,9 +146,9 @@ def _held_bytes(held: tuple[HeldShard, ...], num_ranks: int) -> dict[MemoryLevel
     return {level: of_level.tolist() for level, of_level in bytes_R.items()}
 
 
-def _rank_costs(kernels: _Kernels, stages: Stages, activation_R: MsArray) -> tuple[RankCost, ...]:
-    costs, held = kernels.costs, _held_bytes(kernels.held, len(activation_R))
-    caches_R = [0] * len(activation_R)
+def _rank_costs(kernels: _Kernels, stages: Stages, memory: BatchMemory) -> tuple[RankCost, ...]:
+    costs, held = kernels.costs, _held_bytes(kernels.held, len(memory.activation_R))
+    caches_R = [0] * len(memory.activation_R)
     for shard in kernels.held if any(held[MemoryLevel.DDR]) or any(held[MemoryLevel.SSD]) else ():
         for rank in shard.ranks.tolist():
             caches_R[rank] += shard.local.cache_bytes
@@ -179,6 +179,7 @@ def _rank_costs(kernels: _Kernels, stages: Stages, activation_R: MsArray) -> tup
             ddr_bytes=held[MemoryLevel.DDR][rank],
             ssd_bytes=held[MemoryLevel.SSD][rank],
             activation_bytes=round(activation_bytes),
+            training_bytes=round(training_bytes),
         )
         for rank, (
             input_ms,
@@ -189,7 +190,8 @@ def _rank_costs(kernels: _Kernels, stages: Stages, activation_R: MsArray) -> tup
             kernel_ms,
             sync_ms,
             activation_bytes,
-        ) in enumerate(zip(*times_R, activation_R.tolist(), strict=True))
+            training_bytes,
+        ) in enumerate(zip(*times_R, memory.activation_R.tolist(), memory.training_R.tolist(), strict=True))
     )
 
 

@@ -16,12 +16,15 @@ from autoshard.core.costs import (
     CollectiveName,
     DenseCostModel,
     DenseCosts,
+    KernelFloor,
     LinkBytes,
     MeasuredRange,
     MsArray,
     OutsideRange,
+    kernel_floor,
 )
 from autoshard.core.dense import DenseShape
+from autoshard.core.machine import KnowsMachine, MeasuredMachine
 from autoshard.core.step import UPPER_END
 from autoshard.evaluation.dense_time import AnalyticDenseModel
 
@@ -56,6 +59,11 @@ class UpperEndKernels:
         """Those of the model, if it has any."""
         return self.model.notes(shards) if isinstance(self.model, MeasuredRange) else ()
 
+    @property
+    def measured_on(self) -> MeasuredMachine | None:
+        """That of the model, if it knows it."""
+        return self.model.measured_on if isinstance(self.model, KnowsMachine) else None
+
     def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
         """Codes of single shards, shape (N, H)."""
         return self.model.encode(shards)
@@ -75,6 +83,10 @@ class UpperEndKernels:
             low_ms_S=parts.low_ms_S,
             high_ms_S=parts.high_ms_S,
         )
+
+    def floor(self, codes_NH: CodeArray) -> KernelFloor:
+        """The model's: no upper end is below the value."""
+        return replace(kernel_floor(self.model, codes_NH), is_exact=False)
 
 
 @dataclass(frozen=True, slots=True)

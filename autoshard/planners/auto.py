@@ -58,10 +58,7 @@ class AutoOptions:
     )
     reserved_bytes: int = field(
         default=0,
-        metadata={
-            "help": "Device memory of every rank that must stay free beside tables and a batch's inputs and outputs; "
-            "with 0 only tables have to fit."
-        },
+        metadata={"help": "Device memory of every rank that must stay free beside all that counts."},
     )
     steps: int = field(
         default=0,
@@ -79,6 +76,13 @@ class AutoOptions:
     )
     policy: bool = field(
         default=True, metadata={"help": "Also start from the trained policy's plan, if the registry has one."}
+    )
+    count_activations: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether what training needs has to fit beside the tables: inputs, outputs and gradients of a long "
+            "batch, and the dense layers. Where objective is kernel, only tables count."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -129,6 +133,7 @@ class AutoPlanner:
         "Searches all sharding types for every table, starting from the best of the other planners' plans."
     )
     options_type: ClassVar[type] = AutoOptions
+    takes_start: ClassVar[bool] = True
 
     def plan(self, request: PlanRequest) -> ShardingPlan:
         """Makes a plan, without prediction; its provenance says how the search ended.
@@ -136,7 +141,7 @@ class AutoPlanner:
         Raises:
             InfeasiblePlanError: If no plan within the memory limits was found.
             InvalidOptionError: If an option is unknown or out of range.
-            InvalidPlanError: If a constraint names a table or rank that is not there.
+            InvalidPlanError: If a constraint names a table or rank that is not there, or the start is of other tables.
         """
         options = parse_options(AutoOptions, request.options)
         if options.objective == AutoObjective.KERNEL:
@@ -145,6 +150,7 @@ class AutoPlanner:
             names=options.types,
             steps=options.steps,
             reserved_bytes=options.reserved_bytes,
+            count_activations=options.count_activations,
             with_policy=options.policy,
             with_groups=options.with_groups,
         )

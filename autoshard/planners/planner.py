@@ -31,6 +31,7 @@ class PlanRequest:
         options: The planner's own options, by name.
         registry: Folder of trained models for planners that need one; None for the default.
         payload: Number formats in which the plan sends embeddings and gradients.
+        start: An older plan of the same tables, to search from; for planners with `takes_start`.
     """
 
     tables: TableSet
@@ -42,6 +43,7 @@ class PlanRequest:
     options: Mapping[str, object] = field(default_factory=dict)
     registry: Path | None = None
     payload: Payload = field(default_factory=Payload)
+    start: ShardingPlan | None = None
 
     def __post_init__(self) -> None:
         FINITE_ABOVE_0.check_fields(self, "time_limit_s")
@@ -64,6 +66,9 @@ class Planner(Protocol):
     The contract (tests/contracts): tables are tiled exactly, memory limits hold, the plan has the request's payload,
     the same seed gives the same plan, and a task without a feasible plan raises InfeasiblePlanError with bytes in its
     text.
+
+    A planner that searches from a request's start says so by a class attribute `takes_start`, which is then true; its
+    plan is never worse than the start, if that is a plan for the task (see `start_of`).
     """
 
     name: ClassVar[str]

@@ -75,7 +75,7 @@ class ReplicaGroupsOptions:
         default=0.0, metadata={"help": "Divides the second moment of row-wise AdaGrad; 0 for the number of groups."}
     )
     count_activations: bool = field(
-        default=True, metadata={"help": "Whether inputs and outputs of a batch have to fit beside the tables."}
+        default=True, metadata={"help": "Whether what training needs for a batch has to fit beside the tables."}
     )
 
     def __post_init__(self) -> None:
@@ -268,7 +268,12 @@ class _Search:
         tables = self.request.tables
         tables = replace(tables, batch_size=max(1, tables.batch_size // groups.num_groups))
         request = replace(
-            self.request, tables=tables, options=self.base_options, time_limit_s=time_limit_s, started_s=None
+            self.request,
+            tables=tables,
+            options=self.base_options,
+            time_limit_s=time_limit_s,
+            started_s=None,
+            start=None,
         )
         memory_R, failure, least_over, num_idle = _memory(group), None, math.inf, 0
         while num_idle < _MAX_IDLE:
@@ -281,7 +286,7 @@ class _Search:
                 plan = with_cheaper_sync(plan, self.request.costs.comm)
             trial = _Trial(plan=plan, priced=evaluate(plan, self.request.costs))
             held_R = np.array([rank.hbm_bytes for rank in trial.priced.ranks], dtype=np.float64)
-            active_R = np.array([rank.activation_bytes for rank in trial.priced.ranks], dtype=np.float64)
+            active_R = np.array([rank.training_bytes for rank in trial.priced.ranks], dtype=np.float64)
             over_R = np.maximum(held_R + active_R - memory_R, 0.0)
             if not self.options.count_activations or not over_R.any():
                 return trial
@@ -304,7 +309,7 @@ def _out_of_memory(held_R: FloatArray, active_R: FloatArray, memory_R: FloatArra
     held, active, memory = held_R[worst], active_R[worst], memory_R[worst]
     return InfeasiblePlanError(
         f"rank {worst} of a group of {len(held_R)} would hold {int(held):,} bytes of tables and {int(active):,} bytes "
-        f"of a batch's inputs and outputs, {int(held + active - memory):,} bytes more than its {int(memory):,}"
+        f"for training on a batch, {int(held + active - memory):,} bytes more than its {int(memory):,}"
     )
 
 

@@ -5,17 +5,51 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-import numpy as np
-
-from autoshard.core import DType, EmbeddingTable, Optimizer, Pooling, ShardingPlan, Topology
-from autoshard.core.errors import InfeasiblePlanError, InvalidTableError, ModelError
+from autoshard.core import Collective, ShardingPlan, TableSet, Topology
+from autoshard.core.accepted import AT_LEAST_0, Range, check_choice, listed
+from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError, InvalidTableError, ModelError
+from autoshard.core.machine import device_family
 from autoshard.evaluation.device_memory import DEVICE_MEMORY, device_memory
-from autoshard.planners.planner import NoOptions, PlanRequest, parse_options
-from autoshard.planners.space.placement import PlacementProblem, RankArray
+from autoshard.evaluation.validator import validate_plan
+from autoshard.formats.torchrec.plans import device_type_of, from_torchrec
+from autoshard.formats.torchrec.sharding import TIERS, ComputeKernel, ShardingType
+from autoshard.planners.planner import PlanRequest, parse_options
+from autoshard.planners.space.placement import PlacementProblem
 
-_HOST_DEVICES = ("cpu",)
+_ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchRecOptions:
+    """Options of the `torchrec` planner."""
+
+    sharding_types: str = field(
+        default=ShardingType.TABLE_WISE.value,
+        metadata={"help": "Sharding types that tables may have, a comma between them; or all."},
+    )
+    reserved_share: float = field(
+        default=0.0,
+        metadata={"help": "Share of every GPU's memory that the planner keeps free; TorchRec's default is 0.15."},
+    )
+    timeout_s: int = field(
+        default=0,
+        metadata={"help": "Seconds after which the planner stops and takes its best plan so far; 0 for no limit."},
+    )
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            check_choice(name, [_ALL, *ShardingType], "options.sharding_types")
+        Range(at_least=0, below=1).check_fields(self, "reserved_share", within="options.")
+        AT_LEAST_0.check_fields(self, "timeout_s", within="options.")
+
+    @property
+    def names(self) -> list[str]:
+        """The sharding types, each once."""
+        names = dict.fromkeys(listed(self.sharding_types))
+        return [str(kind) for kind in ShardingType] if _ALL in names else list(names)
 
 
 class TorchRecPlanner:
@@ -24,16 +58,19 @@ class TorchRecPlanner:
     - The task is told to it as far as it can be: memory and pooling factors of every table and rank, bandwidths between
       ranks (all-to-all of the innermost and the outermost level, in bytes per ms), the device's published memory
       bandwidth in place of its V100 constants, batch size per rank, optimizers. It has no notion of skewed access.
-    - Only whole tables in fused kernels are allowed, as for the other planners.
+    - Whole tables in fused kernels, unless `sharding_types` allows more. On a CPU, too, tables may be split by rows,
+      which TorchRec's own sharders offer on a GPU only; data-parallel tables have its dense kernel. Where ranks have
+      memories of several sizes, TorchRec cuts rows unevenly and trains such tables wrongly: its plan is refused.
     - Memory: nothing is reserved, instead of its default of 15% plus a guess for dense layers and twenty copies of the
-      inputs, because our limits are what embeddings may use. Its estimate still counts inputs and outputs of a batch
-      with the tables. Where that alone leaves it without a plan, or its plan exceeds a limit (it counts moments in the
-      weights' format), it plans again with weights and optimizer state counted as everywhere here.
+      inputs, because our limits are what embeddings may use; `reserved_share` sets its percentage. Its estimate still
+      counts inputs and outputs of a batch with the tables. Where that alone leaves it without a plan, or its plan
+      exceeds a limit (it counts moments in the weights' format), it plans again with weights and optimizer state
+      counted as everywhere here.
     """
 
     name: ClassVar[str] = "torchrec"
-    summary: ClassVar[str] = "TorchRec's EmbeddingShardingPlanner, whole tables only."
-    options_type: ClassVar[type] = NoOptions
+    summary: ClassVar[str] = "TorchRec's EmbeddingShardingPlanner, whole tables unless allowed more."
+    options_type: ClassVar[type] = TorchRecOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:
         """Makes a plan, without prediction or provenance.
@@ -42,29 +79,47 @@ class TorchRecPlanner:
             ModelError: If TorchRec is not installed.
             InvalidTableError: If tables are pinned or co-located, which TorchRec's planner cannot do.
             InfeasiblePlanError: If it finds no plan within the memory limits.
-            InvalidOptionError: If there are options; it has none.
+            InvalidOptionError: If an option is unknown or out of range.
         """
-        parse_options(self.options_type, request.options)
-        problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel, request.payload)
-        _check_expressible(problem)
+        options = parse_options(TorchRecOptions, request.options)
+        _check_expressible(request)
+        if options.names == [ShardingType.TABLE_WISE]:
+            # Says which table fits nowhere, as for the other planners of whole tables.
+            PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel, request.payload)
         with _quiet():
             for count_activations in (True, False):
-                ranks_N = _plan_once(problem, count_activations)
-                if ranks_N is not None and problem.is_feasible(ranks_N):
-                    return problem.to_plan(ranks_N)
-        needed, there = int(problem.bytes_N.sum()), int(problem.capacity_R.sum())
-        raise InfeasiblePlanError(
-            f"TorchRec's planner found no rank for some table: all need {needed:,} bytes of the {there:,} bytes that "
-            f"the {problem.num_ranks} ranks have together, the largest {int(problem.bytes_N.max()):,} bytes"
-        )
+                found = _plan_once(request, options, count_activations)
+                if isinstance(found, ShardingPlan) and _is_feasible(found):
+                    return found
+        raise _infeasible(request, options, found if isinstance(found, str) else "its plan exceeds a limit")
 
 
-def _check_expressible(problem: PlacementProblem) -> None:
-    for index, group in enumerate(problem.members):
-        table = problem.tables.tables[group[0]]
-        if not problem.allowed_NR[index].all():
+def _infeasible(request: PlanRequest, options: TorchRecOptions, reason: str) -> InfeasiblePlanError:
+    sizes = [table.storage_bytes for table in request.tables.tables]
+    num_ranks = request.topology.world_size
+    there = sum(request.topology.memory_of(rank).hbm for rank in range(num_ranks))
+    reserved = f", {options.reserved_share:.0%} of them reserved" if options.reserved_share else ""
+    limit = f" within {options.timeout_s} s" if options.timeout_s else ""
+    return InfeasiblePlanError(
+        f"TorchRec's planner found no rank for some table{limit}: all need {sum(sizes):,} bytes of the {there:,} bytes "
+        f"that the {num_ranks} ranks have together{reserved}, the largest {max(sizes):,} bytes; {reason}"
+    )
+
+
+def _is_feasible(plan: ShardingPlan) -> bool:
+    try:
+        validate_plan(plan)
+    except InvalidPlanError:
+        return False
+    return True
+
+
+def _check_expressible(request: PlanRequest) -> None:
+    ranks = set(range(request.topology.world_size))
+    for table in request.tables.tables:
+        if table.constraints.pinned_ranks and set(table.constraints.pinned_ranks) != ranks:
             constraint = "pinned_ranks"
-        elif len(group) > 1 and problem.num_ranks > 1:
+        elif table.constraints.colocate_with and len(ranks) > 1:
             constraint = "colocate_with"
         else:
             continue
@@ -74,57 +129,90 @@ def _check_expressible(problem: PlacementProblem) -> None:
         )
 
 
-def _plan_once(problem: PlacementProblem, count_activations: bool) -> RankArray | None:
-    """Ranks of the items, shape (N,); None if TorchRec finds no plan."""
+def _plan_once(request: PlanRequest, options: TorchRecOptions, count_activations: bool) -> ShardingPlan | str:
+    """TorchRec's plan; or why it finds none, in its own words."""
     try:
         from torchrec.distributed.planner import EmbeddingShardingPlanner
         from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
         from torchrec.distributed.planner.estimator import EmbeddingPerfEstimatorFactory
         from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
         from torchrec.distributed.planner.types import PlannerError
-        from torchrec.distributed.sharding_plan import get_default_sharders
+
+        from autoshard.formats.torchrec.configs import meta_module
     except ImportError as error:
         raise ModelError(f"the torchrec planner needs torchrec: {error}") from error
-    topology = _topology(problem.topology)
-    batch_size = max(1, problem.tables.batch_size // problem.num_ranks)
-    constraints = _constraints(problem)
+    topology = _topology(request.topology)
+    batch_size = max(1, request.tables.batch_size // request.topology.world_size)
+    constraints = _constraints(request.tables, options)
     enumerator = None
     if not count_activations:
         estimators = [
             EmbeddingPerfEstimatorFactory.create("default_estimator", topology=topology, constraints=constraints),
-            _StaticStorage(problem),
+            _StaticStorage(request),
         ]
         enumerator = EmbeddingEnumerator(topology, batch_size, constraints, estimator=estimators)
     planner = EmbeddingShardingPlanner(
         topology=topology,
         batch_size=batch_size,
         enumerator=enumerator,
-        storage_reservation=FixedPercentageStorageReservation(percentage=0.0),
+        storage_reservation=FixedPercentageStorageReservation(percentage=options.reserved_share),
         constraints=constraints,
         stats=[],
         debug=False,
+        timeout_seconds=options.timeout_s or None,
     )
     try:
-        found = planner.plan(_module(problem), get_default_sharders())
-    except PlannerError:
-        return None
-    rank_of = {name: sharding.ranks[0] for module in found.plan.values() for name, sharding in module.items()}
-    return np.array([rank_of[problem.tables.tables[group[0]].name] for group in problem.members], dtype=np.int64)
+        found = planner.plan(meta_module(request.tables.tables), _sharders())
+    except PlannerError as error:
+        return f"TorchRec calls it {error.error_type.value}"
+    plan = replace(from_torchrec(found, request.tables, request.topology), payload=request.payload)
+    if request.payload.can_be_summed:
+        return plan
+    shards = tuple(replace(placed, collective=Collective.ALL_TO_ALL) for placed in plan.shards)
+    return replace(plan, shards=shards)
+
+
+def _sharders() -> list[Any]:
+    """TorchRec's sharders, with all sharding types on every device, each with the kernel that trains it."""
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+
+    def kernels(_: object, sharding_type: str, __: str) -> list[str]:
+        is_dense = sharding_type == ShardingType.DATA_PARALLEL
+        return [(ComputeKernel.DENSE if is_dense else ComputeKernel.FUSED).value]
+
+    class Pooled(EmbeddingBagCollectionSharder):  # type: ignore[misc]
+        compute_kernels = kernels
+
+        def sharding_types(self, compute_device_type: str) -> list[str]:  # noqa: ARG002 (TorchRec's signature)
+            return [kind.value for kind in ShardingType]
+
+    class Sequences(EmbeddingCollectionSharder):  # type: ignore[misc]
+        compute_kernels = kernels
+
+        def sharding_types(self, compute_device_type: str) -> list[str]:  # noqa: ARG002 (TorchRec's signature)
+            over_nodes = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
+            return [kind.value for kind in ShardingType if kind not in over_nodes]
+
+    return [Pooled(), Sequences()]
 
 
 class _StaticStorage:
     """Storage estimator that counts what our limits count: weights and optimizer state."""
 
-    def __init__(self, problem: PlacementProblem) -> None:
-        self._bytes_of = {table.name: table.storage_bytes for table in problem.tables.tables}
-        self._on_host = problem.topology.device in _HOST_DEVICES
+    def __init__(self, request: PlanRequest) -> None:
+        self._tables = {table.name: table for table in request.tables.tables}
+        self._on_host = device_type_of(request.topology) == "cpu"
 
     def estimate(self, sharding_options: list[Any], **_: Any) -> None:
         from torchrec.distributed.planner.types import Storage
 
         for option in sharding_options:
-            size = self._bytes_of[option.name]
+            table = self._tables[option.name]
             for shard in option.shards:
+                num_rows, num_columns = shard.size
+                per_row = num_columns * table.dtype.num_bytes + table.optimizer.state_bytes_per_row(num_columns)
+                size = num_rows * per_row
                 shard.storage = Storage(hbm=0, ddr=size) if self._on_host else Storage(hbm=size, ddr=0)
 
 
@@ -137,98 +225,41 @@ def _topology(topology: Topology) -> Any:
         TrainerConfig,
     )
 
-    on_host = topology.device in _HOST_DEVICES
+    on_host = device_type_of(topology) == "cpu"
     capacities = [topology.memory_of(rank).hbm for rank in range(topology.world_size)]
+    # TorchRec cuts rows by the memories of ranks that are told one by one, which it then trains wrongly.
+    alike = {"ddr_cap_bytes" if on_host else "hbm_cap_bytes": capacities[0]} if len(set(capacities)) == 1 else {}
+    told = {"ddr_cap" if on_host else "hbm_cap": capacities}
+    data = {} if alike else {"custom_topology_data": CustomTopologyData(told, topology.world_size)}
     stated = topology.memory_bandwidth.hbm
-    is_known = topology.device in DEVICE_MEMORY or stated is not None
+    is_known = device_family(topology.device) in DEVICE_MEMORY or stated is not None
     memory_bytes_per_ms = device_memory(topology.device, stated).bytes_per_s / 1e3 if is_known else None
     return TopologyFactory.create_topology(
         TrainerConfig(
-            world_size=topology.world_size,
-            local_world_size=topology.local_world_size,
-            additional_params={
-                "custom_topology_data": CustomTopologyData(
-                    {"ddr_cap" if on_host else "hbm_cap": capacities}, topology.world_size
-                )
-            },
+            world_size=topology.world_size, local_world_size=topology.local_world_size, additional_params=data
         ),
         HardwareConfig(
             intra_host_bw=topology.levels[0].all_to_all.bytes_per_s / 1e3,
             inter_host_bw=topology.levels[-1].all_to_all.bytes_per_s / 1e3,
             hbm_mem_bw=None if on_host else memory_bytes_per_ms,
             ddr_mem_bw=memory_bytes_per_ms if on_host else None,
+            **alike,
         ),
         KernelConfig(compute_device="cpu" if on_host else "cuda", use_hardware_based_bandwidth=True),
     )
 
 
-def _constraints(problem: PlacementProblem) -> Mapping[str, Any]:
+def _constraints(tables: TableSet, options: TorchRecOptions) -> Mapping[str, Any]:
     from torchrec.distributed.planner.types import ParameterConstraints
 
+    forbidden = {table.name: set(table.constraints.forbidden_tiers) for table in tables.tables}
     return {
         table.name: ParameterConstraints(
-            sharding_types=["table_wise"],
-            compute_kernels=["fused"],
+            sharding_types=[name for name in options.names if TIERS[ShardingType(name)] not in forbidden[table.name]],
             pooling_factors=[feature.pooling_factor for feature in table.features],
         )
-        for table in problem.tables.tables
+        for table in tables.tables
     }
-
-
-def _module(problem: PlacementProblem) -> Any:
-    """The tables as TorchRec modules without storage: pooled ones together, sequences by dimension."""
-    import torch
-    from torchrec import EmbeddingBagCollection, EmbeddingCollection
-
-    meta = torch.device("meta")
-    pooled = [table for table in problem.tables.tables if table.pooling is not Pooling.SEQUENCE]
-    sequences: dict[int, list[EmbeddingTable]] = {}
-    for table in problem.tables.tables:
-        if table.pooling is Pooling.SEQUENCE:
-            sequences.setdefault(table.embedding_dim, []).append(table)
-    parts: list[torch.nn.Module] = []
-    if pooled:
-        parts.append(EmbeddingBagCollection(tables=[_config(table) for table in pooled], device=meta))
-    for tables in sequences.values():
-        parts.append(EmbeddingCollection(tables=[_config(table) for table in tables], device=meta))
-    optimizer_of = {table.name: table.optimizer for table in problem.tables.tables}
-    for part in parts:
-        for name, parameter in part.named_parameters():
-            # Where TorchRec's own apply_optimizer_in_backward leaves it for the planner to find.
-            parameter._optimizer_classes = [_optimizer(optimizer_of[name.split(".")[-2]])]  # type: ignore[attr-defined]
-    return torch.nn.ModuleList(parts)
-
-
-def _config(table: EmbeddingTable) -> Any:
-    from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
-
-    common = {
-        "name": table.name,
-        "num_embeddings": table.num_embeddings,
-        "embedding_dim": table.embedding_dim,
-        "feature_names": [feature.name for feature in table.features],
-        "data_type": {
-            DType.FP32: DataType.FP32,
-            DType.FP16: DataType.FP16,
-            DType.BF16: DataType.BF16,
-            DType.INT8: DataType.INT8,
-        }[table.dtype],
-    }
-    if table.pooling is Pooling.SEQUENCE:
-        return EmbeddingConfig(**common)
-    return EmbeddingBagConfig(**common, pooling=PoolingType.MEAN if table.pooling is Pooling.MEAN else PoolingType.SUM)
-
-
-def _optimizer(optimizer: Optimizer) -> type:
-    import torchrec.optim
-
-    types: dict[Optimizer, type] = {
-        Optimizer.SGD: torchrec.optim.SGD,
-        Optimizer.ROWWISE_ADAGRAD: torchrec.optim.RowWiseAdagrad,
-        Optimizer.ADAGRAD: torchrec.optim.Adagrad,
-        Optimizer.ADAM: torchrec.optim.Adam,
-    }
-    return types[optimizer]
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ def memory_figure(predicted: CostBreakdown, topology: Topology) -> go.Figure:
     figure = go.Figure()
     for label, values, colour in (
         ("weights and optimizer state", [rank.hbm_bytes / gib for rank in predicted.ranks], GREEN),
-        ("activations", [rank.activation_bytes / gib for rank in predicted.ranks], YELLOW),
+        ("training", [(rank.used_bytes - rank.hbm_bytes) / gib for rank in predicted.ranks], YELLOW),
     ):
         figure.add_bar(
             name=label,

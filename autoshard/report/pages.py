@@ -174,7 +174,7 @@ def _part_lines(predicted: CostBreakdown) -> list[dict[str, str]]:
 def _memory_shares(plan: ShardingPlan, predicted: CostBreakdown) -> list[float]:
     """Memory of each rank, used and free."""
     topology = plan.of_one_group().topology
-    used = [(rank.hbm_bytes + rank.activation_bytes, topology.memory_of(rank.rank).hbm) for rank in predicted.ranks]
+    used = [(rank.used_bytes, topology.memory_of(rank.rank).hbm) for rank in predicted.ranks]
     return [num_bytes / capacity if capacity else 0.0 for num_bytes, capacity in used]
 
 
@@ -190,7 +190,7 @@ def _rank_lines(plan: ShardingPlan, predicted: CostBreakdown, measured: Measured
             "backward": write_ms(cost.backward_kernel_ms),
             "kernel": write_ms(cost.kernel_ms),
             "exchange": write_ms(cost.forward_exchange_ms + cost.backward_exchange_ms),
-            "memory": write_bytes(cost.hbm_bytes + cost.activation_bytes),
+            "memory": write_bytes(cost.used_bytes),
             "memory_share": write_percent(shares[index]),
         }
         if measured is not None:

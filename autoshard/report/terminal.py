@@ -14,6 +14,7 @@ from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
 from autoshard.report.comparison import comparison_columns, comparison_lines
 from autoshard.report.pages import task_line
 from autoshard.report.wording import (
+    write_bounds,
     write_bytes,
     write_interval,
     write_ms,
@@ -39,6 +40,7 @@ def plan_summary(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> Re
         f"Slowest kernel {write_ms(predicted.max_kernel_ms)} ms on rank {predicted.binding_rank}, whose costliest "
         f"table is {predicted.binding_shard}; floor {write_ms(predicted.floor_kernel_ms)} ms (the costliest shard); "
         f"balance {write_percent(predicted.balance)}",
+        *write_bounds(predicted),
     ]
     if measured is not None:
         lines.append(
@@ -106,7 +108,7 @@ def _rank_table(plan: ShardingPlan, measured: MeasuredPlan | None) -> Table:
     held, topology = plan.local_shards(), plan.of_one_group().topology
     by_kernel = sorted(enumerate(plan.predicted.ranks), key=lambda one: -one[1].kernel_ms)
     for index, cost in sorted(by_kernel[:_MAX_RANKS], key=lambda one: one[0]):
-        used = cost.hbm_bytes + cost.activation_bytes
+        used = cost.used_bytes
         capacity = topology.memory_of(cost.rank).hbm
         # A plan written by hand may have ranks that take longer than its slowest.
         forward, both = (round(_BAR_WIDTH * min(1.0, ms / longest)) for ms in (cost.forward_kernel_ms, cost.kernel_ms))

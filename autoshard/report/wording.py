@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.core import CostBreakdown, Estimate, PlacedShard, RowsBy, Shard
+from autoshard.core import CostBreakdown, Estimate, LowerBound, PlacedShard, RowsBy, Shard
 from autoshard.core.step import Overlap, StepPart
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -49,6 +49,26 @@ def write_part(part: StepPart, predicted: CostBreakdown) -> str:
         return part.value.replace("_", " ")
     groups = "" if predicted.group_sync_ms is None else f", of which groups {write_ms(predicted.group_sync_ms)}"
     return f"dense (layers {write_ms(predicted.dense_ms)}, sync {write_ms(predicted.sync_ms)}{groups})"
+
+
+def write_bounds(predicted: CostBreakdown) -> list[str]:
+    """How far the step and the slowest kernel are above lower bounds, a line for each that is known."""
+    values = (
+        ("step", "Step", predicted.step_ms.value),
+        ("max_kernel", "Slowest kernel of whole tables", predicted.max_kernel_ms),
+    )
+    known = ((label, value_ms, predicted.bounds[name]) for name, label, value_ms in values if name in predicted.bounds)
+    return [f"{label} {_write_bound(bound, value_ms)}" for label, value_ms, bound in known]
+
+
+def _write_bound(bound: LowerBound, value_ms: float) -> str:
+    """`8.0% above the proven lower bound of 2.18 ms`; with an estimate, what is proven follows it."""
+    above, kind = bound.above(value_ms)
+    proven = "none" if bound.proven_ms is None else f"{write_ms(bound.proven_ms)} ms"
+    if kind == "proven":
+        return f"{write_percent(above)} above the proven lower bound of {proven}"
+    estimated = f"{write_ms(bound.estimated_ms or 0.0)} ms"
+    return f"{write_percent(above)} above an estimated lower bound of {estimated} (proven: {proven})"
 
 
 def write_percent(share: float, *, signed: bool = False) -> str:

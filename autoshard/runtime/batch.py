@@ -125,13 +125,16 @@ def as_batch(ids: BatchOfIds | KeyedJagged, features: Sequence[str]) -> BatchOfI
     return BatchOfIds(ids.lengths().view(len(features), -1), ids.values())
 
 
-def as_keyed(embedded: Embedded, batch: BatchOfIds, tables: TableSet) -> KeyedEmbeddings:
+def as_keyed(
+    embedded: Embedded, batch: BatchOfIds, tables: TableSet, names: Mapping[str, str] | None = None
+) -> KeyedEmbeddings:
     """The embeddings as TorchRec's modules return them, features in the plan's order.
 
     Args:
         embedded: The embeddings.
         batch: The batch that was looked up.
         tables: The plan's tables.
+        names: Names that features have in the result; None for their own.
 
     Returns:
         A `KeyedTensor` of pooled features, as from an `EmbeddingBagCollection`; a `JaggedTensor` of rows for each
@@ -140,13 +143,14 @@ def as_keyed(embedded: Embedded, batch: BatchOfIds, tables: TableSet) -> KeyedEm
     # A trainer without TorchRec has no keyed batches.
     from torchrec import JaggedTensor, KeyedTensor
 
-    features = [(feature.name, table) for table in tables.tables for feature in table.features]
+    own = [(feature.name, table) for table in tables.tables for feature in table.features]
+    features = [(name if names is None else names[name], table) for name, table in own]
     pooled = {name: table.embedding_dim for name, table in features if table.pooling is not Pooling.SEQUENCE}
     keyed = KeyedTensor(keys=list(pooled), length_per_key=list(pooled.values()), values=embedded.pooled_BC)
     sequences = {
-        name: JaggedTensor(values=embedded.sequences[name], lengths=lengths_B)
-        for (name, _), lengths_B in zip(features, batch.lengths_FB, strict=True)
-        if name in embedded.sequences
+        name: JaggedTensor(values=embedded.sequences[feature], lengths=lengths_B)
+        for (name, _), (feature, _), lengths_B in zip(features, own, batch.lengths_FB, strict=True)
+        if feature in embedded.sequences
     }
     if not sequences:
         return keyed

@@ -22,7 +22,7 @@ from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
 from autoshard.runtime.engine.rows.averaging import RowStates, average
 from autoshard.runtime.engine.rows.fused import FusedSettings
-from autoshard.runtime.engine.rows.places import initialise_held
+from autoshard.runtime.engine.rows.places import copy_held, initialise_held
 from autoshard.runtime.engine.rows.replicas import Replicas
 from autoshard.runtime.engine.rows.serving import FusedKernels
 from autoshard.runtime.engine.vectors.exchange import OutputExchange, StartedExchange
@@ -225,6 +225,27 @@ class ShardedEmbeddings(torch.nn.Module):
         """A table's weights and moments in this process's replica group. All processes have to call it."""
         mine = [state for state in self._held_states() if state.holding.of.name == name]
         return gathered_state(self.owners.tables[name], mine, self._orders.get(name), self._part)
+
+    def load_weights(self, name: str, weights_ND: torch.Tensor) -> None:
+        """Sets a table's weights; every process gives the same ones, and keeps what it holds of them.
+
+        Args:
+            name: The table.
+            weights_ND: All its weights, by row id.
+
+        Raises:
+            InputError: If they are of another shape.
+        """
+        table = self.owners.tables[name]
+        if weights_ND.shape != (table.num_embeddings, table.embedding_dim):
+            raise InputError(
+                f"must be weights of shape {(table.num_embeddings, table.embedding_dim)}, got "
+                f"{tuple(weights_ND.shape)}",
+                field=name,
+            )
+        for state in self._held_states():
+            if state.holding.of.name == name:
+                copy_held(state.weights_ND, state.holding, self._part.process, self._orders.get(name), weights_ND)
 
     def close(self) -> None:
         """Lets go of the tables."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from autoshard.core import EmbeddingTable, Exchange, MemoryLevel, PlacedShard, Pooling, ShardingPlan
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
 from autoshard.core.quoting import shown
@@ -83,11 +85,7 @@ def _check_groups(plan: ShardingPlan) -> None:
 
 
 def _check_shard(placed: PlacedShard, field: str) -> None:
-    if placed.memory.level is not MemoryLevel.HBM or placed.memory.cache_bytes:
-        raise InvalidPlanError(
-            f"the runtime holds tables in the device's memory (hbm), without a cache; got {placed.memory.level}",
-            field=f"{field}.memory",
-        )
+    _check_memory(placed, f"{field}.memory")
     if placed.shard.embedding_dim % _DIM_MULTIPLE:
         raise InvalidPlanError(
             f"must be a multiple of {_DIM_MULTIPLE} columns to be executed, got {placed.shard.embedding_dim}",
@@ -98,6 +96,38 @@ def _check_shard(placed: PlacedShard, field: str) -> None:
             f"must be rows for sequence table {shown(placed.shard.table.name)}, got {placed.exchange}",
             field=f"{field}.exchange",
         )
+
+
+def _check_memory(placed: PlacedShard, field: str) -> None:
+    memory = placed.memory
+    if memory.level is MemoryLevel.SSD:
+        raise InvalidPlanError("must be hbm or ddr, which the runtime holds tables in; got ssd", field=f"{field}.level")
+    if memory.level is MemoryLevel.HBM and memory.cache_bytes:
+        raise InvalidPlanError("must be 0: hbm has no cache before it", field=f"{field}.cache_bytes")
+    if memory.level is MemoryLevel.DDR and len(placed.replicas) > 1:
+        raise InvalidPlanError(
+            "must be hbm for rows that several ranks have replicas of, got ddr", field=f"{field}.level"
+        )
+    if memory.cache_dtype not in (None, placed.shard.table.dtype):
+        raise InvalidPlanError(
+            f"must be that of the table, {placed.shard.table.dtype}, got {memory.cache_dtype}",
+            field=f"{field}.cache_dtype",
+        )
+
+
+def check_levels(owners: Ownership, device: torch.device) -> None:
+    """Refuses rows outside of the device's memory where the device is a CPU, which has no other.
+
+    Raises:
+        InvalidPlanError: If there are any.
+    """
+    for one in owners.holdings:
+        if device.type == "cpu" and one.memory.level is not MemoryLevel.HBM:
+            raise InvalidPlanError(
+                f"table {shown(one.of.name)} lies in {one.memory.level}, behind the memory of a GPU: "
+                "a CPU has only its own memory, which plans call hbm",
+                field="memory.level",
+            )
 
 
 def _check_table(table: EmbeddingTable, field: str) -> None:

@@ -13,7 +13,7 @@ from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
 from autoshard.runtime.engine.groups import JoinedGroups
 from autoshard.runtime.engine.holdings import Ownership
-from autoshard.runtime.ownership import even_share, ownership_of
+from autoshard.runtime.ownership import check_levels, even_share, ownership_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +61,15 @@ class Participation:
         """
         members = group or dist.distributed_c10d._get_default_group()
         owners = ownership_of(plan, members.size())
+        device = device or torch.device("cpu")
+        check_levels(owners, device)
         local_batch_size = local_batch_size or even_share(plan.tables.batch_size, members.size())
         groups = JoinedGroups.join(plan, members)
         part = cls(
             owners=owners,
             group=groups.own,
             groups=groups,
-            device=device or torch.device("cpu"),
+            device=device,
             local_batch_size=local_batch_size,
         )
         orders = {name: _digest(ids.cpu().numpy().tobytes()) for name, ids in sorted((row_orders or {}).items())}

@@ -15,24 +15,36 @@ import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 from torchrec.distributed import comm
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import (
-    ParameterShardingGenerator,
-    column_wise,
-    construct_module_sharding_plan,
-    row_wise,
-    table_row_wise,
-    table_wise,
-)
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
-from torchrec.modules.embedding_configs import DataType, PoolingType
 
-from autoshard.core import DType, Exchange, Optimizer, Payload, Pooling, ShardingPlan, Split
+from autoshard.core import (
+    Exchange,
+    MemoryLevel,
+    Optimizer,
+    PlacedShard,
+    Pooling,
+    RowRange,
+    Shard,
+    ShardingPlan,
+    Split,
+    Tier,
+)
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
+from autoshard.formats.torchrec.configs import table_config
+from autoshard.formats.torchrec.objects import parameter_sharding
+from autoshard.formats.torchrec.plans import check_whole
+from autoshard.formats.torchrec.sharding import (
+    Block,
+    NotInTorchRecError,
+    ShardingType,
+    TableSharding,
+    refused,
+    sharding_of,
+)
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.engine.groups import own_group
 from autoshard.runtime.engine.holdings import HeldRange, Holding, Ownership
@@ -42,9 +54,6 @@ from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.state import HeldState, TableState, gathered_state
 from autoshard.runtime.timing import Part, StepTimer
-
-_POOLING = {Pooling.SUM: PoolingType.SUM, Pooling.MEAN: PoolingType.MEAN}
-_DATA_TYPE = {DType.FP32: DataType.FP32, DType.FP16: DataType.FP16}
 
 
 class TorchRecEmbeddings:
@@ -134,21 +143,16 @@ class TorchRecEmbeddings:
         sharder = EmbeddingBagCollectionSharder(
             fused_params={"eps": settings.eps, "bounds_check_mode": BoundsCheckMode.FATAL}
         )
-        sharded = {_name(index): layout.sharding for index, layout in enumerate(self._layouts)}
-        sharded |= {one.name: table_wise(rank=process) for process, one in self._placeholders.items()}
         node_size = next((one.node_size for one in self._layouts if one.node_size), None)
         if node_size is not None:
             comm._INTRA_PG, comm._CROSS_PG = _node_groups(self._part.group, node_size)
-        module_plan = construct_module_sharding_plan(
-            collection,
-            sharded,
-            sharder=sharder,
-            local_size=node_size or self._part.group.size(),
-            world_size=self._part.group.size(),
-            device_type=self._part.device.type,
-        )
-        for sharding in module_plan.values():
-            sharding.compute_kernel = EmbeddingComputeKernel.FUSED.value
+        sharded = {_name(index): layout.sharding for index, layout in enumerate(self._layouts)}
+        sharded |= {one.name: _placeholder_sharding(process) for process, one in self._placeholders.items()}
+        module_plan = EmbeddingModuleShardingPlan()
+        for name, sharding in sharded.items():
+            module_plan[name] = parameter_sharding(
+                sharding, device_type=self._part.device.type, node_size=node_size or self._part.group.size()
+            )
         model = DistributedModelParallel(
             collection,
             env=ShardingEnv.from_process_group(self._part.group),
@@ -186,13 +190,11 @@ class TorchRecEmbeddings:
         """The tables under names that TorchRec accepts: it makes modules of them, which may have no dots."""
         features = iter(self._features)
         return [
-            EmbeddingBagConfig(
+            table_config(
+                table,
                 name=_name(index),
-                num_embeddings=table.num_embeddings,
-                embedding_dim=table.embedding_dim,
-                feature_names=[next(features) for _ in table.features],
-                pooling=PoolingType.SUM if layout.is_summed else _POOLING[table.pooling],
-                data_type=_DATA_TYPE[table.dtype],
+                features=[next(features) for _ in table.features],
+                pooling=Pooling.SUM if layout.is_summed else None,
             )
             for index, (table, layout) in enumerate(zip(self.owners.tables.tables, self._layouts, strict=True))
         ]
@@ -236,12 +238,12 @@ class TableLayout:
     """How TorchRec holds a table.
 
     Attributes:
-        sharding: Makes TorchRec's description of it.
+        sharding: Its entry in TorchRec's plan.
         holdings: The same as rows and columns of processes.
         node_size: Processes of a node, where the rows are split over one; else None.
     """
 
-    sharding: ParameterShardingGenerator
+    sharding: TableSharding
     holdings: tuple[Holding, ...]
     node_size: int | None = None
 
@@ -261,76 +263,85 @@ def layouts_of(plan: ShardingPlan, ownership: Ownership) -> list[TableLayout]:
     Raises:
         InvalidPlanError: If TorchRec has none for a shard, or for the plan.
     """
-    if plan.replica_groups.num_groups > 1 or plan.replica_groups.moment_scale != 1:
-        raise _refused("has one replica group and moments as they are", "replica_groups")
-    if plan.payload != Payload():
-        raise _refused(f"sends fp32, not {plan.payload.forward} and {plan.payload.backward}", "payload")
     layouts: list[TableLayout] = []
-    for table in range(len(plan.tables.tables)):
-        shards = [one for one in ownership.holdings if one.table == table]
-        field = next(f"shards[{index}]" for index, one in enumerate(plan.shards) if one.shard.table == shards[0].of)
-        layouts.append(_layout(shards, ownership.num_processes, field))
-        sizes = {one.node_size for one in layouts if one.node_size}
-        if len(sizes) > 1:
-            raise _refused(f"has nodes of one size; {shown(shards[0].of.name)} is split over {max(sizes)}", field)
+    try:
+        check_whole(plan)
+        for index, table in enumerate(plan.tables.tables):
+            held = [one for one in ownership.holdings if one.table == index]
+            field = next(f"shards[{place}]" for place, one in enumerate(plan.shards) if one.shard.table == table)
+            layouts.append(_layout(held, ownership.num_processes, field))
+            sizes = {one.node_size for one in layouts if one.node_size}
+            if len(sizes) > 1:
+                raise refused(f"has nodes of one size; {shown(table.name)} is split over {max(sizes)}", field)
+    except NotInTorchRecError as error:
+        raise InvalidPlanError(f"the torchrec engine {error.reason}: use the thin engine", field=error.field) from None
     return layouts
 
 
-def _layout(shards: Sequence[Holding], num_processes: int, field: str) -> TableLayout:
-    table = shards[0].of
-    _check(shards, field)
-    processes = tuple(sorted(set(shards[0].ranges[0].replicas[0])))
-    if len(processes) == 1:
-        owners = [one.ranges[0].replicas[0][0] for one in shards]
-        holdings = tuple(_in_blocks(one, (owner,), num_processes) for one, owner in zip(shards, owners, strict=True))
-        sharding = table_wise(rank=owners[0]) if len(owners) == 1 else column_wise(ranks=owners)
-        return TableLayout(sharding=sharding, holdings=holdings)
-    # FBGEMM fails on kernels without rows.
-    if table.num_embeddings <= -(-table.num_embeddings // len(processes)) * (len(processes) - 1):
-        raise _refused(
-            f"needs rows in every block; {shown(table.name)} has {table.num_embeddings} for {len(processes)} processes",
-            field,
-        )
-    holdings = (_in_blocks(shards[0], processes, num_processes),)
-    if len(processes) == num_processes:
-        return TableLayout(sharding=row_wise(), holdings=holdings)
-    node, size = processes[0] // len(processes), len(processes)
-    if num_processes % size or processes != tuple(range(node * size, (node + 1) * size)):
-        raise _refused(
+def _layout(held: Sequence[Holding], num_processes: int, field: str) -> TableLayout:
+    """A table's layout.
+
+    Raises:
+        NotInTorchRecError: If there is none.
+    """
+    table = held[0].of
+    shards = [_as_shard(one, of) for one in held for of in one.ranges]
+    _check_executed(shards, field)
+    processes = shards[0].replicas[0]
+    size, first = len(processes), processes[0] - processes[0] % len(processes)
+    if num_processes % size or processes != tuple(range(first, first + size)):
+        raise refused(
             f"splits rows over all processes or those of a node; {shown(table.name)} is split over processes "
             f"{', '.join(map(str, processes))} of {num_processes}",
             field,
         )
-    return TableLayout(sharding=table_row_wise(host_index=node), holdings=holdings, node_size=size)
+    sharding = sharding_of(shards, world_size=num_processes, node_size=size, field=field)
+    if any(block.rows[0] == block.rows[1] for block in sharding.blocks):
+        # FBGEMM fails on kernels without rows.
+        raise refused(
+            f"needs rows in every block; {shown(table.name)} has {table.num_embeddings} for {size} processes", field
+        )
+    return TableLayout(
+        sharding=sharding,
+        holdings=tuple(_in_blocks(one, sharding, num_processes) for one in held),
+        node_size=size if 1 < size < num_processes else None,
+    )
 
 
-def _check(shards: Sequence[Holding], field: str) -> None:
-    """Checks that a table is pooled, held once, and cut in one direction.
+def _as_shard(one: Holding, held: HeldRange) -> PlacedShard:
+    """Rows of a holding as a shard whose ranks are the processes."""
+    return PlacedShard(
+        shard=Shard(table=one.of, rows=RowRange(start=held.start, stop=held.stop), columns=one.columns),
+        tier=Tier.ROW_WISE,
+        replicas=tuple(tuple(sorted(set(replica))) for replica in held.replicas),
+        exchange=one.output,
+        memory=one.memory,
+    )
+
+
+def _check_executed(shards: Sequence[PlacedShard], field: str) -> None:
+    """Checks what this engine does not execute, though TorchRec's plans can say it.
 
     Raises:
-        InvalidPlanError: If it is not.
+        NotInTorchRecError: If a table is a sequence table, has replicas, sends rows or is cut both ways.
     """
-    first, name = shards[0], shown(shards[0].of.name)
-    if first.of.pooling is Pooling.SEQUENCE:
-        raise _refused(f"has sums and means; {name} is a sequence table", field)
-    if any(one.is_replicated for one in shards):
-        raise _refused(f"holds each row once; {name} has replicas", field)
-    if any(one.output is Exchange.ROWS for one in shards):
-        raise _refused(f"sends sums; {name} sends rows", field)
-    if not all(one.is_whole and len(one.ranges) == 1 for one in shards):
-        raise _refused(f"splits all rows of a table alike; {name} has several ranges of rows", field)
-    if len({one.embedding_dim for one in shards}) > 1:
-        raise _refused(f"cuts columns evenly; {name} has shards of several widths", field)
-    if len(shards) > 1 and any(len(set(one.ranges[0].replicas[0])) > 1 for one in shards):
-        raise _refused(f"cuts rows or columns; {name} is cut in both", field)
+    name = shown(shards[0].shard.table.name)
+    if shards[0].shard.table.pooling is Pooling.SEQUENCE:
+        raise refused(f"has sums and means; {name} is a sequence table", field)
+    if any(one.memory.level is not MemoryLevel.HBM for one in shards):
+        raise refused(f"has tables in the device's memory; {name} lies in {shards[0].memory.level}", field)
+    if any(len(one.replicas) > 1 for one in shards):
+        raise refused(f"holds each row once; {name} has replicas", field)
+    if any(one.exchange is Exchange.ROWS for one in shards):
+        raise refused(f"sends sums; {name} sends rows", field)
+    is_cut = len({one.shard.columns for one in shards}) > 1
+    if is_cut and any(len(one.replicas[0]) > 1 for one in shards):
+        raise refused(f"cuts rows or columns; {name} is cut in both", field)
 
 
-def _refused(reason: str, field: str) -> InvalidPlanError:
-    return InvalidPlanError(f"the torchrec engine {reason}: use the thin engine", field=field)
-
-
-def _in_blocks(one: Holding, processes: tuple[int, ...], num_processes: int) -> Holding:
+def _in_blocks(one: Holding, sharding: TableSharding, num_processes: int) -> Holding:
     """The same rows in TorchRec's blocks."""
+    processes = tuple(block.rank for block in sharding.blocks if block.columns == one.columns)
     held = HeldRange(
         start=0, stop=one.of.num_embeddings, split=Split.BLOCK, replicas=(processes,), read_by=(0,) * num_processes
     )
@@ -352,6 +363,17 @@ def _name(index: int) -> str:
     return f"table_{index}"
 
 
+#: Rows and columns of tables that keep processes without tables going.
+_PLACEHOLDER_ROWS, _PLACEHOLDER_DIM = 1, 4
+
+
 def _placeholder(process: int) -> EmbeddingBagConfig:
     name = f"placeholder_{process}"
-    return EmbeddingBagConfig(name=name, num_embeddings=1, embedding_dim=4, feature_names=[name])
+    return EmbeddingBagConfig(
+        name=name, num_embeddings=_PLACEHOLDER_ROWS, embedding_dim=_PLACEHOLDER_DIM, feature_names=[name]
+    )
+
+
+def _placeholder_sharding(process: int) -> TableSharding:
+    block = Block(rank=process, rows=(0, _PLACEHOLDER_ROWS), columns=(0, _PLACEHOLDER_DIM))
+    return TableSharding(sharding_type=ShardingType.TABLE_WISE, blocks=(block,))

@@ -12,12 +12,19 @@ from pathlib import Path
 from autoshard import __version__
 from autoshard.core import CostModels, Payload, ReplicaGroups, ShardingPlan, TableSet, Topology
 from autoshard.core.costs import Risk
-from autoshard.core.errors import InfeasiblePlanError, InputError, InvalidOptionError, UnknownNameError
+from autoshard.core.errors import (
+    InfeasiblePlanError,
+    InputError,
+    InvalidOptionError,
+    InvalidTopologyError,
+    UnknownNameError,
+)
 from autoshard.core.plan import GroupLayout
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import digest, load_machine, tables_to_json
+from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
 from autoshard.simulation.points import Point, PointMemory, PointStatus, PricedPoint, SimulatedPoint, UnpricedPoint
@@ -71,6 +78,7 @@ class Simulator:
         num_batches: Batches to draw per point; 0 for none.
         lengths: Source of the samples' lengths.
         payload: Number formats of what is sent.
+        machines: Topologies by the names that points have for them; others are bundled ones or files.
     """
 
     tables: TableSet
@@ -86,6 +94,7 @@ class Simulator:
     num_batches: int = 0
     lengths: Lengths = Lengths.DECLARED
     payload: Payload = field(default_factory=Payload)
+    machines: Mapping[str, Topology] = field(default_factory=dict)
 
     def settings(self, name: str) -> dict[str, object]:
         """All that decides what a point costs, as JSON values; `name` is what the user calls the tables."""
@@ -118,7 +127,7 @@ class Simulator:
             ModelError: If a trained model is damaged.
         """
         started = time.perf_counter()
-        topology = load_machine(point.machine, point.num_ranks)
+        topology = self._topology(point)
         needed_bytes = sum(table.storage_bytes for table in self.tables.tables)
         available_bytes = _capacity(topology) // point.num_groups
         try:
@@ -138,6 +147,15 @@ class Simulator:
         planning_s = time.perf_counter() - started
         spread = self._spread(plan, costs) if self.num_batches else None
         return _priced(point, plan, needed_bytes, available_bytes, planning_s, spread)
+
+    def _topology(self, point: Point) -> Topology:
+        given = self.machines.get(point.machine)
+        if given is None:
+            return load_machine(point.machine, point.num_ranks)
+        try:
+            return scaled_topology(given, point.num_ranks)
+        except InvalidTopologyError as error:
+            raise error.in_source(point.machine) from error
 
     def _planned(self, point: Point, topology: Topology) -> tuple[ShardingPlan, CostModels]:
         """A priced plan for the point, made for one of its groups."""

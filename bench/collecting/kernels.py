@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autoshard.core import LocalShard
-from autoshard.formats.stores.samples import KERNEL_SAMPLES, Sample, measured_sets, set_id_of
+from autoshard.formats.stores.samples import HARDWARE_FIELDS, KERNEL_SAMPLES, Sample, measured_sets, set_id_of
 from bench.collecting.collector import CollectedKind
 from bench.collecting.options import SampleKind
 from bench.kernels.harness import Measurement
@@ -40,4 +40,5 @@ class KernelKind(CollectedKind[ChosenSet, Sequence[LocalShard], Measurement, Sam
 
     def sample(self, result: Measurement, source: str) -> Sample:
         """The record of a measurement."""
-        return Sample(**self.recorded(result, source), shards=result.shards)
+        hardware = {name: getattr(self.machine.hardware, name) for name in HARDWARE_FIELDS}
+        return Sample(**self.recorded(result, source), **hardware, shards=result.shards)

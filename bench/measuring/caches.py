@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import torch
+
+from autoshard.hardware import SYSFS_CACHES, cache_bytes_by_level
 
 #: Taken when the machine does not tell: larger than the last-level cache of most servers.
 FALLBACK_CPU_BYTES = 64 * 2**20
@@ -14,29 +15,15 @@ FALLBACK_CUDA_BYTES = 128 * 2**20
 #: How much more than the cache is touched: replacement is not strictly the oldest first.
 _EXCESS = 1.1
 
-_SYSFS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_SIZE = re.compile(r"(\d+)([KMG]?)")
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
-
-def last_level_cache_bytes(sysfs: Path = _SYSFS_CACHES) -> int:
-    """Bytes of the CPU's largest cache of the highest level.
+def last_level_cache_bytes(sysfs: Path = SYSFS_CACHES) -> int:
+    """Bytes of the CPU's largest cache of the highest level, or `FALLBACK_CPU_BYTES` where the machine does not tell.
 
     Args:
-        sysfs: Folder with one `index*` folder per cache, each with the files `level` and `size`.
-
-    Returns:
-        The size, or `FALLBACK_CPU_BYTES` where the machine does not tell.
+        sysfs: See `cache_bytes_by_level`.
     """
-    found = []
-    for cache in sysfs.glob("index*"):
-        try:
-            level, size = int((cache / "level").read_text()), _SIZE.fullmatch((cache / "size").read_text().strip())
-        except (OSError, ValueError):
-            continue
-        if size is not None:
-            found.append((level, int(size[1]) * _UNITS[size[2]]))
-    return max(found)[1] if found else FALLBACK_CPU_BYTES
+    found = cache_bytes_by_level(sysfs)
+    return found[max(found)] if found else FALLBACK_CPU_BYTES
 
 
 def device_cache_bytes(device: torch.device) -> int:

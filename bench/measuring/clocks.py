@@ -46,6 +46,14 @@ class DeviceClocks:
     throttle_reasons: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuDriver:
+    """A GPU's driver: its version, empty if it is not told, and the highest clock that it sets."""
+
+    version: str
+    max_sm_mhz: int | None
+
+
 def read_clocks(device: BenchDevice) -> DeviceClocks | None:
     """The state of a GPU now; None on a CPU, and where nvidia-smi is missing or tells nothing.
 
@@ -56,21 +64,25 @@ def read_clocks(device: BenchDevice) -> DeviceClocks | None:
 
 def query_clocks(selector: str) -> DeviceClocks | None:
     """The state of the GPU that `nvidia-smi --id` knows by this UUID or PCI bus id; None if it tells nothing."""
-    for reasons in _REASONS:
-        command = ["nvidia-smi", f"--id={selector}", f"--query-gpu=clocks.sm,{reasons}"]
-        try:
-            answer = subprocess.run(
-                [*command, "--format=csv,noheader,nounits"],
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        if answer.returncode == 0:
-            return parse_clocks(answer.stdout)
-    return None
+    answers = (_asked(selector, f"clocks.sm,{reasons}") for reasons in _REASONS)
+    answer = next((answer for answer in answers if answer is not None), None)
+    return None if answer is None else parse_clocks(answer)
+
+
+def query_driver(device: BenchDevice) -> GpuDriver:
+    """The driver of a GPU; what nvidia-smi does not tell is empty."""
+    words = (_asked(_selector(device.device), "driver_version,clocks.max.sm") or "").strip().split(", ")
+    return GpuDriver(version=words[0], max_sm_mhz=_mhz(words[-1]))
+
+
+def _asked(selector: str, fields: str) -> str | None:
+    """What nvidia-smi prints of a GPU's fields; None if it is missing or does not know them."""
+    command = ["nvidia-smi", f"--id={selector}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout if answer.returncode == 0 else None
 
 
 def parse_clocks(text: str) -> DeviceClocks | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import platform
-import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from autoshard.core import DType
 from autoshard.core.accepted import check_choice
 from autoshard.core.errors import DeviceError
+from autoshard.core.machine import gpu_key
+from autoshard.hardware import processor_name
 
 #: As torch calls them.
 TORCH_DTYPES = {
@@ -20,7 +19,6 @@ TORCH_DTYPES = {
     DType.BF16: torch.bfloat16,
     DType.INT8: torch.int8,
 }
-_VENDOR_WORDS = re.compile(r"\b(nvidia|tesla|geforce|quadro)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,21 +55,7 @@ def find_device(wanted: str = "auto") -> BenchDevice:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise DeviceError("torch finds no GPU here; `--device cpu` measures on the processor")
     if wanted == "cpu" or not torch.cuda.is_available():
-        return BenchDevice(device=torch.device("cpu"), key="cpu", name=_processor_name())
+        return BenchDevice(device=torch.device("cpu"), key="cpu", name=processor_name())
     device = torch.device("cuda", torch.cuda.current_device())
     name = torch.cuda.get_device_name(device)
     return BenchDevice(device=device, key=gpu_key(name), name=name)
-
-
-def gpu_key(name: str) -> str:
-    """Short key of a GPU's name: `NVIDIA A100-SXM4-80GB` is `a100`."""
-    words = _VENDOR_WORDS.sub("", name).strip().lower()
-    return re.sub(r"[^a-z0-9]+", "-", words.split("-")[0]).strip("-") or "cuda"
-
-
-def _processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()

@@ -10,6 +10,10 @@ from pathlib import Path
 import torch
 
 import autoshard
+from autoshard.core.machine import MeasuredMachine
+from autoshard.hardware import this_processor
+from bench.measuring.caches import device_cache_bytes
+from bench.measuring.clocks import query_driver
 from bench.measuring.devices import BenchDevice
 
 
@@ -32,6 +36,23 @@ class Machine:
     num_threads: int
     """Intra-op threads of a kernel; 1 on a GPU."""
     software: Software
+    hardware: MeasuredMachine
+    """The processor or GPU, without the versions of what runs on it."""
+
+
+def described_hardware(device: BenchDevice) -> MeasuredMachine:
+    """Name, caches, memory, clock and driver of a device, as far as the machine tells."""
+    if not device.is_cuda:
+        return this_processor()
+    properties = torch.cuda.get_device_properties(device.device)
+    driver = query_driver(device)
+    return MeasuredMachine(
+        device_name=device.name,
+        cache_bytes=device_cache_bytes(device.device),
+        memory_bytes=properties.total_memory,
+        clock_mhz=float(driver.max_sm_mhz or 0),
+        driver_version=driver.version,
+    )
 
 
 def installed_software() -> Software:

@@ -25,7 +25,7 @@ from bench.measuring.attempts import Timing, mean_of
 from bench.measuring.caches import CacheFlush
 from bench.measuring.clocks import DeviceClocks, read_clocks
 from bench.measuring.devices import BenchDevice
-from bench.measuring.provenance import Machine, installed_software
+from bench.measuring.provenance import Machine, described_hardware, installed_software
 from bench.measuring.robust_stats import MsArray, locate
 from bench.measuring.timing import RoundSettings, TimedKernel, time_rounds
 
@@ -110,7 +110,12 @@ class GroupHarness(ABC, Generic[ItemT, KernelT, ResultT]):
     def machine(self) -> Machine:
         """What samples say of where they were measured."""
         num_threads = 1 if self.device.is_cuda else self._group_settings.num_threads
-        return Machine(device=self.device, num_threads=num_threads, software=installed_software())
+        return Machine(
+            device=self.device,
+            num_threads=num_threads,
+            software=installed_software(),
+            hardware=described_hardware(self.device),
+        )
 
     @property
     def timed_share(self) -> float:

@@ -12,13 +12,16 @@ from numpy.typing import NDArray
 from autoshard.core import LocalShard
 from autoshard.core.costs import OutsideRange
 from autoshard.core.errors import FormatError, ModelError
+from autoshard.core.machine import MeasuredMachine
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.kinds import (
     ANY_OBJECT,
+    ANY_TEXT,
     TEXT,
     Field,
     list_of,
     number_in,
+    optional,
     or_null,
     record,
     tuple_of,
@@ -138,6 +141,17 @@ class Interval:
         return np.exp(low_S), np.exp(high_S)
 
 
+MACHINE: Final = record(
+    MeasuredMachine,
+    Field("device_name", ANY_TEXT),
+    Field("core_cache_bytes", whole_number()),
+    Field("cache_bytes", whole_number()),
+    Field("memory_bytes", whole_number()),
+    Field("clock_mhz", number_in(0, MAX_METRIC)),
+    Field("driver_version", ANY_TEXT),
+    Field("torch_version", ANY_TEXT),
+    Field("fbgemm_version", ANY_TEXT),
+)
 _RANGE: Final = tuple_of(number_in(0, _MAX_RANGE), number_in(0, _MAX_RANGE))
 _METRIC: Final = number_in(0, MAX_METRIC)
 _COVERAGE: Final = record(
@@ -175,6 +189,7 @@ class CostModelCard(ModelCard):
         metrics: Accuracy on held-out samples.
         interval: How far to trust a prediction.
         training: Options, seed and counts of the training, for information.
+        measured_on: The machine of the samples; may be left out where they did not say.
     """
 
     schema: ClassVar[str] = "autoshard.cost-model/2"
@@ -188,6 +203,7 @@ class CostModelCard(ModelCard):
         Field("metrics", _HELD_OUT),
         Field("interval", _INTERVAL),
         Field("training", ANY_OBJECT),
+        optional("measured_on", MACHINE, default=None),
     )
 
     device: str
@@ -198,3 +214,4 @@ class CostModelCard(ModelCard):
     metrics: HeldOutMetrics
     interval: Interval
     training: dict[str, Any]
+    measured_on: MeasuredMachine | None = None

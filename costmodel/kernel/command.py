@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard import console
-from autoshard.commands.arguments import seed_option
+from autoshard.commands.arguments import AcceleratorOption, seed_option
 from autoshard.commands.options import command_options
 from costmodel.registry.promotion import publish_version, report_published, status_of
 from costmodel.registry.publish_options import PublishOptions
@@ -18,9 +18,14 @@ from costmodel.registry.versions import Registry
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from autoshard.runtime.processes.learners import Learners
     from costmodel.kernel.card import CostModelCard
     from costmodel.kernel.training import TrainedCostModel
+    from costmodel.kernel.updates.progress import CostProgress
     from costmodel.registry.promotion import Published, TrainedVersion
+
+#: Updates between two lines on standard error.
+_LOG_EVERY = 1000
 
 
 @command_options()
@@ -33,6 +38,10 @@ class TrainCostOptions:
     ] = None
     updates: Annotated[int | None, typer.Option(min=1, help="Number of updates; more take longer.")] = None
     seed: Annotated[int, seed_option("Seed of the weights and of the choice of held-out samples.")] = 0
+    accelerator: AcceleratorOption = "auto"
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Folder for TensorBoard's logs of loss and samples per second.")
+    ] = None
 
 
 def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: console.JsonOption = False) -> None:
@@ -43,33 +52,60 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
     error is higher by more than the standard error of the difference, and by more than 0.1 points, it goes to the
     registry without an alias, and the exit code is 0. --force promotes it anyway, as `autoshard models promote` does.
 
+    Under torchrun, all its processes train the model together, each on its share of every batch; the first publishes.
+
     Example:
         autoshard train cost --store samples
         autoshard train cost --store samples --alias candidate
         autoshard train cost --store samples --force
+        torchrun --nproc-per-node 4 --no-python autoshard train cost --store samples --accelerator cuda
     """
+    from autoshard.runtime.processes.learners import joined_learners
     from costmodel.kernel.comparison import kernel_version
 
-    trained = _train(options)
+    with joined_learners(options.accelerator) as learners:
+        trained = _train(options, learners)
+    if not learners.is_first:
+        return
     version = kernel_version(trained)
     published = publish_version(Registry(publishing.registry), version, publishing)
     report_published(published, version.kind, version.name)
     console.emit(_result(version, published), _metrics_table(trained.model.card, published), as_json=as_json)
 
 
-def _train(options: TrainCostOptions) -> TrainedCostModel:
+def _train(options: TrainCostOptions, learners: Learners) -> TrainedCostModel:
     from autoshard.formats.stores.samples import read_samples
     from costmodel.kernel.dataset import CostDataset
     from costmodel.kernel.training import TrainingOptions, train_cost_model
+    from costmodel.kernel.updates.progress import tensorboard_log
 
     training = TrainingOptions()
     if options.updates is not None:
         training = replace(training, num_updates=options.updates)
     table = read_samples(options.store, options.device)
     dataset = CostDataset.from_samples(table)
-    with console.progress("Training", training.num_updates) as advance:
+    folder = options.tensorboard if learners.is_first else None
+    with (
+        console.progress("Training", training.num_updates, is_shown=learners.is_first) as advance,
+        tensorboard_log(folder) as write,
+    ):
+
+        def report(progress: CostProgress) -> None:
+            write(progress)
+            if learners.is_first and progress.num_updates % _LOG_EVERY == 0:
+                console.log(
+                    f"update {progress.num_updates}: loss {progress.loss:.4f}, {progress.samples_per_s:,.0f} samples/s "
+                    f"on {learners.description}, seed {options.seed}"
+                )
+
         return train_cost_model(
-            dataset, device=table.samples[0].device, options=training, seed=options.seed, advance=advance
+            dataset,
+            device=table.samples[0].device,
+            options=training,
+            seed=options.seed,
+            advance=advance,
+            learners=learners,
+            on_progress=report,
         )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from autoshard.core import LocalShard
 from autoshard.core.errors import SampleStoreError
+from autoshard.core.machine import MeasuredMachine
 from autoshard.formats.stores.drift import corrected_ms
 from autoshard.formats.stores.samples import SampleTable
 from costmodel.kernel.card import Coverage
@@ -34,6 +35,7 @@ class CostDataset:
         num_shards_S: Shards of each sample, so that they can be told apart.
         set_S: Which set each sample measured; alike for samples of the same set, in any store.
         latency_ms_SO: Forward and backward latency, the machine's drift divided out.
+        machine: Where they were measured; None if that is not known.
     """
 
     shards_U: tuple[LocalShard, ...]
@@ -42,6 +44,7 @@ class CostDataset:
     num_shards_S: IndexArray
     set_S: IndexArray
     latency_ms_SO: NDArray[np.float64]
+    machine: MeasuredMachine | None = None
 
     @classmethod
     def from_samples(cls, table: SampleTable) -> CostDataset:
@@ -64,6 +67,7 @@ class CostDataset:
             num_shards_S=np.array([len(sample.shards) for sample in kept]),
             set_S=np.array([_number_of(sample.set_id) for sample in kept]),
             latency_ms_SO=np.stack(corrected_ms(kept), axis=1),
+            machine=table.machine,
         )
 
     def __len__(self) -> int:

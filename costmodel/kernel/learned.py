@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import KernelCosts, LocalShard
-from autoshard.core.costs import CodeArray, MsArray, OutsideRange
+from autoshard.core.costs import CodeArray, KernelFloor, MsArray, OutsideRange
 from autoshard.core.errors import ModelError
+from autoshard.core.machine import MeasuredMachine
 from costmodel.kernel.card import CostModelCard
 from costmodel.kernel.features import shard_features
 from costmodel.kernel.predictor import NUM_OUTSIDE, CostPredictor, SetHead
@@ -58,6 +59,11 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
     def restored(cls, stored: StoredModel, card: CostModelCard) -> LearnedCostModel:
         """See `LearnedModel.restored`."""
         return cls(stored.tensors, card, stored.label)
+
+    @property
+    def measured_on(self) -> MeasuredMachine | None:
+        """The machine of its samples; None if its card does not say."""
+        return self.card.measured_on
 
     def tensors(self) -> Tensors:
         """Its weights."""
@@ -111,6 +117,10 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
             low_ms_S=kernel_ms_S * low_S,
             high_ms_S=kernel_ms_S * high_S,
         )
+
+    def floor(self, codes_NH: CodeArray) -> KernelFloor:
+        """What shards add at least, see `CostPredictor.floor`; sets cost up to four times as much."""
+        return self.predictor.floor(codes_NH)
 
     def _check_finite(self, values: NDArray[np.floating]) -> None:
         # The limits of cards and weights leave room for this only with tables far beyond any that were measured.

@@ -49,7 +49,7 @@ def missing_growth(
     start_B: Tensor,
     predicted_BO: Tensor,
     least_share: float,
-    rng: np.random.Generator,
+    is_drawn_N: Tensor,
 ) -> Tensor:
     """Loss of sets that take less than a part of them and `least_share` of the own times of the shards left out.
 
@@ -64,16 +64,15 @@ def missing_growth(
         start_B: Where each set starts in `shard_N`.
         predicted_BO: Its prices of the sets.
         least_share: Share of its own time that a shard must add.
-        rng: Decides what is left out.
+        is_drawn_N: Shards that the part keeps, as `drawn_shards` has them; it keeps each set's costliest one, too.
     """
-    own_N = codes_UH.detach()[:, TRAIT_WIDTH:].sum(dim=1)[shard_N].numpy()
-    is_kept_N = _kept(own_N, start_B.numpy(), rng)
-    counts_B = np.add.reduceat(is_kept_N.astype(np.int64), start_B.numpy())
-    kept_M, start_kept_B = shard_N[torch.from_numpy(is_kept_N)], torch.from_numpy(np.cumsum(counts_B) - counts_B)
-    part_BO, _ = network.predict_ms(codes_UH, kept_M, start_kept_B)
-    left_N = torch.from_numpy(~is_kept_N)
-    left_out_N = codes_UH[:, TRAIT_WIDTH:].sum(dim=1)[shard_N] * left_N
-    left_out_B = torch.zeros(len(start_B)).index_add(0, _owners(start_B, len(shard_N)), left_out_N)
+    owner_N = _owners(start_B, len(shard_N))
+    own_N = codes_UH.detach()[:, TRAIT_WIDTH:].sum(dim=1)[shard_N]
+    costliest_B = own_N.new_zeros(len(start_B)).scatter_reduce(0, owner_N, own_N, "amax")
+    is_kept_N = is_drawn_N | (own_N >= costliest_B[owner_N])
+    part_BO, _ = network.predict_ms(codes_UH, shard_N, start_B, is_kept_N)
+    left_out_N = codes_UH[:, TRAIT_WIDTH:].sum(dim=1)[shard_N] * ~is_kept_N
+    left_out_B = left_out_N.new_zeros(len(start_B)).index_add(0, owner_N, left_out_N)
     whole_B = predicted_BO.sum(dim=1)
     missing_B = torch.relu(part_BO.sum(dim=1) + least_share * left_out_B - whole_B)
     of_whole_B = whole_B.detach()
@@ -81,17 +80,17 @@ def missing_growth(
     return _WHOLE_WEIGHT * (missing_B / of_whole_B).mean() + _LEFT_OUT_WEIGHT * (missing_B / of_left_out_B).mean()
 
 
-def _kept(own_N: NDArray[np.float32], starts_B: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Which shards are kept: of each set the costliest, and of the others any share."""
-    counts_B = np.diff(starts_B, append=len(own_N))
+def drawn_shards(starts_B: NDArray[np.int64], num_shards: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """A random part of each set's shards, of any size; of some sets none. Shape (N,)."""
+    counts_B = np.diff(starts_B, append=num_shards)
     share_B = rng.random(len(starts_B)) ** 2
     share_B[rng.random(len(starts_B)) < _ALONE_SHARE] = 0.0
-    costliest_B = np.maximum.reduceat(own_N, starts_B)
-    is_kept_N: NDArray[np.bool_] = rng.random(len(own_N)) < np.repeat(share_B, counts_B)
-    return is_kept_N | (own_N >= np.repeat(costliest_B, counts_B))
+    is_drawn_N: NDArray[np.bool_] = rng.random(num_shards) < np.repeat(share_B, counts_B)
+    return is_drawn_N
 
 
 def _owners(start_B: Tensor, num_shards: int) -> Tensor:
     """The set of each shard, shape (N,)."""
-    counts_B = torch.diff(start_B, append=torch.tensor([num_shards]))
-    return torch.repeat_interleave(torch.arange(len(start_B)), counts_B)
+    counts_B = torch.diff(start_B, append=start_B.new_full((1,), num_shards))
+    # With the size given, no device has to be asked for it.
+    return torch.repeat_interleave(torch.arange(len(start_B), device=start_B.device), counts_B, output_size=num_shards)

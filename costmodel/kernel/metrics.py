@@ -74,14 +74,23 @@ def held_out_metrics(predicted_ms_S: MsArray, measured_ms_S: MsArray) -> HeldOut
     )
 
 
-def calibrated_interval(predicted_ms_S: MsArray, spread_S: MsArray, measured_ms_S: MsArray) -> Interval:
+def calibrated_interval(
+    predicted_ms_S: MsArray, spread_S: MsArray, measured_ms_S: MsArray, *, farthest: float | None = None
+) -> Interval:
     """The interval that holds nine tenths of the measurements.
 
     Every other sample sets its ends, the rest measure its coverage; its ends are then set anew on all.
+
+    Args:
+        predicted_ms_S: Predictions.
+        spread_S: Their spreads.
+        measured_ms_S: Measurements.
+        farthest: Logarithm of measured over predicted that counts as seen once at either side, beside the samples; so
+            an interval of few samples is as wide as is known before any. None where there are samples enough.
     """
     # np.log of a ratio of 0 has no bound; predictions are above 0 for sets that are not empty.
     off_S = np.log(measured_ms_S / np.maximum(predicted_ms_S, _SMALLEST_MS)) / spread_S
-    ends = _ends(off_S)
+    ends = _ends(off_S) if farthest is None else _outer_ends(off_S, farthest / _typical(spread_S))
     if len(off_S) < 2 * _MIN_FOR_COVERAGE:
         return Interval(low=ends[0], high=ends[1])
     low, high = _ends(off_S[::2])
@@ -98,6 +107,17 @@ def calibrated_interval(predicted_ms_S: MsArray, spread_S: MsArray, measured_ms_
 def _ends(off_S: MsArray) -> tuple[float, float]:
     low, high = np.quantile(off_S, _ENDS)
     return min(float(low), 0.0), max(float(high), 0.0)
+
+
+def _outer_ends(off_S: MsArray, farthest: float) -> tuple[float, float]:
+    """As `_ends`, with one more sample at either side; ends are those of samples, none lies between two."""
+    seen = np.concatenate([off_S, [-farthest, farthest]])
+    low, high = np.quantile(seen, _ENDS[0], method="lower"), np.quantile(seen, _ENDS[1], method="higher")
+    return min(float(low), 0.0), max(float(high), 0.0)
+
+
+def _typical(spread_S: MsArray) -> float:
+    return float(np.median(spread_S)) if len(spread_S) else 1.0
 
 
 def kendall_tau(first_S: MsArray, second_S: MsArray) -> float:

@@ -103,16 +103,35 @@ class CostNetwork(nn.Module):
         """
         return self.predict_ms(self.encoder(features_UF), shard_N, start_S)
 
-    def predict_ms(self, codes_UH: Tensor, shard_N: Tensor, start_S: Tensor) -> tuple[Tensor, Tensor]:
-        """As `forward`, from the codes of the distinct shards."""
-        codes_SH = nn.functional.embedding_bag(shard_N, codes_UH, start_S, mode="sum")
-        counts_S = torch.diff(start_S, append=torch.tensor([len(shard_N)])).to(codes_SH.dtype)
+    def predict_ms(
+        self, codes_UH: Tensor, shard_N: Tensor, start_S: Tensor, is_kept_N: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As `forward`, from the codes of the distinct shards.
+
+        Args:
+            codes_UH: Codes of the distinct shards.
+            shard_N: Which shards the sets hold, set after set.
+            start_S: Where each set starts in `shard_N`.
+            is_kept_N: Whether each shard counts, at least one of each set; all count when left out.
+        """
+        kept_N = None if is_kept_N is None else is_kept_N.to(codes_UH.dtype)
+        codes_SH = nn.functional.embedding_bag(shard_N, codes_UH, start_S, mode="sum", per_sample_weights=kept_N)
+        counts_S = _counts(start_S, len(shard_N), kept_N).to(codes_SH.dtype)
         own_SO = codes_SH[:, TRAIT_WIDTH:] + self.get_parameter(OVERHEAD).exp()
         known_SZ = torch.cat(
             [codes_SH[:, :TRAIT_WIDTH] / counts_S[:, None], counts_S.log()[:, None], own_SO.log()], dim=1
         )
         times_SO = own_SO * (MAX_LOG_FUSION * torch.tanh(self.fusion(known_SZ))).exp()
         return times_SO, self.doubt(known_SZ.detach())[:, 0]
+
+
+def _counts(start_S: Tensor, num_shards: int, kept_N: Tensor | None) -> Tensor:
+    """Number of shards of each set that count."""
+    ends_S = torch.cat([start_S, start_S.new_full((1,), num_shards)])
+    if kept_N is None:
+        return torch.diff(ends_S)
+    before_N = torch.cat([kept_N.new_zeros(1), kept_N.cumsum(dim=0)])
+    return torch.diff(before_N[ends_S])
 
 
 def _mlp(widths: Sequence[int]) -> nn.Sequential:

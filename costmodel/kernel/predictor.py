@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core.costs import CodeArray
+from autoshard.core.costs import CodeArray, KernelFloor
 from costmodel.kernel.features import NUM_INPUTS, NUM_WORK, FeatureArray, FeatureScaling
 from costmodel.kernel.weights import (
     CODE_WIDTH,
@@ -141,6 +141,23 @@ class CostPredictor:
             parts_SO[chunk] = corrected(own_SO, _mlp(known_SZ, self._layers["fusion"]))
         parts_SO[codes_SH[:, COUNT] < 0.5] = 0.0
         return parts_SO * self._scale_ms
+
+    def floor(self, codes_NH: CodeArray) -> KernelFloor:
+        """What shards add at least to the latencies of sets, whatever runs beside them.
+
+        The correction of a set is at least exp(-MAX_LOG_FUSION), so that no set takes less than that share of the sum
+        of its shards' own times.
+        """
+        least = float(np.exp(-MAX_LOG_FUSION)) * self._scale_ms
+        own_NO = codes_NH[:, TRAIT_WIDTH:CODE_WIDTH].astype(np.float64)
+        forward_base, backward_base = (least * self._overhead_O.astype(np.float64)).tolist()
+        return KernelFloor(
+            forward_ms_N=least * own_NO[:, 0],
+            backward_ms_N=least * own_NO[:, 1],
+            kernel_N=np.zeros(len(codes_NH), dtype=np.int64),
+            forward_base_ms=forward_base,
+            backward_base_ms=backward_base,
+        )
 
     def spread(self, codes_SH: CodeArray) -> NDArray[np.float64]:
         """How far the logarithm of the sum may be off, in units that the card calibrates; shape (S,)."""

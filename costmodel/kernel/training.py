@@ -1,7 +1,6 @@
 """Training of the learned cost model from measured sets of shards.
 
-Shape suffixes: S samples, B samples of a batch, U distinct shards, N shards, F features, H width of a code, O outputs
-(forward, backward).
+Shape suffixes: B samples of a batch, U distinct shards, F features.
 """
 
 from __future__ import annotations
@@ -16,15 +15,17 @@ from numpy.typing import NDArray
 import autoshard
 from autoshard.core.accepted import AT_LEAST_1, Range
 from autoshard.core.errors import SampleStoreError
+from autoshard.runtime.processes.learners import Learners
 from autoshard.runtime.processes.threads import intra_op_threads
 from costmodel.kernel.card import CostModelCard
 from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.features import FeatureScaling
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.loss import missing_growth, prediction_loss
 from costmodel.kernel.metrics import assess
 from costmodel.kernel.network import CostNetwork
 from costmodel.kernel.predictor import CostPredictor
+from costmodel.kernel.updates.batches import DeviceSamples, SetBatch
+from costmodel.kernel.updates.progress import CostProgress, OnCostProgress, Throughput
 from costmodel.kernel.weights import ENCODER_HIDDEN, Weights
 
 #: With fewer, the share that is held out says nothing about accuracy.
@@ -32,6 +33,9 @@ MIN_SAMPLES = 50
 
 #: Options that the card tells of, beside the schedule.
 _CARD_OPTIONS = ("batch_size", "learning_rate", "beta2", "weight_decay", "least_share", "held_out_share")
+
+#: Updates between two reports of progress.
+REPORT_EVERY = 100
 
 Advance = Callable[[float], None]
 
@@ -88,8 +92,13 @@ def train_cost_model(
     options: TrainingOptions | None = None,
     seed: int = 0,
     advance: Advance = lambda _: None,
+    learners: Learners | None = None,
+    on_progress: OnCostProgress = lambda _: None,
 ) -> TrainedCostModel:
     """Trains a network on a random part of the samples and measures it on the rest.
+
+    Network, features and batches are on the device of `learners`. Of several processes, each takes its share of every
+    batch; their gradients are averaged, so that all of them end with the same weights.
 
     Args:
         dataset: Measured sets.
@@ -97,11 +106,13 @@ def train_cost_model(
         options: How to train; the defaults when left out.
         seed: Same seed and samples, same weights (on the same machine).
         advance: Told how many updates have just been done.
+        learners: Processes that train together, and this one's device; alone on the CPU when left out.
+        on_progress: Receives loss and throughput every `REPORT_EVERY` updates, and after the last one.
 
     Raises:
         SampleStoreError: If there are fewer than MIN_SAMPLES samples.
     """
-    options = options or TrainingOptions()
+    options, learners = options or TrainingOptions(), learners or Learners()
     if len(dataset) < MIN_SAMPLES:
         raise SampleStoreError(
             f"training needs at least {MIN_SAMPLES} samples, there are {len(dataset)}: "
@@ -112,8 +123,9 @@ def train_cost_model(
     scaling = FeatureScaling.fit(train_part.features_UF[train_part.shard_N])
     scale_ms = float(train_part.kernel_ms.mean())
     features_UF = scaling.apply(train_part.features_UF)
+    fit = _Fit(train_part, scale_ms, options, rng, learners)
     with intra_op_threads(1):
-        weights = _fit(train_part, features_UF, scale_ms, options, rng, advance)
+        weights = fit.run(features_UF, advance, on_progress)
     predictor = CostPredictor(weights, encoder_hidden=options.encoder_hidden, scaling=scaling, scale_ms=scale_ms)
     metrics, interval = assess(predictor, held_out)
     card = CostModelCard(
@@ -131,46 +143,119 @@ def train_cost_model(
             **{name: getattr(options, name) for name in _CARD_OPTIONS},
             "version": autoshard.__version__,
         },
+        measured_on=dataset.machine,
     )
     return TrainedCostModel(model=LearnedCostModel(weights, card), held_out=held_out)
 
 
-def _fit(
+class _Fit:
+    """The training of one network.
+
+    Args:
+        dataset: Samples to learn from.
+        scale_ms: Unit of latencies.
+        options: How to train.
+        rng: Source of weights and batches, in the same state in all processes.
+        learners: Processes that train together.
+        network: Trained further from where it stands; a new one when left out.
+        pull: Loss per squared distance of all weights from where they stood; 0 for none.
+    """
+
+    def __init__(
+        self,
+        dataset: CostDataset,
+        scale_ms: float,
+        options: TrainingOptions,
+        rng: np.random.Generator,
+        learners: Learners,
+        network: CostNetwork | None = None,
+        pull: float = 0.0,
+    ) -> None:
+        self._dataset, self._scale_ms, self._options = dataset, scale_ms, options
+        self._rng, self._learners = rng, learners
+        network = network or _new_network(dataset, scale_ms, options, rng)
+        self.network = network.to(learners.device)
+        self._pull = pull
+        self._origin = [parameter.detach().clone() for parameter in self.network.parameters()] if pull else []
+        self.optimizer = torch.optim.AdamW(
+            _parameter_groups(self.network, options.weight_decay),
+            lr=options.learning_rate,
+            betas=(0.9, options.beta2),
+            fused=True,
+        )
+        self._rate = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda update: _annealed(update / options.num_updates)
+        )
+
+    def run(self, features_UF: NDArray[np.float32], advance: Advance, on_progress: OnCostProgress) -> Weights:
+        """The weights after all updates; of the data set's features, scaled."""
+        options, rank, world_size = self._options, self._learners.rank, self._learners.world_size
+        samples = DeviceSamples(self._dataset, features_UF, self._scale_ms, self._learners.device)
+        # What shards are left out is drawn by each process for its own samples.
+        draws = self._rng if world_size == 1 else np.random.default_rng([int(self._rng.integers(2**31)), rank])
+        throughput = Throughput()
+        for number, samples_B in enumerate(sample_batches(len(self._dataset), options, self._rng), start=1):
+            mine_B = samples_B[rank::world_size]
+            # Losses are means over samples: the mean of gradients is that of the whole batch, however it is parted.
+            weight = len(mine_B) * world_size / len(samples_B)
+            loss = self.update(samples.batch(mine_B, draws if options.least_share else None), weight)
+            throughput.add(len(samples_B))
+            advance(1)
+            if number % REPORT_EVERY == 0 or number == options.num_updates:
+                rate = float(self._rate.get_last_lr()[0])
+                speed = throughput.samples_per_s
+                on_progress(CostProgress(num_updates=number, loss=float(loss), learning_rate=rate, samples_per_s=speed))
+        return {name: tensor.cpu().numpy() for name, tensor in self.network.state_dict().items()}
+
+    def update(self, batch: SetBatch, weight: float = 1.0) -> torch.Tensor:
+        """Makes one update, and returns the loss before it; `weight` is that of this process's samples."""
+        loss = batch.loss(self.network, self._options.least_share)
+        if self._pull:
+            pairs = zip(self.network.parameters(), self._origin, strict=True)
+            loss = loss + self._pull * torch.stack([(now - start).square().sum() for now, start in pairs]).sum()
+        self.optimizer.zero_grad()
+        (weight * loss).backward()
+        self._learners.average_gradients(self.network.parameters())
+        self.optimizer.step()
+        self._rate.step()
+        return loss.detach()
+
+
+def _new_network(
+    dataset: CostDataset, scale_ms: float, options: TrainingOptions, rng: np.random.Generator
+) -> CostNetwork:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.integers(2**31)))
+        network = CostNetwork(options.encoder_hidden)
+    network.start_from(dataset.mean_work, dataset.mean_latency_ms / scale_ms)
+    return network
+
+
+def descend(
+    network: CostNetwork,
     dataset: CostDataset,
     features_UF: NDArray[np.float32],
     scale_ms: float,
     options: TrainingOptions,
     rng: np.random.Generator,
-    advance: Advance,
+    advance: Advance = lambda _: None,
+    *,
+    pull: float = 0.0,
 ) -> Weights:
-    """The weights of a network that is trained on a data set, whose features have been scaled."""
-    latency_SO = (dataset.latency_ms_SO / scale_ms).astype(np.float32)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.integers(2**31)))
-        network = CostNetwork(options.encoder_hidden)
-    network.start_from(dataset.mean_work, dataset.mean_latency_ms / scale_ms)
-    optimizer = torch.optim.AdamW(
-        _parameter_groups(network, options.weight_decay),
-        lr=options.learning_rate,
-        betas=(0.9, options.beta2),
-        fused=True,
-    )
-    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: _annealed(update / options.num_updates))
-    for samples_B in sample_batches(len(dataset), options, rng):
-        shard_N, starts_B = dataset.shards_of(samples_B)
-        used_U, shard_N = np.unique(shard_N, return_inverse=True)
-        codes_UH = network.encoder(torch.from_numpy(features_UF[used_U]))
-        shards, starts = torch.from_numpy(shard_N), torch.from_numpy(starts_B)
-        predicted_BO, log_spread_B = network.predict_ms(codes_UH, shards, starts)
-        loss = prediction_loss(predicted_BO, log_spread_B, torch.from_numpy(latency_SO[samples_B]))
-        if options.least_share > 0:
-            loss = loss + missing_growth(network, codes_UH, shards, starts, predicted_BO, options.least_share, rng)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        rate.step()
-        advance(1)
-    return {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+    """The weights of a network after training it further from where it stands.
+
+    Args:
+        network: Is changed.
+        dataset: Measured sets.
+        features_UF: Scaled features of its distinct shards.
+        scale_ms: Milliseconds per unit of the network's outputs.
+        options: How to train.
+        rng: Decides which samples each update sees.
+        advance: Receives the number of updates just done.
+        pull: Loss per squared distance of all weights from where they stood; 0 for none.
+    """
+    fit = _Fit(dataset, scale_ms, options, rng, Learners(), network, pull)
+    return fit.run(features_UF, advance, lambda _: None)
 
 
 def sample_batches(num_samples: int, options: TrainingOptions, rng: np.random.Generator) -> Iterator[IndexArray]:

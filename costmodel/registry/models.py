@@ -8,7 +8,7 @@ from typing import Generic, Self, TypeVar
 
 from autoshard.formats.documents.fields import from_source
 from costmodel.registry.card_fields import ModelCard
-from costmodel.registry.versions import PRODUCTION, Registry, StoredModel, Tensors, find_registry
+from costmodel.registry.versions import PRODUCTION, Registry, StoredModel, Tensors, find_model
 
 CardT = TypeVar("CardT", bound=ModelCard)
 
@@ -53,13 +53,13 @@ class LearnedModel(ABC, Generic[CardT]):
             device: Key of the device kind, such as `cpu`.
 
         Returns:
-            The model, or None if there is none for the device.
+            The model, or None if there is none for the device, nor for its family where the key names a model of it.
 
         Raises:
             ModelError: If there is one, but damaged, or of another schema or device.
         """
-        registry = find_registry(cls.kind, device, root)
-        return None if registry is None else cls.load(registry, device)
+        found = find_model(cls.kind, device, root)
+        return None if found is None else cls.load(*found)
 
     @classmethod
     def from_stored(cls, stored: StoredModel) -> Self:
@@ -91,6 +91,11 @@ class LearnedModel(ABC, Generic[CardT]):
             ModelError: If the registry cannot be written.
         """
         return registry.publish(self.kind, self.card.device, self.tensors(), self.card.to_json())
+
+    @property
+    def version_id(self) -> str:
+        """Its id in the registry that it comes from; empty for a model that was not published."""
+        return self.version.partition(" ")[0]
 
     @property
     def name(self) -> str:

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from autoshard.core.errors import FormatError, ModelError
+from autoshard.core.machine import device_family
 from autoshard.core.quoting import shown
 from autoshard.core.topology import DEVICE_KEY
 from autoshard.formats.documents.fields import check_writable
@@ -47,6 +48,7 @@ __all__ = [
     "StoredModel",
     "Version",
     "default_registry",
+    "find_model",
     "find_registry",
     "models_in_use",
     "shipped_models",
@@ -107,6 +109,24 @@ def find_registry(kind: str, name: str, root: Path | None = None) -> Registry | 
     return next(
         (models for models in (Registry(root), shipped_models()) if models.production_id(kind, name) is not None), None
     )
+
+
+def find_model(kind: str, device: str, root: Path | None = None) -> tuple[Registry, str] | None:
+    """The registry with the model of a device, and its name there: the device, else its family.
+
+    Args:
+        kind: What the model is for: `cost`, `policy`.
+        device: Key of the device, such as `cpu` or `cpu:amd-epyc`.
+        root: Folder of the user's registry; the default one if None.
+
+    Raises:
+        ModelError: If an alias is damaged.
+    """
+    for name in dict.fromkeys((device, device_family(device))):
+        models = find_registry(kind, name, root)
+        if models is not None:
+            return models, name
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -328,7 +348,11 @@ class Registry:
     def _folder(self, kind: str, name: str) -> Path:
         for label, value in (("kind", kind), ("name", name)):
             if not DEVICE_KEY.fullmatch(value):
-                raise ModelError(f"must be letters, digits, '.', '_' or '-', got {shown(value)}", field=label)
+                raise ModelError(
+                    "must be letters, digits, '.', '_' or '-', in one part or two with a colon between them, "
+                    f"got {shown(value)}",
+                    field=label,
+                )
         return self.root / kind / name
 
     def _card(self, path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from autoshard.core import CostModels, Estimate, ShardingPlan
 from autoshard.core.errors import ModelError
+from autoshard.core.machine import device_family
 from autoshard.core.step import KERNEL_PARTS, PART_FEATURES, Coefficients, Overlap, StepPart, plain_coefficients
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
@@ -133,7 +134,7 @@ def run_calibration(
     runs: list[CalibrationRun] = []
     left = zip(plans, seeds, strict=True)
     while chunk := list(islice(left, _RUNS_PER_LAUNCH)):
-        device = "cpu" if chunk[0][0].topology.device == "cpu" else "cuda"
+        device = "cpu" if device_family(chunk[0][0].topology.device) == "cpu" else "cuda"
         chosen, drawn = zip(*chunk, strict=True)
         measured = run_trials(chosen, drawn, steps=steps, repeats=repeats, device=device, launcher=launcher)
         for plan, one in zip(chosen, measured, strict=True):

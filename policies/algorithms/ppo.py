@@ -121,12 +121,21 @@ class PlacementPPO(PPO):
         settings: How to learn.
         num_steps: Items of a task.
         seed: Source of randomness of the network's first weights and of actions.
+        device: Where the network lives.
     """
 
     policy: EpisodicPolicy  # type: ignore[assignment]  # the base class knows policies without memory only
     rollout_buffer: EpisodeBuffer
 
-    def __init__(self, env: VecEnv, settings: PPOSettings, *, num_steps: int, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        env: VecEnv,
+        settings: PPOSettings,
+        *,
+        num_steps: int,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
         num_minibatches = math.gcd(env.num_envs, settings.num_minibatches)
         super().__init__(
             EpisodicPolicy,  # type: ignore[arg-type]
@@ -142,7 +151,7 @@ class PlacementPPO(PPO):
             vf_coef=settings.baseline_weight,
             max_grad_norm=settings.max_grad_norm,
             rollout_buffer_class=EpisodeBuffer,
-            device="cpu",
+            device=device,
             seed=seed,
         )
         self.rollout_buffer.compare_within_task = settings.compare_within_task

@@ -22,15 +22,17 @@ Tensors = dict[str, Tensor]
 class Trajectories:
     """T steps of E episodes; an episode may end and the next begin within them.
 
+    All lie on the learner's device, except for what decides how a learner goes over them: that is read on the CPU.
+
     Attributes:
         observations: What was seen at each of T steps; (T, E, ...).
         last_observation: What is seen after them; (E, ...).
         actions_TE: What was done.
         log_probs_TE: Log-probability of doing so, by the policy that did.
         rewards_TE: What came of it.
-        starts_TE: Whether the step is the first of an episode.
+        starts_TE: Whether the step is the first of an episode; on the CPU.
         dones_TE: Whether the step ended an episode.
-        tasks_TE: Which task the step belongs to.
+        tasks_TE: Which task the step belongs to; on the CPU.
         before: What the LSTM knew before the first step.
     """
 
@@ -47,9 +49,9 @@ class Trajectories:
     @property
     def slabs(self) -> tuple[slice, ...]:
         """Spans of steps within which no episode begins, so that the LSTM may run over each at once."""
-        is_edge_T = self.starts_TE.any(dim=1)
+        is_edge_T: NDArray[np.bool_] = np.any(self.starts_TE.numpy(), axis=1)
         is_edge_T[0] = True
-        edges = [*torch.nonzero(is_edge_T)[:, 0].tolist(), len(is_edge_T)]
+        edges = [*np.flatnonzero(is_edge_T).tolist(), len(is_edge_T)]
         return tuple(slice(start, stop) for start, stop in pairwise(edges))
 
 

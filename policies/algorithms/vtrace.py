@@ -5,6 +5,7 @@ Shape suffixes: T steps, E episodes, B = T * E, A choices, S width of a state.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from torch import Tensor
 
+from autoshard.runtime.processes.learners import Learners
 from env import ITEM_CODE, REMAINING
 from policies.algorithms.returns import vtrace_returns
 from policies.algorithms.training_options import VTraceSettings
@@ -41,6 +43,7 @@ class VTrace(OnPolicyAlgorithm):
         stats_window_size: Episodes over which rewards are averaged in logs.
         tensorboard_log: Folder for TensorBoard; none if None.
         verbose: 1 prints logs.
+        learners: Processes that train together, each on trajectories of its own; alone when left out.
 
     Source:
         AutoShard Sec. 4.4 (Eq. 2 and 3) and C.2. Differs: the policy term is a gain, so its sign in the loss is
@@ -61,9 +64,11 @@ class VTrace(OnPolicyAlgorithm):
         tensorboard_log: str | None = None,
         verbose: int = 0,
         policy_kwargs: dict[str, Any] | None = None,
+        learners: Learners | None = None,
         _init_setup_model: bool = True,
     ) -> None:
         self.settings = settings or VTraceSettings()
+        self.learners = learners or Learners()
         super().__init__(
             policy,  # type: ignore[arg-type]
             env,
@@ -128,9 +133,9 @@ class VTrace(OnPolicyAlgorithm):
                 actions=actions_E,
                 log_probs=log_probs_E,
                 rewards=torch.as_tensor(rewards_E, device=self.device),
-                starts=torch.as_tensor(starts_E, device=self.device, dtype=torch.bool),
+                starts=torch.as_tensor(starts_E, dtype=torch.bool),
                 dones=torch.as_tensor(dones_E, device=self.device),
-                tasks=torch.as_tensor(tasks_E, device=self.device),
+                tasks=torch.as_tensor(tasks_E),
             )
             num_steps += 1
             has_ended_E |= dones_E
@@ -152,10 +157,12 @@ class VTrace(OnPolicyAlgorithm):
         assert self._trajectories is not None
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        loss = self._loss(self._trajectories)
+        with self.learners.autocast():
+            loss = self._loss(self._trajectories)
         self.policy.optimizer.zero_grad()
         loss.backward()
         parameters = [item for group in self.policy.optimizer.param_groups for item in group["params"]]
+        self.learners.average_gradients(parameters)
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
         self.policy.optimizer.step()
         self._n_updates += 1
@@ -195,7 +202,8 @@ class VTrace(OnPolicyAlgorithm):
     def _states(self, observations: Tensors, data: Trajectories) -> tuple[Tensor, LstmState]:
         parts, state = [], data.before
         for slab in data.slabs:
-            state = keep(state, ~data.starts_TE[slab.start])
+            is_kept_E = torch.from_numpy(~data.starts_TE[slab.start].numpy())
+            state = keep(state, is_kept_E.to(state[0].device))
             states_TES, state = self.policy.network.states(
                 observations[ITEM_CODE][slab], observations[REMAINING][slab], state
             )
@@ -220,10 +228,14 @@ def compared_within_task(advantages_TE: Tensor, tasks_TE: Tensor) -> Tensor:
 
     States depend on no action, so the episodes of a task see the same ones, and their mean is the best baseline. A
     task whose episodes all did equally well comes out as 0.
+
+    Args:
+        advantages_TE: On any device.
+        tasks_TE: On the CPU.
     """
-    _, group_TE = tasks_TE.unique(return_inverse=True)
-    centred_B = _centred(advantages_TE, group_TE).flatten()
-    deviation_B = _group_means(centred_B.square(), group_TE.flatten(), int(group_TE.max()) + 1).sqrt()
+    groups = _Groups.of(tasks_TE, advantages_TE.device)
+    centred_B = _centred(advantages_TE, groups).flatten()
+    deviation_B = _group_means(centred_B.square(), groups.group_TE.flatten(), groups.number).sqrt()
     # Rounding alone makes equal rewards differ by about 1e-7.
     compared_B = torch.where(deviation_B > 1e-5, centred_B / deviation_B.clamp(min=1e-5), 0.0)
     return compared_B.view_as(advantages_TE)
@@ -236,9 +248,8 @@ def _lagged_advantages(log_ratios_TE: Tensor, discounts_TE: Tensor, data: Trajec
     but 1, and be taken for an advantage, however small the real ones are. Without lag it is the same as comparing the
     advantages over values.
     """
-    _, group_TE = data.tasks_TE.unique(return_inverse=True)
     none_TE = torch.zeros_like(data.rewards_TE)
-    centred_TE = _centred(data.rewards_TE, group_TE)
+    centred_TE = _centred(data.rewards_TE, _Groups.of(data.tasks_TE, data.rewards_TE.device))
     returns = vtrace_returns(log_ratios_TE, discounts_TE, centred_TE, none_TE, none_TE[0])
     return compared_within_task(returns.advantages_TB, data.tasks_TE)
 
@@ -262,17 +273,33 @@ def _whole_advantages(log_ratios_TE: Tensor, discounts_TE: Tensor, data: Traject
     return vtrace_returns(log_ratios_TE, discounts_TE, ends_TE * compared_E, none_TE, none_TE[0]).advantages_TB
 
 
-def _centred(values_TE: Tensor, group_TE: Tensor) -> Tensor:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Groups:
+    """Steps by their tasks, which are numbered from 0; counted on the CPU, so that no device is waited for."""
+
+    group_TE: Tensor
+    number: int
+
+    @classmethod
+    def of(cls, tasks_TE: Tensor, device: torch.device) -> _Groups:
+        """Groups of tasks, whose numbers go to a device."""
+        tasks, group_TE = np.unique(tasks_TE.numpy(), return_inverse=True)
+        return cls(group_TE=torch.from_numpy(group_TE.reshape(tasks_TE.shape)).to(device), number=len(tasks))
+
+
+def _centred(values_TE: Tensor, groups: _Groups) -> Tensor:
     """Values less the mean of their group at the same step."""
-    num_steps, num_groups = len(group_TE), int(group_TE.max()) + 1
-    cell_B = (group_TE + num_groups * torch.arange(num_steps, device=group_TE.device)[:, None]).flatten()
-    return values_TE - _group_means(values_TE.flatten(), cell_B, num_groups * num_steps).view_as(values_TE)
+    num_steps = len(values_TE)
+    step_T1 = torch.arange(num_steps, device=values_TE.device)[:, None]
+    cell_B = (groups.group_TE + groups.number * step_T1).flatten()
+    return values_TE - _group_means(values_TE.flatten(), cell_B, groups.number * num_steps).view_as(values_TE)
 
 
 def _group_means(values_B: Tensor, group_B: Tensor, num_groups: int) -> Tensor:
     """For each value the mean of its group."""
     sums_G = values_B.new_zeros(num_groups).index_add(0, group_B, values_B)
-    counts_G = torch.bincount(group_B, minlength=num_groups)
+    # Not by bincount, which asks the device for the largest group.
+    counts_G = group_B.new_zeros(num_groups).index_add(0, group_B, torch.ones_like(group_B))
     return (sums_G / counts_G.clamp(min=1))[group_B]
 
 

@@ -61,13 +61,13 @@ class PlacementPolicy(BasePolicy):
         assert isinstance(tensors, dict)
         before = self.network.initial_state(len(tensors[REMAINING]))
         if state is not None:
-            before = (torch.as_tensor(state[0]), torch.as_tensor(state[1]))
+            before = (torch.as_tensor(state[0], device=self.device), torch.as_tensor(state[1], device=self.device))
             if episode_start is not None:
-                before = keep(before, torch.as_tensor(~np.atleast_1d(episode_start)))
+                before = keep(before, torch.as_tensor(~np.atleast_1d(episode_start), device=self.device))
         with torch.no_grad():
             logits_BA, _, after = self.step(tensors, before)
-        actions_B = choose(logits_BA, deterministic=deterministic).numpy()
-        return (actions_B if is_batch else actions_B[0]), (after[0].numpy(), after[1].numpy())
+        actions_B = choose(logits_BA, deterministic=deterministic).cpu().numpy()
+        return (actions_B if is_batch else actions_B[0]), (after[0].cpu().numpy(), after[1].cpu().numpy())
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         assert isinstance(observation, dict)
@@ -89,9 +89,12 @@ def keep(state: LstmState, is_kept_B: Tensor) -> LstmState:
 
 
 def choose(logits_BA: Tensor, *, deterministic: bool, generator: torch.Generator | None = None) -> Tensor:
-    """Choices with the highest score, or drawn by their probabilities; shape (B,)."""
+    """Choices with the highest score, or drawn by their probabilities; shape (B,).
+
+    All draws come from a generator of the CPU, so that a seed means the same on every device.
+    """
     if deterministic:
         return logits_BA.argmax(dim=-1)
     # Exponential races draw from a softmax without ever forming it, in one pass over the scores.
-    races_BA = torch.empty_like(logits_BA).exponential_(generator=generator).log_()
-    return (logits_BA - races_BA).argmax(dim=-1)
+    races_BA = torch.empty(logits_BA.shape, dtype=logits_BA.dtype).exponential_(generator=generator).log_()
+    return (logits_BA - races_BA.to(logits_BA.device)).argmax(dim=-1)

@@ -5,6 +5,7 @@ Shape suffixes: N items, R ranks.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.placement import PlacementProblem, RankArray
 from autoshard.planners.space.step_cost import StepCost
-from costmodel.registry.versions import PRODUCTION, Registry, find_registry
+from costmodel.registry.versions import PRODUCTION, Registry, find_model
 from policies.choices import Items
 from policies.planning.joined_parts import joined
 
@@ -31,6 +32,8 @@ _MAX_SAMPLES = 4096
 _CACHED_POLICIES = 8
 #: Candidates that split tables whose plans are priced, the best by the policy's own model.
 _MOST_PRICED = 8
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +117,11 @@ class PolicyPlanner:
         costs = replace(request.costs, kernel=seen.model)
         task = items_task(seen, items, objective=policy.card.objective, costs=costs)
         plan = _best(_candidates(policy, task, options, request.seed), task, request, items)
-        source = Provenance(planner=self.name, version=__version__, models={items.policy_kind: policy.name})
-        return replace(plan, provenance=source)
+        models = {items.policy_kind: policy.name}
+        if note := _model_note(policy, request):
+            _log.warning("%s", note)
+            models["policy_notes"] = note
+        return replace(plan, provenance=Provenance(planner=self.name, version=__version__, models=models))
 
 
 def _candidates(
@@ -171,10 +177,18 @@ def _priced_ms(plan: ShardingPlan, request: PlanRequest, for_steps: bool) -> flo
     return predicted.step_ms.value if for_steps else predicted.max_kernel_ms
 
 
+def _model_note(policy: TrainedPolicy, request: PlanRequest) -> str:
+    """Says that a policy was trained on another cost model than the one that prices the request's plans."""
+    trained_on, priced_by = policy.cost.name, request.costs.kernel.name
+    if priced_by.startswith(trained_on):  # what follows says whether it was shipped, or that upper ends are taken
+        return ""
+    return f"{policy.name} was trained on {trained_on}; its plan is priced by {priced_by}"
+
+
 def _load(registry: Path | None, device: str, items: Items) -> TrainedPolicy:
     kind = items.policy_kind
-    models = find_registry(kind, device, registry) or Registry(registry)
-    return _load_version(models.root, device, models.production_id(kind, device), items)
+    models, name = find_model(kind, device, registry) or (Registry(registry), device)
+    return _load_version(models.root, name, models.production_id(kind, name), items)
 
 
 @lru_cache(maxsize=_CACHED_POLICIES)

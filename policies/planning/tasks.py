@@ -11,10 +11,23 @@ from enum import Enum
 
 import numpy as np
 
-from autoshard.core import CostModel, CostModels, Level, Link, MemoryBytes, Payload, Shard, TableSet, Tier, Topology
+from autoshard.core import (
+    CostModel,
+    CostModels,
+    Level,
+    Link,
+    LocalShard,
+    MemoryBytes,
+    Payload,
+    Shard,
+    TableSet,
+    Tier,
+    Topology,
+)
 from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, SHARE, Range
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.oper.partition import equal_row_ranges
+from autoshard.planners.space.options import UnplacedShard
 from autoshard.planners.space.placement import PlacementProblem
 from env import Objective, PlacementTask, SplitBy
 from env.splits import HOT_SHARES
@@ -177,6 +190,13 @@ def _filled(problem: PlacementProblem, memory_fill: float) -> PlacementProblem:
             hbm_bytes = math.ceil(_MORE_MEMORY * hbm_bytes)
         else:
             return filled
+
+
+def whole_tables(pool: TableSet, device: str) -> tuple[LocalShard, ...]:
+    """Each table of a pool as a rank that holds it alone runs it, whole."""
+    one_rank = training_topology(device, 1, 0)
+    whole = (UnplacedShard.of(Shard.whole(table), Tier.TABLE_WISE, one_rank) for table in pool.tables)
+    return tuple(part.local(one_rank, pool.batch_size) for part in whole)
 
 
 def training_topology(device: str, num_ranks: int, hbm_bytes: int) -> Topology:

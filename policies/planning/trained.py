@@ -24,7 +24,7 @@ from costmodel import LearnedCostModel, Registry, StoredModel
 from costmodel.kernel.predictor import FULL_CODE_WIDTH
 from costmodel.registry.card_fields import ModelCard
 from costmodel.registry.models import LearnedModel
-from costmodel.registry.versions import PRODUCTION, Tensors, find_registry
+from costmodel.registry.versions import PRODUCTION, Tensors, find_model
 from env import Objective
 from policies.choices import Items
 from policies.network.network import PlacementNetwork
@@ -195,5 +195,6 @@ def load_cost_model(models: Registry, device: str) -> LearnedCostModel:
         ModelError: If neither the registry nor this package has one, or it is damaged.
     """
     kind = LearnedCostModel.kind
-    stored = (find_registry(kind, device, models.root) or models).load(kind, device)
+    registry, name = find_model(kind, device, models.root) or (models, device)
+    stored = registry.load(kind, name)
     return LearnedCostModel.from_stored(replace(stored, is_shipped=False))

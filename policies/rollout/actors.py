@@ -25,8 +25,9 @@ from policies.network.weights import Arrays, load_arrays
 
 #: Deaths per actor after which all is given up: something on this machine kills them.
 MOST_DEATHS = 3
-#: Columns of Trajectories.
+#: Columns of Trajectories, and those that stay on the CPU.
 _COLUMNS = ("actions_TE", "log_probs_TE", "rewards_TE", "starts_TE", "dones_TE", "tasks_TE")
+_ON_CPU = ("starts_TE", "tasks_TE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,19 +96,22 @@ class Played:
         )
 
     def trajectories(self, policy: PlacementPolicy) -> Trajectories:
-        """Unpacks them; all episodes are whole, so that the LSTM starts from nothing."""
-        columns: Any = {name: _tensor(value) for name, value in self.columns.items()}
+        """Unpacks them on the policy's device; all episodes are whole, so that the LSTM starts from nothing."""
+        device, cpu = policy.device, torch.device("cpu")
+        columns: Any = {
+            name: _tensor(value, cpu if name in _ON_CPU else device) for name, value in self.columns.items()
+        }
         return Trajectories(
-            observations={key: _tensor(value) for key, value in self.observations.items()},
-            last_observation={key: _tensor(value) for key, value in self.last_observation.items()},
+            observations={key: _tensor(value, device) for key, value in self.observations.items()},
+            last_observation={key: _tensor(value, device) for key, value in self.last_observation.items()},
             before=policy.network.initial_state(columns["actions_TE"].shape[1]),
             **columns,
         )
 
 
-def _tensor(array: NDArray[Any]) -> torch.Tensor:
+def _tensor(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     # Ray hands out arrays that live in its store and cannot be written to, which torch does not want.
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
 
 
 class Player:

@@ -9,6 +9,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import override
 
+from autoshard.runtime.processes.learners import Learners
 from policies.algorithms.training_options import VTraceSettings
 from policies.algorithms.vtrace import VTrace
 from policies.network.actor_critic import PlacementPolicy
@@ -50,6 +51,7 @@ class LaggedVTrace(VTrace):
         settings: How to learn.
         pool: The actors.
         seed: Source of randomness of the network's first weights.
+        learners: Processes that train together, and this one's device; the actors play on CPUs.
 
     Attributes:
         lag: Of all that was learned from.
@@ -58,8 +60,17 @@ class LaggedVTrace(VTrace):
         AutoShard Sec. 4.4 and IMPALA (Espeholt et al. 2018) Sec. 3: actors and one learner, corrected by V-trace.
     """
 
-    def __init__(self, env: VecEnv, settings: VTraceSettings, pool: ActorPool, *, seed: int | None = None) -> None:
-        super().__init__(PlacementPolicy, env, settings, seed=seed)
+    def __init__(
+        self,
+        env: VecEnv,
+        settings: VTraceSettings,
+        pool: ActorPool,
+        *,
+        seed: int | None = None,
+        learners: Learners | None = None,
+    ) -> None:
+        learners = learners or Learners()
+        super().__init__(PlacementPolicy, env, settings, seed=seed, device=learners.device, learners=learners)
         self.pool = pool
         self.lag = LagCount()
 

@@ -28,6 +28,10 @@ def train_policy(publishing: PublishOptions, options: RunOptions, as_json: conso
     Rewards come from the device's cost model (`autoshard train cost`), so nothing is measured unless --reward says so.
     Seeds of training tasks lie above those that `--seed` takes, so the policy has not seen any task that you draw.
 
+    With --accelerator cuda, the network and what it learns from are on the GPU, and --actors play on CPU cores. Under
+    torchrun, all its processes train one policy together, each with actors and episodes of its own; the first saves
+    checkpoints and publishes. A checkpoint of one device goes on on any other.
+
     Examples:
         autoshard train policy --registry registry --seconds 75
 
@@ -37,24 +41,35 @@ def train_policy(publishing: PublishOptions, options: RunOptions, as_json: conso
 
         autoshard train policy --objective step --memory-fill 0.9 --algorithm ppo --updates 200
 
+        torchrun --nproc-per-node 4 --no-python autoshard train policy --accelerator cuda --actors 8 --seconds 600
+
         autoshard train policy --items tiers --objective step && autoshard plan ... --planner policy --set items=tiers
     """
+    from autoshard.runtime.processes.learners import joined_learners
     from policies.training.runs import run_training
 
-    with console.progress("Training", 1.0) as advance:
-        finished = run_training(options, publishing, advance=advance, on_evaluated=_report)
+    with joined_learners(options.accelerator, mixed_precision=options.mixed_precision) as learners:
+
+        def report(evaluation: Evaluation) -> None:
+            if learners.is_first:
+                console.log(f"{_described(evaluation)}; on {learners.description}, seed {options.seed}")
+
+        with console.progress("Training", 1.0, is_shown=learners.is_first) as advance:
+            finished = run_training(options, publishing, advance=advance, on_evaluated=report, learners=learners)
+    if finished is None:
+        return
     report_published(finished.published, finished.policy.kind, finished.policy.card.device)
     console.emit(_result(finished), _table(finished), as_json=as_json)
 
 
-def _report(evaluation: Evaluation) -> None:
+def _described(evaluation: Evaluation) -> str:
     what = "slowest rank" if evaluation.policy.step_ms is None else "step"
     policy, greedy = evaluation.policy, evaluation.baselines.cost_greedy
     lookup = evaluation.baselines.lookup_greedy
-    console.log(
+    return (
         f"update {evaluation.num_updates}: balance {policy.balance:.3f}, {what} {policy.objective_ms:.3f} ms "
         f"(cost-greedy {greedy.balance:.3f}, {greedy.objective_ms:.3f} ms; "
-        f"lookup-greedy {lookup.balance:.3f}, {lookup.objective_ms:.3f} ms)"
+        f"lookup-greedy {lookup.balance:.3f}, {lookup.objective_ms:.3f} ms); {evaluation.steps_per_s:,.0f} env steps/s"
     )
 
 

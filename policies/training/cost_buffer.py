@@ -1,6 +1,7 @@
 """The measured sets that joint training learns costs from.
 
-Shape suffixes: S samples, B samples of a batch, M shards, F features, O outputs (forward, backward, their sum).
+Shape suffixes: S samples, B samples of a batch, M shards, F features, K kinds of work, O outputs (forward, backward,
+their sum).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from costmodel.kernel.dataset import CostDataset
-from costmodel.kernel.features import FeatureArray, FeatureScaling
+from costmodel.kernel.features import NUM_INPUTS, FeatureArray, FeatureScaling
 
 #: AutoShard C.2.
 BUFFER_SIZE = 5000
@@ -52,10 +53,16 @@ class CostBuffer:
             (self._scaling.apply(features_MF), np.array(latency_ms, dtype=np.float32) / self._scale_ms)
         )
 
+    def mean_sample(self) -> tuple[NDArray[np.float64], float]:
+        """Work by kind, shape (K,), and latency in units of `scale_ms`, of the mean sample; there must be one."""
+        work_SK = [features_MF[:, NUM_INPUTS:].sum(axis=0) for features_MF, _ in self._samples]
+        work_K: NDArray[np.float64] = np.mean(work_SK, axis=0, dtype=np.float64)
+        return work_K, float(np.mean([latency_O[-1] for _, latency_O in self._samples]))
+
     def batches(
         self, num_batches: int, batch_size: int, rng: np.random.Generator
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Draws batches, with replacement.
+        """Draws batches, with replacement; on the CPU.
 
         Yields:
             Scaled features of all shards (M, F), where each sample starts among them (B,), and the samples'

@@ -21,6 +21,7 @@ from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.refine import MeasurePlans
 from autoshard.planners.space.placement import PlacementProblem, RankArray
+from autoshard.runtime.processes.learners import Learners
 from costmodel.kernel.features import FeatureArray, shard_features
 from costmodel.kernel.learned import LearnedCostModel
 from env import CHOICE_CODES, ITEM_CODE, PlacementTask
@@ -73,19 +74,19 @@ class JointVTrace(VTrace):
     trainer: JointTrainer
 
     def _learner_observations(self, data: Trajectories) -> Tensors:
-        assert not data.starts_TE[1:].any(), "rank codes are sums from the start of an episode"
-        tasks_E = data.tasks_TE[0]
-        tasks_P, place_E = tasks_E.unique(return_inverse=True)
+        assert not data.starts_TE.numpy()[1:].any(), "rank codes are sums from the start of an episode"
+        tasks_P, place_E = np.unique(data.tasks_TE.numpy()[0], return_inverse=True)
         tasks = [self.trainer.train_tasks[task] for task in tasks_P.tolist()]
         assert tasks[0].num_actions == tasks[0].num_ranks, "codes of other choices would have to be made anew too"
         codes_PNH = torch.stack([self.trainer.codes(task) for task in tasks_P.tolist()])
-        codes_TEH = codes_PNH[place_E].swapaxes(0, 1)
+        device = codes_PNH.device
+        codes_TEH = codes_PNH[torch.from_numpy(place_E).to(device)].swapaxes(0, 1)
         num_ranks = data.observations[CHOICE_CODES].shape[2]
         chosen_TER = functional.one_hot(data.actions_TE, num_ranks).to(codes_TEH.dtype)
         placed_TERH = chosen_TER[..., None] * codes_TEH[:, :, None]
         before_TERH = placed_TERH.cumsum(dim=0) - placed_TERH
-        item_scale_E = torch.tensor([task.item_scale for task in tasks])[place_E]
-        rank_scale_E = torch.tensor([task.rank_scale for task in tasks])[place_E]
+        item_scale_E = torch.tensor([tasks[place].item_scale for place in place_E], device=device)
+        rank_scale_E = torch.tensor([tasks[place].rank_scale for place in place_E], device=device)
         return {
             **data.observations,
             ITEM_CODE: codes_TEH / item_scale_E[:, None],
@@ -98,18 +99,20 @@ class JointTrainer(PolicyTrainer):
 
     Every update of the policy also changes the encoder, and is followed by updates of the cost model; then all
     tasks are encoded and priced anew. Scores of different cost models cannot be compared, so the last weights are
-    kept, not the best.
+    kept, not the best. A cost model that begins with nothing prices tables at random until the first placements are
+    measured.
 
     Args:
         train: As for PolicyTrainer, encoded by `cost.model()`, as are those for validation.
         validation: As for PolicyTrainer.
-        cost: The cost model in training, on the CPU.
+        cost: The cost model in training, on the same device as the policy.
         options: How to train.
         seed: As for PolicyTrainer.
         measure: As for PolicyTrainer; every rank's measurement becomes a sample.
 
     Raises:
-        InvalidOptionError: If `options` name what cannot train a cost model along: PPO, or actors of other processes.
+        InvalidOptionError: If `options` name what cannot train a cost model along: PPO, or actors of other processes;
+            or if several processes are to train.
 
     Source:
         AutoShard Sec. 4.5, Algorithm 1 and C.2.
@@ -127,27 +130,28 @@ class JointTrainer(PolicyTrainer):
         seed: int = 0,
         measure: MeasurePlans | None = None,
     ) -> None:
-        _check(options or TrainingOptions())
+        _check(options or TrainingOptions(), cost.learners)
         self.cost = cost
         self._train_tables = [TaskTables.of(problem) for problem in train]
         self._validation_tables = [TaskTables.of(problem) for problem in validation]
-        super().__init__(train, validation, options=options, seed=seed, measure=measure)
+        super().__init__(train, validation, options=options, seed=seed, measure=measure, learners=cost.learners)
         self.algorithm.trainer = self
         self.algorithm.policy.optimizer.add_param_group({"params": list(cost.encoder.parameters())})
 
     def _make_algorithm(self, settings: VTraceSettings) -> VTrace:
-        return JointVTrace(PlacementPolicy, self.measured or self.env, settings, seed=self.seed)
+        device = self.cost.learners.device
+        return JointVTrace(PlacementPolicy, self.measured or self.env, settings, seed=self.seed, device=device)
 
     def codes(self, task: int) -> Tensor:
         """Codes of a training task's items in the order in which they are placed, with gradients; shape (N, H)."""
         tables, order_N = self._train_tables[task], self.train_tasks[task].order_N
         position_N = np.argsort(order_N)
-        scaled_MF = torch.from_numpy(self.cost.scaling.apply(tables.features_MF))
-        learned_MH = self.cost.encoder(scaled_MF)
+        device = self.cost.learners.device
+        learned_MH = self.cost.encoder(torch.from_numpy(self.cost.scaling.apply(tables.features_MF)).to(device))
         # The last numbers of a code count tables, and those unlike all that were measured, as in CostPredictor.
-        count_M1 = torch.ones(len(learned_MH), 1)
+        count_M1 = learned_MH.new_ones((len(learned_MH), 1))
         codes_MH = torch.cat([learned_MH, count_M1, torch.zeros_like(count_M1)], dim=1)
-        position_M = torch.from_numpy(position_N[tables.item_M])
+        position_M = torch.from_numpy(position_N[tables.item_M]).to(device)
         return codes_MH.new_zeros((len(order_N), codes_MH.shape[1])).index_add(0, position_M, codes_MH)
 
     def update(self) -> None:
@@ -176,7 +180,7 @@ class JointTrainer(PolicyTrainer):
         rank_M = ranks_N[tables.item_M]
         for rank, cost_ms in enumerate(cost_ms_R):
             if (rank_M == rank).any():
-                self.cost.buffer.add_measured(tables.features_MF[rank_M == rank], float(cost_ms))
+                self.cost.add_measured(tables.features_MF[rank_M == rank], float(cost_ms))
 
     @override
     def _is_best(self, evaluation: Evaluation) -> bool:
@@ -205,7 +209,12 @@ class JointTrainer(PolicyTrainer):
         return {**super()._identity(), "total_ms": None, "even_objective_ms": None, "num_samples": self.cost.num_stored}
 
 
-def _check(options: TrainingOptions) -> None:
+def _check(options: TrainingOptions, learners: Learners) -> None:
+    if learners.world_size > 1:
+        raise InvalidOptionError(
+            f"trains in one process, whose buffer the cost model learns from, got {learners.world_size}",
+            field="joint_store",
+        )
     if options.algorithm is not Algorithm.VTRACE:
         raise InvalidOptionError(
             f"must be {Algorithm.VTRACE} in joint training, whose gradients reach the cost model, "

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autoshard.commands.arguments import seed_option, share_option
+from autoshard.commands.arguments import AcceleratorOption, seed_option, share_option
 from autoshard.commands.options import Needs, command_options
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from policies.algorithms.training_options import Budget, TrainingOptions
-from policies.choices import Items
+from policies.choices import Algorithm, CostLoss, Items
 
 if TYPE_CHECKING:
     from policies.planning.tasks import TaskKind
@@ -92,14 +92,32 @@ class RunOptions:
         bool,
         typer.Option(
             "--joint",
-            help="Train the cost model along with the policy, from samples in --store.",
+            help="Train the cost model along with the policy, from samples in --store and from measured rewards; "
+            "without --store from the policy's own placements alone.",
             rich_help_panel=_LEARNING,
         ),
     ] = False
     store: Annotated[Path | None, typer.Option(help="Folder with samples, for --joint.", rich_help_panel=_LEARNING)] = (
         None
     )
+    cost_loss: Annotated[
+        CostLoss,
+        typer.Option(
+            help="With --joint: the cost model's loss, relative or (as AutoShard has it) squared errors.",
+            rich_help_panel=_LEARNING,
+        ),
+        Needs("--joint", lambda options: options.joint),
+    ] = CostLoss.RELATIVE
     seed: Annotated[int, seed_option("Seed of the weights, the tasks and the actions.", rich_help_panel=_LEARNING)] = 0
+    accelerator: AcceleratorOption = "auto"
+    mixed_precision: Annotated[
+        bool,
+        typer.Option(
+            "--mixed-precision",
+            help="With V-trace, without --joint: matrix products of the learner in bf16; weights stay fp32.",
+            rich_help_panel=_LEARNING,
+        ),
+    ] = False
     budget: Budget = field(default_factory=Budget)
     checkpoint: Annotated[
         Path | None,
@@ -113,10 +131,14 @@ class RunOptions:
     ] = None
 
     def __post_init__(self) -> None:
+        if self.mixed_precision and (self.joint or self.training.algorithm is not Algorithm.VTRACE):
+            raise InvalidOptionError(f"goes with {Algorithm.VTRACE} only, without --joint", field="--mixed-precision")
         if self.ray and not self.training.num_actors:
             raise InvalidOptionError("needs actors, which are what runs there", field="ray_address")
-        if self.joint and self.store is None:
-            raise InvalidOptionError("needs the folder of samples that the cost model is trained from", field="--store")
+        if self.joint and self.store is None and not self.training.share_measured:
+            raise InvalidOptionError(
+                "needs the folder of samples that the cost model is trained from, or --reward measured", field="--store"
+            )
         if self.store is not None and not self.joint:
             raise InvalidOptionError("goes with --joint only", field="--store")
         if self.joint and (self.tasks.items, self.tasks.objective) != (Items.TABLES, "balance"):

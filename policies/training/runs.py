@@ -8,19 +8,27 @@ from functools import cached_property, partial
 from typing import Any
 
 import autoshard
-from autoshard.core import CostModel, CostModels
+from autoshard.core import CostModel, CostModels, LocalShard
 from autoshard.formats import load_tables
 from autoshard.formats.stores.samples import read_samples
 from autoshard.planners.refine import MeasurePlans
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planning import make_costs
+from autoshard.runtime.processes.learners import Learners
 from costmodel import LearnedCostModel, Registry
 from costmodel.kernel.dataset import CostDataset
 from costmodel.registry.promotion import Published, TrainedVersion, publish_version
 from costmodel.registry.publish_options import PublishOptions
 from env import Objective, PlacementTask
 from policies.choices import RewardSource
-from policies.planning.tasks import Split, items_task, sample_problems, task_seeds, training_topology
+from policies.planning.tasks import (
+    Split,
+    items_task,
+    sample_problems,
+    task_seeds,
+    training_topology,
+    whole_tables,
+)
 from policies.planning.trained import TrainedPolicy, load_cost_model
 from policies.rollout.actors import ActorLauncher
 from policies.rollout.lagged import LaggedVTrace
@@ -28,7 +36,7 @@ from policies.rollout.measured import find_benchmark
 from policies.rollout.ray_actors import RayActors
 from policies.training.comparison import policy_version
 from policies.training.joint import JointTrainer
-from policies.training.joint_cost import JointCost
+from policies.training.joint_cost import CostUpdates, JointCost
 from policies.training.run_options import RunOptions
 from policies.training.scores import Baselines, score_policy
 from policies.training.trainer import Evaluation, PolicyTrainer
@@ -57,7 +65,8 @@ def run_training(
     *,
     advance: Callable[[float], None] = lambda _: None,
     on_evaluated: Callable[[Evaluation], None] = lambda _: None,
-) -> FinishedRun:
+    learners: Learners | None = None,
+) -> FinishedRun | None:
     """Trains, measures on test tasks, and makes the policy the production one if it is not worse there.
 
     Args:
@@ -65,6 +74,10 @@ def run_training(
         publishing: Which registry has the cost model, and what to do with the policy there.
         advance: Told the share of the budget that has just been used up.
         on_evaluated: Told every evaluation.
+        learners: Processes that train together, and this one's device; alone on the CPU when left out.
+
+    Returns:
+        The result; None in processes other than the first, which publish nothing.
 
     Raises:
         InputError: If an option, the pool or a checkpoint cannot be used.
@@ -73,15 +86,19 @@ def run_training(
         ExecutionError: If actors fail.
     """
     models = Registry(publishing.registry)
-    policy, version = _Run(options, models).finish(advance, on_evaluated)
+    run = _Run(options, models, learners or Learners())
+    run.train(advance, on_evaluated)
+    if not run.learners.is_first:
+        return None
+    policy, version = run.finish()
     return FinishedRun(policy=policy, published=publish_version(models, version, publishing))
 
 
 class _Run:
     """A training and what goes with it."""
 
-    def __init__(self, options: RunOptions, models: Registry) -> None:
-        self._options, self._models = options, models
+    def __init__(self, options: RunOptions, models: Registry, learners: Learners) -> None:
+        self._options, self._models, self.learners = options, models, learners
         self._pool = load_tables(options.tasks.tables).scaled(options.tasks.scale)
         self._objective = Objective(options.tasks.objective)
         self._joint: JointCost | None = None
@@ -89,9 +106,14 @@ class _Run:
 
     def _make_trainer(self) -> PolicyTrainer:
         options, device = self._options, self._options.tasks.device
-        if options.store is not None:
-            dataset = CostDataset.from_samples(read_samples(options.store, device))
-            joint = self._joint = JointCost(dataset, device=device, seed=options.seed)
+        if options.joint:
+            joint = self._joint = JointCost(
+                self._joint_samples(),
+                device=device,
+                seed=options.seed,
+                updates=CostUpdates(loss=options.cost_loss),
+                learners=self.learners,
+            )
             return JointTrainer(
                 *self._training_problems(joint.model()),
                 cost=joint,
@@ -107,7 +129,15 @@ class _Run:
             as_task=self._as_task(model, self._objective),
             measure=self._measure(),
             launcher=self._launcher(),
+            learners=self.learners,
         )
+
+    def _joint_samples(self) -> CostDataset | tuple[LocalShard, ...]:
+        """Samples of the store; without one, the pool's tables as a rank that holds one alone runs it."""
+        store, device = self._options.store, self._options.tasks.device
+        if store is not None:
+            return CostDataset.from_samples(read_samples(store, device))
+        return whole_tables(self._pool, device)
 
     @cached_property
     def _cost(self) -> LearnedCostModel:
@@ -152,18 +182,19 @@ class _Run:
         as_task = self._as_task(model, objective)
         return [as_task(problem) for problem in self._problems(model, Split.TEST, NUM_TEST_TASKS)]
 
-    def finish(
-        self, advance: Callable[[float], None], on_evaluated: Callable[[Evaluation], None]
-    ) -> tuple[TrainedPolicy, TrainedVersion]:
-        """Trains, and measures on test tasks."""
-        options, trainer = self._options, self._trainer
-        trainer.run(
-            options.ending,
-            folder=options.checkpoint,
-            tensorboard=options.tensorboard,
+    def train(self, advance: Callable[[float], None], on_evaluated: Callable[[Evaluation], None]) -> None:
+        """Trains until the budget is used up."""
+        self._trainer.run(
+            self._options.ending,
+            folder=self._options.checkpoint,
+            tensorboard=self._options.tensorboard,
             advance=advance,
             on_evaluated=on_evaluated,
         )
+
+    def finish(self) -> tuple[TrainedPolicy, TrainedVersion]:
+        """The trained policy, measured on test tasks."""
+        options, trainer = self._options, self._trainer
         cost = self._cost if self._joint is None else self._joint.current()
         tasks = self._test_tasks(cost, self._objective)
         baselines, network = Baselines.of_tasks(tasks), trainer.best_network

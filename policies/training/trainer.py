@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from autoshard.core.costs import MsArray
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.planners.refine import MeasurePlans
 from autoshard.planners.space.placement import PlacementProblem, RankArray
+from autoshard.runtime.processes.learners import Learners
 from autoshard.runtime.processes.threads import intra_op_threads
 from env import PlacementTask, PlacementVecEnv
 from policies.algorithms.ppo import PlacementPPO
 from policies.algorithms.training_options import Budget, Plateau, TrainingOptions, VTraceSettings
 from policies.algorithms.vtrace import VTrace
-from policies.choices import Algorithm
+from policies.choices import Algorithm, RewardSource
 from policies.network.actor_critic import PlacementPolicy
 from policies.network.network import PlacementNetwork
 from policies.network.weights import Arrays, load_arrays, optimizer_arrays, restore_optimizer, to_arrays, with_prefix
@@ -30,18 +32,26 @@ from policies.rollout.lagged import LaggedVTrace
 from policies.rollout.measured import MeasuredVecEnv
 from policies.training.checkpoint import Checkpoint
 from policies.training.scores import Baselines, PlacementScore, score_policy
-from policies.training.training_log import CollectTimer, Times, make_logger
+from policies.training.training_log import CollectTimer, StepRate, Times, make_logger
 
 __all__ = ["Budget", "Evaluation", "PolicyTrainer", "TrainingOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Scores on the validation tasks after some updates."""
+    """Scores on the validation tasks after some updates.
+
+    Attributes:
+        num_updates: Updates so far.
+        policy: Of the network.
+        baselines: Of planners without training.
+        steps_per_s: Steps of the environment per second, of all processes, since the evaluation before.
+    """
 
     num_updates: int
     policy: PlacementScore
     baselines: Baselines
+    steps_per_s: float = 0.0
 
     @property
     def relative_ms(self) -> float:
@@ -52,6 +62,9 @@ class Evaluation:
 class PolicyTrainer:
     """Trains a network on some tasks, and keeps the weights that did best on others.
 
+    Of several processes, each plays episodes of its own; their gradients are averaged, so that all networks stay
+    alike, and the first process saves. Evaluations run on the CPU, wherever the network learns.
+
     Args:
         train: Problems to learn from, all with the same cost model and numbers of items and ranks.
         validation: Problems to choose the best weights by.
@@ -60,9 +73,11 @@ class PolicyTrainer:
         as_task: Makes tasks of problems, with the objective that is trained for.
         measure: Measures plans, where `options` want rewards to be measured.
         launcher: Starts the actors that `options` want; processes of this machine when left out.
+        learners: Processes that train together, and this one's device; alone on the CPU when left out.
 
     Raises:
-        InvalidOptionError: If tasks differ in what they must share, or measuring is wanted and there is no `measure`.
+        InvalidOptionError: If tasks differ in what they must share, measuring is wanted and there is no `measure`, or
+            several processes are to train by PPO or by measured rewards.
 
     Attributes:
         times: Where the time went, over resumed runs.
@@ -78,8 +93,10 @@ class PolicyTrainer:
         as_task: Callable[[PlacementProblem], PlacementTask] = PlacementTask.of,
         measure: MeasurePlans | None = None,
         launcher: ActorLauncher | None = None,
+        learners: Learners | None = None,
     ) -> None:
         self.options = options or TrainingOptions()
+        self.learners = learners or Learners()
         self.seed = seed
         self.train_tasks = [as_task(problem) for problem in train]
         self.validation_tasks = [as_task(problem) for problem in validation]
@@ -103,13 +120,29 @@ class PolicyTrainer:
         self.plateau = Plateau()
         self.evaluations: list[Evaluation] = []
         self._timer = CollectTimer()
+        self._throughput = StepRate()
+        self._draw_own_episodes()
         self._best: Arrays = to_arrays(self.network)
         self._best_relative_ms = float("inf")
+
+    def _draw_own_episodes(self) -> None:
+        """Lets each process but the first go on with tasks and actions of its own; all begin with the same weights."""
+        if self.learners.is_first:
+            return
+        own = self.learners.seed(self.seed)
+        torch.manual_seed(own)
+        self.env.seed(own)
 
     def _measured_env(self, measure: MeasurePlans | None) -> MeasuredVecEnv | None:
         share = self.options.share_measured
         if not share:
             return None
+        if self.learners.world_size > 1:
+            raise InvalidOptionError(
+                f"must be {RewardSource.MODEL} in several processes, which would disturb each other's measurements, "
+                f"got {self.options.reward}",
+                field="reward",
+            )
         if measure is None:
             raise InvalidOptionError(f"{self.options.reward} needs a way to measure plans", field="reward")
         return MeasuredVecEnv(self.env, measure, share, self._on_measured)
@@ -126,12 +159,12 @@ class PolicyTrainer:
             num_groups=options.num_groups,
             num_rollouts=options.num_rollouts,
             settings=settings,
-            seed=self.seed,
+            seed=self.learners.seed(self.seed),
         )
         return ActorPool(launcher or ActorProcesses(), setup, options.num_actors)
 
     def _make_algorithm(self, settings: VTraceSettings) -> VTrace | PlacementPPO:
-        env = self.measured or self.env
+        env, device = self.measured or self.env, self.learners.device
         if self.options.algorithm is Algorithm.PPO:
             if settings.whole_episodes:
                 raise InvalidOptionError(
@@ -139,10 +172,14 @@ class PolicyTrainer:
                     f"{Algorithm.PPO}",
                     field="algorithm",
                 )
-            return PlacementPPO(env, self.options.ppo, num_steps=settings.num_steps, seed=self.seed)
+            if self.learners.world_size > 1:
+                raise InvalidOptionError(
+                    f"must be {Algorithm.VTRACE} in several processes, got {Algorithm.PPO}", field="algorithm"
+                )
+            return PlacementPPO(env, self.options.ppo, num_steps=settings.num_steps, seed=self.seed, device=device)
         if self.pool is not None:
-            return LaggedVTrace(env, settings, self.pool, seed=self.seed)
-        return VTrace(PlacementPolicy, env, settings, seed=self.seed)
+            return LaggedVTrace(env, settings, self.pool, seed=self.seed, learners=self.learners)
+        return VTrace(PlacementPolicy, env, settings, seed=self.seed, device=device, learners=self.learners)
 
     @property
     def network(self) -> PlacementNetwork:
@@ -151,7 +188,7 @@ class PolicyTrainer:
 
     @property
     def best_network(self) -> PlacementNetwork:
-        """A copy of the network with the weights of the best evaluation."""
+        """A copy of the network, on the CPU, with the weights of the best evaluation."""
         network = PlacementNetwork(self.network.code_width)
         load_arrays(network, self._best, "best weights")
         return network
@@ -168,6 +205,8 @@ class PolicyTrainer:
         self.times.measure_s += measured_s
         self.times.learn_s += took_s - collected_s
         self.num_updates += 1
+        num_steps *= self.learners.world_size
+        self._throughput.add(num_steps, took_s)
         self._record_update(num_steps / took_s)
 
     def _record_update(self, steps_per_second: float) -> None:
@@ -183,8 +222,9 @@ class PolicyTrainer:
         started_s = time.monotonic()
         evaluation = Evaluation(
             num_updates=self.num_updates,
-            policy=score_policy(self.network, self.validation_tasks),
+            policy=score_policy(deepcopy(self.network).cpu(), self.validation_tasks),
             baselines=self._baselines(),
+            steps_per_s=self._throughput.taken(),
         )
         self.evaluations.append(evaluation)
         if self._is_best(evaluation):
@@ -233,7 +273,7 @@ class PolicyTrainer:
         checkpoint = Checkpoint.load(folder) if folder is not None else None
         if checkpoint is not None:
             self.restore(checkpoint, str(folder))
-        logger = make_logger(tensorboard, self.num_updates)
+        logger = make_logger(tensorboard if self.learners.is_first else None, self.num_updates)
         self.algorithm.set_logger(logger)
         try:
             with intra_op_threads(1):
@@ -255,15 +295,15 @@ class PolicyTrainer:
         while done < 1 or not self.evaluations:
             if done < 1:
                 self.update()
-            self.elapsed_s = time.monotonic() - started_s
+            self.elapsed_s = self.learners.agreed(time.monotonic() - started_s)
             is_due = self.num_updates % self.options.evaluate_every == 0
             before, done = done, budget.share(self.num_updates, self.elapsed_s)
             if done >= 1 or is_due:
                 evaluation = self.evaluate()
-                self.elapsed_s = time.monotonic() - started_s
+                self.elapsed_s = self.learners.agreed(time.monotonic() - started_s)
                 done = self._share(budget)
                 on_evaluated(evaluation)
-                if folder is not None:
+                if folder is not None and self.learners.is_first:
                     self.checkpoint().save(folder)
             self.algorithm.logger.record("time/elapsed_s", self.elapsed_s)
             self.algorithm.logger.dump(self.num_updates)
@@ -281,7 +321,11 @@ class PolicyTrainer:
             self.pool.close()
 
     def checkpoint(self) -> Checkpoint:
-        """All that `restore` needs to go on as if nothing had happened; with actors, but for what they had in hand."""
+        """All that `restore` needs to go on as if nothing had happened; with actors, but for what they had in hand.
+
+        It says nothing of devices, so a training goes on where it likes. Of several processes, those but the first draw
+        anew.
+        """
         tensors: Arrays = {"rng": torch.get_rng_state().numpy().copy()}
         tensors |= {f"network.{name}": value for name, value in to_arrays(self.network).items()}
         tensors |= {f"best.{name}": value for name, value in self._best.items()}
@@ -323,8 +367,11 @@ class PolicyTrainer:
                 self.measured.num_measured = int(state["num_measured"])
             if self.pool is not None:
                 self.pool.begin(self.num_updates)
-            self.algorithm.begin_episodes(self.env.restore_draws(state["draws"]))
-            torch.set_rng_state(torch.from_numpy(tensors["rng"].copy()))
+            if self.learners.is_first:
+                self.algorithm.begin_episodes(self.env.restore_draws(state["draws"]))
+                torch.set_rng_state(torch.from_numpy(tensors["rng"].copy()))
+            else:
+                torch.manual_seed(self.learners.seed(self.seed + self.num_updates))
         except KeyError as error:
             raise FormatError("is missing", field=str(error.args[0]), source=source) from error
 

@@ -40,6 +40,24 @@ class Times:
         return cls(**{name: float(document.get(name, 0.0)) for name in cls.__slots__})
 
 
+class StepRate:
+    """Counts steps of the environment per second of updates, from one evaluation to the next."""
+
+    def __init__(self) -> None:
+        self._num_steps, self._seconds = 0, 0.0
+
+    def add(self, num_steps: int, seconds: float) -> None:
+        """Counts an update."""
+        self._num_steps += num_steps
+        self._seconds += seconds
+
+    def taken(self) -> float:
+        """Mean since it was last taken; 0 without updates."""
+        rate = self._num_steps / self._seconds if self._seconds else 0.0
+        self._num_steps, self._seconds = 0, 0.0
+        return rate
+
+
 class CollectTimer(BaseCallback):
     """Takes the time that an algorithm spends on collecting."""
 

@@ -54,6 +54,21 @@ class WorkerQueue(Generic[W]):
         self._waiting: list[_Ticket[W]] = []
         self._running: Counter[str] = Counter()
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Workers that clients hold."""
+        return self._running.total()
+
+    @property
+    def num_idle(self) -> int:
+        """Workers that nobody holds."""
+        return len(self._idle)
+
     def check_room(self, client: str) -> None:
         """Checks that a request would be taken in now.
 

@@ -1,47 +1,30 @@
-"""A planning process: loads models once, then answers request bodies one by one."""
+"""A planning process: loads models once, then answers requests one by one."""
 
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Iterable
 from multiprocessing.connection import Connection
 
 import structlog
 
-from autoshard.core import Payload, ShardingPlan, TableSet, Topology
-from autoshard.core.errors import AutoshardError, InputError, UnknownNameError
-from autoshard.core.quoting import shown
-from autoshard.formats import (
-    bundled_table_sets,
-    bundled_topologies,
-    bundled_topology,
-    digest,
-    load_tables,
-    parse_json,
-    plan_to_json,
-    tables_from_json,
-    topology_from_json,
-)
-from autoshard.planners.planner import PlanRequest
-from autoshard.planning import get_planner, make_costs, make_plan, planner_names
+from autoshard.core.errors import AutoshardError, InputError
+from autoshard.planning import get_planner, planner_names
 from costmodel.registry.versions import models_in_use
-from server.bodies import PlanAnswer, PlanBody, PlanFacts, parse_plan_body
 from server.logs import set_up_logs
-from server.planning.reply import Reply
-from server.planning.task_size import check_documents, check_task
 from server.problems import problem_of
 from server.settings import ServerSettings
+from server.tasks.answering import answer_work
+from server.tasks.context import TaskContext
+from server.tasks.reply import Reply
+from server.tasks.work import Work
 
 READY = b"ready"
-#: Of the names by which a plan is searched: lists of 100,000 plans read all of them.
-_SEARCHED_CHARACTERS = 256
 
 _log = structlog.get_logger()
 
 
 def run_worker(pipe: Connection, settings: ServerSettings) -> None:
-    """Answers request bodies until the pipe is closed. Says `READY` first, or why it cannot start.
+    """Answers requests until the pipe is closed. Says `READY` first, or why it cannot start.
 
     A planner that goes on for too long after its time limit ends the process, by SIGALRM.
     """
@@ -58,7 +41,7 @@ def run_worker(pipe: Connection, settings: ServerSettings) -> None:
     try:
         pipe.send_bytes(READY)
         while True:
-            _answer(pipe.recv_bytes(), settings).send(pipe)
+            _answer(Work.receive(pipe), settings).send(pipe)
     except (EOFError, BrokenPipeError):
         return  # the service has gone
     except Exception as error:
@@ -81,11 +64,14 @@ def _load_models(settings: ServerSettings) -> None:
             _log.warning("planner unavailable", reason=str(error))
 
 
-def _answer(body: bytes, settings: ServerSettings) -> Reply:
-    """The answer to a request body."""
+def _answer(work: Work, settings: ServerSettings) -> Reply:
+    """The answer to a request."""
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(request_id=work.request_id)
+    context = TaskContext(settings=settings, allow_s=lambda limit_s: _end_in(limit_s + settings.overtime_of(limit_s)))
     _end_in(settings.overtime_s)
     try:
-        return _plan(parse_plan_body(parse_json(body)), settings)
+        return answer_work(work, context)
     except AutoshardError as error:
         return _problem(error)
     except (ArithmeticError, MemoryError, RecursionError):
@@ -104,64 +90,3 @@ def _problem(error: AutoshardError) -> Reply:
 def _end_in(seconds: float) -> None:
     """Has the system end this process after a time, whatever it is doing then; 0 calls that off."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
-def _plan(body: PlanBody, settings: ServerSettings) -> Reply:
-    started_s = time.perf_counter()
-    _end_in(body.time_limit_s + settings.overtime_of(body.time_limit_s))
-    check_documents(body, settings)
-    tables, topology = _tables(body), _topology(body)
-    check_task(tables, topology, settings)
-    request = PlanRequest(
-        tables=tables,
-        topology=topology,
-        costs=make_costs(tables, topology, settings.registry),
-        seed=body.seed,
-        time_limit_s=body.time_limit_s,
-        started_s=started_s,
-        options=body.options,
-        registry=settings.registry,
-        payload=Payload.parse(body.payload, "payload"),
-    )
-    plan = make_plan(body.planner, request)
-    document = plan_to_json(plan)
-    answer = PlanAnswer(id=digest(document), plan=document)
-    return Reply(status=200, body=answer.model_dump_json().encode(), facts=_facts(answer.id, body.planner, plan))
-
-
-def _facts(plan_id: str, planner: str, plan: ShardingPlan) -> PlanFacts:
-    assert plan.predicted is not None
-    tables, topology = plan.tables.tables, plan.topology
-    words = [planner, topology.device, *(level.name for level in topology.levels), *(table.name for table in tables)]
-    return PlanFacts(
-        id=plan_id,
-        planner=planner,
-        device=topology.device,
-        num_tables=len(tables),
-        num_ranks=topology.world_size,
-        step_ms=plan.predicted.step_ms.value,
-        # PostgreSQL holds every character but this one.
-        search_text=" ".join(words)[:_SEARCHED_CHARACTERS].casefold().replace("\0", " "),
-    )
-
-
-def _tables(body: PlanBody) -> TableSet:
-    if isinstance(body.tables, str):
-        if body.tables not in bundled_table_sets():
-            raise _not_bundled(body.tables, bundled_table_sets(), "tables")
-        return load_tables(body.tables)
-    return tables_from_json(body.tables, "tables")
-
-
-def _topology(body: PlanBody) -> Topology:
-    if isinstance(body.topology, str):
-        found = bundled_topology(body.topology)
-        if found is None:
-            raise _not_bundled(body.topology, bundled_topologies(), "topology")
-        return found
-    return topology_from_json(body.topology, "topology")
-
-
-# Other names are paths to the loaders; a client must not read the service's files.
-def _not_bundled(name: str, known: Iterable[str], field: str) -> UnknownNameError:
-    return UnknownNameError(f"{shown(name)} is not bundled; there are: {', '.join(known)}", field=field)

@@ -1,6 +1,7 @@
 """Processes that make plans, so that planning neither holds up the service nor outlives its time.
 
-The service and a worker exchange bytes only: a request body one way, a status and an answer body the other.
+The service and a worker exchange bytes only: a request's body and stored plans one way, a status and an answer's body
+the other.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import TypeVar
 import structlog
 
 from server.planning.queue import QueueLimits, WorkerQueue
-from server.planning.reply import Reply
 from server.planning.worker import READY, run_worker
 from server.problems import InternalError, NotReadyError, OvertimeError
 from server.settings import ServerSettings
+from server.tasks.reply import Reply
+from server.tasks.work import Work
 
 T = TypeVar("T")
 
@@ -38,8 +40,8 @@ class _Worker:
     process: BaseProcess
     pipe: Connection
 
-    def exchange(self, body: bytes) -> Reply:
-        self.pipe.send_bytes(body)
+    def exchange(self, work: Work) -> Reply:
+        work.send(self.pipe)
         return Reply.receive(self.pipe)
 
     def end(self) -> None:
@@ -96,8 +98,23 @@ class WorkerPool:
         for worker in self._alive:
             worker.end()
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a process."""
+        return self._queue.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Requests that a process works on."""
+        return self._queue.num_running
+
+    @property
+    def num_idle(self) -> int:
+        """Processes that have nothing to do."""
+        return self._queue.num_idle
+
     def check_room(self, client: str) -> None:
-        """Raises what `plan` would raise now, before a body has been read.
+        """Raises what `answer` would raise now, before a body has been read.
 
         Raises:
             NotReadyError: If the models are not loaded yet.
@@ -108,11 +125,11 @@ class WorkerPool:
             raise NotReadyError("the models are still being loaded")
         self._queue.check_room(client)
 
-    async def plan(self, body: bytes, client: str, gone: asyncio.Future[None] | None = None) -> Reply:
+    async def answer(self, work: Work, client: str, gone: asyncio.Future[None] | None = None) -> Reply:
         """Has a worker answer a request, as soon as one is free and it is the client's turn.
 
         Args:
-            body: The request's body.
+            work: The request.
             client: Whose share of the workers it counts to.
             gone: Is done when the client has left.
 
@@ -130,15 +147,15 @@ class WorkerPool:
         except asyncio.CancelledError:
             raise NotReadyError("the service is being stopped") from None
         try:
-            reply = await self._answer(worker, body)
+            reply = await self._answer(worker, work)
         finally:
             self._queue.leave(client)
         self._queue.put(worker)
         return reply
 
-    async def _answer(self, worker: _Worker, body: bytes) -> Reply:
+    async def _answer(self, worker: _Worker, work: Work) -> Reply:
         try:
-            return await self._in_thread(worker.exchange, body)
+            return await self._in_thread(worker.exchange, work)
         except (EOFError, OSError):
             worker.process.join()
             self._replace(worker)
@@ -209,7 +226,7 @@ class WorkerPool:
             self.is_ready = True
             self._on_ready()
 
-    async def _in_thread(self, function: Callable[..., T], *arguments: bytes) -> T:
+    async def _in_thread(self, function: Callable[..., T], *arguments: Work) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
 

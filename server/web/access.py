@@ -18,8 +18,9 @@ from server.access import Actor
 from server.problems import ForbiddenError, HostError, UnauthenticatedError
 from server.settings import ServerSettings
 from server.storage.storage import Storage
-from server.web.buffers import address_of
+from server.web.buffers import address_of, client_of
 from server.web.errors import error_response
+from server.web.rate_limit import RateLimit
 
 _log = structlog.get_logger()
 
@@ -34,10 +35,18 @@ _SCOPES: Final[Mapping[tuple[str, str], access.Scope]] = {
     ("GET", "/v1/plans"): access.Scope.PLAN,
     ("GET", "/v1/plans/{plan_id}"): access.Scope.PLAN,
     ("DELETE", "/v1/plans/{plan_id}"): access.Scope.PLAN,
+    ("GET", "/v1/plans/{plan_id}/explanation"): access.Scope.PLAN,
+    ("GET", "/v1/plans/{plan_id}/report"): access.Scope.PLAN,
+    ("GET", "/v1/plans/{plan_id}/diff/{other_id}"): access.Scope.PLAN,
+    ("POST", "/v1/plans/{plan_id}/replans"): access.Scope.PLAN,
+    ("POST", "/v1/evaluations"): access.Scope.PLAN,
+    ("POST", "/v1/comparisons"): access.Scope.PLAN,
+    ("POST", "/v1/simulations"): access.Scope.PLAN,
+    ("POST", "/v1/validations"): access.Scope.PLAN,
 }
 
 #: Routes that any key opens: what describes the service.
-_DESCRIPTIONS: Final = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/static-offline-docs")
+_DESCRIPTIONS: Final = ("/metrics", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/static-offline-docs")
 
 
 class AccessControl:
@@ -55,18 +64,23 @@ class AccessControl:
         self._routes: Sequence[BaseRoute] = routes.routes
         self._keys = storage.keys
         self._allowed_hosts = tuple(settings.allowed_hosts or ())
+        self._rate = RateLimit(settings.rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request (ASGI)."""
-        if scope["type"] == "http" and (scope["method"], scope["path"]) not in _OPEN:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["state"]["endpoint"] = self._path(scope)
+        if (scope["method"], scope["path"]) not in _OPEN:
             try:
-                actor = await self._actor(scope)
-                self._check(actor, scope)
+                actor = scope["state"]["actor"] = await self._actor(scope)
+                self._rate.check(client_of(scope))
+                self._check(actor, scope["method"], path)
             except AutoshardError as error:
                 _log.warning("refused", reason=str(error))
                 await error_response(error)(scope, receive, send)
                 return
-            scope["state"]["actor"] = actor
             structlog.contextvars.bind_contextvars(actor=actor.name)
         await self._app(scope, receive, send)
 
@@ -87,12 +101,15 @@ class AccessControl:
         _check_host(headers, self._allowed_hosts or _LOOPBACK_HOSTS)
         return Actor(**origin)
 
-    def _check(self, actor: Actor, scope: Scope) -> None:
+    def _path(self, scope: Scope) -> str | None:
+        """Path of the route that answers a request; None if there is none."""
+        return next((_path(route) for route in self._routes if route.matches(scope)[0] is Match.FULL), None)
+
+    def _check(self, actor: Actor, method: str, path: str | None) -> None:
         """Checks that the actor may do this; what is nowhere may be asked for by all who have a key."""
-        path = next((_path(route) for route in self._routes if route.matches(scope)[0] is Match.FULL), None)
         if path is None or path in _DESCRIPTIONS:
             return
-        needed = _SCOPES.get((scope["method"], path))
+        needed = _SCOPES.get((method, path))
         if needed is None:
             raise ForbiddenError("is open to nobody", field="path")
         if not actor.may(needed):

@@ -17,8 +17,11 @@ from server.problems import StorageError
 from server.settings import ServerSettings
 from server.storage.storage import Storage
 from server.web.access import AccessControl
+from server.web.analyses import add_analyses
 from server.web.buffers import BufferBudget, BufferLimit
+from server.web.desk import WorkDesk
 from server.web.errors import add_error_handlers
+from server.web.metrics import Metrics, add_metrics
 from server.web.openapi import add_published_schemas
 from server.web.plans import add_plans
 from server.web.request_log import RequestLog
@@ -38,7 +41,7 @@ def create_app(settings: ServerSettings, pool: WorkerPool, storage: Storage) -> 
 def guarded(routes: FastAPI, storage: Storage, settings: ServerSettings) -> ASGIApp:
     """Routes behind what every request passes: its id and its line in the log, access control, the count of bytes."""
     limited = BufferLimit(routes, BufferBudget(settings))
-    return RequestLog(AccessControl(limited, routes, storage, settings))
+    return RequestLog(AccessControl(limited, routes, storage, settings), routes.state.metrics)
 
 
 def make_routes(settings: ServerSettings, pool: WorkerPool, storage: Storage) -> FastAPI:
@@ -61,7 +64,11 @@ def make_routes(settings: ServerSettings, pool: WorkerPool, storage: Storage) ->
     )
     add_error_handlers(app)
     _add_health(app, pool, storage)
-    add_plans(app, pool, storage, settings)
+    app.state.metrics = metrics = Metrics(pool, settings)
+    add_metrics(app, metrics)
+    desk = WorkDesk(pool, storage, settings, metrics)
+    add_plans(app, desk, storage)
+    add_analyses(app, desk)
     add_published_schemas(app)
     return app
 

@@ -6,18 +6,45 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 
 from autoshard.formats import json_schemas
-from server.bodies import PlanBody, Problem
+from autoshard.formats.documents.document import Document
+from autoshard.report.comparison_json import COMPARISON
+from autoshard.report.diff_json import DIFF
+from autoshard.simulation import SIMULATION
+from server.bodies import (
+    ComparisonBody,
+    EvaluationBody,
+    PlanBody,
+    Problem,
+    ReplanBody,
+    SimulationBody,
+    ValidationBody,
+)
 from server.problems import MEDIA_TYPE
 
 _COMPONENTS = "#/components/schemas/"
 
-#: The request body of `POST /v1/plans`.
-PLAN_BODY: dict[str, Any] = {
-    "required": True,
-    "content": {"application/json": {"schema": {"$ref": _COMPONENTS + PlanBody.__name__}}},
+#: Request bodies, which planning processes read.
+_BODIES: tuple[type[BaseModel], ...] = (
+    PlanBody,
+    ReplanBody,
+    EvaluationBody,
+    ComparisonBody,
+    SimulationBody,
+    ValidationBody,
+)
+#: Fields of bodies and answers that hold a document of a published schema.
+_DOCUMENT_FIELDS = {
+    "tables": "autoshard.tables/1",
+    "topology": "autoshard.topology/1",
+    "topologies": "autoshard.topology/1",
+    "plan": "autoshard.plan/1",
+    "plans": "autoshard.plan/1",
+    "comparison": COMPARISON.schema_name,
 }
+_WITH_DOCUMENTS = (*(body.__name__ for body in _BODIES), "PlanAnswer", "ComparisonAnswer")
 #: The content of every answer that is an error.
 PROBLEM: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"$ref": _COMPONENTS + Problem.__name__}}}}
 
@@ -28,6 +55,16 @@ IDEMPOTENCY_KEY: dict[str, Any] = {
     "required": False,
     "description": "Chosen by the client. A request with a key of the last day is answered as the one before.",
     "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
+}
+
+#: Operations on a stored plan, with what they need beside its id.
+OF_STORED_PLANS: Mapping[str, Mapping[str, str]] = {
+    "read_plan": {},
+    "explain_plan": {},
+    "draw_report": {},
+    "diff_stored_plans": {"other_id": "$response.body#/id"},
+    "replan": {},
+    "delete_plan": {},
 }
 
 _PROBLEMS = {
@@ -42,46 +79,95 @@ _PROBLEMS = {
     415: "The body is not declared as application/json.",
     422: "The body makes no sense, the idempotency key was another request's, or (type "
     "`urn:autoshard:problem:infeasible`) no plan fits the memory.",
-    429: "The client has as many requests here as one client may: try again.",
+    429: "The client has as many requests here, or sends as many, as one client may: try again.",
     500: "A fault of the service.",
     503: "The service has as many requests as it takes in, loads its models, or lacks its database: try again.",
     504: "The planner did not keep its time limit by far, and was ended.",
 }
 
-_ACCESS_STATUSES = (401, 403, 421)
+_ACCESS_STATUSES = (401, 403, 421, 429)
+#: Statuses of requests that may succeed later, and the header that says when.
+_RETRIED = (409, 429, 503)
+_RETRY_AFTER: dict[str, Any] = {
+    "headers": {
+        "Retry-After": {
+            "description": "Seconds after which the request may be sent again.",
+            "required": True,
+            "schema": {"type": "integer", "minimum": 1},
+        }
+    }
+}
+
+
+def body_of(name: str) -> dict[str, Any]:
+    """A request body by the name of its model, for a route's description."""
+    return {"required": True, "content": {"application/json": {"schema": {"$ref": _COMPONENTS + name}}}}
+
+
+def document_answer(document: Document[Any]) -> dict[str, Any]:
+    """An answer that is a document of a published schema, for a route's description."""
+    schema = {"$ref": _COMPONENTS + _component(document.schema_name)}
+    return {"description": document.meaning, "content": {"application/json": {"schema": schema}}}
+
+
+def plan_answer() -> dict[int | str, dict[str, Any]]:
+    """An answer with a stored plan, and the requests that may follow with its id, for a route's description."""
+    links = {
+        operation: {"operationId": operation, "parameters": {"plan_id": "$response.body#/id", **more}}
+        for operation, more in OF_STORED_PLANS.items()
+    }
+    return {200: {"description": "The plan and its id.", "links": links}}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """A route's answers that are errors, described; those of access control come to them."""
-    return {status: {"description": _PROBLEMS[status], **PROBLEM} for status in sorted({*statuses, *_ACCESS_STATUSES})}
+    return {
+        status: {"description": _PROBLEMS[status], **PROBLEM, **(_RETRY_AFTER if status in _RETRIED else {})}
+        for status in sorted({*statuses, *_ACCESS_STATUSES})
+    }
 
 
 def add_published_schemas(app: FastAPI) -> None:
     """Completes the application's OpenAPI document, which is made at this call."""
     document = app.openapi()
     components = document["components"]["schemas"]
-    for model in (PlanBody, Problem):
-        components[model.__name__] = model.model_json_schema()
-    for name, schema in json_schemas().items():
+    described: tuple[type[BaseModel], ...] = (*_BODIES, Problem)
+    for model in described:
+        schema = model.model_json_schema(ref_template=_COMPONENTS + "{model}")
+        components |= schema.pop("$defs", {})
+        components[model.__name__] = schema
+    published = {one.schema_name: one.json_schema() for one in (COMPARISON, DIFF, SIMULATION)}
+    for name, schema in {**json_schemas(), **published}.items():
         prefix = _component(name)
         for definition, value in schema.get("$defs", {}).items():
             components[f"{prefix}.{definition}"] = _relocated(value, prefix)
         body = {key: value for key, value in schema.items() if key not in ("$schema", "$id", "$defs")}
         components[prefix] = _relocated(body, prefix)
-    for body_name, field, name in (
-        ("PlanBody", "tables", "autoshard.tables/1"),
-        ("PlanBody", "topology", "autoshard.topology/1"),
-        ("PlanAnswer", "plan", "autoshard.plan/1"),
-    ):
-        reference = {"$ref": _COMPONENTS + _component(name)}
-        described = components[body_name]["properties"][field]
-        if "anyOf" in described:
-            described["anyOf"] = [kind if kind["type"] == "string" else reference for kind in described["anyOf"]]
-        else:
-            components[body_name]["properties"][field] = reference
+    for component in _WITH_DOCUMENTS:
+        _refer(components[component]["properties"])
     _describe_access(document)
     _drop_unused_errors(document)
     app.openapi_schema = document
+
+
+def _refer(properties: dict[str, Any]) -> None:
+    """Has fields that hold documents refer to the documents' schemas."""
+    for field in properties.keys() & _DOCUMENT_FIELDS.keys():
+        reference = {"$ref": _COMPONENTS + _component(_DOCUMENT_FIELDS[field])}
+        properties[field] = _with_reference(properties[field], reference)
+
+
+def _with_reference(described: dict[str, Any], reference: dict[str, str]) -> dict[str, Any]:
+    """A field's schema, in which every object that may hold anything is such a document."""
+    if described.get("type") == "object" and described.get("additionalProperties") is True:
+        return reference
+    changed = dict(described)
+    if "anyOf" in described:
+        changed["anyOf"] = [_with_reference(kind, reference) for kind in described["anyOf"]]
+    for inner in ("items", "additionalProperties"):
+        if isinstance(described.get(inner), dict):
+            changed[inner] = _with_reference(described[inner], reference)
+    return changed
 
 
 def _describe_access(document: dict[str, Any]) -> None:

@@ -2,106 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import hashlib
-import re
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Path, Query, Request, Response
-from starlette.concurrency import run_in_threadpool
 
-from autoshard.core.errors import FormatError
 from server.bodies import PlanAnswer, PlanId, PlanList
-from server.planning.workers import WorkerPool
-from server.problems import MEDIA_TYPE, StorageError
-from server.settings import ServerSettings
-from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.plans import PlanFilter
 from server.storage.storage import Storage
-from server.web.buffers import client_of
-from server.web.openapi import IDEMPOTENCY_KEY, PLAN_BODY, problems
-from server.web.reading import client_gone, read_body
+from server.tasks.work import WorkKind
+from server.web.desk import WorkDesk
+from server.web.openapi import IDEMPOTENCY_KEY, body_of, plan_answer, problems
 
-_KEY = re.compile(r"[!-~]{1,128}")
 _MAX_PAGE = 200
 
 _StoredId = Annotated[PlanId, Path(description="The plan's id.")]
 
 
-def add_plans(app: FastAPI, pool: WorkerPool, storage: Storage, settings: ServerSettings) -> None:
+def add_plans(app: FastAPI, desk: WorkDesk, storage: Storage) -> None:
     """Adds the routes."""
-    _add_making(app, pool, storage, settings)
+    _add_making(app, desk)
     _add_list(app, storage)
     _add_one(app, storage)
 
 
-def _add_making(app: FastAPI, pool: WorkerPool, storage: Storage, settings: ServerSettings) -> None:
+def _add_making(app: FastAPI, desk: WorkDesk) -> None:
     @app.post(
         "/v1/plans",
         tags=["plans"],
         summary="Make a plan and store it",
         response_model=PlanAnswer,
-        responses=problems(400, 408, 409, 413, 415, 422, 429, 500, 503, 504),
-        openapi_extra={"requestBody": PLAN_BODY, "parameters": [IDEMPOTENCY_KEY]},
+        responses={**plan_answer(), **problems(400, 408, 409, 413, 415, 422, 429, 500, 503, 504)},
+        openapi_extra={"requestBody": body_of("PlanBody"), "parameters": [IDEMPOTENCY_KEY]},
     )
     async def make_plan(request: Request) -> Response:
-        pool.check_room(client_of(request.scope))
-        body = await read_body(request, settings, request.state.buffer)
-        keyed = _keyed(request, body)
-        if keyed is not None:
-            kept = await run_in_threadpool(storage.requests.begin, keyed)
-            if kept is not None:
-                return _answered(kept, request)
-        try:
-            return _answered(await _planned(request, body, keyed, pool, storage), request)
-        except BaseException:
-            if keyed is not None:
-                await asyncio.shield(run_in_threadpool(_give_up, storage, keyed))
-            raise
-
-
-async def _planned(
-    request: Request, body: bytes, keyed: IdempotentRequest | None, pool: WorkerPool, storage: Storage
-) -> KeptAnswer:
-    """Makes a plan, and stores it with the answer before anybody sees it."""
-    gone = asyncio.ensure_future(client_gone(request))
-    try:
-        reply = await pool.plan(body, client_of(request.scope), gone)
-    finally:
-        gone.cancel()
-    answer = KeptAnswer(status=reply.status, body=reply.body)
-    if reply.status >= 500 and keyed is not None:
-        await run_in_threadpool(_give_up, storage, keyed)
-    elif reply.facts is not None or keyed is not None:
-        await run_in_threadpool(storage.keep, answer, reply.facts, keyed, request.state.actor)
-    return answer
-
-
-def _give_up(storage: Storage, keyed: IdempotentRequest) -> None:
-    with contextlib.suppress(StorageError):  # the key can be used again after a while, even so
-        storage.requests.give_up(keyed)
-
-
-def _answered(answer: KeptAnswer, request: Request) -> Response:
-    request.state.buffer.answer(len(answer.body))
-    media_type = "application/json" if answer.status == 200 else MEDIA_TYPE
-    return Response(answer.body, status_code=answer.status, media_type=media_type)
-
-
-def _keyed(request: Request, body: bytes) -> IdempotentRequest | None:
-    """The request's idempotency key, with what else tells it from other requests.
-
-    Raises:
-        FormatError: If the key is none.
-    """
-    key = request.headers.get(IDEMPOTENCY_KEY["name"])
-    if key is None:
-        return None
-    if not _KEY.fullmatch(key):
-        raise FormatError("must be 1 to 128 visible ASCII characters", field=IDEMPOTENCY_KEY["name"])
-    content = f"{request.method} {request.url.path}\n".encode() + body
-    return IdempotentRequest(client=client_of(request.scope), key=key, fingerprint=hashlib.sha256(content).hexdigest())
+        return await desk.answer(request, WorkKind.PLAN)
 
 
 def _add_list(app: FastAPI, storage: Storage) -> None:
@@ -126,6 +60,7 @@ def _searched(description: str) -> Any:
 def _add_one(app: FastAPI, storage: Storage) -> None:
     @app.get(
         "/v1/plans/{plan_id}",
+        operation_id="read_plan",
         tags=["plans"],
         summary="Read a plan",
         response_model=PlanAnswer,
@@ -145,6 +80,7 @@ def _add_one(app: FastAPI, storage: Storage) -> None:
 
     @app.delete(
         "/v1/plans/{plan_id}",
+        operation_id="delete_plan",
         tags=["plans"],
         summary="Delete a plan",
         status_code=204,

@@ -10,6 +10,8 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.web.metrics import Metrics
+
 _log = structlog.get_logger()
 _ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ID_HEADER = "X-Request-ID"
@@ -17,10 +19,16 @@ _QUIET_PATHS = ("/livez", "/readyz")
 
 
 class RequestLog:
-    """Wraps the whole application: names each request by the client's id or a new one, and logs how it ended."""
+    """Wraps the whole application: names each request by the client's id or a new one, logs and counts how it ended.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        app: What answers.
+        metrics: Counts requests.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request (ASGI)."""
@@ -47,11 +55,13 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
+            seconds = time.perf_counter() - started
+            self._metrics.count_request(scope["method"], scope["state"].get("endpoint"), status, seconds)
             if scope["path"] not in _QUIET_PATHS:
                 _log.info(
                     "request",
                     method=scope["method"],
                     path=scope["path"],
                     status=status,
-                    duration_ms=round(1000 * (time.perf_counter() - started), 1),
+                    duration_ms=round(1000 * seconds, 1),
                 )

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from studies.policies.figure import Figure
 
 _FIGURES_HELP = (
-    "Names with commas between them: fig8, fig9, table2, fig10, fig11, fig12-training, fig12-inference, targets, steps."
+    "Names with commas between them: fig8, fig9, table2, table3, fig10, fig11, fig12-training, fig12-inference, joint, "
+    "targets, steps. table3 and fig10 need --store."
 )
 
 

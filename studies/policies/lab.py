@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from autoshard.core import CostModels, ShardingPlan, TableSet, Topology
+from autoshard.core import CostModel, CostModels, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import load_tables
 from autoshard.planners.planner import PlanRequest
@@ -70,7 +70,7 @@ class Lab:
 
     Args:
         settings: Size and subject of the evaluation.
-        folder: Where finished parts, checkpoints and trained policies are kept.
+        folder: Folder of finished parts, checkpoints and trained policies.
 
     Raises:
         InputError: If the pool cannot be read, or the folder is of another evaluation.
@@ -82,7 +82,7 @@ class Lab:
         self.parts = PartStore(folder)
         self.pool = load_tables(settings.tables).scaled(settings.scale)
         self.cost = load_cost_model(Registry(settings.registry), settings.device)
-        self._folder = folder
+        self.folder = folder
         self.parts.check_identity({**settings.identity(), "cost_model": self.cost.version})
 
     @cached_property
@@ -133,6 +133,7 @@ class Lab:
         *,
         items: Items = Items.TABLES,
         memory_fill: float | None = None,
+        model: CostModel | None = None,
     ) -> tuple[PlacementProblem, ...]:
         """Problems of the size that policies are trained on.
 
@@ -141,6 +142,7 @@ class Lab:
             pool: Where tables are drawn from; the whole pool when left out.
             items: Kind of the placed items.
             memory_fill: Share of all memory that a problem's tables take; None for unlimited memory.
+            model: Prices the tables; the lab's model when left out.
         """
         num_tables, num_ranks = self.settings.size
         kind = TaskKind(
@@ -150,7 +152,7 @@ class Lab:
             items=items,
             memory_fill=memory_fill,
         )
-        return sample_problems(pool or self.pool, self.model, kind, seeds)
+        return sample_problems(pool or self.pool, model or self.model, kind, seeds)
 
     def policy_registry(
         self, seed: int, *, pool: TableSet | None = None, name: str = "whole", without: NetworkPart | None = None
@@ -194,7 +196,7 @@ class Lab:
             objective: Objective of its training.
             memory_fill: Share of all memory that tables of its training take; None for unlimited memory.
         """
-        registry = Registry(self._folder / "policies" / name)
+        registry = Registry(self.folder / "policies" / name)
         if registry.production_id(items.policy_kind, self.settings.device) is None:
             policy = TrainedPolicy(
                 network=train(),
@@ -209,7 +211,7 @@ class Lab:
 
     def checkpoints(self, name: str) -> Path:
         """A folder for checkpoints of a training."""
-        return self._folder / "checkpoints" / name
+        return self.folder / "checkpoints" / name
 
     def network(self, policies: Path) -> PlacementNetwork:
         """The network of a registry's policy of whole tables."""

@@ -19,6 +19,7 @@ Size = tuple[int, int]
 #: Fields that may differ between two runs into one folder: their parts are the same.
 _FREE: Final = (
     *("registry", "store", "num_seeds", "num_step_seeds", "num_replayed", "measured_updates"),
+    "joint_updates",
     *("transfer", "inference", "unseen_ratios"),
 )
 
@@ -53,6 +54,9 @@ class EvaluationSettings:
         int,
         typer.Option(min=0, help="Updates of one more curve of fig12-training, whose rewards are measured here."),
     ] = 0
+    joint_updates: Annotated[
+        int, typer.Option(min=0, help="Updates of the policy in figure joint, which also trains its cost model.")
+    ] = 100
     num_train_tasks: int = 90
     num_validation_tasks: int = 20
     num_test_tasks: int = 10
@@ -109,6 +113,7 @@ class EvaluationSettings:
             num_random=300,
             cost_updates=60,
             step_updates=min(self.step_updates, 4),
+            joint_updates=min(self.joint_updates, 8),
             curve_updates=8,
             curve_every=2,
             unseen_ratios=(0.0, 0.5, 1.0),

@@ -18,7 +18,7 @@ UNITS = ("autoshard-collect.service", "autoshard-collect.timer")
 def command_lines():
     """Every command line in the folder that runs `autoshard collect`, as words after `collect`."""
     found = []
-    for file in sorted(DEPLOY.iterdir()):
+    for file in sorted(file for file in DEPLOY.iterdir() if file.is_file()):
         if file.suffix == ".yaml":
             (container,) = manifests(file)["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
             lines = [shlex.join(container["command"])]

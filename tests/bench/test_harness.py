@@ -5,8 +5,9 @@ from itertools import count
 import pytest
 
 from autoshard.core.errors import DeviceError, InvalidOptionError, InvalidTableError
+from autoshard.core.machine import gpu_key
 from bench.kernels.harness import Harness, Settings, reference_set
-from bench.measuring.devices import find_device, gpu_key
+from bench.measuring.devices import find_device
 
 
 def test_measurements_come_in_order(harness, make_shard):

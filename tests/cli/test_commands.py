@@ -13,8 +13,9 @@ from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables, read_plan, read_tables
 
 COMMANDS = (
-    *("list", "import", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "explain", "replay", "compare", "simulate", "run", "serve", "keys", "db"),
+    *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
+    *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
+    *("serve", "keys", "db"),
 )
 SUBCOMMANDS = ("train cost", "train policy", "keys create", "keys list", "keys revoke", "db upgrade")
 
@@ -137,6 +138,18 @@ def test_evaluate_prices_a_plan_that_has_no_prices(succeeds, plan_file, tmp_path
     assert json.loads(priced.read_text(encoding="utf-8"))["predicted"] == predicted
     assert "Predicted step" in text
     assert "evaluate" in succeeds("show", bare)
+
+
+def test_plans_say_how_far_they_are_above_a_lower_bound(succeeds, tmp_path):
+    plan, file = ("plan", "criteo-kaggle", "--topology", "a100-8", "--planner", "cost-greedy"), tmp_path / "plan.json"
+    text = succeeds(*plan, "-o", file)
+    predicted = read_plan(file).predicted
+    above = predicted.step_ms.value / predicted.bounds["step"].proven_ms - 1
+    assert f"Step {100 * above:.1f}% above the proven lower bound of " in text
+    assert "Slowest kernel of whole tables " in text
+    assert "lower bound" in succeeds("show", file)
+    assert "lower bound" not in succeeds("evaluate", file, "--no-bound")
+    assert "bounds" not in json.loads(succeeds(*plan, "--no-bound", "--json"))["predicted"]
 
 
 def test_show_prints_and_writes_a_page(succeeds, plan_file, tmp_path):

@@ -21,7 +21,9 @@ SCHEMAS = {
     schema["properties"]["schema"]["const"]: schema
     for schema in map(read_json, Path(autoshard.__file__).parent.glob("formats/schemas/*.json"))
 }
-RESULTS = ("autoshard.run/1", "autoshard.replay/1", "autoshard.comparison/1", "autoshard.simulation/1")
+RESULTS = (
+    *("autoshard.run/1", "autoshard.replay/1", "autoshard.comparison/1", "autoshard.diff/1", "autoshard.simulation/1"),
+)
 
 
 def faults(name, document):
@@ -100,6 +102,15 @@ def test_a_comparison_with_a_planner_that_has_no_plan():
     document = json.loads(json.dumps(COMPARISON.to_json(([row], None))))
     assert faults("autoshard.comparison/1", document) == []
     assert document["planners"][0]["failure"] == "too large"
+
+
+def test_a_diff_of_plans(printed, plan, task, capfd):
+    other = plan.with_name("other.json")
+    assert main(["plan", str(task), "--topology", "cpu-8", "--planner", "size-greedy", "-o", str(other)]) == 0
+    capfd.readouterr()
+    document = printed("autoshard.diff/1", "diff", plan, other)
+    assert document["tables"]
+    assert {change["name"] for change in document["task"]} >= {"num_ranks", "planner"}
 
 
 def test_a_simulation_with_points_that_have_no_plan(printed, task, tmp_path):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.core import AccessProfile, CostModel, LocalShard, set_costs
+from autoshard.core.costs import kernel_floor
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats.stores.samples import read_samples
 from costmodel.kernel.dataset import CostDataset
@@ -104,6 +105,23 @@ def test_price_is_the_sum_of_its_parts(subject, drawn):
     assert subject.model.predict_ms(codes_SH) == pytest.approx(
         subject.model.predict_parts(codes_SH).kernel_ms_S, rel=1e-6
     )
+
+
+@given(drawn=st.lists(sketches, min_size=1, max_size=12))
+def test_no_set_takes_less_than_the_floor_of_its_shards(subject, drawn):
+    codes_NH = subject.model.encode(subject.shards(drawn))
+    floor = kernel_floor(subject.model, codes_NH)
+    assert floor.is_proven
+    num_kernels = len(set(floor.kernel_N.tolist()))
+    parts = subject.model.predict_parts(codes_NH.sum(axis=0, keepdims=True))
+    for (ms,), added_ms_N, base_ms in (
+        (parts.forward_ms_S, floor.forward_ms_N, floor.forward_base_ms),
+        (parts.backward_ms_S, floor.backward_ms_N, floor.backward_base_ms),
+    ):
+        least_ms = added_ms_N.sum() + num_kernels * base_ms
+        assert least_ms <= ms * (1 + 1e-5)
+        if floor.is_exact:
+            assert ms == pytest.approx(least_ms, rel=1e-5)
 
 
 def test_an_empty_set_costs_nothing(subject):

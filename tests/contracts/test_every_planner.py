@@ -57,6 +57,7 @@ CHOICES = {
         "objective": ["step", "step", "step", "kernel"],
         "sharding_types": ["all", "table_wise"],
         "reserved_bytes": [0, 10_000],
+        "count_activations": [True, False],
         "policy": [True, False],
     },
     "flexshard": {

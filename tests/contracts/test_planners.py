@@ -36,7 +36,7 @@ COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaCom
 #: What these tests leave room for is tables, not the inputs and outputs of a batch.
 NO_ACTIVATIONS = {"count_activations": False}
 OPTIONS = {
-    "auto": {"steps": 10},
+    "auto": {"steps": 10, **NO_ACTIVATIONS},
     "cp-sat": {"effort": 0.05},
     "flexshard": NO_ACTIVATIONS,
     "replica-groups": NO_ACTIVATIONS,

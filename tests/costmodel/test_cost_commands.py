@@ -1,8 +1,10 @@
 import json
+import re
 import shutil
 
 import pyarrow.parquet as pq
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from autoshard.cli import main
 from autoshard.formats.stores.sample_store import damaged_samples
@@ -52,6 +54,26 @@ def test_train_cost_shows_metrics(store, registry, capsys):
     shown = capsys.readouterr().out
     for text in ("86 held-out samples", "mean relative error", "Kendall's tau", "90% interval", "1024"):
         assert text in shown
+
+
+def test_train_cost_tells_its_throughput(store, registry, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("costmodel.kernel.command._LOG_EVERY", 20)
+    monkeypatch.setattr("costmodel.kernel.training.REPORT_EVERY", 20)
+    assert train(store, registry, "--accelerator", "cpu", "--tensorboard", str(tmp_path / "logs")) == 0
+    said = re.findall(r"update (\d+): loss -?[\d.]+, ([\d,]+) samples/s on cpu, seed 0", capsys.readouterr().err)
+    assert [number for number, _ in said] == ["20", "40", "60"]
+    log = EventAccumulator(str(tmp_path / "logs"))
+    log.Reload()
+    losses = log.Scalars("cost/loss")
+    assert [event.step for event in losses] == [20, 40, 60]
+    assert losses[-1].value < losses[0].value
+    assert all(event.value > 0 for event in log.Scalars("cost/samples_per_s"))
+
+
+def test_a_gpu_that_is_not_there_is_told_in_one_line(store, registry, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert train(store, registry, "--accelerator", "cuda") == 1
+    assert capsys.readouterr().err == "error: --accelerator: one process needs a GPU, this machine has 0\n"
 
 
 def test_models_lists_what_was_trained(store, registry, capsys):
@@ -289,7 +311,7 @@ def test_latencies_that_are_no_numbers(own_store, registry, capsys):
 
 def test_samples_of_another_schema(own_store, registry, capsys):
     damage(own_store, lambda table: table.replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/9"}))
-    assert train(own_store, registry) == fails(capsys, 2, "autoshard.samples/2", "autoshard.samples/9")
+    assert train(own_store, registry) == fails(capsys, 2, "autoshard.samples/3", "autoshard.samples/9")
 
 
 def test_stores_and_devices_that_are_not_there(store, tmp_path, registry, capsys):

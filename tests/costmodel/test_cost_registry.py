@@ -20,6 +20,7 @@ from costmodel.registry.versions import (
     SHIPPED_VARIABLE,
     Registry,
     default_registry,
+    find_model,
     find_registry,
     models_in_use,
     shipped_models,
@@ -295,6 +296,15 @@ class TestShippedModels:
         registry.promote("cost", "cpu", "candidate")
         assert find_registry("cost", "cpu", registry.root).root == registry.root
         assert find_registry("cost", "a100", registry.root) is None
+
+    def test_a_device_without_a_model_takes_that_of_its_family(self, shipped, registry):
+        assert find_model("cost", "cpu:amd-epyc", registry.root) is None
+        shipped.publish("cost", "cpu", TENSORS, CARD)
+        found, name = find_model("cost", "cpu:amd-epyc", registry.root)
+        assert (found.root, name) == (shipped.root, "cpu")
+        registry.publish("cost", "cpu:amd-epyc", TENSORS, {**CARD, "device": "cpu:amd-epyc"})
+        found, name = find_model("cost", "cpu:amd-epyc", registry.root)
+        assert (found.root, name) == (registry.root, "cpu:amd-epyc")
 
     def test_what_is_loaded_says_whether_it_was_shipped(self, shipped, registry):
         came, own = (models.publish("cost", "cpu", TENSORS, CARD) for models in (shipped, registry))

@@ -8,7 +8,7 @@ import costmodel
 from autoshard.core import PlacedShard, Shard, local_shard
 from autoshard.formats.metasyn import metasyn
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.loss import missing_growth
+from costmodel.kernel.loss import drawn_shards, missing_growth
 from costmodel.kernel.network import CostNetwork
 from costmodel.kernel.weights import NUM_OUTPUTS, TRAIT_WIDTH
 from costmodel.registry.versions import Registry
@@ -25,7 +25,8 @@ def codes():
 def loss_of(network, codes_UH, least_share):
     shard_N, start_B = torch.arange(NUM_SHARDS), torch.tensor([0, 5])
     times_BO, _ = network.predict_ms(codes_UH, shard_N, start_B)
-    return missing_growth(network, codes_UH, shard_N, start_B, times_BO, least_share, np.random.default_rng(3))
+    is_drawn_N = torch.from_numpy(drawn_shards(start_B.numpy(), NUM_SHARDS, np.random.default_rng(3)))
+    return missing_growth(network, codes_UH, shard_N, start_B, times_BO, least_share, is_drawn_N)
 
 
 def with_company_cheaper(network, by):

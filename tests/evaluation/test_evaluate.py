@@ -11,6 +11,7 @@ from autoshard.core import (
     AccessProfile,
     Collective,
     CostModels,
+    DenseLayers,
     DType,
     EmbeddingTable,
     Exchange,
@@ -32,7 +33,16 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.step import Overlap, StepPart
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, activation_bytes, evaluate, plan_traffic, price_step
+from autoshard.evaluation import (
+    AlphaBetaComm,
+    AnalyticCostModel,
+    activation_bytes,
+    evaluate,
+    plan_traffic,
+    price_step,
+    training_bytes,
+)
+from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.stages import cheapest_sync
 from autoshard.evaluation.traffic import Stream
 
@@ -128,6 +138,44 @@ class TestTraffic:
             activation_bytes(plan_of(some)),
             np.array([0, 2, 1, 1]) * (4 + LOOKUPS * 8 + looked_up) + looked_up + gradients,
         )
+
+    def test_training_holds_gradients_of_all_that_was_sent_and_received(self):
+        for forward, backward in ((DType.FP32, DType.FP32), (DType.FP16, DType.FP32), (DType.FP32, DType.FP16)):
+            plan = plan_of(on(1), payload=Payload(forward=forward, backward=backward))
+            got, sent = BAGS * DIM * forward.num_bytes, WORLD * BAGS * DIM * forward.num_bytes
+            gradients = backward.num_bytes / forward.num_bytes * (got + np.array([0, sent, 0, 0]))
+            inputs = np.array([0, WORLD * (BAGS * 4 + LOOKUPS * 8), 0, 0])
+            expected = inputs + got + np.maximum(gradients, np.array([0, sent, 0, 0]))
+            np.testing.assert_allclose(training_bytes(plan), expected)
+            assert (training_bytes(plan) >= activation_bytes(plan)).all()
+
+    def test_gradients_of_own_copies_are_held_once(self):
+        each = plan_of(held(Tier.DATA_PARALLEL, EACH, exchange=Exchange.ROWS, grad_sync=GradSync.DENSE))
+        np.testing.assert_allclose(training_bytes(each) - activation_bytes(each), LOOKUPS * DIM * 4)
+
+    def test_dense_layers_take_parameters_gradients_and_outputs(self):
+        layers = DenseLayers(num_dense_features=3, bottom_mlp=(8, 4), top_mlp=(5, 1), interaction="concat")
+        bare = plan_of(on(1))
+        plan = replace(bare, tables=replace(bare.tables, dense=layers))
+        # 3 -> 8 -> 4; the 4 columns beside those of the table's feature; -> 5 -> 1.
+        wide = 4 + DIM
+        parameters = (3 + 1) * 8 + (8 + 1) * 4 + (wide + 1) * 5 + (5 + 1) * 1
+        outputs = (8 + 4) + wide + (5 + 1)
+        dense = 4 * (2 * parameters + BATCH // WORLD * (3 + 2 * outputs))
+        np.testing.assert_allclose(training_bytes(plan) - training_bytes(bare), dense)
+        assert evaluate(plan, COSTS).ranks[0].training_bytes == round(training_bytes(plan)[0])
+
+    def test_a_device_has_room_for_training_or_has_not(self):
+        plan = plan_of(on(1))
+        held, needed = plan.tables.tables[0].storage_bytes, int(training_bytes(plan)[1])
+
+        def with_memory(hbm):
+            return replace(plan, topology=replace(plan.topology, memory_bytes=MemoryBytes(hbm=hbm), overrides=()))
+
+        assert has_room(with_memory(held + needed))
+        assert not has_room(with_memory(held + needed - 1))
+        assert not has_room(with_memory(held + needed), 1)
+        assert has_room(with_memory(held), count_activations=False)
 
     def test_sparse_gradients_are_those_of_rows_that_are_hit_with_their_ids(self):
         dense, sparse, gathered = (

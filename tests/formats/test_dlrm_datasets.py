@@ -14,7 +14,7 @@ from autoshard.core import AccessProfile
 from autoshard.core.batches import draw_bags
 from autoshard.core.errors import FormatError
 from autoshard.formats import import_tables, read_dlrm_datasets
-from autoshard.formats.imports.torch_archive import read_tensors
+from autoshard.formats.archives.torch_archive import read_tensors
 
 BATCH_SIZE = 2000
 PROFILES = [

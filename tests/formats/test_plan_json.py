@@ -16,6 +16,7 @@ from autoshard.core import (
     Exchange,
     GradSync,
     GroupLayout,
+    LowerBound,
     MemoryLevel,
     MemoryPlacement,
     PlacedShard,
@@ -325,6 +326,7 @@ def test_what_is_written_is_read_back_equal(groups, times_, options, tmp_path_fa
             sync_ms=times_[16],
             parts=dict.fromkeys(StepPart, estimate),
             collectives={one: CollectiveTime(serialised_ms=high, exposed_ms=low) for one in StepCollective},
+            bounds={"step": LowerBound(proven_ms=low, estimated_ms=value), "input": LowerBound(estimated_ms=0.0)},
         )
     )
     write_plan(plan, path)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import AccessProfile, DType, Exchange, LocalShard, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.errors import FormatError, SampleStoreError
+from autoshard.core.machine import MeasuredMachine
 from autoshard.formats.stores.drift import corrected_ms
 from autoshard.formats.stores.sample_store import damaged_samples
 from autoshard.formats.stores.samples import (
@@ -103,6 +104,23 @@ def test_what_is_written_is_read(written, tmp_path_factory):
     assert read_sample_file(file) == expected
     assert table.samples == tuple(dict.fromkeys(expected))
     assert damaged_samples(table.samples) == ()
+
+
+def test_files_of_the_second_version_are_read_and_keep_their_ids():
+    old = read_samples(Path(__file__).parents[1] / "data" / "samples")
+    assert damaged_samples(old.samples) == ()
+    assert old.machine == MeasuredMachine(
+        device_name="Intel(R) Xeon(R) Processor", torch_version="2.13.0+cpu", fbgemm_version="1.8.0"
+    )
+
+
+def test_samples_say_what_the_machine_is(tmp_path):
+    here = {"core_cache_bytes": 2**20, "cache_bytes": 2**25, "memory_bytes": 2**33, "clock_mhz": 2596.0}
+    told, silent = sample_of(minute=1, driver_version="580", **here), sample_of(minute=1)
+    write_samples(tmp_path, [told])
+    assert read_samples(tmp_path).machine == replace(silent.machine, driver_version="580", **here)
+    assert told.identified().sample_id != silent.identified().sample_id
+    assert told.identified().set_id == silent.identified().set_id
 
 
 def test_a_store_is_read_in_the_order_of_time(tmp_path):
@@ -200,7 +218,7 @@ def as_text(name, table):
         (lambda table: with_column("shards", [[None]])(table), "shards: must not be null"),
         (
             lambda table: table.replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/9"}),
-            "schema: must be autoshard.samples/2, got autoshard.samples/9; collect into another folder",
+            "schema: must be autoshard.samples/3, got autoshard.samples/9; collect into another folder",
         ),
         (lambda table: table.replace_schema_metadata(None), "got none"),
         (with_column("forward_ms", [float("nan")]), "forward_ms: must be a number of at least 0, got "),

@@ -16,7 +16,10 @@ from tests.fuzz.mutations import TEXTS
 #: process.
 NOT_DRAWN = {"ray", "help", "png"}
 #: Commands that measure, train or serve for long when nothing is wrong: they always get something that is.
-LONG = {("collect",), ("train", "cost"), ("train", "policy"), ("train", "step"), ("replay",), ("run",), ("serve",)}
+LONG = {
+    *(("calibrate",), ("collect",), ("replay",), ("run",), ("serve",)),
+    *(("train", "cost"), ("train", "policy"), ("train", "step")),
+}
 #: Values that make what a command does short, where it has the option; the last ones for commands of `LONG` only.
 SHORT = {"time_limit": "0.01", "ranks": "2,4", "batches": "2"}
 SHORTEST = {
@@ -41,6 +44,7 @@ GOOD = {
     "tables": ("tables.json", "nvidia-tiny"),
     "topology": ("topology.json", "cpu-4"),
     "plan": ("plan.json", "flex.json"),
+    "start": ("plan.json", "flex.json"),
     "planner": (
         "cost-greedy",
         "random",
@@ -178,7 +182,7 @@ def command_lines(draw, command):
     present = {parameter.name for parameter in drawn if parameter.is_required or draw(_rarely(5))}
     is_long = command.path in LONG
     able = [parameter for parameter in drawn if not parameter.is_flag]
-    odd = {draw(st.sampled_from(able)).name} if is_long or draw(st.booleans()) else set()
+    odd = {draw(st.sampled_from(able)).name} if able and (is_long or draw(st.booleans())) else set()
     short = SHORT | SHORTEST if is_long else SHORT
     arguments = [*command.path]
     for parameter in drawn:

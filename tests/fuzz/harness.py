@@ -91,7 +91,7 @@ class Outcome:
 
 
 #: Parts of arguments that say that a command will import torch.
-HEAVY_COMMANDS = ("train", "collect", "replay", "run")
+HEAVY_COMMANDS = ("train", "calibrate", "collect", "replay", "run")
 HEAVY_PLANNERS = ("auto", "policy")
 
 

@@ -44,6 +44,7 @@ READERS = {
         ("evaluate", "plan.json", "-o", "out.json", "--json"),
         ("explain", "plan.json", "--json"),
         ("explain", "plan.json"),
+        ("diff", "plan.json", "plan.json"),
         ("show", "plan.json", "--html", "out.html"),
         ("run", "plan.json", "--nproc", "3"),
         ("replay", "plan.json", "--device", "cuda"),

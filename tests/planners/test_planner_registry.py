@@ -36,6 +36,7 @@ def test_every_planner_is_described_with_its_options():
         ("steps", 0),
         ("prefer_whole", True),
         ("policy", True),
+        ("count_activations", True),
     ]
     assert all(option.help for planner in described.values() for option in planner.options)
 

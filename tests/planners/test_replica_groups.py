@@ -123,13 +123,15 @@ def test_groups_that_do_not_fit_are_dropped_with_the_bytes():
 
 def test_inputs_and_outputs_of_a_batch_have_to_fit():
     free = planned(num_groups=2)
-    needed = max(rank.hbm_bytes + rank.activation_bytes for rank in evaluate(free, COSTS).ranks)
+    needed = max(rank.used_bytes for rank in evaluate(free, COSTS).ranks)
     for share, fits in ((1.0, True), (0.6, False)):
         tight = machine(hbm=int(needed * share))
         if fits:
             assert step_ms(planned(topology=tight, num_groups=2)) > 0
             continue
-        with pytest.raises(InfeasiblePlanError, match=r"would hold [\d,]+ bytes of tables and [\d,]+ bytes of a batch"):
+        with pytest.raises(
+            InfeasiblePlanError, match=r"would hold [\d,]+ bytes of tables and [\d,]+ bytes for training on a batch"
+        ):
             planned(topology=tight, num_groups=2)
         assert planned(topology=tight, num_groups=2, count_activations=False)
 
@@ -143,7 +145,7 @@ def test_tables_make_room_for_inputs_and_outputs():
     of_all_sizes = replace(some, tables=tuple(uneven))
 
     def fullest(plan):
-        return max(rank.hbm_bytes + rank.activation_bytes for rank in evaluate(plan, COSTS).ranks)
+        return max(rank.used_bytes for rank in evaluate(plan, COSTS).ranks)
 
     room = int(0.6 * fullest(planned(of_all_sizes, num_groups=1)))
     assert fullest(planned(of_all_sizes, machine(hbm=room), num_groups=1)) <= room

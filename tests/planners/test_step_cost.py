@@ -8,7 +8,7 @@ import pytest
 
 from autoshard.core import DenseLayers, DType, Level, Link, Payload, RowRange, RowsBy, Shard, Tier
 from autoshard.core.step import PART_FEATURES, Overlap
-from autoshard.evaluation import activation_bytes, evaluate, price_step
+from autoshard.evaluation import activation_bytes, evaluate, price_step, training_bytes
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.step_cost import PARTS, StepCost
@@ -96,6 +96,7 @@ def test_narrow_payloads_are_priced_as_in_plans(step_problem, forward, backward)
     sums = step_cost.sums(ranks_N)
     np.testing.assert_allclose(step_cost.step_ms(sums), price_step(plan, costs).step_ms.value, rtol=1e-5)
     np.testing.assert_allclose(step_cost.activation_bytes(sums.moved_BRC)[0], activation_bytes(plan), rtol=1e-9)
+    np.testing.assert_allclose(step_cost.training_bytes(sums.moved_BRC)[0], training_bytes(plan), rtol=1e-9)
     wide = StepCost(problem, costs)
     assert step_cost.step_ms(sums)[0] < wide.step_ms(wide.sums(ranks_N))[0]
 

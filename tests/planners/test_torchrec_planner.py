@@ -11,9 +11,10 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import ParameterConstraints, Topology
 from torchrec.optim import RowWiseAdagrad
 
-from autoshard.core import Constraints, DType, Feature, MemoryBandwidth, Optimizer, Pooling, TableSet
-from autoshard.core.errors import InfeasiblePlanError, InvalidTableError
+from autoshard.core import Collective, Constraints, DType, Feature, MemoryBandwidth, Optimizer, Pooling, TableSet, Tier
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTableError
 from autoshard.evaluation import DEVICE_MEMORY
+from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.torchrec_planner import TorchRecPlanner, _topology
 
 
@@ -124,3 +125,42 @@ def test_refuses_what_torchrec_cannot_express(make_table, make_topology, make_re
     tables = TableSet(batch_size=8, tables=(make_table("a", constraints=constraints), make_table("b")))
     with pytest.raises(InvalidTableError, match=rf"tables\[a\]\.constraints\.{label}"):
         TorchRecPlanner().plan(make_request((tables, make_topology(2))))
+
+
+def test_all_sharding_types_are_planned(draw_task, make_request):
+    tables, topology = draw_task(8, 4, seed=4, batch_size=1024)
+    task = (tables, replace(topology, device="a100"))
+    plan = TorchRecPlanner().plan(make_request(task, options={"sharding_types": "all", "timeout_s": 60}))
+    validate_plan(plan)
+    assert {placed.shard.table for placed in plan.shards} == set(tables.tables)
+    rows = TorchRecPlanner().plan(make_request(task, options={"sharding_types": "row_wise"}))
+    assert {placed.tier for placed in rows.shards} == {Tier.ROW_WISE}
+    assert {placed.collective for placed in rows.shards} == {Collective.REDUCE_SCATTER}
+
+
+def test_types_that_tables_forbid_are_not_planned(make_table, make_topology, make_request):
+    forbidden = Constraints(forbidden_tiers=(Tier.TABLE_WISE, Tier.DATA_PARALLEL))
+    tables = TableSet(batch_size=64, tables=(make_table("a", constraints=forbidden),))
+    request = make_request((tables, make_topology(2)), options={"sharding_types": "row_wise,table_wise"})
+    (placed,) = TorchRecPlanner().plan(request).shards
+    assert placed.tier is Tier.ROW_WISE
+
+
+def test_a_failure_says_what_was_reserved_and_what_torchrec_calls_it(make_table, make_topology, make_request):
+    tables = TableSet(batch_size=8, tables=(make_table("a"),))
+    task = (tables, replace(make_topology(1, tables.tables[0].storage_bytes * 2), device="a100"))
+    with pytest.raises(InfeasiblePlanError, match=r"60% of them reserved, .* TorchRec calls it "):
+        TorchRecPlanner().plan(make_request(task, options={"reserved_share": 0.6}))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sharding_types": "by_magic"}, r"options\.sharding_types: must be one of all, table_wise, .*by_magic"),
+        ({"reserved_share": 1}, r"options\.reserved_share: must be in \[0, 1\)"),
+        ({"timeout_s": -1}, r"options\.timeout_s: must be at least 0"),
+    ],
+)
+def test_options_out_of_range_are_refused(draw_task, make_request, options, message):
+    with pytest.raises(InvalidOptionError, match=f"^{message}"):
+        TorchRecPlanner().plan(make_request(draw_task(2, 2), options=options))

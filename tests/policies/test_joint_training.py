@@ -10,7 +10,7 @@ from autoshard.planners.space.placement import PlacementProblem
 from costmodel import shard_features
 from costmodel.kernel.dataset import CostDataset
 from env import PlacementTask
-from policies.choices import Algorithm, RewardSource
+from policies.choices import Algorithm, CostLoss, RewardSource
 from policies.training.cost_buffer import CostBuffer
 from policies.training.joint import JointTrainer
 from policies.training.joint_cost import CostUpdates, JointCost
@@ -175,6 +175,74 @@ def test_a_full_buffer_forgets_the_oldest_samples(dataset, joint_cost):
     _, _, latency_BO = next(buffer.batches(1, 5000, np.random.default_rng(0)))
     latest = np.float32(dataset.kernel_ms[-50:])
     assert set(latency_BO[:, 2].tolist()) <= set(latest.tolist())
+
+
+@pytest.fixture
+def machine(cost):
+    """Measures plans at the prices of the model with weights set by hand."""
+
+    def rank_ms(shards):
+        return float(cost.predict_ms(cost.encode(shards).sum(axis=0, keepdims=True))[0]) if shards else 0.0
+
+    return lambda plans: [np.array([rank_ms(shards) for shards in plan.local_shards()]) for plan in plans]
+
+
+class TestFromAnEmptyBuffer:
+    """AutoShard's Algorithm 1: all samples are placements that the policy tried."""
+
+    @pytest.fixture
+    def make_empty(self, dataset):
+        def make(**updates):
+            return JointCost(dataset.shards_U, device="cpu", seed=0, updates=CostUpdates(**updates))
+
+        return make
+
+    def test_nothing_is_learned_before_anything_is_measured(self, make_empty):
+        cost = make_empty()
+        before = flat(cost.network)
+        cost.train()
+        assert torch.equal(flat(cost.network), before)
+        assert (cost.num_stored, len(cost.buffer), cost.current().card.metrics.num_samples) == (0, 0, 0)
+
+    @pytest.mark.parametrize("loss", CostLoss)
+    def test_the_cost_model_learns_from_what_the_policy_tried(self, make_empty, make_trainer, machine, cost, loss):
+        empty = make_empty(loss=loss)
+        trainer = make_trainer(empty, machine, replace(OPTIONS, reward=RewardSource.MEASURED))
+
+        def error():
+            problems = [task.problem for task in trainer.validation_tasks]
+            priced = [PlacementProblem.table_wise(one.tables, one.topology, cost).kernel_ms_N for one in problems]
+            return np.mean([abs(one.kernel_ms_N / ms_N - 1) for one, ms_N in zip(problems, priced, strict=True)])
+
+        untrained = error()
+        trainer.run(Budget(num_updates=20))
+        assert error() < min(0.2, untrained / 3)
+        metrics = empty.current().card.metrics
+        assert metrics.num_samples == empty._num_measured // 5 > 0
+        assert metrics.relative_error < 0.2
+        assert len(empty.buffer) + metrics.num_samples == empty._num_measured
+
+    def test_squared_errors_make_costly_sets_count(self, make_empty, dataset):
+        """Of two sets of the same table that disagree, the squared error takes the mean, the relative one the median
+        by weights of 1 / time: the cheaper one."""
+        features_MF, found = shard_features(dataset.shards_U[:1]), {}
+        for loss in CostLoss:
+            cost = make_empty(loss=loss, num_updates=400, learning_rate=1e-2)
+            for kernel_ms in (2.0, 2.0, 8.0, 8.0):
+                cost.add_measured(features_MF, kernel_ms)
+            cost.train()
+            predictor = cost.predictor()
+            found[loss] = predictor.predict(predictor.encode(features_MF)).sum()
+        assert found[CostLoss.SQUARED] == pytest.approx(5.0, rel=0.1)
+        assert found[CostLoss.RELATIVE] < 4.0
+
+    def test_a_checkpoint_goes_on_with_the_learned_prices(self, make_empty, make_trainer, machine, tmp_path):
+        for num_updates in (2, 3):
+            cost = make_empty(num_updates=1, batch_size=32)
+            trainer = make_trainer(cost, machine, replace(OPTIONS, reward=RewardSource.MEASURED))
+            trainer.run(Budget(num_updates=num_updates), folder=tmp_path)
+        assert trainer.num_updates == 3
+        assert cost._has_level
 
 
 def test_too_few_samples_are_refused(dataset):

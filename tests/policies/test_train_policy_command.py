@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -155,6 +156,17 @@ def test_rewards_can_be_measured(registry, capsys):
         assert training["times"]["measure_s"] > 0
 
 
+@pytest.mark.slow
+def test_a_cost_model_can_be_learned_from_measured_placements_alone(registry, capsys):
+    arguments = ["--num-tables", "6", "--num-ranks", "2", "--num-tasks", "2", "--updates", "2", "--no-publish"]
+    arguments += ["--joint", "--reward", "measured", "--cost-loss", "squared"]
+    assert run("--registry", registry, *arguments, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["cost_model"] is None
+    assert result["training"]["joint"]
+    assert result["training"]["num_measured"] > 0
+
+
 def test_it_goes_on_from_a_checkpoint(registry, tmp_path, capsys):
     arguments = ["--registry", registry, *SMALL, "--checkpoint", tmp_path / "run", "--json"]
     assert run(*arguments) == 0
@@ -179,11 +191,25 @@ def test_a_cost_model_that_is_published_meanwhile_waits_for_the_next_training(tm
     assert run.policy.card.cost_model.id == TrainedPolicy.load(models, "cpu").card.cost_model.id == first
 
 
+def test_a_gpu_that_is_not_there_is_told_in_one_line(registry, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert run("--registry", registry, *SMALL, "--accelerator", "cuda") == 1
+    assert capsys.readouterr().err == "error: --accelerator: one process needs a GPU, this machine has 0\n"
+
+
+def test_logs_name_device_seed_and_throughput(registry, capsys):
+    assert run("--registry", registry, *SMALL, "--accelerator", "cpu", "--seed", "4") == 0
+    assert re.search(r"update 2: balance .*; [\d,]+ env steps/s; on cpu, seed 4", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
         (["--joint"], 2, "--store: needs the folder of samples"),
         (["--store", "x"], 2, "--store: goes with --joint only"),
+        (["--accelerator", "tpu"], 2, '--accelerator: must be one of auto, cpu, cuda, got "tpu"'),
+        (["--mixed-precision", "--algorithm", "ppo"], 2, "--mixed-precision: goes with vtrace only, without --joint"),
+        (["--cost-loss", "squared"], 2, "--cost-loss: needs --joint"),
         (["--updates", "0"], 2, "'--updates': Input should be greater than or equal to 1"),
         (["--items", "row_groups"], 1, "kernel_kind: the learned cost model has seen fused/hbm/fp32"),
         (["--patience", "-1"], 2, "'--patience': Input should be greater than or equal to 0"),

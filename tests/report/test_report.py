@@ -197,7 +197,7 @@ def test_a_plan_over_replica_groups_says_how_they_lie_and_what_they_cost():
     assert "meet every 3 steps in the rows that they touched (shown" in plan_page(touched)
     assert f"of which groups {write_ms(predicted.group_sync_ms)}" in " ".join(shown.split())
     # Ranks 0 and 1 of the world are rank 0 of a group: the smaller one sets its limit.
-    share = (predicted.ranks[0].hbm_bytes + predicted.ranks[0].activation_bytes) / (1 << 20)
+    share = predicted.ranks[0].used_bytes / (1 << 20)
     assert write_percent(share) in page.texts("td")
 
 

@@ -12,7 +12,7 @@ from autoshard.runtime.results import Device
 @pytest.fixture
 def more_processes_than_gpus(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(torch.cuda.device_count() + 1))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(torch.cuda.device_count() + 2))
 
 
 @pytest.mark.usefixtures("more_processes_than_gpus")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from autoshard.core import (
     DType,
@@ -12,7 +13,7 @@ from autoshard.core import (
     ReplicaGroups,
 )
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
-from autoshard.runtime.ownership import even_share, ownership_of
+from autoshard.runtime.ownership import check_levels, even_share, ownership_of
 
 
 def test_ranks_are_folded_onto_processes(make_plan, make_table):
@@ -64,15 +65,39 @@ def test_tables_that_cannot_be_executed_are_refused(make_plan, make_table, optio
 def test_other_memory_and_groups_are_refused(make_plan, make_table):
     table = make_table("t")
     plan = make_plan([table], [0])
-    cached = replace(plan.shards[0], memory=MemoryPlacement(level=MemoryLevel.DDR))
-    roomy = replace(plan.topology, memory_bytes=replace(plan.topology.memory_bytes, ddr=1 << 30))
+    memory = replace(plan.topology.memory_bytes, ddr=1 << 30, ssd=1 << 30)
+    roomy = replace(plan, topology=replace(plan.topology, memory_bytes=memory))
+
+    def held(**changes):
+        return replace(roomy, shards=(replace(plan.shards[0], **changes),))
+
+    far = MemoryPlacement(level=MemoryLevel.DDR)
     refused = {
-        r"shards\[0\].memory": replace(plan, topology=roomy, shards=(cached,)),
+        r"shards\[0\].memory.level": held(memory=MemoryPlacement(level=MemoryLevel.SSD)),
+        r"shards\[0\].memory.cache_bytes": held(memory=MemoryPlacement(cache_bytes=64)),
+        r"shards\[0\].memory.cache_dtype": held(memory=replace(far, cache_bytes=64, cache_dtype=DType.FP16)),
         "replica_groups.moment_scale": replace(plan, replica_groups=ReplicaGroups(num_groups=2, moment_scale=3.0)),
     }
     for field, bad in refused.items():
         with pytest.raises(InvalidPlanError, match=f"^{field}: "):
             ownership_of(bad, 2)
+
+
+def test_rows_behind_a_cache_take_a_kernel_of_their_own_and_a_gpu(make_plan, make_table):
+    tables = [make_table(name, 1000, 16) for name in "abc"]
+    plan = make_plan(tables, [0, 0, 0])
+    memory = replace(plan.topology.memory_bytes, ddr=1 << 30)
+    cached = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=6_400)
+    placed = zip(plan.shards, (MemoryPlacement(), cached, MemoryPlacement(level=MemoryLevel.DDR)), strict=True)
+    shards = tuple(replace(shard, memory=where) for shard, where in placed)
+    plan = replace(plan, topology=replace(plan.topology, memory_bytes=memory), shards=shards)
+    owners = ownership_of(plan, 2)
+    assert [owners.of_kernel(key, 0) for key in owners.kernels] == [(0,), (1,), (2,)]
+    # Weights and a moment for each row; the cache lies in the device's memory.
+    assert owners.storage_bytes(0) == {MemoryLevel.HBM: 68_000 + 6_400, MemoryLevel.DDR: 136_000, MemoryLevel.SSD: 0}
+    check_levels(owners, torch.device("cuda"))
+    with pytest.raises(InvalidPlanError, match=r'^memory\.level: table "b" lies in ddr, behind the memory of a GPU'):
+        check_levels(owners, torch.device("cpu"))
 
 
 def test_plans_that_are_not_valid_are_refused(make_plan, make_table):

@@ -28,6 +28,8 @@ def slow_body(stack, service, num_bytes):
     return connection
 
 
+# Bodies that arrive too slowly on a busy machine are refused for that.
+@pytest.mark.slow
 def test_slow_bodies_of_one_client_hold_half_of_the_buffered_bytes(service):
     with contextlib.ExitStack() as stack:
         held = [slow_body(stack, service, 15 * MIB) for _ in range(2)]

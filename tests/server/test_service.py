@@ -83,6 +83,7 @@ def test_request_ids_are_kept_or_made(client, service):
     assert re.fullmatch("[0-9a-f]{32}", made.headers["x-request-id"])
     line = next(line for line in service.log() if line.get("request_id") == "mine-1.2_3")
     assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/plans", 200)
+    assert (line["work"], line["planner"]) == ("plan", "cost-greedy")
 
 
 def changed_table(**changes):
@@ -134,6 +135,18 @@ def test_an_infeasible_task_says_what_is_missing(client):
     body = changed_table(num_embeddings=10**10, access={"kind": "uniform"})
     document = problem(client.post("/v1/plans", content=body, headers=JSON), 422, "infeasible")
     assert "bytes" in document["detail"]
+    table = json.loads(body)["tables"]["tables"][3]["name"]
+    assert (document["table"], document["rank"], document["missing_bytes"] > 0) == (table, 0, True)
+    assert document["remedies"]
+    for remedy in document["remedies"]:
+        changed = json.loads(body)
+        changed["topology"] = client.post("/v1/plans", json=TASK).json()["plan"]["topology"]
+        within = changed
+        *parents, last = remedy["field"].split(".")
+        for name in parents:
+            within = within[name]
+        within[last] = remedy["value"]
+        assert client.post("/v1/plans", json=changed).status_code == 200, remedy
 
 
 def test_other_media_types_paths_and_methods_are_refused(client):
@@ -179,7 +192,11 @@ def test_the_documentation_needs_no_other_host(client):
     assert "http://" not in page.text
     assert "https://" not in page.text
     document = client.get("/openapi.json").json()
-    assert set(document["paths"]) == {"/v1/plans", "/v1/plans/{plan_id}", "/livez", "/readyz"}
+    assert set(document["paths"]) == {
+        *("/v1/plans", "/v1/plans/{plan_id}", "/v1/plans/{plan_id}/explanation", "/v1/plans/{plan_id}/report"),
+        *("/v1/plans/{plan_id}/diff/{other_id}", "/v1/plans/{plan_id}/replans", "/v1/evaluations"),
+        *("/v1/comparisons", "/v1/simulations", "/v1/validations", "/livez", "/readyz", "/metrics"),
+    }
     references = set(re.findall(r'"\$ref": ?"([^"]+)"', json.dumps(document)))
     names = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     assert references <= names

@@ -1,10 +1,19 @@
 """Generated requests: whatever a client sends, the service answers as its OpenAPI document says."""
 
+import os
+from itertools import count
+
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import positive_data_acceptance
+
+#: Requests of the long run; a nightly job asks for 100,000.
+LONG_RUN = int(os.environ.get("AUTOSHARD_FUZZ_REQUESTS", "10000"))
+STEPS = 10
+#: Bodies for which nearly every task would be refused for its planner's name, and of which each task takes long.
+QUICK = {"options": {}, "time_limit_s": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -12,20 +21,40 @@ def api(service):
     return schemathesis.openapi.from_url(f"{service.url}/openapi.json")
 
 
+def plain(case):
+    """Has a body's planners be quick ones: what fits the schema is then often planned."""
+    if isinstance(case.body, dict):
+        if "planners" in case.body:
+            case.body |= {**QUICK, "planners": ["cost-greedy", "random"]}
+        elif "planner" in case.body or "time_limit_s" in case.body:
+            case.body |= {**QUICK, "planner": "cost-greedy"}
+    return case
+
+
 @pytest.mark.parametrize(
-    ("method", "path", "mode", "max_examples", "status"),
+    ("method", "path", "mode", "max_examples", "statuses"),
     [
-        ("GET", "/livez", GenerationMode.POSITIVE, 3, 200),
-        ("GET", "/readyz", GenerationMode.POSITIVE, 3, 200),
-        ("POST", "/v1/plans", GenerationMode.POSITIVE, 60, 200),
-        ("POST", "/v1/plans", GenerationMode.NEGATIVE, 60, 400),
-        ("GET", "/v1/plans", GenerationMode.POSITIVE, 20, 200),
-        ("GET", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 10, 404),
-        ("DELETE", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 10, 404),
+        ("GET", "/livez", GenerationMode.POSITIVE, 3, {200}),
+        ("GET", "/readyz", GenerationMode.POSITIVE, 3, {200}),
+        ("GET", "/metrics", GenerationMode.POSITIVE, 3, {200}),
+        ("POST", "/v1/plans", GenerationMode.POSITIVE, 60, {200}),
+        ("POST", "/v1/plans", GenerationMode.NEGATIVE, 60, {400}),
+        ("GET", "/v1/plans", GenerationMode.POSITIVE, 20, {200}),
+        ("GET", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 10, {404}),
+        ("DELETE", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 10, {404}),
+        ("GET", "/v1/plans/{plan_id}/explanation", GenerationMode.POSITIVE, 5, {404}),
+        ("GET", "/v1/plans/{plan_id}/report", GenerationMode.POSITIVE, 5, {404}),
+        ("GET", "/v1/plans/{plan_id}/diff/{other_id}", GenerationMode.POSITIVE, 5, {404}),
+        ("POST", "/v1/plans/{plan_id}/replans", GenerationMode.POSITIVE, 5, {404}),
+        ("POST", "/v1/evaluations", GenerationMode.POSITIVE, 10, {400, 422}),
+        ("POST", "/v1/comparisons", GenerationMode.POSITIVE, 10, {200}),
+        ("POST", "/v1/simulations", GenerationMode.POSITIVE, 10, {200}),
+        ("POST", "/v1/validations", GenerationMode.POSITIVE, 10, {200}),
+        ("POST", "/v1/simulations", GenerationMode.NEGATIVE, 10, {400}),
     ],
 )
-def test_every_answer_is_as_documented(api, method, path, mode, max_examples, status):
-    statuses = set()
+def test_every_answer_is_as_documented(api, method, path, mode, max_examples, statuses):
+    found = set()
 
     @given(case=api[path][method].as_strategy(generation_mode=mode))
     @settings(
@@ -36,12 +65,61 @@ def test_every_answer_is_as_documented(api, method, path, mode, max_examples, st
         suppress_health_check=list(HealthCheck),
     )
     def check(case):
-        if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
-            # Else nearly every task would be refused for its planner's name.
-            case.body |= {"planner": "cost-greedy", "options": {}, "time_limit_s": 0.1}
+        case = plain(case) if mode is GenerationMode.POSITIVE else case
         # What fits the schema may still make no sense, such as a topology whose levels do not nest.
-        statuses.add(case.call_and_validate(excluded_checks=[positive_data_acceptance]).status_code)
+        found.add(case.call_and_validate(excluded_checks=[positive_data_acceptance]).status_code)
 
     check()
-    assert status in statuses
-    assert mode is GenerationMode.POSITIVE or 200 not in statuses
+    assert statuses & found
+    assert mode is GenerationMode.POSITIVE or 200 not in found
+
+
+def follow_requests(api, client, num_requests):
+    """Sends requests that follow from each other, such as to explain a plan that was made; returns how many."""
+    sent, made = count(), set()
+
+    class Requests(api.as_state_machine()):
+        def setup(self):
+            # Hypothesis takes what is drawn to follow from what was drawn before, and not from earlier scenarios.
+            for plan in client.get("/v1/plans", params={"limit": 200}).json()["plans"]:
+                client.delete(f"/v1/plans/{plan['id']}")
+
+        def before_call(self, case):
+            plain(case)
+            case.headers.pop("Idempotency-Key", None)  # these last from one scenario to the next
+            if (case.method, case.path) == ("POST", "/v1/plans") and isinstance(case.body, dict):
+                case.body |= {"tables": "criteo-kaggle", "topology": "cpu-8"}
+
+        def after_call(self, response, case):
+            next(sent)
+            made.add((case.method, case.path, response.status_code))
+
+        def validate_response(self, response, case, **settings):
+            case.validate_response(response, excluded_checks=[positive_data_acceptance], **settings)
+
+    Requests.run(
+        settings=settings(
+            max_examples=max(1, num_requests // STEPS),
+            stateful_step_count=STEPS,
+            deadline=None,
+            derandomize=True,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+    )
+    return next(sent), made
+
+
+def test_requests_that_follow_from_each_other_are_answered_as_documented(api, client):
+    sent, made = follow_requests(api, client, 150)
+    assert sent >= 50
+    assert ("POST", "/v1/plans", 200) in made
+    assert any(path.startswith("/v1/plans/{plan_id}") and status == 200 for _, path, status in made)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_many_requests_that_follow_from_each_other_are_answered_as_documented(api, client):
+    sent, made = follow_requests(api, client, LONG_RUN)
+    assert sent >= LONG_RUN // 2
+    assert {status for _, _, status in made} <= {200, 204, 304, 400, 404, 422, 429, 503}

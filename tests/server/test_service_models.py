@@ -42,6 +42,8 @@ def test_plans_are_made_and_priced_by_trained_models(registry, own_service, task
         answer = client.post("/v1/plans", json={**task, "planner": "policy", "topology": "a100-8"})
         assert answer.status_code == 422
         assert answer.json()["type"] == "urn:autoshard:problem:model"
+        model_id = Registry(registry).production_id("cost", "cpu")
+        assert f'autoshard_model{{id="{model_id}",kind="cost",name="cpu"}} 1.0' in client.get("/metrics").text
     assert service.stop() == 0
 
 

@@ -3,14 +3,17 @@
 import json
 
 import pytest
+import structlog
 
-from server.planning import worker
 from server.planning.worker import _answer
 from server.settings import ServerSettings
+from server.tasks import infeasible
+from server.tasks.work import Work, WorkKind
 
 
 def answer(body, **limits):
-    reply = _answer(body if isinstance(body, bytes) else json.dumps(body).encode(), ServerSettings(**limits))
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    reply = _answer(Work(kind=WorkKind.PLAN, body=text), ServerSettings(**limits))
     return reply.status, json.loads(reply.body)
 
 
@@ -53,10 +56,42 @@ def test_a_task_that_breaks_the_arithmetic_is_the_request_s_fault(error, monkeyp
     def broken(*_):
         raise error
 
-    monkeypatch.setattr(worker, "make_plan", broken)
+    monkeypatch.setattr(infeasible, "make_plan", broken)
     status, problem = answer({"tables": "criteo-kaggle", "topology": "cpu-8"})
     assert (status, problem["field"]) == (422, "body")
     assert problem["detail"] == "body: its numbers are too large or too small to plan with"
+
+
+def test_a_plan_may_be_the_start_of_another():
+    task = {"tables": "criteo-kaggle", "topology": "a100-8"}
+    status, older = answer({**task, "planner": "cost-greedy"})
+    assert status == 200
+    status, newer = answer({**task, "options": {"steps": 1, "policy": False}, "start": older["plan"]})
+    assert status == 200
+    step_ms = [reply["plan"]["predicted"]["step_ms"]["value"] for reply in (older, newer)]
+    assert step_ms[1] <= step_ms[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "detail"),
+    [
+        ({"topology": "a100-32"}, "start", "must be a plan for 32 ranks, got one for 8"),
+        ({"planner": "neo"}, "start", "the planner neo searches from no start; auto does"),
+        ({"start": {"schema": "autoshard.plan/1"}}, "start", "is missing"),
+    ],
+)
+def test_a_start_of_another_task_is_refused_by_name(change, field, detail):
+    task = {"tables": "criteo-kaggle", "topology": "a100-8"}
+    _, older = answer({**task, "planner": "cost-greedy"})
+    status, problem = answer({**task, "start": older["plan"], **change})
+    assert 400 <= status < 500
+    assert problem["field"].startswith(field)
+    assert detail in problem["detail"]
+
+
+def test_lines_of_the_log_have_the_id_of_their_request():
+    _answer(Work(kind=WorkKind.VALIDATE, body=b'{"topology": "cpu-8"}', request_id="mine"), ServerSettings())
+    assert structlog.contextvars.get_contextvars() == {"request_id": "mine"}
 
 
 def tables(count, access=None):

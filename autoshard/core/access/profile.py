@@ -6,7 +6,7 @@ Shape suffixes: K knots, I intervals between knots (K - 1), V groups of rows wit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -55,12 +55,9 @@ class AccessProfile:
             object.__setattr__(self, name, array)
         object.__setattr__(self, "_hash", hash((ranks_K.tobytes(), cumulative_K.tobytes())))
 
-    def __getstate__(self) -> tuple[FloatArray, FloatArray]:
-        # Hashes of bytes differ between processes.
-        return self.ranks_K, self.cumulative_K
-
-    def __setstate__(self, state: tuple[FloatArray, FloatArray]) -> None:
-        self._set(*state)
+    def __reduce__(self) -> tuple[Callable[..., AccessProfile], tuple[FloatArray, FloatArray]]:
+        # Hashes of bytes differ between processes, and arrays do not stay read-only on their way.
+        return _restored, (self.ranks_K, self.cumulative_K)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AccessProfile):
@@ -309,3 +306,10 @@ def _check_knots(ranks_K: FloatArray, cumulative_K: FloatArray) -> None:
         np.concatenate([[False, False], steeper]),
         "must be concave: rows are ordered by falling access frequency, so slopes must not rise",
     )
+
+
+def _restored(ranks_K: FloatArray, cumulative_K: FloatArray) -> AccessProfile:
+    """A profile of knots that were checked when it was made."""
+    profile = object.__new__(AccessProfile)
+    profile._set(ranks_K, cumulative_K)
+    return profile

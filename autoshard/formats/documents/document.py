@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from autoshard.formats.documents.fields import from_source
-from autoshard.formats.documents.json_document import format_json, read_json
+from autoshard.formats.documents.json_document import YAML_SUFFIXES, format_json, read_json
 from autoshard.formats.documents.kinds import Field, Kind, Schema, named, record
 from autoshard.formats.files import atomic_write
 
@@ -59,13 +59,18 @@ class Document(Generic[T]):
         return from_source(str(path), make)
 
     def write(self, value: T, path: str | Path) -> None:
-        """Writes a file that reads back as an equal value.
+        """Writes a file that reads back as an equal value: JSON, or YAML with comments if the name ends so.
 
         Raises:
             InputError: If the value is refused, or the file cannot be written; nothing is written then.
         """
         self.check(value)
-        atomic_write(path, format_json(self.to_json(value)))
+        if Path(path).suffix not in YAML_SUFFIXES:
+            atomic_write(path, format_json(self.to_json(value)))
+            return
+        from autoshard.formats.yaml_text import format_yaml
+
+        atomic_write(path, format_yaml(self.to_json(value), self.json_schema()))
 
     def from_json(self, document: object, path: str = "", *, folder: Path | None = None) -> T:
         """Reads the object of a file.

@@ -15,6 +15,8 @@ _LINE_LENGTH = 140
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
+#: Endings of the files that hold YAML.
+YAML_SUFFIXES = (".yaml", ".yml")
 #: Objects and lists within each other; the deepest of this project's documents have 9.
 _MAX_DEPTH = 64
 #: Bytes of memory that a document may take, by the estimate of `_memory_bytes`.
@@ -83,12 +85,17 @@ def parse_json(text: str | bytes, source: str | None = None) -> object:
 
 
 def read_json(path: str | Path) -> object:
-    """Parses a JSON file.
+    """Parses a JSON file, or one that says the same in YAML (`.yaml`, `.yml`).
 
     Raises:
-        FormatError: If the file cannot be read or is not JSON.
+        FormatError: If the file cannot be read or is not JSON, or not YAML.
     """
-    return parse_json(read_bytes(path), source=str(path))
+    if Path(path).suffix not in YAML_SUFFIXES:
+        return parse_json(read_bytes(path), source=str(path))
+    from autoshard.formats.yaml_text import parse_yaml
+
+    # Once more as JSON: one set of limits for both.
+    return parse_json(json.dumps(parse_yaml(read_bytes(path), source=str(path))), source=str(path))
 
 
 def format_json(document: object) -> str:

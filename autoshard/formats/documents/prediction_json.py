@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from autoshard.core import CostBreakdown, Estimate, RankCost
+from autoshard.core import CostBreakdown, Estimate, LowerBound, RankCost
 from autoshard.core.errors import FormatError
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.formats.documents.kinds import (
@@ -57,6 +57,7 @@ _RANK: Final = record(
     Field("ddr_bytes", _BYTES, "Tables and optimizer states in host memory."),
     Field("ssd_bytes", _BYTES, "Tables on disks."),
     Field("activation_bytes", _BYTES, "A batch's inputs and outputs, and gradients of copied rows."),
+    optional("training_bytes", _BYTES, "Activations, gradients of the backward pass, and dense layers.", 0),
 )
 _STEP_PARTS: Final[Kind[dict[StepPart, Estimate]]] = record(
     lambda **values: {StepPart(name): estimate for name, estimate in values.items()},
@@ -67,6 +68,11 @@ _STEP_PARTS: Final[Kind[dict[StepPart, Estimate]]] = record(
     Field("backward_kernel", ESTIMATE, "Update of the rows, optimizer included."),
     Field("dense", ESTIMATE, "Dense layers and synchronisation."),
     parts=lambda estimates: {part.value: estimate for part, estimate in estimates.items()},
+)
+_BOUND: Final = record(
+    LowerBound,
+    optional("proven_ms", _NUMBER, "Holds for every plan; left out where prices prove nothing.", None),
+    optional("estimated_ms", _NUMBER, "Likely to hold; left out where the proven bound is as sharp.", None),
 )
 _TIME: Final = record(
     CollectiveTime,
@@ -101,6 +107,8 @@ _MEANINGS: Final = {
     "group_sync_ms": "Synchronisation of replica groups alone, per step; left out where there is one group.",
     "parts": "Parts of the step at their slowest ranks; dense holds dense_ms, sync_ms and what belongs to no part.",
     "collectives": "Collectives of the step at their slowest ranks: how long they take, and what of it does not hide.",
+    "bounds": "What no plan takes less than: step and parts of it over the sharding types that the planner may choose "
+    "from, max_kernel over whole tables on single ranks; left out unless asked for.",
 }
 
 
@@ -129,6 +137,7 @@ def prediction_kind(min_ranks: int = 1, max_ranks: int = MAX_WORLD_SIZE) -> Kind
         optional("group_sync_ms", _NUMBER, _MEANINGS["group_sync_ms"], None),
         optional("parts", _STEP_PARTS, _MEANINGS["parts"], {}),
         optional("collectives", collective_times(Field), _MEANINGS["collectives"], {}),
+        optional("bounds", by_name(_BOUND), _MEANINGS["bounds"], {}),
     )
     return named("plan", "predicted", breakdown, "What the models predict of a step.")
 

@@ -93,7 +93,10 @@ def _fetch_ms(*num_ranks: int) -> Kind[tuple[tuple[float, ...], ...]]:
 
 
 def _fields(_folder: Path | None) -> tuple[Field, ...]:
-    device = "Kind of device, such as cpu or a100, by which cost models are found."
+    device = (
+        "Kind of device, such as cpu or a100, or one model of it, such as cpu:amd-epyc, by which cost models are "
+        "found; for a model without any, those of its kind are taken."
+    )
     levels = "From the node outwards; each size is a multiple of the one before, the last is world_size."
     bandwidth = (
         "At which one rank reads rows of a memory level, and writes them; levels left out are priced by published "

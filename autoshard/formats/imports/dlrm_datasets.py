@@ -18,8 +18,8 @@ from autoshard.core import NUM_REUSE_BINS, REUSE_BIN_EDGES, AccessProfile, Embed
 from autoshard.core.access import IntArray
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shortened
+from autoshard.formats.archives.torch_archive import read_tensors
 from autoshard.formats.files import open_file
-from autoshard.formats.imports.torch_archive import read_tensors
 
 #: Dimensions that tables get when none is asked for: the files have none, and AutoShard draws them from these.
 EMBEDDING_DIMS = (16, 32)

@@ -19,11 +19,11 @@ from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
 from autoshard.core.access import FloatArray, IntArray, log_spaced_ranks
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shortened
+from autoshard.formats.archives.torch_archive import read_tensors
 from autoshard.formats.documents.fields import from_source
 from autoshard.formats.documents.tables_json import MAX_POOLING_FACTOR, MAX_ROWS, MAX_TABLES
 from autoshard.formats.files import open_file
 from autoshard.formats.imports.dlrm_datasets import Advance
-from autoshard.formats.imports.torch_archive import read_tensors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,7 +93,7 @@ def read_id_batches(
     """
     files, is_parquet = _files(Path(path))
     limit = num_embeddings if num_embeddings is not None else MAX_ROWS
-    features: dict[str, _Counts] = {}
+    features: dict[str, FeatureCounts] = {}
     read = _add_parquet if is_parquet else _add_tensors
     num_samples = []
 
@@ -112,7 +112,7 @@ def read_id_batches(
     return TableSet(batch_size=batch_size, tables=tables)
 
 
-class _Counts:
+class FeatureCounts:
     """Lengths of one feature's bags and lookups of its rows, counted so far."""
 
     __slots__ = ("_counts_R", "_lengths", "_num_pending", "_pending", "_rows_R")
@@ -175,7 +175,7 @@ class _Counts:
         self._counts_R = np.insert(self._counts_R, places_R[is_new_R], counts_R[is_new_R])
 
 
-def _check_distinct(features: Mapping[str, _Counts]) -> None:
+def _check_distinct(features: Mapping[str, FeatureCounts]) -> None:
     if sum(counts.num_distinct for counts in features.values()) > _MAX_DISTINCT_IDS:
         raise _too_many_distinct()
 
@@ -250,7 +250,7 @@ def _checked(ids_L: NDArray[np.integer], lengths_B: IntArray, limit: int, column
     return ids_L.astype(np.int64)
 
 
-def _add_parquet(file: Path, features: dict[str, _Counts], first: Path, limit: int, advance: Advance) -> int:
+def _add_parquet(file: Path, features: dict[str, FeatureCounts], first: Path, limit: int, advance: Advance) -> int:
     """Counts a file's ids; returns the number of its samples."""
     import pyarrow as pa
     import pyarrow.parquet
@@ -263,7 +263,7 @@ def _add_parquet(file: Path, features: dict[str, _Counts], first: Path, limit: i
                 where = f"is in {first} and not here" if other in features else f"is not in {first}"
                 raise FormatError(f"{where}; files of a folder must have the same columns", field=shortened(other))
             for name in columns:
-                features.setdefault(name, _Counts())
+                features.setdefault(name, FeatureCounts())
             num_samples: int = parquet.metadata.num_rows
             for group, chunk in _column_groups(parquet, columns):
                 row = 0
@@ -371,7 +371,7 @@ def _bags(column: pa.Array, name: str, first_row: int) -> tuple[NDArray[np.integ
     return np.asarray(values), lengths_B
 
 
-def _add_tensors(file: Path, features: dict[str, _Counts], first: Path, limit: int, advance: Advance) -> int:
+def _add_tensors(file: Path, features: dict[str, FeatureCounts], first: Path, limit: int, advance: Advance) -> int:
     """Counts a file's ids; returns the number of its samples."""
     try:
         with open_file(file) as opened:
@@ -390,7 +390,7 @@ def _add_tensors(file: Path, features: dict[str, _Counts], first: Path, limit: i
                 raise FormatError(f"must have lengths that add up to the {len(values_L)} ids, they add up to {total}")
             start = 0
             for index, name in enumerate(names):
-                counts = features.setdefault(name, _Counts())
+                counts = features.setdefault(name, FeatureCounts())
                 for row, lengths_B in _chunks(lengths_FB[index], name, len(values_L)):
                     stop = start + int(lengths_B.sum())
                     ids_L = _checked(values_L[start:stop], lengths_B, limit, name, row)

@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from autoshard.core import TableSet
 from autoshard.core.errors import FormatError, InvalidOptionError, UnknownNameError
 from autoshard.core.quoting import shortened, shown
+from autoshard.formats.archives.torch_archive import read_tensors
 from autoshard.formats.bundled import bundled_table_sets, load_tables
 from autoshard.formats.documents.fields import from_source
-from autoshard.formats.documents.json_document import read_json
+from autoshard.formats.documents.json_document import YAML_SUFFIXES, read_json
 from autoshard.formats.documents.tables_json import (
     MAX_BATCH_SIZE,
     MAX_EMBEDDING_DIM,
@@ -25,8 +27,8 @@ from autoshard.formats.files import open_file
 from autoshard.formats.imports.count_tables import read_count_tables
 from autoshard.formats.imports.dlrm_datasets import Advance, read_dlrm_datasets
 from autoshard.formats.imports.id_batches import DEFAULT_BATCH_SIZE, DEFAULT_EMBEDDING_DIM, read_id_batches
+from autoshard.formats.imports.table_lists import read_table_list
 from autoshard.formats.imports.tbe_data_config import is_tbe_data_config, read_tbe_data_config
-from autoshard.formats.imports.torch_archive import read_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +101,19 @@ def _told_from(source: str) -> str:
         return "bundled"
     if os.path.isdir(source):
         return _told_from_folder(source)
+    if source.endswith(YAML_SUFFIXES):
+        return "tables-json"
     if source.endswith(".json"):
         return "tbe-data-config" if _is_tbe_data_config(source) else "tables-json"
+    if source.endswith(".csv"):
+        return "table-list"
     if source.endswith(".parquet"):
         return "id-batches"
     if source.endswith((".pt", ".pt.gz")):
         return "id-batches" if _is_values_and_lengths(source) else "dlrm-datasets"
     raise UnknownNameError(
-        f"is neither a bundled table set ({', '.join(bundled_table_sets())}) nor a .json, .parquet, .pt or .pt.gz "
-        f"file; name its format: {', '.join(FORMATS)}",
+        f"is neither a bundled table set ({', '.join(bundled_table_sets())}) nor a .json, .yaml, .csv, .parquet, .pt "
+        f"or .pt.gz file; name its format: {', '.join(FORMATS)}",
         source=source,
     )
 
@@ -140,17 +146,25 @@ def _is_values_and_lengths(source: str) -> bool:
         return False
 
 
-def _at_once(read: Callable[[str | Path], TableSet]) -> Callable[..., TableSet]:
+def _at_once(read: Callable[..., TableSet]) -> Callable[..., TableSet]:
     """A reader that tells of no progress until it is done."""
 
-    def read_all(source: str | Path, advance: Advance) -> TableSet:
-        tables = read(source)
+    def read_all(source: str | Path, advance: Advance, **options: object) -> TableSet:
+        tables = read(source, **options)
         advance(1.0)
         return tables
 
     return read_all
 
 
+def _read_torchrec(source: str | Path, **settings: Any) -> TableSet:
+    """Reads the tables of a TorchRec model; torch is not needed by the other formats."""
+    from autoshard.formats.torchrec.child import read_factory_tables
+
+    return read_factory_tables(source, **settings)
+
+
+_POOLING_FACTORS = range(int(MAX_POOLING_FACTOR) + 1)
 _DIMS, _BATCH_SIZES = range(1, MAX_EMBEDDING_DIM + 1), range(1, MAX_BATCH_SIZE + 1)
 _NUM_ROWS, _SEEDS = range(1, MAX_ROWS + 1), range(2**32)
 _SAME_DIM = (f"Dimension of all tables; left out, {DEFAULT_EMBEDDING_DIM}", _DIMS)
@@ -162,7 +176,26 @@ FORMATS: Mapping[str, ImportFormat] = {
         ImportFormat(
             name="bundled", description="Name of a table set that comes with autoshard", read=_at_once(load_tables)
         ),
-        ImportFormat(name="tables-json", description="autoshard's own tables.json", read=_at_once(read_tables)),
+        ImportFormat(
+            name="tables-json",
+            description="autoshard's own tables.json, or the same as tables.yaml",
+            read=_at_once(read_tables),
+        ),
+        ImportFormat(
+            name="table-list",
+            description="A .csv or Parquet file with a row per table: num_embeddings, embedding_dim and other fields",
+            read=_at_once(read_table_list),
+            options={"batch_size": (f"Global batch; left out, {DEFAULT_BATCH_SIZE:,}", _BATCH_SIZES)},
+        ),
+        ImportFormat(
+            name="torchrec",
+            description="MODULE:FACTORY of a TorchRec model, made in a process of its own on the meta device",
+            read=_read_torchrec,
+            options={
+                "batch_size": (f"Global batch; left out, {DEFAULT_BATCH_SIZE:,}", _BATCH_SIZES),
+                "pooling_factor": ("Ids per sample of features without constraints; left out, 1", _POOLING_FACTORS),
+            },
+        ),
         ImportFormat(
             name="dlrm-datasets",
             description="One batch of ids as in facebookresearch/dlrm_datasets: .pt or .pt.gz",

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
@@ -67,27 +69,49 @@ class SampleStore(Generic[SampleT]):
     Args of the constructor:
         record: Class of the samples.
         schema: Name and version of the columns; each file holds it.
+        earlier: Versions that are read, too, with the columns that they lack; these have the defaults of their fields.
         folder: Folder of a store that holds the samples; empty for the store itself.
         kind: What errors call the samples, such as `samples of collectives`.
         command: Command that adds some.
+
+    Attributes:
+        arrow_schema: Columns of the files that it writes.
     """
 
-    def __init__(self, record: type[SampleT], *, schema: str, folder: str, kind: str, command: str) -> None:
+    def __init__(
+        self,
+        record: type[SampleT],
+        *,
+        schema: str,
+        folder: str,
+        kind: str,
+        command: str,
+        earlier: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
         self.schema = schema
+        self._earlier = earlier
+        added = {name for names in earlier.values() for name in names}
+        # typeshed's bound of `fields` takes dataclasses only.
+        self._added = {item.name: item.default for item in fields(record) if item.name in added}  # type: ignore[arg-type]
         self._columns = RecordColumns(record)
-        self._arrow_schema = self._columns.schema({_SCHEMA_KEY: schema.encode()})
+        self.arrow_schema = self._columns.schema({_SCHEMA_KEY: schema.encode()})
         self._folder, self._kind, self._command = folder, kind, command
 
     def content_id(self, sample: SampleT) -> str:
         """Hash of all that a sample says, its ids left out."""
-        row = {name: value for name, value in self._columns.row(sample).items() if name not in _IDS}
+        row = {
+            name: value
+            for name, value in self._columns.row(sample).items()
+            # Samples of earlier versions keep their ids.
+            if name not in _IDS and (name not in self._added or value != self._added[name])
+        }
         stamp = sample.collected_at.astimezone(UTC).isoformat(timespec="microseconds")
         return digest(row | {"collected_at": stamp})
 
     def file_content(self, samples: Sequence[SampleT]) -> bytes:
         """A whole Parquet file that holds some samples, which have their ids."""
         content = io.BytesIO()
-        table = pa.Table.from_pylist(list(map(self._columns.row, samples)), self._arrow_schema)
+        table = pa.Table.from_pylist(list(map(self._columns.row, samples)), self.arrow_schema)
         pq.write_table(table, content, compression="zstd")
         return content.getvalue()
 
@@ -203,23 +227,34 @@ class SampleStore(Generic[SampleT]):
             if size > _MAX_BYTES:
                 raise FormatError(f"must be at most {_MAX_BYTES:,} bytes, got {size:,}")
             with pq.ParquetFile(opened) as parquet:
-                self._check(parquet.schema_arrow)
-                return parquet.read(columns=names)
+                lacking = self._check(parquet.schema_arrow)
+                return self._completed(parquet.read(columns=names), lacking if names is None else ())
 
-    def _check(self, schema: pa.Schema) -> None:
+    def _completed(self, table: pa.Table, lacking: Sequence[str]) -> pa.Table:
+        """A table with the columns that its version lacks, at their defaults."""
+        for name in lacking:
+            values = pa.array([self._added[name]] * len(table), self.arrow_schema.field(name).type)
+            table = table.append_column(name, values)
+        return table
+
+    def _check(self, schema: pa.Schema) -> Sequence[str]:
+        """The columns that the file's version lacks."""
         version = (schema.metadata or {}).get(_SCHEMA_KEY, b"none").decode(errors="replace")
-        if version != self.schema:
+        lacking = () if version == self.schema else self._earlier.get(version)
+        if lacking is None:
             raise FormatError(
                 f"must be {self.schema}, got {shortened(version)}; collect into another folder, or use the version of "
                 "autoshard that wrote this one",
                 field="schema",
             )
-        if not schema.equals(self._arrow_schema):
-            names = {*schema.names, *self._arrow_schema.names}
-            wrong = sorted(name for name in names if _type_of(name, schema) != _type_of(name, self._arrow_schema))
+        expected = pa.schema([field for field in self.arrow_schema if field.name not in lacking])
+        if not schema.equals(expected):
+            names = {*schema.names, *expected.names}
+            wrong = sorted(name for name in names if _type_of(name, schema) != _type_of(name, expected))
             raise FormatError(
                 "column is missing, misplaced or not of this schema", field=shortened(", ".join(wrong)) or "schema"
             )
+        return lacking
 
 
 def without_copies(samples: Iterable[SampleT]) -> tuple[SampleT, ...]:

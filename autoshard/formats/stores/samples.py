@@ -28,6 +28,7 @@ from autoshard.core import (
 )
 from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1
 from autoshard.core.errors import FormatError, SampleStoreError
+from autoshard.core.machine import MeasuredMachine
 from autoshard.formats.documents.digest import digest
 from autoshard.formats.stores.sample_columns import (
     Amount,
@@ -146,6 +147,11 @@ class Sample:
         is_noisy: Whether the spread stayed above the harness's bound.
         sm_clock_mhz: Clock of the processor while it was measured; 0 where it is not read.
         throttle_reasons: Why the device held its clock back, as its driver names it; empty for no reason.
+        core_cache_bytes: Second-level cache of a core; 0 where the machine does not tell, as for all that follows.
+        cache_bytes: Cache before the memory.
+        memory_bytes: Memory of the host; of a GPU, its own.
+        clock_mhz: Clock that the system states when a run begins; of a GPU, the highest.
+        driver_version: Of a GPU; empty on a CPU.
     """
 
     sample_id: str = ""
@@ -171,11 +177,21 @@ class Sample:
     is_noisy: bool = False
     sm_clock_mhz: Amount = 0.0
     throttle_reasons: str = ""
+    core_cache_bytes: Annotated[int, AT_LEAST_0] = 0
+    cache_bytes: Annotated[int, AT_LEAST_0] = 0
+    memory_bytes: Annotated[int, AT_LEAST_0] = 0
+    clock_mhz: Amount = 0.0
+    driver_version: str = ""
 
     @property
     def kernel_ms(self) -> float:
         """Forward plus backward."""
         return self.forward_ms + self.backward_ms
+
+    @property
+    def machine(self) -> MeasuredMachine:
+        """Where it was measured."""
+        return MeasuredMachine(**{item.name: getattr(self, item.name) for item in fields(MeasuredMachine)})
 
     @property
     def local_shards(self) -> tuple[LocalShard, ...]:
@@ -188,8 +204,15 @@ class Sample:
         return replace(self, sample_id=KERNEL_SAMPLES.content_id(self), set_id=set_id)
 
 
+#: What samples say of the machine since the third version of their columns.
+HARDWARE_FIELDS = ("core_cache_bytes", "cache_bytes", "memory_bytes", "clock_mhz", "driver_version")
 KERNEL_SAMPLES = SampleStore(
-    Sample, schema="autoshard.samples/2", folder="", kind="samples", command="autoshard collect"
+    Sample,
+    schema="autoshard.samples/3",
+    earlier={"autoshard.samples/2": HARDWARE_FIELDS},
+    folder="",
+    kind="samples",
+    command="autoshard collect",
 )
 write_samples, read_sample_file = KERNEL_SAMPLES.write, KERNEL_SAMPLES.read_file
 
@@ -222,6 +245,11 @@ class SampleTable:
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    @property
+    def machine(self) -> MeasuredMachine:
+        """The machine of most samples."""
+        return Counter(sample.machine for sample in self.samples).most_common(1)[0][0]
 
     @property
     def reference_forward_ms(self) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from autoshard.core import Collective, EmbeddingTable, Exchange
 from autoshard.core.plan import Payload
-from autoshard.evaluation.batch_memory import peak_factor
+from autoshard.evaluation.batch_memory import gradient_ratio, peak_factor
 from autoshard.evaluation.traffic import HELD_ID_BYTES, PairTraffic, id_bytes
 from autoshard.planners.flexshard.equations import Machine, Strategy
 from autoshard.planners.flexshard.frontier import TierBounds
@@ -23,16 +23,16 @@ def held_bytes(
     *,
     with_activations: bool,
 ) -> float:
-    """Weights, optimizer state and activations of each rank, as `evaluate` counts them, but for gradients of replicas.
+    """Weights, optimizer state and what training needs, as `evaluate` counts them, but for gradients of replicas.
 
     Args:
         tables: The tables.
         bounds: By table.
         machine: The machine.
         payload: Number formats of what is sent.
-        with_activations: Whether inputs, outputs and what is received count.
+        with_activations: Whether inputs, outputs, what is received and gradients count; dense layers are left out.
     """
-    total = 0.0
+    total = outputs = received = 0.0
     for table, bound in zip(tables, bounds, strict=True):
         for strategy, start, stop, exchange in bound.tiers(table):
             owners = machine.num_owners(strategy)
@@ -40,12 +40,13 @@ def held_bytes(
             if with_activations:
                 share = float(table.access.coverage(stop) - table.access.coverage(start))
                 requests, answers = pair_bytes(table, share, owners, exchange, machine, payload)
+                total += owners * requests
                 # What is looked up, and what comes back of it; copies of one's own are looked up where they are used,
                 # and a reduce-scatter leaves one answer of all owners.
                 is_reduced = machine.collective_of(strategy, exchange) is Collective.REDUCE_SCATTER
-                received = 0 if strategy is Strategy.DATA_PARALLEL else 1 / owners if is_reduced else 1
-                total += owners * (requests + (1 + received) * answers)
-    return total
+                received += answers if is_reduced else owners * answers
+                outputs += 0.0 if strategy is Strategy.DATA_PARALLEL else owners * answers
+    return total + received + max(outputs, gradient_ratio(payload) * (outputs + received))
 
 
 def pair_bytes(

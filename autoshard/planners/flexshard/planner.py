@@ -18,6 +18,7 @@ from autoshard.core import (
 )
 from autoshard.core.accepted import AT_LEAST_0, check_choice
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.evaluation.batch_memory import dense_bytes
 from autoshard.evaluation.stages import cheapest_sync
 from autoshard.evaluation.traffic import SyncBytes
 from autoshard.planners.flexshard.equations import Machine
@@ -75,7 +76,7 @@ class FlexShardOptions:
     )
     count_activations: bool = field(
         default=True,
-        metadata={"help": "Whether inputs and outputs of a batch must fit the memory beside the tables."},
+        metadata={"help": "Whether what training needs for a batch must fit the memory beside the tables."},
     )
 
     def __post_init__(self) -> None:
@@ -199,6 +200,7 @@ class _TieredTables:
         active = self._options.count_activations
         machine, payload = self._pricing.machine, self._pricing.payload
         held = held_bytes(self._tables, choice.bounds, machine, payload, with_activations=active)
+        held += dense_bytes(request.tables, machine.local_batch_size) if active else 0.0
         held += sum(SyncBytes.of(one, request.tables.batch_size).held_bytes(one.replicas) for one in tiered)
         missing_R = held - self._whole.capacity_R
         if missing_R.max() > 0:

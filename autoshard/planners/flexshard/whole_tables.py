@@ -13,6 +13,7 @@ import numpy as np
 from autoshard.core import EmbeddingTable, PlacedShard, Shard, TableSet, Tier
 from autoshard.core.access import FloatArray
 from autoshard.core.errors import InfeasiblePlanError
+from autoshard.evaluation.batch_memory import gradient_ratio
 from autoshard.evaluation.traffic import cheaper_exchange
 from autoshard.planners.flexshard.equations import Machine
 from autoshard.planners.flexshard.memory import pair_bytes
@@ -92,9 +93,13 @@ class WholeTables:
         return problem.to_plan(repair(problem, ranks_N, request.seed)).shards
 
     def _activations(self, table: EmbeddingTable) -> tuple[float, float]:
-        """Bytes of a whole table's inputs and outputs on its rank, and of what every rank gets back."""
+        """Bytes of a whole table's inputs and outputs on its rank, and of what every rank gets back, with gradients.
+
+        Outputs count with their gradients or before those are there, whichever is more.
+        """
         if not self.count_activations:
             return 0.0, 0.0
         exchange = cheaper_exchange(Shard.whole(table), 1)
         asked, answered = pair_bytes(table, 1.0, 1, exchange, self.machine, self.request.payload)
-        return self.machine.world_size * (asked + answered), answered
+        ratio = gradient_ratio(self.request.payload)
+        return self.machine.world_size * (asked + max(1.0, ratio) * answered), (1.0 + ratio) * answered

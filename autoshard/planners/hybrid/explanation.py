@@ -84,12 +84,18 @@ class Explanation:
         num_groups: Replica groups; with several, alternatives are those of one group, the others alike.
         tables: One by one.
         collectives: How long the step's collectives take, and how long it waits for them.
+        fullest_rank: The rank with least device memory left, numbered within a replica group.
+        used_bytes: Device memory that it needs: tables and what training takes beside them.
+        capacity_bytes: Device memory that it has.
     """
 
     step_ms: float
     num_groups: int
     tables: tuple[ExplainedTable, ...]
     collectives: Mapping[StepCollective, CollectiveTime]
+    fullest_rank: int
+    used_bytes: int
+    capacity_bytes: int
 
     def to_json(self) -> dict[str, object]:
         """As a JSON object."""
@@ -125,6 +131,7 @@ def explain(plan: ShardingPlan, costs: CostModels, names: Collection[str] = ()) 
         )
     predicted = evaluate(plan, costs)
     step_ms = predicted.step_ms.value
+    fullest = min(predicted.ranks, key=lambda one: group.topology.memory_of(one.rank).hbm - one.used_bytes)
     explainer = _Explainer(layout, step_ms - layout.step_ms())
     items = sorted({space.item_of[name] for name in names or known})
     return Explanation(
@@ -132,6 +139,9 @@ def explain(plan: ShardingPlan, costs: CostModels, names: Collection[str] = ()) 
         num_groups=plan.replica_groups.num_groups,
         tables=tuple(explainer.explained(item) for item in items),
         collectives=predicted.collectives,
+        fullest_rank=fullest.rank,
+        used_bytes=fullest.used_bytes,
+        capacity_bytes=group.topology.memory_of(fullest.rank).hbm,
     )
 
 

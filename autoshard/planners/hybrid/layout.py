@@ -33,20 +33,20 @@ class Limits:
 
     Attributes:
         capacity_RM: Bytes of each rank by memory level.
-        with_activations: Whether a batch's inputs and outputs count beside the tables.
+        with_activations: Whether what training needs for a batch counts beside the tables.
     """
 
     capacity_RM: FloatArray
     with_activations: bool = False
 
     @classmethod
-    def of(cls, space: PlannerSpace, reserved_bytes: int = 0) -> Limits:
-        """All memory but what is reserved in each device; with a reserve, inputs and outputs count."""
+    def of(cls, space: PlannerSpace, reserved_bytes: int = 0, *, with_activations: bool = False) -> Limits:
+        """All memory but what is reserved in each device."""
         topology = space.topology
         memories = [topology.memory_of(rank) for rank in range(topology.world_size)]
         capacity_RM = np.array([[memory[level] for level in LEVELS] for memory in memories], dtype=np.float64)
         capacity_RM[:, 0] -= reserved_bytes
-        return cls(capacity_RM=capacity_RM, with_activations=reserved_bytes > 0)
+        return cls(capacity_RM=capacity_RM, with_activations=with_activations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -151,7 +151,7 @@ class Layout:
         """Bytes left of each rank by memory level, shape (R, M)."""
         free_RM = self.limits.capacity_RM - self.bytes_RM
         if self.limits.with_activations:
-            free_RM[:, 0] -= self.space.prices.activation_bytes(self.moved_RC[None])[0]
+            free_RM[:, 0] -= self.space.prices.training_bytes(self.moved_RC[None])[0]
         return free_RM
 
     def price(self, changes: Sequence[Change], exponent: int) -> Priced:
@@ -190,7 +190,7 @@ class Layout:
     def _fits(self, bytes_BRM: FloatArray, moved_BRC: FloatArray) -> BoolArray:
         if self.limits.with_activations:
             bytes_BRM = bytes_BRM.copy()
-            bytes_BRM[..., 0] += self.space.prices.activation_bytes(moved_BRC)
+            bytes_BRM[..., 0] += self.space.prices.training_bytes(moved_BRC)
         return np.asarray((bytes_BRM <= self.limits.capacity_RM).all(axis=(1, 2)))
 
 

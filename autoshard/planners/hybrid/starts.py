@@ -98,7 +98,7 @@ def asked_plans(request: PlanRequest, asked: Sequence[Asked], until_s: float = m
             _log.info("no start from %s: it takes about %.2g s", one.name, needed_s)
             continue
         try:
-            plans[one.name] = get_planner(one.name).plan(replace(request, options={}, started_s=None))
+            plans[one.name] = get_planner(one.name).plan(replace(request, options={}, started_s=None, start=None))
         except AutoshardError as error:
             _log.info("no start from %s: %s", one.name, error)
     return plans
@@ -161,7 +161,7 @@ def balanced_layouts(space: PlannerSpace, limits: Limits, until_s: float = math.
     for numbers in distinct:
         if layouts and time.perf_counter() >= until_s:
             break
-        layout = placed_options(space, rates, limits, numbers)
+        layout = _with_room(space, rates, limits, numbers)
         if layout is not None:
             layouts.append(layout)
     return layouts
@@ -172,7 +172,28 @@ def _choices(balanced: BalancedOptions) -> list[IndexArray]:
     tiers = ((tuple(Tier), _LUMPS), *((of_few, _FEW_LUMPS) for of_few in _FEW_TIERS))
     cheapest = [balanced.cheapest(lump, of_all) for of_all, lumps in tiers for lump in lumps]
     first, *others = (balanced.whole(lump) for lump in _WHOLE_LUMPS)
-    return [first, *cheapest, *others, balanced.leanest()]
+    return [*cheapest[:1], first, *cheapest[1:], *others, balanced.leanest()]
+
+
+def _with_room(space: PlannerSpace, rates: Rates, limits: Limits, numbers: Sequence[int]) -> Layout | None:
+    """Items with their options placed, where the memory leaves room for what training needs; None if it does not.
+
+    What that is depends on where items are: it is taken from ranks' memory once it is known, and items placed anew.
+    """
+    of_tables = replace(limits, with_activations=False)
+    layout = placed_options(space, rates, of_tables, numbers)
+    if layout is None or not limits.with_activations:
+        return layout
+    placed = Layout(space, limits, layout.chosen)
+    if placed.fits():
+        return placed
+    less_RM = limits.capacity_RM.copy()
+    less_RM[:, 0] -= space.prices.training_bytes(layout.moved_RC[None])[0]
+    layout = placed_options(space, rates, replace(of_tables, capacity_RM=less_RM), numbers)
+    if layout is None:
+        return None
+    placed = Layout(space, limits, layout.chosen)
+    return placed if placed.fits() else None
 
 
 def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:
@@ -183,7 +204,8 @@ def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:
         return exceeds_total(needed, room, len(limits.capacity_RM))
     bytes_of = {item.label: sum(table.storage_bytes for table in item.tables) for item in space.items}
     largest = max(bytes_of, key=bytes_of.__getitem__)
+    beside = ", and leave room for training on a batch" if limits.with_activations else ""
     return InfeasiblePlanError(
-        f"no way was found to hold all tables, {needed:,} bytes of the {room:,} bytes that the ranks have; the largest "
-        f"is {largest} with {bytes_of[largest]:,} bytes"
+        f"no way was found to hold all tables{beside}, {needed:,} bytes of the {room:,} bytes that the ranks have; the "
+        f"largest is {largest} with {bytes_of[largest]:,} bytes"
     )

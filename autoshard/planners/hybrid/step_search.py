@@ -16,6 +16,7 @@ from autoshard.core.errors import (
     InvalidTopologyError,
     ModelError,
 )
+from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.group_sync import with_cheaper_sync
 from autoshard.evaluation.validator import validate_plan
@@ -36,6 +37,7 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.planner_space import PlannerSpace
+from autoshard.planners.warm_start import start_of
 
 #: Share of what is left that a search within replica groups gets, where they are the best start, and its least seconds.
 _GROUPS_SHARE, _LEAST_SECONDS = 0.6, 0.01
@@ -72,8 +74,8 @@ class StepSearch:
     Attributes:
         names: Ways that tables may be held.
         steps: Most steps of the search; 0 for as many as there is time for.
-        reserved_bytes: Of every device, to stay free beside tables and a batch's inputs and outputs; with 0 only tables
-            count.
+        reserved_bytes: Of every device, to stay free beside all that counts.
+        count_activations: Whether what training needs for a batch has to fit beside the tables.
         with_policy: Whether a trained policy may be asked for a start.
         with_groups: Whether the plan may have several replica groups.
     """
@@ -81,6 +83,7 @@ class StepSearch:
     names: frozenset[ShardingType] = frozenset(ShardingType)
     steps: int = 0
     reserved_bytes: int = 0
+    count_activations: bool = True
     with_policy: bool = True
     with_groups: bool = True
 
@@ -119,7 +122,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
     finish_s = _FINISH_S + _FINISH_TABLE_S * len(request.tables.tables)
     deadline_s = request.deadline_s() - finish_s
     space = space_of(request, search.names)
-    limits = Limits.of(space, search.reserved_bytes)
+    limits = Limits.of(space, search.reserved_bytes, with_activations=search.count_activations)
     now_s = time.perf_counter()
     left_s = max(0.0, deadline_s - now_s)
     # Where steps are counted, the clock decides nothing but the end.
@@ -182,6 +185,7 @@ def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch,
         time_limit_s=max(seconds, _LEAST_SECONDS),
         started_s=None,
         options={},
+        start=None,
     )
     try:
         found = search_steps(asked, replace(search, with_groups=False, with_policy=False))
@@ -194,14 +198,19 @@ def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch,
 
 
 def _plans(request: PlanRequest, search: StepSearch, until_s: float, *, is_needed: bool) -> dict[str, ShardingPlan]:
-    """Plans of other planners that are quick enough; of whole tables in any case where a start is needed."""
+    """The start that was given, and plans of other planners that are quick enough.
+
+    Plans of whole tables are made in any case where a start is needed.
+    """
+    start = start_of(request)
     planners = [one for one in _PLANNERS if search.with_groups or one.name != "replica-groups"]
     if search.names == {ShardingType.TABLE_WISE}:
         planners = []
     if search.with_policy:
         planners.append(POLICY)
     heuristics = [replace(one, share=math.inf) for one in _HEURISTICS] if is_needed else _HEURISTICS
-    plans = asked_plans(request, heuristics, math.inf if is_needed else until_s)
+    plans = {} if start is None else {"start": start}
+    plans |= asked_plans(request, heuristics, math.inf if is_needed else until_s)
     return plans | asked_plans(request, planners, until_s)
 
 
@@ -223,7 +232,9 @@ def _read(
 def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepSearch) -> list[Found]:
     """A plan that the search cannot work on, if it may be the answer as it is and the models have its price."""
     is_of_groups = plan.replica_groups.num_groups > 1
-    if search.reserved_bytes or search.names != frozenset(ShardingType) or (is_of_groups and not search.with_groups):
+    if search.names != frozenset(ShardingType) or (is_of_groups and not search.with_groups):
+        return []
+    if not has_room(plan, search.reserved_bytes, count_activations=search.count_activations):
         return []
     try:
         return [_priced(plan, f"as {name} has it", request)] if _is_valid(plan) else []

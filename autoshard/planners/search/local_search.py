@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.errors import InfeasiblePlanError
+from autoshard.planners.bounds.costliest_item import costliest_item_ms
 from autoshard.planners.search.blocks import Blocks, FloatArray, IndexArray, StepSettings
-from autoshard.planners.search.bounds import costliest_item_ms
 from autoshard.planners.space.feasibility import repair
 from autoshard.planners.space.placement import PlacementProblem, RankArray
 
@@ -44,9 +44,6 @@ _PATIENCE, _MAX_RESTARTS = 8, 30
 #: Share of the items that a restart moves at random.
 _KICKED_SHARE = 0.3
 _BALANCED = 1e-4
-#: Placements count for the estimated bound whose slowest rank takes at most so much of the best one's. In worse ones,
-#: empty ranks may have saved what a kernel costs however little it does.
-_COMPARABLE = 1.05
 _ADDITIVE = 1e-5
 _ROUNDING = 1e-6
 
@@ -60,9 +57,6 @@ class SearchResult:
     Attributes:
         ranks_N: The placement.
         max_ms: Kernel time of its slowest rank.
-        bound_ms: No placement was seen to do better than this, and none is likely to: the price of the costliest item,
-            or the lowest mean over the ranks of good placements that rounds ended with, whichever is higher. An
-            estimate, unless prices add up.
         num_steps: Steps that were made; in each, every block of ranks made one exchange.
         stopped: Why it ended: `bound` (no rank can be faster than the costliest item), `balanced` (prices add up and
             all ranks are alike), `settled` (nothing better from many starts), `steps` or `time`.
@@ -70,14 +64,8 @@ class SearchResult:
 
     ranks_N: RankArray
     max_ms: float
-    bound_ms: float
     num_steps: int
     stopped: Stopped
-
-    @property
-    def gap(self) -> float:
-        """How far the slowest rank is above the bound, as a share of the bound; 0 if nothing takes any time."""
-        return self.max_ms / self.bound_ms - 1.0 if self.bound_ms > 0 else 0.0
 
 
 def improve(
@@ -165,7 +153,6 @@ class _Search:
         self.starts = [starts[index] for index in order[1:]]
         self.best_N = self.current_N = starts[order[0]]
         self.best_ms = float(costs_ms[order[0]].max())
-        self.mean_ms = float(costs_ms[order[0]].mean())
         self.floor_ms = costliest_item_ms(problem)
         self.adds_up = False
         self.num_steps = self.failures = self.restarts = 0
@@ -181,7 +168,6 @@ class _Search:
         return SearchResult(
             ranks_N=self.best_N,
             max_ms=self.best_ms,
-            bound_ms=min(self.best_ms, max(self.floor_ms, self.mean_ms)),
             num_steps=self.num_steps,
             stopped=self.stopped,
         )
@@ -205,10 +191,6 @@ class _Search:
         cost_ms_R = self.problem.rank_ms(ranks_N)
         self.current_N = ranks_N
         slowest_ms, mean_ms = float(cost_ms_R.max()), float(cost_ms_R.mean())
-        if self.best_ms > _COMPARABLE * slowest_ms:
-            self.mean_ms = mean_ms
-        elif slowest_ms <= _COMPARABLE * self.best_ms:
-            self.mean_ms = min(self.mean_ms, mean_ms)
         self.failures += 1
         if slowest_ms < self.best_ms * (1 - _ROUNDING):
             self.best_ms, self.best_N = slowest_ms, ranks_N

@@ -234,6 +234,12 @@ class PlacementProblem:
             raise exceeds_total(needed, there, self.num_ranks)
 
 
+def is_table_wise(plan: ShardingPlan) -> bool:
+    """Whether a plan holds every table whole on one rank, over one replica group."""
+    is_whole = len(plan.shards) == len(plan.tables.tables) and plan.replica_groups.num_groups == 1
+    return is_whole and all(placed.tier is Tier.TABLE_WISE for placed in plan.shards)
+
+
 def exceeds_total(needed: int, room: int, num_ranks: int) -> InfeasiblePlanError:
     """The error for tables that need more bytes than all ranks have."""
     return InfeasiblePlanError(

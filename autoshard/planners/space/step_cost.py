@@ -26,7 +26,7 @@ from autoshard.core import (
 from autoshard.core.costs import CodeArray, LinkBytes, MsArray
 from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import KERNEL_PARTS, Overlap, StepPart
-from autoshard.evaluation.batch_memory import peak_factor
+from autoshard.evaluation.batch_memory import dense_bytes, gradient_ratio, peak_factor
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.stages import syncs_ms
 from autoshard.evaluation.step_price import embedding_columns, part_weights
@@ -53,10 +53,12 @@ _TO_ALL, _TO_NODE, _TO_ITSELF = range(3)
 _SCATTERED = slice(_NUM_STREAMS * 3, _NUM_STREAMS * 3 + 2)
 _SCATTERED_STREAMS = (Stream.FORWARD, Stream.BACKWARD)
 _SCATTERED_INDICES = [list(Stream).index(stream) for stream in _SCATTERED_STREAMS]
-#: Then bytes of gradients that are all-reduced and all-gathered, features that are served, activations that a rank has
-#: of what it holds, those that all ranks or its node get back, and a count for each kind of kernel.
+#: Then bytes of gradients that are all-reduced and all-gathered, features that are served, a rank's inputs with the
+#: gradients of copied rows, its outputs, embeddings that all ranks, its node or it alone get back, and a count for each
+#: kind of kernel.
 SYNC = slice(_SCATTERED.stop, _SCATTERED.stop + 2)
-FEATURES, _HELD, _BACK_TO_ALL, _BACK_TO_NODE, _FIRST_KERNEL = range(SYNC.stop, SYNC.stop + 5)
+FEATURES, _INPUTS, _OUTPUTS = range(SYNC.stop, SYNC.stop + 3)
+_BACK_TO_ALL, _BACK_TO_NODE, _BACK_TO_ITSELF, _FIRST_KERNEL = range(_OUTPUTS + 1, _OUTPUTS + 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,6 +107,7 @@ class StepPrices:
         some = PlacedShard.table_wise(Shard.whole(tables.tables[0]), 0)
         self._rest = price_step(ShardingPlan(tables=tables, topology=topology, shards=(some,), payload=payload), costs)
         self._weights = part_weights(costs, self._rest.bases)
+        self._dense_bytes = dense_bytes(tables, tables.batch_size / topology.world_size)
         self._groups = [np.arange(topology.world_size) // level.size for level in topology.levels]
 
     def prices_alike(self, other: StepPrices) -> bool:
@@ -126,6 +129,26 @@ class StepPrices:
     def num_columns(self) -> int:
         """C."""
         return _FIRST_KERNEL + len(self._kernels)
+
+    @property
+    def overlap(self) -> Overlap:
+        """Which parts hide behind each other."""
+        return self._rest.overlap
+
+    @property
+    def kernel_weights(self) -> tuple[float, float]:
+        """What the kernel model's milliseconds count for in forward and backward."""
+        forward, backward = (self._weights[part][0] for part in KERNEL_PARTS)
+        return forward, backward
+
+    @property
+    def has_rising_weights(self) -> bool:
+        """Whether no part of the step gets shorter with more work."""
+        return all(weight >= 0 for part in (*PARTS, StepPart.DENSE) for weight in self._weights[part])
+
+    def on(self, topology: Topology) -> StepPrices:
+        """Prices of the same task on other links."""
+        return StepPrices(self.tables, topology, self.costs, self._kernels, self.payload)
 
     def moved(self, placed_U: Sequence[PlacedShard]) -> MovedArray:
         """What shards add to the sums of each rank that holds some of them, shape (U, C).
@@ -180,11 +203,14 @@ class StepPrices:
         lengths_U, ids_U, forward_U, _ = peak_UE.T
         num_owners_U = [len(placed.replicas[0]) for placed in placed_U]
         held_ids_U = ids_U * (HELD_ID_BYTES / self._id_bytes)
-        rows_UC[:, _HELD] = num_served[block_U] * (lengths_U + held_ids_U + forward_U)
-        rows_UC[:, _HELD] += rows_UC[:, SYNC].sum(axis=1) / num_owners_U
-        rows_UC[:, _HELD] += np.where(is_scattered_U, forward_U, 0.0)
-        rows_UC[:, _BACK_TO_ALL] = np.where((block_U == _TO_ALL) & ~is_scattered_U, forward_U, 0.0)
-        rows_UC[:, _BACK_TO_NODE] = np.where(block_U == _TO_NODE, forward_U, 0.0)
+        synced_U = rows_UC[:, SYNC].sum(axis=1) / num_owners_U
+        rows_UC[:, _INPUTS] = num_served[block_U] * (lengths_U + held_ids_U) + synced_U
+        is_own_U = (block_U == _TO_ITSELF) & ~is_scattered_U
+        rows_UC[:, _OUTPUTS] = np.where(is_own_U, 0.0, num_served[block_U] * forward_U)
+        back_U = np.where(
+            is_scattered_U, _BACK_TO_ITSELF, np.array([_BACK_TO_ALL, _BACK_TO_NODE, _BACK_TO_ITSELF])[block_U]
+        )
+        rows_UC[np.arange(len(placed_U)), back_U] = forward_U
 
     def step_ms(self, sums: StepSums) -> MsArray:
         """Step times, shape (B,): equal to what `evaluate` says of the plans, but for rounding."""
@@ -201,7 +227,7 @@ class StepPrices:
         """What the kernel model's milliseconds add to forward and backward, shapes (B, R)."""
         parts = self.costs.kernel.predict_parts(codes_BRH.reshape(-1, codes_BRH.shape[-1]))
         shape = codes_BRH.shape[:-1]
-        forward, backward = (self._weights[part][0] for part in KERNEL_PARTS)
+        forward, backward = self.kernel_weights
         return forward * parts.forward_ms_S.reshape(shape), backward * parts.backward_ms_S.reshape(shape)
 
     def moving_ms(self, moved_BRC: MovedArray) -> MsArray:
@@ -260,11 +286,25 @@ class StepPrices:
 
     def activation_bytes(self, moved_BRC: MovedArray) -> MsArray:
         """What a batch needs beside the tables, as `evaluation.activation_bytes` counts it, shape (B, R)."""
-        moved_BRC, node_R = self._in_messages(moved_BRC), self._groups[0]
+        moved_BRC = self._in_messages(moved_BRC)
+        return np.asarray(moved_BRC[..., _INPUTS] + moved_BRC[..., _OUTPUTS] + self._back_bytes(moved_BRC))
+
+    def training_bytes(self, moved_BRC: MovedArray) -> MsArray:
+        """What training needs beside the tables, as `evaluation.training_bytes` counts it, shape (B, R)."""
+        moved_BRC = self._in_messages(moved_BRC)
+        outputs_BR, back_BR = moved_BRC[..., _OUTPUTS], self._back_bytes(moved_BRC)
+        # In the backward pass, gradients of outputs and of what came back; the outputs themselves are gone.
+        gradients_BR = gradient_ratio(self.payload) * (outputs_BR + back_BR)
+        held_BR = moved_BRC[..., _INPUTS] + back_BR + np.maximum(gradients_BR, outputs_BR)
+        return np.asarray(held_BR + self._dense_bytes)
+
+    def _back_bytes(self, moved_BRC: MovedArray) -> MsArray:
+        """Embeddings that ranks get back, shape (B, R)."""
+        node_R = self._groups[0]
         starts = np.flatnonzero(np.diff(node_R, prepend=-1))
         from_node_BR = np.add.reduceat(moved_BRC[..., _BACK_TO_NODE], starts, axis=1)[:, node_R]
         from_all_B1 = moved_BRC[..., _BACK_TO_ALL].sum(axis=1, keepdims=True)
-        return np.asarray(moved_BRC[..., _HELD] + from_all_B1 + from_node_BR)
+        return np.asarray(moved_BRC[..., _BACK_TO_ITSELF] + from_all_B1 + from_node_BR)
 
     def compose(self, slowest_PB: MsArray, sync_B2: MsArray) -> MsArray:
         """Steps of parts at their slowest ranks and of bytes that are all-reduced and all-gathered, shape (B,)."""
@@ -311,7 +351,7 @@ class StepPrices:
                 column = _NUM_STREAMS * block + list(Stream).index(stream)
                 moved_BRC[..., column] = message_bytes(moved_BRC[..., column], dtype)
             whole_BR = message_bytes(moved_BRC[..., back], payload.forward)
-            moved_BRC[..., _HELD] += num_served * (whole_BR - moved_BRC[..., back])
+            moved_BRC[..., _OUTPUTS] += num_served * (whole_BR - moved_BRC[..., back])
             moved_BRC[..., back] = whole_BR
         return moved_BRC
 

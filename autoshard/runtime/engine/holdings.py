@@ -13,6 +13,8 @@ from autoshard.core import (
     EmbeddingTable,
     Exchange,
     GradSync,
+    MemoryLevel,
+    MemoryPlacement,
     Optimizer,
     PlacedShard,
     Pooling,
@@ -106,6 +108,7 @@ class Holding:
         collective: How sums travel.
         deduplicate: Whether each distinct row is sent once.
         grad_sync: How gradients of replicas meet; none where there is one replica, which the kernel updates itself.
+        memory: Where rows live, and the cache that a rank has before its part of a range.
         ranges: The rows, by rising position.
     """
 
@@ -116,6 +119,7 @@ class Holding:
     collective: Collective
     deduplicate: bool
     grad_sync: GradSync
+    memory: MemoryPlacement
     ranges: tuple[HeldRange, ...]
 
     @property
@@ -143,9 +147,10 @@ class Holding:
         """Holdings with the same key are served by one kernel of a process.
 
         Sums of any widths share a kernel that updates its tables; rows are of one width, and so are replicas, whose
-        gradients meet in the same collectives.
+        gradients meet in the same collectives. Behind a cache are all tables of a kernel or none.
         """
-        key: KernelKey = (self.is_replicated, self.output, self.of.dtype, self.of.optimizer)
+        cache = self.memory.policy if self.memory.cache_bytes else None
+        key: KernelKey = (self.is_replicated, self.output, self.of.dtype, self.of.optimizer, self.memory.level, cache)
         if self.is_replicated:
             return (*key, self.embedding_dim, self.grad_sync, self.ranges[0].replicas, self.ranges[0].read_by)
         return key if self.output is Exchange.PARTIAL_SUMS else (*key, self.embedding_dim)
@@ -173,6 +178,19 @@ class Holding:
         """Rows that a process holds."""
         parts = self.parts_of(process)
         return parts[-1].offset + parts[-1].num_rows if parts else 0
+
+    def num_bytes(self, process: int) -> dict[MemoryLevel, int]:
+        """Bytes that a process holds in each level: weights and optimizer state, and the cache before them."""
+        row_bytes = self.embedding_dim * self.of.dtype.num_bytes
+        row_bytes += self.of.optimizer.state_bytes_per_row(self.embedding_dim)
+        held = dict.fromkeys(MemoryLevel, 0)
+        held[self.memory.level] += self.num_rows(process) * row_bytes
+        held[MemoryLevel.HBM] += self.cache_bytes(process)
+        return held
+
+    def cache_bytes(self, process: int) -> int:
+        """Device memory that caches what a process holds."""
+        return len(self.parts_of(process)) * self.memory.cache_bytes
 
     def owners(self, reader: int) -> tuple[int, ...]:
         """Processes that a process asks, rising."""
@@ -209,7 +227,7 @@ def holdings_of(plan: ShardingPlan, num_processes: int) -> tuple[Holding, ...]:
         held = _range(plan, placed, num_processes)
         holding = _holding(index_of[placed.shard.table.name], placed, held)
         sent = (holding.output, holding.collective, holding.deduplicate)
-        key = (holding.table, holding.columns, *sent, holding.grad_sync)
+        key = (holding.table, holding.columns, *sent, holding.grad_sync, holding.memory)
         if held.is_replicated:
             key = (*key, held.replicas, held.read_by)
         first.setdefault(key, holding)
@@ -250,6 +268,7 @@ def _holding(table: int, placed: PlacedShard, held: HeldRange) -> Holding:
         collective=placed.collective,
         deduplicate=placed.deduplicate and output is Exchange.ROWS and not held.stays,
         grad_sync=placed.grad_sync if held.is_replicated else GradSync.NONE,
+        memory=placed.memory,
         ranges=(held,),
     )
 
@@ -382,7 +401,8 @@ class Ownership:
         )
         features = tuple(tuple(feature.name for feature in table.features) for table in self.tables.tables)
         held = tuple(
-            (one.table, one.columns, one.output, one.collective, one.deduplicate, one.ranges) for one in self.holdings
+            (one.table, one.columns, one.output, one.collective, one.deduplicate, one.memory, one.ranges)
+            for one in self.holdings
         )
         return tables, features, held, self.num_processes
 
@@ -391,13 +411,10 @@ class Ownership:
         held = {one.table for one in self.holdings if one.num_rows(process)}
         return tuple(self.tables.tables[index] for index in sorted(held))
 
-    def storage_bytes(self, process: int) -> int:
-        """Weights and optimizer state of a process."""
-        return sum(
-            one.num_rows(process)
-            * (one.embedding_dim * one.of.dtype.num_bytes + one.of.optimizer.state_bytes_per_row(one.embedding_dim))
-            for one in self.holdings
-        )
+    def storage_bytes(self, process: int) -> dict[MemoryLevel, int]:
+        """Weights, optimizer state and caches of a process, by memory level."""
+        held = [one.num_bytes(process) for one in self.holdings]
+        return {level: sum(one[level] for one in held) for level in MemoryLevel}
 
     def plan_ranks_of(self, process: int) -> tuple[int, ...]:
         """Ranks of the plan that a process runs."""

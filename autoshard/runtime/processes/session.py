@@ -66,7 +66,12 @@ class Session:
             DeviceError: If the device cannot hold the tables.
             ExecutionError: If training diverges.
         """
-        return [self._run(request) for request in self._requests]
+        results = []
+        for request in self._requests:
+            results.append(self._run(request))
+            if len(results) == 1:
+                gc.freeze()  # what libraries have made by now stays: later collections need not look at it
+        return results
 
     def _run(self, request: RunRequest) -> RunResult:
         plan = read_plan(request.plan_path)

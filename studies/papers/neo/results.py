@@ -20,7 +20,7 @@ from autoshard.evaluation.dense_time import AnalyticDenseModel
 from autoshard.evaluation.device_memory import DEVICE_MEMORY
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
-from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES
+from autoshard.evaluation.traffic import HELD_ID_BYTES, LENGTH_BYTES
 from autoshard.formats import load_topology
 from autoshard.planners.auto import AutoPlanner
 from autoshard.planners.neo import NeoPlanner
@@ -206,7 +206,7 @@ def request_of(run: Run) -> PlanRequest:
     """A run's planning task."""
     options: dict[str, object] = {"sharding_types": run.sharding_types}
     if run.planner == "auto":
-        options |= {"steps": AUTO_STEPS, "policy": False}
+        options |= {"steps": AUTO_STEPS, "policy": False, "count_activations": False}
     return PlanRequest(
         tables=run.model.tables(run.num_ranks, run.dtype, run.local_batch),
         topology=zionex(run.num_ranks),
@@ -252,7 +252,7 @@ def _mean_parts(price: StepPrice) -> dict[str, float]:
 def upload_ms(plan: ShardingPlan) -> float:
     """Time of a rank's ids, lengths and dense features on the published link to the host."""
     features = [feature for table in plan.tables.tables for feature in table.features]
-    num_bytes = sum(feature.pooling_factor * ID_BYTES + LENGTH_BYTES for feature in features)
+    num_bytes = sum(feature.pooling_factor * HELD_ID_BYTES + LENGTH_BYTES for feature in features)
     if plan.tables.dense is not None:
         num_bytes += plan.tables.dense.num_dense_features * _DENSE_FEATURE_BYTES
     return num_bytes * plan.tables.batch_size / plan.topology.world_size / _MEMORY.host_bytes_per_s * 1e3

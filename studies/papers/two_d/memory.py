@@ -12,7 +12,7 @@ import numpy as np
 
 from autoshard.core import ShardingPlan
 from autoshard.core.costs import MsArray
-from autoshard.evaluation.traffic import ID_BYTES, Stream, plan_traffic
+from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, id_bytes, plan_traffic
 
 #: Of an A100 with 80 GB. The paper does not name its GPU.
 GPU_BYTES: Final = 80e9
@@ -46,11 +46,14 @@ class StepMemory:
         tables_R = np.zeros(group.group_size)
         for shard in group.held_shards():
             tables_R[shard.ranks] += shard.local.memory_bytes
-        served_R = traffic.received_R(Stream.IDS)
+        # As they are held, which is wider than they travel where tables are short.
+        held_per_sent = HELD_ID_BYTES / id_bytes(group.tables.tables)
+        served_R = traffic.received_R(Stream.IDS) * held_per_sent
+        own_R = traffic.sent_R(Stream.IDS) * held_per_sent
         return cls(
             tables_R=tables_R,
-            ids_R=served_R + traffic.sent_R(Stream.IDS) + traffic.received_R(Stream.LENGTHS),
-            sort_R=served_R / ID_BYTES * SORT_BYTES,
+            ids_R=served_R + own_R + traffic.received_R(Stream.LENGTHS),
+            sort_R=served_R / HELD_ID_BYTES * SORT_BYTES,
             exchanged_R=traffic.received_R(Stream.FORWARD)
             + traffic.sent_R(Stream.BACKWARD)
             + traffic.received_R(Stream.BACKWARD),

@@ -8,11 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from autoshard.core import KernelCosts, LocalShard, Shard, Tier
+from autoshard.core import KernelCosts, LocalShard
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.samples import read_samples
-from autoshard.planners.space.options import UnplacedShard
 from autoshard.planners.space.placement import PlacementProblem, RankArray
 from autoshard.report.images import NumberTable, Section
 from costmodel.kernel.dataset import CostDataset
@@ -21,7 +20,7 @@ from costmodel.kernel.predictor import CostPredictor
 from costmodel.kernel.training import TrainingOptions, train_cost_model
 from env import PlacementTask
 from policies.planning.decoding import decode
-from policies.planning.tasks import training_topology
+from policies.planning.tasks import whole_tables
 from policies.training.scores import score_placements
 from studies.cost_models.ablation import FULL, REMOVALS, without
 from studies.frame import Numbers
@@ -67,9 +66,7 @@ class FeaturelessCostModel:
         """Trains one on the samples of the lab's store."""
         if lab.settings.store is None:
             raise InvalidOptionError("needs the folder of samples that cost models are trained from", field="--store")
-        one_rank = training_topology(lab.settings.device, 1, 0)
-        whole = [UnplacedShard.of(Shard.whole(table), Tier.TABLE_WISE, one_rank) for table in lab.pool.tables]
-        tables = [part.local(one_rank, lab.pool.batch_size) for part in whole]
+        tables = whole_tables(lab.pool, lab.settings.device)
         dataset = CostDataset.from_samples(read_samples(lab.settings.store, lab.settings.device))
         # Samples and tables lose features together, so that both get the same values instead.
         blind = without(_with_tables(dataset, tables), removed)

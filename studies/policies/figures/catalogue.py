@@ -9,8 +9,10 @@ from autoshard.core.errors import UnknownNameError
 from studies.policies.figure import Figure
 from studies.policies.figures import (
     ablations,
+    blind_costs,
     heuristics,
     inference,
+    joint_training,
     random_search,
     steps,
     targets,
@@ -22,8 +24,8 @@ from studies.policies.figures import (
 FIGURES: Final[Mapping[str, Figure]] = {
     module.FIGURE.name: module.FIGURE
     for module in (
-        *(heuristics, random_search, ablations, unseen_tables, transfer, training_curves, inference),
-        *(targets, steps),
+        *(heuristics, random_search, ablations, blind_costs, unseen_tables, transfer, training_curves),
+        *(inference, joint_training, targets, steps),
     )
 }
 

@@ -14,7 +14,8 @@ from autoshard.core import (
     ShardingPlan,
     TableSet,
 )
-from autoshard.evaluation.traffic import ID_BYTES
+from autoshard.core.step import StepPart
+from autoshard.evaluation.traffic import HELD_ID_BYTES
 from autoshard.planners.replica_groups import ReplicaGroupsPlanner
 from studies.papers.two_d.document import document, table1, table2
 from studies.papers.two_d.memory import StepMemory
@@ -67,9 +68,9 @@ class TestTable1:
         assert by_speed(CTR_RUNS) == paper_order(CTR_RUNS) == [4, 2, 8, 1]
 
     def test_ctr_s_speeds(self):
-        # 16% too fast with one group, within 2% with others.
+        # Ids travel in 4 bytes here, in 8 there: 39% too fast with one group, 4 to 14% with others.
         for run in CTR_RUNS:
-            assert priced(run).qps == pytest.approx(run.paper_qps, rel=0.2)
+            assert priced(run).qps == pytest.approx(run.paper_qps, rel=0.4 if run.num_groups == 1 else 0.15)
 
     @pytest.mark.parametrize(("num_groups", "total_ms"), [(4, 280), (8, 350)])
     def test_ctr_s_kernel_costs(self, num_groups, total_ms):
@@ -135,7 +136,7 @@ class TestTable2:
         found = priced(run)
         assert bool(found.out_of_memory) == (run.world_size > 1024) == (run.paper_qps is None)
         if found.out_of_memory:
-            assert "bytes of a batch's inputs and outputs" in found.out_of_memory
+            assert "bytes for training on a batch" in found.out_of_memory
 
     @pytest.mark.slow
     def test_copies_in_one_host_beat_groups_in_one_building(self):
@@ -164,7 +165,7 @@ class TestMemory:
         )
         memory = StepMemory.of(plan)
         assert memory.tables_R.tolist() == [1000 * (16 * 4 + 4)] * 2
-        assert memory.ids_R.tolist() == [(30 + 30) * ID_BYTES + 10 * 4] * 2
+        assert memory.ids_R.tolist() == [(30 + 30) * HELD_ID_BYTES + 10 * 4] * 2
         assert memory.sort_R.tolist() == [30 * 40.0] * 2
         # Embeddings of 5 samples and two tables, as many gradients sent, and those of 10 samples and one table.
         assert memory.exchanged_R.tolist() == [3 * 10 * 16 * 4.0] * 2
@@ -172,10 +173,12 @@ class TestMemory:
 
     @pytest.mark.slow
     def test_fig2_s_latencies_of_1024_gpus(self):
-        # Sec. 2.2: computation of 200 ms, all-to-all "exceeds 600ms". Lookups' memory is missed (docs).
+        # Sec. 2.2: computation of 200 ms, all-to-all "exceeds 600ms" with ids of 8 bytes, which are half of the rest here.
+        # Lookups' memory is missed (docs).
         found = priced(FULL_RUNS[2])
         assert found.kernels_ms == pytest.approx(200, rel=0.10)
-        assert found.all_to_all_ms == pytest.approx(600, rel=0.10)
+        input_ms = found.parts_ms[StepPart.INPUT]
+        assert found.exchange_ms + 2 * input_ms == pytest.approx(600, rel=0.10)
 
 
 def test_numbers_are_written_beside_the_paper_s():

@@ -15,8 +15,8 @@ from studies.policies import FIGURES, EvaluationSettings, Lab, policy_result
 from studies.policies.lab import COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, SAMPLED
 from studies.policies.report import sections
 
-#: All but training curves of several processes.
-NAMES = ("fig8", "fig9", "table2", "fig10", "fig11", "fig12-inference", "targets", "steps")
+#: All but training curves of several processes, and those of test_blind_evaluation.
+NAMES = ("fig8", "fig9", "table2", "fig11", "fig12-inference", "targets", "steps")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,6 @@ def settings(tmp_path_factory, cost, make_tables):
         search_s=0.05,
         num_random=40,
         step_updates=1,
-        unseen_ratios=(0.0, 1.0),
         transfer=((8, 2), (16, 4)),
         inference=((8, 2), (16, 4)),
         num_timed=1,
@@ -98,10 +97,6 @@ def test_random_search_gets_better(lab):
     assert part["num_placements"] == [1, 2, 5, 10, 20, 40]
     assert part["balance"] == sorted(part["balance"])
     assert part["max_ms"] == sorted(part["max_ms"], reverse=True)
-
-
-def test_half_policies_are_not_those_of_the_whole_pool(lab):
-    assert lab.policy_registry(0, name="half") != lab.policy_registry(0)
 
 
 def test_memory_is_nearly_full_where_it_should_be(lab, settings):

@@ -14,13 +14,19 @@ from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    BoundsCheckMode,
+    CacheAlgorithm,
+    EmbeddingLocation,
+    PoolingMode,
+)
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    DEFAULT_ASSOC,
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from autoshard.core import DType, Optimizer
+from autoshard.core import DType, MemoryLevel, MemoryPlacement, Optimizer
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 
@@ -30,6 +36,8 @@ FUSED_OPTIMIZERS = {
     Optimizer.ROWWISE_ADAGRAD: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     Optimizer.ADAGRAD: EmbOptimType.EXACT_ADAGRAD,
 }
+#: FBGEMM's names of the cache policies.
+CACHE_POLICIES = {"lru": CacheAlgorithm.LRU, "lfu": CacheAlgorithm.LFU}
 _PRECISION = {DType.FP32: SparseType.FP32, DType.FP16: SparseType.FP16}
 
 
@@ -73,6 +81,7 @@ class FusedKernel:
         device: Where to hold them.
         table_of_feature: For each feature the table that it looks up, rising; None where rows are given out, for
             lookups of the first table alone.
+        memory: Where the rows live, and the cache of all of them; on a CPU there is but the device's memory.
     """
 
     def __init__(
@@ -83,10 +92,11 @@ class FusedKernel:
         settings: FusedSettings,
         device: torch.device,
         table_of_feature: Sequence[int] | None = None,
+        memory: MemoryPlacement = MemoryPlacement(),  # noqa: B008 - frozen
     ) -> None:
         learning_rate, eps = settings.of(optimizer)
         on_gpu = device.type == "cuda"
-        location = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
+        location = _location(memory) if on_gpu else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
         self._tbe = SplitTableBatchedEmbeddingBagsCodegen(
             [(rows, dim, location, compute) for rows, dim in sizes],
@@ -100,7 +110,7 @@ class FusedKernel:
             # Ids are checked before they are sent.
             bounds_check_mode=BoundsCheckMode.NONE,
             device=device,
-            **({} if on_gpu else {"preallocated_host_buffers": _memory(sizes, dtype, optimizer)}),
+            **(_cache_options(sizes, dtype, memory) if on_gpu else _host_options(sizes, dtype, optimizer)),
         )
         self._rows_T = [rows for rows, _ in sizes]
         self._marks_N: torch.Tensor | None = None
@@ -142,7 +152,9 @@ class FusedKernel:
         output.register_hook(mark)  # type: ignore[no-untyped-call]
 
     def states(self) -> list[RowStates]:
-        """State of the tables."""
+        """State of the tables; rows that are cached are written back first, and are no longer cached."""
+        self._tbe.flush()
+        self._tbe.reset_cache_states()  # whoever writes to the state writes to memory behind the cache
         weights, states = self._tbe.split_embedding_weights(), self._tbe.split_optimizer_states()
         moments: list[Any] = [one[0] if one else None for one in states] if states else [None] * len(weights)
         marks: list[Any] = [None] * len(weights)
@@ -151,11 +163,29 @@ class FusedKernel:
         return [RowStates(*state) for state in zip(weights, moments, marks, strict=True)]
 
 
-def _memory(sizes: Sequence[tuple[int, int]], dtype: DType, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+def _location(memory: MemoryPlacement) -> EmbeddingLocation:
+    """Where FBGEMM keeps rows on a GPU."""
+    if memory.level is MemoryLevel.HBM:
+        return EmbeddingLocation.DEVICE
+    return EmbeddingLocation.MANAGED_CACHING if memory.cache_bytes else EmbeddingLocation.MANAGED
+
+
+def _cache_options(sizes: Sequence[tuple[int, int]], dtype: DType, memory: MemoryPlacement) -> dict[str, Any]:
+    """FBGEMM's options for a set-associative cache of so many bytes, whose lines are as wide as the widest table."""
+    if not memory.cache_bytes:
+        return {}
+    line_bytes = max(dim for _, dim in sizes) * dtype.num_bytes
+    return {
+        "cache_algorithm": CACHE_POLICIES[memory.policy],
+        "cache_sets": max(1, memory.cache_bytes // (DEFAULT_ASSOC * line_bytes)),
+    }
+
+
+def _host_options(sizes: Sequence[tuple[int, int]], dtype: DType, optimizer: Optimizer) -> dict[str, Any]:
     """Memory for the weights and moments of a CPU's kernel, zeroed, in large pages where the system has them."""
     num_weights = sum(rows * dim for rows, dim in sizes)
     num_moments = sum(rows * optimizer.state_bytes_per_row(dim) // 4 for rows, dim in sizes)
     memory = {"weights": torch.empty(num_weights, dtype=_PRECISION[dtype].as_dtype())}
     if num_moments:
         memory["momentum1"] = torch.empty(num_moments)
-    return {name: advise_huge_pages(piece).zero_() for name, piece in memory.items()}
+    return {"preallocated_host_buffers": {name: advise_huge_pages(piece).zero_() for name, piece in memory.items()}}

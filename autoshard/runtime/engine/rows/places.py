@@ -5,7 +5,7 @@ Shape suffixes: L ids, N rows, D embedding dim.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -63,8 +63,25 @@ def initialise_held(
     weights_ND: torch.Tensor, holding: Holding, process: int, order: RowOrder | None, seed: int
 ) -> None:
     """Writes the initial weights of what a process has of a holding, whatever their dtype and device."""
+    _fill_held(weights_ND, holding, process, order, lambda start: initial_chunk(holding.of, start, seed))
+
+
+def copy_held(
+    weights_ND: torch.Tensor, holding: Holding, process: int, order: RowOrder | None, source_ND: torch.Tensor
+) -> None:
+    """Writes what a process has of a holding from all weights of its table, whatever dtypes and devices."""
+    _fill_held(weights_ND, holding, process, order, lambda start: source_ND[start : start + CHUNK_ROWS].detach().cpu())
+
+
+def _fill_held(
+    weights_ND: torch.Tensor,
+    holding: Holding,
+    process: int,
+    order: RowOrder | None,
+    chunk_at: Callable[[int], torch.Tensor],
+) -> None:
     first, last = holding.columns
     with torch.no_grad():
         for start, rows_L, places_L in held_chunks(holding, process, order):
-            chunk_ND = initial_chunk(holding.of, start, seed)[rows_L, first:last]
+            chunk_ND = chunk_at(start)[rows_L, first:last]
             weights_ND[places_L.to(weights_ND.device)] = chunk_ND.to(weights_ND)

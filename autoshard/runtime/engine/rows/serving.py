@@ -6,13 +6,13 @@ all sums, L lookups, N jagged rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from autoshard.core import Exchange
-from autoshard.runtime.engine.holdings import Ownership
+from autoshard.core import Exchange, MemoryPlacement
+from autoshard.runtime.engine.holdings import Holding, Ownership
 from autoshard.runtime.engine.ids.requests import Distributed
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedKernel, FusedSettings
@@ -90,7 +90,7 @@ class FusedKernels:
         held = [self._holdings[index] for index in base]
         table = held[0].of
         whole = [(sum(one.num_rows(self._process) for one in held), held[0].embedding_dim)]
-        kernel = FusedKernel(whole, table.dtype, table.optimizer, settings, self._device)
+        kernel = FusedKernel(whole, table.dtype, table.optimizer, settings, self._device, memory=self._memory(held))
         return _Rows(kernel, tuple(base), base)
 
     def _kernel_of_sums(self, indices: tuple[int, ...], settings: FusedSettings) -> _Sums:
@@ -98,8 +98,13 @@ class FusedKernels:
         table = held[0].of
         sizes = [(one.num_rows(self._process), one.embedding_dim) for one in held]
         features = [n for n, one in enumerate(held) for _ in one.of.features]
-        kernel = FusedKernel(sizes, table.dtype, table.optimizer, settings, self._device, features)
+        memory = self._memory(held)
+        kernel = FusedKernel(sizes, table.dtype, table.optimizer, settings, self._device, features, memory)
         return _Sums(kernel, indices, len(features))
+
+    def _memory(self, held: Sequence[Holding]) -> MemoryPlacement:
+        """Where a kernel keeps its rows, whose holdings share one cache."""
+        return replace(held[0].memory, cache_bytes=sum(one.cache_bytes(self._process) for one in held))
 
     def states(self) -> Mapping[int, RowStates]:
         """State of the rows of each holding."""

@@ -1,26 +1,27 @@
 """Tensors of a file that `torch.save` wrote, read as data: nothing in the file is imported, called or trusted.
 
-The file is a ZIP archive of raw storages and one small pickle that says which tensors they make. Loaders of pickles
-with lists of allowed names have been circumvented before, so the pickle is not loaded here: its opcodes are walked,
-and any that tensors do not need is refused.
+The file is a ZIP archive of raw storages and one small pickle that says which tensors they make. The pickle is not
+loaded: its opcodes are walked (`pickle_walk`), and any that tensors do not need is refused.
 """
 
 from __future__ import annotations
 
 import lzma
 import os
-import pickletools
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
-from typing import BinaryIO, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shortened, shown
+from autoshard.formats.archives.pickle_walk import PLAIN_OPCODES, Global, walk
+
+T = TypeVar("T")
 
 #: numpy's names of the storages that files of ids hold.
 _DTYPES = {
@@ -32,6 +33,7 @@ _DTYPES = {
 }
 _REBUILD = "torch._utils _rebuild_tensor_v2"
 _NO_HOOKS = "collections OrderedDict"
+_ONE_TUPLE = "one tuple of plain tensors"
 _MAX_PROGRAM_BYTES = 2**20
 _MAX_TENSORS = 64
 #: zipfile's list of an archive's members; torch's have 100 bytes for each tensor.
@@ -56,14 +58,6 @@ _ARCHIVE_ERRORS = (
     ValueError,  # UnicodeDecodeError is one
 )
 
-_LITERALS = {"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "NONE"}
-_CONSTANTS: dict[str, object] = {"NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-
-
-class _Global(NamedTuple):
-    name: str
-
 
 class _Storage(NamedTuple):
     dtype: object
@@ -87,14 +81,32 @@ def read_tensors(file: BinaryIO) -> tuple[NDArray[np.generic], ...]:
     Raises:
         FormatError: If the file is of another format, holds anything but a tuple of contiguous tensors, or is damaged.
     """
+    return _in_archive(file, lambda archive: _tensors_of(archive, file))
+
+
+def read_program(file: BinaryIO, max_bytes: int) -> bytes:
+    """The pickle in a file that `torch.save` wrote, as it is.
+
+    Args:
+        file: An open file.
+        max_bytes: Most bytes that it may have.
+
+    Raises:
+        FormatError: If the file is of another format, or damaged.
+    """
+    at_once = max(max_bytes, _MAX_READ_BYTES)
+    return _in_archive(file, lambda archive: _program(archive, _members(archive), max_bytes, "content"), at_once)
+
+
+def _in_archive(file: BinaryIO, read: Callable[[zipfile.ZipFile], T], max_read_bytes: int = _MAX_READ_BYTES) -> T:
     start = file.read(len(_OLD_FORMAT_START))
     if start == _OLD_FORMAT_START:
         raise FormatError("is in torch's format from before version 1.6; load it and save it again with torch.save")
     if not start.startswith(_ARCHIVE_START):
         raise FormatError("is no file that torch.save wrote")
     try:
-        with zipfile.ZipFile(cast(BinaryIO, _BoundedReads(file))) as archive:
-            return _tensors_of(archive, file)
+        with zipfile.ZipFile(cast(BinaryIO, _BoundedReads(file, max_read_bytes))) as archive:
+            return read(archive)
     except FormatError:
         raise
     except _ARCHIVE_ERRORS as error:
@@ -107,32 +119,47 @@ class _BoundedReads:
     zipfile reads the list of members as a whole, however long a damaged archive says that it is.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, max_read_bytes: int) -> None:
+        self._file, self._max_read_bytes = file, max_read_bytes
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
 
     def read(self, size: int = -1) -> bytes:
         left = os.fstat(self._file.fileno()).st_size - self._file.tell()
-        if (left if size < 0 else min(size, left)) > _MAX_READ_BYTES:
-            raise FormatError(f"is a damaged archive: it lists its members in more than {_MAX_READ_BYTES:,} bytes")
+        if (left if size < 0 else min(size, left)) > self._max_read_bytes:
+            raise FormatError(f"is a damaged archive: it lists its members in more than {self._max_read_bytes:,} bytes")
         return self._file.read(size)
 
 
 def _tensors_of(archive: zipfile.ZipFile, file: BinaryIO) -> tuple[NDArray[np.generic], ...]:
-    members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+    members = _members(archive)
+    value = walk(
+        _program(archive, members, _MAX_PROGRAM_BYTES, "tensors"),
+        accepted=PLAIN_OPCODES,
+        reduce=_reduce,
+        refer=_storage,
+        wanted=_ONE_TUPLE,
+        described="its tensors",
+    )
+    if not isinstance(value, tuple | list) or not 0 < len(value) <= _MAX_TENSORS:
+        raise FormatError(f"must hold a tuple of 1 to {_MAX_TENSORS} tensors")
+    return tuple(_materialise(tensor, members, file) for tensor in value)
+
+
+def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    return {info.filename.partition("/")[2]: info for info in archive.infolist()}
+
+
+def _program(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], max_bytes: int, what: str) -> bytes:
     program = members.get("data.pkl")
     if program is None:
         raise FormatError("is no file that torch.save wrote: it has no data.pkl")
-    if program.file_size > _MAX_PROGRAM_BYTES:
-        raise FormatError(f"must describe its tensors in at most {_MAX_PROGRAM_BYTES} bytes, got {program.file_size}")
+    if program.file_size > max_bytes:
+        raise FormatError(f"must describe its {what} in at most {max_bytes} bytes, got {program.file_size}")
     if "byteorder" in members and members["byteorder"].file_size < 16:
         order = _stored(archive, members["byteorder"])
         if order != b"little":
             raise FormatError(f"must have little-endian numbers, got {shown(order.decode('latin-1'))}")
-    value = _walk(_stored(archive, program))
-    if not isinstance(value, tuple | list) or not 0 < len(value) <= _MAX_TENSORS:
-        raise FormatError(f"must hold a tuple of 1 to {_MAX_TENSORS} tensors")
-    return tuple(_materialise(tensor, members, file) for tensor in value)
+    return _stored(archive, program)
 
 
 def _stored(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
@@ -142,69 +169,18 @@ def _stored(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     return archive.read(member)
 
 
-def _walk(program: bytes) -> object:
-    """What the pickle describes, with tensors as descriptions."""
-    stack: list[object] = []
-    marks: list[int] = []
-    memo: dict[object, object] = {}
-    try:
-        for opcode, argument, _ in pickletools.genops(program):
-            name = opcode.name
-            if name in _LITERALS:
-                stack.append(argument)
-            elif name in _CONSTANTS:
-                stack.append(_CONSTANTS[name])
-            elif name == "GLOBAL":
-                stack.append(_Global(str(argument)))
-            elif name == "MARK":
-                marks.append(len(stack))
-            elif name in ("BINPUT", "LONG_BINPUT"):
-                memo[argument] = stack[-1]
-            elif name in ("BINGET", "LONG_BINGET"):
-                stack.append(memo[argument])
-            elif name == "TUPLE" or name in _TUPLES:
-                size = len(stack) - marks.pop() if name == "TUPLE" else _TUPLES[name]
-                stack.append(tuple(_pop(stack, size)))
-            elif name == "BINPERSID":
-                stack.append(_storage(stack.pop()))
-            elif name == "REDUCE":
-                function, arguments = _pop(stack, 2)
-                stack.append(_reduce(function, arguments))
-            elif name == "STOP":
-                return stack.pop()
-            elif name != "PROTO":
-                raise FormatError(f"must hold one tuple of plain tensors and nothing else, its description has {name}")
-    except FormatError:
-        raise
-    except (IndexError, KeyError, ValueError) as error:
-        raise FormatError(f"has a damaged description of its tensors: {shortened(str(error))}") from None
-    raise FormatError("has a damaged description of its tensors: it does not end")
-
-
-def _pop(stack: list[object], size: int) -> list[object]:
-    if not 0 <= size <= len(stack):
-        raise IndexError("it takes more than it has")
-    taken = stack[len(stack) - size :]
-    del stack[len(stack) - size :]
-    return taken
-
-
 def _storage(value: object) -> _Storage:
     if not isinstance(value, tuple) or len(value) != 5 or value[0] != "storage":
-        raise FormatError(
-            "must hold one tuple of plain tensors and nothing else, its description has another reference"
-        )
+        raise FormatError(f"must hold {_ONE_TUPLE} and nothing else, its description has another reference")
     return _Storage(dtype=value[1], key=value[2], num_elements=value[4])
 
 
 def _reduce(function: object, arguments: object) -> object:
-    name = function.name if isinstance(function, _Global) else shown(function)
+    name = function.name if isinstance(function, Global) else shown(function)
     if name == _NO_HOOKS and arguments == ():
         return None
     if name != _REBUILD:
-        raise FormatError(
-            f"must hold one tuple of plain tensors and nothing else, its description calls {shortened(name)}"
-        )
+        raise FormatError(f"must hold {_ONE_TUPLE} and nothing else, its description calls {shortened(name)}")
     if not isinstance(arguments, tuple) or len(arguments) < 4:
         raise FormatError("has a damaged description of its tensors: one has too few parts")
     return _Tensor(*arguments[:4])
@@ -214,7 +190,7 @@ def _materialise(tensor: object, members: dict[str, zipfile.ZipInfo], file: Bina
     if not isinstance(tensor, _Tensor) or not isinstance(tensor.storage, _Storage):
         raise FormatError("must hold a tuple of tensors, and nothing else")
     storage = tensor.storage
-    dtype_name = _DTYPES.get(storage.dtype.name) if isinstance(storage.dtype, _Global) else None
+    dtype_name = _DTYPES.get(storage.dtype.name) if isinstance(storage.dtype, Global) else None
     if dtype_name is None:
         raise FormatError(f"must hold whole numbers or fp32 or fp64, got {shortened(str(storage.dtype))}")
     dtype, shape, offset = np.dtype(dtype_name), _sizes(tensor.shape), _sizes((tensor.offset,))[0]

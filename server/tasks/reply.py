@@ -13,21 +13,28 @@ from server.bodies import PlanFacts
 class _Head(BaseModel):
     status: int
     facts: PlanFacts | None
+    planner: str
+    floor_gap: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Answer to a request for a plan.
+    """Answer of a planning process.
 
     Attributes:
         status: HTTP status.
-        body: JSON text of the plan, or of a problem.
-        facts: What is stored of the plan beside its text; None without a plan.
+        body: JSON text of what was asked for or of a problem; for a report, its HTML.
+        facts: What is stored of a plan beside its text; None where nothing is to be stored.
+        planner: Name of the planner that was asked; empty without one.
+        floor_gap: Kernel time of the plan's slowest rank over that of its costliest shard, minus 1; None without a
+            plan, or where nothing takes time.
     """
 
     status: int
     body: bytes
     facts: PlanFacts | None = None
+    planner: str = ""
+    floor_gap: float | None = None
 
     def send(self, pipe: Connection) -> None:
         """Sends it.
@@ -35,7 +42,8 @@ class Reply:
         Raises:
             OSError: If nobody receives it.
         """
-        pipe.send_bytes(_Head(status=self.status, facts=self.facts).model_dump_json().encode())
+        head = _Head(status=self.status, facts=self.facts, planner=self.planner, floor_gap=self.floor_gap)
+        pipe.send_bytes(head.model_dump_json().encode())
         pipe.send_bytes(self.body)
 
     @classmethod
@@ -47,4 +55,4 @@ class Reply:
             OSError: If the pipe is broken.
         """
         head = _Head.model_validate_json(pipe.recv_bytes())
-        return cls(status=head.status, body=pipe.recv_bytes(), facts=head.facts)
+        return cls(body=pipe.recv_bytes(), **dict(head))

@@ -1,0 +1,30 @@
+"""Clients of the REST service: one that waits, one for asyncio.
+
+with Client("http://localhost:8000") as client:
+    made = client.plan(PlanTask(tables="criteo-kaggle", topology="cpu-8", planner="auto"))
+made.plan.predicted.step_ms
+"""
+
+from autoshard.client.answers import Comparison, PlanList, PlanSummary, StoredPlan, Validation
+from autoshard.client.clients import AsyncClient, Client
+from autoshard.client.problems import InfeasibleTaskError, Remedy, ServiceError
+from autoshard.client.retries import Retries
+from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Comparison",
+    "ComparisonTask",
+    "InfeasibleTaskError",
+    "PlanList",
+    "PlanSummary",
+    "PlanTask",
+    "Remedy",
+    "Replan",
+    "Retries",
+    "ServiceError",
+    "SimulationTask",
+    "StoredPlan",
+    "Validation",
+]

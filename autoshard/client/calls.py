@@ -1,0 +1,143 @@
+"""Requests to the service, and how their answers are read: what both clients have in common."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import httpx
+
+from autoshard.client import answers
+from autoshard.client.answers import Comparison, PlanList, StoredPlan, Validation
+from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask, body_of, json_of
+from autoshard.core import ShardingPlan, TableSet, Topology
+from autoshard.core.costs import Risk
+from autoshard.core.step import Overlap
+from autoshard.formats import plan_to_json
+from autoshard.planners.hybrid.explanation import Explanation
+from autoshard.report.diff_json import DIFF
+from autoshard.report.plan_diff import PlanDiff
+from autoshard.simulation import SIMULATION, SweepRecord
+
+T = TypeVar("T")
+_PLANS = "/v1/plans"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[T]):
+    """One request.
+
+    Attributes:
+        method: HTTP method.
+        path: Path of the service.
+        read: Reads the answer.
+        body: JSON body of a request that makes something; None without one.
+        parameters: Of the query.
+    """
+
+    method: str
+    path: str
+    read: Callable[[httpx.Response], T]
+    body: Mapping[str, Any] | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> dict[str, Any]:
+        """The request as arguments of httpx's clients; the same ones each time that it is sent."""
+        sent: dict[str, Any] = {"method": self.method, "url": self.path, "params": dict(self.parameters)}
+        if self.body is not None:
+            sent |= {"json": dict(self.body), "headers": {"Idempotency-Key": uuid.uuid4().hex}}
+        return sent
+
+
+def plan(task: PlanTask) -> Call[StoredPlan]:
+    """Makes a plan."""
+    return Call(method="POST", path=_PLANS, body=body_of(task), read=_plan)
+
+
+def replan(plan_id: str, change: Replan) -> Call[StoredPlan]:
+    """Plans anew for a changed task."""
+    return Call(method="POST", path=f"{_PLANS}/{plan_id}/replans", body=body_of(change), read=_plan)
+
+
+def evaluate(given: ShardingPlan, overlap: Overlap | None, risk: Risk) -> Call[StoredPlan]:
+    """Prices a plan and stores it."""
+    body = {"plan": plan_to_json(given), "overlap": json_of(overlap), "risk": risk.value}
+    return Call(method="POST", path="/v1/evaluations", body=body, read=_plan)
+
+
+def compare(task: ComparisonTask) -> Call[Comparison]:
+    """Plans with several planners."""
+    return Call(
+        method="POST",
+        path="/v1/comparisons",
+        body=body_of(task),
+        read=lambda response: answers.comparison(response.json()),
+    )
+
+
+def simulate(task: SimulationTask) -> Call[SweepRecord]:
+    """Plans for other clusters and batch sizes."""
+    return Call(
+        method="POST",
+        path="/v1/simulations",
+        body=body_of(task),
+        read=lambda response: SIMULATION.from_json(response.json()),
+    )
+
+
+def validate(tables: TableSet | str | None, topology: Topology | str | None) -> Call[Validation]:
+    """Checks tables, a topology, or both."""
+    return Call(
+        method="POST",
+        path="/v1/validations",
+        body={"tables": json_of(tables), "topology": json_of(topology)},
+        read=lambda response: answers.validation(response.json()),
+    )
+
+
+def read_plan(plan_id: str) -> Call[StoredPlan]:
+    """Reads a stored plan."""
+    return Call(method="GET", path=f"{_PLANS}/{plan_id}", read=_plan)
+
+
+def delete_plan(plan_id: str) -> Call[None]:
+    """Deletes a stored plan."""
+    return Call(method="DELETE", path=f"{_PLANS}/{plan_id}", read=lambda _: None)
+
+
+def list_plans(**chosen: str | int | None) -> Call[PlanList]:
+    """Lists stored plans; what is None does not matter."""
+    parameters = {name: value for name, value in chosen.items() if value is not None}
+    return Call(
+        method="GET", path=_PLANS, parameters=parameters, read=lambda response: answers.plan_list(response.json())
+    )
+
+
+def explain(plan_id: str, tables: Sequence[str], risk: Risk) -> Call[Explanation]:
+    """Explains a stored plan."""
+    return Call(
+        method="GET",
+        path=f"{_PLANS}/{plan_id}/explanation",
+        parameters={"table": list(tables), "risk": risk.value},
+        read=lambda response: answers.explanation(response.json()),
+    )
+
+
+def diff(plan_id: str, other_id: str) -> Call[PlanDiff]:
+    """Compares two stored plans."""
+    return Call(
+        method="GET",
+        path=f"{_PLANS}/{plan_id}/diff/{other_id}",
+        read=lambda response: DIFF.from_json(response.json()),
+    )
+
+
+def report(plan_id: str) -> Call[str]:
+    """Draws a stored plan's page."""
+    return Call(method="GET", path=f"{_PLANS}/{plan_id}/report", read=lambda response: response.text)
+
+
+def _plan(response: httpx.Response) -> StoredPlan:
+    return answers.stored_plan(response.json())

@@ -1,0 +1,268 @@
+"""Clients of the REST service."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Self, TypeVar
+
+import httpx
+
+from autoshard.client import calls
+from autoshard.client.answers import Comparison, PlanList, StoredPlan, Validation
+from autoshard.client.calls import Call
+from autoshard.client.problems import ServiceError, error_of
+from autoshard.client.retries import Retries
+from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask
+from autoshard.core import ShardingPlan, TableSet, Topology
+from autoshard.core.costs import Risk
+from autoshard.core.step import Overlap
+from autoshard.planners.hybrid.explanation import Explanation
+from autoshard.report.plan_diff import PlanDiff
+from autoshard.simulation import SweepRecord
+
+T = TypeVar("T")
+#: Longest wait for an answer: in the queue, for the planner's limit, and beyond it.
+_TIMEOUT_S = 180.0
+
+
+class Client:
+    """A client that waits for its answers. All methods raise errors of `autoshard.core.errors`, or a ServiceError.
+
+    Args:
+        url: Address of the service, such as `http://localhost:8000`.
+        key: Secret of a key; None for a service without keys.
+        retries: When a request is sent again.
+        transport: What carries requests; None for the network.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        retries: Retries | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._url = url
+        self._retries = retries or Retries()
+        self._http = httpx.Client(
+            base_url=_checked(url), headers=_headers(key), timeout=_TIMEOUT_S, transport=transport
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+    def plan(self, task: PlanTask) -> StoredPlan:
+        """Makes a plan, which the service stores."""
+        return self._answer(calls.plan(task))
+
+    def replan(self, plan_id: str, change: Replan) -> StoredPlan:
+        """Makes a new plan for a stored plan's tables and a changed task."""
+        return self._answer(calls.replan(plan_id, change))
+
+    def evaluate(self, plan: ShardingPlan, *, overlap: Overlap | None = None, risk: Risk = Risk.MEAN) -> StoredPlan:
+        """Prices a plan; the service stores it."""
+        return self._answer(calls.evaluate(plan, overlap, risk))
+
+    def compare(self, task: ComparisonTask) -> Comparison:
+        """Plans with several planners."""
+        return self._answer(calls.compare(task))
+
+    def simulate(self, task: SimulationTask) -> SweepRecord:
+        """Plans and prices combinations of clusters and batch sizes."""
+        return self._answer(calls.simulate(task))
+
+    def validate(self, tables: TableSet | str | None = None, topology: Topology | str | None = None) -> Validation:
+        """Checks tables, a topology, or both."""
+        return self._answer(calls.validate(tables, topology))
+
+    def read_plan(self, plan_id: str) -> StoredPlan:
+        """Reads a stored plan."""
+        return self._answer(calls.read_plan(plan_id))
+
+    def delete_plan(self, plan_id: str) -> None:
+        """Deletes a stored plan."""
+        self._answer(calls.delete_plan(plan_id))
+
+    def list_plans(
+        self,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        planner: str | None = None,
+        device: str | None = None,
+        num_ranks: int | None = None,
+        text: str | None = None,
+    ) -> PlanList:
+        """One page of stored plans, the latest first."""
+        call = calls.list_plans(
+            limit=limit, cursor=cursor, planner=planner, device=device, num_ranks=num_ranks, text=text
+        )
+        return self._answer(call)
+
+    def explain(self, plan_id: str, *, tables: Sequence[str] = (), risk: Risk = Risk.MEAN) -> Explanation:
+        """Compares the sharding of a stored plan's tables with its alternatives."""
+        return self._answer(calls.explain(plan_id, tables, risk))
+
+    def diff(self, plan_id: str, other_id: str) -> PlanDiff:
+        """Compares two stored plans."""
+        return self._answer(calls.diff(plan_id, other_id))
+
+    def report(self, plan_id: str) -> str:
+        """The page of a stored plan, in HTML."""
+        return self._answer(calls.report(plan_id))
+
+    def _answer(self, call: Call[T]) -> T:
+        arguments, attempt = call.arguments(), 0
+        while True:
+            try:
+                outcome: httpx.Response | httpx.TransportError = self._http.request(**arguments)
+            except httpx.TransportError as error:
+                outcome = error
+            wait_s = self._retries.wait_s(attempt, outcome)
+            if wait_s is None:
+                return _read(call, outcome, self._url)
+            time.sleep(wait_s)
+            attempt += 1
+
+
+class AsyncClient:
+    """A client for asyncio; arguments and methods are those of `Client`, to be awaited."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        retries: Retries | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._url = url
+        self._retries = retries or Retries()
+        self._http = httpx.AsyncClient(
+            base_url=_checked(url), headers=_headers(key), timeout=_TIMEOUT_S, transport=transport
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """As `Client.close`."""
+        await self._http.aclose()
+
+    async def plan(self, task: PlanTask) -> StoredPlan:
+        """As `Client.plan`."""
+        return await self._answer(calls.plan(task))
+
+    async def replan(self, plan_id: str, change: Replan) -> StoredPlan:
+        """As `Client.replan`."""
+        return await self._answer(calls.replan(plan_id, change))
+
+    async def evaluate(
+        self, plan: ShardingPlan, *, overlap: Overlap | None = None, risk: Risk = Risk.MEAN
+    ) -> StoredPlan:
+        """As `Client.evaluate`."""
+        return await self._answer(calls.evaluate(plan, overlap, risk))
+
+    async def compare(self, task: ComparisonTask) -> Comparison:
+        """As `Client.compare`."""
+        return await self._answer(calls.compare(task))
+
+    async def simulate(self, task: SimulationTask) -> SweepRecord:
+        """As `Client.simulate`."""
+        return await self._answer(calls.simulate(task))
+
+    async def validate(
+        self, tables: TableSet | str | None = None, topology: Topology | str | None = None
+    ) -> Validation:
+        """As `Client.validate`."""
+        return await self._answer(calls.validate(tables, topology))
+
+    async def read_plan(self, plan_id: str) -> StoredPlan:
+        """As `Client.read_plan`."""
+        return await self._answer(calls.read_plan(plan_id))
+
+    async def delete_plan(self, plan_id: str) -> None:
+        """As `Client.delete_plan`."""
+        await self._answer(calls.delete_plan(plan_id))
+
+    async def list_plans(
+        self,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        planner: str | None = None,
+        device: str | None = None,
+        num_ranks: int | None = None,
+        text: str | None = None,
+    ) -> PlanList:
+        """As `Client.list_plans`."""
+        call = calls.list_plans(
+            limit=limit, cursor=cursor, planner=planner, device=device, num_ranks=num_ranks, text=text
+        )
+        return await self._answer(call)
+
+    async def explain(self, plan_id: str, *, tables: Sequence[str] = (), risk: Risk = Risk.MEAN) -> Explanation:
+        """As `Client.explain`."""
+        return await self._answer(calls.explain(plan_id, tables, risk))
+
+    async def diff(self, plan_id: str, other_id: str) -> PlanDiff:
+        """As `Client.diff`."""
+        return await self._answer(calls.diff(plan_id, other_id))
+
+    async def report(self, plan_id: str) -> str:
+        """As `Client.report`."""
+        return await self._answer(calls.report(plan_id))
+
+    async def _answer(self, call: Call[T]) -> T:
+        arguments, attempt = call.arguments(), 0
+        while True:
+            try:
+                outcome: httpx.Response | httpx.TransportError = await self._http.request(**arguments)
+            except httpx.TransportError as error:
+                outcome = error
+            wait_s = self._retries.wait_s(attempt, outcome)
+            if wait_s is None:
+                return _read(call, outcome, self._url)
+            await asyncio.sleep(wait_s)
+            attempt += 1
+
+
+def _checked(url: str) -> str:
+    """The address, if it is one of HTTP.
+
+    Raises:
+        ServiceError: If it is none.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ServiceError("must be the address of a service, such as http://localhost:8000", source=url)
+    return url
+
+
+def _headers(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def _read(call: Call[T], outcome: httpx.Response | httpx.TransportError, url: str) -> T:
+    """The answer's value.
+
+    Raises:
+        AutoshardError: If it is an error, or there was none.
+    """
+    if isinstance(outcome, httpx.TransportError):
+        raise ServiceError(f"does not answer: {outcome}", source=url) from outcome
+    if outcome.is_success:
+        return call.read(outcome)
+    raise error_of(outcome, url)

@@ -1,0 +1,124 @@
+"""`autoshard doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from autoshard.console import JsonOption, emit, working
+
+#: Packages by their names in registries, of which one is enough; what needs them, and how they are installed.
+_PACKAGES: Mapping[tuple[str, ...], tuple[str, str]] = {
+    ("torch",): ("all commands that measure, train or execute", "pip install 'torch>=2.13,<2.14'"),
+    ("fbgemm-gpu", "fbgemm-gpu-cpu"): ("embedding kernels", "pip install 'autoshard[cpu]', or 'autoshard[cuda]'"),
+    ("torchrec",): (
+        "TorchRec's models, planner and engine",
+        "pip install --no-deps 'torchrec>=1.8,<1.9', or 'autoshard[cuda]'",
+    ),
+    ("ortools",): ("planner cp-sat", "pip install 'autoshard[exact]'"),
+    ("ray",): ("collecting and training on several machines", "pip install 'autoshard[ray]'"),
+    ("scikit-learn",): ("train cost --report", "pip install 'autoshard[report]'"),
+}
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Says what is installed, which devices and trained models there are, and what is missing, on one screen.
+
+    Example:
+        autoshard doctor
+        autoshard doctor --json
+    """
+    with working("Looking around"):
+        found = _found()
+    emit(found, _rendered(found), as_json=as_json)
+
+
+def _found() -> dict[str, Any]:
+    from autoshard import __version__
+
+    packages = [_package(names, *about) for names, about in _PACKAGES.items()]
+    devices = list(_devices())
+    missing = [f"{one['name']} for {one['needed_by']}: {one['install']}" for one in packages if one["version"] is None]
+    return {
+        "autoshard": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": packages,
+        "devices": devices,
+        "models": [_models(key) for key in dict.fromkeys(str(device["key"]) for device in devices)],
+        "missing": missing + list(_mismatches(packages, devices)),
+    }
+
+
+def _package(names: tuple[str, ...], needed_by: str, install: str) -> dict[str, Any]:
+    for name in names:
+        try:
+            return {"name": name, "version": version(name), "needed_by": needed_by, "install": install}
+        except PackageNotFoundError:
+            continue
+    return {"name": " or ".join(names), "version": None, "needed_by": needed_by, "install": install}
+
+
+def _devices() -> Iterator[dict[str, Any]]:
+    """The processor, then the GPUs."""
+    from autoshard.core.machine import gpu_key
+    from autoshard.hardware import processor_name
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield {"key": "cpu", "name": processor_name(), "cores": cores, "memory_bytes": memory}
+    try:
+        import torch
+    except ImportError:
+        return
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        yield {"key": gpu_key(about.name), "name": about.name, "cores": None, "memory_bytes": about.total_memory}
+
+
+def _models(device: str) -> dict[str, Any]:
+    """What prices kernels, collectives, dense layers and steps of a kind of device; None where nothing was trained."""
+    from autoshard.core.errors import ModelError
+    from autoshard.planning import step_models
+    from autoshard.plugins import kernel_model_loaders
+
+    try:
+        kernel = next((model for load in kernel_model_loaders() if (model := load(None, device)) is not None), None)
+        steps = step_models(device)
+    except ModelError as error:
+        return {"device": device, "error": str(error)}
+    named = {"kernel": kernel, "communication": steps.comm, "dense": steps.dense, "step": steps.step}
+    return {"device": device, **{part: None if one is None else one.name for part, one in named.items()}}
+
+
+def _mismatches(packages: list[dict[str, Any]], devices: list[dict[str, Any]]) -> Iterator[str]:
+    """What is there and does not fit together."""
+    names = {one["name"] for one in packages}
+    has_gpu = len(devices) > 1
+    if has_gpu and "fbgemm-gpu-cpu" in names:
+        yield "fbgemm-gpu for the GPU that is here: fbgemm-gpu-cpu runs on the processor only"
+
+
+def _rendered(found: Mapping[str, Any]) -> Group:
+    from autoshard.report.wording import write_bytes
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row("autoshard", f"{found['autoshard']}, Python {found['python']}, {found['platform']}")
+    for one in found["packages"]:
+        table.add_row(one["name"], one["version"] or f"missing; {one['needed_by']}")
+    for one in found["devices"]:
+        cores = f", {one['cores']} cores" if one["cores"] else ""
+        table.add_row(f"device {one['key']}", f"{one['name']}{cores}, {write_bytes(one['memory_bytes'])}")
+    for one in found["models"]:
+        parts = [f"{part} {name or 'analytic'}" for part, name in one.items() if part not in ("device", "error")]
+        table.add_row(f"models of {one['device']}", one.get("error") or ", ".join(parts))
+    missing = found["missing"]
+    verdict = ["Nothing is missing."] if not missing else ["Missing:", *(f"  {line}" for line in missing)]
+    return Group(table, Text(), *(Text(line) for line in verdict))

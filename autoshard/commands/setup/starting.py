@@ -1,0 +1,162 @@
+"""`autoshard init` and `autoshard detect`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autoshard.commands.options import command_options
+from autoshard.console import JsonOption, emit, log
+from autoshard.core.errors import InvalidOptionError
+
+if TYPE_CHECKING:
+    from autoshard.core import TableSet, Topology
+
+
+#: Questions of `autoshard init` by option: what is asked, and the answer when nobody is there to give one.
+_QUESTIONS: Mapping[str, tuple[str, int | float | str]] = {
+    "num_tables": ("Embedding tables", 8),
+    "num_embeddings": ("Rows of each", 100_000),
+    "embedding_dim": ("Columns of each", 64),
+    "pooling_factor": ("Ids per sample of each", 10.0),
+    "batch_size": ("Samples per step over all ranks", 8192),
+    "topology": ("Ranks, as a bundled topology such as cpu-8 or dgx-a100-16", "cpu-8"),
+}
+_ASKED = "asked for"
+
+
+@command_options()
+class InitOptions:
+    """Options of `autoshard init`."""
+
+    folder: Annotated[Path, typer.Argument(help="Folder of the files.", metavar="[FOLDER]")] = Path()
+    num_tables: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Embedding tables.", show_default=_ASKED)
+    ] = None
+    num_embeddings: Annotated[int | None, typer.Option(min=1, help="Rows of each.", show_default=_ASKED)] = None
+    embedding_dim: Annotated[int | None, typer.Option(min=1, help="Columns of each.", show_default=_ASKED)] = None
+    pooling_factor: Annotated[
+        float | None, typer.Option(min=0, help="Mean ids per sample of each.", show_default=_ASKED)
+    ] = None
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples per step over all ranks.", show_default=_ASKED)
+    ] = None
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            help="A bundled topology to start from (`autoshard list topologies`).",
+            show_default=_ASKED,
+        ),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False
+
+    def answers(self) -> Mapping[str, Any]:
+        """Answers to all questions: what was left out is asked for; without a terminal, the usual answers.
+
+        Raises:
+            InvalidOptionError: If an answer is out of its option's range.
+        """
+        given = {name: getattr(self, name) for name in _QUESTIONS}
+        answers = {name: _answer(*_QUESTIONS[name]) if value is None else value for name, value in given.items()}
+        replace(self, **answers)  # checks them
+        return answers
+
+
+def _answer(question: str, usual: float | str) -> Any:
+    if not sys.stdin.isatty():
+        return usual
+    return typer.prompt(question, default=usual, type=type(usual), err=True)
+
+
+def init(options: InitOptions, as_json: JsonOption = False) -> None:
+    """Asks a few questions, then writes a tables.yaml and a topology.yaml with a comment on every field.
+
+    Options answer questions before they are asked; without a terminal, usual answers do. Edit the files, then plan with
+    them.
+
+    Example:
+        autoshard init
+        autoshard plan tables.yaml --topology topology.yaml -o plan.json
+    """
+    from autoshard.formats import load_topology, write_tables, write_topology
+
+    tables_path, topology_path = options.folder / "tables.yaml", options.folder / "topology.yaml"
+    for path in (tables_path, topology_path):
+        if path.exists() and not options.force:
+            raise InvalidOptionError("is there already; --force writes over it", source=str(path))
+    answers = options.answers()
+    tables, topology = _tables(answers), load_topology(answers["topology"])
+    write_tables(tables, tables_path)
+    write_topology(topology, topology_path)
+    result = {"tables": str(tables_path), "topology": str(topology_path)}
+    text = f"Wrote {tables_path} and {topology_path}. Next: autoshard plan {tables_path} --topology {topology_path}"
+    emit(result, text, as_json=as_json)
+
+
+def _tables(answers: Mapping[str, Any]) -> TableSet:
+    from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
+
+    access = AccessProfile.zipf(answers["num_embeddings"], 1.0)
+    return TableSet(
+        batch_size=answers["batch_size"],
+        tables=tuple(
+            EmbeddingTable(
+                name=f"table_{number}",
+                num_embeddings=answers["num_embeddings"],
+                embedding_dim=answers["embedding_dim"],
+                features=(Feature(name=f"feature_{number}", pooling_factor=answers["pooling_factor"]),),
+                access=access,
+            )
+            for number in range(answers["num_tables"])
+        ),
+    )
+
+
+@command_options()
+class DetectOptions:
+    """Options of `autoshard detect`."""
+
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ranks of a machine.", show_default="one for each GPU, or torchrun's, or 1"),
+    ] = None
+    nodes: Annotated[int | None, typer.Option(min=1, help="Machines like this.", show_default="torchrun's, or 1")] = (
+        None
+    )
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write the topology to; .yaml has comments.")
+    ] = None
+
+
+def detect(options: DetectOptions, as_json: JsonOption = False) -> None:
+    """Describes this machine, or those of a torchrun job, as a topology: ranks, memory, links.
+
+    Links are those of the bundled topology nearest to the device; network cards count where the system says how fast
+    they are. Lines on standard error say what was assumed. `autoshard collect --kinds collectives` measures links.
+
+    Example:
+        autoshard detect -o topology.yaml
+        autoshard detect --ranks 8 --nodes 2 -o topology.json
+    """
+    from autoshard.commands.setup.machine import this_machine
+    from autoshard.formats import topology_to_json, write_topology
+
+    topology, notes = this_machine(ranks=options.ranks, nodes=options.nodes)
+    for note in notes:
+        log(note)
+    if options.output is not None:
+        write_topology(topology, options.output)
+        log(f"Wrote {options.output}")
+    emit(topology_to_json(topology), _summary(topology), as_json=as_json)
+
+
+def _summary(topology: Topology) -> str:
+    from autoshard.report.wording import write_bytes
+
+    nodes = "1 machine" if topology.num_nodes == 1 else f"{topology.num_nodes} machines"
+    return f"{topology.world_size} ranks of {topology.device} on {nodes}, {write_bytes(topology.memory_bytes.hbm)} each"

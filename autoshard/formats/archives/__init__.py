@@ -1,0 +1,1 @@
+"""Files of `torch.save`, read as data."""

@@ -1,0 +1,316 @@
+"""The embedding tables of a TorchRec model: of every `EmbeddingBagCollection` and `EmbeddingCollection` in it.
+
+Weights are never read, so models on the meta device do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType, EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollectionInterface,
+    get_embedding_names_by_table,
+)
+from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.itep_embedding_modules import ITEPEmbeddingBagCollection, ITEPEmbeddingCollection
+from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
+from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
+
+from autoshard.core import AccessProfile, Constraints, EmbeddingTable, Feature, Optimizer, Pooling, TableSet, Tier
+from autoshard.core.accepted import FINITE_AT_LEAST_0, WHOLE_AT_LEAST_1
+from autoshard.core.errors import InvalidTableError
+from autoshard.core.quoting import shown
+from autoshard.formats.torchrec.configs import DATA_TYPES, OPTIMIZER_CLASSES, POOLING_TYPES
+from autoshard.formats.torchrec.places import Place, Places
+from autoshard.formats.torchrec.sharding import TIERS, ShardingType
+
+#: Global batch of models that do not say it.
+DEFAULT_BATCH_SIZE = 65_536
+#: Optimizer of tables whose parameters name none.
+DEFAULT_OPTIMIZER = Optimizer.ROWWISE_ADAGRAD
+
+_DTYPES = {data_type: dtype for dtype, data_type in DATA_TYPES.items()}
+_POOLINGS = {pooling_type: pooling for pooling, pooling_type in POOLING_TYPES.items()}
+_OPTIMIZERS: Mapping[type, Optimizer] = {
+    **{kind: optimizer for optimizer, kind in OPTIMIZER_CLASSES.items()},
+    torch.optim.SGD: Optimizer.SGD,
+    torch.optim.Adagrad: Optimizer.ADAGRAD,
+    torch.optim.Adam: Optimizer.ADAM,
+}
+#: Modules whose tables change in ways that a plan does not hold.
+_REFUSED: Mapping[type, str] = {
+    BaseManagedCollisionEmbeddingCollection: "manages collisions of ids",
+    ITEPEmbeddingBagCollection: "prunes rows while it trains",
+    ITEPEmbeddingCollection: "prunes rows while it trains",
+    PECEmbeddingCollection: "shares rows between tables",
+    EmbeddingTower: "is sharded with its interaction as one",
+    EmbeddingTowerCollection: "is sharded with its interaction as one",
+}
+#: Fields of TorchRec's constraints that plans carry; `pooling_factors` and `sharding_types` become the tables' own.
+_UNUSED_CONSTRAINTS = (
+    *("compute_kernels", "min_partition", "cache_params", "enforce_hbm", "stochastic_rounding", "bounds_check_mode"),
+    *("output_dtype", "device_group"),
+)
+_REFUSED_CONSTRAINTS = ("num_poolings", "batch_sizes", "key_value_params", "use_virtual_table")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collection:
+    """One module of tables.
+
+    Attributes:
+        path: Its path in the model.
+        module: The module itself.
+        configs: TorchRec's configs of its tables.
+        tables: Names of the tables in the `TableSet`, one for each config.
+        is_weighted: Whether its lookups are weighted.
+    """
+
+    path: str
+    module: torch.nn.Module
+    configs: tuple[Any, ...]
+    tables: tuple[str, ...]
+    is_weighted: bool
+
+    @property
+    def embedding_names(self) -> list[list[str]]:
+        """Names of the embeddings that it returns, by table: features, with their table where tables share them."""
+        names: list[list[str]] = get_embedding_names_by_table(list(self.configs))
+        return names
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelTables:
+    """The tables of a model.
+
+    Attributes:
+        tables: The tables, module by module.
+        collections: The modules.
+        notes: What of the model the tables do not say, one sentence each.
+    """
+
+    tables: TableSet
+    collections: tuple[Collection, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def places(self) -> Places:
+        """Where each table is."""
+        return {
+            name: Place(collection.path, config.name)
+            for collection in self.collections
+            for name, config in zip(collection.tables, collection.configs, strict=True)
+        }
+
+
+def read_model(
+    model: torch.nn.Module,
+    *,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    pooling_factor: float = 1.0,
+    constraints: Mapping[str, Any] | None = None,
+) -> ModelTables:
+    """The tables of a model, and where they are.
+
+    - Rows, dimension, number format, pooling and features are those of the configs. Tables of one name in several
+      modules are told apart by the modules' paths, features that several tables look up by the tables' names.
+    - The optimizer is the one that `apply_optimizer_in_backward` or a fused module names, else row-wise AdaGrad.
+    - `pooling_factors` of constraints are the mean ids per sample; `sharding_types` forbid the other tiers.
+    - Rows are taken to be looked up alike until traffic is recorded (`autoshard.torchrec.record`).
+
+    Args:
+        model: A module, a model with such modules, or one of a single collection; its weights may be on meta.
+        batch_size: Samples per step over all ranks.
+        pooling_factor: Mean ids per sample of features without constraints.
+        constraints: TorchRec's `ParameterConstraints` by table.
+
+    Raises:
+        InvalidTableError: If there are no tables, or a module, a config or a constraint asks for what plans cannot
+            hold; the field names it.
+    """
+    WHOLE_AT_LEAST_1.check(batch_size, "batch_size", InvalidTableError)
+    FINITE_AT_LEAST_0.check(pooling_factor, "pooling_factor", InvalidTableError)
+    found = _named(list(_collections(model)))
+    known = dict(constraints or {})
+    for name in known.keys() - {config.name for one in found for config in one.configs}:
+        raise InvalidTableError("is no table of the model", field=f"constraints.{name}")
+    feature_names = Counter(name for one in found for config in one.configs for name in config.feature_names)
+    tables = []
+    for one in found:
+        for name, config in zip(one.tables, one.configs, strict=True):
+            constraint = known.get(config.name)
+            factors = _pooling_factors(config, constraint, pooling_factor)
+            features = tuple(
+                Feature(name=feature if feature_names[feature] == 1 else f"{feature}@{name}", pooling_factor=factor)
+                for feature, factor in zip(config.feature_names, factors, strict=True)
+            )
+            tables.append(_table(one, config, name, features, constraint))
+    return ModelTables(
+        tables=TableSet(batch_size=batch_size, tables=tuple(tables)),
+        collections=tuple(found),
+        notes=_notes(found, known),
+    )
+
+
+def fused_optimizer(parameter: Any) -> type | None:
+    """The optimizer class that `apply_optimizer_in_backward` gave a parameter; None if it gave none."""
+    classes = getattr(parameter, "_optimizer_classes", [None])
+    kind: type | None = classes[0]
+    return kind
+
+
+def weight_of(module: Any, table: str) -> Any:
+    """The weights of a table in a module; None where a fused module keeps them elsewhere."""
+    inner = getattr(module, "_embedding_bag_collection", module)
+    tables = getattr(inner, "embedding_bags", None)
+    holders = tables if tables is not None else getattr(inner, "embeddings", {})
+    return getattr(holders[table], "weight", None) if table in holders else None
+
+
+def _collections(model: torch.nn.Module) -> Iterator[Collection]:
+    """Modules of tables, by rising path; those inside one of them are left out."""
+    inner: set[int] = set()
+    for path, module in model.named_modules():
+        if id(module) in inner:
+            continue
+        for kind, reason in _REFUSED.items():
+            if isinstance(module, kind):
+                raise InvalidTableError(
+                    f"{type(module).__name__} {reason}, which plans do not hold", field=path or "model"
+                )
+        is_processed = isinstance(module, FeatureProcessedEmbeddingBagCollection)
+        if not (is_processed or isinstance(module, EmbeddingBagCollectionInterface | EmbeddingCollectionInterface)):
+            continue
+        inner |= {id(part) for part in module.modules()}
+        source: Any = module._embedding_bag_collection if is_processed else module
+        is_bags = isinstance(source, EmbeddingBagCollectionInterface)
+        configs = source.embedding_bag_configs() if is_bags else source.embedding_configs()
+        yield Collection(
+            path=path,
+            module=module,
+            configs=tuple(configs),
+            tables=(),
+            is_weighted=is_bags and bool(source.is_weighted()),
+        )
+
+
+def _named(found: Sequence[Collection]) -> list[Collection]:
+    """The modules with names of their tables that differ over all of them.
+
+    Raises:
+        InvalidTableError: If there are no modules.
+    """
+    if not found:
+        raise InvalidTableError("holds no EmbeddingBagCollection and no EmbeddingCollection", field="model")
+    names = Counter(config.name for one in found for config in one.configs)
+    return [
+        replace(
+            one,
+            tables=tuple(
+                config.name if names[config.name] == 1 else f"{one.path}.{config.name}" for config in one.configs
+            ),
+        )
+        for one in found
+    ]
+
+
+def _table(
+    one: Collection, config: BaseEmbeddingConfig, name: str, features: tuple[Feature, ...], constraint: Any
+) -> EmbeddingTable:
+    field = f"{one.path}.{config.name}" if one.path else config.name
+    for setting, meaning in (
+        ("use_virtual_table", "a virtual table"),
+        ("total_num_buckets", "buckets of managed collisions"),
+        ("num_embeddings_post_pruning", "rows pruned after training"),
+    ):
+        if getattr(config, setting, None):
+            raise InvalidTableError(f"is set: plans do not hold {meaning}", field=f"{field}.{setting}")
+    if config.data_type not in _DTYPES:
+        accepted = ", ".join(str(kind.value) for kind in _DTYPES)
+        got = config.data_type.value if isinstance(config.data_type, DataType) else config.data_type
+        raise InvalidTableError(f"must be one of {accepted}, got {shown(got)}", field=f"{field}.data_type")
+    return EmbeddingTable(
+        name=name,
+        num_embeddings=config.num_embeddings,
+        embedding_dim=config.embedding_dim,
+        features=features,
+        access=AccessProfile.uniform(config.num_embeddings),
+        dtype=_DTYPES[config.data_type],
+        pooling=_pooling(config, field),
+        optimizer=_optimizer(one.module, config, field),
+        constraints=_constraints(constraint, config.name),
+    )
+
+
+def _pooling(config: BaseEmbeddingConfig, field: str) -> Pooling:
+    if not isinstance(config, EmbeddingBagConfig):
+        return Pooling.SEQUENCE
+    if config.pooling not in _POOLINGS:
+        got = config.pooling.value if isinstance(config.pooling, PoolingType) else config.pooling
+        raise InvalidTableError(f"must be SUM or MEAN, got {shown(got)}", field=f"{field}.pooling")
+    return _POOLINGS[config.pooling]
+
+
+def _optimizer(module: Any, config: BaseEmbeddingConfig, field: str) -> Optimizer:
+    kind = module.optimizer_type() if hasattr(module, "optimizer_type") else None
+    kind = kind or fused_optimizer(weight_of(module, config.name))
+    if kind is None:
+        return DEFAULT_OPTIMIZER
+    if kind not in _OPTIMIZERS:
+        accepted = ", ".join(dict.fromkeys(known.__name__ for known in _OPTIMIZERS))
+        raise InvalidTableError(f"must be one of {accepted}, got {kind.__name__}", field=f"{field}.optimizer")
+    return _OPTIMIZERS[kind]
+
+
+def _pooling_factors(config: BaseEmbeddingConfig, constraint: Any, usual: float) -> Sequence[float]:
+    given = getattr(constraint, "pooling_factors", None)
+    num_features = len(config.feature_names)
+    if given is None or (len(given) != num_features and list(given) == [1.0]):  # TorchRec's own default
+        return [usual] * num_features
+    if len(given) != num_features:
+        raise InvalidTableError(
+            f"must be one for each of {num_features} features, got {len(given)}",
+            field=f"constraints.{config.name}.pooling_factors",
+        )
+    return [float(factor) for factor in given]
+
+
+def _constraints(constraint: Any, name: str) -> Constraints:
+    for field in _REFUSED_CONSTRAINTS:
+        if getattr(constraint, field, None):
+            raise InvalidTableError("is set, and plans do not hold it", field=f"constraints.{name}.{field}")
+    types = getattr(constraint, "sharding_types", None)
+    if not types:
+        return Constraints()
+    unknown = [kind for kind in types if kind not in list(ShardingType)]
+    if unknown:
+        raise InvalidTableError(
+            f"must be of {', '.join(ShardingType)}, got {shown(unknown[0])}", field=f"constraints.{name}.sharding_types"
+        )
+    allowed = {TIERS[ShardingType(kind)] for kind in types}
+    return Constraints(forbidden_tiers=tuple(tier for tier in Tier if tier not in allowed))
+
+
+def _notes(collections: Sequence[Collection], constraints: Mapping[str, Any]) -> tuple[str, ...]:
+    notes = ["rows are taken to be looked up alike: record traffic with autoshard.torchrec.record"]
+    weighted = [one.path or "model" for one in collections if one.is_weighted]
+    if weighted:
+        notes.append(f"weights of lookups are not priced: {', '.join(weighted[:8])}")
+    unnamed = sum(
+        fused_optimizer(weight_of(one.module, config.name)) is None and not hasattr(one.module, "optimizer_type")
+        for one in collections
+        for config in one.configs
+    )
+    if unnamed:
+        notes.append(f"{unnamed} tables have no optimizer in their backward pass: taken as {DEFAULT_OPTIMIZER}")
+    unused = [field for field in _UNUSED_CONSTRAINTS if any(getattr(one, field, None) for one in constraints.values())]
+    if unused:
+        notes.append(f"constraints that plans do not keep to: {', '.join(unused)}")
+    return tuple(notes)

@@ -1,0 +1,246 @@
+"""Plans as TorchRec's `ShardingPlan`, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+from autoshard.core import Payload, PlacedShard, ShardingPlan, TableSet, Topology
+from autoshard.core.errors import InvalidPlanError
+from autoshard.core.machine import device_family
+from autoshard.core.quoting import shown
+from autoshard.formats.torchrec.objects import cache_params, parameter_sharding, table_sharding
+from autoshard.formats.torchrec.places import Place, Places, usual_places
+from autoshard.formats.torchrec.sharding import (
+    NotInTorchRecError,
+    ShardingType,
+    TableSharding,
+    refused,
+    sharding_of,
+    shards_of,
+)
+
+#: Kinds of devices whose shards TorchRec places on the host.
+_HOST_DEVICES = ("cpu",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A field of a shard that TorchRec has another value for. None of them changes what is computed.
+
+    Attributes:
+        field: Field of the plan, such as `shards[3].split`.
+        table: The shard's table.
+        planned: Its value in the plan.
+        executed: What TorchRec does.
+    """
+
+    field: str
+    table: str
+    planned: object
+    executed: object
+
+
+def shardings_of(plan: ShardingPlan) -> dict[str, TableSharding]:
+    """What TorchRec's plan says of each table, by name.
+
+    Raises:
+        NotInTorchRecError: At the first part of the plan that TorchRec cannot say.
+    """
+    check_whole(plan)
+    return {name: _sharding(plan, held) for name, held in _held(plan).items()}
+
+
+def check_whole(plan: ShardingPlan) -> None:
+    """Refuses what concerns all tables of a plan: replica groups, and number formats on the wire.
+
+    Raises:
+        NotInTorchRecError: If TorchRec's plans do not have it.
+    """
+    if plan.replica_groups.num_groups > 1 or plan.replica_groups.moment_scale != 1:
+        raise refused("has one replica group and moments as they are", "replica_groups")
+    if plan.payload != Payload():
+        raise refused(f"sends fp32, not {plan.payload.forward} and {plan.payload.backward}", "payload")
+
+
+def refusals(plan: ShardingPlan) -> tuple[NotInTorchRecError, ...]:
+    """Everything of a plan that TorchRec cannot say, table by table; empty if it can say it."""
+    found = []
+    checks: list[Callable[[], object]] = [partial(check_whole, plan)]
+    checks += [partial(_sharding, plan, held) for held in _held(plan).values()]
+    for check in checks:
+        try:
+            check()
+        except NotInTorchRecError as error:
+            found.append(error)
+    return tuple(found)
+
+
+def to_torchrec(plan: ShardingPlan, places: Places | None = None, *, device_type: str | None = None) -> Any:
+    """TorchRec's `ShardingPlan` of a plan, for `DistributedModelParallel`.
+
+    TorchRec carries out some things otherwise than the plan has them, see `changes`.
+
+    Args:
+        plan: The plan.
+        places: Where its tables are in the model; None for `usual_places`.
+        device_type: `cuda` or `cpu`; None for that of the plan's topology.
+
+    Raises:
+        NotInTorchRecError: At the first part of the plan that TorchRec cannot say.
+    """
+    from torchrec.distributed.types import EmbeddingModuleShardingPlan
+    from torchrec.distributed.types import ShardingPlan as TorchRecPlan
+
+    found = usual_places(plan.tables) if places is None else places
+    shardings = shardings_of(plan)
+    modules: dict[str, Any] = {}
+    for table in plan.tables.tables:
+        place = found[table.name]
+        modules.setdefault(place.path, EmbeddingModuleShardingPlan())[place.name] = parameter_sharding(
+            shardings[table.name],
+            device_type=device_type or device_type_of(plan.topology),
+            node_size=plan.topology.local_world_size,
+        )
+    return TorchRecPlan(plan=modules)
+
+
+def from_torchrec(
+    torchrec_plan: Any, tables: TableSet, topology: Topology, places: Places | None = None
+) -> ShardingPlan:
+    """A plan that says what TorchRec's `ShardingPlan` says; without prediction or provenance.
+
+    Args:
+        torchrec_plan: TorchRec's plan: of its planner, of `to_torchrec`, or of a file (`read_stored_plan`).
+        tables: The tables that it is for.
+        topology: The ranks that it is for.
+        places: Where the tables are in the model; None to find them by their names.
+
+    Raises:
+        NotInTorchRecError: If it holds a table as plans cannot say, or in a way that TorchRec trains wrongly.
+        InvalidPlanError: If it lacks a table, has one more, or contradicts itself.
+    """
+    entries = {
+        Place(path, name): entry for path, module in torchrec_plan.plan.items() for name, entry in module.items()
+    }
+    found = _found_places(entries, tables) if places is None else places
+    shards: list[PlacedShard] = []
+    for table in tables.tables:
+        place = found[table.name]
+        entry = entries.pop(place, None)
+        if entry is None:
+            raise InvalidPlanError(f"has no table {shown(table.name)}", field=_field(place))
+        sharding = table_sharding(
+            entry, table.num_embeddings, table.embedding_dim, world_size=topology.world_size, field=_field(place)
+        )
+        shards += shards_of(table, sharding, world_size=topology.world_size, field=_field(place))
+    if entries:
+        raise InvalidPlanError("is none of the tables", field=_field(min(entries)))
+    return ShardingPlan(tables=tables, topology=topology, shards=tuple(shards))
+
+
+def as_executed(plan: ShardingPlan) -> ShardingPlan:
+    """The plan as TorchRec carries it out: rows in blocks, sums of rows that all ranks hold by reduce-scatter.
+
+    Raises:
+        NotInTorchRecError: At the first part of the plan that TorchRec cannot say.
+    """
+    shardings = shardings_of(plan)
+    shards: list[PlacedShard] = []
+    for table in plan.tables.tables:
+        shards += shards_of(
+            table, shardings[table.name], world_size=plan.topology.world_size, field=f"tables.{table.name}"
+        )
+    return replace(plan, shards=tuple(shards), row_orders={}, predicted=None)
+
+
+def changes(plan: ShardingPlan) -> tuple[Change, ...]:
+    """What TorchRec carries out otherwise than a plan has it, shard by shard.
+
+    Raises:
+        NotInTorchRecError: At the first part of the plan that TorchRec cannot say.
+    """
+    executed = {(one.shard.table.name, one.shard.columns): one for one in as_executed(plan).shards}
+    found = []
+    for index, placed in enumerate(plan.shards):
+        other = executed[placed.shard.table.name, placed.shard.columns]
+        for field in fields(PlacedShard):
+            before, after = getattr(placed, field.name), getattr(other, field.name)
+            if field.name == "shard":
+                before, after = placed.shard.rows.by, other.shard.rows.by
+            if before != after:
+                found.append(
+                    Change(
+                        field=f"shards[{index}].{'rows.by' if field.name == 'shard' else field.name}",
+                        table=placed.shard.table.name,
+                        planned=before,
+                        executed=after,
+                    )
+                )
+    return tuple(found)
+
+
+def parameter_constraints(plan: ShardingPlan) -> dict[str, Any]:
+    """`ParameterConstraints` by which TorchRec's planner holds every table as a plan does, ranks left to it.
+
+    Raises:
+        NotInTorchRecError: At the first part of the plan that TorchRec cannot say.
+    """
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    shardings = shardings_of(plan)
+    made = {}
+    for table in plan.tables.tables:
+        sharding = shardings[table.name]
+        first, last = sharding.blocks[0].columns
+        is_cut = sharding.sharding_type in (ShardingType.COLUMN_WISE, ShardingType.GRID_SHARD)
+        made[table.name] = ParameterConstraints(
+            sharding_types=[sharding.sharding_type.value],
+            compute_kernels=[sharding.kernel.value],
+            min_partition=last - first if is_cut else None,
+            pooling_factors=[feature.pooling_factor for feature in table.features],
+            cache_params=cache_params(sharding),
+            feature_names=[feature.name for feature in table.features],
+        )
+    return made
+
+
+def device_type_of(topology: Topology) -> str:
+    """TorchRec's `cpu` or `cuda` for the ranks of a topology."""
+    return "cpu" if device_family(topology.device) in _HOST_DEVICES else "cuda"
+
+
+def _held(plan: ShardingPlan) -> dict[str, list[int]]:
+    """Places in the plan of each table's shards."""
+    held: dict[str, list[int]] = {table.name: [] for table in plan.tables.tables}
+    for index, placed in enumerate(plan.shards):
+        held[placed.shard.table.name].append(index)
+    return held
+
+
+def _sharding(plan: ShardingPlan, held: Sequence[int]) -> TableSharding:
+    topology = plan.topology
+    return sharding_of(
+        [plan.shards[index] for index in held],
+        world_size=topology.world_size,
+        node_size=topology.local_world_size,
+        field=f"shards[{held[0]}]",
+    )
+
+
+def _found_places(entries: Mapping[Place, Any], tables: TableSet) -> Places:
+    found: dict[str, Place] = {}
+    for place in entries:
+        if place.name in found:
+            raise InvalidPlanError(
+                f"has two tables {shown(place.name)}, in {shown(found[place.name].path)} and {shown(place.path)}; give "
+                "the model that it is for"
+            )
+        found[place.name] = place
+    return {table.name: found.get(table.name, Place("", table.name)) for table in tables.tables}
+
+
+def _field(place: Place) -> str:
+    return f"{place.path}.{place.name}" if place.path else place.name

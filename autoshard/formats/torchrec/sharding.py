@@ -1,0 +1,323 @@
+"""How TorchRec holds one table: the same as placed shards say it, as far as TorchRec can.
+
+This module imports neither torch nor TorchRec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from autoshard.core import (
+    Collective,
+    EmbeddingTable,
+    Exchange,
+    GradSync,
+    MemoryLevel,
+    MemoryPlacement,
+    PlacedShard,
+    Pooling,
+    RowRange,
+    Shard,
+    Tier,
+)
+from autoshard.core.errors import InvalidPlanError
+from autoshard.core.quoting import shown
+
+
+class ShardingType(StrEnum):
+    """TorchRec's sharding types of training."""
+
+    TABLE_WISE = "table_wise"
+    COLUMN_WISE = "column_wise"
+    TABLE_COLUMN_WISE = "table_column_wise"
+    ROW_WISE = "row_wise"
+    TABLE_ROW_WISE = "table_row_wise"
+    GRID_SHARD = "grid_shard"
+    DATA_PARALLEL = "data_parallel"
+
+
+#: How the shards of each sharding type are held.
+TIERS = {
+    ShardingType.TABLE_WISE: Tier.TABLE_WISE,
+    ShardingType.COLUMN_WISE: Tier.TABLE_WISE,
+    ShardingType.TABLE_COLUMN_WISE: Tier.TABLE_WISE,
+    ShardingType.ROW_WISE: Tier.ROW_WISE,
+    ShardingType.TABLE_ROW_WISE: Tier.TABLE_ROW_WISE,
+    ShardingType.GRID_SHARD: Tier.TABLE_ROW_WISE,
+    ShardingType.DATA_PARALLEL: Tier.DATA_PARALLEL,
+}
+
+
+class ComputeKernel(StrEnum):
+    """TorchRec's compute kernels that plans have."""
+
+    DENSE = "dense"
+    FUSED = "fused"
+    FUSED_UVM = "fused_uvm"
+    FUSED_UVM_CACHING = "fused_uvm_caching"
+
+
+class NotInTorchRecError(InvalidPlanError):
+    """A plan, or a part of it, that TorchRec has no words for; made by `refused`."""
+
+    @property
+    def reason(self) -> str:
+        """What TorchRec does, and what the plan has instead."""
+        return self.message.removeprefix("TorchRec ")
+
+
+def refused(reason: str, field: str) -> NotInTorchRecError:
+    """The error of a plan that TorchRec cannot say.
+
+    Args:
+        reason: What TorchRec does, and what the plan has instead; follows the word TorchRec.
+        field: Field of the plan.
+    """
+    return NotInTorchRecError(f"TorchRec {reason}", field=field)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Rows and columns of a table on one rank, ends excluded."""
+
+    rank: int
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSharding:
+    """A table's entry in a TorchRec plan.
+
+    Attributes:
+        sharding_type: How it is cut.
+        blocks: What the ranks hold, columns by columns and there by rising rows; of a data-parallel table, one for each
+            rank.
+        kernel: What looks rows up and updates them.
+        cache_load_factor: Rows of the cache over those of a rank, with the kernel `fused_uvm_caching`; else None.
+        cache_policy: Which rows that cache evicts: `lru` or `lfu`.
+        cache_dtype: Number format of cached rows; None for the table's.
+    """
+
+    sharding_type: ShardingType
+    blocks: tuple[Block, ...]
+    kernel: ComputeKernel = ComputeKernel.FUSED
+    cache_load_factor: float | None = None
+    cache_policy: str = "lru"
+    cache_dtype: str | None = None
+
+
+def row_blocks(num_rows: int, num_ranks: int) -> list[tuple[int, int]]:
+    """TorchRec's blocks of rows, `ceil(rows / ranks)` each; the last ones have fewer, or none.
+
+    Source:
+        TorchRec 1.8, `calculate_shard_sizes_and_offsets`.
+    """
+    size = -(-num_rows // num_ranks)
+    return [(min(rank * size, num_rows), min((rank + 1) * size, num_rows)) for rank in range(num_ranks)]
+
+
+def sharding_of(shards: Sequence[PlacedShard], *, world_size: int, node_size: int, field: str) -> TableSharding:
+    """TorchRec's entry of the table that some placed shards make.
+
+    TorchRec deals rows in blocks to ranks in rising order, whatever split the shards name, and owners send sums of
+    pooled tables, never rows: that changes where a row is and what travels, and nothing that is computed.
+
+    Args:
+        shards: All shards of one table.
+        world_size: Ranks.
+        node_size: Ranks of a node.
+        field: Field of the plan that holds the first of them, for errors.
+
+    Raises:
+        NotInTorchRecError: If TorchRec has no sharding type that says it.
+    """
+    ordered = sorted(shards, key=lambda one: one.shard.columns)
+    _check_cut(ordered, field)
+    kernel = _kernel(ordered, field)
+    if len(ordered[0].replicas) > 1:
+        return _data_parallel(ordered, world_size, field)
+    table = ordered[0].shard.table
+    ranks_of = [tuple(sorted(placed.replicas[0])) for placed in ordered]
+    sharding_type = _sharding_type(ordered, ranks_of, world_size, node_size, field)
+    blocks = tuple(
+        Block(rank=rank, rows=rows, columns=placed.shard.columns)
+        for placed, ranks in zip(ordered, ranks_of, strict=True)
+        for rank, rows in zip(ranks, row_blocks(table.num_embeddings, len(ranks)), strict=True)
+    )
+    memory, load_factor = ordered[0].memory, None
+    if kernel is ComputeKernel.FUSED_UVM_CACHING:
+        load_factor = memory.cache_bytes / _held_bytes(table, blocks)
+        if load_factor > 1:
+            raise refused(f"caches at most all rows of a rank; {shown(table.name)} has more", field)
+    return TableSharding(
+        sharding_type=sharding_type,
+        blocks=blocks,
+        kernel=kernel,
+        cache_load_factor=load_factor,
+        cache_policy=memory.policy if load_factor is not None else "lru",
+        cache_dtype=memory.cache_dtype if load_factor is not None else None,
+    )
+
+
+def shards_of(
+    table: EmbeddingTable, sharding: TableSharding, *, world_size: int, field: str
+) -> tuple[PlacedShard, ...]:
+    """The placed shards that say what TorchRec does with a table.
+
+    Pooled tables whose rows are split over all ranks send their sums by reduce-scatter, as TorchRec does.
+
+    Args:
+        table: The table.
+        sharding: Its entry in TorchRec's plan.
+        world_size: Ranks.
+        field: Place in that plan, for errors.
+
+    Raises:
+        NotInTorchRecError: If the entry does not hold the table as its sharding type says, or by a kernel that is no
+            fused one.
+    """
+    if sharding.sharding_type is ShardingType.DATA_PARALLEL:
+        return (_replicated(table, world_size),)
+    if sharding.kernel is ComputeKernel.DENSE:
+        raise refused("must train the table in a fused kernel, got dense", f"{field}.compute_kernel")
+    by_columns: dict[tuple[int, int], list[Block]] = {}
+    for block in sharding.blocks:
+        by_columns.setdefault(block.columns, []).append(block)
+    _check_tiled(table, by_columns, field)
+    shards = []
+    for columns, blocks in sorted(by_columns.items()):
+        ranks = tuple(block.rank for block in blocks)
+        expected = row_blocks(table.num_embeddings, len(ranks))
+        if [block.rows for block in blocks] != expected:
+            raise refused(
+                f"routes ids by equal blocks of rows, {expected[0][1]} each; other blocks are trained wrongly",
+                f"{field}.sharding_spec",
+            )
+        shards.append(_placed(table, columns, ranks, sharding, world_size))
+    return tuple(shards)
+
+
+def _check_cut(shards: Sequence[PlacedShard], field: str) -> None:
+    name = shown(shards[0].shard.table.name)
+    if not all(one.shard.num_embeddings == one.shard.table.num_embeddings for one in shards):
+        raise refused(f"splits all rows of a table alike; {name} has several ranges of rows", field)
+    if len({one.shard.embedding_dim for one in shards}) > 1:
+        raise refused(f"cuts columns evenly; {name} has shards of several widths", field)
+
+
+def _kernel(shards: Sequence[PlacedShard], field: str) -> ComputeKernel:
+    """The compute kernel for the shards' memory."""
+    name, memory = shown(shards[0].shard.table.name), shards[0].memory
+    if any(one.memory != memory for one in shards):
+        raise refused(f"keeps all of a table in one memory; {name} is in several", f"{field}.memory")
+    if memory.level is MemoryLevel.SSD:
+        raise refused(
+            f"keeps rows on disks by settings that a plan lacks (KeyValueParams); {name} is on ssd",
+            f"{field}.memory",
+        )
+    if memory.level is MemoryLevel.HBM:
+        if memory.cache_bytes:
+            raise refused(f"caches rows of host memory; {name} is in hbm with a cache", f"{field}.memory")
+        return ComputeKernel.FUSED
+    return ComputeKernel.FUSED_UVM_CACHING if memory.cache_bytes else ComputeKernel.FUSED_UVM
+
+
+def _data_parallel(shards: Sequence[PlacedShard], world_size: int, field: str) -> TableSharding:
+    placed, name = shards[0], shown(shards[0].shard.table.name)
+    everywhere = len(placed.replicas) == world_size and all(len(replica) == 1 for replica in placed.replicas)
+    if len(shards) > 1 or not everywhere:
+        raise refused(f"holds a table once, or whole on all ranks; {name} has replicas", field)
+    if placed.memory != MemoryPlacement():
+        raise refused(f"keeps data-parallel tables in hbm; {name} is elsewhere", f"{field}.memory")
+    rows, columns = (0, placed.shard.num_embeddings), placed.shard.columns
+    blocks = tuple(Block(rank=rank, rows=rows, columns=columns) for rank in range(world_size))
+    return TableSharding(sharding_type=ShardingType.DATA_PARALLEL, blocks=blocks, kernel=ComputeKernel.DENSE)
+
+
+def _sharding_type(
+    shards: Sequence[PlacedShard], ranks_of: Sequence[tuple[int, ...]], world_size: int, node_size: int, field: str
+) -> ShardingType:
+    table, ranks = shards[0].shard.table, ranks_of[0]
+    if all(len(one) == 1 for one in ranks_of):
+        return ShardingType.TABLE_WISE if len(shards) == 1 else ShardingType.COLUMN_WISE
+    if len(shards) == 1 and len(ranks) == world_size:
+        return ShardingType.ROW_WISE
+    for one in ranks_of:
+        first = one[0] - one[0] % node_size
+        if one != tuple(range(first, first + node_size)):
+            raise refused(
+                f"splits rows over all ranks or those of a node; {shown(table.name)} is split over ranks "
+                f"{', '.join(map(str, one))} of {world_size}",
+                field,
+            )
+    if table.pooling is Pooling.SEQUENCE:
+        raise refused(f"splits rows of sequence tables over all ranks; {shown(table.name)} is split over a node", field)
+    if len(shards) == 1:
+        return ShardingType.TABLE_ROW_WISE
+    if len({one[0] for one in ranks_of}) < len(shards):
+        raise refused(
+            f"puts each part of the columns on a node of its own; {shown(table.name)} has several on one", field
+        )
+    return ShardingType.GRID_SHARD
+
+
+def _replicated(table: EmbeddingTable, world_size: int) -> PlacedShard:
+    """A data-parallel table, whose dense gradients DistributedDataParallel sums."""
+    if world_size == 1:
+        return PlacedShard.table_wise(Shard.whole(table), 0)
+    return PlacedShard(
+        shard=Shard.whole(table),
+        tier=Tier.DATA_PARALLEL,
+        replicas=tuple((rank,) for rank in range(world_size)),
+        exchange=Exchange.ROWS if table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS,
+        grad_sync=GradSync.DENSE,
+    )
+
+
+def _placed(
+    table: EmbeddingTable, columns: tuple[int, int], ranks: tuple[int, ...], sharding: TableSharding, world_size: int
+) -> PlacedShard:
+    is_summed = table.pooling is not Pooling.SEQUENCE
+    over_all = len(ranks) == world_size > 1
+    tier = Tier.TABLE_WISE if len(ranks) == 1 else Tier.ROW_WISE if over_all else Tier.TABLE_ROW_WISE
+    return PlacedShard(
+        shard=Shard(table=table, rows=RowRange(start=0, stop=table.num_embeddings), columns=columns),
+        tier=tier,
+        replicas=(ranks,),
+        exchange=Exchange.PARTIAL_SUMS if is_summed else Exchange.ROWS,
+        collective=Collective.REDUCE_SCATTER if over_all and is_summed else Collective.ALL_TO_ALL,
+        memory=_memory(table, sharding),
+    )
+
+
+def _memory(table: EmbeddingTable, sharding: TableSharding) -> MemoryPlacement:
+    if sharding.kernel is ComputeKernel.FUSED:
+        return MemoryPlacement()
+    if sharding.cache_load_factor is None:
+        return MemoryPlacement(level=MemoryLevel.DDR)
+    return MemoryPlacement(
+        level=MemoryLevel.DDR,
+        cache_bytes=round(sharding.cache_load_factor * _held_bytes(table, sharding.blocks)),
+        policy=sharding.cache_policy,
+        cache_dtype=type(table.dtype)(sharding.cache_dtype) if sharding.cache_dtype else None,
+    )
+
+
+def _held_bytes(table: EmbeddingTable, blocks: Sequence[Block]) -> int:
+    """Bytes of weights of the largest block, in the table's number format."""
+    (start, stop), (first, last) = blocks[0].rows, blocks[0].columns
+    return (stop - start) * (last - first) * table.dtype.num_bytes
+
+
+def _check_tiled(table: EmbeddingTable, by_columns: dict[tuple[int, int], list[Block]], field: str) -> None:
+    """Checks that the parts of the columns stand side by side and are all there are."""
+    ordered = [(0, 0), *sorted(by_columns), (table.embedding_dim, table.embedding_dim)]
+    if any(before[1] != after[0] for before, after in pairwise(ordered)):
+        raise refused(
+            f"must hold columns [0, {table.embedding_dim}) once, got {sorted(by_columns)[:8]}",
+            f"{field}.sharding_spec",
+        )

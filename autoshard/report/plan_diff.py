@@ -1,0 +1,332 @@
+"""How two plans differ: their tasks, how each table is held, what ranks would have to receive, what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from autoshard.core import CostBreakdown, EmbeddingTable, Estimate, PlacedShard, RowsBy, ShardingPlan, Split
+from autoshard.core.step import StepPart
+from autoshard.report.wording import write_columns, write_ranks, write_rows
+
+
+class Change(StrEnum):
+    """How a table differs."""
+
+    ADDED = "added"
+    """Only the second plan has it."""
+    REMOVED = "removed"
+    """Only the first plan has it."""
+    RESIZED = "resized"
+    """It has other rows, columns, number format or optimizer: nothing that ranks hold of it can stay."""
+    RESHARDED = "resharded"
+    """It is cut or dealt otherwise, or its vectors travel otherwise."""
+    MOVED = "moved"
+    """It is cut alike, on other ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableChange:
+    """A table that the plans hold differently.
+
+    Attributes:
+        table: Its name.
+        change: How it differs.
+        before: How the first plan holds it, in words; empty without it.
+        after: How the second one does.
+        received_bytes: Bytes of weights and optimizer states that ranks hold after it and not before, all replicas
+            together.
+    """
+
+    table: str
+    change: Change
+    before: str
+    after: str
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueChange:
+    """A figure or a word that differs, as JSON values; None where a plan has none."""
+
+    name: str
+    before: object
+    after: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankChange:
+    """A rank whose predicted kernel time or memory differs; None where a plan has no such rank, or no prediction."""
+
+    rank: int
+    kernel_ms_before: float | None
+    kernel_ms_after: float | None
+    hbm_bytes_before: int | None
+    hbm_bytes_after: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDiff:
+    """The differences from one plan to another.
+
+    Attributes:
+        task: What differs of the tasks and of how the plans were made: batch, ranks, device, planner, options.
+        step_ms_before: Predicted step of the first plan; None without a prediction.
+        step_ms_after: That of the second one.
+        is_within_intervals: Whether both steps' 90% intervals overlap, so that the models cannot tell which is faster;
+            None without both.
+        parts: Predicted parts of the step, in ms, those that differ.
+        tables: Tables that differ, those with the most bytes to receive first.
+        num_alike: Tables that both hold alike.
+        ranks: Ranks that differ, in their order; those of one replica group.
+        received_bytes: Bytes that ranks would have to receive to get from the first plan to the second.
+    """
+
+    task: tuple[ValueChange, ...]
+    step_ms_before: Estimate | None
+    step_ms_after: Estimate | None
+    is_within_intervals: bool | None
+    parts: tuple[ValueChange, ...]
+    tables: tuple[TableChange, ...]
+    num_alike: int
+    ranks: tuple[RankChange, ...]
+    received_bytes: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.task or self.parts or self.tables or self.ranks)
+
+
+def diff_plans(before: ShardingPlan, after: ShardingPlan) -> PlanDiff:
+    """Compares two plans.
+
+    Tables are the same if their names are. Bytes to receive are counted for each rank of the world: a rank receives
+    what it holds after and not before. Where rows are dealt in two different ways, the rows that stay are those
+    expected of independent dealing; rows by id and rows by access rank are taken as independent, too.
+
+    Args:
+        before: A valid plan.
+        after: Another one.
+    """
+    held_before, held_after = _by_table(before), _by_table(after)
+    changes = []
+    for name in held_before | held_after:
+        change = _table_change(name, held_before.get(name, ()), held_after.get(name, ()), before, after)
+        if change is not None:
+            changes.append(change)
+    changes.sort(key=lambda one: -one.received_bytes)
+    first, second = before.predicted, after.predicted
+    return PlanDiff(
+        task=tuple(_differing(_task(before), _task(after))),
+        step_ms_before=first.step_ms if first else None,
+        step_ms_after=second.step_ms if second else None,
+        is_within_intervals=_overlaps(first.step_ms, second.step_ms) if first and second else None,
+        parts=tuple(_differing(_parts(first), _parts(second))),
+        tables=tuple(changes),
+        num_alike=len(held_before | held_after) - len(changes),
+        ranks=tuple(_rank_changes(first, second)),
+        received_bytes=sum(change.received_bytes for change in changes),
+    )
+
+
+def _by_table(plan: ShardingPlan) -> dict[str, list[PlacedShard]]:
+    found: dict[str, list[PlacedShard]] = {table.name: [] for table in plan.tables.tables}
+    for placed in plan.shards:
+        found[placed.shard.table.name].append(placed)
+    return found
+
+
+def _task(plan: ShardingPlan) -> dict[str, object]:
+    groups, source = plan.replica_groups, plan.provenance
+    return {
+        "batch_size": plan.tables.batch_size,
+        "device": plan.topology.device,
+        "num_ranks": plan.topology.world_size,
+        "hbm_bytes": plan.topology.memory_bytes.hbm,
+        "num_groups": groups.num_groups,
+        "group_layout": groups.layout.value if groups.num_groups > 1 else None,
+        "sync_every": groups.sync_every if groups.num_groups > 1 else None,
+        "payload": str(plan.payload),
+        "planner": source.planner if source else None,
+        "seed": source.seed if source else None,
+        "version": source.version if source else None,
+        **({f"options.{name}": value for name, value in source.options.items()} if source else {}),
+        "cost_model": plan.predicted.cost_model if plan.predicted else None,
+    }
+
+
+def _parts(predicted: CostBreakdown | None) -> dict[str, object]:
+    if predicted is None:
+        return {}
+    parts: dict[str, object] = {part.value: estimate.value for part, estimate in predicted.parts.items()}
+    parts.pop(StepPart.DENSE.value, None)
+    return {
+        **parts,
+        "dense_layers": predicted.dense_ms,
+        "sync": predicted.sync_ms,
+        "max_kernel": predicted.max_kernel_ms,
+    }
+
+
+def _differing(before: Mapping[str, object], after: Mapping[str, object]) -> Iterator[ValueChange]:
+    for name in {**before, **after}:
+        if before.get(name) != after.get(name):
+            yield ValueChange(name=name, before=before.get(name), after=after.get(name))
+
+
+def _overlaps(first: Estimate, second: Estimate) -> bool:
+    return first.low <= second.high and second.low <= first.high
+
+
+def _rank_changes(before: CostBreakdown | None, after: CostBreakdown | None) -> Iterator[RankChange]:
+    first, second = (tuple(one.ranks) if one else () for one in (before, after))
+    for rank in range(max(len(first), len(second))):
+        old, new = (found[rank] if rank < len(found) else None for found in (first, second))
+        if old is None or new is None or (old.kernel_ms, old.hbm_bytes) != (new.kernel_ms, new.hbm_bytes):
+            yield RankChange(
+                rank=rank,
+                kernel_ms_before=old.kernel_ms if old else None,
+                kernel_ms_after=new.kernel_ms if new else None,
+                hbm_bytes_before=old.hbm_bytes if old else None,
+                hbm_bytes_after=new.hbm_bytes if new else None,
+            )
+
+
+def _table_change(
+    name: str,
+    held_before: Sequence[PlacedShard],
+    held_after: Sequence[PlacedShard],
+    before: ShardingPlan,
+    after: ShardingPlan,
+) -> TableChange | None:
+    """How a table differs; None if both plans hold it alike."""
+    if _world(before) == _world(after) and _layouts(held_before) == _layouts(held_after):
+        return None
+    change = _kind(held_before, held_after)
+    kept = {} if change is Change.RESIZED else _pieces(held_before, before)
+    received = 0.0
+    for rank, pieces in _pieces(held_after, after).items():
+        known = kept.get(rank, ())
+        received += sum(piece.num_bytes - sum(piece.shared_bytes(other) for other in known) for piece in pieces)
+    return TableChange(
+        table=name,
+        change=change,
+        before=_text(held_before),
+        after=_text(held_after),
+        received_bytes=round(received),
+    )
+
+
+def _world(plan: ShardingPlan) -> tuple[object, ...]:
+    return plan.replica_groups, plan.topology.world_size
+
+
+def _layouts(held: Sequence[PlacedShard]) -> list[tuple[object, ...]]:
+    """All of a table's shards with their ranks, and its size."""
+    return [(*_cut(placed), placed.replicas, placed.fetch, *_size(placed.shard.table)) for placed in held]
+
+
+def _kind(before: Sequence[PlacedShard], after: Sequence[PlacedShard]) -> Change:
+    if not before or not after:
+        return Change.REMOVED if before else Change.ADDED
+    if _size(before[0].shard.table) != _size(after[0].shard.table):
+        return Change.RESIZED
+    cuts = [[_cut(placed) for placed in held] for held in (before, after)]
+    return Change.MOVED if cuts[0] == cuts[1] else Change.RESHARDED
+
+
+def _size(table: EmbeddingTable) -> tuple[object, ...]:
+    return table.num_embeddings, table.embedding_dim, table.dtype, table.optimizer
+
+
+def _cut(placed: PlacedShard) -> tuple[object, ...]:
+    """All of a shard's layout but its ranks."""
+    return (
+        *(placed.shard.rows, placed.shard.columns, placed.tier, tuple(map(len, placed.replicas))),
+        *(placed.split, placed.exchange, placed.collective, placed.deduplicate, placed.grad_sync, placed.memory),
+    )
+
+
+def _text(held: Sequence[PlacedShard]) -> str:
+    """`row wise on 0-7`, with rows and columns where a table is cut."""
+    texts = []
+    for placed in held:
+        cuts = [("rows", write_rows(placed.shard)), ("columns", write_columns(placed.shard))]
+        parts = "".join(f", {what} {which}" for what, which in cuts if which != "all")
+        texts.append(f"{placed.tier.value.replace('_', ' ')} on {write_ranks(placed)}{parts}")
+    return "; ".join(texts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What one rank holds of a shard: rows [start, stop), or one of several shares of them, and columns."""
+
+    by: RowsBy
+    start: float
+    stop: float
+    columns: tuple[int, int]
+    num_rows: int
+    """Rows of the table."""
+    bytes_per_cell: float
+    dealing: tuple[Split, int, int] | None = None
+    """How rows are dealt, among how many ranks and to which of them; None for all rows of the range."""
+
+    @property
+    def num_bytes(self) -> float:
+        return self._bytes(self.stop - self.start, self.columns[1] - self.columns[0]) / self._num_shares
+
+    def shared_bytes(self, other: _Piece) -> float:
+        """Bytes of this piece that the other holds, too."""
+        columns = min(self.columns[1], other.columns[1]) - max(self.columns[0], other.columns[0])
+        if self.by is other.by:
+            rows = min(self.stop, other.stop) - max(self.start, other.start)
+        else:
+            rows = (self.stop - self.start) * (other.stop - other.start) / self.num_rows
+        if columns <= 0 or rows <= 0:
+            return 0.0
+        if self.dealing == other.dealing:
+            return self._bytes(rows, columns) / self._num_shares
+        if self.dealing is not None and other.dealing is not None and self.dealing[:2] == other.dealing[:2]:
+            return 0.0  # different shares of one dealing
+        return self._bytes(rows, columns) / (self._num_shares * other._num_shares)
+
+    @property
+    def _num_shares(self) -> int:
+        return 1 if self.dealing is None else self.dealing[1]
+
+    def _bytes(self, rows: float, columns: int) -> float:
+        return rows * columns * self.bytes_per_cell
+
+
+def _pieces(held: Sequence[PlacedShard], plan: ShardingPlan) -> dict[int, list[_Piece]]:
+    """What the ranks of the world hold of a table."""
+    found: dict[int, list[_Piece]] = {}
+    for placed in held:
+        for ranks in placed.replicas:
+            for position, rank in enumerate(ranks):
+                piece = _piece(placed, position, len(ranks))
+                for world_rank in plan.replica_groups.world_ranks(rank, plan.topology):
+                    found.setdefault(world_rank, []).append(piece)
+    return found
+
+
+def _piece(placed: PlacedShard, position: int, num_ranks: int) -> _Piece:
+    shard = placed.shard
+    start, stop = float(shard.rows.start), float(shard.rows.stop)
+    dealing = None
+    if num_ranks > 1 and placed.split is Split.BLOCK:
+        size = -(-shard.num_embeddings // num_ranks)
+        start, stop = min(start + position * size, stop), min(start + (position + 1) * size, stop)
+    elif num_ranks > 1:
+        dealing = (placed.split, num_ranks, position)
+    return _Piece(
+        shard.rows.by,
+        start,
+        stop,
+        shard.columns,
+        shard.table.num_embeddings,
+        shard.storage_bytes / (shard.num_embeddings * shard.embedding_dim),
+        dealing,
+    )

@@ -1,0 +1,205 @@
+"""Models of TorchRec whose tables run on autoshard's engine, by any plan.
+
+Shape suffixes: F features, B samples of the local batch, N rows, D embedding dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchrec import KeyedJaggedTensor
+
+from autoshard.core import Constraints, ShardingPlan
+from autoshard.core.errors import InputError, InvalidPlanError
+from autoshard.core.quoting import shown
+from autoshard.formats.torchrec.modules import Collection, read_model, weight_of
+from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, as_keyed
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.state import TableState
+
+#: FBGEMM's own, which TorchRec leaves as it is.
+_EPS = 1e-8
+
+
+class ShardedCollection(torch.nn.Module):
+    """One of TorchRec's modules of tables on autoshard's engine: takes what it takes and returns what it returns.
+
+    Args:
+        collection: The module.
+        plan: A plan of its tables, and of no others.
+        settings: Learning rate, epsilon and seed.
+        options: Of `ShardedEmbeddings`.
+
+    Raises:
+        InputError: If its lookups are weighted, or it returns ids with the embeddings.
+    """
+
+    def __init__(self, collection: Collection, plan: ShardingPlan, settings: FusedSettings, **options: Any) -> None:
+        super().__init__()
+        field = collection.path or "model"
+        if collection.is_weighted:
+            raise InputError("weighted lookups are not executed", field=field)
+        if getattr(collection.module, "need_indices", bool)():
+            raise InputError("embeddings are returned without ids; set need_indices=False", field=field)
+        self.embeddings = ShardedEmbeddings(plan, settings, **options)
+        self._wanted = [name for config in collection.configs for name in config.feature_names]
+        given = [name for names in collection.embedding_names for name in names]
+        self._names = dict(zip(self.embeddings.feature_names, given, strict=True))
+        for table, config in zip(collection.tables, collection.configs, strict=True):
+            weights_ND = weight_of(collection.module, config.name)
+            if weights_ND is not None and not weights_ND.is_meta:
+                self.embeddings.load_weights(table, weights_ND)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedEmbeddings:
+        """Embeddings of the local batch, as the module returns them; weights of lookups are left aside, as there.
+
+        Raises:
+            InputError: If the batch lacks a feature, or has batches of several sizes.
+        """
+        if features.variable_stride_per_key():
+            raise InputError("batches of several sizes (VBE) are not executed", field="features")
+        place = {name: index for index, name in enumerate(features.keys())}
+        missing = [name for name in self._wanted if name not in place]
+        if missing:
+            raise InputError(f"has no feature {shown(missing[0])}", field="features")
+        if list(features.keys()) != self._wanted:
+            features = features.permute([place[name] for name in self._wanted])
+        batch = BatchOfIds(features.lengths().view(len(self._wanted), -1), features.values())
+        embedded = self.embeddings(batch)
+        assert isinstance(embedded, Embedded)
+        return as_keyed(embedded, batch, self.embeddings.owners.tables, self._names)
+
+
+class ShardedModel(torch.nn.Module):
+    """A model whose tables are sharded; made by `shard`.
+
+    Attributes:
+        module: The model; in `DistributedDataParallel` where it has parameters of its own and there are several
+            processes.
+        collections: Its modules of tables by path.
+    """
+
+    def __init__(self, module: torch.nn.Module, collections: Mapping[str, ShardedCollection]) -> None:
+        super().__init__()
+        self.module = module
+        self.collections = dict(collections)
+        self._collection_of = {
+            table.name: one for one in collections.values() for table in one.embeddings.owners.tables.tables
+        }
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns."""
+        return self.module(*args, **kwargs)
+
+    def end_step(self) -> None:
+        """Ends a training step: plans with several replica groups average them. All processes call it."""
+        for one in self.collections.values():
+            one.embeddings.end_step()
+
+    def table_state(self, name: str) -> TableState:
+        """Weights and moments of a table, by its name in the plan, on every process. All processes call it."""
+        return self._collection_of[name].embeddings.table_state(name)
+
+    def close(self) -> None:
+        """Lets go of the tables."""
+        for one in self.collections.values():
+            one.embeddings.close()
+
+
+def shard(
+    model: torch.nn.Module,
+    plan: ShardingPlan,
+    *,
+    learning_rate: float | None = None,
+    eps: float | None = None,
+    seed: int = 0,
+    group: dist.ProcessGroup | None = None,
+    device: torch.device | None = None,
+    row_orders: Mapping[str, torch.Tensor] | None = None,
+) -> ShardedModel:
+    """Puts the tables of a model on autoshard's engine by any plan, in place of `DistributedModelParallel`.
+
+    The tables' modules are replaced in the model; what they return has the types that they returned. The optimizer runs
+    in the backward pass, by the plan's optimizer of each table. Weights that are there are kept; those on the meta
+    device are drawn with the seed. All processes of the group call it with the same arguments.
+
+    Args:
+        model: The model, its other parameters on the device.
+        plan: A plan of its tables, by their names in `tables_of(model)`.
+        learning_rate: Of the tables; None for that of `apply_optimizer_in_backward`.
+        eps: Added to the root of the moments; None for that of `apply_optimizer_in_backward`, or 1e-8.
+        seed: Of weights on the meta device.
+        group: The processes; None for all.
+        device: Where tables and batches are; None for the CPU.
+        row_orders: As `ShardedEmbeddings` takes them.
+
+    Raises:
+        InvalidPlanError: If the plan lacks a table or holds one in a way that is not executed.
+        InputError: If tables have no learning rate or several, or a module is weighted.
+    """
+    found = read_model(model, batch_size=plan.tables.batch_size)
+    settings = FusedSettings(
+        learning_rate=_agreed(found.collections, "lr", learning_rate, None),
+        eps=_agreed(found.collections, "eps", eps, _EPS),
+        seed=seed,
+    )
+    sharded: dict[str, ShardedCollection] = {}
+    for one in found.collections:
+        own = {name: ids for name, ids in (row_orders or {}).items() if name in one.tables}
+        options = {"group": group, "device": device, "row_orders": own}
+        sharded[one.path] = ShardedCollection(one, _part_of(plan, one), settings, **options)
+        if one.path:
+            model.set_submodule(one.path, sharded[one.path])
+    whole = sharded.get("", model)
+    if dist.get_world_size(group) > 1 and any(parameter.requires_grad for parameter in whole.parameters()):
+        whole = torch.nn.parallel.DistributedDataParallel(whole, process_group=group)
+    return ShardedModel(whole, sharded)
+
+
+def _part_of(plan: ShardingPlan, collection: Collection) -> ShardingPlan:
+    """The plan of one module's tables, in the module's order."""
+    known = {table.name: table for table in plan.tables.tables}
+    missing = [name for name in collection.tables if name not in known]
+    if missing:
+        raise InvalidPlanError(f"has no table {shown(missing[0])}, which the model has", field="tables")
+    # Who shares a rank with tables of other modules does not matter any more.
+    tables = {name: replace(known[name], constraints=Constraints()) for name in collection.tables}
+    shards = tuple(
+        replace(placed, shard=replace(placed.shard, table=tables[placed.shard.table.name]))
+        for placed in plan.shards
+        if placed.shard.table.name in tables
+    )
+    return replace(
+        plan,
+        tables=replace(plan.tables, tables=tuple(tables.values()), dense=None),
+        shards=shards,
+        row_orders={name: order for name, order in plan.row_orders.items() if name in tables},
+        predicted=None,
+        provenance=None,
+    )
+
+
+def _agreed(collections: tuple[Collection, ...], key: str, given: float | None, usual: float | None) -> float:
+    """A setting of all tables' optimizers.
+
+    Raises:
+        InputError: If they have several, or none and there is no usual one.
+    """
+    if given is not None:
+        return given
+    values = {
+        settings[0].get(key, usual)
+        for one in collections
+        for config in one.configs
+        if (settings := getattr(weight_of(one.module, config.name), "_optimizer_kwargs", None))
+    } or {usual}
+    value = values.pop()
+    if values or value is None:
+        field = "learning_rate" if key == "lr" else key
+        raise InputError("must be given where tables have none of their own, or several", field=field)
+    return float(value)

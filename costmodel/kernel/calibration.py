@@ -1,0 +1,257 @@
+"""Calibrates the cost model of one machine to another one, from few samples measured there.
+
+Forward and backward times are scaled first; then all weights are trained further, and pulled back to the scaled ones:
+with few samples the model stays near that of the other machine, with thousands it becomes one of its own.
+
+Shape suffixes: S samples, F folds, O outputs (forward, backward), K kinds of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import autoshard
+from autoshard.core.accepted import AT_LEAST_1, FINITE_AT_LEAST_0
+from autoshard.runtime.processes.threads import intra_op_threads
+from costmodel.kernel.card import Coverage, Interval
+from costmodel.kernel.dataset import CostDataset, IndexArray
+from costmodel.kernel.learned import LearnedCostModel
+from costmodel.kernel.metrics import MsArray, calibrated_interval, held_out_metrics, set_codes
+from costmodel.kernel.network import CostNetwork
+from costmodel.kernel.predictor import CostPredictor
+from costmodel.kernel.training import Advance, TrainingOptions, descend
+from costmodel.kernel.weights import NUM_OUTPUTS, OVERHEAD, layer_name
+
+#: Logarithm of the factor by which kernels of a machine that nobody measured may take longer or shorter than those of
+#: the model's own: of the sets of docs/data, the Xeon's and the EPYC's, nine in ten differ by less from what the model
+#: of the other machine says (`python -m studies calibrate`).
+FARTHEST = float(np.log(5.75))
+
+_PRICES = layer_name("encoder.log_prices", 0, "bias")
+_SPREAD_WEIGHTS, _SPREAD_BIAS = layer_name("doubt", 1, "weight"), layer_name("doubt", 1, "bias")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationOptions:
+    """How a model is calibrated."""
+
+    least_updates: int = 1500
+    """Updates with few samples; one more for each sample."""
+    most_updates: int = 3000
+    """Updates with many samples."""
+    learning_rate: float = 5e-3
+    """The highest one; half of what training from scratch takes."""
+    pull: float = 0.12
+    """Loss per squared distance from the scaled weights, times the number of samples."""
+    num_folds: int = 4
+    """Parts of the samples, each predicted by a model that is calibrated on the others: errors and intervals come from
+    these predictions."""
+    fold_share: float = 0.4
+    """Updates of such a model, as a share of the others'."""
+
+    def __post_init__(self) -> None:
+        AT_LEAST_1.check_fields(self, "least_updates", "most_updates", "num_folds")
+        FINITE_AT_LEAST_0.check_fields(self, "pull", "fold_share")
+
+    def training(self, num_samples: int, share: float = 1.0) -> TrainingOptions:
+        """How the network is trained further on so many samples, with a share of the usual updates."""
+        updates = min(self.least_updates + num_samples, self.most_updates)
+        return TrainingOptions(
+            num_updates=max(1, round(share * updates)),
+            batch_size=min(256, max(64, num_samples // 8)),
+            learning_rate=self.learning_rate,
+            weight_decay=0.0,
+        )
+
+    def num_updates(self, num_samples: int) -> int:
+        """Updates of a calibration, those of its folds included."""
+        folds = _num_folds(num_samples, self) * self.training(num_samples, self.fold_share).num_updates
+        return folds + self.training(num_samples).num_updates if num_samples else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Calibration:
+    """A calibrated model, and what its folds predicted.
+
+    Attributes:
+        model: The model.
+        dataset: The samples.
+        predicted_ms_S: Kernel time of each sample as the model predicted it that was calibrated on the other folds.
+    """
+
+    model: LearnedCostModel
+    dataset: CostDataset
+    predicted_ms_S: MsArray
+
+    @property
+    def errors_S(self) -> MsArray:  # noqa: N802 - a shape suffix
+        """Relative errors of these predictions, shape (S,)."""
+        errors_S: MsArray = np.abs(self.predicted_ms_S / self.dataset.kernel_ms - 1)
+        return errors_S
+
+
+def calibrate(
+    base: LearnedCostModel,
+    dataset: CostDataset,
+    *,
+    device: str | None = None,
+    options: CalibrationOptions | None = None,
+    seed: int = 0,
+    advance: Advance = lambda _: None,
+) -> Calibration:
+    """Calibrates a model to the machine of some samples.
+
+    Args:
+        base: The model of another machine.
+        dataset: Sets measured on this one; one sample is enough, and the interval then says how little that is.
+        device: Key of the device that the model is for; the base's when left out.
+        options: How; the defaults when left out.
+        seed: Same seed and samples, same weights (on the same machine).
+        advance: Receives the number of updates just done, of `CalibrationOptions.num_updates`.
+    """
+    options = options or CalibrationOptions()
+    with intra_op_threads(1):
+        predicted_ms_S, spread_S = _out_of_fold(base, dataset, options, seed, advance)
+        fitted = _fitted(base, dataset, options.training(len(dataset)), options.pull, seed, advance)
+    interval = calibrated_interval(predicted_ms_S, spread_S, dataset.kernel_ms, farthest=FARTHEST)
+    card = replace(
+        fitted.card,
+        device=device or base.card.device,
+        coverage=_joined(base.card.coverage, dataset.coverage),
+        metrics=held_out_metrics(predicted_ms_S, dataset.kernel_ms),
+        interval=interval,
+        training=_training_of(base, dataset, options, seed),
+        measured_on=dataset.machine,
+    )
+    return Calibration(model=LearnedCostModel(fitted.tensors(), card), dataset=dataset, predicted_ms_S=predicted_ms_S)
+
+
+def uncalibrated(base: LearnedCostModel) -> LearnedCostModel:
+    """A model for a machine that nobody measured: the prices of its own, and intervals for any machine."""
+    weights = dict(base.tensors())
+    for name in (_SPREAD_WEIGHTS, _SPREAD_BIAS):
+        weights[name] = np.zeros_like(weights[name])  # all spreads are 1
+    return LearnedCostModel(weights, replace(base.card, interval=Interval(low=-FARTHEST, high=FARTHEST)), base.version)
+
+
+def scaled_to(base: LearnedCostModel, dataset: CostDataset) -> LearnedCostModel:
+    """The base with its times multiplied by what the median sample takes more, forward and backward apart.
+
+    The unit of the network's outputs takes the factor of their sum, so that its inputs stay those that it knows; the
+    prices take what forward and backward differ from that.
+    """
+    predicted_ms_SO, _ = _priced(base.predictor, dataset)
+    factor = float(np.median(dataset.kernel_ms / predicted_ms_SO.sum(axis=1)))
+    factor_O = np.median(dataset.latency_ms_SO / predicted_ms_SO, axis=0) / factor
+    log_factor_O = np.log(factor_O).astype(np.float32)
+    weights = dict(base.tensors())
+    prices_OK = weights[_PRICES].reshape(NUM_OUTPUTS, -1) + log_factor_O[:, None]
+    weights |= {_PRICES: prices_OK.flatten(), OVERHEAD: weights[OVERHEAD] + log_factor_O}
+    return LearnedCostModel(weights, replace(base.card, scale_ms=base.card.scale_ms * factor), base.version)
+
+
+def nearest_base(bases: tuple[LearnedCostModel, ...], dataset: CostDataset) -> LearnedCostModel:
+    """The model, of at least one, whose prices are nearest to being proportional to what was measured."""
+
+    def unlikeness(model: LearnedCostModel) -> float:
+        ratio_S = np.log(_priced(model.predictor, dataset)[0].sum(axis=1) / dataset.kernel_ms)
+        return float(np.mean(np.abs(ratio_S - np.median(ratio_S))))
+
+    return min(bases, key=unlikeness)
+
+
+def _training_of(
+    base: LearnedCostModel, dataset: CostDataset, options: CalibrationOptions, seed: int
+) -> dict[str, Any]:
+    training = options.training(len(dataset))
+    return {
+        "calibrated_from": base.version_id,
+        "base_machine": "" if base.measured_on is None else base.measured_on.device_name,
+        "num_samples": len(dataset),
+        "seed": seed,
+        "schedule": training.schedule,
+        "batch_size": training.batch_size,
+        "learning_rate": options.learning_rate,
+        "pull": options.pull,
+        "num_folds": options.num_folds,
+        "version": autoshard.__version__,
+    }
+
+
+def _out_of_fold(
+    base: LearnedCostModel, dataset: CostDataset, options: CalibrationOptions, seed: int, advance: Advance
+) -> tuple[MsArray, MsArray]:
+    """Predicted kernel time and spread of each sample, by a model that was calibrated without it; shapes (S,).
+
+    A single set is predicted by the base.
+    """
+    predicted_ms_SO, spread_S = _priced(base.predictor, dataset)
+    kernel_ms_S = predicted_ms_SO.sum(axis=1)
+    training = options.training(len(dataset), options.fold_share)
+    for inside_S, outside_S in _folds(dataset, options, seed):
+        fitted = _fitted(base, dataset.take(inside_S), training, options.pull, seed, advance)
+        predicted_ms_SO, spread_S[outside_S] = _priced(fitted.predictor, dataset.take(outside_S))
+        kernel_ms_S[outside_S] = predicted_ms_SO.sum(axis=1)
+    return kernel_ms_S, spread_S
+
+
+def _folds(dataset: CostDataset, options: CalibrationOptions, seed: int) -> Iterator[tuple[IndexArray, IndexArray]]:
+    """Samples to calibrate on and samples to predict, of each fold; all samples of a set are in one fold."""
+    sets, set_S = np.unique(dataset.set_S, return_inverse=True)
+    count = _num_folds(len(sets), options)
+    fold_S = (np.random.default_rng(seed).permutation(len(sets)) % max(count, 1))[set_S]
+    for fold in range(count):
+        yield np.flatnonzero(fold_S != fold), np.flatnonzero(fold_S == fold)
+
+
+def _num_folds(num_sets: int, options: CalibrationOptions) -> int:
+    return min(options.num_folds, num_sets) if num_sets > 1 else 0
+
+
+def _fitted(
+    base: LearnedCostModel, dataset: CostDataset, training: TrainingOptions, pull: float, seed: int, advance: Advance
+) -> LearnedCostModel:
+    """The base scaled to the samples and trained further on them, with the spreads that it had."""
+    scaled = scaled_to(base, dataset)
+    card = scaled.card
+    network = CostNetwork(card.encoder_hidden)
+    network.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in scaled.tensors().items()})
+    # Which sets are predicted well differs little between machines, and a few samples tell less of it than the base
+    # knows: a spread that they train falls to nothing on them.
+    network.doubt.requires_grad_(False)
+    weights = descend(
+        network,
+        dataset,
+        card.scaling.apply(dataset.features_UF),
+        card.scale_ms,
+        training,
+        np.random.default_rng(seed),
+        advance,
+        pull=pull / len(dataset),
+    )
+    return LearnedCostModel(weights, card)
+
+
+def _priced(predictor: CostPredictor, dataset: CostDataset) -> tuple[NDArray[np.float64], MsArray]:
+    """Predicted forward and backward times of samples, shape (S, O), and the spreads of their sums, (S,)."""
+    codes_SH = set_codes(predictor, dataset)
+    return predictor.predict(codes_SH), predictor.spread(codes_SH)
+
+
+def _joined(first: Coverage, second: Coverage) -> Coverage:
+    """What either of two models has seen."""
+    return Coverage(
+        kinds=tuple(sorted({*first.kinds, *second.kinds})),
+        num_tables=_span(first.num_tables, second.num_tables),
+        ranges={name: _span(ends, second.ranges[name]) for name, ends in first.ranges.items()},
+    )
+
+
+def _span(first: tuple[Any, Any], second: tuple[Any, Any]) -> tuple[Any, Any]:
+    return min(first[0], second[0]), max(first[1], second[1])

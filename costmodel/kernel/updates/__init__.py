@@ -1,0 +1,1 @@
+"""What an update of the learned model takes: a batch and its loss; and how fast updates are."""

@@ -1,0 +1,48 @@
+"""Several planners on one task."""
+
+from __future__ import annotations
+
+from autoshard.core.errors import FormatError
+from autoshard.core.quoting import shown
+from autoshard.formats import plan_to_json
+from autoshard.planning import compare
+from autoshard.report.comparison_json import COMPARISON
+from server.bodies import ComparisonAnswer, ComparisonBody
+from server.problems import fault_of
+from server.tasks.context import TaskContext
+from server.tasks.inputs import request_of, task_of
+from server.tasks.reply import Reply
+from server.tasks.size import check_total_time
+
+
+def answer_compare(body: ComparisonBody, context: TaskContext) -> Reply:
+    """Plans with each planner; one that finds no plan has a row with the reason."""
+    _check_names(body)
+    context.allow_s(len(body.planners) * body.time_limit_s)
+    tables, topology = task_of(body.tables, body.topology, context.settings)
+    request = request_of(
+        tables,
+        topology,
+        seed=body.seed,
+        time_limit_s=body.time_limit_s,
+        payload=body.payload,
+        registry=context.registry,
+        risk=body.risk,
+    )
+    rows = compare(body.planners, request, options=body.options)
+    answer = ComparisonAnswer(
+        comparison=COMPARISON.to_json((rows, None)),
+        plans={row.planner: plan_to_json(row.plan) for row in rows if row.plan is not None},
+        failures={row.planner: fault_of(row.failure) for row in rows if row.failure is not None},
+    )
+    return Reply(status=200, body=answer.model_dump_json().encode())
+
+
+def _check_names(body: ComparisonBody) -> None:
+    for name in body.planners:
+        if body.planners.count(name) > 1:
+            raise FormatError(f"{shown(name)} is given twice", field="planners")
+    for name in body.options:
+        if name not in body.planners:
+            raise FormatError(f"{shown(name)} is none of the planners", field="options")
+    check_total_time(len(body.planners), "planners", body.time_limit_s)

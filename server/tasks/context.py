@@ -1,0 +1,28 @@
+"""What all kinds of work have around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskContext:
+    """Limits and models of a planning process, and the end of its time.
+
+    Attributes:
+        settings: Limits and models.
+        allow_s: Takes the time limit of planners, in seconds, from which the time follows at which the process is
+            ended, counted from now.
+    """
+
+    settings: ServerSettings
+    allow_s: Callable[[float], None]
+
+    @property
+    def registry(self) -> Path | None:
+        """Folder of trained models."""
+        return self.settings.registry

@@ -1,0 +1,99 @@
+"""Plans: made for a task, and made anew where a stored plan's task has changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autoshard.core import ShardingPlan
+from autoshard.core.errors import InputError
+from autoshard.formats import digest, plan_to_json
+from server.bodies import PlanAnswer, PlanBody, PlanFacts, ReplanBody
+from server.tasks.context import TaskContext
+from server.tasks.infeasible import plan_or_remedies
+from server.tasks.inputs import plan_of, request_of, stored_plan, task_of, topology_of
+from server.tasks.reply import Reply
+from server.tasks.size import check_task
+
+#: Of the names by which a plan is searched: lists of 100,000 plans read all of them.
+_SEARCHED_CHARACTERS = 256
+#: Planner of plans that do not say who made them.
+UNKNOWN_PLANNER = "unknown"
+
+
+def answer_plan(body: PlanBody, context: TaskContext) -> Reply:
+    """Makes a plan."""
+    context.allow_s(body.time_limit_s)
+    tables, topology = task_of(body.tables, body.topology, context.settings)
+    request = request_of(
+        tables,
+        topology,
+        seed=body.seed,
+        time_limit_s=body.time_limit_s,
+        payload=body.payload,
+        registry=context.registry,
+        options=body.options,
+        risk=body.risk,
+    )
+    if body.start is not None:
+        request = replace(request, start=plan_of(body.start, context.settings, "start"))
+    return plan_reply(plan_or_remedies(body.planner, request, context), body.planner)
+
+
+def answer_replan(body: ReplanBody, context: TaskContext, stored: bytes) -> Reply:
+    """Makes a plan for a stored plan's tables, with the same planner, where nothing else is asked for."""
+    context.allow_s(body.time_limit_s)
+    before = stored_plan(stored)
+    tables = before.tables if body.batch_size is None else replace(before.tables, batch_size=body.batch_size)
+    topology = before.topology if body.topology is None else topology_of(body.topology)
+    check_task(tables, topology, context.settings)
+    source = before.provenance
+    planner = body.planner or (source.planner if source else UNKNOWN_PLANNER)
+    if planner == UNKNOWN_PLANNER:
+        raise InputError("must be given, for the plan does not say what planner made it", field="planner")
+    kept = source.options if source and body.planner is None else {}
+    request = request_of(
+        tables,
+        topology,
+        seed=(source.seed if source else 0) if body.seed is None else body.seed,
+        time_limit_s=body.time_limit_s,
+        payload=body.payload or str(before.payload),
+        registry=context.registry,
+        options=kept if body.options is None else body.options,
+    )
+    return plan_reply(plan_or_remedies(planner, request, context), planner)
+
+
+def plan_reply(plan: ShardingPlan, planner: str) -> Reply:
+    """The answer that holds a plan, which is stored."""
+    document = plan_to_json(plan)
+    answer = PlanAnswer(id=digest(document), plan=document)
+    return Reply(
+        status=200,
+        body=answer.model_dump_json().encode(),
+        facts=_facts(answer.id, planner, plan),
+        planner=planner,
+        floor_gap=_floor_gap(plan),
+    )
+
+
+def _facts(plan_id: str, planner: str, plan: ShardingPlan) -> PlanFacts:
+    assert plan.predicted is not None
+    tables, topology = plan.tables.tables, plan.topology
+    words = [planner, topology.device, *(level.name for level in topology.levels), *(table.name for table in tables)]
+    return PlanFacts(
+        id=plan_id,
+        planner=planner,
+        device=topology.device,
+        num_tables=len(tables),
+        num_ranks=topology.world_size,
+        step_ms=plan.predicted.step_ms.value,
+        # PostgreSQL holds every character but this one.
+        search_text=" ".join(words)[:_SEARCHED_CHARACTERS].casefold().replace("\0", " "),
+    )
+
+
+def _floor_gap(plan: ShardingPlan) -> float | None:
+    predicted = plan.predicted
+    if predicted is None or predicted.floor_kernel_ms <= 0:
+        return None
+    return predicted.max_kernel_ms / predicted.floor_kernel_ms - 1

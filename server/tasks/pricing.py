@@ -1,0 +1,50 @@
+"""What is read off a plan: its price, the alternatives to it, its report, and how another differs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from pydantic import TypeAdapter
+
+from autoshard.evaluation import evaluate
+from autoshard.planners.hybrid.explanation import Explanation, explain
+from autoshard.planning import plan_costs
+from autoshard.report import plan_page
+from autoshard.report.diff_json import DIFF
+from autoshard.report.plan_diff import diff_plans
+from server.bodies import EvaluationBody, ExplanationBody, NoBody
+from server.tasks.context import TaskContext
+from server.tasks.inputs import plan_of, stored_plan
+from server.tasks.planning import UNKNOWN_PLANNER, plan_reply
+from server.tasks.reply import Reply
+
+#: An explanation as JSON.
+EXPLANATION = TypeAdapter(Explanation)
+
+
+def answer_evaluate(body: EvaluationBody, context: TaskContext) -> Reply:
+    """Prices a plan that the client sends."""
+    plan = plan_of(body.plan, context.settings)
+    costs = plan_costs(plan, context.registry, risk=body.risk)
+    priced = plan.with_predicted(evaluate(plan, costs, overlap=body.overlap))
+    reply = plan_reply(priced, plan.provenance.planner if plan.provenance else UNKNOWN_PLANNER)
+    return replace(reply, planner="", floor_gap=None)  # nothing was planned
+
+
+def answer_explain(body: ExplanationBody, context: TaskContext, stored: bytes) -> Reply:
+    """Compares the sharding of a stored plan's tables with its alternatives."""
+    plan = stored_plan(stored)
+    found = explain(plan, plan_costs(plan, context.registry, risk=body.risk), body.tables)
+    return Reply(status=200, body=EXPLANATION.dump_json(found))
+
+
+def answer_diff(_: NoBody, __: TaskContext, before: bytes, after: bytes) -> Reply:
+    """Compares two stored plans."""
+    found = DIFF.to_json(diff_plans(stored_plan(before), stored_plan(after)))
+    return Reply(status=200, body=json.dumps(found, allow_nan=False).encode())
+
+
+def answer_report(_: NoBody, __: TaskContext, stored: bytes) -> Reply:
+    """Draws the page of a stored plan."""
+    return Reply(status=200, body=plan_page(stored_plan(stored)).encode())

@@ -1,0 +1,70 @@
+"""What a planning process is asked, as it passes through a pipe: a head, and then messages of bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from multiprocessing.connection import Connection
+
+from pydantic import BaseModel
+
+
+class WorkKind(StrEnum):
+    """What is asked for."""
+
+    PLAN = "plan"
+    REPLAN = "replan"
+    EVALUATE = "evaluate"
+    COMPARE = "compare"
+    EXPLAIN = "explain"
+    SIMULATE = "simulate"
+    DIFF = "diff"
+    REPORT = "report"
+    VALIDATE = "validate"
+
+
+class _Head(BaseModel):
+    kind: WorkKind
+    request_id: str
+    num_stored: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One request to a planning process.
+
+    Attributes:
+        kind: What is asked for.
+        body: JSON text of the request's body.
+        stored: JSON texts of the stored plans that it is about, as the service answered with them.
+        request_id: Id of the request, for the log.
+    """
+
+    kind: WorkKind
+    body: bytes
+    stored: tuple[bytes, ...] = ()
+    request_id: str = ""
+
+    def send(self, pipe: Connection) -> None:
+        """Sends it.
+
+        Raises:
+            OSError: If nobody receives it.
+        """
+        head = _Head(kind=self.kind, request_id=self.request_id, num_stored=len(self.stored))
+        pipe.send_bytes(head.model_dump_json().encode())
+        for message in (self.body, *self.stored):
+            pipe.send_bytes(message)
+
+    @classmethod
+    def receive(cls, pipe: Connection) -> Work:
+        """Receives one.
+
+        Raises:
+            EOFError: If the service has gone.
+            OSError: If the pipe is broken.
+        """
+        head = _Head.model_validate_json(pipe.recv_bytes())
+        body = pipe.recv_bytes()
+        stored = tuple(pipe.recv_bytes() for _ in range(head.num_stored))
+        return cls(kind=head.kind, body=body, stored=stored, request_id=head.request_id)

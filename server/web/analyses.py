@@ -1,0 +1,150 @@
+"""Routes that price, compare, explain and draw plans."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Path, Query, Request, Response
+
+from autoshard.core.costs import Risk
+from autoshard.planners.hybrid.explanation import Explanation
+from autoshard.report.diff_json import DIFF
+from autoshard.simulation import SIMULATION
+from server.bodies import ComparisonAnswer, PlanAnswer, PlanId, ValidationAnswer
+from server.tasks.work import WorkKind
+from server.web.desk import WorkDesk
+from server.web.openapi import IDEMPOTENCY_KEY, body_of, document_answer, plan_answer, problems
+
+#: What any request can be answered with that a planning process works on.
+_WORK_STATUSES = (400, 408, 413, 415, 422, 429, 500, 503, 504)
+_STORED_STATUSES = (400, 404, 408, 422, 429, 500, 503, 504)
+
+#: The page's own policy, in its head, lets its scripts run and nothing be loaded; this one keeps it off the service.
+_PAGE_POLICY = "sandbox allow-scripts; frame-ancestors 'none'"
+
+_StoredId = Annotated[PlanId, Path(description="The plan's id.")]
+
+
+def add_analyses(app: FastAPI, desk: WorkDesk) -> None:
+    """Adds the routes."""
+    _add_pricing(app, desk)
+    _add_comparing(app, desk)
+    _add_of_plans(app, desk)
+    _add_pages(app, desk)
+
+
+def _add_pricing(app: FastAPI, desk: WorkDesk) -> None:
+    @app.post(
+        "/v1/evaluations",
+        tags=["plans"],
+        summary="Price a plan and store it",
+        response_model=PlanAnswer,
+        responses={**plan_answer(), **problems(*_WORK_STATUSES, 409)},
+        openapi_extra=_keyed("EvaluationBody"),
+    )
+    async def evaluate_plan(request: Request) -> Response:
+        return await desk.answer(request, WorkKind.EVALUATE)
+
+    @app.post(
+        "/v1/plans/{plan_id}/replans",
+        operation_id="replan",
+        tags=["plans"],
+        summary="Plan anew for a changed task",
+        response_model=PlanAnswer,
+        responses={**plan_answer(), **problems(*_WORK_STATUSES, 404, 409)},
+        openapi_extra=_keyed("ReplanBody"),
+    )
+    async def replan(request: Request, plan_id: _StoredId) -> Response:
+        return await desk.answer(request, WorkKind.REPLAN, plan_id)
+
+
+def _add_comparing(app: FastAPI, desk: WorkDesk) -> None:
+    @app.post(
+        "/v1/comparisons",
+        tags=["tasks"],
+        summary="Plan with several planners",
+        response_model=ComparisonAnswer,
+        responses=problems(*_WORK_STATUSES, 409),
+        openapi_extra=_keyed("ComparisonBody"),
+    )
+    async def compare_planners(request: Request) -> Response:
+        return await desk.answer(request, WorkKind.COMPARE)
+
+    @app.post(
+        "/v1/simulations",
+        tags=["tasks"],
+        summary="Plan for other clusters and batch sizes",
+        responses={200: document_answer(SIMULATION), **problems(*_WORK_STATUSES, 409)},
+        openapi_extra=_keyed("SimulationBody"),
+    )
+    async def simulate_steps(request: Request) -> Response:
+        return await desk.answer(request, WorkKind.SIMULATE)
+
+    @app.post(
+        "/v1/validations",
+        tags=["tasks"],
+        summary="Check tables and a topology",
+        response_model=ValidationAnswer,
+        responses=problems(*_WORK_STATUSES, 409),
+        openapi_extra=_keyed("ValidationBody"),
+    )
+    async def validate_task(request: Request) -> Response:
+        return await desk.answer(request, WorkKind.VALIDATE)
+
+
+def _add_of_plans(app: FastAPI, desk: WorkDesk) -> None:
+    @app.get(
+        "/v1/plans/{plan_id}/explanation",
+        operation_id="explain_plan",
+        tags=["plans"],
+        summary="Compare each table's sharding with its alternatives",
+        response_model=Explanation,
+        responses=problems(*_STORED_STATUSES),
+    )
+    async def explain_plan(
+        request: Request,
+        plan_id: _StoredId,
+        table: Annotated[
+            list[Annotated[str, Query(min_length=1, max_length=512)]] | None,
+            Query(max_length=256, description="Only this table; may be repeated."),
+        ] = None,
+        risk: Annotated[Risk, Query(description="Price by the mean or the 95th percentile.")] = Risk.MEAN,
+    ) -> Response:
+        parameters = {"tables": table or [], "risk": risk.value}
+        return await desk.read(request, WorkKind.EXPLAIN, plan_id, parameters=parameters)
+
+    @app.get(
+        "/v1/plans/{plan_id}/diff/{other_id}",
+        operation_id="diff_stored_plans",
+        tags=["plans"],
+        summary="Compare two plans",
+        responses={200: document_answer(DIFF), **problems(*_STORED_STATUSES)},
+    )
+    async def diff_stored_plans(
+        request: Request, plan_id: _StoredId, other_id: Annotated[PlanId, Path(description="Id of the second plan.")]
+    ) -> Response:
+        return await desk.read(request, WorkKind.DIFF, plan_id, other_id)
+
+
+def _add_pages(app: FastAPI, desk: WorkDesk) -> None:
+    page: dict[int | str, dict[str, Any]] = {
+        200: {"description": "A page that needs no network.", "content": {"text/html": {"schema": {"type": "string"}}}}
+    }
+
+    @app.get(
+        "/v1/plans/{plan_id}/report",
+        operation_id="draw_report",
+        tags=["plans"],
+        summary="Draw a plan's page",
+        response_class=Response,
+        responses={**page, **problems(*_STORED_STATUSES)},
+    )
+    async def draw_report(request: Request, plan_id: _StoredId) -> Response:
+        answer = await desk.read(request, WorkKind.REPORT, plan_id, media_type="text/html; charset=utf-8")
+        answer.headers["Content-Security-Policy"] = _PAGE_POLICY
+        return answer
+
+
+def _keyed(body: str) -> dict[str, Any]:
+    """What OpenAPI says of a request with a body, which may have an idempotency key."""
+    return {"requestBody": body_of(body), "parameters": [IDEMPOTENCY_KEY]}

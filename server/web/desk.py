@@ -1,0 +1,146 @@
+"""Requests that a planning process answers: read, done once, stored, answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import re
+import time
+from collections.abc import Mapping
+
+import structlog
+from fastapi import Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from autoshard.core.errors import FormatError
+from server.planning.workers import WorkerPool
+from server.problems import MEDIA_TYPE, StorageError
+from server.settings import ServerSettings
+from server.storage.idempotency import IdempotentRequest, KeptAnswer
+from server.storage.storage import Storage
+from server.tasks.work import Work, WorkKind
+from server.web.buffers import client_of
+from server.web.metrics import Metrics
+from server.web.openapi import IDEMPOTENCY_KEY
+from server.web.reading import client_gone, read_body
+
+_KEY = re.compile(r"[!-~]{1,128}")
+
+
+class WorkDesk:
+    """Takes requests to the planning processes, and answers with what these reply.
+
+    Args:
+        pool: The processes.
+        storage: Holds plans and answers to requests with idempotency keys.
+        settings: Limits.
+        metrics: Counts the work.
+    """
+
+    def __init__(self, pool: WorkerPool, storage: Storage, settings: ServerSettings, metrics: Metrics) -> None:
+        self._pool = pool
+        self._storage = storage
+        self._settings = settings
+        self._metrics = metrics
+
+    async def answer(self, request: Request, kind: WorkKind, *plan_ids: str) -> Response:
+        """Answers a request that has a body.
+
+        Args:
+            request: Of which nothing has been read.
+            kind: What it asks for.
+            plan_ids: Stored plans that it is about.
+
+        Raises:
+            AutoshardError: If it cannot be answered.
+        """
+        self._pool.check_room(client_of(request.scope))
+        body = await read_body(request, self._settings, request.state.buffer)
+        keyed = _keyed(request, body)
+        if keyed is not None:
+            kept = await run_in_threadpool(self._storage.requests.begin, keyed)
+            if kept is not None:
+                return _answered(kept, request)
+        try:
+            return _answered(await self._done(request, await self._work(request, kind, body, plan_ids), keyed), request)
+        except BaseException:
+            if keyed is not None:
+                await asyncio.shield(run_in_threadpool(self._give_up, keyed))
+            raise
+
+    async def read(
+        self,
+        request: Request,
+        kind: WorkKind,
+        *plan_ids: str,
+        parameters: Mapping[str, object] | None = None,
+        media_type: str = "application/json",
+    ) -> Response:
+        """Answers a request without a body, about stored plans.
+
+        Args:
+            request: The request.
+            kind: What it asks for.
+            plan_ids: The plans.
+            parameters: What would be its body.
+            media_type: That of the answer.
+
+        Raises:
+            AutoshardError: If it cannot be answered.
+        """
+        self._pool.check_room(client_of(request.scope))
+        work = await self._work(request, kind, json.dumps(parameters or {}).encode(), plan_ids)
+        return _answered(await self._done(request, work, None), request, media_type)
+
+    async def _work(self, request: Request, kind: WorkKind, body: bytes, plan_ids: tuple[str, ...]) -> Work:
+        stored = []
+        for plan_id in plan_ids:
+            stored.append(await run_in_threadpool(self._storage.plans.read, plan_id))
+            request.state.buffer.answer(len(stored[-1]))
+        return Work(kind=kind, body=body, stored=tuple(stored), request_id=request.state.request_id)
+
+    async def _done(self, request: Request, work: Work, keyed: IdempotentRequest | None) -> KeptAnswer:
+        """Has a process do the work, and stores what it made with the answer before anybody sees it."""
+        gone, started = asyncio.ensure_future(client_gone(request)), time.perf_counter()
+        try:
+            reply = await self._pool.answer(work, client_of(request.scope), gone)
+        finally:
+            gone.cancel()
+        self._metrics.count_work(work.kind, reply, time.perf_counter() - started)
+        structlog.contextvars.bind_contextvars(
+            work=work.kind.value, **({"planner": reply.planner} if reply.planner else {})
+        )
+        answer = KeptAnswer(status=reply.status, body=reply.body)
+        if reply.status >= 500 and keyed is not None:
+            await run_in_threadpool(self._give_up, keyed)
+        elif reply.facts is not None or keyed is not None:
+            await run_in_threadpool(self._storage.keep, answer, reply.facts, keyed, request.state.actor)
+        return answer
+
+    def _give_up(self, keyed: IdempotentRequest) -> None:
+        with contextlib.suppress(StorageError):  # the key can be used again after a while, even so
+            self._storage.requests.give_up(keyed)
+
+
+def _answered(answer: KeptAnswer, request: Request, media_type: str = "application/json") -> Response:
+    request.state.buffer.answer(len(answer.body))
+    return Response(
+        answer.body, status_code=answer.status, media_type=media_type if answer.status == 200 else MEDIA_TYPE
+    )
+
+
+def _keyed(request: Request, body: bytes) -> IdempotentRequest | None:
+    """The request's idempotency key, with what else tells it from other requests.
+
+    Raises:
+        FormatError: If the key is none.
+    """
+    key = request.headers.get(IDEMPOTENCY_KEY["name"])
+    if key is None:
+        return None
+    if not _KEY.fullmatch(key):
+        raise FormatError("must be 1 to 128 visible ASCII characters", field=IDEMPOTENCY_KEY["name"])
+    content = f"{request.method} {request.url.path}\n".encode() + body
+    return IdempotentRequest(client=client_of(request.scope), key=key, fingerprint=hashlib.sha256(content).hexdigest())

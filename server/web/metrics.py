@@ -1,0 +1,115 @@
+"""Figures of the service's work, as Prometheus reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import structlog
+from fastapi import FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from autoshard.core.errors import ModelError
+from costmodel.registry.versions import models_in_use
+from server.planning.workers import WorkerPool
+from server.settings import ServerSettings
+from server.tasks.reply import Reply
+from server.tasks.work import WorkKind
+from server.web.openapi import problems
+
+_log = structlog.get_logger()
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_GAPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+#: Label of methods and endpoints that there are not: clients may make up any number of them.
+_OTHER = "other"
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+
+
+class Metrics:
+    """Counts requests and work, and asks the pool and the registry when it is read.
+
+    Args:
+        pool: The planning processes.
+        settings: Name the registry.
+    """
+
+    def __init__(self, pool: WorkerPool, settings: ServerSettings) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Histogram(
+            "autoshard_request_seconds",
+            "Time to answer a request.",
+            ("method", "endpoint", "status"),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._work = Histogram(
+            "autoshard_work_seconds",
+            "Time in the queue and in a planning process.",
+            ("kind", "planner", "status"),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._gaps = Histogram(
+            "autoshard_plan_floor_gap",
+            "Kernel time of a plan's slowest rank over that of its costliest shard, minus 1: no placement of these "
+            "shards is below 0.",
+            ("planner",),
+            buckets=_GAPS,
+            registry=self.registry,
+        )
+        for name, meaning, value in (
+            ("waiting_requests", "Requests that wait for a planning process.", lambda: pool.num_waiting),
+            ("running_requests", "Requests that a planning process works on.", lambda: pool.num_running),
+            ("idle_workers", "Planning processes that have nothing to do.", lambda: pool.num_idle),
+        ):
+            Gauge(f"autoshard_{name}", meaning, registry=self.registry).set_function(value)
+        self.registry.register(_ModelCollector(settings.registry))
+
+    def count_request(self, method: str, endpoint: str | None, status: int, seconds: float) -> None:
+        """Counts an answered request; `endpoint` is the path of its route, None for what is nowhere."""
+        known = method if method in _METHODS else _OTHER
+        self._requests.labels(known, endpoint or _OTHER, status).observe(seconds)
+
+    def count_work(self, kind: WorkKind, reply: Reply, seconds: float) -> None:
+        """Counts a reply of a planning process."""
+        self._work.labels(kind, reply.planner, reply.status).observe(seconds)
+        if reply.floor_gap is not None:
+            self._gaps.labels(reply.planner).observe(reply.floor_gap)
+
+
+class _ModelCollector(Collector):
+    """The versions of models in use."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = root
+
+    @override
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily("autoshard_model", "Models in production: always 1.", labels=("kind", "name", "id"))
+        try:
+            for kind, name, models in models_in_use(self._root):
+                family.add_metric((kind, name, models.production_id(kind, name) or ""), 1)
+        except ModelError as error:
+            _log.warning("models unreadable", reason=str(error))
+        yield family
+
+
+def add_metrics(app: FastAPI, metrics: Metrics) -> None:
+    """Adds the route."""
+
+    @app.get(
+        "/metrics",
+        tags=["health"],
+        summary="Figures of the service's work, for Prometheus",
+        response_class=Response,
+        responses={
+            200: {"description": "Text format.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+            **problems(),
+        },
+    )
+    def read_metrics() -> Response:
+        return Response(generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

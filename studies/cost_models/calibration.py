@@ -1,0 +1,388 @@
+"""The study `calibrate`: the model of one machine, calibrated to samples of another.
+
+Shape suffixes: S samples.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Annotated, Final
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from autoshard import console
+from autoshard.commands.options import command_options
+from autoshard.core.accepted import check_choice
+from autoshard.core.errors import InvalidOptionError
+from autoshard.formats.stores.samples import Sample, read_samples
+from autoshard.report.images import NumberTable
+from bench.measuring.devices import find_device
+from bench.sampling.stream import DEFAULT_WEIGHTS
+from costmodel.kernel.calibration import CalibrationOptions, calibrate, scaled_to, uncalibrated
+from costmodel.kernel.dataset import CostDataset, IndexArray
+from costmodel.kernel.learned import LearnedCostModel
+from costmodel.kernel.metrics import MsArray, set_codes
+from costmodel.kernel.training import TrainingOptions, train_cost_model
+from studies.frame import FromOption, Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line
+from studies.frame.documents import read_document, to_document
+from studies.frame.options import names_in
+
+SCHEMA: Final = "autoshard.calibration/1"
+DEVICE: Final = "cpu"
+HELD_OUT_SHARE: Final = 0.2
+#: Added to seeds of training: the same seed would hold out the same sets again, of which the pool has none.
+_OWN_SPLIT: Final = 1_000
+#: Gaps between samples from which on the collector was not running.
+_PAUSE_S: Final = 60.0
+#: Strategies that choose the sets, with their shares: the collector's mixture without what needs samples.
+MIXTURE: Final = {name: share for name, share in DEFAULT_WEIGHTS.items() if name != "uncertain"}
+OTHER_KINDS: Final = {"kinds": 0.3, "slices": 0.2, "singles": 0.05, "placements": 0.25, "random": 0.2}
+#: Largest error over that of a model trained on everything, by seconds measured.
+GOALS: Final[Mapping[float, float]] = {20.0: 1.6, 60.0: 1.3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A model on the held-out sets of a machine.
+
+    Attributes:
+        store: Name of the folder with the machine's samples.
+        arm: How it was made, see `ARMS`; `everything` is trained on all samples that are not held out.
+        seconds: Time that its samples took to measure.
+        repeat: Which draw of samples it is.
+        num_samples: Samples that it was made from.
+        relative_error: Mean of |predicted - measured| / measured.
+        coverage: Share of sets within the 90% interval.
+        half_width: Median over sets of half the interval's width over the prediction.
+    """
+
+    store: str
+    arm: str
+    seconds: float
+    repeat: int
+    num_samples: int
+    relative_error: float
+    coverage: float
+    half_width: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """All outcomes, and where they were computed."""
+
+    machine: Machine
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Store:
+    """Samples of a machine, most to draw from and some held out.
+
+    Attributes:
+        name: Name of its folder.
+        pool: What models are made from.
+        held_out: What they are tested on.
+        source_S: Strategy that chose each sample of the pool, shape (S,).
+        seconds_S: Time that each sample of the pool took to measure.
+    """
+
+    name: str
+    pool: CostDataset
+    held_out: CostDataset
+    source_S: NDArray[np.str_]
+    seconds_S: MsArray
+
+    @classmethod
+    def read(cls, folder: Path, seed: int) -> Store:
+        """Reads a folder of samples and holds out a fifth of the sets."""
+        table = read_samples(folder, DEVICE)
+        dataset = CostDataset.from_samples(table)
+        kept = [sample for sample in table.samples if sample.shards and not sample.is_noisy]
+        pool, held_out = dataset.split(HELD_OUT_SHARE, seed)
+        is_pool_S = ~np.isin(dataset.set_S, held_out.set_S)
+        return cls(
+            name=folder.name,
+            pool=pool,
+            held_out=held_out,
+            source_S=np.array([sample.source for sample in kept])[is_pool_S],
+            seconds_S=seconds_of(table.samples, kept)[is_pool_S],
+        )
+
+    def drawn(self, seconds: float, shares: Mapping[str, float], rng: np.random.Generator) -> IndexArray:
+        """Samples of the pool that take so long to measure, of strategies by their shares."""
+        order_S = rng.permutation(len(self.pool))
+        order_S = np.array(list(_dealt(self.source_S[order_S], order_S, shares)))
+        within = np.cumsum(self.seconds_S[order_S]) <= seconds
+        return order_S[within]
+
+
+def seconds_of(samples: Sequence[Sample], kept: Sequence[Sample]) -> MsArray:
+    """Time that each kept sample took to measure, shape (S,).
+
+    That is its kernels' runs, and an equal part of all the rest of the time in which the collector ran: caches emptied,
+    inputs made, references, and samples that are not kept.
+    """
+    stamps = np.sort([sample.collected_at.timestamp() for sample in samples])
+    gaps_s = np.diff(stamps)
+    kernels_S = np.array([sample.kernel_ms * sample.num_rounds * sample.num_attempts / 1e3 for sample in kept])
+    rest_s = max(0.0, float(gaps_s[gaps_s < _PAUSE_S].sum()) - float(kernels_S.sum()))
+    return kernels_S + rest_s / len(kept)
+
+
+def _dealt(source_S: NDArray[np.str_], order_S: IndexArray, shares: Mapping[str, float]) -> Iterator[int]:
+    """Samples in an order in which every strategy has its share, until one of them has no more."""
+    waiting = {name: iter(order_S[source_S == name].tolist()) for name in shares}
+    given = dict.fromkeys(shares, 0)
+    while True:
+        name = min(shares, key=lambda one: (given[one] + 1) / shares[one])
+        found = next(waiting[name], None)
+        if found is None:
+            return
+        given[name] += 1
+        yield found
+
+
+def outcome(
+    model: LearnedCostModel, store: Store, *, arm: str, seconds: float, repeat: int, num_samples: int
+) -> Outcome:
+    """Error and intervals of a model on the held-out sets."""
+    codes_SH = set_codes(model.predictor, store.held_out)
+    predicted_ms_S = model.predictor.predict(codes_SH).sum(axis=1)
+    low_S, high_S = model.card.interval.factors(model.predictor.spread(codes_SH))
+    ratio_S = store.held_out.kernel_ms / predicted_ms_S
+    return Outcome(
+        store=store.name,
+        arm=arm,
+        seconds=seconds,
+        repeat=repeat,
+        num_samples=num_samples,
+        relative_error=float(np.mean(np.abs(1 / ratio_S - 1))),
+        coverage=float(np.mean((low_S <= ratio_S) & (ratio_S <= high_S))),
+        half_width=float(np.median(high_S - low_S) / 2),
+    )
+
+
+#: Makes a model of a base, the samples drawn and a seed.
+MakeModel = Callable[[LearnedCostModel, CostDataset, int], LearnedCostModel]
+
+
+def _calibrated(base: LearnedCostModel, dataset: CostDataset, seed: int) -> LearnedCostModel:
+    return calibrate(base, dataset, seed=seed).model
+
+
+def _from_scratch(_: LearnedCostModel, dataset: CostDataset, seed: int) -> LearnedCostModel:
+    return train_cost_model(dataset, device=DEVICE, seed=seed + _OWN_SPLIT).model
+
+
+def _scaled(base: LearnedCostModel, dataset: CostDataset, _: int) -> LearnedCostModel:
+    return scaled_to(base, dataset)
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to make a model of some seconds of measuring.
+
+    Attributes:
+        title: What tables call it.
+        shares: Strategies that choose the sets.
+        make: Makes the model.
+    """
+
+    title: str
+    shares: Mapping[str, float]
+    make: MakeModel
+
+
+ARMS: Final[Mapping[str, Arm]] = {
+    "calibrated": Arm("calibrated", MIXTURE, _calibrated),
+    "other-kinds": Arm("calibrated, half of the sets other kinds and slices", OTHER_KINDS, _calibrated),
+    "scaled": Arm("one factor each for forward and backward", MIXTURE, _scaled),
+    "scratch": Arm("trained from scratch", MIXTURE, _from_scratch),
+}
+
+
+@command_options()
+class CalibrationStudyOptions:
+    """Options of the study `calibrate`."""
+
+    stores: Annotated[str, typer.Option(help="Two folders of samples, of two machines, with a comma between them.")] = (
+        "docs/data/samples,docs/data/samples-epyc"
+    )
+    seconds: Annotated[str, typer.Option(help="Seconds of measuring, with commas between them.")] = "20,60,240"
+    arms: Annotated[str, typer.Option(help=f"Ways to make models: any of {', '.join(ARMS)}.")] = ",".join(ARMS)
+    repeats: Annotated[int, typer.Option(min=1, help="Draws of samples.")] = 3
+    updates: Annotated[int | None, typer.Option(min=1, help="Updates of models that are trained on everything.")] = None
+    seed: Annotated[int, typer.Option(min=0, help="Of held-out sets, draws and training.")] = 0
+    parts: PartsOption = None
+    from_file: FromOption = None
+
+    def __post_init__(self) -> None:
+        if len(names_in(self.stores)) != 2:
+            raise InvalidOptionError("must be two folders", field="--stores")
+        for arm in names_in(self.arms):
+            check_choice(arm, ARMS, "--arms")
+
+    @property
+    def budgets_s(self) -> tuple[float, ...]:
+        """Seconds of measuring.
+
+        Raises:
+            InvalidOptionError: If one is no number.
+        """
+        try:
+            return tuple(float(text) for text in names_in(self.seconds))
+        except ValueError:
+            raise InvalidOptionError(f"must be numbers, got {self.seconds}", field="--seconds") from None
+
+    @property
+    def training(self) -> TrainingOptions:
+        """Of models that are trained on everything."""
+        usual = TrainingOptions()
+        return usual if self.updates is None else replace(usual, num_updates=self.updates)
+
+
+def run_study(options: CalibrationStudyOptions) -> tuple[Outcome, ...]:
+    """Calibrates the model of each store to the other one, with each way, time and draw."""
+    parts = PartStore(options.parts)
+    parts.check_identity(
+        {
+            "stores": options.stores,
+            "seed": options.seed,
+            "updates": options.training.num_updates,
+            "shares": MIXTURE,
+            "calibration": asdict(CalibrationOptions()),
+        }
+    )
+    first, second = (Store.read(Path(folder), options.seed) for folder in names_in(options.stores))
+    return tuple(
+        found
+        for source, target in ((first, second), (second, first))
+        for found in _Direction(options, parts, source, target).outcomes()
+    )
+
+
+class _Direction:
+    """Calibrates the model of one store to another."""
+
+    def __init__(self, options: CalibrationStudyOptions, parts: PartStore, source: Store, target: Store) -> None:
+        self._options, self._parts, self._source, self._target = options, parts, source, target
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """That of a model trained on everything, of the model as it is, and of all that are made of samples."""
+        yield self._found("everything", 0.0, 0, self._everything)
+        yield self._found("calibrated", 0.0, 0, self._unmeasured)
+        options = self._options
+        for repeat, seconds, arm in itertools.product(
+            range(options.repeats), options.budgets_s, names_in(options.arms)
+        ):
+            yield self._found(arm, seconds, repeat, partial(self._made, arm, seconds, repeat))
+
+    def _found(self, arm: str, seconds: float, repeat: int, make: Callable[[], Outcome]) -> Outcome:
+        name = f"{self._target.name}-{arm}-{seconds:g}s-{repeat}"
+        found = self._parts.find_data(name, Outcome, make)
+        console.log(f"{name}: error {found.relative_error:.2%}, interval holds {found.coverage:.1%}")
+        return found
+
+    @cached_property
+    def _base(self) -> LearnedCostModel:
+        """The model of the other machine, trained on its samples."""
+        return self._trained(self._source.pool)
+
+    def _trained(self, dataset: CostDataset) -> LearnedCostModel:
+        return train_cost_model(
+            dataset, device=DEVICE, options=self._options.training, seed=self._options.seed + _OWN_SPLIT
+        ).model
+
+    def _everything(self) -> Outcome:
+        pool = self._target.pool
+        return outcome(
+            self._trained(pool),
+            self._target,
+            arm="everything",
+            seconds=float(self._target.seconds_S.sum()),
+            repeat=0,
+            num_samples=len(pool),
+        )
+
+    def _unmeasured(self) -> Outcome:
+        return outcome(uncalibrated(self._base), self._target, arm="calibrated", seconds=0.0, repeat=0, num_samples=0)
+
+    def _made(self, arm: str, seconds: float, repeat: int) -> Outcome:
+        rng = np.random.default_rng((self._options.seed, repeat))
+        dataset = self._target.pool.take(self._target.drawn(seconds, ARMS[arm].shares, rng))
+        model = ARMS[arm].make(self._base, dataset, repeat)
+        return outcome(model, self._target, arm=arm, seconds=seconds, repeat=repeat, num_samples=len(dataset))
+
+
+def errors_table(outcomes: Sequence[Outcome]) -> NumberTable:
+    """A line for each machine, way and time: means over draws."""
+    everything = {one.store: one.relative_error for one in outcomes if one.arm == "everything"}
+    groups: dict[tuple[str, str, float], list[Outcome]] = {}
+    for one in outcomes:
+        groups.setdefault((one.store, one.arm, one.seconds), []).append(one)
+    return NumberTable.of(
+        list(groups.values()),
+        "Models of one machine on held-out sets of the other; means over draws of samples",
+        (
+            ("calibrated to", lambda group: group[0].store),
+            ("how", lambda group: ARMS[group[0].arm].title if group[0].arm in ARMS else group[0].arm),
+            ("seconds measured", lambda group: f"{group[0].seconds:,.0f}"),
+            ("samples", lambda group: f"{_mean(group, 'num_samples'):,.0f}"),
+            ("error", lambda group: f"{_mean(group, 'relative_error'):.2%}"),
+            (
+                "over that of everything",
+                lambda group: f"{_mean(group, 'relative_error') / everything[group[0].store]:.2f}",
+            ),
+            ("90% interval holds", lambda group: f"{_mean(group, 'coverage'):.1%}"),
+            ("its half width", lambda group: f"{_mean(group, 'half_width'):.1%}"),
+            ("draws", lambda group: str(len(group))),
+        ),
+    )
+
+
+def goal_notes(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    """What was to be reached, and whether it was."""
+    everything = {one.store: one.relative_error for one in outcomes if one.arm == "everything"}
+    notes = []
+    for store, (seconds, goal) in itertools.product(everything, GOALS.items()):
+        group = [one for one in outcomes if (one.store, one.arm, one.seconds) == (store, "calibrated", seconds)]
+        if group:
+            ratio = _mean(group, "relative_error") / everything[store]
+            verdict = "reached" if ratio <= goal else "missed"
+            notes.append(
+                f"{store}, {seconds:g} s: {ratio:.2f} times the error of everything, at most {goal}: {verdict}"
+            )
+    return tuple(notes)
+
+
+def _mean(group: Sequence[Outcome], field: str) -> float:
+    return float(np.mean([getattr(one, field) for one in group]))
+
+
+def main(options: CalibrationStudyOptions, output: OutputOptions) -> None:
+    """Calibrates the model of one machine to samples of another, both ways, with more and more seconds of measuring.
+
+    Example:
+        python -m studies calibrate --parts calibration-parts -o calibration
+    """
+    if options.from_file is not None:
+        numbers = read_document(options.from_file, Numbers, SCHEMA)
+    else:
+        outcomes = run_study(options)
+        machine = Machine.this(find_device("cpu"), command_line("calibrate", options))
+        numbers = Numbers(machine=machine, outcomes=outcomes)
+    notes = (*goal_notes(numbers.outcomes), *(f"{name}: {value}" for name, value in numbers.machine.described()))
+    output.write(
+        StudyResult(
+            name="calibration",
+            document=to_document(numbers, SCHEMA),
+            tables=(errors_table(numbers.outcomes),),
+            notes=notes,
+        )
+    )

@@ -1,0 +1,132 @@
+"""Doors to other tools: plans to and from TorchRec, files to start from, what is installed."""
+
+import json
+
+import pytest
+
+from autoshard.cli import main
+from autoshard.formats import load_tables, read_plan, read_tables, read_topology, write_tables
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torchrec's own import
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A task and a plan of it that TorchRec can say."""
+    tables, plan = tmp_path / "tables.json", tmp_path / "plan.json"
+    write_tables(load_tables("metasyn").sample(6, seed=1).scaled(64), tables)
+    assert main(["plan", str(tables), "--topology", "cpu-4", "--planner", "cost-greedy", "-o", str(plan)]) == 0
+    return tmp_path
+
+
+def test_a_plan_goes_to_torchrec_and_back(files, capsys):
+    plan, stored, back = files / "plan.json", files / "plan.pt", files / "back.json"
+    capsys.readouterr()
+    assert main(["export", str(plan), "-o", str(stored), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["format"], result["num_tables"], result["changes"]) == ("torchrec", 6, [])
+    task = ["--tables", str(files / "tables.json"), "--topology", "cpu-4"]
+    assert main(["evaluate", str(stored), *task, "-o", str(back)]) == 0
+    assert read_plan(back).shards == read_plan(plan).shards
+    assert read_plan(back).predicted.step_ms == read_plan(plan).predicted.step_ms
+    assert main(["evaluate", str(stored)]) == 2
+    assert "PLAN: needs --tables and --topology" in capsys.readouterr().err
+    assert main(["evaluate", str(plan), *task]) == 2
+    assert "--tables: needs a .pt file" in capsys.readouterr().err
+
+
+def test_constraints_are_fields_of_torchrecs_own(files, capsys):
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    output = files / "constraints.json"
+    assert main(["export", str(files / "plan.json"), "--format", "torchrec-constraints", "-o", str(output)]) == 0
+    assert "6 tables" in capsys.readouterr().out
+    made = {name: ParameterConstraints(**fields) for name, fields in json.loads(output.read_text()).items()}
+    assert {one.sharding_types[0] for one in made.values()} == {"table_wise"}
+
+
+def test_a_plan_that_torchrec_cannot_say_is_refused_with_every_reason(files, capsys):
+    path = files / "plan.json"
+    document = json.loads(path.read_text())
+    for shard in document["shards"][:2]:
+        rows = shard["rows"]["stop"]
+        document["shards"].append({**shard, "rows": {**shard["rows"], "start": rows // 2}})
+        shard["rows"] = {**shard["rows"], "stop": rows // 2}
+    path.write_text(json.dumps(document))
+    capsys.readouterr()
+    assert main(["export", str(path), "-o", str(files / "plan.pt")]) == 2
+    err = capsys.readouterr().err
+    assert err.count("has several ranges of rows") == 2
+    assert "shards[0]: TorchRec splits all rows of a table alike" in err
+    assert not (files / "plan.pt").exists()
+
+
+def test_init_writes_files_that_can_be_planned(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answers = ["--num-tables", "4", "--num-embeddings", "1000", "--embedding-dim", "16", "--pooling-factor", "5"]
+    command = ["init", *answers, "--batch-size", "64", "--topology", "cpu-4", "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out) == {"tables": "tables.yaml", "topology": "topology.yaml"}
+    assert len(read_tables("tables.yaml").tables) == 4
+    assert read_topology("topology.yaml").world_size == 4
+    assert main(["plan", "tables.yaml", "--topology", "topology.yaml", "--planner", "size-greedy"]) == 0
+    assert main(command) == 2
+    assert "tables.yaml: is there already; --force writes over it" in capsys.readouterr().err
+    assert main([*command, "--force"]) == 0
+
+
+def test_init_asks_for_what_is_left_out(tmp_path, monkeypatch):
+    asked = []
+
+    def prompt(question, default, **_):
+        asked.append(question)
+        return 2 if question == "Embedding tables" else default
+
+    monkeypatch.setattr("typer.prompt", prompt)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert main(["init", str(tmp_path), "--topology", "cpu-4", "--embedding-dim", "8"]) == 0
+    assert asked == ["Embedding tables", "Rows of each", "Ids per sample of each", "Samples per step over all ranks"]
+    tables = read_tables(tmp_path / "tables.yaml").tables
+    assert [(table.num_embeddings, table.embedding_dim) for table in tables] == [(100_000, 8)] * 2
+
+
+def test_detect_describes_a_topology(tmp_path, capsys, monkeypatch):
+    output = tmp_path / "topology.json"
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert main(["detect", "--ranks", "4", "--nodes", "2", "-o", str(output)]) == 0
+    out, err = capsys.readouterr()
+    topology = read_topology(output)
+    assert (topology.world_size, topology.local_world_size, topology.device) == (8, 4, "cpu")
+    assert topology.levels[1].shared_links
+    assert "8 ranks of cpu on 2 machines" in out
+    assert "links inside a machine: those of bundled cpu-8, not measured" in err
+
+
+def test_detect_describes_a_torchrun_job(capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert main(["detect", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["world_size"], [level["size"] for level in found["levels"]]) == (6, [2, 6])
+
+
+def test_doctor_says_what_is_there_and_what_is_missing(capsys, monkeypatch):
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    versions = {one["name"]: one["version"] for one in found["packages"]}
+    assert versions["torch"]
+    assert found["devices"][0]["key"] == "cpu"
+    assert found["models"][0]["device"] == "cpu"
+
+    def version(name):
+        raise PackageNotFoundError(name)
+
+    from importlib.metadata import PackageNotFoundError
+
+    monkeypatch.setattr("autoshard.commands.setup.doctor.version", version)
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "Missing:" in out
+    assert "torchrec for TorchRec's models, planner and engine: pip install" in out
+    assert len(out.splitlines()) < 24

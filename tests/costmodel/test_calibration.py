@@ -1,0 +1,194 @@
+"""Calibrated models: what few samples change, what none leave, intervals from the first sample on, the command."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.cli import main
+from autoshard.core.errors import ModelError
+from autoshard.core.machine import MeasuredMachine
+from autoshard.formats.stores.samples import read_samples
+from costmodel.kernel.calibrate_command import calibrated_version, known_models
+from costmodel.kernel.calibration import (
+    FARTHEST,
+    CalibrationOptions,
+    calibrate,
+    nearest_base,
+    scaled_to,
+    uncalibrated,
+)
+from costmodel.kernel.learned import LearnedCostModel
+from costmodel.kernel.metrics import predict, set_codes
+from costmodel.registry.promotion import publish_version
+from costmodel.registry.publish_options import PublishOptions
+from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
+
+QUICK = CalibrationOptions(least_updates=150, most_updates=150)
+
+
+@pytest.fixture(scope="module")
+def slower(dataset):
+    """The samples as a machine measures them whose forward pass takes 3 times and whose backward pass 5 times."""
+    return replace(dataset, latency_ms_SO=dataset.latency_ms_SO * [3.0, 5.0], machine=MeasuredMachine(device_name="B"))
+
+
+@pytest.fixture(scope="module")
+def base(trained):
+    return trained.model
+
+
+def error_of(model, dataset):
+    return np.mean(np.abs(predict(model.predictor, dataset).sum(axis=1) / dataset.kernel_ms - 1))
+
+
+def coverage_of(model, dataset):
+    codes_SH = set_codes(model.predictor, dataset)
+    ratio_S = dataset.kernel_ms / model.predictor.predict(codes_SH).sum(axis=1)
+    low_S, high_S = model.card.interval.factors(model.predictor.spread(codes_SH))
+    return np.mean((low_S <= ratio_S) & (ratio_S <= high_S))
+
+
+class TestCalibrate:
+    def test_a_slower_machine_is_met_with_forty_samples(self, base, slower):
+        found = calibrate(base, slower.take(np.arange(40)), options=QUICK, seed=1)
+        rest = slower.take(np.arange(40, len(slower)))
+        at_home = error_of(base, replace(rest, latency_ms_SO=rest.latency_ms_SO / [3.0, 5.0]))
+        assert error_of(base, rest) > 0.7
+        assert error_of(found.model, rest) < 2 * at_home
+        assert coverage_of(found.model, rest) > 0.75
+
+    def test_the_card_says_what_it_is_of(self, base, slower):
+        found = calibrate(base, slower.take(np.arange(40)), device="cpu:b", options=QUICK)
+        card = found.model.card
+        assert (card.device, card.measured_on) == ("cpu:b", MeasuredMachine(device_name="B"))
+        assert card.training["num_samples"] == card.metrics.num_samples == 40
+        assert card.training["calibrated_from"] == base.version_id
+        assert card.metrics.relative_error == pytest.approx(found.errors_S.mean())
+        assert type(card).from_json(card.to_json(), "card") == card
+
+    def test_it_is_deterministic(self, base, slower):
+        first, again = (calibrate(base, slower.take(np.arange(20)), options=QUICK, seed=4).model for _ in range(2))
+        assert first.card == again.card
+        assert all((first.tensors()[name] == again.tensors()[name]).all() for name in first.tensors())
+
+    def test_updates_are_counted(self, base, slower):
+        done = []
+        calibrate(base, slower.take(np.arange(20)), options=QUICK, advance=done.append)
+        assert sum(done) == QUICK.num_updates(20)
+        assert CalibrationOptions().num_updates(0) == 0
+
+    def test_one_sample_scales_and_its_interval_is_wide(self, base, slower):
+        found = calibrate(base, slower.take(np.array([3])), options=QUICK)
+        codes_SH = set_codes(found.model.predictor, slower)
+        low_S, high_S = found.model.card.interval.factors(found.model.predictor.spread(codes_SH))
+        assert np.median(low_S) < 1 / 3
+        assert np.median(high_S) > 3
+        assert error_of(found.model, slower) < error_of(base, slower)
+
+    def test_kinds_of_either_are_priced(self, base, slower):
+        coverage = replace(base.card.coverage, kinds=("fused/hbm/fp16/sgd/sum",))
+        other = LearnedCostModel(base.tensors(), replace(base.card, coverage=coverage))
+        found = calibrate(other, slower.take(np.arange(5)), options=QUICK)
+        assert found.model.card.coverage.kinds == ("fused/hbm/fp16/sgd/sum", *slower.coverage.kinds)
+
+    def test_a_repeated_set_is_in_one_fold(self, base, slower):
+        twice = slower.take(np.repeat(np.arange(12), 2))
+        found = calibrate(base, twice, options=QUICK)
+        assert (found.predicted_ms_S[::2] == found.predicted_ms_S[1::2]).all()
+
+
+def test_scaling_is_one_factor_per_pass(base, slower):
+    model = scaled_to(base, slower)
+    ratio_SO = predict(model.predictor, slower) / predict(base.predictor, slower)
+    assert np.median(slower.latency_ms_SO / predict(model.predictor, slower), axis=0) == pytest.approx([1, 1], rel=0.05)
+    assert np.median(ratio_SO[:, 1] / ratio_SO[:, 0]) == pytest.approx(5 / 3, rel=0.2)
+
+
+def test_without_samples_prices_stay_and_intervals_are_those_of_any_machine(base, dataset):
+    model = uncalibrated(base)
+    assert predict(model.predictor, dataset).tolist() == predict(base.predictor, dataset).tolist()
+    low_S, high_S = model.card.interval.factors(model.predictor.spread(set_codes(model.predictor, dataset)))
+    assert np.log(high_S) == pytest.approx(np.full(len(dataset), FARTHEST), rel=1e-6)
+    assert np.log(low_S) == pytest.approx(np.full(len(dataset), -FARTHEST), rel=1e-6)
+
+
+def test_the_nearest_model_is_the_most_proportional_one(base, slower):
+    other = LearnedCostModel({name: value * 0.5 for name, value in base.tensors().items()}, base.card)
+    assert nearest_base((other, base), slower) is base
+
+
+class TestRegistries:
+    @pytest.fixture(autouse=True)
+    def shipped(self, tmp_path, monkeypatch):
+        monkeypatch.setenv(SHIPPED_VARIABLE, str(tmp_path / "shipped"))
+        return Registry(tmp_path / "shipped")
+
+    def test_known_models_are_of_the_family(self, base, shipped, tmp_path):
+        models = Registry(tmp_path / "registry")
+        with pytest.raises(ModelError, match="no model of cpu is known to start from"):
+            known_models(models, "cpu")
+        version = base.publish(shipped)
+        models.publish("cost", "cpu:b", base.tensors(), replace(base.card, device="cpu:b", scale_ms=1.5).to_json())
+        models.publish("cost", "a100", base.tensors(), replace(base.card, device="a100").to_json())
+        assert {model.card.device for model in known_models(models, "cpu")} == {"cpu", "cpu:b"}
+        assert version in {model.version_id for model in known_models(models, "cpu:c")}
+
+    def test_a_calibrated_model_stands_for_the_one_that_it_came_from(self, base, slower, shipped, tmp_path):
+        models = Registry(tmp_path / "registry")
+        version = base.publish(shipped)
+        (start,) = known_models(models, "cpu")
+        calibrate(start, slower.take(np.arange(8)), options=QUICK).model.publish(models)
+        assert [model.version_id for model in known_models(models, "cpu")] == [version]
+
+    def test_it_replaces_the_shipped_model_where_it_is_better(self, base, slower, shipped, tmp_path):
+        models = Registry(tmp_path / "registry")
+        base.publish(shipped)
+        (start,) = known_models(models, "cpu")
+        version = calibrated_version(calibrate(start, slower.take(np.arange(40)), options=QUICK))
+        published = publish_version(models, version, PublishOptions(registry=models.root))
+        (comparison,) = published.comparisons
+        assert comparison.difference < -0.5
+        assert models.production_id("cost", "cpu") == published.id
+        again = publish_version(
+            models,
+            calibrated_version(calibrate(start, slower.take(np.arange(50)), options=QUICK)),
+            PublishOptions(registry=models.root),
+        )
+        assert "it was calibrated, too" in again.notes[0]
+        assert models.production_id("cost", "cpu") == again.id
+
+    def test_the_command_measures_fits_and_goes_on(self, base, shipped, tmp_path, capsys, store):
+        base.publish(shipped)
+        # Samples that are surely not noisy: what is measured here may be, on a busy machine.
+        registry, own = tmp_path / "registry", shutil.copytree(store, tmp_path / "samples")
+        arguments = ["calibrate", "--registry", registry, "--store", own, "--seconds", 4, "--updates", 40, "--json"]
+        results = []
+        for _ in range(2):
+            assert main([str(argument) for argument in arguments]) == 0
+            results.append(json.loads(capsys.readouterr().out))
+        first, again = results
+        samples = read_samples(own).samples
+        assert len(samples) == 400 + first["num_measured"] + again["num_measured"]
+        assert len(samples) > 400
+        assert samples[-1].memory_bytes > 0
+        assert again["training"]["num_samples"] >= first["training"]["num_samples"] >= 400
+        assert again["training"]["calibrated_from"] == first["training"]["calibrated_from"]
+        model = LearnedCostModel.load(Registry(registry), "cpu", first["id"])
+        assert model.card.training == first["training"]
+
+    def test_the_table_says_what_was_fitted(self, base, shipped, tmp_path, capsys, store):
+        version = base.publish(shipped)
+        own = shutil.copytree(store, tmp_path / "samples")
+        arguments = ["--store", own, "--seconds", 1, "--updates", 40, "--registry", tmp_path / "registry"]
+        assert main(["calibrate", *map(str, arguments)]) == 0
+        shown = capsys.readouterr().out
+        for text in ("mean relative error", "90% interval holds", version, "measured on", "Xeon"):
+            assert text in shown
+
+    def test_without_a_model_to_start_from(self, tmp_path, capsys):
+        arguments = ["--store", tmp_path / "samples", "--seconds", 1, "--registry", tmp_path / "registry"]
+        assert main(["calibrate", *map(str, arguments)]) == 1
+        assert "no model of cpu is known to start from" in capsys.readouterr().err

@@ -1,0 +1,302 @@
+"""Plans as TorchRec's plans and back: lossless, changed by name, or refused by name."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
+
+from autoshard.core import (
+    AccessProfile,
+    Collective,
+    DType,
+    EmbeddingTable,
+    Exchange,
+    Feature,
+    GradSync,
+    Level,
+    Link,
+    MemoryBytes,
+    MemoryLevel,
+    MemoryPlacement,
+    Payload,
+    PlacedShard,
+    Pooling,
+    ReplicaGroups,
+    RowRange,
+    Shard,
+    ShardingPlan,
+    Split,
+    TableSet,
+    Tier,
+    Topology,
+)
+from autoshard.core.errors import InvalidPlanError
+from autoshard.evaluation.validator import validate_plan
+from autoshard.formats.torchrec import (
+    NotInTorchRecError,
+    ShardingType,
+    as_executed,
+    changes,
+    from_torchrec,
+    parameter_constraints,
+    refusals,
+    to_torchrec,
+)
+from autoshard.formats.torchrec.configs import meta_module
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torchrec's own import
+
+LINK = Link(bytes_per_s=1e9)
+
+
+def topology_of(num_nodes, node_size):
+    levels = [Level(name="node", size=node_size, all_to_all=LINK, all_reduce=LINK)]
+    if num_nodes > 1:
+        levels.append(Level(name="cluster", size=num_nodes * node_size, all_to_all=LINK, all_reduce=LINK))
+    return Topology(
+        world_size=num_nodes * node_size,
+        device="a100",
+        memory_bytes=MemoryBytes(hbm=1 << 40, ddr=1 << 40, ssd=1 << 40),
+        levels=tuple(levels),
+    )
+
+
+def table(name, num_embeddings=40, embedding_dim=16, pooling=Pooling.SUM):
+    return EmbeddingTable(
+        name=name,
+        num_embeddings=num_embeddings,
+        embedding_dim=embedding_dim,
+        features=(Feature(name=f"{name}_f", pooling_factor=2.0),),
+        access=AccessProfile.uniform(num_embeddings),
+        pooling=pooling,
+    )
+
+
+def plan_of(topology, *shards):
+    tables = tuple(dict.fromkeys(placed.shard.table for placed in shards))
+    return ShardingPlan(tables=TableSet(batch_size=64, tables=tables), topology=topology, shards=shards)
+
+
+def over(table, ranks, tier, columns=None, **changes):
+    shard = replace(Shard.whole(table), columns=columns or (0, table.embedding_dim))
+    exchange = Exchange.ROWS if table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS
+    return PlacedShard(shard=shard, tier=tier, replicas=(tuple(ranks),), **{"exchange": exchange, **changes})
+
+
+def everywhere(table, world_size, **changes):
+    exchange = Exchange.ROWS if table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS
+    return PlacedShard(
+        shard=Shard.whole(table),
+        tier=Tier.DATA_PARALLEL,
+        replicas=tuple((rank,) for rank in range(world_size)),
+        **{"exchange": exchange, "grad_sync": GradSync.DENSE, **changes},
+    )
+
+
+@st.composite
+def plans(draw):
+    """Plans of any tables, their shards held in ways that TorchRec has words for, and in some that it has not."""
+    topology = topology_of(draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4])))
+    shards = []
+    for index in range(draw(st.integers(1, 5))):
+        one = table(
+            f"t{index}",
+            draw(st.integers(1, 300)),
+            4 * draw(st.sampled_from([1, 2, 3, 4, 8])),
+            draw(st.sampled_from(list(Pooling))),
+        )
+        shards += draw(held(one, topology))
+    return plan_of(topology, *draw(st.permutations(shards)))
+
+
+@st.composite
+def held(draw, table, topology):
+    world, node = topology.world_size, topology.local_world_size
+    kind = draw(st.sampled_from([*ShardingType, "flex", "rows"]))
+    memory = draw(memories(table))
+    split = {"split": draw(st.sampled_from(list(Split))), "memory": memory}
+    nodes = [tuple(range(first, first + node)) for first in range(0, world, node)]
+    num_parts = draw(st.sampled_from([n for n in (1, 2, 4) if table.embedding_dim % (4 * n) == 0]))
+    width = table.embedding_dim // num_parts
+    parts = [(first, first + width) for first in range(0, table.embedding_dim, width)]
+    if kind == ShardingType.DATA_PARALLEL and world > 1:
+        return [everywhere(table, world, grad_sync=draw(st.sampled_from([GradSync.DENSE, GradSync.SPARSE])))]
+    if kind == ShardingType.ROW_WISE and world > 1:
+        is_summed = table.pooling is not Pooling.SEQUENCE
+        if is_summed and draw(st.booleans()):
+            rows = {"exchange": Exchange.ROWS, "deduplicate": draw(st.booleans())}
+            return [over(table, range(world), Tier.ROW_WISE, **rows, **split)]
+        ways = list(Collective) if is_summed else [Collective.ALL_TO_ALL]
+        return [over(table, range(world), Tier.ROW_WISE, collective=draw(st.sampled_from(ways)), **split)]
+    if kind == ShardingType.TABLE_ROW_WISE and 1 < node < world:
+        return [over(table, draw(st.sampled_from(nodes)), Tier.TABLE_ROW_WISE, **split)]
+    if kind == ShardingType.GRID_SHARD and 1 < node < world:
+        return [over(table, draw(st.sampled_from(nodes)), Tier.TABLE_ROW_WISE, part, **split) for part in parts]
+    if kind == "flex" and 1 < node < world:
+        whole = over(table, range(world), Tier.FLEX, **split)
+        return [replace(whole, replicas=tuple(nodes), grad_sync=GradSync.SPARSE)]
+    if kind == "rows" and table.num_embeddings > 1:
+        whole, cut = Shard.whole(table), draw(st.integers(1, table.num_embeddings - 1))
+        ranges = [RowRange(start=0, stop=cut), RowRange(start=cut, stop=table.num_embeddings)]
+        return [PlacedShard.table_wise(replace(whole, rows=rows), draw(st.integers(0, world - 1))) for rows in ranges]
+    ranks = [draw(st.integers(0, world - 1)) for _ in parts]
+    return [over(table, [rank], Tier.TABLE_WISE, part, memory=memory) for part, rank in zip(parts, ranks, strict=True)]
+
+
+@st.composite
+def memories(draw, table):
+    level = draw(st.sampled_from([MemoryLevel.HBM, MemoryLevel.HBM, MemoryLevel.DDR, MemoryLevel.SSD]))
+    if level is not MemoryLevel.DDR or draw(st.booleans()):
+        return MemoryPlacement(level=level)
+    return MemoryPlacement(
+        level=level,
+        cache_bytes=draw(st.integers(1, table.weight_bytes)),
+        policy=draw(st.sampled_from(["lru", "lfu"])),
+        cache_dtype=draw(st.sampled_from([None, *DType])),
+    )
+
+
+def check_round_trip(plan):
+    """TorchRec's plan of a plan says the plan as it is carried out; what cannot be said is refused by name."""
+    validate_plan(plan)
+    found = refusals(plan)
+    if found:
+        with pytest.raises(NotInTorchRecError):
+            to_torchrec(plan)
+        for error in found:
+            assert error.field.startswith("shards[")
+            assert error.reason
+        return
+    executed = as_executed(plan)
+    exported = to_torchrec(plan)
+    assert from_torchrec(pickle.loads(pickle.dumps(exported)), plan.tables, plan.topology) == executed
+    validate_plan(executed)
+    assert as_executed(executed) == executed
+    assert to_torchrec(executed) == exported
+    # Nothing but what is named has changed.
+    named = {change.field.partition(".")[2] for change in changes(plan)}
+    assert named <= {"split", "collective", "exchange", "deduplicate", "grad_sync"}
+    ours = {(one.shard.table.name, one.shard.columns): one for one in plan.shards}
+    if not named:
+        assert {(one.shard.table.name, one.shard.columns): one for one in executed.shards} == ours
+
+
+@given(plans())
+@settings(max_examples=300)
+def test_round_trips(plan):
+    check_round_trip(plan)
+
+
+@pytest.mark.slow
+@given(plans())
+@settings(max_examples=10_000)
+def test_many_round_trips(plan):
+    check_round_trip(plan)
+
+
+def test_exported_entries_are_those_of_torchrecs_own_constructors():
+    tables = [table("a"), table("b"), table("c")]
+    topology = topology_of(1, 4)
+    plan = plan_of(
+        topology,
+        PlacedShard.table_wise(Shard.whole(tables[0]), 2),
+        over(tables[1], range(4), Tier.ROW_WISE),
+        *(over(tables[2], [rank], Tier.TABLE_WISE, (8 * part, 8 * part + 8)) for part, rank in enumerate([3, 1])),
+    )
+    module, *_ = meta_module(tables)
+    for parameter in module.parameters():
+        parameter._in_backward_optimizers = [None]  # the kernel is fused
+    theirs = construct_module_sharding_plan(
+        module,
+        {"a": table_wise(rank=2), "b": row_wise(), "c": column_wise(ranks=[3, 1])},
+        sharder=EmbeddingBagCollectionSharder(),
+        local_size=4,
+        world_size=4,
+        device_type="cuda",
+    )
+    assert to_torchrec(plan).plan == {"embedding_bag_collection": theirs}
+
+
+def test_what_torchrec_does_otherwise_is_named():
+    one = table("t")
+    plan = plan_of(topology_of(1, 2), over(one, [1, 0], Tier.ROW_WISE, split=Split.CYCLIC))
+    assert [(change.field, change.planned, change.executed) for change in changes(plan)] == [
+        ("shards[0].replicas", ((1, 0),), ((0, 1),)),
+        ("shards[0].split", Split.CYCLIC, Split.BLOCK),
+        ("shards[0].collective", Collective.ALL_TO_ALL, Collective.REDUCE_SCATTER),
+    ]
+
+
+def test_whole_plans_that_torchrec_cannot_say_are_refused_by_name():
+    plan = plan_of(topology_of(1, 2), PlacedShard.table_wise(Shard.whole(table("t")), 0))
+    for field, change in (
+        ("replica_groups", {"replica_groups": ReplicaGroups(num_groups=2)}),
+        ("payload", {"payload": Payload(forward=DType.BF16)}),
+    ):
+        with pytest.raises(NotInTorchRecError, match=f"^{field}: TorchRec "):
+            to_torchrec(replace(plan, **change))
+
+
+def entry_of(plan):
+    exported = to_torchrec(plan)
+    (module,) = exported.plan.values()
+    return exported, module, module["t"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda entry: setattr(entry, "sharding_type", "by_magic"),
+            r"\.t\.sharding_type: TorchRec plans are read with",
+        ),
+        (lambda entry: setattr(entry, "compute_kernel", "key_value"), r"\.t\.compute_kernel: TorchRec plans are read"),
+        (lambda entry: setattr(entry, "compute_kernel", "dense"), r"\.t\.compute_kernel: TorchRec must train the"),
+        (lambda entry: setattr(entry, "ranks", [0, 9]), r"\.t\.ranks: must be ranks in \[0, 2\), got 9"),
+        (lambda entry: setattr(entry, "ranks", [0]), r"\.t\.ranks: must have a rank for each of its shards"),
+        (
+            lambda entry: entry.sharding_spec.shards[0].shard_sizes.__setitem__(0, 21),
+            r"\.t\.sharding_spec: TorchRec routes ids by equal blocks of rows, 20 each",
+        ),
+        (
+            lambda entry: entry.sharding_spec.shards[0].shard_sizes.__setitem__(1, 12),
+            r"\.t\.sharding_spec: TorchRec must hold columns \[0, 16\) once",
+        ),
+    ],
+)
+def test_entries_that_plans_cannot_say_are_refused_by_name(change, message):
+    plan = plan_of(topology_of(1, 2), over(table("t"), [0, 1], Tier.ROW_WISE))
+    exported, _, entry = entry_of(plan)
+    change(entry)
+    with pytest.raises(InvalidPlanError, match=f"^embedding_bag_collection{message}"):
+        from_torchrec(exported, plan.tables, plan.topology)
+
+
+def test_tables_that_are_missing_or_unknown_are_named():
+    plan = plan_of(topology_of(1, 2), PlacedShard.table_wise(Shard.whole(table("t")), 0))
+    exported, module, entry = entry_of(plan)
+    module["other"] = entry
+    with pytest.raises(InvalidPlanError, match=r"^embedding_bag_collection\.other: is none of the tables"):
+        from_torchrec(exported, plan.tables, plan.topology)
+    del module["other"], module["t"]
+    with pytest.raises(InvalidPlanError, match=r'^t: has no table "t"'):
+        from_torchrec(exported, plan.tables, plan.topology)
+
+
+def test_constraints_hold_tables_as_the_plan_does():
+    one, other = table("a"), table("b")
+    memory = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=one.weight_bytes // 4)
+    plan = plan_of(
+        topology_of(1, 2),
+        PlacedShard(shard=Shard.whole(one), tier=Tier.TABLE_WISE, replicas=((0,),), memory=memory),
+        *(over(other, [rank], Tier.TABLE_WISE, (8 * rank, 8 * rank + 8)) for rank in (0, 1)),
+    )
+    made = parameter_constraints(plan)
+    assert (made["a"].sharding_types, made["a"].compute_kernels) == (["table_wise"], ["fused_uvm_caching"])
+    assert made["a"].cache_params.load_factor == 0.25
+    assert (made["b"].sharding_types, made["b"].min_partition) == (["column_wise"], 8)
+    assert made["b"].pooling_factors == [2.0]

@@ -1,0 +1,127 @@
+"""TorchRec's plans in files: what torch.save writes is read, and nothing in it is run."""
+
+import contextlib
+import io
+import pickle
+import zipfile
+
+import pytest
+import torch
+
+from autoshard.core import (
+    AccessProfile,
+    EmbeddingTable,
+    Feature,
+    Level,
+    Link,
+    MemoryBytes,
+    MemoryLevel,
+    MemoryPlacement,
+    PlacedShard,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Tier,
+    Topology,
+)
+from autoshard.core.errors import FormatError, InputError
+from autoshard.formats.torchrec import as_executed, from_torchrec, to_torchrec
+from autoshard.formats.torchrec.stored_plans import read_stored_plan, write_stored_plan
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torchrec's own import
+
+
+@pytest.fixture
+def plan():
+    link = Link(bytes_per_s=1e9)
+    tables = tuple(
+        EmbeddingTable(
+            name=name,
+            num_embeddings=100,
+            embedding_dim=16,
+            features=(Feature(name=f"{name}_f", pooling_factor=2.0),),
+            access=AccessProfile.uniform(100),
+        )
+        for name in ("a", "b", "c")
+    )
+    cached = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=1600, policy="lfu", cache_dtype=tables[0].dtype)
+    return ShardingPlan(
+        tables=TableSet(batch_size=8, tables=tables),
+        topology=Topology(
+            world_size=2,
+            device="a100",
+            memory_bytes=MemoryBytes(hbm=1 << 30, ddr=1 << 30),
+            levels=(Level(name="node", size=2, all_to_all=link, all_reduce=link),),
+        ),
+        shards=(
+            PlacedShard(shard=Shard.whole(tables[0]), tier=Tier.TABLE_WISE, replicas=((1,),), memory=cached),
+            PlacedShard(shard=Shard.whole(tables[1]), tier=Tier.ROW_WISE, replicas=((0, 1),)),
+            PlacedShard(
+                shard=Shard.whole(tables[2]), tier=Tier.DATA_PARALLEL, replicas=((0,), (1,)), grad_sync="dense"
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_stored_plan_is_read_as_it_was(plan, tmp_path, protocol):
+    path = tmp_path / "plan.pt"
+    torch.save(to_torchrec(plan), path, pickle_protocol=protocol)
+    assert from_torchrec(read_stored_plan(path), plan.tables, plan.topology) == as_executed(plan)
+
+
+def test_torch_reads_what_is_written(plan, tmp_path):
+    path = tmp_path / "plan.pt"
+    write_stored_plan(to_torchrec(plan), path)
+    assert torch.load(path, weights_only=False) == to_torchrec(plan)
+
+
+def stored(content, path):
+    buffer = io.BytesIO()
+    torch.save({}, buffer)
+    with zipfile.ZipFile(buffer) as empty, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for info in empty.infolist():
+            archive.writestr(info.filename, content if info.filename.endswith("data.pkl") else empty.read(info))
+
+
+class Mkdir:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        import os
+
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_nothing_in_a_file_is_called(tmp_path, protocol):
+    made, path = tmp_path / "made", tmp_path / "plan.pt"
+    stored(pickle.dumps(Mkdir(made), protocol=protocol), path)
+    with pytest.raises(FormatError, match=r"^.*plan\.pt: must hold a TorchRec ShardingPlan and nothing else, its desc"):
+        read_stored_plan(path)
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "must hold a ShardingPlan, got a list of 2"),
+        ({"plan": 3}, "must hold a ShardingPlan, got an object"),
+    ],
+)
+def test_files_of_other_things_are_refused(tmp_path, content, message):
+    path = tmp_path / "plan.pt"
+    torch.save(content, path)
+    with pytest.raises(FormatError, match=f"^.*plan\\.pt: {message}"):
+        read_stored_plan(path)
+
+
+def test_a_damaged_file_is_refused_wherever_it_is_damaged(plan, tmp_path):
+    whole = pickle.dumps(to_torchrec(plan), protocol=2)
+    path = tmp_path / "plan.pt"
+    for place in range(0, len(whole), 17):
+        for damaged in (whole[:place], whole[:place] + b"\x94" + whole[place + 1 :]):
+            stored(damaged, path)
+            with contextlib.suppress(InputError):
+                from_torchrec(read_stored_plan(path), plan.tables, plan.topology)

@@ -1,0 +1,163 @@
+"""Differences of plans: which tables, and how many bytes ranks have to receive."""
+
+from dataclasses import replace
+
+import pytest
+
+from autoshard.cli import main
+from autoshard.core import (
+    AccessProfile,
+    CostModels,
+    DType,
+    EmbeddingTable,
+    Feature,
+    Level,
+    Link,
+    MemoryBytes,
+    PlacedShard,
+    ReplicaGroups,
+    RowRange,
+    RowsBy,
+    Shard,
+    ShardingPlan,
+    Split,
+    TableSet,
+    Tier,
+    Topology,
+)
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.formats import read_json, write_plan
+from autoshard.report.diff_json import DIFF
+from autoshard.report.plan_diff import Change, diff_plans
+
+#: 8 rows of 4 columns in fp32 with a moment per row: 8 x (4 x 4 + 4) = 160 bytes.
+TABLE_BYTES = 160
+
+
+def table(name="t0", **changes):
+    made = EmbeddingTable(
+        name=name,
+        num_embeddings=8,
+        embedding_dim=4,
+        features=(Feature(name=f"f of {name}", pooling_factor=2.0),),
+        access=AccessProfile.zipf(8, 1.05),
+    )
+    return replace(made, **changes)
+
+
+def topology(num_ranks=4):
+    level = Level(name="node", size=num_ranks, all_to_all=Link(bytes_per_s=1e9), all_reduce=Link(bytes_per_s=1e9))
+    return Topology(world_size=num_ranks, device="cpu", memory_bytes=MemoryBytes(hbm=1 << 20), levels=(level,))
+
+
+def plan(*shards, num_ranks=4, batch_size=64, **settings):
+    tables = tuple({placed.shard.table.name: placed.shard.table for placed in shards}.values())
+    return ShardingPlan(
+        tables=TableSet(batch_size=batch_size, tables=tables), topology=topology(num_ranks), shards=shards, **settings
+    )
+
+
+def on(rank, shard=None):
+    return PlacedShard.table_wise(shard or Shard.whole(table()), rank)
+
+
+def over(*ranks, split=Split.BLOCK):
+    return PlacedShard(shard=Shard.whole(table()), tier=Tier.ROW_WISE, replicas=(ranks,), split=split)
+
+
+def columns(start, stop, rank):
+    shard = Shard(table=table(), rows=RowRange(start=0, stop=8), columns=(start, stop))
+    return on(rank, shard)
+
+
+def copies(*ranks):
+    return PlacedShard(shard=Shard.whole(table()), tier=Tier.DATA_PARALLEL, replicas=tuple((rank,) for rank in ranks))
+
+
+def rows(rank, start, stop, by=RowsBy.ACCESS_RANK):
+    rows = RowRange(start=start, stop=stop, by=by)
+    return on(rank, Shard(table=table(), rows=rows, columns=(0, 4)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change", "received"),
+    [
+        ([on(0)], [on(1)], Change.MOVED, 160),
+        ([on(0)], [over(0, 1, 2, 3)], Change.RESHARDED, 120),  # three ranks get a quarter each
+        ([over(0, 1, 2, 3)], [on(0)], Change.RESHARDED, 120),
+        ([over(0, 1, 2, 3)], [over(1, 0, 2, 3)], Change.MOVED, 80),  # two ranks swap their quarters
+        # Each rank keeps a quarter of its quarter: 160 x 3/4.
+        ([over(0, 1, 2, 3)], [over(0, 1, 2, 3, split=Split.CYCLIC)], Change.RESHARDED, 120),
+        ([over(0, 1, 2, 3, split=Split.HASH)], [over(1, 0, 2, 3, split=Split.HASH)], Change.MOVED, 80),
+        ([on(0)], [copies(0, 1, 2, 3)], Change.RESHARDED, 480),
+        ([copies(0, 1, 2, 3)], [on(2)], Change.RESHARDED, 0),
+        # Two columns with a moment per row of their own: 8 x (8 + 4) = 96 bytes; those of rank 0 stay.
+        ([on(0)], [columns(0, 2, 0), columns(2, 4, 1)], Change.RESHARDED, 96),
+        ([rows(0, 0, 2), rows(1, 2, 8)], [rows(0, 0, 4), rows(1, 4, 8)], Change.RESHARDED, 40),
+        # Rows by access rank and by id are taken as independent: of its 4 rows each rank keeps 4 x 4 / 8.
+        (
+            [rows(0, 0, 4, RowsBy.INDEX), rows(1, 4, 8, RowsBy.INDEX)],
+            [rows(0, 0, 4), rows(1, 4, 8)],
+            Change.RESHARDED,
+            80,
+        ),
+    ],
+)
+def test_ranks_receive_what_they_do_not_hold_yet(before, after, change, received):
+    found = diff_plans(plan(*before), plan(*after))
+    assert [(one.table, one.change, one.received_bytes) for one in found.tables] == [("t0", change, received)]
+    assert (found.received_bytes, found.num_alike) == (received, 0)
+
+
+def test_tables_come_go_and_change_their_size():
+    before = plan(on(0), on(0, Shard.whole(table("old"))), on(1, Shard.whole(table("wide"))))
+    after = plan(
+        on(0), on(0, Shard.whole(table("new"))), on(1, Shard.whole(table("wide", dtype=DType.FP16))), batch_size=128
+    )
+    found = diff_plans(before, after)
+    assert {one.table: (one.change, one.received_bytes) for one in found.tables} == {
+        "new": (Change.ADDED, TABLE_BYTES),
+        "wide": (Change.RESIZED, 8 * (4 * 2 + 4)),
+        "old": (Change.REMOVED, 0),
+    }
+    assert [(one.name, one.before, one.after) for one in found.task] == [("batch_size", 64, 128)]
+    assert found.num_alike == 1
+
+
+def test_each_group_of_ranks_receives_its_copy():
+    before = plan(on(0))
+    # Groups of two ranks across the node: ranks 0 and 1 are number 0 of their groups.
+    after = plan(on(0), replica_groups=ReplicaGroups(num_groups=2))
+    assert diff_plans(before, after).received_bytes == TABLE_BYTES
+    assert diff_plans(after, before).received_bytes == 0
+
+
+def priced(one):
+    costs = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+    return one.with_predicted(evaluate(one, costs))
+
+
+def test_prices_differ_by_step_part_and_rank():
+    first, second = priced(plan(on(0), num_ranks=2)), priced(plan(on(1), num_ranks=2))
+    found = diff_plans(first, second)
+    assert [one.rank for one in found.ranks] == [0, 1]
+    assert found.ranks[0].hbm_bytes_before == found.ranks[1].hbm_bytes_after == TABLE_BYTES
+    assert found.is_within_intervals
+    assert diff_plans(first, first).is_empty
+    assert diff_plans(first, replace(first, predicted=None)).step_ms_after is None
+
+
+def test_the_command_prints_both_plans_side_by_side(tmp_path, capsys):
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file, made in zip(files, (priced(plan(on(0))), priced(plan(over(0, 1, 2, 3)))), strict=True):
+        write_plan(made, file)
+    assert main(["diff", *map(str, files)]) == 0
+    out = capsys.readouterr().out
+    assert "Tables that differ: 1, held alike: 0; ranks would receive 120 B" in out
+    assert "table wise on 0" in out
+    assert "row wise on 0-3" in out
+    assert main(["diff", *map(str, files), "--json"]) == 0
+    (tmp_path / "diff.json").write_text(capsys.readouterr().out)
+    assert DIFF.to_json(DIFF.read(tmp_path / "diff.json")) == read_json(tmp_path / "diff.json")
+    assert main(["diff", str(files[0]), str(files[0])]) == 0
+    assert capsys.readouterr().out == "The plans hold all 1 tables alike, at the same price.\n"

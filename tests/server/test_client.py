@@ -1,0 +1,215 @@
+"""The client of the service, and the commands that use it."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from autoshard.cli import main
+from autoshard.client import (
+    AsyncClient,
+    Client,
+    ComparisonTask,
+    InfeasibleTaskError,
+    PlanTask,
+    Replan,
+    Retries,
+    ServiceError,
+    SimulationTask,
+)
+from autoshard.core.errors import InvalidOptionError, InvalidTableError, UnknownNameError
+from autoshard.formats import load_tables, load_topology, read_plan
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import make_costs, make_plan
+
+TASK = PlanTask(tables="criteo-kaggle", topology="cpu-8", planner="cost-greedy")
+
+
+@pytest.fixture
+def served(service):
+    with Client(service.url) as client:
+        yield client
+
+
+def local_plan(**changes):
+    tables, topology = load_tables("criteo-kaggle"), load_topology("cpu-8")
+    request = PlanRequest(tables=tables, topology=topology, costs=make_costs(tables, topology), **changes)
+    return make_plan("cost-greedy", request)
+
+
+def test_a_plan_is_that_of_this_machine(served):
+    made = served.plan(TASK)
+    assert made.plan == local_plan()
+    assert served.read_plan(made.id) == made
+    assert made.id in [plan.id for plan in served.list_plans(planner="cost-greedy", limit=200).plans]
+    assert served.evaluate(made.plan).plan.predicted == made.plan.predicted
+    given = PlanTask(tables=made.plan.tables, topology=made.plan.topology, planner="cost-greedy")
+    assert served.plan(given) == made
+
+
+def test_what_is_asked_of_stored_plans(served):
+    made = served.plan(TASK)
+    other = served.replan(made.id, Replan(batch_size=512))
+    assert other.plan.tables.batch_size == 512
+    difference = served.diff(made.id, other.id)
+    assert "batch_size" in [change.name for change in difference.task]
+    found = served.explain(made.id, tables=["t1"])
+    assert [table.table for table in found.tables] == ["t1"]
+    assert found.step_ms == pytest.approx(made.plan.predicted.step_ms.value)
+    assert served.report(made.id).startswith("<!doctype html>")
+    served.delete_plan(other.id)
+    with pytest.raises(ServiceError, match="no plan sha256") as caught:
+        served.read_plan(other.id)
+    assert (caught.value.status, caught.value.problem) == (404, "unknown-plan")
+
+
+def test_planners_are_compared_and_clusters_simulated(served):
+    task = ComparisonTask(tables="criteo-kaggle", topology="cpu-8", planners=["random", "cost-greedy"])
+    rows = served.compare(task).rows
+    assert [row.planner for row in rows] == ["random", "cost-greedy"]
+    assert rows[1].plan == local_plan()
+    sweep = SimulationTask(tables="criteo-kaggle", topologies=["dgx-a100"], ranks=[8, 16], planner="size-greedy")
+    assert [one.point.num_ranks for one in served.simulate(sweep).points] == [8, 16]
+    assert served.validate("criteo-kaggle", "cpu-8").is_valid
+    assert served.validate(topology="nothing").faults
+
+
+def test_errors_are_those_of_this_package(served):
+    with pytest.raises(UnknownNameError, match=r"^planner: "):
+        served.plan(PlanTask(tables="criteo-kaggle", topology="cpu-8", planner="nobody"))
+    with pytest.raises(InvalidTableError):
+        served.explain(served.plan(TASK).id, tables=["t99"])
+    with pytest.raises(InfeasibleTaskError) as caught:
+        served.plan(PlanTask(tables="criteo-1tb", topology="cpu-4", planner="size-greedy"))
+    error = caught.value
+    assert (error.exit_code, error.rank, error.missing_bytes > 0) == (3, 0, True)
+    assert error.remedies
+    assert error.remedies[0].text in str(error)
+
+
+def test_an_address_that_is_none_or_does_not_answer_is_said_so():
+    with pytest.raises(ServiceError, match="must be the address of a service"):
+        Client("localhost")
+    with Client("http://127.0.0.1:1", retries=Retries(most=0)) as client, pytest.raises(ServiceError, match="answer"):
+        client.list_plans()
+
+
+class Answers:
+    """Answers requests one after the other, and keeps them."""
+
+    def __init__(self, *answers):
+        self.answers, self.seen = list(answers), []
+
+    def __call__(self, request):
+        self.seen.append(request)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+PAGE = httpx.Response(200, json={"plans": [], "next": None})
+NOW = {"Retry-After": "0"}
+
+
+@pytest.mark.parametrize("status", [409, 429, 503])
+def test_requests_are_sent_again_when_the_service_says_so(status, monkeypatch):
+    waits = []
+    monkeypatch.setattr("autoshard.client.clients.time.sleep", waits.append)
+    answers = Answers(httpx.Response(status, headers={"Retry-After": "3"}), httpx.ReadError("cut off"), PAGE)
+    with Client("http://service", key="secret", transport=httpx.MockTransport(answers)) as client:
+        assert client.list_plans().plans == ()
+    assert waits == [3.0, 0.5]
+    assert {request.headers["authorization"] for request in answers.seen} == {"Bearer secret"}
+
+
+def test_a_request_that_is_sent_again_has_the_same_key(monkeypatch):
+    monkeypatch.setattr("autoshard.client.clients.time.sleep", lambda _: None)
+    made = httpx.Response(400, json={"type": "urn:autoshard:problem:invalid-option", "detail": "x: no", "field": "x"})
+    answers = Answers(httpx.Response(503, headers=NOW), made)
+    opened = Client("http://service", transport=httpx.MockTransport(answers))
+    with opened as client, pytest.raises(InvalidOptionError, match=r"^x: no$"):
+        client.plan(TASK)
+    first, second = (request.headers["idempotency-key"] for request in answers.seen)
+    assert first == second
+
+
+def test_what_stays_busy_is_told_after_a_while(monkeypatch):
+    monkeypatch.setattr("autoshard.client.clients.time.sleep", lambda _: None)
+    answers = Answers(*(httpx.Response(503, headers=NOW, text="busy") for _ in range(3)))
+    opened = Client("http://service", retries=Retries(most=2), transport=httpx.MockTransport(answers))
+    with opened as client, pytest.raises(ServiceError, match=r"Service Unavailable \(HTTP 503\)"):
+        client.list_plans()
+    assert answers.answers == []
+
+
+def test_the_client_for_asyncio_does_the_same(service):
+    async def work():
+        async with AsyncClient(service.url) as client:
+            made, again = await asyncio.gather(client.plan(TASK), client.plan(TASK))
+            assert made == again == await client.read_plan(made.id)
+            assert (await client.diff(made.id, again.id)).is_empty
+            assert (await client.explain(made.id, tables=["t0"])).tables
+            assert (await client.replan(made.id, Replan())).id == made.id
+            assert (await client.evaluate(made.plan)).plan.predicted == made.plan.predicted
+            assert "<h1>" in await client.report(made.id)
+            assert (await client.validate("criteo-kaggle")).is_valid
+            assert (await client.list_plans(limit=1)).plans
+            compared = await client.compare(
+                ComparisonTask(tables="criteo-kaggle", topology="cpu-8", planners=["random"])
+            )
+            assert compared.rows[0].plan is not None
+            sweep = SimulationTask(tables="criteo-kaggle", topologies=["cpu-8"], ranks=[8], planner="random")
+            assert len((await client.simulate(sweep)).points) == 1
+            with pytest.raises(ServiceError):
+                await client.delete_plan("sha256:" + "0" * 64)
+
+    asyncio.run(work())
+
+
+def test_commands_let_the_service_do_the_work(service, tmp_path, capsys):
+    plan, other = tmp_path / "plan.json", tmp_path / "other.json"
+    task = ("criteo-kaggle", "--topology", "cpu-8")
+    server = ("--server", service.url)
+    assert main(["plan", *task, "--planner", "cost-greedy", *server, "-o", str(plan)]) == 0
+    assert main(["plan", *task, "--planner", "cost-greedy", "-o", str(other)]) == 0
+    assert read_plan(plan) == read_plan(other)
+
+    def printed(*arguments):
+        capsys.readouterr()
+        assert main([*arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    explain = ("explain", str(plan), "--table", "t3")
+    assert printed(*explain, *server) == printed(*explain)
+    compare = ("compare", *task, "--planners", "random,cost-greedy", "--output-dir", str(tmp_path / "plans"))
+    here, there = printed(*compare), printed(*compare, *server)
+    for row in (*here["planners"], *there["planners"]):
+        row.pop("planning_s")
+    assert here == there
+
+
+def test_commands_say_no_plan_fits_as_they_do_here(service, capsys):
+    compare = ("compare", "criteo-1tb", "--topology", "cpu-4", "--planners", "size-greedy,dim-greedy")
+    printed = []
+    for more in ((), ("--server", service.url)):
+        assert main([*compare, *more]) == 3
+        printed.append(capsys.readouterr().err.splitlines()[-1])
+    assert printed[0] == printed[1]
+    assert main(["plan", "criteo-1tb", "--topology", "cpu-4", "--planner", "size-greedy", "--server", service.url]) == 3
+    assert "; a plan was found with " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("plan", "criteo-kaggle", "--topology", "cpu-8", "--replay-refine", "2"), "--replay-refine"),
+        (("plan", "criteo-kaggle", "--topology", "cpu-8", "--assume-row-order"), "--assume-row-order"),
+        (("compare", "criteo-kaggle", "--topology", "cpu-8", "--planners", "random", "--replay"), "--replay"),
+        (("explain", "plan.json", "--registry", "."), "--registry"),
+    ],
+)
+def test_what_a_service_cannot_do_is_refused(arguments, field, capsys):
+    assert main([*arguments, "--server", "http://127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err == f"error: {field}: cannot be given with --server\n"

@@ -1,0 +1,97 @@
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.core.errors import InvalidOptionError
+from autoshard.formats.stores.samples import write_samples
+from studies.cost_models.calibration import (
+    MIXTURE,
+    CalibrationStudyOptions,
+    Outcome,
+    Store,
+    errors_table,
+    goal_notes,
+    seconds_of,
+)
+
+
+@pytest.fixture(scope="module")
+def stores(store, samples, tmp_path_factory):
+    """The samples, and the same as a machine measures them that takes twice as long."""
+    folder = tmp_path_factory.mktemp("stores")
+    shutil.copytree(store, folder / "quick")
+    slow = [
+        replace(one, sample_id="", device_name="B", forward_ms=2 * one.forward_ms, backward_ms=2 * one.backward_ms)
+        for one in samples.samples
+    ]
+    write_samples(folder / "slow", slow)
+    return folder
+
+
+@pytest.fixture
+def outcome():
+    def make(**changes):
+        usual = {"store": "slow", "arm": "calibrated", "seconds": 20.0, "repeat": 0, "num_samples": 90}
+        return Outcome(**{**usual, "relative_error": 0.05, "coverage": 0.9, "half_width": 0.1, **changes})
+
+    return make
+
+
+def test_samples_share_the_time_between_them(samples):
+    kept = samples.samples[:100]
+    seconds_S = seconds_of(samples.samples, kept)
+    kernels_S = np.array([one.kernel_ms * one.num_rounds * one.num_attempts / 1e3 for one in kept])
+    assert np.ptp(seconds_S - kernels_S) == pytest.approx(0, abs=1e-9)
+    assert (seconds_S >= kernels_S).all()
+
+
+def test_samples_are_drawn_by_shares_until_time_is_up(stores):
+    quick = Store.read(stores / "quick", 0)
+    shares = dict.fromkeys(np.unique(quick.source_S).tolist(), 1.0)
+    drawn_S = quick.drawn(10.0, shares, np.random.default_rng(0))
+    assert quick.seconds_S[drawn_S].sum() <= 10.0
+    counts = [int((quick.source_S[drawn_S] == name).sum()) for name in shares]
+    assert max(counts) - min(counts) <= 1
+    assert len(set(drawn_S.tolist())) == len(drawn_S)
+
+
+def test_goals_are_reached_or_missed(outcome):
+    everything = outcome(arm="everything", relative_error=0.04)
+    reached, missed = outcome(relative_error=0.06), outcome(seconds=60.0, relative_error=0.06)
+    assert goal_notes((everything, reached, missed)) == (
+        "slow, 20 s: 1.50 times the error of everything, at most 1.6: reached",
+        "slow, 60 s: 1.50 times the error of everything, at most 1.3: missed",
+    )
+    table = errors_table((everything, reached, outcome(repeat=1, relative_error=0.08), missed))
+    assert table.lines[1][4:6] == ("7.00%", "1.75")
+
+
+@pytest.mark.parametrize("options", [{"stores": "one"}, {"arms": "magic"}])
+def test_options_are_checked(options):
+    with pytest.raises(InvalidOptionError):
+        CalibrationStudyOptions(**options)
+
+
+@pytest.mark.smoke
+def test_the_study_goes_on_from_its_parts(stores, run_study, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(MIXTURE, "random", 1.0)
+    for name in list(MIXTURE):
+        if name != "random":
+            monkeypatch.delitem(MIXTURE, name)
+    arguments = [
+        *("calibrate", "--stores", f"{stores / 'quick'},{stores / 'slow'}", "--seconds", "5", "--repeats", "1"),
+        *("--updates", "60", "--arms", "scaled", "--parts", tmp_path / "parts", "--json"),
+    ]
+    assert run_study(*arguments) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert {(one["store"], one["arm"]) for one in first["outcomes"]} == {
+        (store, arm) for store in ("quick", "slow") for arm in ("everything", "calibrated", "scaled")
+    }
+    assert run_study(*arguments) == 0
+    assert json.loads(capsys.readouterr().out)["outcomes"] == first["outcomes"]
+    (tmp_path / "numbers.json").write_text(json.dumps(first))
+    assert run_study("calibrate", "--from", tmp_path / "numbers.json") == 0
+    assert "Models of one machine on held-out sets of the other" in capsys.readouterr().out

@@ -1,0 +1,67 @@
+"""Traffic counted while a model is used: the profiles of what was looked up."""
+
+import pytest
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+from autoshard.core.errors import InputError, InvalidOptionError
+from autoshard.formats import read_tables
+from autoshard.torchrec import record, tables_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torchrec's own import
+
+
+@pytest.fixture
+def model():
+    config = {"num_embeddings": 10, "embedding_dim": 4}
+    return EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(name="t", feature_names=["a", "b"], **config),
+            EmbeddingBagConfig(name="unseen", feature_names=["c"], **config),
+        ]
+    )
+
+
+def batch(ids_of):
+    values = [torch.tensor(ids, dtype=torch.int64) for ids in ids_of.values()]
+    lengths = torch.tensor([length for ids in ids_of.values() for length in (len(ids), 0)])
+    return KeyedJaggedTensor(keys=list(ids_of), values=torch.cat(values), lengths=lengths)
+
+
+IDS = {"a": [3, 3, 3, 3, 7, 7], "b": [3, 3], "c": []}
+
+
+def test_what_was_looked_up_is_written(model, tmp_path):
+    recorder = record(model, every=1, batch_size=64)
+    model(batch(IDS))
+    model(features=batch({"c": [], "b": [3, 3], "a": [3, 3, 3, 3, 7, 7]}))
+    assert recorder.num_counted == 2
+    recorder.write(tmp_path / "tables.json")
+    table, unseen = read_tables(tmp_path / "tables.json").tables
+    # Bags of 6 and 0 ids, and of 2 and 0: of 16 lookups, 12 are of row 3 and 4 of row 7.
+    assert [feature.pooling_factor for feature in table.features] == [3.0, 1.0]
+    assert [feature.pooling_p99 for feature in table.features] == [6.0, 2.0]
+    assert table.access.coverage(1) == pytest.approx(0.75)
+    assert table.access.coverage(2) == pytest.approx(1.0)
+    assert unseen.features[0].pooling_factor == 0
+    assert recorder.tables().batch_size == 64
+
+
+def test_one_pass_in_so_many_is_counted_until_it_is_closed(model):
+    recorder = record(model, every=3)
+    for _ in range(7):
+        model(batch(IDS))
+    assert recorder.num_counted == 3
+    recorder.close()
+    for _ in range(3):
+        model(batch(IDS))
+    assert recorder.num_counted == 3
+
+
+def test_nothing_is_written_that_was_not_counted(model, tmp_path):
+    recorder = record(model)
+    assert recorder.tables() == tables_of(model)
+    with pytest.raises(InputError, match=r"^recorder: has counted no batch"):
+        recorder.write(tmp_path / "tables.json")
+    with pytest.raises(InvalidOptionError, match=r"^every: must be a whole number of at least 1, got 0"):
+        record(model, every=0)

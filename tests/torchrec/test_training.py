@@ -1,0 +1,50 @@
+"""Models of TorchRec trained by TorchRec with our plan, and on our engine: equal to the unsharded model."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NUM_PROCESSES = 2
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("training")
+    worker, output = Path(__file__).with_name("worker.py"), folder / "results.json"
+    arguments = [str(NUM_PROCESSES), str(folder / "rendezvous"), str(output)]
+    processes = [
+        subprocess.Popen([sys.executable, str(worker), str(rank), *arguments], stderr=subprocess.PIPE, text=True)
+        for rank in range(NUM_PROCESSES)
+    ]
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * NUM_PROCESSES, "\n".join(errors)
+    return json.loads(output.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("how", ["by_torchrec", "by_same_plan", "by_other_plan"])
+def test_losses_are_those_of_the_unsharded_model(results, how):
+    assert results[how] == pytest.approx(results["unsharded"], abs=1e-5)
+
+
+def test_weights_are_those_of_the_unsharded_model(results):
+    assert results["difference"] < 1e-5
+
+
+def test_plans_of_the_planner_round_trip(results):
+    assert results["round_trip"]
+
+
+def test_the_recorder_counts_every_other_pass(results):
+    # Three passes before the tables were put on our engine, the first and the last counted.
+    assert results["by_same_plan_counted"] == results["by_other_plan_counted"] == 2
+
+
+def test_batches_that_are_not_executed_are_refused_by_name(results):
+    weighted, of_several_sizes, without = results["refused"]
+    # A module without weights leaves those of its batches aside.
+    assert weighted == ""
+    assert of_several_sizes == "features: batches of several sizes (VBE) are not executed"
+    assert without == 'features: has no feature "b"'

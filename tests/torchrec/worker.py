@@ -1,0 +1,228 @@
+"""One of the processes that train a small model: by TorchRec with our plan, on our engine, and unsharded.
+
+Arguments: rank, number of processes, file to meet at, file for the results.
+"""
+
+import json
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    JaggedTensor,
+    KeyedJaggedTensor,
+    KeyedTensor,
+)
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.modules.embedding_configs import PoolingType
+
+from autoshard.core import Level, Link, MemoryBytes, PlacedShard, Shard, ShardingPlan, Tier, Topology
+from autoshard.core.errors import InputError
+from autoshard.torchrec import Planner, from_torchrec, read_model, record, shard, to_torchrec
+
+LEARNING_RATE, BATCH_SIZE, STEPS = 0.1, 4, 3
+FEATURES = ("a", "b", "c", "h")
+
+
+def constant(value):
+    """An initial value that is the same for every part of a table: TorchRec draws its shards' weights anew."""
+    return lambda weights: torch.nn.init.constant_(weights, value)
+
+
+class Model(torch.nn.Module):
+    """Pooled tables, one feature of which two tables share, a sequence table and a dense layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.bags = EmbeddingBagCollection(
+            tables=[
+                EmbeddingBagConfig(
+                    name="t0", num_embeddings=40, embedding_dim=8, feature_names=["b", "a"], init_fn=constant(0.1)
+                ),
+                EmbeddingBagConfig(
+                    name="t1",
+                    num_embeddings=30,
+                    embedding_dim=16,
+                    feature_names=["a", "c"],
+                    pooling=PoolingType.MEAN,
+                    init_fn=constant(-0.2),
+                ),
+            ]
+        )
+        self.history = EmbeddingCollection(
+            tables=[
+                EmbeddingConfig(
+                    name="h", num_embeddings=20, embedding_dim=4, feature_names=["h"], init_fn=constant(0.3)
+                )
+            ]
+        )
+        self.dense = torch.nn.Linear(8 + 8 + 16 + 16 + 4, 1)
+
+    def forward(self, features):
+        pooled, rows = self.bags(features), self.history(features)["h"]
+        sums = torch.stack([one.sum(0) for one in torch.split(rows.values(), rows.lengths().tolist())])
+        # By name: TorchRec's sharded modules have an order of their own.
+        parts = [pooled[name] for name in ("b", "a@t0", "a@t1", "c")]
+        return self.dense(torch.cat([*parts, sums], dim=1)).squeeze(1)
+
+
+def draw(step, rank):
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    lengths = torch.randint(0, 4, (len(FEATURES) * BATCH_SIZE,), generator=generator)
+    ids = torch.randint(0, 20, (int(lengths.sum()),), generator=generator)
+    target = torch.rand(BATCH_SIZE, generator=generator)
+    return KeyedJaggedTensor(keys=list(FEATURES), values=ids, lengths=lengths), target
+
+
+def refused_batches():
+    """One with weights, one with batches of several sizes, one without a feature."""
+    features, _ = draw(0, 0)
+    lengths, ids = features.lengths(), features.values()
+    yield KeyedJaggedTensor(keys=list(FEATURES), values=ids, lengths=lengths, weights=torch.ones(len(ids)))
+    strides = [[BATCH_SIZE], [BATCH_SIZE], [BATCH_SIZE], [BATCH_SIZE - 1]]
+    ends = int(lengths[:-1].sum())
+    yield KeyedJaggedTensor(
+        keys=list(FEATURES), values=ids[:ends], lengths=lengths[:-1], stride_per_key_per_rank=strides
+    )
+    yield KeyedJaggedTensor(keys=["a"], values=ids[:0], lengths=lengths[:BATCH_SIZE] * 0)
+
+
+def refusal_of(sharded, batch):
+    try:
+        sharded.collections["bags"](batch)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def joined(parts):
+    """Batches of all processes as one."""
+    bags = {name: [part.to_dict()[name] for part in parts] for name in FEATURES}
+    jagged = {
+        name: JaggedTensor(
+            values=torch.cat([one.values() for one in of]), lengths=torch.cat([one.lengths() for one in of])
+        )
+        for name, of in bags.items()
+    }
+    return KeyedJaggedTensor.from_jt_dict(jagged)
+
+
+def in_backward(model):
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    tables = [*model.bags.parameters(), *model.history.parameters()]
+    _apply_optimizer_in_backward(torch.optim.SGD, tables, {"lr": LEARNING_RATE})
+    return model
+
+
+def losses_of(model, dense, rank, end_step=lambda: None):
+    optimizer = torch.optim.SGD(dense, lr=LEARNING_RATE)
+    losses = []
+    for step in range(STEPS):
+        features, target = draw(step, rank)
+        loss = ((model(features) - target) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        end_step()
+        losses.append(loss.detach())
+    total = torch.stack(losses)
+    dist.all_reduce(total)
+    return (total / dist.get_world_size()).tolist()
+
+
+def unsharded(world_size):
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for step in range(STEPS):
+        parts = [draw(step, rank) for rank in range(world_size)]
+        features, target = joined([part for part, _ in parts]), torch.cat([target for _, target in parts])
+        loss = ((model(features) - target) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model
+
+
+def topology(world_size):
+    link = Link(bytes_per_s=1e9)
+    level = Level(name="node", size=world_size, all_to_all=link, all_reduce=link)
+    return Topology(world_size=world_size, device="cpu", memory_bytes=MemoryBytes(hbm=1 << 24), levels=(level,))
+
+
+def split_rows(tables, machine):
+    """A plan that TorchRec's module of sequences cannot say: pooled rows split, the sequence table replicated."""
+    ranks = tuple(range(machine.world_size))
+    shards = []
+    for table in tables.tables:
+        placed = PlacedShard.table_wise(Shard.whole(table), 0)
+        if table.name == "h":
+            replicas = tuple((rank,) for rank in ranks)
+            shards.append(
+                PlacedShard(
+                    shard=placed.shard,
+                    tier=Tier.DATA_PARALLEL,
+                    replicas=replicas,
+                    exchange=placed.exchange,
+                    grad_sync="sparse",
+                )
+            )
+        else:
+            shards.append(PlacedShard(shard=placed.shard, tier=Tier.ROW_WISE, replicas=(ranks,)))
+    return ShardingPlan(tables=tables, topology=machine, shards=tuple(shards))
+
+
+def main(rank, world_size, rendezvous, output):
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+    machine = topology(world_size)
+    planner = Planner(topology=machine, batch_size=BATCH_SIZE, timeout_seconds=1.0, planners=("neo", "cost-greedy"))
+    trained = in_backward(Model())
+    plan = planner.collective_plan(trained)
+    found = read_model(trained, batch_size=BATCH_SIZE * world_size)
+    model = DistributedModelParallel(trained, device=torch.device("cpu"), plan=plan)
+    dense = [parameter for name, parameter in model.named_parameters() if "dense" in name]
+    results = {"by_torchrec": losses_of(model, dense, rank)}
+    del model
+    for name, ours in (("by_same_plan", planner.chosen), ("by_other_plan", split_rows(found.tables, machine))):
+        watched = in_backward(Model())
+        recorder = record(watched, every=2)
+        counted = [draw(step, rank)[0] for step in (0, 1, 2)]
+        with torch.no_grad():
+            for features in counted:
+                watched.bags(features)
+        sharded = shard(watched, ours)
+        pooled, rows = sharded.collections["bags"](counted[0]), sharded.collections["history"](counted[0])
+        assert isinstance(pooled, KeyedTensor)
+        assert pooled.keys() == ["b", "a@t0", "a@t1", "c"]
+        assert isinstance(rows["h"], JaggedTensor)
+        results["refused"] = [refusal_of(sharded, batch) for batch in refused_batches()]
+        results[name] = losses_of(sharded, watched.dense.parameters(), rank, sharded.end_step)
+        states = {table.name: sharded.table_state(table.name).weights_ND for table in ours.tables.tables}
+        results[f"{name}_counted"] = recorder.num_counted
+        sharded.close()
+    results["unsharded"], reference = unsharded(world_size)
+    expected = {"t0": reference.bags, "t1": reference.bags, "h": reference.history}
+    weights = {
+        "t0": expected["t0"].embedding_bags["t0"].weight,
+        "t1": expected["t1"].embedding_bags["t1"].weight,
+        "h": expected["h"].embeddings["h"].weight,
+    }
+    results["difference"] = max(float((states[name] - weights[name]).abs().max()) for name in weights)
+    results["round_trip"] = to_torchrec(from_torchrec(plan, found.tables, machine, found.places), found.places) == plan
+    if rank == 0:
+        with open(output, "w", encoding="utf-8") as file:
+            json.dump(results, file)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
