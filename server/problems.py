@@ -100,6 +100,18 @@ class UnknownPlanError(InputError):
     kind = "unknown-plan"
 
 
+class UnknownJobError(InputError):
+    """A job that is not stored."""
+
+    kind = "unknown-job"
+
+
+class JobStateError(InputError):
+    """Something that a job in its state is not open to."""
+
+    kind = "job-state"
+
+
 class KeyReusedError(InputError):
     """An idempotency key that another request had."""
 
@@ -154,6 +166,8 @@ _STATUS: tuple[tuple[type[AutoshardError], int], ...] = (
     (UnauthenticatedError, 401),
     (ForbiddenError, 403),
     (UnknownPlanError, 404),
+    (UnknownJobError, 404),
+    (JobStateError, 409),
     (HostError, 421),
     (FormatError, 400),
     (InputError, 422),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -43,6 +44,17 @@ class ServerSettings:
         int,
         typer.Option("--queue", min=1, max=10_000, help="Requests that may wait for a process; of one client, half."),
     ] = 32
+    num_jobs: Annotated[
+        int, typer.Option("--jobs", min=1, max=64, help="Jobs that run at the same time, in processes of their own.")
+    ] = 1
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            show_default="~/.local/share/autoshard",
+            help="Folder of the samples that jobs collect and train from, and of their logs and checkpoints.",
+        ),
+    ] = None
     rate: Annotated[
         float,
         typer.Option(
@@ -91,6 +103,20 @@ class ServerSettings:
     """Seconds beyond its time limit that a planner may take more, per second of the limit."""
     overtime_s: float = 30.0
     """Most seconds beyond its time limit at which a planner that does not keep it is ended."""
+
+    @property
+    def samples_folder(self) -> Path:
+        """Store of the samples that jobs collect."""
+        return self._data_folder / "samples"
+
+    @property
+    def jobs_folder(self) -> Path:
+        """Folder with one of each job that runs."""
+        return self._data_folder / "jobs"
+
+    @property
+    def _data_folder(self) -> Path:
+        return self.data or Path.home() / ".local" / "share" / "autoshard"
 
     @property
     def max_running_per_client(self) -> int:

@@ -128,7 +128,9 @@ def run_lines(lines, capfd):
         capfd.readouterr()
         code = main(arguments)
         err = capfd.readouterr().err
-        if code != 0 or "warning" in err:
+        # The shipped models are of one machine, and say so on others.
+        warnings = [line for line in err.splitlines() if "warning" in line and ": prices are of " not in line]
+        if code != 0 or warnings:
             failed[line] = err
     return failed
 

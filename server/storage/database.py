@@ -32,6 +32,8 @@ class Database:
     """
 
     def __init__(self, url: URL) -> None:
+        self.url = url
+        """Its address."""
         self.is_sqlite = url.get_backend_name() == "sqlite"
         self._engine = sqlite_engine(Path(url.database or "")) if self.is_sqlite else _postgresql_engine(url)
 

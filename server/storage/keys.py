@@ -6,7 +6,6 @@ import hashlib
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Row, select, update
@@ -16,7 +15,7 @@ from autoshard.core.quoting import shown
 from server.access import Actor, Scope
 from server.storage.audit import record
 from server.storage.database import Database
-from server.storage.schema import API_KEYS, now_us
+from server.storage.schema import API_KEYS, iso_time, now_us
 
 _PREFIX = "autoshard_"
 MIN_SECRET_CHARACTERS, _MAX_SECRET_CHARACTERS = 32, 512
@@ -167,10 +166,6 @@ def _key(row: Row[*tuple[Any, ...]]) -> ApiKey:
         id=row.id,
         name=row.name,
         scopes=frozenset(map(Scope, row.scopes.split(","))),
-        created_at=_time(row.created_us),
-        revoked_at=None if row.revoked_us is None else _time(row.revoked_us),
+        created_at=iso_time(row.created_us),
+        revoked_at=None if row.revoked_us is None else iso_time(row.revoked_us),
     )
-
-
-def _time(microseconds: int) -> str:
-    return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="milliseconds")

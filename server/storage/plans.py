@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
 import zlib
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, select, tuple_
 
-from autoshard.core.errors import FormatError
 from server.bodies import PlanFacts, PlanList, PlanSummary
 from server.problems import UnknownPlanError
 from server.storage.database import Database
-from server.storage.schema import PLAN_DOCUMENTS, PLANS, now_us
+from server.storage.paging import cursor_of, position_of
+from server.storage.schema import PLAN_DOCUMENTS, PLANS, iso_time, now_us
 
-_POSITION = re.compile(r"([0-9]{1,18}):(sha256:[0-9a-f]{64})")
+_IDS = "sha256:[0-9a-f]{64}"
 _SUMMARY = (
     *(PLANS.c.id, PLANS.c.created_us, PLANS.c.planner, PLANS.c.device),
     *(PLANS.c.num_tables, PLANS.c.num_ranks, PLANS.c.step_ms),
@@ -115,32 +111,17 @@ class PlanStore:
         if chosen.text:
             query = query.where(PLANS.c.search_text.contains(chosen.text.casefold(), autoescape=True))
         if cursor is not None:
-            query = query.where(tuple_(PLANS.c.created_us, PLANS.c.id) < tuple_(*_position(cursor)))
+            query = query.where(tuple_(PLANS.c.created_us, PLANS.c.id) < tuple_(*position_of(cursor, _IDS)))
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
-        following = _cursor(rows[limit - 1]) if len(rows) > limit else None
+        following = cursor_of(rows[limit - 1].created_us, rows[limit - 1].id) if len(rows) > limit else None
         return PlanList(plans=[_summary(row) for row in rows[:limit]], next=following)
 
 
 def _summary(row: Row[*tuple[Any, ...]]) -> PlanSummary:
     values = dict(row._mapping)
-    created = datetime.fromtimestamp(values.pop("created_us") / 1e6, UTC)
-    return PlanSummary(**values, created_at=created.isoformat(timespec="milliseconds"))
-
-
-def _cursor(row: Row[*tuple[Any, ...]]) -> str:
-    return base64.urlsafe_b64encode(f"{row.created_us}:{row.id}".encode()).decode().rstrip("=")
-
-
-def _position(cursor: str) -> tuple[int, str]:
-    try:
-        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
-    except (binascii.Error, ValueError):
-        text = ""
-    match = _POSITION.fullmatch(text)
-    if match is None:
-        raise FormatError("must be `next` of a page before", field="cursor")
-    return int(match[1]), match[2]
+    created_at = iso_time(values.pop("created_us"))
+    return PlanSummary(**values, created_at=created_at)
 
 
 def _unknown(plan_id: str) -> UnknownPlanError:

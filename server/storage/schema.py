@@ -7,6 +7,7 @@ adds what may be left empty, and drops only what no version uses that may still 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 from sqlalchemy import BigInteger, Column, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table, Text
 
@@ -75,7 +76,38 @@ AUDIT_LOG = Table(
 )
 """Who changed what; each row is written in the transaction of its change."""
 
+JOBS = Table(
+    "jobs",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("kind", String(32), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("client", String(128), nullable=False),
+    Column("owner", String(32)),
+    Column("created_us", BigInteger, nullable=False),
+    Column("started_us", BigInteger),
+    Column("seen_us", BigInteger, nullable=False),
+    Column("finished_us", BigInteger),
+    Column("cancelled_us", BigInteger),
+    Column("request", LargeBinary, nullable=False),
+    Column("progress", String(512), nullable=False),
+    Column("log", Text, nullable=False),
+    Column("plan_id", String(71)),
+    Column("result", LargeBinary),
+    Column("problem", Text),
+    Index("jobs_by_time", "created_us", "id"),
+    Index("jobs_by_state", "state", "seen_us"),
+)
+"""Jobs. `owner` names the run that does one, which renews `seen_us`: one that does not any more has lost the job.
+Requests and results are JSON texts, compressed by zlib; a plan that a job made is in `plans`."""
+
 
 def now_us() -> int:
     """The time now."""
     return time.time_ns() // 1000
+
+
+def iso_time(time_us: int) -> str:
+    """A time as ISO 8601, UTC."""
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="milliseconds")

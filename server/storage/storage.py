@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from server.access import Actor
 from server.bodies import PlanFacts
+from server.job_bodies import JobAnswer, JobKind
 from server.storage.audit import record
 from server.storage.database import Database
 from server.storage.idempotency import IdempotencyStore, IdempotentRequest, KeptAnswer
+from server.storage.jobs import JobEnd, JobRun, JobStore
 from server.storage.keys import KeyStore
 from server.storage.location import database_url
 from server.storage.plans import PlanStore
@@ -25,6 +27,7 @@ class Storage:
         self.plans = PlanStore(database)
         self.requests = IdempotencyStore(database)
         self.keys = KeyStore(database)
+        self.jobs = JobStore(database)
 
     def close(self) -> None:
         """Closes the connections of the database."""
@@ -65,6 +68,77 @@ class Storage:
         with self.database.writing() as connection:
             self.plans.delete(connection, plan_id)
             record(connection, actor, "plan.delete", plan_id)
+
+    def add_job(
+        self, kind: JobKind, body: bytes, client: str, request: IdempotentRequest | None, actor: Actor
+    ) -> tuple[JobRun, KeptAnswer]:
+        """Stores a job, with the answer to later requests with the same key, in one transaction.
+
+        Args:
+            kind: What it does.
+            body: JSON text of what it is to do.
+            client: Whose it is.
+            request: The request, if it has a key.
+            actor: Who sent it.
+
+        Raises:
+            RetryError: If there are as many jobs as may be, or the database does not answer.
+        """
+        with self.database.writing() as connection:
+            run = self.jobs.add(connection, kind, body, client)
+            record(connection, actor, "job.make", run.id)
+            answer = KeptAnswer(status=202, body=self.jobs.described(connection, run.id).model_dump_json().encode())
+            if request is not None:
+                self.requests.keep(connection, request, answer)
+        return run, answer
+
+    def finish_job(self, run: JobRun, end: JobEnd, plan: tuple[PlanFacts, bytes] | None, actor: Actor) -> bool:
+        """Ends an attempt of a job and stores its plan, in one transaction, once.
+
+        Args:
+            run: The attempt.
+            end: How it ended.
+            plan: Facts and JSON text of the answer that holds it; None without a plan.
+            actor: Who did it.
+
+        Returns:
+            Whether it was unfinished: else nothing has changed.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing() as connection:
+            is_ended = self.jobs.finish(connection, run, end)
+            if is_ended:
+                if plan is not None:
+                    self.plans.add(connection, *plan)
+                record(connection, actor, f"job.{end.state}", run.id)
+        return is_ended
+
+    def cancel_job(self, job_id: str, actor: Actor) -> JobAnswer:
+        """Cancels a job, as `JobStore.cancel`.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing() as connection:
+            answer = self.jobs.cancel(connection, job_id)
+            record(connection, actor, "job.cancel", job_id)
+        return answer
+
+    def retry_job(self, job_id: str, actor: Actor) -> JobRun:
+        """Begins another attempt, as `JobStore.retry`.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            JobStateError: If it has not failed.
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing() as connection:
+            run = self.jobs.retry(connection, job_id)
+            record(connection, actor, "job.retry", job_id)
+        return run
 
 
 def open_storage() -> Storage:

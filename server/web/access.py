@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from autoshard.core.errors import AutoshardError
 from server import access
 from server.access import Actor
+from server.job_bodies import JobKind
 from server.problems import ForbiddenError, HostError, UnauthenticatedError
 from server.settings import ServerSettings
 from server.storage.storage import Storage
@@ -43,7 +44,19 @@ _SCOPES: Final[Mapping[tuple[str, str], access.Scope]] = {
     ("POST", "/v1/comparisons"): access.Scope.PLAN,
     ("POST", "/v1/simulations"): access.Scope.PLAN,
     ("POST", "/v1/validations"): access.Scope.PLAN,
+    **{("POST", f"/v1/jobs/{kind}"): kind.scope for kind in JobKind},
 }
+
+#: Routes of jobs that any key opens; to change a job, it needs the scope of the job's kind, too.
+_OF_ANY_SCOPE: Final = frozenset(
+    {
+        ("GET", "/v1/jobs"),
+        ("GET", "/v1/jobs/{job_id}"),
+        ("GET", "/v1/jobs/{job_id}/result"),
+        ("POST", "/v1/jobs/{job_id}/cancel"),
+        ("POST", "/v1/jobs/{job_id}/retry"),
+    }
+)
 
 #: Routes that any key opens: what describes the service.
 _DESCRIPTIONS: Final = ("/metrics", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/static-offline-docs")
@@ -107,7 +120,7 @@ class AccessControl:
 
     def _check(self, actor: Actor, method: str, path: str | None) -> None:
         """Checks that the actor may do this; what is nowhere may be asked for by all who have a key."""
-        if path is None or path in _DESCRIPTIONS:
+        if path is None or path in _DESCRIPTIONS or (method, path) in _OF_ANY_SCOPE:
             return
         needed = _SCOPES.get((method, path))
         if needed is None:

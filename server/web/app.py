@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from autoshard import __version__
 from server.bodies import Health
+from server.jobs.engine import JobEngine
 from server.planning.workers import WorkerPool
 from server.problems import StorageError
 from server.settings import ServerSettings
@@ -21,6 +22,7 @@ from server.web.analyses import add_analyses
 from server.web.buffers import BufferBudget, BufferLimit
 from server.web.desk import WorkDesk
 from server.web.errors import add_error_handlers
+from server.web.jobs import JobDesk, add_jobs
 from server.web.metrics import Metrics, add_metrics
 from server.web.openapi import add_published_schemas
 from server.web.plans import add_plans
@@ -46,13 +48,16 @@ def guarded(routes: FastAPI, storage: Storage, settings: ServerSettings) -> ASGI
 
 def make_routes(settings: ServerSettings, pool: WorkerPool, storage: Storage) -> FastAPI:
     """The routes of the service; arguments as of `create_app`."""
+    engine = JobEngine(storage, settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         pool.start()
         try:
+            await run_in_threadpool(engine.start)
             yield
         finally:
+            await run_in_threadpool(engine.stop)
             await pool.stop()
 
     app = FastAPIOffline(
@@ -67,7 +72,9 @@ def make_routes(settings: ServerSettings, pool: WorkerPool, storage: Storage) ->
     app.state.metrics = metrics = Metrics(pool, settings)
     add_metrics(app, metrics)
     desk = WorkDesk(pool, storage, settings, metrics)
-    add_plans(app, desk, storage)
+    jobs = JobDesk(desk, engine, storage)
+    add_plans(app, desk, jobs, storage)
+    add_jobs(app, jobs, storage)
     add_analyses(app, desk)
     add_published_schemas(app)
     return app

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 from fastapi import Request, Response
@@ -57,6 +57,24 @@ class WorkDesk:
             AutoshardError: If it cannot be answered.
         """
         self._pool.check_room(client_of(request.scope))
+
+        async def work(body: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
+            return await self._done(request, await self._work(request, kind, body, plan_ids), keyed)
+
+        return await self.once(request, work)
+
+    async def once(
+        self, request: Request, do: Callable[[bytes, IdempotentRequest | None], Awaitable[KeptAnswer]]
+    ) -> Response:
+        """Does what a request asks for, or answers as the one before with the same idempotency key.
+
+        Args:
+            request: Of which nothing has been read.
+            do: Takes the body and the key, with which it stores the answer.
+
+        Raises:
+            AutoshardError: If it cannot be done.
+        """
         body = await read_body(request, self._settings, request.state.buffer)
         keyed = _keyed(request, body)
         if keyed is not None:
@@ -64,7 +82,7 @@ class WorkDesk:
             if kept is not None:
                 return _answered(kept, request)
         try:
-            return _answered(await self._done(request, await self._work(request, kind, body, plan_ids), keyed), request)
+            return _answered(await do(body, keyed), request)
         except BaseException:
             if keyed is not None:
                 await asyncio.shield(run_in_threadpool(self._give_up, keyed))
@@ -127,7 +145,7 @@ class WorkDesk:
 def _answered(answer: KeptAnswer, request: Request, media_type: str = "application/json") -> Response:
     request.state.buffer.answer(len(answer.body))
     return Response(
-        answer.body, status_code=answer.status, media_type=media_type if answer.status == 200 else MEDIA_TYPE
+        answer.body, status_code=answer.status, media_type=media_type if answer.status < 400 else MEDIA_TYPE
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autoshard.core import errors
+from costmodel.registry.versions import REGISTRY_VARIABLE
 from tests.fuzz.fork_server import ERR, OUT
 
 #: A command that has not answered by then is taken to hang.
@@ -128,6 +129,7 @@ class ForkServer:
         # One of Arrow's allocators starts a thread, which a fork would lose.
         environment = {**os.environ, **single, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
         environment |= {"HOME": str(self._folder / "home"), "TERM": "dumb", "PYTHONUTF8": "1"}
+        environment[REGISTRY_VARIABLE] = str(self._folder / "home" / "registry")
         command = [sys.executable, "-P", Path(__file__).with_name("fork_server.py"), *options]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         return subprocess.Popen(command, env=environment, text=True, **pipes)

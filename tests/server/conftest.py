@@ -43,6 +43,7 @@ def start_service(folder, *arguments, until_ready=True, database=None):
     environment = {
         **os.environ,
         "AUTOSHARD_REGISTRY": str(folder / "no-registry"),
+        "HOME": str(folder),
         "AUTOSHARD_DATABASE_URL": database or f"sqlite:///{folder}/service.sqlite",
     }
     with log_file.open("wb") as log:

@@ -54,7 +54,7 @@ def test_a_plan_by_hand_is_priced_and_stored(client, tmp_path, capsys):
     del plan["predicted"], plan["provenance"]
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(plan))
-    assert main(["evaluate", str(file), "--json"]) == 0
+    assert main(["evaluate", str(file), "--no-bound", "--json"]) == 0
     answer = client.post("/v1/evaluations", json={"plan": plan})
     assert answer.json()["plan"] == json.loads(capsys.readouterr().out)
     stored = client.get(f"/v1/plans/{answer.json()['id']}")

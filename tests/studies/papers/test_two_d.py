@@ -173,8 +173,8 @@ class TestMemory:
 
     @pytest.mark.slow
     def test_fig2_s_latencies_of_1024_gpus(self):
-        # Sec. 2.2: computation of 200 ms, all-to-all "exceeds 600ms" with ids of 8 bytes, which are half of the rest here.
-        # Lookups' memory is missed (docs).
+        # Sec. 2.2: computation of 200 ms, all-to-all "exceeds 600ms" with ids of 8 bytes; they have 4
+        # here. Lookups' memory is missed (docs).
         found = priced(FULL_RUNS[2])
         assert found.kernels_ms == pytest.approx(200, rel=0.10)
         input_ms = found.parts_ms[StepPart.INPUT]

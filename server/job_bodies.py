@@ -1,0 +1,137 @@
+"""Bodies of jobs: what each kind takes, and what is told about a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autoshard.core.accepted import MAX_SEED
+from server.access import Scope
+from server.bodies import ComparisonBody, PlanBody, Problem
+
+MAX_JOB_TIME_LIMIT_S = 3600.0
+_MAX_SECONDS = 86_400.0
+
+JobId = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="The job's id.")]
+_Device = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Key of the device.")]
+_Updates = Annotated[int, Field(ge=1, le=10_000_000, description="Number of updates; more take longer.")]
+_Seconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS)]
+_Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+
+
+class JobKind(StrEnum):
+    """What a job does."""
+
+    PLAN = "plan"
+    COMPARE = "compare"
+    COLLECT = "collect"
+    TRAIN_COST = "train-cost"
+    TRAIN_POLICY = "train-policy"
+
+    @property
+    def scope(self) -> Scope:
+        """Scope of the keys that it needs."""
+        return Scope.PLAN if self in (JobKind.PLAN, JobKind.COMPARE) else Scope.TRAIN
+
+
+class JobState(StrEnum):
+    """How far a job is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing is done any more."""
+        return self not in (JobState.QUEUED, JobState.RUNNING)
+
+
+class PlanJobBody(PlanBody):
+    """A planning task with more time than a request has."""
+
+    time_limit_s: float = Field(
+        default=1.0, gt=0, le=MAX_JOB_TIME_LIMIT_S, description="Seconds that the planner may use."
+    )
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class CollectBody(_Closed):
+    """Measurements of this machine's kernels, which are added to the service's samples."""
+
+    device: Annotated[str, Field(pattern="^(auto|cpu|cuda)$")] = "auto"
+    seconds: _Seconds = Field(default=60.0, description="Seconds to measure for, start-up included.")
+
+
+class TrainCostBody(_Closed):
+    """Training of a device's cost model from the service's samples."""
+
+    device: _Device | None = Field(default=None, description="Null where there are samples of one device only.")
+    updates: _Updates | None = None
+    seed: _Seed = 0
+
+
+class TrainPolicyBody(_Closed):
+    """Training of a device's policy."""
+
+    device: _Device = "cpu"
+    updates: _Updates | None = None
+    seconds: _Seconds | None = Field(default=None, description="Seconds to train for.")
+    num_tasks: int = Field(default=90, ge=1, le=1 << 16, description="Tasks to train on.")
+    num_tables: int = Field(default=80, ge=1, le=2048, description="Tables per task.")
+    num_ranks: int = Field(default=8, ge=1, le=1024, description="Ranks per task.")
+    seed: _Seed = 0
+
+
+#: The body of each kind's request.
+BODIES: Final[Mapping[JobKind, type[BaseModel]]] = {
+    JobKind.PLAN: PlanJobBody,
+    JobKind.COMPARE: ComparisonBody,
+    JobKind.COLLECT: CollectBody,
+    JobKind.TRAIN_COST: TrainCostBody,
+    JobKind.TRAIN_POLICY: TrainPolicyBody,
+}
+
+
+class JobAnswer(BaseModel):
+    """A job."""
+
+    id: JobId
+    kind: JobKind
+    state: JobState
+    attempt: int = Field(description="1, and 1 more for each retry.")
+    created_at: str = Field(description="When it was asked for, UTC (ISO 8601).")
+    started_at: str | None = Field(description="When its present attempt began.")
+    seen_at: str = Field(description="When its state and log were last known; 5 s ago at most while it runs.")
+    finished_at: str | None
+    is_cancelling: bool = Field(description="Whether it is to end, and has not yet.")
+    progress: str = Field(description="The last line of its log.")
+    log: str = Field(description="The end of its log.")
+    plan_id: str | None = Field(description="The plan that it made.")
+    problem: Problem | None = Field(description="Why it failed.")
+
+
+class JobSummary(BaseModel):
+    """A job, in a list."""
+
+    id: JobId
+    kind: JobKind
+    state: JobState
+    attempt: int
+    created_at: str
+    progress: str
+
+
+class JobList(BaseModel):
+    """One page of jobs, the latest first."""
+
+    jobs: list[JobSummary]
+    next: str | None = Field(description="The `cursor` of the next page; null on the last.")

@@ -1,0 +1,128 @@
+"""The process that does a job's work: it has a process group of its own, and ends with the service."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from autoshard.cli import main
+from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InputError
+from autoshard.formats import parse_json
+from server.bodies import ComparisonBody, parse_body
+from server.job_bodies import BODIES, CollectBody, JobKind, PlanJobBody, TrainCostBody, TrainPolicyBody
+from server.problems import InternalError, problem_of
+from server.settings import ServerSettings
+from server.tasks.comparing import answer_compare
+from server.tasks.context import TaskContext
+from server.tasks.planning import answer_plan
+from server.tasks.reply import Reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildWork:
+    """What a child process is to do.
+
+    Attributes:
+        kind: Kind of the job.
+        request: JSON text of its request.
+        job_id: The job.
+        folder: Folder of the job, which is there; the log and checkpoints are in it.
+        settings: Limits and models.
+    """
+
+    kind: JobKind
+    request: bytes
+    job_id: str
+    folder: Path
+    settings: ServerSettings
+
+    @property
+    def log(self) -> Path:
+        """All that it prints."""
+        return self.folder / "log"
+
+
+def run_child(pipe: Connection, work: ChildWork) -> None:
+    """Does a job's work, sends a `Reply`, and ends."""
+    os.setsid()
+    _print_to(work.log)
+    threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
+    try:
+        reply = _reply(work)
+    except AutoshardError as error:
+        problem = problem_of(error)
+        print(error, file=sys.stderr, flush=True)
+        reply = Reply(status=problem.status, body=problem.model_dump_json(exclude_none=True).encode())
+    reply.send(pipe)
+
+
+def _print_to(log: Path) -> None:
+    with log.open("wb") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+
+
+def _end_with(pipe: Connection) -> None:
+    """Ends this process and all that it started when the service's end of the pipe is closed, by its death too."""
+    try:
+        pipe.poll(None)
+    finally:
+        os.killpg(0, signal.SIGKILL)
+
+
+def _reply(work: ChildWork) -> Reply:
+    body: Any = parse_body(BODIES[work.kind], parse_json(work.request))
+    context = TaskContext(settings=work.settings, allow_s=lambda _: None)
+    if isinstance(body, PlanJobBody):
+        return answer_plan(body, context)
+    if isinstance(body, ComparisonBody):
+        return answer_compare(body, context)
+    return _of_command(_command(body, work), work)
+
+
+def _command(body: CollectBody | TrainCostBody | TrainPolicyBody, work: ChildWork) -> list[str]:
+    """The command line of a job that is a command of autoshard."""
+    store = ["--store", str(work.settings.samples_folder)]
+    registry = [] if work.settings.registry is None else ["--registry", str(work.settings.registry)]
+    values = {name: value for name, value in body.model_dump().items() if value is not None}
+    options = [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    if isinstance(body, CollectBody):
+        # The seed of the job: measuring anew goes on after what is stored, and no set of tables is measured twice.
+        return ["collect", *store, *options, "--seed", str(int(work.job_id[:8], 16))]
+    if isinstance(body, TrainCostBody):
+        return ["train", "cost", *store, *registry, *options]
+    return ["train", "policy", *registry, *options, "--checkpoint", str(work.folder / "checkpoint")]
+
+
+def _of_command(arguments: list[str], work: ChildWork) -> Reply:
+    """Runs a command in this process.
+
+    Raises:
+        AutoshardError: If it fails, with the last line that it printed.
+    """
+    output = work.folder / "output.json"
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+    code = main([*arguments, "--json"])
+    sys.stdout.flush()
+    if code != 0:
+        raise _failure(code, _last_line(work.log))
+    document = json.loads(output.read_bytes())
+    return Reply(status=200, body=json.dumps(document).encode())
+
+
+def _failure(code: int, line: str) -> AutoshardError:
+    kinds: dict[int, type[AutoshardError]] = {2: InputError, 3: InfeasiblePlanError}
+    return kinds.get(code, InternalError)(line.removeprefix("error: "))
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it ended without a word"

@@ -1,0 +1,327 @@
+"""Stored jobs."""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, select, tuple_, update
+
+from server.bodies import Problem
+from server.job_bodies import JobAnswer, JobKind, JobList, JobState, JobSummary
+from server.problems import BusyError, ClientBusyError, JobStateError, UnknownJobError
+from server.storage.database import Database
+from server.storage.paging import cursor_of, position_of
+from server.storage.schema import JOBS, iso_time, now_us
+
+_IDS = "[0-9a-f]{32}"
+_LISTED = (JOBS.c.id, JOBS.c.kind, JOBS.c.state, JOBS.c.attempt, JOBS.c.created_us, JOBS.c.progress)
+_UNFINISHED = tuple(state for state in JobState if not state.is_final)
+#: Jobs that may wait or run, of all clients; one client may have half of them.
+_MAX_UNFINISHED = 100
+_MAX_PROGRESS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRun:
+    """One attempt of a job.
+
+    Attributes:
+        id: The job.
+        attempt: Which one, from 1.
+    """
+
+    id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedJob:
+    """A job that one run may do, as long as it says so often enough.
+
+    Attributes:
+        run: Job and attempt.
+        owner: Name of the run.
+        kind: What it does.
+        request: JSON text of the request.
+    """
+
+    run: JobRun
+    owner: str
+    kind: JobKind
+    request: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """How an attempt ended.
+
+    Attributes:
+        state: A final one.
+        plan_id: The plan that it made.
+        result: JSON text of what else it made.
+        problem: Why it failed.
+    """
+
+    state: JobState
+    plan_id: str | None = None
+    result: bytes | None = None
+    problem: Problem | None = None
+
+
+class JobStore:
+    """Jobs by id.
+
+    Args:
+        database: Where they are.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, connection: Connection, kind: JobKind, request: bytes, client: str) -> JobRun:
+        """Stores a job.
+
+        Args:
+            connection: A transaction that writes.
+            kind: What it does.
+            request: JSON text of the request.
+            client: Whose it is.
+
+        Raises:
+            ClientBusyError: If the client has as many jobs as one may have.
+            BusyError: If there are as many jobs as may be.
+        """
+        unfinished = select(func.count()).where(JOBS.c.state.in_(_UNFINISHED))
+        if (connection.scalar(unfinished.where(JOBS.c.client == client)) or 0) >= _MAX_UNFINISHED // 2:
+            raise ClientBusyError(f"{_MAX_UNFINISHED // 2} jobs of this client are unfinished, the most that may be")
+        if (connection.scalar(unfinished) or 0) >= _MAX_UNFINISHED:
+            raise BusyError(f"{_MAX_UNFINISHED} jobs are unfinished, the most that may be")
+        run, now = JobRun(id=uuid.uuid4().hex, attempt=1), now_us()
+        row = {"id": run.id, "kind": kind, "state": JobState.QUEUED, "attempt": run.attempt, "client": client}
+        empty = {"progress": "", "log": "", "request": zlib.compress(request)}
+        connection.execute(insert(JOBS).values({**row, **empty, "created_us": now, "seen_us": now}))
+        return run
+
+    def read(self, job_id: str) -> JobAnswer:
+        """What is known of a job.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            StorageError: If the database does not answer.
+        """
+        with self._database.reading() as connection:
+            return self.described(connection, job_id)
+
+    def described(self, connection: Connection, job_id: str) -> JobAnswer:
+        """As `read`, in a transaction.
+
+        Raises:
+            UnknownJobError: If it is not there.
+        """
+        return _answer(_row(connection, job_id))
+
+    def result(self, job_id: str) -> tuple[str | None, bytes | None]:
+        """What a job made: the id of a plan, or a JSON text.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            JobStateError: If it has not succeeded.
+            StorageError: If the database does not answer.
+        """
+        with self._database.reading() as connection:
+            row = _row(connection, job_id)
+        if row.state != JobState.SUCCEEDED:
+            raise JobStateError(f"the job is {row.state}, and has no result")
+        return row.plan_id, None if row.result is None else zlib.decompress(row.result)
+
+    def list(self, *, limit: int, kind: JobKind | None, state: JobState | None, cursor: str | None) -> JobList:
+        """One page of jobs, the latest first.
+
+        Args:
+            limit: Most jobs of a page.
+            kind: Only those of this kind.
+            state: Only those in this state.
+            cursor: `next` of the page before; None for the first.
+
+        Raises:
+            FormatError: If the cursor is not one.
+            StorageError: If the database does not answer.
+        """
+        query = select(*_LISTED).order_by(JOBS.c.created_us.desc(), JOBS.c.id.desc()).limit(limit + 1)
+        if kind is not None:
+            query = query.where(JOBS.c.kind == kind)
+        if state is not None:
+            query = query.where(JOBS.c.state == state)
+        if cursor is not None:
+            query = query.where(tuple_(JOBS.c.created_us, JOBS.c.id) < tuple_(*position_of(cursor, _IDS)))
+        with self._database.reading() as connection:
+            rows = connection.execute(query).all()
+        following = cursor_of(rows[limit - 1].created_us, rows[limit - 1].id) if len(rows) > limit else None
+        return JobList(jobs=[_summary(row) for row in rows[:limit]], next=following)
+
+    def claim(self, run: JobRun) -> ClaimedJob | None:
+        """Gives a queued job to the caller; None if it is not to be done, or another has it.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        owner, now = uuid.uuid4().hex, now_us()
+        values = {"state": JobState.RUNNING, "owner": owner, "seen_us": now, "started_us": now}
+        with self._database.writing() as connection:
+            statement = update(JOBS).where(_is(run), JOBS.c.state == JobState.QUEUED).values(values)
+            if connection.execute(statement).rowcount == 0:
+                return None
+            row = _row(connection, run.id)
+        return ClaimedJob(run=run, owner=owner, kind=JobKind(row.kind), request=zlib.decompress(row.request))
+
+    def report(self, job: ClaimedJob, log: str) -> bool:
+        """Says that a job is being done.
+
+        Args:
+            job: The job.
+            log: The end of its log.
+
+        Returns:
+            Whether to go on: not if somebody cancelled it, or another run has it by now.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        text = log.replace("\0", " ")
+        lines = text.strip().splitlines()
+        values = {"seen_us": now_us(), "log": text, "progress": lines[-1][:_MAX_PROGRESS] if lines else ""}
+        with self._database.writing() as connection:
+            found = update(JOBS).where(_is(job.run), JOBS.c.owner == job.owner, JOBS.c.state == JobState.RUNNING)
+            row = connection.execute(found.values(values).returning(JOBS.c.cancelled_us)).first()
+        return row is not None and row.cancelled_us is None
+
+    def release(self, job: ClaimedJob) -> None:
+        """Gives a job back that is not done, for others to resume at once.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        with self._database.writing() as connection:
+            connection.execute(
+                update(JOBS).where(_is(job.run), JOBS.c.owner == job.owner).values(owner=None, seen_us=0)
+            )
+
+    def is_cancelled(self, run: JobRun) -> bool:
+        """Whether somebody cancelled an attempt.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        query = select(JOBS.c.id).where(_is(run), JOBS.c.cancelled_us.is_not(None))
+        with self._database.reading() as connection:
+            return connection.execute(query).first() is not None
+
+    def finish(self, connection: Connection, run: JobRun, end: JobEnd) -> bool:
+        """Ends an attempt, once.
+
+        Args:
+            connection: A transaction that writes.
+            run: The attempt.
+            end: How it ended.
+
+        Returns:
+            Whether it was unfinished: else nothing has changed.
+        """
+        result = None if end.result is None else zlib.compress(end.result)
+        problem = None if end.problem is None else end.problem.model_dump_json(exclude_none=True)
+        now = now_us()
+        values = {"state": end.state, "finished_us": now, "seen_us": now, "owner": None}
+        statement = update(JOBS).where(_is(run), JOBS.c.state.in_(_UNFINISHED))
+        made = {"plan_id": end.plan_id, "result": result, "problem": problem}
+        return connection.execute(statement.values({**values, **made})).rowcount == 1
+
+    def cancel(self, connection: Connection, job_id: str) -> JobAnswer:
+        """Ends a job that waits, and has one that runs end soon; one that has ended stays as it is.
+
+        Args:
+            connection: A transaction that writes.
+            job_id: The job.
+
+        Raises:
+            UnknownJobError: If it is not there.
+        """
+        row, now = _row(connection, job_id), now_us()
+        run = JobRun(id=row.id, attempt=row.attempt)
+        if row.state == JobState.QUEUED:
+            self.finish(connection, run, JobEnd(state=JobState.CANCELLED))
+        elif row.state == JobState.RUNNING and row.cancelled_us is None:
+            connection.execute(update(JOBS).where(_is(run)).values(cancelled_us=now))
+        return _answer(_row(connection, job_id))
+
+    def retry(self, connection: Connection, job_id: str) -> JobRun:
+        """Begins another attempt of a job that failed or was cancelled.
+
+        Args:
+            connection: A transaction that writes.
+            job_id: The job.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            JobStateError: If it is in another state.
+        """
+        row = _row(connection, job_id)
+        run = JobRun(id=row.id, attempt=row.attempt)
+        again = (JobState.FAILED, JobState.CANCELLED)
+        values = {"state": JobState.QUEUED, "attempt": run.attempt + 1, "seen_us": now_us(), "problem": None}
+        cleared = dict.fromkeys(("owner", "started_us", "finished_us", "cancelled_us"))
+        statement = update(JOBS).where(_is(run), JOBS.c.state.in_(again)).values({**values, **cleared})
+        if connection.execute(statement).rowcount == 0:
+            raise JobStateError(f"the job is {row.state}; one that failed or was cancelled can be tried again")
+        return JobRun(id=run.id, attempt=run.attempt + 1)
+
+    def take_lost(self, older_than_s: float) -> tuple[JobRun, ...]:
+        """Puts jobs back into the queue that nobody has said anything of for a time; returns these.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        now = now_us()
+        lost = and_(JOBS.c.state.in_(_UNFINISHED), JOBS.c.seen_us < now - int(older_than_s * 1e6))
+        statement = update(JOBS).where(lost).values(state=JobState.QUEUED, owner=None, seen_us=now)
+        with self._database.writing() as connection:
+            rows = connection.execute(statement.returning(JOBS.c.id, JOBS.c.attempt)).all()
+        return tuple(JobRun(id=row.id, attempt=row.attempt) for row in rows)
+
+
+def _is(run: JobRun) -> ColumnElement[bool]:
+    return and_(JOBS.c.id == run.id, JOBS.c.attempt == run.attempt)
+
+
+def _row(connection: Connection, job_id: str) -> Row[*tuple[Any, ...]]:
+    row = connection.execute(select(JOBS).where(JOBS.c.id == job_id)).first()
+    if row is None:
+        raise UnknownJobError(f"no job {job_id} is stored")
+    return row
+
+
+def _answer(row: Row[*tuple[Any, ...]]) -> JobAnswer:
+    started, finished = ((None if time is None else iso_time(time)) for time in (row.started_us, row.finished_us))
+    return JobAnswer(
+        id=row.id,
+        kind=row.kind,
+        state=row.state,
+        attempt=row.attempt,
+        created_at=iso_time(row.created_us),
+        started_at=started,
+        seen_at=iso_time(row.seen_us),
+        finished_at=finished,
+        is_cancelling=row.state == JobState.RUNNING and row.cancelled_us is not None,
+        progress=row.progress,
+        log=row.log,
+        plan_id=row.plan_id,
+        problem=None if row.problem is None else Problem.model_validate_json(row.problem),
+    )
+
+
+def _summary(row: Row[*tuple[Any, ...]]) -> JobSummary:
+    values = dict(row._mapping)
+    created_at = iso_time(values.pop("created_us"))
+    return JobSummary(**values, created_at=created_at)

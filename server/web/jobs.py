@@ -1,0 +1,189 @@
+"""Routes of jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Path, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from autoshard.formats import parse_json
+from server.access import Actor
+from server.bodies import parse_body
+from server.job_bodies import BODIES, JobAnswer, JobId, JobKind, JobList, JobState
+from server.jobs.engine import JobEngine
+from server.problems import ForbiddenError
+from server.storage.idempotency import IdempotentRequest, KeptAnswer
+from server.storage.storage import Storage
+from server.web.buffers import client_of
+from server.web.desk import WorkDesk
+from server.web.openapi import IDEMPOTENCY_KEY, body_of, problems
+
+_MAX_PAGE = 200
+_SUMMARIES = {
+    JobKind.PLAN: "Make a plan as a job",
+    JobKind.COMPARE: "Compare planners as a job",
+    JobKind.COLLECT: "Measure kernels of the service's machine",
+    JobKind.TRAIN_COST: "Train a cost model",
+    JobKind.TRAIN_POLICY: "Train a policy",
+}
+
+#: The answer to requests that make a job.
+JOB_MADE: dict[str, Any] = {"model": JobAnswer, "description": "A job; `Location` is its address."}
+#: The header of requests that may be answered by a job.
+PREFER: dict[str, Any] = {
+    "name": "Prefer",
+    "in": "header",
+    "required": False,
+    "description": "`respond-async` for a job, which has up to an hour.",
+    "schema": {"type": "string"},
+}
+
+_StoredId = Annotated[JobId, Path(description="The job's id.")]
+
+
+def prefers_job(request: Request) -> bool:
+    """Whether a client would rather have a job than wait (RFC 7240)."""
+    preferences = ",".join(request.headers.getlist("prefer")).lower().split(",")
+    return any(preference.split(";")[0].strip() == "respond-async" for preference in preferences)
+
+
+class JobDesk:
+    """Takes and changes jobs.
+
+    Args:
+        desk: Reads requests, each with an idempotency key once.
+        engine: Does jobs.
+        storage: Holds them.
+    """
+
+    def __init__(self, desk: WorkDesk, engine: JobEngine, storage: Storage) -> None:
+        self._desk = desk
+        self._engine = engine
+        self._storage = storage
+
+    async def make(self, request: Request, kind: JobKind) -> Response:
+        """Answers a request for a job.
+
+        Args:
+            request: Of which nothing has been read.
+            kind: What the job is to do.
+
+        Raises:
+            AutoshardError: If there is something wrong with it, or no room for more jobs.
+        """
+
+        async def make(body: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
+            return await run_in_threadpool(self._made, kind, body, keyed, request)
+
+        response = await self._desk.once(request, make)
+        job = JobAnswer.model_validate_json(bytes(response.body))
+        response.headers["Location"] = f"/v1/jobs/{job.id}"
+        return response
+
+    def cancel(self, job_id: str, actor: Actor) -> JobAnswer:
+        """Cancels a job.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            ForbiddenError: If the actor must not do jobs of its kind.
+        """
+        self._check(job_id, actor)
+        return self._storage.cancel_job(job_id, actor)
+
+    def retry(self, job_id: str, actor: Actor) -> JobAnswer:
+        """Begins another attempt of a job that failed or was cancelled.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            ForbiddenError: If the actor must not do jobs of its kind.
+            JobStateError: If it is in another state.
+        """
+        self._check(job_id, actor)
+        self._engine.enqueue(self._storage.retry_job(job_id, actor))
+        return self._storage.jobs.read(job_id)
+
+    def _made(self, kind: JobKind, body: bytes, keyed: IdempotentRequest | None, request: Request) -> KeptAnswer:
+        parse_body(BODIES[kind], parse_json(body))
+        client = client_of(request.scope)
+        run, answer = self._storage.add_job(kind, body, client, keyed, request.state.actor)
+        self._engine.enqueue(run)
+        return answer
+
+    def _check(self, job_id: str, actor: Actor) -> None:
+        scope = self._storage.jobs.read(job_id).kind.scope
+        if not actor.may(scope):
+            raise ForbiddenError(f"needs a key with the scope {scope}", field="authorization")
+
+
+def add_jobs(app: FastAPI, jobs: JobDesk, storage: Storage) -> None:
+    """Adds the routes."""
+    for kind in JobKind:
+        _add_making(app, jobs, kind)
+    _add_reading(app, storage)
+    _add_changing(app, jobs)
+
+
+def _add_making(app: FastAPI, jobs: JobDesk, kind: JobKind) -> None:
+    @app.post(
+        f"/v1/jobs/{kind}",
+        operation_id=f"make_{kind.replace('-', '_')}_job",
+        tags=["jobs"],
+        summary=_SUMMARIES[kind],
+        status_code=202,
+        response_model=JobAnswer,
+        responses={202: JOB_MADE, **problems(400, 408, 409, 413, 415, 422, 429, 500, 503)},
+        openapi_extra={"requestBody": body_of(BODIES[kind].__name__), "parameters": [IDEMPOTENCY_KEY]},
+    )
+    async def make_job(request: Request) -> Response:
+        return await jobs.make(request, kind)
+
+
+def _add_reading(app: FastAPI, storage: Storage) -> None:
+    @app.get("/v1/jobs", tags=["jobs"], summary="List jobs", responses=problems(400, 503))
+    def list_jobs(
+        limit: Annotated[int, Query(ge=1, le=_MAX_PAGE, description="Most jobs of a page.")] = 50,
+        cursor: Annotated[str | None, Query(max_length=256, description="`next` of the page before.")] = None,
+        kind: Annotated[JobKind | None, Query(description="Only jobs of this kind.")] = None,
+        state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+    ) -> JobList:
+        return storage.jobs.list(limit=limit, kind=kind, state=state, cursor=cursor)
+
+    @app.get("/v1/jobs/{job_id}", tags=["jobs"], summary="Read a job's state", responses=problems(400, 404, 503))
+    def read_job(job_id: _StoredId) -> JobAnswer:
+        return storage.jobs.read(job_id)
+
+    @app.get(
+        "/v1/jobs/{job_id}/result",
+        tags=["jobs"],
+        summary="Read what a job made",
+        response_model=dict[str, Any],
+        responses=problems(400, 404, 409, 503),
+    )
+    def read_result(job_id: _StoredId, request: Request) -> Response:
+        plan_id, text = storage.jobs.result(job_id)
+        body = (text or b"{}") if plan_id is None else storage.plans.read(plan_id)
+        request.state.buffer.answer(len(body))
+        return Response(body, media_type="application/json")
+
+
+def _add_changing(app: FastAPI, jobs: JobDesk) -> None:
+    @app.post(
+        "/v1/jobs/{job_id}/cancel",
+        tags=["jobs"],
+        summary="Cancel a job",
+        status_code=202,
+        responses=problems(400, 404, 503),
+    )
+    def cancel_job(job_id: _StoredId, request: Request) -> JobAnswer:
+        return jobs.cancel(job_id, request.state.actor)
+
+    @app.post(
+        "/v1/jobs/{job_id}/retry",
+        tags=["jobs"],
+        summary="Try a job again that failed or was cancelled",
+        status_code=202,
+        responses=problems(400, 404, 409, 503),
+    )
+    def retry_job(job_id: _StoredId, request: Request) -> JobAnswer:
+        return jobs.retry(job_id, request.state.actor)
