@@ -25,7 +25,7 @@ from autoshard.planners.space.planner_space import IndexArray, PlannerSpace
 _LUMPS, _FEW_LUMPS = (1.0, 0.5, 0.25, math.inf), (math.inf, 0.5)
 #: Limits above which tables that are whole otherwise are cut; with the first one, the first start is made.
 _WHOLE_LUMPS = (0.5, 0.25, 1.0)
-#: Balanced starts that are made whatever the time: the best of all was among so many of the likeliest ones, or 1% better
+#: Balanced starts that are made whatever the time: the best of all was among so many of the likeliest, or 1% better
 #: (metasyn, 80 tables on 8 A100, 800 on 80 ranks of `dgx-a100` and of `cpu-host`); one takes 25 us for each table.
 _NUM_MADE = 4
 #: Tiers that balanced starts may use, besides all: where kernels are short, each further kind of them counts.
