@@ -91,17 +91,21 @@ _PROBLEMS = {
 }
 
 _ACCESS_STATUSES = (401, 403, 421, 429)
-#: Statuses of requests that may succeed later, and the header that says when.
-_RETRIED = (409, 429, 503)
-_RETRY_AFTER: dict[str, Any] = {
-    "headers": {
-        "Retry-After": {
-            "description": "Seconds after which the request may be sent again.",
-            "required": True,
-            "schema": {"type": "integer", "minimum": 1},
-        }
+#: Statuses of requests that may succeed later, and whether the header that says when is always there: of conflicts, a
+#: job's state may be one that no waiting changes.
+_RETRIED = {409: False, 429: True, 503: True}
+
+
+def _retry_after(status: int) -> dict[str, Any]:
+    """The header of a status, if it may have one."""
+    if status not in _RETRIED:
+        return {}
+    described = {
+        "description": "Seconds after which the request may be sent again.",
+        "required": _RETRIED[status],
+        "schema": {"type": "integer", "minimum": 1},
     }
-}
+    return {"headers": {"Retry-After": described}}
 
 
 def body_of(name: str) -> dict[str, Any]:
@@ -127,7 +131,7 @@ def plan_answer() -> dict[int | str, dict[str, Any]]:
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """A route's answers that are errors, described; those of access control come to them."""
     return {
-        status: {"description": _PROBLEMS[status], **PROBLEM, **(_RETRY_AFTER if status in _RETRIED else {})}
+        status: {"description": _PROBLEMS[status], **PROBLEM, **_retry_after(status)}
         for status in sorted({*statuses, *_ACCESS_STATUSES})
     }
 

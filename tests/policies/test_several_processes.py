@@ -39,7 +39,9 @@ with joined_learners(Device.CPU) as learners:
     trainer = run._trainer
     weights = {name: float(value.sum(dtype="float64")) for name, value in to_arrays(trainer.network).items()}
     actions = trainer.algorithm._trajectories.actions_TE.flatten().tolist()
-    print(json.dumps({"rank": learners.rank, "weights": weights, "actions": actions}), flush=True)
+    # In one piece, for both processes write to one pipe.
+    sys.stdout.write(json.dumps({"rank": learners.rank, "weights": weights, "actions": actions}) + "\\n")
+    sys.stdout.flush()
 """
 
 

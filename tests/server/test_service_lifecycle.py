@@ -66,7 +66,8 @@ def test_what_does_not_fit_the_queue_is_turned_away(own_service):
             assert int(answer.headers["retry-after"]) >= 1
 
 
-def test_a_dead_worker_is_an_error_and_is_replaced(service):
+def test_a_dead_worker_is_an_error_and_is_replaced(own_service):
+    service = own_service("--workers", "2")
     with service.client() as client, concurrent.futures.ThreadPoolExecutor(1) as threads:
         posted = threads.submit(client.post, "/v1/plans", json={**LONG, "time_limit_s": 60.0})
         time.sleep(1.5)

@@ -65,8 +65,18 @@ def _read(path: str | Path) -> Any:
     return SimpleNamespace(plan={_text(path): _module(module) for path, module in modules.items()})
 
 
+#: How Python 3.11.0 to 3.11.3 pickles members of enumerations: by name, from their class.
+_GETTERS = frozenset({"builtins getattr", "__builtin__ getattr"})
+#: Values of members whose names say another one.
+_VALUES: dict[str, dict[object, object]] = {"CacheAlgorithm": {"LRU": 0, "LFU": 1}}
+
+
 def _record(function: object, arguments: object) -> Record:
     name = function.name if isinstance(function, Global) else shown(function)
+    if name in _GETTERS and isinstance(arguments, tuple) and len(arguments) == 2:
+        member = arguments[1]
+        kind = _record(arguments[0], ()).name
+        return Record(name=kind, arguments=(_VALUES.get(kind, {}).get(member, member),))
     package, _, kind = name.partition(" ")
     if package.partition(".")[0] not in _PACKAGES or kind not in _CLASSES or not isinstance(arguments, tuple):
         raise FormatError(
