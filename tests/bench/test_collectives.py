@@ -77,6 +77,7 @@ def worker(folder, rank):
 # Real processes
 
 
+@pytest.mark.slow
 def test_every_operator_and_dtype_is_measured_on_every_level(tmp_path, run_folder):
     heard = []
     impossible = 2**50
@@ -239,6 +240,7 @@ def test_all_is_measured_anew_with_other_splits_while_there_is_time(capsys):
     assert all(row["latency_ms"] > 0 for rows in measured for row in rows)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_named_quickly_and_earlier_samples_stay(tmp_path, run_folder):
     def kill(*_):
         os.kill(worker(run_folder, 1), signal.SIGKILL)

@@ -170,6 +170,7 @@ def source():
     return SetSource(tables=pool, max_tables=9, samples=table_of(sets, priced(sets) * noise))
 
 
+@pytest.mark.slow
 def test_doubtful_sets_are_chosen_and_differ(source):
     strategy = MostUncertain(source, 0)
     chosen = [strategy.draw(number) for number in range(BATCH_SIZE)]

@@ -14,6 +14,7 @@ def source():
     return SetSource(tables=load_tables("metasyn").scaled(1024).sample(140, 3), max_tables=30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_bytes", [None, 2**22])
 def test_sets_are_ranks_of_feasible_plans(memory_bytes, source):
     placements = Placements(replace(source, memory_bytes=memory_bytes), 0)

@@ -75,6 +75,7 @@ def test_every_field_of_a_result_is_described(name):
     assert [key for key, field in fields(SCHEMAS[name]) if not field.get("description")] == []
 
 
+@pytest.mark.slow
 def test_a_run(printed, plan):
     document = printed("autoshard.run/1", "run", plan, "--nproc", 2, "--steps", 2, "--verify-steps", 1)
     assert RUN.to_json(RUN.from_json(document)) == document

@@ -117,6 +117,7 @@ def assert_touched_rows_are_sent_as_predicted(result):
     assert expected.sum() < 0.6 * everything.sum()
 
 
+@pytest.mark.slow
 def test_narrow_payloads_are_near_the_reference(tmp_path):
     tolerances = {DType.FP16: 3e-3, DType.BF16: 3e-2, DType.INT8: 5e-2}
     results = executed(tmp_path, range(500, 502), (2, 2, 1), tuple(tolerances))

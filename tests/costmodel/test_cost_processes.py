@@ -45,6 +45,7 @@ def run(folder, store, *launch):
     return {int(file.suffixes[0][1:]): json.loads(file.read_text()) for file in folder.glob("sums.*.json")}
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_does(store, tmp_path):
     """Batches of 65 samples do not part evenly, so each process's mean has a weight of its own."""
     alone = run(tmp_path / "alone", store)

@@ -209,6 +209,7 @@ def is_alive(pid):
         return False
 
 
+@pytest.mark.slow
 def test_processes_train_like_players_here_even_if_one_is_killed(make_tasks):
     launcher = Killing()
     trainer = train(make_tasks, launcher)

@@ -76,6 +76,7 @@ def torchrun(*command):
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_processes_play_episodes_of_their_own_and_end_with_the_same_weights(registry, tables, tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
     printed, _ = torchrun(tmp_path / "worker.py", registry, tables)

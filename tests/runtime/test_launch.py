@@ -83,6 +83,7 @@ def test_a_run_measures_and_reports(plan_path, run_folder):
     assert list(run_folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_plan_is_verified_on_one_process(plan_path):
     verification = run_plan(plan_path, 1, 1, verify_steps=2).verification
     assert verification.steps == 2
@@ -98,6 +99,7 @@ def test_a_killed_worker_is_named_and_its_peers_end(plan_path, run_folder):
     assert processes_of(run_folder) == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_every_process(plan_path, run_folder):
     seen = []
 

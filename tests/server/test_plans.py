@@ -102,6 +102,7 @@ def test_a_request_that_is_sent_again_meanwhile_is_told_to_wait(client):
         assert int(by_status[409].headers["retry-after"]) >= 1
 
 
+@pytest.mark.slow
 def test_two_services_share_one_postgresql(own_service, postgresql, monkeypatch, tmp_path):
     address = postgresql.new_database()
     monkeypatch.setenv("AUTOSHARD_DATABASE_URL", address)

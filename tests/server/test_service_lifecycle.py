@@ -110,6 +110,7 @@ def test_sigterm_lets_a_running_request_end_and_exits_with_0(own_service):
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.slow
 def test_sigterm_to_all_processes_lets_running_and_waiting_requests_end(own_service):
     service = own_service("--workers", "1")
     with service.client() as client, concurrent.futures.ThreadPoolExecutor(2) as threads:
@@ -140,6 +141,7 @@ def eventually(condition):
     return found
 
 
+@pytest.mark.slow
 def test_sigterm_ends_what_takes_longer_than_the_grace(own_service):
     service = own_service("--workers", "1", "--grace", "0")
     with service.client() as client, concurrent.futures.ThreadPoolExecutor(1) as threads:
@@ -151,6 +153,7 @@ def test_sigterm_ends_what_takes_longer_than_the_grace(own_service):
         assert answer.json()["detail"] == "the service is being stopped"
 
 
+@pytest.mark.slow
 def test_sigterm_while_models_are_loaded_exits_with_0(own_service):
     service = own_service(until_ready=False)
     with service.client() as client:
@@ -185,6 +188,7 @@ def test_a_planner_that_does_not_keep_its_time_limit_is_ended():
     assert reply.status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "shipped"), [("cost", False), ("policy", True)])
 def test_a_damaged_model_stops_the_service(kind, shipped, tmp_path, monkeypatch):
     registry = tmp_path / "registry"

@@ -47,6 +47,7 @@ def test_plans_are_made_and_priced_by_trained_models(registry, own_service, task
     assert service.stop() == 0
 
 
+@pytest.mark.slow
 def test_shipped_models_serve_where_no_registry_is_given(registry, own_service, task, monkeypatch):
     monkeypatch.setenv(SHIPPED_VARIABLE, str(registry))
     service = own_service("--workers", "1")

@@ -18,6 +18,7 @@ def test_both_engines_run_the_same_plans(tmp_path, run_study, capsys):
         assert 0 < run["thin_embedding_ms"] < run["thin_ms"]
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_processor_time_of_a_step_is_measured(tmp_path, run_study, capsys):
     assert run_study("host-time", "--features", "5", "--nproc", "2", "--steps", "2", "-o", tmp_path) == 0

@@ -62,6 +62,7 @@ def tuned():
     return {"num_groups": 1, "moment_scale": 1, "learning_rate": 0.2}
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 @pytest.mark.timeout(180)
 def test_moments_grow_with_the_groups_on_noise_and_a_sync_makes_groups_alike():
