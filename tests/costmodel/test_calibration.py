@@ -164,7 +164,7 @@ class TestRegistries:
         base.publish(shipped)
         # Samples that are surely not noisy: what is measured here may be, on a busy machine.
         registry, own = tmp_path / "registry", shutil.copytree(store, tmp_path / "samples")
-        arguments = ["calibrate", "--registry", registry, "--store", own, "--seconds", 4, "--updates", 40, "--json"]
+        arguments = ["calibrate", "--registry", registry, "--store", own, "--seconds", 2, "--updates", 20, "--json"]
         results = []
         for _ in range(2):
             assert main([str(argument) for argument in arguments]) == 0

@@ -86,6 +86,7 @@ def test_processes_play_episodes_of_their_own_and_end_with_the_same_weights(regi
     assert found[0]["actions"] != found[1]["actions"]
 
 
+@pytest.mark.slow
 def test_the_first_process_saves_and_publishes_and_one_process_goes_on(registry, tables, tmp_path, capsys):
     arguments = ["train", "policy", "--registry", registry, "--tables", tables, "--scale", 1, "--num-tables", 8]
     arguments += ["--num-ranks", 2, "--num-tasks", 4, "--force", "--json", "--checkpoint", tmp_path / "run"]

@@ -16,6 +16,8 @@ from studies.policies.figures.blind_costs import KERNEL, LOOKUPS, PRINTED, SEEN,
 from studies.policies.figures.joint_training import stand_in
 from studies.policies.lab import COST_GREEDY, POLICY, RANDOM
 
+pytestmark = pytest.mark.slow
+
 NUM_TABLES = 48
 NUM_SETS = 160
 
