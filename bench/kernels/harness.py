@@ -18,6 +18,10 @@ from bench.measuring.devices import BenchDevice
 from bench.measuring.rounds import GroupHarness, GroupSettings
 from bench.measuring.timing import RoundSettings
 
+#: Memory that sets of a group share on a CPU while samples are collected: the first touch of a GiB can take more than a
+#: second, and a short run is over before it has used much of it again.
+_COLLECTED_GROUP_BYTES = 2**30
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(GroupSettings):
@@ -51,7 +55,9 @@ class Settings(GroupSettings):
         rounds = replace(usual.rounds, num_measured=number, num_dropped=dropped)
         if device.is_cuda:
             return replace(usual, rounds=rounds, max_group_sets=48)
-        return replace(usual, rounds=replace(rounds, num_warmup=1), max_group_sets=32)
+        return replace(
+            usual, rounds=replace(rounds, num_warmup=1), max_group_sets=32, group_bytes=_COLLECTED_GROUP_BYTES
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

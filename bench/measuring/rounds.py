@@ -51,6 +51,8 @@ class GroupSettings:
     """Memory of a group; None for a share of what is free."""
     group_seconds: float = math.inf
     """Estimated time of a group."""
+    group_bytes: float = math.inf
+    """Memory of a group of several sets; one that needs more is measured alone."""
     max_spread: float = 0.1
     """Spread of single runs, relative to their mean, above which a set is measured again. Measurements of a set are
     averaged (`mean_of`), so that twice the spread takes four of them."""
@@ -204,7 +206,8 @@ class GroupHarness(ABC, Generic[ItemT, KernelT, ResultT]):
                     continue
             num_bytes, seconds = self.needs(one.item)
             used_bytes, used_s = used_bytes + num_bytes, used_s + seconds * settings.rounds.num_rounds
-            if group and (used_bytes > self._max_bytes or used_s > settings.group_seconds):
+            most_bytes = min(self._max_bytes, settings.group_bytes)
+            if group and (used_bytes > most_bytes or used_s > settings.group_seconds):
                 waiting.appendleft(one)
                 break
             group.append(one)

@@ -34,7 +34,7 @@ _PARTIAL_SHARE = 0.35
 #: Plans kept: more than the sets that may come again reach back.
 _PLANS_KEPT = 48
 #: The search is bounded by steps, so that the same seed gives the same plan on slow machines too.
-_SEARCH_S, _SEARCH_STEPS = 60.0, 240
+_SEARCH_S, _SEARCH_STEPS = 60.0, 40
 #: Prices on devices that nothing is known of: planners compare prices only.
 _STAND_IN = "a100"
 

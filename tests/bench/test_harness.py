@@ -45,6 +45,16 @@ def test_groups_are_as_large_as_memory_allows(quick_settings, make_shard):
     assert len({result.group for result in smaller.measure([shards] * 4)}) == 2
 
 
+def test_a_set_that_is_large_for_a_group_is_measured_alone(quick_settings, make_shard):
+    small, large = (
+        make_shard(num_embeddings=10_000, embedding_dim=32),
+        make_shard(num_embeddings=40_000, embedding_dim=32),
+    )
+    harness = Harness(find_device("cpu"), replace(quick_settings, group_bytes=2**22))
+    first, second, third, fourth = (one.group for one in harness.measure([[small], [small], [large], [small]]))
+    assert first == second < third < fourth
+
+
 def test_a_set_that_fits_nowhere_is_an_error(harness, make_shard):
     with pytest.raises(DeviceError, match=r"a set of 1 shards has 36,000,000 bytes of weights and"):
         harness.measure([[make_shard(num_embeddings=1_000_000)]])
