@@ -40,6 +40,8 @@ HELD_OUT_SHARE: Final = 0.2
 _OWN_SPLIT: Final = 1_000
 #: Gaps between samples from which on the collector was not running.
 _PAUSE_S: Final = 60.0
+#: Rounds of each set, as `autoshard calibrate` has them.
+ROUNDS: Final = 3
 #: Strategies that choose the sets, with their shares: the collector's mixture without what needs samples.
 MIXTURE: Final = {name: share for name, share in DEFAULT_WEIGHTS.items() if name != "uncertain"}
 OTHER_KINDS: Final = {"kinds": 0.3, "slices": 0.2, "singles": 0.05, "placements": 0.25, "random": 0.2}
@@ -89,7 +91,9 @@ class Store:
         pool: What models are made from.
         held_out: What they are tested on.
         source_S: Strategy that chose each sample of the pool, shape (S,).
-        seconds_S: Time that each sample of the pool took to measure.
+        seconds_S: Time that each sample of the pool takes to measure.
+        noise_SO: What fewer rounds add to the relative error of each sample's forward and backward time: a standard
+            deviation, shape (S, O).
     """
 
     name: str
@@ -97,10 +101,11 @@ class Store:
     held_out: CostDataset
     source_S: NDArray[np.str_]
     seconds_S: MsArray
+    noise_SO: MsArray
 
     @classmethod
-    def read(cls, folder: Path, seed: int) -> Store:
-        """Reads a folder of samples and holds out a fifth of the sets."""
+    def read(cls, folder: Path, seed: int, rounds: int = ROUNDS) -> Store:
+        """Reads a folder of samples and holds out a fifth of the sets; time and noise are those of so many rounds."""
         table = read_samples(folder, DEVICE)
         dataset = CostDataset.from_samples(table)
         kept = [sample for sample in table.samples if sample.shards and not sample.is_noisy]
@@ -111,7 +116,8 @@ class Store:
             pool=pool,
             held_out=held_out,
             source_S=np.array([sample.source for sample in kept])[is_pool_S],
-            seconds_S=seconds_of(table.samples, kept)[is_pool_S],
+            seconds_S=seconds_of(table.samples, kept, rounds)[is_pool_S],
+            noise_SO=noise_of(kept, rounds)[is_pool_S],
         )
 
     def drawn(self, seconds: float, shares: Mapping[str, float], rng: np.random.Generator) -> IndexArray:
@@ -121,18 +127,38 @@ class Store:
         within = np.cumsum(self.seconds_S[order_S]) <= seconds
         return order_S[within]
 
+    def measured(self, chosen_S: IndexArray, rng: np.random.Generator) -> CostDataset:
+        """Samples of the pool as fewer rounds would have measured them."""
+        dataset, noise_SO = self.pool.take(chosen_S), self.noise_SO[chosen_S]
+        factor_SO = np.exp(noise_SO * rng.standard_normal(noise_SO.shape))
+        return replace(dataset, latency_ms_SO=dataset.latency_ms_SO * factor_SO)
 
-def seconds_of(samples: Sequence[Sample], kept: Sequence[Sample]) -> MsArray:
-    """Time that each kept sample took to measure, shape (S,).
+
+def noise_of(kept: Sequence[Sample], rounds: int) -> MsArray:
+    """Relative deviation of forward and backward times that so few rounds add, shape (S, O).
+
+    Single rounds are taken as independent draws with the spread that each sample has on record.
+    """
+    spread_SO = np.array([(sample.forward_spread, sample.backward_spread) for sample in kept])
+    number_S = np.array([sample.num_rounds for sample in kept])
+    attempts_S = np.array([sample.num_attempts for sample in kept])
+    missing_S = (1 / np.minimum(rounds, number_S) - 1 / number_S) / attempts_S
+    noise_SO: MsArray = spread_SO * np.sqrt(missing_S)[:, None]
+    return noise_SO
+
+
+def seconds_of(samples: Sequence[Sample], kept: Sequence[Sample], rounds: int = ROUNDS) -> MsArray:
+    """Time that each kept sample takes to measure in so many rounds, or its own if these are fewer; shape (S,).
 
     That is its kernels' runs, and an equal part of all the rest of the time in which the collector ran: caches emptied,
-    inputs made, references, and samples that are not kept.
+    inputs made, references, and samples that are not kept. Fewer rounds take less of that, too, which is not counted.
     """
     stamps = np.sort([sample.collected_at.timestamp() for sample in samples])
     gaps_s = np.diff(stamps)
     kernels_S = np.array([sample.kernel_ms * sample.num_rounds * sample.num_attempts / 1e3 for sample in kept])
     rest_s = max(0.0, float(gaps_s[gaps_s < _PAUSE_S].sum()) - float(kernels_S.sum()))
-    return kernels_S + rest_s / len(kept)
+    share_S = np.minimum(1.0, rounds / np.array([sample.num_rounds for sample in kept]))
+    return kernels_S * share_S + rest_s / len(kept)
 
 
 def _dealt(source_S: NDArray[np.str_], order_S: IndexArray, shares: Mapping[str, float]) -> Iterator[int]:
@@ -217,6 +243,7 @@ class CalibrationStudyOptions:
     seconds: Annotated[str, typer.Option(help="Seconds of measuring, with commas between them.")] = "20,60,240"
     arms: Annotated[str, typer.Option(help=f"Ways to make models: any of {', '.join(ARMS)}.")] = ",".join(ARMS)
     repeats: Annotated[int, typer.Option(min=1, help="Draws of samples.")] = 3
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each set; the stores' samples have 9.")] = ROUNDS
     updates: Annotated[int | None, typer.Option(min=1, help="Updates of models that are trained on everything.")] = None
     seed: Annotated[int, typer.Option(min=0, help="Of held-out sets, draws and training.")] = 0
     parts: PartsOption = None
@@ -255,11 +282,12 @@ def run_study(options: CalibrationStudyOptions) -> tuple[Outcome, ...]:
             "stores": options.stores,
             "seed": options.seed,
             "updates": options.training.num_updates,
+            "rounds": options.rounds,
             "shares": MIXTURE,
             "calibration": asdict(CalibrationOptions()),
         }
     )
-    first, second = (Store.read(Path(folder), options.seed) for folder in names_in(options.stores))
+    first, second = (Store.read(Path(folder), options.seed, options.rounds) for folder in names_in(options.stores))
     return tuple(
         found
         for source, target in ((first, second), (second, first))
@@ -315,7 +343,7 @@ class _Direction:
 
     def _made(self, arm: str, seconds: float, repeat: int) -> Outcome:
         rng = np.random.default_rng((self._options.seed, repeat))
-        dataset = self._target.pool.take(self._target.drawn(seconds, ARMS[arm].shares, rng))
+        dataset = self._target.measured(self._target.drawn(seconds, ARMS[arm].shares, rng), rng)
         model = ARMS[arm].make(self._base, dataset, repeat)
         return outcome(model, self._target, arm=arm, seconds=seconds, repeat=repeat, num_samples=len(dataset))
 

@@ -14,6 +14,7 @@ from studies.cost_models.calibration import (
     Store,
     errors_table,
     goal_notes,
+    noise_of,
     seconds_of,
 )
 
@@ -42,10 +43,23 @@ def outcome():
 
 def test_samples_share_the_time_between_them(samples):
     kept = samples.samples[:100]
-    seconds_S = seconds_of(samples.samples, kept)
+    seconds_S = seconds_of(samples.samples, kept, rounds=100)
     kernels_S = np.array([one.kernel_ms * one.num_rounds * one.num_attempts / 1e3 for one in kept])
     assert np.ptp(seconds_S - kernels_S) == pytest.approx(0, abs=1e-9)
     assert (seconds_S >= kernels_S).all()
+
+
+def test_fewer_rounds_take_less_time_and_add_noise(stores, samples):
+    kept = [replace(one, num_rounds=9, forward_spread=0.3) for one in samples.samples[:100]]
+    saved_S = seconds_of(samples.samples, kept, rounds=9) - seconds_of(samples.samples, kept, rounds=3)
+    kernels_S = np.array([one.kernel_ms * 6 * one.num_attempts / 1e3 for one in kept])
+    assert saved_S == pytest.approx(kernels_S)
+    assert noise_of(kept, 9).max() == 0
+    assert noise_of(kept, 3)[:, 0] == pytest.approx([0.3 * np.sqrt(2 / 9 / one.num_attempts) for one in kept])
+    store = Store.read(stores / "quick", 0, rounds=1)
+    measured = store.measured(np.arange(20), np.random.default_rng(0))
+    log_SO = np.log(measured.latency_ms_SO / store.pool.take(np.arange(20)).latency_ms_SO)
+    assert (np.abs(log_SO) <= 5 * store.noise_SO[:20] + 1e-12).all()
 
 
 def test_samples_are_drawn_by_shares_until_time_is_up(stores):
