@@ -35,6 +35,7 @@ STUDIES: Final = {
     "nvidia": "studies.papers.nvidia.study:main",
     "payloads": "studies.runtime.payloads:main",
     "moments": "studies.runtime.moments.study:main",
+    "service-load": "studies.service.load:main",
     "slow-links": "studies.runtime.slow_links.study:main",
 }
 #: Words of the command line before the name of a study.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from typing import Any, Generic, TypeVar
 from server.problems import BusyError, ClientBusyError, ClientGoneError
 
 W = TypeVar("W")
+
+#: Weight of the latest time that a worker was held, in the mean of all.
+_LATEST = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,7 @@ class QueueLimits:
         max_waiting: Requests that wait, of all clients.
         max_waiting_per_client: Requests that wait, of one client.
         max_running_per_client: Workers that one client holds.
-        max_wait_s: Seconds that a request waits.
+        max_wait_s: Seconds that a request waits, unless there are too many.
     """
 
     max_waiting: int
@@ -34,6 +38,7 @@ class QueueLimits:
 class _Ticket(Generic[W]):
     client: str
     turn: asyncio.Future[W] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    came: float = field(default_factory=time.monotonic)
 
 
 class WorkerQueue(Generic[W]):
@@ -41,6 +46,9 @@ class WorkerQueue(Generic[W]):
 
     Of the clients below their share, the one that holds the fewest workers is next; among its requests, and among
     such clients, the oldest.
+
+    Bursts wait. Once the queue is full, and until it is empty, the service is overloaded: a request then waits no
+    longer than workers are held in the mean, so that those that are answered are answered soon.
 
     Args:
         limits: Bounds.
@@ -53,6 +61,9 @@ class WorkerQueue(Generic[W]):
         self._idle: list[W] = []
         self._waiting: list[_Ticket[W]] = []
         self._running: Counter[str] = Counter()
+        self._since: dict[int, float] = {}
+        self._mean_held_s: float | None = None
+        self._is_overloaded = False
 
     @property
     def num_waiting(self) -> int:
@@ -80,6 +91,7 @@ class WorkerQueue(Generic[W]):
         if own >= self._limits.max_waiting_per_client:
             raise ClientBusyError(f"{own} requests of this client wait already, the most that may")
         if len(self._waiting) >= self._limits.max_waiting:
+            self._hurry()
             raise BusyError(f"{len(self._waiting)} requests wait already, the most that may")
 
     async def turn(self, client: str, gone: asyncio.Future[None] | None = None) -> W:
@@ -97,18 +109,19 @@ class WorkerQueue(Generic[W]):
         self.check_room(client)
         ticket: _Ticket[W] = _Ticket(client)
         self._waiting.append(ticket)
+        if self._is_overloaded:
+            self._limit(ticket)
         self._hand_out()
         events: set[asyncio.Future[Any]] = {ticket.turn} if gone is None else {ticket.turn, gone}
         try:
             await asyncio.wait(events, timeout=self._limits.max_wait_s, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            if ticket.turn.done():  # handed out in the same moment: nobody will use it
+            if ticket.turn.done() and ticket.turn.exception() is None:  # handed out now, and nobody will use it
                 self.leave(client)
                 self.put(ticket.turn.result())
             raise
         finally:
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
+            self._drop(ticket)
         if ticket.turn.done():
             return ticket.turn.result()
         if gone is not None and gone.done():
@@ -123,14 +136,43 @@ class WorkerQueue(Generic[W]):
 
     def put(self, worker: W) -> None:
         """Adds an idle worker."""
+        since = self._since.pop(id(worker), None)
+        if since is not None:
+            held_s = time.monotonic() - since
+            mean_s = held_s if self._mean_held_s is None else self._mean_held_s
+            self._mean_held_s = (1 - _LATEST) * mean_s + _LATEST * held_s
         self._idle.append(worker)
         self._hand_out()
 
     def _hand_out(self) -> None:
         while (ticket := self._next()) is not None and (worker := self._take_idle()) is not None:
-            self._waiting.remove(ticket)
+            self._drop(ticket)
             self._running[ticket.client] += 1
+            self._since[id(worker)] = time.monotonic()
             ticket.turn.set_result(worker)
+
+    def _drop(self, ticket: _Ticket[W]) -> None:
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+        if not self._waiting:
+            self._is_overloaded = False
+
+    def _hurry(self) -> None:
+        """Limits the wait of all requests, from now until none waits."""
+        if not self._is_overloaded:
+            self._is_overloaded = True
+            for ticket in self._waiting:
+                self._limit(ticket)
+
+    def _limit(self, ticket: _Ticket[W]) -> None:
+        longest_s = self._limits.max_wait_s if self._mean_held_s is None else self._mean_held_s
+        left_s = ticket.came + longest_s - time.monotonic()
+        asyncio.get_running_loop().call_later(max(0.0, left_s), self._send_away, ticket)
+
+    def _send_away(self, ticket: _Ticket[W]) -> None:
+        if ticket in self._waiting:
+            self._drop(ticket)
+            ticket.turn.set_exception(BusyError("there are more requests than the planning processes can answer"))
 
     def _next(self) -> _Ticket[W] | None:
         share = self._limits.max_running_per_client

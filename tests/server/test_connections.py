@@ -8,6 +8,7 @@ import pytest
 import uvicorn
 
 from server.problems import BusyError, ClientBusyError
+from server.service import listening
 from server.settings import ServerSettings
 from server.web.buffers import BufferBudget
 from server.web.connections import limited_protocol
@@ -26,6 +27,13 @@ def slow_body(stack, service, num_bytes):
     head = "POST /v1/plans HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {num_bytes}\r\n\r\n".encode() + b" " * (num_bytes - 1))
     return connection
+
+
+def test_answers_of_several_packets_do_not_wait_for_the_client():
+    with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 # Bodies that arrive too slowly on a busy machine are refused for that.

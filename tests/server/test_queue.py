@@ -73,6 +73,29 @@ def test_the_queue_is_bounded_for_one_client_and_for_all():
     asyncio.run(play())
 
 
+def test_once_it_is_full_nobody_waits_longer_than_workers_are_held():
+    async def play():
+        queue = queue_of("one")
+        for _ in range(3):
+            held = await queue.turn("a")
+            queue.leave("a")
+            queue.put(held)
+        held = await queue.turn("a")
+        tasks = await waiting(queue, "a", "b", "c", "d")
+        with pytest.raises(BusyError, match="4 requests wait"):
+            await queue.turn("e")
+        for task in tasks:
+            with pytest.raises(BusyError, match="more requests than the planning processes can answer"):
+                await task
+        (later,) = await waiting(queue, "a")  # nobody waited any more: it may wait again
+        await asyncio.sleep(0.1)
+        queue.leave("a")
+        queue.put(held)
+        assert await later == held
+
+    asyncio.run(play())
+
+
 def test_waits_end_after_their_time_and_when_the_client_leaves():
     async def play():
         with pytest.raises(BusyError, match=r"waited 0\.01 s"):
