@@ -42,7 +42,7 @@ class Answers:
         num_sent: Requests.
         statuses: Number of answers by status; 0 stands for none within a minute, or a broken connection.
         num_hasty: Refusals (429 and 503) that do not say when to come again.
-        p50_ms: Median time from when a request was due to its whole answer, of those that were not refused; None if all were.
+        p50_ms: Median time from when a request was due to its whole answer, of the accepted; None without any.
         p95_ms: The same, 95 of 100 are quicker.
         p99_ms: The same, 99 of 100.
         max_ms: The same, all.
