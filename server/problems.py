@@ -106,6 +106,24 @@ class UnknownJobError(InputError):
     kind = "unknown-job"
 
 
+class UnknownModelError(InputError):
+    """A trained model that is not there."""
+
+    kind = "unknown-model"
+
+
+class ModelChangedError(InputError):
+    """A model whose aliases were changed meanwhile."""
+
+    kind = "model-changed"
+
+
+class NotComparedError(InputError):
+    """A cost model that has not been compared with the one in use."""
+
+    kind = "not-compared"
+
+
 class JobStateError(InputError):
     """Something that a job in its state is not open to."""
 
@@ -167,6 +185,9 @@ _STATUS: tuple[tuple[type[AutoshardError], int], ...] = (
     (ForbiddenError, 403),
     (UnknownPlanError, 404),
     (UnknownJobError, 404),
+    (UnknownModelError, 404),
+    (ModelChangedError, 412),
+    (NotComparedError, 409),
     (JobStateError, 409),
     (HostError, 421),
     (FormatError, 400),

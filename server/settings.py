@@ -61,6 +61,12 @@ class ServerSettings:
             min=0.01, max=1e6, help="Requests per second of one client, on average; for a moment, twice as many."
         ),
     ] = 500.0
+    shadow: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Share of the plans that a cost model that is the candidate prices, too, afterwards."
+        ),
+    ] = 0.1
     grace_s: Annotated[
         float,
         typer.Option(

@@ -36,6 +36,7 @@ STUDIES: Final = {
     "payloads": "studies.runtime.payloads:main",
     "moments": "studies.runtime.moments.study:main",
     "service-load": "studies.service.load:main",
+    "service-swaps": "studies.service.swaps:main",
     "slow-links": "studies.runtime.slow_links.study:main",
 }
 #: Words of the command line before the name of a study.

@@ -47,6 +47,30 @@ class PlanList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSummary:
+    """A version of a trained model; `relative_error` is on held-out samples, None if not on record."""
+
+    kind: str
+    name: str
+    id: str
+    aliases: tuple[str, ...]
+    shipped: bool
+    used: bool
+    published_at: str
+    relative_error: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelState:
+    """Ids of the versions of a model that are used and tried."""
+
+    kind: str
+    name: str
+    production: str | None
+    candidate: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Planners side by side; the first is the service's own document (`autoshard.comparison/1`)."""
 
@@ -97,3 +121,13 @@ def explanation(document: Mapping[str, Any]) -> Explanation:
 def validation(document: Mapping[str, Any]) -> Validation:
     """Reads whether documents are valid."""
     return Validation(is_valid=document["is_valid"], faults=tuple(fault["detail"] for fault in document["faults"]))
+
+
+def models(document: Mapping[str, Any]) -> tuple[ModelSummary, ...]:
+    """The versions of a list."""
+    return tuple(ModelSummary(**{**item, "aliases": tuple(item["aliases"])}) for item in document["models"])
+
+
+def model_state(document: Mapping[str, Any]) -> ModelState:
+    """What the aliases of a model name."""
+    return ModelState(**{name: document[name] for name in ("kind", "name", "production", "candidate")})

@@ -6,11 +6,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
 import httpx
 
 from autoshard.client import answers
-from autoshard.client.answers import Comparison, PlanList, StoredPlan, Validation
+from autoshard.client.answers import Comparison, ModelState, ModelSummary, PlanList, StoredPlan, Validation
 from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask, body_of, json_of
 from autoshard.core import ShardingPlan, TableSet, Topology
 from autoshard.core.costs import Risk
@@ -137,6 +138,31 @@ def diff(plan_id: str, other_id: str) -> Call[PlanDiff]:
 def report(plan_id: str) -> Call[str]:
     """Draws a stored plan's page."""
     return Call(method="GET", path=f"{_PLANS}/{plan_id}/report", read=lambda response: response.text)
+
+
+def list_models(kind: str | None, name: str | None) -> Call[tuple[ModelSummary, ...]]:
+    """Versions of trained models."""
+    chosen = {key: value for key, value in (("kind", kind), ("name", name)) if value is not None}
+    return Call(method="GET", path="/v1/models", parameters=chosen, read=lambda answer: answers.models(answer.json()))
+
+
+def promote_model(kind: str, name: str, version: str, alias: str, *, force: bool) -> Call[ModelState]:
+    """Has an alias name a version."""
+    body = {"version": version, "alias": alias, "force": force}
+    return Call(method="POST", path=f"{_model(kind, name)}/promotions", body=body, read=_state)
+
+
+def roll_back_model(kind: str, name: str, alias: str) -> Call[ModelState]:
+    """Gives an alias back to the version that had it before."""
+    return Call(method="POST", path=f"{_model(kind, name)}/rollbacks", body={"alias": alias}, read=_state)
+
+
+def _model(kind: str, name: str) -> str:
+    return f"/v1/models/{quote(kind, safe=':')}/{quote(name, safe=':')}"
+
+
+def _state(response: httpx.Response) -> ModelState:
+    return answers.model_state(response.json())
 
 
 def _plan(response: httpx.Response) -> StoredPlan:

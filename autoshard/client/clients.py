@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 import httpx
 
 from autoshard.client import calls
-from autoshard.client.answers import Comparison, PlanList, StoredPlan, Validation
+from autoshard.client.answers import Comparison, ModelState, ModelSummary, PlanList, StoredPlan, Validation
 from autoshard.client.calls import Call
 from autoshard.client.problems import ServiceError, error_of
 from autoshard.client.retries import Retries
@@ -121,6 +121,20 @@ class Client:
         """The page of a stored plan, in HTML."""
         return self._answer(calls.report(plan_id))
 
+    def list_models(self, kind: str | None = None, name: str | None = None) -> tuple[ModelSummary, ...]:
+        """Versions of trained models, of one kind and device if these are given."""
+        return self._answer(calls.list_models(kind, name))
+
+    def promote_model(
+        self, kind: str, name: str, version: str, *, alias: str = "production", force: bool = False
+    ) -> ModelState:
+        """Has an alias name a version; `force` where a cost model was not compared in the shadow."""
+        return self._answer(calls.promote_model(kind, name, version, alias, force=force))
+
+    def roll_back_model(self, kind: str, name: str, *, alias: str = "production") -> ModelState:
+        """Gives an alias back to the version that had it before."""
+        return self._answer(calls.roll_back_model(kind, name, alias))
+
     def _answer(self, call: Call[T]) -> T:
         arguments, attempt = call.arguments(), 0
         while True:
@@ -225,6 +239,20 @@ class AsyncClient:
     async def report(self, plan_id: str) -> str:
         """As `Client.report`."""
         return await self._answer(calls.report(plan_id))
+
+    async def list_models(self, kind: str | None = None, name: str | None = None) -> tuple[ModelSummary, ...]:
+        """As `Client.list_models`."""
+        return await self._answer(calls.list_models(kind, name))
+
+    async def promote_model(
+        self, kind: str, name: str, version: str, *, alias: str = "production", force: bool = False
+    ) -> ModelState:
+        """As `Client.promote_model`."""
+        return await self._answer(calls.promote_model(kind, name, version, alias, force=force))
+
+    async def roll_back_model(self, kind: str, name: str, *, alias: str = "production") -> ModelState:
+        """As `Client.roll_back_model`."""
+        return await self._answer(calls.roll_back_model(kind, name, alias))
 
     async def _answer(self, call: Call[T]) -> T:
         arguments, attempt = call.arguments(), 0

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from costmodel.registry.versions import Registry, Version
+    from costmodel.registry.listing import ListedVersion
+    from costmodel.registry.versions import Registry
 
 
 class Action(StrEnum):
@@ -35,47 +35,6 @@ class Action(StrEnum):
 
 #: What names the production version of the models that come with this package.
 _SHIPPED = "shipped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Listed:
-    """A version, where it is, and what names it.
-
-    Attributes:
-        models: The registry that it is in.
-        aliases: Its aliases: the registry's; for a shipped version, also those of shipped models that the registry has
-            not given.
-    """
-
-    models: Registry
-    version: Version
-    is_shipped: bool
-    aliases: tuple[str, ...]
-
-    @property
-    def is_used(self) -> bool:
-        """Whether plans are priced with it, unless another version is asked for."""
-        return Alias.PRODUCTION in self.aliases
-
-    @property
-    def label(self) -> str:
-        """Kind, device and id."""
-        return f"{self.version.kind} {self.version.name} {self.version.id}"
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        version = self.version
-        return {
-            "kind": version.kind,
-            "name": version.name,
-            "id": version.id,
-            "production": self.is_used,
-            "aliases": list(self.aliases),
-            "shipped": self.is_shipped,
-            "used": self.is_used,
-            "published_at": _published(version),
-            "card": version.card,
-        }
 
 
 @command_options()
@@ -125,11 +84,14 @@ def models(options: ModelsOptions, as_json: console.JsonOption = False) -> None:
         autoshard models promote shipped --kind policy --device cpu
         autoshard models roll-back --kind cost --device cpu
     """
+    from costmodel.registry.listing import listed_versions
     from costmodel.registry.versions import Registry
 
     store, kind, device = Registry(options.registry), options.kind, options.device
     chosen = [
-        item for item in _listed(store) if kind in (None, item.version.kind) and device in (None, item.version.name)
+        item
+        for item in listed_versions(store)
+        if kind in (None, item.version.kind) and device in (None, item.version.name)
     ]
     if options.action is Action.LIST:
         result: dict[str, Any] = {"registry": str(store.root), "models": [item.to_json() for item in chosen]}
@@ -143,34 +105,7 @@ def models(options: ModelsOptions, as_json: console.JsonOption = False) -> None:
     console.emit(result, rendered, as_json=as_json)
 
 
-def _listed(store: Registry) -> list[_Listed]:
-    """Versions of a registry, then those shipped, which are used where the registry has no production version."""
-    from costmodel.registry.versions import shipped_models
-
-    own = store.list()
-    shipped = shipped_models()
-    found = [_Listed(models=store, version=item, is_shipped=False, aliases=item.aliases) for item in own]
-    if store.is_shipped:
-        return found
-    own_ids = {(item.kind, item.name, item.id) for item in own}
-    return found + [
-        _Listed(models=shipped, version=item, is_shipped=True, aliases=_aliases_of(store, item))
-        for item in shipped.list()
-        if (item.kind, item.name, item.id) not in own_ids
-    ]
-
-
-def _aliases_of(store: Registry, shipped: Version) -> tuple[str, ...]:
-    """A shipped version's names: those that the registry gives it, and its own where the registry gives none."""
-    found = []
-    for alias in Alias:
-        history = store.history(shipped.kind, shipped.name, alias)
-        if history[-1].id == shipped.id if history else alias in shipped.aliases:
-            found.append(alias.value)
-    return tuple(found)
-
-
-def _find(listed: Sequence[_Listed], wanted: str) -> _Listed:
+def _find(listed: Sequence[ListedVersion], wanted: str) -> ListedVersion:
     """The one version that an alias, `shipped` or the first digits of an id name.
 
     Raises:
@@ -198,7 +133,7 @@ def _find(listed: Sequence[_Listed], wanted: str) -> _Listed:
     return found[0]
 
 
-def _move(store: Registry, options: ModelsOptions, listed: Sequence[_Listed]) -> tuple[dict[str, Any], str]:
+def _move(store: Registry, options: ModelsOptions, listed: Sequence[ListedVersion]) -> tuple[dict[str, Any], str]:
     """Has an alias name another version."""
     alias = options.alias
     if options.action is Action.ROLL_BACK:  # of what the registry has named; shipped aliases are not ours to change
@@ -219,7 +154,7 @@ def _move(store: Registry, options: ModelsOptions, listed: Sequence[_Listed]) ->
     return result, f"The {alias} version of {item.kind} {item.name} is {identity}."
 
 
-def _show(store: Registry, item: _Listed) -> tuple[dict[str, Any], RenderableType]:
+def _show(store: Registry, item: ListedVersion) -> tuple[dict[str, Any], RenderableType]:
     from rich.console import Group
     from rich.table import Table
 
@@ -233,7 +168,7 @@ def _show(store: Registry, item: _Listed) -> tuple[dict[str, Any], RenderableTyp
     facts = Table(title=f"Model {item.label}", title_justify="left", show_header=False)
     facts.add_column("")
     facts.add_column("", overflow="fold")
-    facts.add_row("published", _published(version))
+    facts.add_row("published", item.published_at)
     facts.add_row("aliases", ", ".join(item.aliases) or "none")
     facts.add_row("from", "shipped with autoshard" if item.is_shipped else str(item.models.root))
     for label, value in _facts(version.card):
@@ -261,7 +196,7 @@ def _facts(card: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield f"{prefix}{key}", ", ".join(str(part) for part in value)
 
 
-def _list_table(listed: Sequence[_Listed]) -> Table:
+def _list_table(listed: Sequence[ListedVersion]) -> Table:
     from rich.table import Table
 
     table = Table()
@@ -272,7 +207,7 @@ def _list_table(listed: Sequence[_Listed]) -> Table:
         aliases = [*item.aliases, *([_SHIPPED] if item.is_shipped else [])]
         star = "*" if item.is_used else ""
         about = _about(version.card)
-        table.add_row(star, version.kind, version.name, version.id, ", ".join(aliases), _published(version), about)
+        table.add_row(star, version.kind, version.name, version.id, ", ".join(aliases), item.published_at, about)
     return table
 
 
@@ -294,7 +229,3 @@ def _at(data: Any, *path: str) -> float | None:
     for key in path:
         data = data.get(key) if isinstance(data, Mapping) else None
     return data if isinstance(data, int | float) else None
-
-
-def _published(item: Version) -> str:
-    return datetime.fromtimestamp(item.published_s, UTC).isoformat(timespec="seconds")

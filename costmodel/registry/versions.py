@@ -65,6 +65,10 @@ _STAGING = ".publish-"
 Tensors = Mapping[str, NDArray[Any]]
 
 
+class AliasChangedError(ModelError):
+    """An alias that names another version than the one that was to be replaced."""
+
+
 def default_registry() -> Path:
     """The folder named by AUTOSHARD_REGISTRY, else `~/.local/share/autoshard/registry`."""
     named = os.environ.get(REGISTRY_VARIABLE)
@@ -264,7 +268,9 @@ class Registry:
         """
         return self._log(kind, name, alias).entries()
 
-    def promote(self, kind: str, name: str, version: str, alias: str = PRODUCTION) -> str:
+    def promote(
+        self, kind: str, name: str, version: str, alias: str = PRODUCTION, *, seen: tuple[AliasEntry, ...] | None = None
+    ) -> str:
         """Gives a version an alias, after loading it whole.
 
         Args:
@@ -272,11 +278,13 @@ class Registry:
             name: Which one of its kind.
             version: Its id, which may be that of a shipped version, or another alias of it.
             alias: What names it from now on.
+            seen: As for `AliasLog.point`.
 
         Returns:
             The version's id.
 
         Raises:
+            AliasChangedError: If others than the seen entries are there by now.
             ModelError: If it is missing or damaged, or the registry cannot be written; the alias stays as it was.
         """
         folder = self._folder(kind, name)
@@ -286,7 +294,8 @@ class Registry:
             folder.mkdir(parents=True, exist_ok=True)  # of a shipped version, there may be nothing here yet
         except OSError as error:
             raise ModelError(f"cannot be written: {error.strerror}", source=str(folder)) from error
-        log.point(identity, Action.PROMOTE, self._author)
+        if not log.point(identity, Action.PROMOTE, self._author, seen=seen):
+            raise AliasChangedError(f"the {alias} version was changed meanwhile", source=str(folder))
         return identity
 
     def replace_production(self, kind: str, name: str, version: str, seen: tuple[AliasEntry, ...]) -> bool:

@@ -102,6 +102,21 @@ JOBS = Table(
 """Jobs. `owner` names the run that does one, which renews `seen_us`: one that does not any more has lost the job.
 Requests and results are JSON texts, compressed by zlib; a plan that a job made is in `plans`."""
 
+SHADOW_PRICES = Table(
+    "shadow_prices",
+    METADATA,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("at_us", BigInteger, nullable=False),
+    Column("name", String(201), nullable=False),
+    Column("candidate", String(16), nullable=False),
+    Column("production", String(512), nullable=False),
+    Column("plan_id", String(71), nullable=False),
+    Column("production_ms", Float, nullable=False),
+    Column("candidate_ms", Float, nullable=False),
+    Index("shadow_prices_by_candidate", "name", "candidate"),
+)
+"""Steps of plans that the service made, as predicted by the production model of kernels and by a candidate."""
+
 
 def now_us() -> int:
     """The time now."""

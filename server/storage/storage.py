@@ -12,6 +12,7 @@ from server.storage.jobs import JobEnd, JobRun, JobStore
 from server.storage.keys import KeyStore
 from server.storage.location import database_url
 from server.storage.plans import PlanStore
+from server.storage.shadow import ShadowStore
 from server.storage.upgrading import check_schema, upgrade
 
 
@@ -28,6 +29,7 @@ class Storage:
         self.requests = IdempotencyStore(database)
         self.keys = KeyStore(database)
         self.jobs = JobStore(database)
+        self.shadow = ShadowStore(database)
 
     def close(self) -> None:
         """Closes the connections of the database."""
@@ -51,6 +53,26 @@ class Storage:
             if facts is not None:
                 self.plans.add(connection, facts, answer.body)
                 record(connection, actor, "plan.make", facts.id)
+            if request is not None:
+                self.requests.keep(connection, request, answer)
+
+    def keep_change(
+        self, answer: KeptAnswer, request: IdempotentRequest | None, actor: Actor, action: str, target: str
+    ) -> None:
+        """Notes a change that was made outside of the database, with the answer to later requests with the same key.
+
+        Args:
+            answer: The answer.
+            request: The request, if it has a key.
+            actor: Who sent it.
+            action: What was done, such as `model.promote`.
+            target: What it was done to.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing() as connection:
+            record(connection, actor, action, target)
             if request is not None:
                 self.requests.keep(connection, request, answer)
 

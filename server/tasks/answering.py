@@ -22,6 +22,7 @@ from server.bodies import (
 )
 from server.tasks.comparing import answer_compare
 from server.tasks.context import TaskContext
+from server.tasks.models import ModelCheck, answer_check_model, answer_shadow
 from server.tasks.planning import answer_plan, answer_replan
 from server.tasks.pricing import answer_diff, answer_evaluate, answer_explain, answer_report
 from server.tasks.reply import Reply
@@ -47,6 +48,8 @@ _ANSWERERS: Final[Mapping[WorkKind, _Answerer]] = {
     WorkKind.DIFF: _Answerer(NoBody, answer_diff),
     WorkKind.REPORT: _Answerer(NoBody, answer_report),
     WorkKind.VALIDATE: _Answerer(ValidationBody, answer_validate),
+    WorkKind.CHECK_MODEL: _Answerer(ModelCheck, answer_check_model),
+    WorkKind.SHADOW: _Answerer(ModelCheck, answer_shadow),
 }
 
 

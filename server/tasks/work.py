@@ -21,6 +21,8 @@ class WorkKind(StrEnum):
     DIFF = "diff"
     REPORT = "report"
     VALIDATE = "validate"
+    CHECK_MODEL = "check-model"
+    SHADOW = "shadow"
 
 
 class _Head(BaseModel):

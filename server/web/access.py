@@ -44,10 +44,12 @@ _SCOPES: Final[Mapping[tuple[str, str], access.Scope]] = {
     ("POST", "/v1/comparisons"): access.Scope.PLAN,
     ("POST", "/v1/simulations"): access.Scope.PLAN,
     ("POST", "/v1/validations"): access.Scope.PLAN,
+    ("POST", "/v1/models/{kind}/{name}/promotions"): access.Scope.ADMIN,
+    ("POST", "/v1/models/{kind}/{name}/rollbacks"): access.Scope.ADMIN,
     **{("POST", f"/v1/jobs/{kind}"): kind.scope for kind in JobKind},
 }
 
-#: Routes of jobs that any key opens; to change a job, it needs the scope of the job's kind, too.
+#: Routes of jobs and models that any key opens; to change a job, it needs the scope of the job's kind, too.
 _OF_ANY_SCOPE: Final = frozenset(
     {
         ("GET", "/v1/jobs"),
@@ -55,6 +57,9 @@ _OF_ANY_SCOPE: Final = frozenset(
         ("GET", "/v1/jobs/{job_id}/result"),
         ("POST", "/v1/jobs/{job_id}/cancel"),
         ("POST", "/v1/jobs/{job_id}/retry"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/{kind}/{name}"),
+        ("GET", "/v1/models/{kind}/{name}/versions/{version}"),
     }
 )
 

@@ -13,20 +13,23 @@ from starlette.types import ASGIApp
 from autoshard import __version__
 from server.bodies import Health
 from server.jobs.engine import JobEngine
+from server.models.catalogue import ModelCatalogue
+from server.models.shadow import ShadowPricer
 from server.planning.workers import WorkerPool
 from server.problems import StorageError
 from server.settings import ServerSettings
 from server.storage.storage import Storage
 from server.web.access import AccessControl
-from server.web.analyses import add_analyses
 from server.web.buffers import BufferBudget, BufferLimit
 from server.web.desk import WorkDesk
 from server.web.errors import add_error_handlers
-from server.web.jobs import JobDesk, add_jobs
 from server.web.metrics import Metrics, add_metrics
 from server.web.openapi import add_published_schemas
-from server.web.plans import add_plans
 from server.web.request_log import RequestLog
+from server.web.routes.analyses import add_analyses
+from server.web.routes.jobs import JobDesk, add_jobs
+from server.web.routes.models import ModelDesk, add_models
+from server.web.routes.plans import add_plans
 
 
 def create_app(settings: ServerSettings, pool: WorkerPool, storage: Storage) -> ASGIApp:
@@ -71,11 +74,14 @@ def make_routes(settings: ServerSettings, pool: WorkerPool, storage: Storage) ->
     _add_health(app, pool, storage)
     app.state.metrics = metrics = Metrics(pool, settings)
     add_metrics(app, metrics)
-    desk = WorkDesk(pool, storage, settings, metrics)
+    catalogue = ModelCatalogue(settings.registry)
+    shadow = ShadowPricer(pool, storage, catalogue, settings.shadow)
+    desk = WorkDesk(pool, storage, settings, metrics, on_plan=shadow.consider)
     jobs = JobDesk(desk, engine, storage)
     add_plans(app, desk, jobs, storage)
     add_jobs(app, jobs, storage)
     add_analyses(app, desk)
+    add_models(app, ModelDesk(desk, pool, storage, catalogue, shadow))
     add_published_schemas(app)
     return app
 

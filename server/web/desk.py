@@ -20,6 +20,7 @@ from server.problems import MEDIA_TYPE, StorageError
 from server.settings import ServerSettings
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
+from server.tasks.reply import Reply
 from server.tasks.work import Work, WorkKind
 from server.web.buffers import client_of
 from server.web.metrics import Metrics
@@ -37,13 +38,22 @@ class WorkDesk:
         storage: Holds plans and answers to requests with idempotency keys.
         settings: Limits.
         metrics: Counts the work.
+        on_plan: Takes note of plans that were made, after they are stored.
     """
 
-    def __init__(self, pool: WorkerPool, storage: Storage, settings: ServerSettings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        pool: WorkerPool,
+        storage: Storage,
+        settings: ServerSettings,
+        metrics: Metrics,
+        on_plan: Callable[[Reply], None] = lambda _: None,
+    ) -> None:
         self._pool = pool
         self._storage = storage
         self._settings = settings
         self._metrics = metrics
+        self._on_plan = on_plan
 
     async def answer(self, request: Request, kind: WorkKind, *plan_ids: str) -> Response:
         """Answers a request that has a body.
@@ -135,6 +145,8 @@ class WorkDesk:
             await run_in_threadpool(self._give_up, keyed)
         elif reply.facts is not None or keyed is not None:
             await run_in_threadpool(self._storage.keep, answer, reply.facts, keyed, request.state.actor)
+        if work.kind is WorkKind.PLAN:
+            self._on_plan(reply)
         return answer
 
     def _give_up(self, keyed: IdempotentRequest) -> None:

@@ -23,6 +23,7 @@ from server.bodies import (
     ValidationBody,
 )
 from server.job_bodies import CollectBody, PlanJobBody, TrainCostBody, TrainPolicyBody
+from server.model_bodies import PromotionBody, RollbackBody
 from server.problems import MEDIA_TYPE
 
 _COMPONENTS = "#/components/schemas/"
@@ -39,6 +40,8 @@ _BODIES: tuple[type[BaseModel], ...] = (
     CollectBody,
     TrainCostBody,
     TrainPolicyBody,
+    PromotionBody,
+    RollbackBody,
 )
 #: Fields of bodies and answers that hold a document of a published schema.
 _DOCUMENT_FIELDS = {
@@ -77,9 +80,11 @@ _PROBLEMS = {
     403: "The key is not for this.",
     421: "The service does not go by the name that the request calls it by.",
     400: "The body is not JSON, or it or a parameter does not follow its schema.",
-    404: "There is no such plan or job.",
+    404: "There is no such plan, job or model.",
     408: "The body took too long to arrive.",
-    409: "The request is still being answered, says its idempotency key: try again; or the job is in another state.",
+    409: "The request is still being answered, says its idempotency key: try again; or the job is in another state, "
+    "or the model has not been compared with the one in use.",
+    412: "The model's aliases were changed meanwhile.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
     422: "The body makes no sense, the idempotency key was another request's, or (type "

@@ -113,7 +113,8 @@ def follow_requests(api, client, num_requests):
 
 
 def test_requests_that_follow_from_each_other_are_answered_as_documented(api, client):
-    sent, made = follow_requests(api, client, 100)
+    # Requests about models follow from no other, and would be most of so few.
+    sent, made = follow_requests(api.exclude(path_regex="^/v1/models"), client, 100)
     assert sent >= 50
     assert ("POST", "/v1/plans", 200) in made
     assert any(path.startswith("/v1/plans/{plan_id}") and status == 200 for _, path, status in made)
@@ -124,4 +125,4 @@ def test_requests_that_follow_from_each_other_are_answered_as_documented(api, cl
 def test_many_requests_that_follow_from_each_other_are_answered_as_documented(api, client):
     sent, made = follow_requests(api, client, LONG_RUN)
     assert sent >= LONG_RUN // 2
-    assert {status for _, _, status in made} <= {200, 204, 304, 400, 404, 422, 429, 503}
+    assert {status for _, _, status in made} <= {200, 202, 204, 304, 400, 404, 409, 412, 422, 429, 503}

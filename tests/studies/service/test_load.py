@@ -1,8 +1,11 @@
 import json
+from pathlib import Path
 
 import pytest
 
+import costmodel
 from autoshard.core.errors import InvalidOptionError
+from costmodel.registry.versions import SHIPPED_VARIABLE
 from studies.service.arrivals import Call, _Answer, send_at_rate, summary_of
 from studies.service.load import LoadOptions
 from studies.service.processes import running_service
@@ -49,3 +52,12 @@ def test_the_study_measures_and_goes_on(run_study, tmp_path, capsys):
 def test_runs_are_checked():
     with pytest.raises(InvalidOptionError):
         LoadOptions(runs="plans,storm")
+
+
+def test_models_are_swapped_under_load(run_study, capsys, monkeypatch):
+    monkeypatch.setenv(SHIPPED_VARIABLE, str(Path(costmodel.__file__).parent / "shipped"))
+    assert run_study("service-swaps", "--swaps", 10, "--gap-s", 0.3, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_swapped"], found["num_refused"]) == (8, 2)
+    assert found["num_wrong"] == found["num_stale"] == 0
+    assert found["answers"]["statuses"].keys() == {"200"}

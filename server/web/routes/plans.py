@@ -12,8 +12,8 @@ from server.storage.plans import PlanFilter
 from server.storage.storage import Storage
 from server.tasks.work import WorkKind
 from server.web.desk import WorkDesk
-from server.web.jobs import JOB_MADE, PREFER, JobDesk, prefers_job
 from server.web.openapi import IDEMPOTENCY_KEY, body_of, plan_answer, problems
+from server.web.routes.jobs import JOB_MADE, PREFER, JobDesk, prefers_job
 
 _MAX_PAGE = 200
 

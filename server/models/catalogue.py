@@ -1,0 +1,152 @@
+"""The models of a registry and those that come with autoshard, as the service shows and changes them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from autoshard.core.machine import device_family
+from costmodel.registry.aliases import Alias
+from costmodel.registry.listing import ListedVersion, listed_versions
+from costmodel.registry.versions import AliasChangedError, Registry, shipped_models
+from server.access import Actor
+from server.model_bodies import AliasChange, ModelList, ModelState, ModelSummary
+from server.problems import ModelChangedError, UnknownModelError
+
+COST = "cost"
+
+
+class ModelCatalogue:
+    """Lists models and changes which are used; planning processes look at the registry for every request.
+
+    Args:
+        root: Folder of the registry; the default one if None.
+    """
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = root
+
+    def list(self, kind: str | None, name: str | None) -> ModelList:
+        """All versions, of one kind and name if these are given.
+
+        Raises:
+            ModelError: If a card or an alias is damaged.
+        """
+        found = listed_versions(Registry(self._root))
+        return ModelList(
+            models=[
+                summary_of(item)
+                for item in found
+                if kind in (None, item.version.kind) and name in (None, item.version.name)
+            ]
+        )
+
+    def find(self, kind: str, name: str, version: str) -> ListedVersion:
+        """One version.
+
+        Raises:
+            UnknownModelError: If there is none.
+            ModelError: If a card or an alias is damaged.
+        """
+        for item in listed_versions(Registry(self._root)):
+            if (item.version.kind, item.version.name, item.version.id) == (kind, name, version):
+                return item
+        raise UnknownModelError(f"no version {version} of {kind} {name} is in the registry")
+
+    def state(self, kind: str, name: str) -> ModelState:
+        """What a model's aliases name.
+
+        Raises:
+            UnknownModelError: If there is no such model.
+            ModelError: If an alias is damaged.
+        """
+        models, shipped = Registry(self._root), shipped_models()
+        histories = {alias: models.history(kind, name, alias) for alias in Alias}
+        current = {alias: entries[-1].id if entries else None for alias, entries in histories.items()}
+        production = current[Alias.PRODUCTION] or shipped.production_id(kind, name)
+        if production is None and not (models.root / kind / name).is_dir():
+            raise UnknownModelError(f"there is no {kind} model named {name}")
+        return ModelState(
+            kind=kind,
+            name=name,
+            production=production,
+            candidate=current[Alias.CANDIDATE],
+            history={
+                alias.value: [AliasChange(**asdict(entry)) for entry in entries] for alias, entries in histories.items()
+            },
+        )
+
+    def promote(
+        self, kind: str, name: str, version: str, alias: Alias, actor: Actor, expected: str | None = None
+    ) -> ModelState:
+        """Has an alias name a version.
+
+        Args:
+            kind: What the model is for.
+            name: Which one.
+            version: Its id.
+            alias: The alias.
+            actor: Who does it.
+            expected: ETag of the state that it is decided by; None to take no notice of it.
+
+        Raises:
+            ModelChangedError: If the aliases name others by now.
+            ModelError: If the version is missing or damaged; the alias stays as it was.
+        """
+        models = Registry(self._root, author=actor.name)
+        seen = None
+        if expected is not None:
+            seen = models.history(kind, name, alias)
+            self._check(kind, name, expected)
+        try:
+            models.promote(kind, name, version, alias, seen=seen)
+        except AliasChangedError as error:
+            raise ModelChangedError(str(error)) from error
+        return self.state(kind, name)
+
+    def roll_back(self, kind: str, name: str, alias: Alias, actor: Actor, expected: str | None = None) -> ModelState:
+        """Gives an alias back to the version that had it before; arguments and errors as of `promote`."""
+        self.state(kind, name)
+        if expected is not None:
+            self._check(kind, name, expected)
+        Registry(self._root, author=actor.name).roll_back(kind, name, alias)
+        return self.state(kind, name)
+
+    def candidate_of(self, device: str) -> tuple[str, str] | None:
+        """Name and id of the cost model that is tried out for a device, if it is not the one in use.
+
+        Raises:
+            ModelError: If an alias is damaged.
+        """
+        models = Registry(self._root)
+        for name in dict.fromkeys((device, device_family(device))):
+            entries = models.history(COST, name, Alias.CANDIDATE)
+            if entries and entries[-1].id != models.production_id(COST, name):
+                return name, entries[-1].id
+        return None
+
+    def _check(self, kind: str, name: str, expected: str) -> None:
+        if expected not in ("*", self.state(kind, name).etag):
+            raise ModelChangedError(f"the aliases of {kind} {name} name other versions by now", field="If-Match")
+
+
+def summary_of(item: ListedVersion) -> ModelSummary:
+    """A version as lists show it."""
+    version = item.version
+    return ModelSummary(
+        kind=version.kind,
+        name=version.name,
+        id=version.id,
+        aliases=list(item.aliases),
+        shipped=item.is_shipped,
+        used=item.is_used,
+        published_at=item.published_at,
+        relative_error=_relative_error(version.card),
+    )
+
+
+def _relative_error(card: dict[str, Any]) -> float | None:
+    metrics = card.get("metrics")
+    error = metrics.get("relative_error") if isinstance(metrics, dict) else None
+    return float(error) if isinstance(error, int | float) else None

@@ -1,0 +1,129 @@
+"""Models over REST: listed, promoted, rolled back, tried in the shadow; damaged ones are refused."""
+
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import costmodel
+from autoshard.client import Client
+from autoshard.formats import load_tables, tables_to_json
+from costmodel.registry.versions import Registry
+from server.models.shadow import LEAST_PLANS
+
+ADDRESS = "/v1/models/cost/cpu"
+BAD = [
+    ("/v1/models/cost/nothing/promotions", {"version": "0" * 16}),
+    (f"{ADDRESS}/promotions", {"version": "../../etc"}),
+    (f"{ADDRESS}/promotions", {"version": "0" * 16, "alias": "favourite"}),
+    ("/v1/models/cost/..%2Fpolicy/rollbacks", {}),
+    ("/v1/models/cost/a100/rollbacks", {}),
+]
+
+
+@pytest.fixture
+def registry(tmp_path):
+    """The shipped model of a CPU as the production version, and one that is 10% dearer."""
+    models = Registry(tmp_path / "registry")
+    stored = Registry(Path(costmodel.__file__).parent / "shipped").load("cost", "cpu")
+    card = {key: value for key, value in stored.card.items() if key != "weights_sha256"}
+    models.publish("cost", "cpu", stored.tensors, card)
+    models.publish("cost", "cpu", stored.tensors, {**card, "scale_ms": 1.1 * card["scale_ms"]}, alias=None)
+    return models
+
+
+@pytest.fixture
+def versions(registry):
+    """Ids: the production version's, and the other one's."""
+    production = registry.production_id("cost", "cpu")
+    (other,) = {one.id for one in registry.list()} - {production}
+    return production, other
+
+
+@pytest.fixture
+def task():
+    tables = load_tables("metasyn").sample(12, 1).scaled(64)
+    return {"tables": tables_to_json(tables), "topology": "cpu-4", "planner": "cost-greedy"}
+
+
+@pytest.fixture
+def client(own_service, registry):
+    service = own_service("--registry", registry.root, "--workers", "1", "--shadow", "1")
+    with service.client() as opened:
+        yield opened
+
+
+def model_of(client, task):
+    return client.post("/v1/plans", json=task).json()["plan"]["predicted"]["cost_model"]
+
+
+def test_a_version_is_promoted_and_rolled_back(client, versions, task):
+    production, other = versions
+    listed = {one["id"]: one for one in client.get("/v1/models?kind=cost&name=cpu").json()["models"]}
+    assert (listed[production]["used"], listed[other]["used"]) == (True, False)
+    assert 0 < listed[other]["relative_error"] < 0.5
+    assert model_of(client, task) == f"learned:cpu@{production}"
+    before = client.get(ADDRESS)
+    answer = client.post(f"{ADDRESS}/promotions", json={"version": other, "force": True})
+    assert (answer.status_code, answer.json()["production"]) == (200, other)
+    assert answer.headers["etag"] == client.get(ADDRESS).headers["etag"] != before.headers["etag"]
+    assert model_of(client, task) == f"learned:cpu@{other}"
+    # Who decided by the state before is told.
+    late = client.post(
+        f"{ADDRESS}/promotions",
+        json={"version": production, "force": True},
+        headers={"If-Match": before.headers["etag"]},
+    )
+    assert (late.status_code, late.json()["type"]) == (412, "urn:autoshard:problem:model-changed")
+    assert client.post(f"{ADDRESS}/rollbacks", json={}).json()["production"] == production
+    assert model_of(client, task) == f"learned:cpu@{production}"
+    with Client(str(client.base_url)) as typed:
+        assert [one.id for one in typed.list_models("cost", "cpu") if one.used] == [production]
+        assert typed.promote_model("cost", "cpu", other, force=True).production == other
+        assert typed.roll_back_model("cost", "cpu").production == production
+    assert [one["by"] for one in client.get(ADDRESS).json()["history"]["production"]][1:] == ["anybody"] * 4
+
+
+def published_without_numbers(registry):
+    """Id of a version whose weights are no numbers, though they are stored as they should be."""
+    stored = registry.load("cost", "cpu")
+    card = {key: value for key, value in stored.card.items() if key != "weights_sha256"}
+    broken = {name: np.full_like(value, np.nan) for name, value in stored.tensors.items()}
+    return registry.publish("cost", "cpu", broken, card, alias=None)
+
+
+def test_a_damaged_version_is_refused_and_the_old_one_stays(client, registry, versions, task):
+    production, other = versions
+    weights = registry.root / "cost" / "cpu" / other / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    unread = published_without_numbers(registry)
+    for version in (other, unread):
+        answer = client.post(f"{ADDRESS}/promotions", json={"version": version, "force": True})
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:autoshard:problem:model")
+    answer = client.post(f"{ADDRESS}/promotions", json={"version": other, "force": True})
+    assert "damaged" in answer.json()["detail"]
+    shutil.rmtree(registry.root / "cost" / "cpu" / other)
+    assert client.post(f"{ADDRESS}/promotions", json={"version": other, "force": True}).status_code == 404
+    for address, body in BAD:
+        answer = client.post(address, json=body)
+        assert answer.status_code in (400, 404), address
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert client.get(ADDRESS).json()["production"] == production
+    assert model_of(client, task) == f"learned:cpu@{production}"
+
+
+@pytest.mark.slow
+def test_a_candidate_prices_plans_in_the_shadow_before_it_is_used(client, versions, task):
+    production, candidate = versions
+    refused = client.post(f"{ADDRESS}/promotions", json={"version": candidate})
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:autoshard:problem:not-compared")
+    assert client.post(f"{ADDRESS}/promotions", json={"version": candidate, "alias": "candidate"}).status_code == 200
+    deadline = time.monotonic() + 120
+    while (shadow := client.get(f"{ADDRESS}/versions/{candidate}").json()["shadow"])["num_plans"] < LEAST_PLANS:
+        assert time.monotonic() < deadline
+        assert model_of(client, task) == f"learned:cpu@{production}"
+    assert shadow["least_ratio"] <= shadow["median_ratio"] <= shadow["largest_ratio"]
+    assert 1.02 < shadow["median_ratio"] <= 1.1  # kernels are 10% dearer, exchanges as they were
+    assert client.post(f"{ADDRESS}/promotions", json={"version": candidate}).json()["production"] == candidate
