@@ -6,8 +6,8 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from autoshard.core import PlacedShard, ShardingPlan, Tier
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError
@@ -54,6 +54,7 @@ class Asked:
         library: Module that it runs on; empty for none that takes long to import.
         import_s: Seconds for its imports, in a process that has not imported that module.
         share: Share of the time limit that it may be thought to take.
+        options: Its own options.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Asked:
     library: str = ""
     import_s: float = 0.0
     share: float = 0.2
+    options: Mapping[str, object] = field(default_factory=dict)
 
     def seconds(self, num_tables: int, num_ranks: int) -> float:
         """About what it takes for a task, imports left out."""
@@ -85,7 +87,8 @@ def asked_plans(request: PlanRequest, asked: Sequence[Asked], until_s: float = m
 
     Args:
         request: The task; its options are not used.
-        asked: The planners, one after the other; each may take its share of the time limit.
+        asked: The planners, one after the other; each may take its share of the time limit. Of several plans of one
+            planner, the last counts.
         until_s: When all of them have to be done, by `time.perf_counter`; if it is infinite, neither the clock nor what
             is imported decides who is asked.
     """
@@ -101,7 +104,8 @@ def asked_plans(request: PlanRequest, asked: Sequence[Asked], until_s: float = m
             _log.info("no start from %s: it takes about %.2g s", one.name, needed_s)
             continue
         try:
-            plans[one.name] = get_planner(one.name).plan(replace(request, options={}, started_s=None, start=None))
+            asked_for = replace(request, options=one.options, started_s=None, start=None)
+            plans[one.name] = get_planner(one.name).plan(asked_for)
         except AutoshardError as error:
             _log.info("no start from %s: %s", one.name, error)
     return plans

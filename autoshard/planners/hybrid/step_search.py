@@ -54,11 +54,13 @@ _HEURISTICS = (
     Asked(name="cost-greedy", table_s=1.2e-4),
     Asked(name="karmarkar-karp", table_s=1.2e-4),
     Asked(name="size-greedy", table_s=1.2e-4),
+    Asked(name="neuroshard", base_s=0.01, table_s=1.2e-4, options={"steps": 0}),
 )
 _PLANNERS = (
     Asked(name="flexshard", base_s=0.02, table_s=1.5e-3, share=_MOST),
     Asked(name="neo", base_s=0.05, table_s=2e-3, table_rank_s=1e-5, share=_MOST),
     Asked(name="oper", base_s=0.5, table_s=5e-3, rank_s=0.03, share=_LEAST),
+    Asked(name="neuroshard", table_s=4e-3, table_rank_s=1e-6),
     Asked(name="replica-groups", base_s=0.1, table_s=2e-3, table_rank_s=1e-5),
 )
 #: Larger worlds are not searched: a descent alone would take 15 s to begin, 3 tables on 131,072 ranks (November 2026).
