@@ -57,7 +57,7 @@ class BalancedOptions:
                 the excess to the slowest rank.
             tiers: Which tiers options may use.
         """
-        may_O = self.fits_O & (self.flat.largest(~np.isin(self.flat.tier_E, list(tiers))) < 1)
+        may_O = self.fits_O & self.flat.are_within(tiers)
         barred_O = np.where(may_O, 0.0, _BARRED_MS)
 
         def choose(price_per_byte: float, limit_ms: float) -> IndexArray:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from autoshard.core import PlacedShard, ShardingPlan, Tier
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError
 from autoshard.planners.hybrid.balanced import BalancedOptions, placed_options
+from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.planner import PlanRequest
@@ -153,8 +154,8 @@ def is_searchable(plan: ShardingPlan) -> bool:
     return len(plan.shards) <= max(_FEWEST_SHARDS, _MAX_SHARDS * len(plan.tables.tables))
 
 
-def balanced_layouts(space: PlannerSpace, limits: Limits, until_s: float = math.inf) -> list[Layout]:
-    """Layouts of items at what would cost least if all ranks were alike, for several limits of what is in one shard.
+def balanced_starts(space: PlannerSpace, limits: Limits, until_s: float = math.inf) -> list[Start]:
+    """Items at what would cost least if all ranks were alike, for several limits of what is in one shard.
 
     Args:
         space: What there is to choose from.
@@ -163,23 +164,25 @@ def balanced_layouts(space: PlannerSpace, limits: Limits, until_s: float = math.
     """
     rates = Rates.of(space)
     balanced = BalancedOptions(space, FlatOptions.of(space), rates, limits)
-    distinct = dict.fromkeys(tuple(numbers_I.tolist()) for numbers_I in _choices(balanced))
-    layouts: list[Layout] = []
-    for count, numbers in enumerate(distinct):
-        if layouts and count >= _NUM_MADE and time.perf_counter() >= until_s:
+    distinct: dict[tuple[int, ...], list[tuple[Tier, ...] | None]] = {}
+    for numbers_I, tiers in _choices(balanced):
+        distinct.setdefault(tuple(numbers_I.tolist()), []).append(tiers)
+    starts: list[Start] = []
+    for count, (numbers, of_tiers) in enumerate(distinct.items()):
+        if starts and count >= _NUM_MADE and time.perf_counter() >= until_s:
             break
         layout = _with_room(space, rates, limits, numbers)
         if layout is not None:
-            layouts.append(layout)
-    return layouts
+            starts += [Start(layout=layout, tiers=tiers) for tiers in dict.fromkeys(of_tiers)]
+    return starts
 
 
-def _choices(balanced: BalancedOptions) -> list[IndexArray]:
-    """Options of all items, in several ways; the likeliest first."""
-    tiers = ((tuple(Tier), _LUMPS), *((of_few, _FEW_LUMPS) for of_few in _FEW_TIERS))
-    cheapest = [balanced.cheapest(lump, of_all) for of_all, lumps in tiers for lump in lumps]
-    first, *others = (balanced.whole(lump) for lump in _WHOLE_LUMPS)
-    return [first, cheapest[0], cheapest[1], *others, *cheapest[2:], balanced.leanest()]
+def _choices(balanced: BalancedOptions) -> list[tuple[IndexArray, tuple[Tier, ...] | None]]:
+    """Options of all items, in several ways, the likeliest first; and the few tiers that some of them keep to."""
+    cheapest = [(balanced.cheapest(lump), None) for lump in _LUMPS]
+    of_few = [(balanced.cheapest(lump, tiers), tiers) for tiers in _FEW_TIERS for lump in _FEW_LUMPS]
+    first, *others = ((balanced.whole(lump), None) for lump in _WHOLE_LUMPS)
+    return [first, *cheapest[:2], *others, *cheapest[2:], *of_few, (balanced.leanest(), None)]
 
 
 def _with_room(space: PlannerSpace, rates: Rates, limits: Limits, numbers: Sequence[int]) -> Layout | None:
