@@ -309,3 +309,23 @@ def test_balanced_starts_know_that_a_table_alone_decides(make_table, make_topolo
     whole = Layout(space, Limits.of(space), [(0, (index % 4,)) for index in range(len(space.items))])
     assert math.isfinite(best)
     assert best < 0.5 * whole.step_ms()
+
+
+def test_where_time_is_short_only_the_costliest_tables_have_rare_options(draw_task, two_nodes, make_request):
+    tables, _ = draw_task(24, 8, seed=7)
+    request = make_request((tables, two_nodes()))
+
+    def num_rare(left_s):
+        rare = {ShardingType.GRID, ShardingType.FLEX, ShardingType.TABLE_COLUMN_WISE}
+        items = space_of(request, left_s=left_s).items
+        assert all(item.options for item in items)
+        return [sum(option.of_tables[0].name in rare for option in item.options) for item in items]
+
+    ample, short = num_rare(100.0), num_rare(0.01)
+    assert num_rare(math.inf) == ample
+    assert all(count > 0 for count in ample)
+    read = [table.pooling_factor * table.embedding_dim for table in tables.tables]
+    costliest = sorted(range(24), key=lambda index: -read[index])[:6]
+    assert [count if index in costliest else 0 for index, count in enumerate(ample)] == short
+    only = space_of(request, {ShardingType.FLEX}, left_s=0.01)
+    assert all(len(item.options) == 1 for item in only.items)

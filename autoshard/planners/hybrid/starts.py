@@ -9,6 +9,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from autoshard.core import PlacedShard, ShardingPlan, Tier
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError
 from autoshard.planners.hybrid.balanced import BalancedOptions, placed_options
@@ -24,11 +26,12 @@ from autoshard.planners.space.planner_space import IndexArray, PlannerSpace
 #: Largest shard on one rank, over the mean of what ranks have, for which balanced starts are made: of all tiers, and
 #: of few.
 _LUMPS, _FEW_LUMPS = (1.0, 0.5, 0.25, math.inf), (math.inf, 0.5)
-#: Limits above which tables that are whole otherwise are cut; with the first one, the first start is made.
+#: Limits above which tables that are whole otherwise are cut.
 _WHOLE_LUMPS = (0.5, 0.25, 1.0)
-#: Balanced starts that are made whatever the time: the best of all was among so many of the likeliest, or 1% better
-#: (metasyn, 80 tables on 8 A100, 800 on 80 ranks of `dgx-a100` and of `cpu-host`); one takes 25 us for each table.
-_NUM_MADE = 4
+#: Balanced starts that are made whatever the time, the likeliest by their estimates: the best of all was among them or
+#: 1% better (metasyn, 80 tables on 8 A100, 200 on 16, 800 on 80 A100 and on 80 CPU ranks); one takes 35 us for each
+#: table.
+_NUM_MADE = 2
 #: Tiers that balanced starts may use, besides all: where kernels are short, each further kind of them counts.
 _FEW_TIERS = (
     (Tier.TABLE_WISE,),
@@ -160,7 +163,7 @@ def balanced_starts(space: PlannerSpace, limits: Limits, until_s: float = math.i
     Args:
         space: What there is to choose from.
         limits: Memory.
-        until_s: When to end, by `time.perf_counter`; the first few are made all the same, and one, if any has room.
+        until_s: When to end, by `time.perf_counter`; the likeliest few are made all the same, and one, if any has room.
     """
     rates = Rates.of(space)
     balanced = BalancedOptions(space, FlatOptions.of(space), rates, limits)
@@ -168,7 +171,8 @@ def balanced_starts(space: PlannerSpace, limits: Limits, until_s: float = math.i
     for numbers_I, tiers in _choices(balanced):
         distinct.setdefault(tuple(numbers_I.tolist()), []).append(tiers)
     starts: list[Start] = []
-    for count, (numbers, of_tiers) in enumerate(distinct.items()):
+    likeliest = sorted(distinct.items(), key=lambda one: balanced.likely_ms(np.array(one[0])))
+    for count, (numbers, of_tiers) in enumerate(likeliest):
         if starts and count >= _NUM_MADE and time.perf_counter() >= until_s:
             break
         layout = _with_room(space, rates, limits, numbers)
@@ -178,11 +182,11 @@ def balanced_starts(space: PlannerSpace, limits: Limits, until_s: float = math.i
 
 
 def _choices(balanced: BalancedOptions) -> list[tuple[IndexArray, tuple[Tier, ...] | None]]:
-    """Options of all items, in several ways, the likeliest first; and the few tiers that some of them keep to."""
+    """Options of all items, in several ways; and the few tiers that some of them keep to."""
     cheapest = [(balanced.cheapest(lump), None) for lump in _LUMPS]
     of_few = [(balanced.cheapest(lump, tiers), tiers) for tiers in _FEW_TIERS for lump in _FEW_LUMPS]
-    first, *others = ((balanced.whole(lump), None) for lump in _WHOLE_LUMPS)
-    return [first, *cheapest[:2], *others, *cheapest[2:], *of_few, (balanced.leanest(), None)]
+    whole = [(balanced.whole(lump), None) for lump in _WHOLE_LUMPS]
+    return [*whole, *cheapest, *of_few, (balanced.leanest(), None)]
 
 
 def _with_room(space: PlannerSpace, rates: Rates, limits: Limits, numbers: Sequence[int]) -> Layout | None:

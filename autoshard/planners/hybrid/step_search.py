@@ -124,11 +124,11 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
         return _best_start(request, search)
     finish_s = _FINISH_S + _FINISH_TABLE_S * len(request.tables.tables)
     deadline_s = request.deadline_s() - finish_s
-    space = space_of(request, search.names)
+    # Where steps are counted, the clock decides nothing but the end.
+    space = space_of(request, search.names, math.inf if search.steps else deadline_s - time.perf_counter())
     limits = Limits.of(space, search.reserved_bytes, with_activations=search.count_activations)
     now_s = time.perf_counter()
     left_s = max(0.0, deadline_s - now_s)
-    # Where steps are counted, the clock decides nothing but the end.
     own_s, starts_s = (math.inf if search.steps else now_s + share * left_s for share in (_OWN_SHARE, _STARTS_SHARE))
     own = balanced_starts(space, limits, own_s)
     plans = _plans(request, search, starts_s, is_needed=not own)
