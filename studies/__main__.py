@@ -25,6 +25,7 @@ STUDIES: Final = {
     "policy": "studies.policies.evaluate:main",
     "search": "studies.planners.search_runs:main",
     "limits": "studies.planners.limit_runs:main",
+    "never-beaten": "studies.planners.never_beaten:main",
     "granularity": "studies.planners.granularity:main",
     "side-by-side": "studies.planners.side_by_side:main",
     "steps": "studies.planners.step_runs:main",

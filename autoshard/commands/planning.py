@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,19 +27,21 @@ from autoshard.core.errors import InvalidOptionError
 
 if TYPE_CHECKING:
     from autoshard.core import CostModels, ShardingPlan
+    from autoshard.planners.planner import PlanRequest
 
 
 #: Tables up to which plans have lower bounds unless told otherwise: bounds of 80 tables on 8 ranks take 0.07 to 0.3 s
 #: besides the encoding of their options, of 800 tables on 80 ranks 2 s (one core of a Xeon, November 2026).
 _MOST_BOUNDED = 200
-BoundOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--bound/--no-bound",
-        help="Say how far the step is above a lower bound of all plans; takes time besides --time-limit.",
-        show_default=f"--bound up to {_MOST_BOUNDED} tables",
-    ),
-]
+#: Seconds that bounds take about, whatever the task and for each table, by the same measurement; and the largest share
+#: of the time limit that they get.
+_BOUND_S, _BOUND_TABLE_S, _BOUND_SHARE = 0.05, 3e-3, 0.3
+_BOUND_HELP = "Say how far the step is above a lower bound of all plans"
+
+
+def _bound_option(help: str, default: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option("--bound/--no-bound", help=help, show_default=default)
+    return option
 
 
 @command_options()
@@ -59,7 +62,13 @@ class PlanOptions:
     device: Annotated[DeviceOption, Needs("--replay-refine", lambda options: options.replay_refine is not None)] = (
         "auto"
     )
-    bound: BoundOption = None
+    bound: Annotated[
+        bool | None,
+        _bound_option(
+            f"{_BOUND_HELP}; takes up to {_BOUND_SHARE:.0%} of --time-limit, with --bound more if it must.",
+            f"--bound up to {_MOST_BOUNDED} tables if the time is enough",
+        ),
+    ] = None
     output: OutputOption = None
 
     def __post_init__(self) -> None:
@@ -86,7 +95,7 @@ class EvaluateOptions:
     ] = None
     pricing: PricingOptions
     overlap: OverlapOption = None
-    bound: BoundOption = None
+    bound: Annotated[bool | None, _bound_option(f"{_BOUND_HELP}.", f"--bound up to {_MOST_BOUNDED} tables")] = None
     output: OutputOption = None
 
     @property
@@ -140,11 +149,32 @@ def plan(options: PlanOptions, as_json: JsonOption = False) -> None:
         request = options.search.request(options.tables, options.topology, parse_settings(options.settings or []))
         orders = MovedOrders(request.tables, Path(options.tables).parent, options.output)
         start = None if options.start is None else read_plan(options.start)
-        made = make_plan(options.planner, replace(request, tables=orders.named, start=start))
+        searched_s = request.time_limit_s - _bound_s(options.bound, request)
+        made = make_plan(options.planner, replace(request, tables=orders.named, start=start, time_limit_s=searched_s))
+        is_bounded = _is_bounded(options.bound, request)
     if options.replay_refine is not None:
         made = refined(made, request.costs, options.replay_refine, options.device)
     orders.copy()
-    _finish(_bounded(made, request.costs, options.bound), options.output, as_json)
+    _finish(_bounded(made, request.costs, is_bounded), options.output, as_json)
+
+
+def _bound_s(is_wanted: bool | None, request: PlanRequest) -> float:
+    """Seconds of the time limit that are kept for lower bounds; 0 where there will be none."""
+    num_tables = len(request.tables.tables)
+    needed_s, most_s = _BOUND_S + _BOUND_TABLE_S * num_tables, _BOUND_SHARE * request.time_limit_s
+    if is_wanted:
+        return min(needed_s, most_s)
+    return needed_s if is_wanted is None and num_tables <= _MOST_BOUNDED and needed_s <= most_s else 0.0
+
+
+def _is_bounded(is_wanted: bool | None, request: PlanRequest) -> bool:
+    """Whether a plan that has just been made gets lower bounds: if it was asked for, or if there is time left."""
+    if is_wanted is not None or len(request.tables.tables) > _MOST_BOUNDED:
+        return bool(is_wanted)
+    is_in_time = _bound_s(None, request) > 0 and time.perf_counter() < request.deadline_s()
+    if not is_in_time:
+        log(f"No lower bound within --time-limit {request.time_limit_s:g}: --bound takes the time that it needs")
+    return is_in_time
 
 
 def _served(options: PlanOptions, server: str) -> ShardingPlan:

@@ -96,12 +96,12 @@ def syncs_ms(bytes_N2: MsArray, comm: CommModel, topology: Topology) -> MsArray:
         topology: Of the replica group.
     """
     counts_ms = comm.all_gather_ms(float(_COUNT_BYTES * topology.world_size), topology)
-    distinct, which_N = np.unique(bytes_N2, axis=0, return_inverse=True)
-    times = []
-    for reduced, gathered in distinct.tolist():
+    rows = [(reduced, gathered) for reduced, gathered in bytes_N2.tolist()]
+    times_ms = {}
+    for reduced, gathered in dict.fromkeys(rows):
         gather_ms = counts_ms + comm.all_gather_ms(gathered, topology) if gathered > 0 else 0.0
-        times.append(gather_ms + comm.all_reduce_ms(reduced, topology))
-    return np.array(times)[which_N.reshape(-1)]
+        times_ms[reduced, gathered] = gather_ms + comm.all_reduce_ms(reduced, topology)
+    return np.array([times_ms[row] for row in rows])
 
 
 def cheapest_sync(placed: PlacedShard, group_batch_size: int, comm: CommModel, topology: Topology) -> GradSync:

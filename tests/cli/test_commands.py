@@ -35,7 +35,8 @@ def succeeds(capfd):
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory):
     file = tmp_path_factory.mktemp("plan") / "plan.json"
-    assert main(["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "cost-greedy", "-o", str(file)]) == 0
+    task = ["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "cost-greedy"]
+    assert main([*task, "--time-limit", "60", "-o", str(file)]) == 0
     return file
 
 
@@ -142,7 +143,7 @@ def test_evaluate_prices_a_plan_that_has_no_prices(succeeds, plan_file, tmp_path
 
 def test_plans_say_how_far_they_are_above_a_lower_bound(succeeds, tmp_path):
     plan, file = ("plan", "criteo-kaggle", "--topology", "a100-8", "--planner", "cost-greedy"), tmp_path / "plan.json"
-    text = succeeds(*plan, "-o", file)
+    text = succeeds(*plan, "--time-limit", "60", "-o", file)
     predicted = read_plan(file).predicted
     above = predicted.step_ms.value / predicted.bounds["step"].proven_ms - 1
     assert f"Step {100 * above:.1f}% above the proven lower bound of " in text
@@ -150,6 +151,22 @@ def test_plans_say_how_far_they_are_above_a_lower_bound(succeeds, tmp_path):
     assert "lower bound" in succeeds("show", file)
     assert "lower bound" not in succeeds("evaluate", file, "--no-bound")
     assert "bounds" not in json.loads(succeeds(*plan, "--no-bound", "--json"))["predicted"]
+
+
+def test_bounds_take_their_time_from_the_limit(succeeds):
+    plan = (
+        "plan",
+        "criteo-kaggle",
+        "--topology",
+        "a100-8",
+        "--planner",
+        "cost-greedy",
+        "--time-limit",
+        "0.1",
+        "--json",
+    )
+    assert "bounds" not in json.loads(succeeds(*plan))["predicted"]
+    assert json.loads(succeeds(*plan, "--bound"))["predicted"]["bounds"]["step"]["proven_ms"] > 0
 
 
 def test_show_prints_and_writes_a_page(succeeds, plan_file, tmp_path):

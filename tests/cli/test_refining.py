@@ -30,7 +30,7 @@ def test_plan_says_what_measuring_changed(capfd, tables, tmp_path):
     document = json.loads(run(capfd, "plan", tables, "--topology", "cpu-4", "--planner", "random", "--json")[1])
     topology.write_text(json.dumps({**document["topology"], "device": "a100"}), encoding="utf-8")
     task = ("plan", tables, "--topology", topology, "--planner", "cost-greedy", "-o", file, "--json")
-    code, out, said = run(capfd, *task, "--replay-refine", 2, "--device", "cpu")
+    code, out, said = run(capfd, *task, "--time-limit", 60, "--replay-refine", 2, "--device", "cpu")
     assert code == 0
     plan = read_plan(file)
     made = plan.provenance

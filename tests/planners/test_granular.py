@@ -22,10 +22,11 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
 from autoshard.evaluation import activation_bytes, evaluate, price_step
 from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import NOTHING, Layout, Limits
 from autoshard.planners.hybrid.offered import space_of
 from autoshard.planners.hybrid.race import improve
-from autoshard.planners.hybrid.starts import balanced_layouts, layout_of
+from autoshard.planners.hybrid.starts import balanced_starts, layout_of
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.options import ShardingType
@@ -170,12 +171,13 @@ def test_descent_never_ends_above_its_start_and_repeats_itself(draw_task, two_no
     space = space_of(make_request((tables, two_nodes())))
     start = at_random(space, np.random.default_rng(3))
     far_s = time.perf_counter() + SECONDS
-    first, again, other = (improve([start], seed=seed, deadline_s=far_s, max_steps=20) for seed in (1, 1, 2))
+    starts = [Start(layout=start)]
+    first, again, other = (improve(starts, seed=seed, deadline_s=far_s, max_steps=20) for seed in (1, 1, 2))
     assert first.step_ms == first.layout.step_ms() < 0.9 * start.step_ms()
     assert first.layout.chosen == again.layout.chosen
     assert first.num_steps == 20
     assert other.layout.chosen != first.layout.chosen
-    assert improve([start], seed=1, deadline_s=0.0).step_ms == start.step_ms()
+    assert improve(starts, seed=1, deadline_s=0.0).step_ms == start.step_ms()
 
 
 @pytest.mark.parametrize("world_size", [4, 8])
@@ -303,7 +305,27 @@ def test_balanced_starts_know_that_a_table_alone_decides(make_table, make_topolo
     huge = make_table("huge", 200_000, embedding_dim=64, pooling_factor=500.0)
     huge = replace(huge, access=AccessProfile.zipf(200_000, 0.9))
     space = space_of(make_request((replace(tables, tables=(huge, *tables.tables)), topology)))
-    best = min(layout.step_ms() for layout in balanced_layouts(space, Limits.of(space)))
+    best = min(one.layout.step_ms() for one in balanced_starts(space, Limits.of(space)))
     whole = Layout(space, Limits.of(space), [(0, (index % 4,)) for index in range(len(space.items))])
     assert math.isfinite(best)
     assert best < 0.5 * whole.step_ms()
+
+
+def test_where_time_is_short_only_the_costliest_tables_have_rare_options(draw_task, two_nodes, make_request):
+    tables, _ = draw_task(24, 8, seed=7)
+    request = make_request((tables, two_nodes()))
+
+    def num_rare(left_s):
+        rare = {ShardingType.GRID, ShardingType.FLEX, ShardingType.TABLE_COLUMN_WISE}
+        items = space_of(request, left_s=left_s).items
+        assert all(item.options for item in items)
+        return [sum(option.of_tables[0].name in rare for option in item.options) for item in items]
+
+    ample, short = num_rare(100.0), num_rare(0.01)
+    assert num_rare(math.inf) == ample
+    assert all(count > 0 for count in ample)
+    read = [table.pooling_factor * table.embedding_dim for table in tables.tables]
+    costliest = sorted(range(24), key=lambda index: -read[index])[:6]
+    assert [count if index in costliest else 0 for index, count in enumerate(ample)] == short
+    only = space_of(request, {ShardingType.FLEX}, left_s=0.01)
+    assert all(len(item.options) == 1 for item in only.items)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
+    Constraints,
     CostModels,
     DType,
     EmbeddingTable,
@@ -29,6 +30,7 @@ from autoshard.evaluation.analytic import AnalyticCostModel, kernel_seconds
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.stages import cheapest_sync, cheapest_syncs
 from autoshard.evaluation.traffic import PairTraffic, SyncBytes, id_bytes, pair_bytes, sync_bytes
+from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.space.options import ShardingType, enumerate_options, locals_of
 from autoshard.planners.space.planner_space import PlannerSpace
 
@@ -164,3 +166,32 @@ def test_no_shards_at_all():
     assert locals_of([], BATCH) == []
     assert sync_bytes([], BATCH).shape == (0, 2)
     assert kernel_seconds([], COSTS.kernel.memory).shape == (0, 2)
+
+
+def test_tables_that_are_alike_share_their_options_and_keep_their_names():
+    first = EmbeddingTable(
+        name="first",
+        num_embeddings=1000,
+        embedding_dim=64,
+        features=(Feature(name="f", pooling_factor=3.0),),
+        access=AccessProfile.uniform(1000),
+        row_order=ImpliedOrder.BY_ID,
+    )
+    again = replace(first, name="again", features=(Feature(name="g", pooling_factor=3.0),))
+    longer = replace(first, name="longer", features=(Feature(name="h", pooling_factor=3.0, pooling_p99=100.0),))
+    pinned = replace(first, name="pinned", constraints=Constraints(pinned_ranks=(1,)))
+    pinned = replace(pinned, features=(Feature(name="i", pooling_factor=3.0),))
+    task = TableSet(batch_size=BATCH, tables=(first, again, longer, pinned))
+    space = PlannerSpace(task, TOPOLOGY, COSTS, lambda table: enumerate_options(table, TOPOLOGY))
+    options = [item.options for item in space.items]
+    assert options[1] == options[0]
+    kinds = [one[0].shards[0].kind for one in options]
+    assert kinds[1] == kinds[0] == kinds[3] != kinds[2]
+    assert len(options[3]) < len(options[0])
+    assert space.items[1].number((enumerate_options(again, TOPOLOGY)[2],)) == 2
+    for number, option in enumerate(options[1]):
+        chosen = [(0, (0,)), (number, (0,) * len(option.shards)), (0, (0,)), (0, (1,))]
+        shards = [one.shard for one in Layout(space, Limits.of(space), chosen).plan().shards]
+        assert {shard.table.name for shard in shards} == {"first", "again", "longer", "pinned"}
+        held = sum(shard.num_embeddings * shard.embedding_dim for shard in shards if shard.table == again)
+        assert held == 1000 * 64

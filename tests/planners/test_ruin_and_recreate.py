@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autoshard.core import AccessProfile, Tier
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.hybrid.balanced import BalancedOptions
 from autoshard.planners.hybrid.descent import Descent, Ground
@@ -16,7 +17,7 @@ from autoshard.planners.hybrid.offered import space_of
 from autoshard.planners.hybrid.race import improve
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.hybrid.ruin import Rebuilding
-from autoshard.planners.hybrid.starts import Asked, asked_plans, balanced_layouts
+from autoshard.planners.hybrid.starts import Asked, asked_plans, balanced_starts
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 
 EXPONENT = 32
@@ -31,7 +32,7 @@ def norm_ms(parts_PR):
 def start(draw_task, make_request):
     tables, topology = draw_task(12, 4, seed=5)
     space = space_of(make_request((tables, topology)))
-    return balanced_layouts(space, Limits.of(space))[0]
+    return balanced_starts(space, Limits.of(space))[0].layout
 
 
 def test_growth_is_that_of_the_norms():
@@ -88,7 +89,7 @@ def test_held_shards_are_those_of_the_layout(start):
 def test_more_steps_never_end_with_a_longer_step(draw_task, make_request):
     tables, topology = draw_task(10, 4, seed=9)
     space = space_of(make_request((tables, topology)))
-    starts = balanced_layouts(space, Limits.of(space))
+    starts = balanced_starts(space, Limits.of(space))
     assert len(starts) > 1
     far_s = time.perf_counter() + 600.0
     found = [improve(starts, seed=2, deadline_s=far_s, max_steps=steps) for steps in (1, 5, 25, 125)]
@@ -155,3 +156,27 @@ def test_who_is_asked_depends_on_the_clock_only_where_time_ends_the_search(draw_
     cold = replace(greedy, library="a_module_that_nobody_imports", import_s=1e6)
     assert asked_plans(request, [cold], time.perf_counter() + 100.0) == {}
     assert set(asked_plans(request, [cold])) == {"cost-greedy"}
+
+
+def test_a_descent_keeps_to_its_tiers_until_nothing_there_helps(make_table, make_topology, make_request, draw_task):
+    # One table takes nearly all of the time: split by columns, it still takes more than on all ranks.
+    tables, _ = draw_task(8, 4, seed=1)
+    huge = make_table("huge", 200_000, embedding_dim=16, pooling_factor=500.0)
+    huge = replace(huge, access=AccessProfile.zipf(200_000, 0.9))
+    space = space_of(make_request((replace(tables, tables=(huge, *tables.tables)), make_topology(4))))
+    within = (Tier.TABLE_WISE,)
+    start = next(one for one in balanced_starts(space, Limits.of(space)) if one.tiers == within)
+    ground = Ground(space, Limits.of(space), start.layout, seed=1)
+    descent = Descent(ground, start.layout, tiers=within)
+
+    def tiers():
+        return {shard.tier for item in range(len(space.items)) for shard, _ in descent.layout.held(item)}
+
+    while descent.tiers is not None:
+        assert tiers() == {Tier.TABLE_WISE}
+        descent.step()
+    kept_ms = descent.best_ms
+    while not descent.is_done:
+        descent.step()
+    assert tiers() > {Tier.TABLE_WISE}
+    assert descent.best_ms < kept_ms

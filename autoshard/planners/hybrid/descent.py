@@ -6,14 +6,16 @@ Shape suffixes: B changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from autoshard.core import Tier
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.layout import Change, Choice, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
-from autoshard.planners.space.planner_space import PlannerSpace
+from autoshard.planners.space.planner_space import BoolArray, PlannerSpace
 
 #: p of the p-norm that stands for the slowest rank: from even towards sharp.
 EXPONENTS = (8, 32, 128)
@@ -25,6 +27,21 @@ _MAX_TOGETHER = 16
 LEAST_GAIN = 1e-6
 #: Steps after which rates are made linear anew.
 _RATES_STEPS = 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Start:
+    """Where a descent begins.
+
+    Attributes:
+        layout: The layout.
+        tiers: Tiers that the descent keeps to until nothing there helps; None for all.
+        name: What made it.
+    """
+
+    layout: Layout
+    tiers: tuple[Tier, ...] | None = None
+    name: str = "balanced"
 
 
 class Ground:
@@ -43,6 +60,7 @@ class Ground:
         self.rng = np.random.default_rng(seed)
         self.rates = Rates.of(space, around)
         self.num_steps = 0
+        self._within: dict[tuple[Tier, ...], BoolArray] = {}
 
     def count_step(self, layout: Layout) -> None:
         """Counts a step of any descent; the rates are made linear anew around its layout from time to time."""
@@ -50,9 +68,15 @@ class Ground:
         if self.num_steps % _RATES_STEPS == 0:
             self.rates = Rates.of(self.space, layout)
 
-    def near(self, layout: Layout, exponent: int) -> Neighbourhood:
-        """Changes of a layout."""
-        return Neighbourhood(layout, self.flat, self.rates, exponent)
+    def near(self, layout: Layout, exponent: int, tiers: tuple[Tier, ...] | None = None) -> Neighbourhood:
+        """Changes of a layout, within some tiers if there are any given."""
+        may_O = None if tiers is None else self._options_within(tiers)
+        return Neighbourhood(layout, self.flat, self.rates, exponent, may_O)
+
+    def _options_within(self, tiers: tuple[Tier, ...]) -> BoolArray:
+        if tiers not in self._within:
+            self._within[tiers] = self.flat.are_within(tiers)
+        return self._within[tiers]
 
 
 class Descent:
@@ -62,6 +86,7 @@ class Descent:
         ground: What descents share.
         layout: Where it begins; left as it is.
         stage: Index of the first exponent.
+        tiers: Tiers that options are taken from until nothing there helps; None for all.
 
     Attributes:
         layout: The layout as it is now.
@@ -70,8 +95,8 @@ class Descent:
         is_done: Whether no change was found that helps, by any norm.
     """
 
-    def __init__(self, ground: Ground, layout: Layout, stage: int = 0) -> None:
-        self.ground, self.layout, self.stage = ground, layout.copy(), stage
+    def __init__(self, ground: Ground, layout: Layout, stage: int = 0, tiers: tuple[Tier, ...] | None = None) -> None:
+        self.ground, self.layout, self.stage, self.tiers = ground, layout.copy(), stage, tiers
         self.best: list[Choice | None] = list(layout.chosen)
         self.best_ms = layout.step_ms()
         self._last_ms = self.best_ms
@@ -90,7 +115,7 @@ class Descent:
     def step(self) -> None:
         """Makes the changes that shorten the step most; where none does, the norm is sharpened."""
         self.ground.count_step(self.layout)
-        changes = self.ground.near(self.layout, self.exponent).changes(self.ground.rng)
+        changes = self.ground.near(self.layout, self.exponent, self.tiers).changes(self.ground.rng)
         good = self._good(changes) if changes else []
         if good:
             self._make(_compatible(good))
@@ -98,11 +123,16 @@ class Descent:
             self._sharpen()
 
     def _sharpen(self) -> None:
-        """Takes the next norm; after the sharpest, a flatter one if the step is shorter than when it last did so."""
+        """Takes the next norm; after the sharpest, a flatter one if the step is shorter than when it last did so.
+
+        Where it is not, all tiers are open from then on.
+        """
         if self.stage + 1 < len(EXPONENTS):
             self.stage += 1
         elif self.best_ms < self._last_ms * (1 - LEAST_GAIN):
             self.stage, self._last_ms = _AGAIN, self.best_ms
+        elif self.tiers is not None:
+            self.stage, self.tiers = _AGAIN, None
         else:
             self.is_done = True
         self.energy_ms = self.layout.energy_ms(self.exponent)

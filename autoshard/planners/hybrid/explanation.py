@@ -199,12 +199,11 @@ class _Explainer:
         if len(item.tables) > 1:
             reason = "the tables must be on the same ranks"
             return [Alternative(option="column_wise, grid, row_tiers", step_ms=None, hbm_bytes=0, ruled_out=reason)]
-        known = {option.parts for option in item.options}
         topology, batch_size = self.space.topology, self.space.tables.batch_size
         found = []
         for option in self.space.synced(enumerate_options(item.tables[0], topology, payload=self.space.prices.payload)):
             reason = why_not(option, topology)
-            if not reason and (option.parts,) in known:
+            if not reason and item.number((option,)) is not None:
                 continue
             found.append(
                 Alternative(

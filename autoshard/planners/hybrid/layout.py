@@ -117,9 +117,9 @@ class Layout:
         """The plan, its shards in the order of the tables."""
         tables, topology = self.space.tables, self.space.topology
         placed: dict[str, list[PlacedShard]] = {table.name: [] for table in tables.tables}
-        for item in range(len(self.space.items)):
-            for shard, site in self.held(item):
-                for part in shard.parts:
+        for index, item in enumerate(self.space.items):
+            for shard, site in self.held(index):
+                for part in item.parts(shard):
                     placed[part.shard.table.name].append(part.placed(site, topology))
         shards = tuple(shard for of_table in placed.values() for shard in of_table)
         return ShardingPlan(tables=tables, topology=topology, shards=shards, payload=self.space.prices.payload)
@@ -172,10 +172,10 @@ class Layout:
             kernel_ms[dirty_D] = new_1D[0]
             parts_PBR[PARTS.index(part)] += kernel_ms.reshape(shape)
         slowest_PB = parts_PBR.max(axis=2)
-        sync_B2 = moved_BRC[:, 0, SYNC]
-        energy_ms_B = prices.compose(_norms(parts_PBR, slowest_PB, exponent), sync_B2)
+        both = np.concatenate([slowest_PB, _norms(parts_PBR, slowest_PB, exponent)], axis=1)
+        step_ms_B, energy_ms_B = np.split(prices.compose(both, np.tile(moved_BRC[:, 0, SYNC], (2, 1))), 2)
         fits_B = self._fits(bytes_BRM, moved_BRC)
-        return Priced(step_ms_B=prices.compose(slowest_PB, sync_B2), energy_ms_B=np.where(fits_B, energy_ms_B, np.inf))
+        return Priced(step_ms_B=step_ms_B, energy_ms_B=np.where(fits_B, energy_ms_B, np.inf))
 
     def energy_ms(self, exponent: int) -> float:
         """Energy of the layout as it is."""

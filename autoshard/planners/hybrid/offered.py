@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
+
+import numpy as np
 
 from autoshard.core import EmbeddingTable, MemoryLevel, TableSet, Topology
 from autoshard.evaluation.cached_rows import behind_cache
@@ -14,15 +17,32 @@ from autoshard.planners.space.planner_space import PlannerSpace
 _SCARCE_SHARE = 0.5
 #: Cache sizes that are offered, over the rows that a batch hits; memory that is left makes them larger.
 _CACHE_SHARES = (1.0, 0.25)
+#: Sharding types that few tables of good plans have, a third of all options: where time is short, only the costliest
+#: tables may have them.
+_RARE = frozenset({ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID, ShardingType.FLEX})
+#: Share of the tables that are the costliest; seconds that the options of a table take (800 of metasyn's on 80 A100:
+#: 0.7 s, CPU time of one core of an EPYC, November 2026); and the share of the time above which it is short.
+_COSTLIEST, _TABLE_S, _SHORT = 0.25, 9e-4, 0.3
 
 
-def space_of(request: PlanRequest, names: Collection[ShardingType] = tuple(ShardingType)) -> PlannerSpace:
-    """All sharding options of the tables of a task, with rows behind caches where device memory is scarce."""
+def space_of(
+    request: PlanRequest, names: Collection[ShardingType] = tuple(ShardingType), left_s: float = math.inf
+) -> PlannerSpace:
+    """All sharding options of the tables of a task, with rows behind caches where device memory is scarce.
+
+    Args:
+        request: The task.
+        names: Ways that tables may be held.
+        left_s: Seconds for all of the planning; where they are few, cheap tables get no rare options.
+    """
     topology, tables = request.topology, request.tables
     levels = _spare_levels(tables, topology)
+    usual = frozenset(names) - _RARE
+    least_bytes = _costliest(tables) if usual and _TABLE_S * len(tables.tables) > _SHORT * left_s else 0.0
 
     def options_of(table: EmbeddingTable) -> list[ShardingOption]:
-        offered = enumerate_options(table, topology, names, request.payload)
+        offered_names = names if _looked_up(table) >= least_bytes else usual
+        offered = enumerate_options(table, topology, offered_names, request.payload)
         simple = [option for option in offered if option.name is not ShardingType.ROW_TIERS]
         cached = [
             _behind_cache(option, level, share, topology, tables.batch_size)
@@ -33,6 +53,16 @@ def space_of(request: PlanRequest, names: Collection[ShardingType] = tuple(Shard
         return [*offered, *cached]
 
     return PlannerSpace(tables, topology, request.costs, options_of, request.payload)
+
+
+def _looked_up(table: EmbeddingTable) -> float:
+    """Bytes that a sample reads of a table, about what tables cost by."""
+    return table.pooling_factor * table.embedding_dim * table.dtype.num_bytes
+
+
+def _costliest(tables: TableSet) -> float:
+    """Least bytes that a sample reads of one of the costliest tables."""
+    return float(np.quantile([_looked_up(table) for table in tables.tables], 1 - _COSTLIEST))
 
 
 def _spare_levels(tables: TableSet, topology: Topology) -> list[MemoryLevel]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from autoshard.planners.hybrid.descent import Descent, Ground
+from autoshard.planners.hybrid.descent import Descent, Ground, Start
 from autoshard.planners.hybrid.layout import Layout
 from autoshard.planners.hybrid.ruin import Rebuilding
 
@@ -34,24 +34,24 @@ class Improved:
     stopped: str
 
 
-def improve(layouts: Sequence[Layout], *, seed: int, deadline_s: float, max_steps: int | None = None) -> Improved:
-    """Makes the step of the best of some layouts shorter until the time or the steps are over.
+def improve(starts: Sequence[Start], *, seed: int, deadline_s: float, max_steps: int | None = None) -> Improved:
+    """Makes the step of the best of some starts shorter until the time or the steps are over.
 
     The first steps are the same however many there are, so that more of them never end with a longer step.
 
     Args:
-        layouts: They fit the memory; left as they are. The most promising come first.
+        starts: They fit the memory; left as they are. The most promising come first.
         seed: Source of all chance.
         deadline_s: When to end, by `time.perf_counter`.
         max_steps: Most steps; None for as many as there is time for.
     """
-    ground = Ground(layouts[0].space, layouts[0].limits, layouts[0], seed)
+    ground = Ground(starts[0].layout.space, starts[0].layout.limits, starts[0].layout, seed)
     most = math.inf if max_steps is None else max_steps
 
     def is_over() -> bool:
         return ground.num_steps >= most or time.perf_counter() >= deadline_s
 
-    found = _raced(ground, layouts, is_over)
+    found = _raced(ground, starts, is_over)
     best, best_ms = found.best_layout(), found.best_ms
     if not is_over():
         rebuilding = Rebuilding(ground, best)
@@ -62,14 +62,14 @@ def improve(layouts: Sequence[Layout], *, seed: int, deadline_s: float, max_step
     return Improved(layout=best, step_ms=best_ms, num_steps=ground.num_steps, stopped=stopped)
 
 
-def _raced(ground: Ground, layouts: Sequence[Layout], is_over: Callable[[], bool]) -> Descent:
-    """The best of descents from some layouts, of which the better half goes on each time, twice as far.
+def _raced(ground: Ground, starts: Sequence[Start], is_over: Callable[[], bool]) -> Descent:
+    """The best of descents from some starts, of which the better half goes on each time, twice as far.
 
     Source:
         Li et al., A System for Massively Parallel Hyperparameter Tuning (MLSys 2020), Sec. 3.2: a descent goes on as
         soon as it is among the better half of those that came as far, so that no step depends on the time there is.
     """
-    waiting = iter(layouts)
+    waiting = iter(starts)
     descents: list[Descent] = []
     rungs: list[list[Descent]] = []
     while not is_over():
@@ -86,11 +86,11 @@ def _raced(ground: Ground, layouts: Sequence[Layout], is_over: Callable[[], bool
             rungs.append([])
         rungs[rung].append(descent)
     if not descents:
-        return Descent(ground, layouts[0])
+        return Descent(ground, starts[0].layout)
     return min(descents, key=lambda one: one.best_ms)
 
 
-def _next(ground: Ground, rungs: Sequence[Sequence[Descent]], waiting: Iterator[Layout]) -> tuple[int, Descent | None]:
+def _next(ground: Ground, rungs: Sequence[Sequence[Descent]], waiting: Iterator[Start]) -> tuple[int, Descent | None]:
     """The descent that goes on to the highest rung, else the next start; None at the end of the race."""
     for rung in reversed(range(len(rungs))):
         better = sorted(rungs[rung], key=lambda one: one.best_ms)[: len(rungs[rung]) // _REDUCTION]
@@ -98,5 +98,5 @@ def _next(ground: Ground, rungs: Sequence[Sequence[Descent]], waiting: Iterator[
         for descent in better:
             if descent not in passed:
                 return rung + 1, descent
-    layout = next(waiting, None)
-    return 0, None if layout is None else Descent(ground, layout)
+    start = next(waiting, None)
+    return 0, None if start is None else Descent(ground, start.layout, tiers=start.tiers)

@@ -6,11 +6,13 @@ options, E shards of options, Y some options, X their shards.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.core import Tier
 from autoshard.core.costs import MsArray
 from autoshard.core.step import KERNEL_PARTS
 from autoshard.evaluation.stages import syncs_ms
@@ -78,6 +80,10 @@ class FlatOptions:
             is_shared_E=np.array([shard.is_everywhere for shard in shards]),
             is_free_E=np.array([shard.is_free for shard in shards]),
         )
+
+    def are_within(self, tiers: Collection[Tier]) -> BoolArray:
+        """Which options hold all of their shards in some tiers, shape (O,)."""
+        return np.asarray(self.largest(~np.isin(self.tier_E, list(tiers))) < 1)
 
     def sums(self, of_shards_E: FloatArray) -> FloatArray:
         """Sums over the shards of each option, shape (O,)."""

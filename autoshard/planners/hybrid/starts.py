@@ -6,12 +6,15 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from autoshard.core import PlacedShard, ShardingPlan, Tier
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError
 from autoshard.planners.hybrid.balanced import BalancedOptions, placed_options
+from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.planner import PlanRequest
@@ -23,11 +26,12 @@ from autoshard.planners.space.planner_space import IndexArray, PlannerSpace
 #: Largest shard on one rank, over the mean of what ranks have, for which balanced starts are made: of all tiers, and
 #: of few.
 _LUMPS, _FEW_LUMPS = (1.0, 0.5, 0.25, math.inf), (math.inf, 0.5)
-#: Limits above which tables that are whole otherwise are cut; with the first one, the first start is made.
+#: Limits above which tables that are whole otherwise are cut.
 _WHOLE_LUMPS = (0.5, 0.25, 1.0)
-#: Balanced starts that are made whatever the time: the best of all was among so many of the likeliest, or 1% better
-#: (metasyn, 80 tables on 8 A100, 800 on 80 ranks of `dgx-a100` and of `cpu-host`); one takes 25 us for each table.
-_NUM_MADE = 4
+#: Balanced starts that are made whatever the time, the likeliest by their estimates: the best of all was among them or
+#: 1% better (metasyn, 80 tables on 8 A100, 200 on 16, 800 on 80 A100 and on 80 CPU ranks); one takes 35 us for each
+#: table.
+_NUM_MADE = 2
 #: Tiers that balanced starts may use, besides all: where kernels are short, each further kind of them counts.
 _FEW_TIERS = (
     (Tier.TABLE_WISE,),
@@ -54,6 +58,7 @@ class Asked:
         library: Module that it runs on; empty for none that takes long to import.
         import_s: Seconds for its imports, in a process that has not imported that module.
         share: Share of the time limit that it may be thought to take.
+        options: Its own options.
     """
 
     name: str
@@ -64,6 +69,7 @@ class Asked:
     library: str = ""
     import_s: float = 0.0
     share: float = 0.2
+    options: Mapping[str, object] = field(default_factory=dict)
 
     def seconds(self, num_tables: int, num_ranks: int) -> float:
         """About what it takes for a task, imports left out."""
@@ -85,7 +91,8 @@ def asked_plans(request: PlanRequest, asked: Sequence[Asked], until_s: float = m
 
     Args:
         request: The task; its options are not used.
-        asked: The planners, one after the other; each may take its share of the time limit.
+        asked: The planners, one after the other; each may take its share of the time limit. Of several plans of one
+            planner, the last counts.
         until_s: When all of them have to be done, by `time.perf_counter`; if it is infinite, neither the clock nor what
             is imported decides who is asked.
     """
@@ -101,7 +108,8 @@ def asked_plans(request: PlanRequest, asked: Sequence[Asked], until_s: float = m
             _log.info("no start from %s: it takes about %.2g s", one.name, needed_s)
             continue
         try:
-            plans[one.name] = get_planner(one.name).plan(replace(request, options={}, started_s=None, start=None))
+            asked_for = replace(request, options=one.options, started_s=None, start=None)
+            plans[one.name] = get_planner(one.name).plan(asked_for)
         except AutoshardError as error:
             _log.info("no start from %s: %s", one.name, error)
     return plans
@@ -149,33 +157,36 @@ def is_searchable(plan: ShardingPlan) -> bool:
     return len(plan.shards) <= max(_FEWEST_SHARDS, _MAX_SHARDS * len(plan.tables.tables))
 
 
-def balanced_layouts(space: PlannerSpace, limits: Limits, until_s: float = math.inf) -> list[Layout]:
-    """Layouts of items at what would cost least if all ranks were alike, for several limits of what is in one shard.
+def balanced_starts(space: PlannerSpace, limits: Limits, until_s: float = math.inf) -> list[Start]:
+    """Items at what would cost least if all ranks were alike, for several limits of what is in one shard.
 
     Args:
         space: What there is to choose from.
         limits: Memory.
-        until_s: When to end, by `time.perf_counter`; the first few are made all the same, and one, if any has room.
+        until_s: When to end, by `time.perf_counter`; the likeliest few are made all the same, and one, if any has room.
     """
     rates = Rates.of(space)
     balanced = BalancedOptions(space, FlatOptions.of(space), rates, limits)
-    distinct = dict.fromkeys(tuple(numbers_I.tolist()) for numbers_I in _choices(balanced))
-    layouts: list[Layout] = []
-    for count, numbers in enumerate(distinct):
-        if layouts and count >= _NUM_MADE and time.perf_counter() >= until_s:
+    distinct: dict[tuple[int, ...], list[tuple[Tier, ...] | None]] = {}
+    for numbers_I, tiers in _choices(balanced):
+        distinct.setdefault(tuple(numbers_I.tolist()), []).append(tiers)
+    starts: list[Start] = []
+    likeliest = sorted(distinct.items(), key=lambda one: balanced.likely_ms(np.array(one[0])))
+    for count, (numbers, of_tiers) in enumerate(likeliest):
+        if starts and count >= _NUM_MADE and time.perf_counter() >= until_s:
             break
         layout = _with_room(space, rates, limits, numbers)
         if layout is not None:
-            layouts.append(layout)
-    return layouts
+            starts += [Start(layout=layout, tiers=tiers) for tiers in dict.fromkeys(of_tiers)]
+    return starts
 
 
-def _choices(balanced: BalancedOptions) -> list[IndexArray]:
-    """Options of all items, in several ways; the likeliest first."""
-    tiers = ((tuple(Tier), _LUMPS), *((of_few, _FEW_LUMPS) for of_few in _FEW_TIERS))
-    cheapest = [balanced.cheapest(lump, of_all) for of_all, lumps in tiers for lump in lumps]
-    first, *others = (balanced.whole(lump) for lump in _WHOLE_LUMPS)
-    return [first, cheapest[0], cheapest[1], *others, *cheapest[2:], balanced.leanest()]
+def _choices(balanced: BalancedOptions) -> list[tuple[IndexArray, tuple[Tier, ...] | None]]:
+    """Options of all items, in several ways; and the few tiers that some of them keep to."""
+    cheapest = [(balanced.cheapest(lump), None) for lump in _LUMPS]
+    of_few = [(balanced.cheapest(lump, tiers), tiers) for tiers in _FEW_TIERS for lump in _FEW_LUMPS]
+    whole = [(balanced.whole(lump), None) for lump in _WHOLE_LUMPS]
+    return [*whole, *cheapest, *of_few, (balanced.leanest(), None)]
 
 
 def _with_room(space: PlannerSpace, rates: Rates, limits: Limits, numbers: Sequence[int]) -> Layout | None:

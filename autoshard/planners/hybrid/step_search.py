@@ -20,6 +20,7 @@ from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.group_sync import with_cheaper_sync
 from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.offered import space_of
 from autoshard.planners.hybrid.race import improve
@@ -27,7 +28,7 @@ from autoshard.planners.hybrid.starts import (
     POLICY,
     Asked,
     asked_plans,
-    balanced_layouts,
+    balanced_starts,
     is_searchable,
     layout_of,
     no_room,
@@ -54,11 +55,13 @@ _HEURISTICS = (
     Asked(name="cost-greedy", table_s=1.2e-4),
     Asked(name="karmarkar-karp", table_s=1.2e-4),
     Asked(name="size-greedy", table_s=1.2e-4),
+    Asked(name="neuroshard", base_s=0.01, table_s=1.2e-4, options={"steps": 0}),
 )
 _PLANNERS = (
     Asked(name="flexshard", base_s=0.02, table_s=1.5e-3, share=_MOST),
     Asked(name="neo", base_s=0.05, table_s=2e-3, table_rank_s=1e-5, share=_MOST),
     Asked(name="oper", base_s=0.5, table_s=5e-3, rank_s=0.03, share=_LEAST),
+    Asked(name="neuroshard", table_s=4e-3, table_rank_s=1e-6),
     Asked(name="replica-groups", base_s=0.1, table_s=2e-3, table_rank_s=1e-5),
 )
 #: Larger worlds are not searched: a descent alone would take 15 s to begin, 3 tables on 131,072 ranks (November 2026).
@@ -121,19 +124,16 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
         return _best_start(request, search)
     finish_s = _FINISH_S + _FINISH_TABLE_S * len(request.tables.tables)
     deadline_s = request.deadline_s() - finish_s
-    space = space_of(request, search.names)
+    # Where steps are counted, the clock decides nothing but the end.
+    space = space_of(request, search.names, math.inf if search.steps else deadline_s - time.perf_counter())
     limits = Limits.of(space, search.reserved_bytes, with_activations=search.count_activations)
     now_s = time.perf_counter()
     left_s = max(0.0, deadline_s - now_s)
-    # Where steps are counted, the clock decides nothing but the end.
     own_s, starts_s = (math.inf if search.steps else now_s + share * left_s for share in (_OWN_SHARE, _STARTS_SHARE))
-    own = balanced_layouts(space, limits, own_s)
+    own = balanced_starts(space, limits, own_s)
     plans = _plans(request, search, starts_s, is_needed=not own)
-    layouts, found = _read(plans, space, limits, request, search)
-    starts = sorted(
-        ((layout.step_ms(), name, layout) for name, layout in [*(("balanced", one) for one in own), *layouts]),
-        key=lambda start: start[0],
-    )
+    read, found = _read(plans, space, limits, request, search)
+    starts = sorted(((one.layout.step_ms(), one) for one in (*own, *read)), key=lambda start: start[0])
     if not starts and not found:
         raise _why(request, space, limits, search)
     left_s = max(0.0, deadline_s - time.perf_counter())
@@ -141,10 +141,10 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
     if best is not None and best.plan.replica_groups.num_groups > 1 and (not starts or best.step_ms < starts[0][0]):
         found += _within_groups(best.plan, request, search, _GROUPS_SHARE * left_s)
     if starts:
-        chosen = [layout for _, _, layout in starts]
+        chosen = [start for _, start in starts]
         improved = improve(chosen, seed=request.seed, deadline_s=deadline_s, max_steps=search.steps or None)
         status = (
-            f"stopped by {improved.stopped} after {improved.num_steps} steps: {starts[0][0]:.6g} ms ({starts[0][1]}) "
+            f"stopped by {improved.stopped} after {improved.num_steps} steps: {starts[0][0]:.6g} ms ({chosen[0].name}) "
             f"-> {improved.step_ms:.6g} ms"
         )
         found.append(_priced(_with_caches(improved.layout), status, request))
@@ -216,17 +216,17 @@ def _plans(request: PlanRequest, search: StepSearch, until_s: float, *, is_neede
 
 def _read(
     plans: Mapping[str, ShardingPlan], space: PlannerSpace, limits: Limits, request: PlanRequest, search: StepSearch
-) -> tuple[list[tuple[str, Layout]], list[Found]]:
-    """Plans that may be searched from, as layouts, and the others as they are."""
-    layouts: list[tuple[str, Layout]] = []
+) -> tuple[list[Start], list[Found]]:
+    """Plans that may be searched from, and the others as they are."""
+    starts: list[Start] = []
     found: list[Found] = []
     for name, plan in plans.items():
         layout = layout_of(space, limits, plan, search.names) if is_searchable(plan) else None
         if layout is not None and layout.fits():
-            layouts.append((name, layout))
+            starts.append(Start(layout=layout, name=name))
         else:
             found += _as_it_is(name, plan, request, search)
-    return layouts, found
+    return starts, found
 
 
 def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepSearch) -> list[Found]:

@@ -99,6 +99,7 @@ class BeamSearch:
         placed = []
         for piece in pieces:
             shard, first = self._shards[piece], reached.get(piece[0], 0)
+            shard = replace(shard, parts=self._space.items[piece[0]].parts(shard))
             if piece[1]:
                 part = shard.parts[0]
                 columns = (first, first + part.shard.embedding_dim)

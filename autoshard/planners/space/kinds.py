@@ -37,6 +37,8 @@ class ShardKinds:
         codes_VH: Of these, the codes.
         moved_VC: What is moved.
         bytes_VM: Bytes by memory level.
+        twins: For each table, by name, the index of the first one that is like it in all that prices and bytes depend
+            on.
     """
 
     def __init__(self, prices: StepPrices) -> None:
@@ -47,7 +49,7 @@ class ShardKinds:
         self._set_rows(np.zeros((0, self.code_width + prices.num_columns + len(LEVELS))))
         # By what parts are known; None for what the model cannot price.
         self._kinds: dict[Hashable, int | None] = {}
-        self._twins = _twins(self._tables)
+        self.twins = _twins(self._tables)
 
     def split(self, sums_X: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Codes, what is moved, and bytes by memory level, of sums with X as their last axis."""
@@ -94,7 +96,7 @@ class ShardKinds:
         shard = part.shard
         rows = (shard.rows.start, shard.rows.stop, shard.rows.by)
         held = (part.tier, part.exchange, part.collective, part.grad_sync, part.memory)
-        return (self._twins[shard.table.name], rows, shard.embedding_dim, *held)
+        return (self.twins[shard.table.name], rows, shard.embedding_dim, *held)
 
 
 def _twins(tables: TableSet) -> dict[str, int]:
@@ -104,7 +106,7 @@ def _twins(tables: TableSet) -> dict[str, int]:
     for index, table in enumerate(tables.tables):
         like = (
             (table.num_embeddings, table.embedding_dim, table.dtype, table.pooling, table.optimizer),
-            tuple(feature.pooling_factor for feature in table.features),
+            tuple((one.pooling_factor, one.pooling_variance, one.pooling_p99) for one in table.features),
             table.access,
         )
         found[table.name] = first.setdefault(like, index)

@@ -89,6 +89,10 @@ class UnplacedShard:
             return (usual,)
         return usual, replace(usual, exchange=Exchange.PARTIAL_SUMS, collective=Collective.REDUCE_SCATTER)
 
+    def of_table(self, table: EmbeddingTable) -> UnplacedShard:
+        """The same rows and columns of another table, held alike."""
+        return self if self.shard.table is table else replace(self, shard=replace(self.shard, table=table))
+
     def placed(self, site: int, topology: Topology) -> PlacedShard:
         """The shard at one of its tier's sites."""
         replicas = replicas_at(self.tier, site, topology)
@@ -184,6 +188,10 @@ class ShardingOption:
     def is_everywhere(self) -> bool:
         """Whether all ranks hold some of every part."""
         return all(is_everywhere(part.tier) for part in self.parts)
+
+    def of_table(self, table: EmbeddingTable) -> ShardingOption:
+        """The same parts of another table."""
+        return self if self.table is table else replace(self, parts=tuple(part.of_table(table) for part in self.parts))
 
     def in_memory(self, memory: MemoryPlacement) -> ShardingOption:
         """The same parts with their rows in another memory."""

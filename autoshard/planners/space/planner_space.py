@@ -5,7 +5,7 @@ Shape suffixes: R ranks, S sites, M memory levels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -99,18 +99,39 @@ class ItemOption:
 class Item:
     """Tables that have to be on the same ranks, mostly a single one.
 
+    Items that are alike but for names share their options, which are of the tables of the first of them.
+
     Attributes:
         tables: The tables.
         options: Ways to hold them, by number.
+        like: The tables that the options are of.
     """
 
     tables: tuple[EmbeddingTable, ...]
     options: list[ItemOption]
+    like: tuple[EmbeddingTable, ...]
 
     @property
     def label(self) -> str:
         """Names of its tables."""
         return "+".join(table.name for table in self.tables)
+
+    def parts(self, shard: ItemShard) -> tuple[UnplacedShard, ...]:
+        """The parts of one of its options' shards, of its own tables."""
+        if self.like is self.tables:
+            return shard.parts
+        return tuple(part.of_table(self.tables[0]) for part in shard.parts)
+
+    def number(self, of_tables: Sequence[ShardingOption]) -> int | None:
+        """The number of the option that holds its tables so; None if there is none."""
+        parts = tuple(option.parts for option in self.shared(of_tables))
+        return next((number for number, option in enumerate(self.options) if option.parts == parts), None)
+
+    def shared(self, of_tables: Sequence[ShardingOption]) -> Sequence[ShardingOption]:
+        """Ways to hold its own tables, as ways to hold those that its options are of."""
+        if self.like is self.tables:
+            return of_tables
+        return [option.of_table(self.like[0]) for option in of_tables]
 
 
 class PlannerSpace:
@@ -152,7 +173,7 @@ class PlannerSpace:
         self.kinds = ShardKinds(self.prices)
         self._sites: dict[Hashable, _Sites] = {}
         check_constraints(tables, topology)
-        self.items = [Item(tables=group, options=[]) for group in colocated(tables)]
+        self.items = _items(colocated(tables), self.kinds.twins)
         self.item_of = {table.name: index for index, item in enumerate(self.items) for table in item.tables}
         self.offer(range(len(self.items)), options_of)
         for item in self.items:
@@ -171,14 +192,23 @@ class PlannerSpace:
             options_of: Ways to hold a table, whatever its constraints.
         """
         of_items = [self.items[index] for index in items]
-        offered = {table.name: list(options_of(table)) for item in of_items for table in item.tables}
-        synced = iter(self.synced(chain.from_iterable(offered.values())))
-        by_table = {name: list(islice(synced, len(options))) for name, options in offered.items()}
+        offered = {table.name: table for item in of_items for table in item.like}
+        options = {name: list(options_of(table)) for name, table in offered.items()}
+        synced = iter(self.synced(chain.from_iterable(options.values())))
+        by_table = {name: list(islice(synced, len(of_table))) for name, of_table in options.items()}
         self.kinds.learn(chain.from_iterable(by_table.values()))
+        first: dict[str, list[ItemOption]] = {}
         for item in of_items:
-            add = self._number if item.options else self._add
-            for options in _alike([by_table[table.name] for table in item.tables]):
-                add(item, options)
+            alike = _alike([by_table[table.name] for table in item.like])
+            if item.options:
+                for of_tables in alike:
+                    self._number(item, of_tables)
+            elif (known := item.like[0].name) in first:
+                item.options.extend(first[known])
+            else:
+                for of_tables in alike:
+                    self._add(item, of_tables)
+                first[known] = list(item.options)
 
     def add(self, options_I: Sequence[Sequence[ShardingOption]]) -> list[int | None]:
         """For each item the number of the option that holds its tables so; None if something rules it out.
@@ -240,11 +270,11 @@ class PlannerSpace:
         return tuple(sites)
 
     def _number(self, item: Item, of_tables: Sequence[ShardingOption]) -> int | None:
-        parts = tuple(option.parts for option in of_tables)
-        for number, option in enumerate(item.options):
-            if option.parts == parts:
-                return number
-        return len(item.options) - 1 if self._add(item, of_tables) else None
+        shared = item.shared(of_tables)
+        number = item.number(shared)
+        if number is not None:
+            return number
+        return len(item.options) - 1 if self._add(item, shared) else None
 
     def _add(self, item: Item, of_tables: Sequence[ShardingOption]) -> bool:
         if any(why_not(option, self.topology) for option in of_tables):
@@ -277,6 +307,23 @@ class PlannerSpace:
             tables = [part.shard.table for part in parts]
             self._sites[key] = _Sites.of(tables, parts[0].tier, self.topology)
         return self._sites[key]
+
+
+def _items(groups: Iterable[tuple[EmbeddingTable, ...]], twins: Mapping[str, int]) -> list[Item]:
+    """Items of tables that are placed together; single tables that are alike but for names share their options.
+
+    Args:
+        groups: The tables of each item.
+        twins: For each table, by name, the first one that is like it in prices and bytes.
+    """
+    first: dict[Hashable, tuple[EmbeddingTable, ...]] = {}
+    items = []
+    for tables in groups:
+        key: Hashable = tuple(table.name for table in tables)
+        if len(tables) == 1:
+            key = (twins[tables[0].name], tables[0].constraints, tables[0].row_order)
+        items.append(Item(tables=tables, options=[], like=first.setdefault(key, tables)))
+    return items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -51,8 +51,7 @@ _NUM_STREAMS = len(Stream)
 _TO_ALL, _TO_NODE, _TO_ITSELF = range(3)
 #: Then bytes of a rank's own samples in the reduce-scatter and in the all-gather, alike on all ranks.
 _SCATTERED = slice(_NUM_STREAMS * 3, _NUM_STREAMS * 3 + 2)
-_SCATTERED_STREAMS = (Stream.FORWARD, Stream.BACKWARD)
-_SCATTERED_INDICES = [list(Stream).index(stream) for stream in _SCATTERED_STREAMS]
+_SCATTERED_INDICES = [list(Stream).index(stream) for stream in (Stream.FORWARD, Stream.BACKWARD)]
 #: Then bytes of gradients that are all-reduced and all-gathered, features that are served, a rank's inputs with the
 #: gradients of copied rows, its outputs, embeddings that all ranks, its node or it alone get back, and a count for each
 #: kind of kernel.
@@ -108,7 +107,11 @@ class StepPrices:
         self._rest = price_step(ShardingPlan(tables=tables, topology=topology, shards=(some,), payload=payload), costs)
         self._weights = part_weights(costs, self._rest.bases)
         self._dense_bytes = dense_bytes(tables, tables.batch_size / topology.world_size)
-        self._groups = [np.arange(topology.world_size) // level.size for level in topology.levels]
+        # Of each level the first rank of each group, and for each rank the size of its group.
+        group_LR = [np.arange(topology.world_size) // level.size for level in topology.levels]
+        self._groups = [
+            (np.flatnonzero(np.diff(group_R, prepend=-1)), np.bincount(group_R)[group_R]) for group_R in group_LR
+        ]
 
     def prices_alike(self, other: StepPrices) -> bool:
         """Whether both make the same step of the same sums, so that their placements can be priced together."""
@@ -233,12 +236,10 @@ class StepPrices:
     def moving_ms(self, moved_BRC: MovedArray) -> MsArray:
         """All of the parts but the kernel model's milliseconds, shape (P, B, R)."""
         moved_BRC = self._in_messages(moved_BRC)
-        streams = {stream: self._stream(moved_BRC, stream) for stream in Stream}
-        exchange_ms = {
-            stream: self.costs.comm.links_ms(links, self.topology) for stream, (links, *_) in streams.items()
-        }
-        for stream, ms_B in zip(_SCATTERED_STREAMS, self._scattered_ms(moved_BRC[:, 0, _SCATTERED]), strict=True):
-            exchange_ms[stream] = exchange_ms[stream] + ms_B[:, None]
+        links, served_EBR, asked_EBR = self._streams(moved_BRC)
+        exchange_EBR = self.costs.comm.links_ms(links, self.topology)
+        exchange_EBR[_SCATTERED_INDICES] += np.stack(self._scattered_ms(moved_BRC[:, 0, _SCATTERED]))[..., None]
+        exchange_ms = dict(zip(Stream, exchange_EBR, strict=True))
         num_features_BR = moved_BRC[..., FEATURES]
         work = embedding_columns(
             model_ms={
@@ -247,8 +248,8 @@ class StepPrices:
                 StepPart.BACKWARD_EXCHANGE: exchange_ms[Stream.BACKWARD],
                 **dict.fromkeys(KERNEL_PARTS, np.zeros_like(num_features_BR)),
             },
-            handled_bytes={stream: served_BR + asked_BR for stream, (_, served_BR, asked_BR) in streams.items()},
-            served_length_bytes=streams[Stream.LENGTHS][1],
+            handled_bytes=dict(zip(Stream, served_EBR + asked_EBR, strict=True)),
+            served_length_bytes=served_EBR[list(Stream).index(Stream.LENGTHS)],
             num_kernels=(moved_BRC[..., _FIRST_KERNEL:] > 0).sum(axis=2),
             num_features=num_features_BR,
         )
@@ -300,9 +301,8 @@ class StepPrices:
 
     def _back_bytes(self, moved_BRC: MovedArray) -> MsArray:
         """Embeddings that ranks get back, shape (B, R)."""
-        node_R = self._groups[0]
-        starts = np.flatnonzero(np.diff(node_R, prepend=-1))
-        from_node_BR = np.add.reduceat(moved_BRC[..., _BACK_TO_NODE], starts, axis=1)[:, node_R]
+        starts, num_R = self._groups[0]
+        from_node_BR = np.repeat(np.add.reduceat(moved_BRC[..., _BACK_TO_NODE], starts, axis=1), num_R[starts], axis=1)
         from_all_B1 = moved_BRC[..., _BACK_TO_ALL].sum(axis=1, keepdims=True)
         return np.asarray(moved_BRC[..., _BACK_TO_ITSELF] + from_all_B1 + from_node_BR)
 
@@ -332,8 +332,9 @@ class StepPrices:
         collectives = (self.costs.comm.reduce_scatter_ms, self.costs.comm.all_gather_ms)
         times = []
         for collective_ms, scattered_B in zip(collectives, scattered_BC.T, strict=True):
-            distinct, which_B = np.unique(scattered_B * self.topology.world_size, return_inverse=True)
-            times.append(np.array([collective_ms(float(size), self.topology) for size in distinct])[which_B])
+            sizes = (scattered_B * self.topology.world_size).tolist()
+            times_ms = {size: collective_ms(size, self.topology) for size in dict.fromkeys(sizes)}
+            times.append(np.array([times_ms[size] for size in sizes]))
         return times[0], times[1]
 
     def _in_messages(self, moved_BRC: MovedArray) -> MovedArray:
@@ -355,31 +356,29 @@ class StepPrices:
             moved_BRC[..., back] = whole_BR
         return moved_BRC
 
-    def _stream(self, moved_BRC: MovedArray, stream: Stream) -> tuple[LinkBytes, MsArray, MsArray]:
-        """Bytes by level, and all bytes that ranks serve and ask for, their own included; shapes (B, R)."""
-        index = list(Stream).index(stream)
-        all_BR, node_BR, own_BR = (
-            moved_BRC[..., _NUM_STREAMS * block + index] for block in (_TO_ALL, _TO_NODE, _TO_ITSELF)
+    def _streams(self, moved_BRC: MovedArray) -> tuple[LinkBytes, MsArray, MsArray]:
+        """Bytes of all streams by level, and all that ranks serve and ask for, their own included; shapes (E, B, R)."""
+        blocks_CBR = np.moveaxis(moved_BRC[..., : _SCATTERED.stop], -1, 0)
+        to_all_EBR, to_node_EBR, to_itself_EBR = (
+            blocks_CBR[_NUM_STREAMS * block : _NUM_STREAMS * (block + 1)].copy()
+            for block in (_TO_ALL, _TO_NODE, _TO_ITSELF)
         )
-        served_LBR, asked_LBR = [], []
-        inner_BR, num_inner_R = all_BR, np.ones(all_BR.shape[1], dtype=np.int64)
-        for level, group_R in enumerate(self._groups):
-            starts = np.flatnonzero(np.diff(group_R, prepend=-1))
-            sums_BR = np.add.reduceat(all_BR, starts, axis=1)[:, group_R]
-            num_R = np.bincount(group_R)[group_R]
-            in_node_BR = node_BR if level == 0 else 0.0
-            served_LBR.append((num_R - num_inner_R) * (all_BR + in_node_BR))
-            asked_LBR.append(sums_BR - inner_BR + (num_R - num_inner_R) * in_node_BR)
-            inner_BR, num_inner_R = sums_BR, num_R
-        kept_BR = all_BR + node_BR + own_BR
-        scattered_BR = np.zeros_like(all_BR)
-        if stream in _SCATTERED_STREAMS:
-            scattered_BR = moved_BRC[..., _SCATTERED.start + _SCATTERED_STREAMS.index(stream)]
-        served_BR = sum(served_LBR) + kept_BR + scattered_BR * self.topology.world_size
-        asked_BR = sum(asked_LBR) + kept_BR + scattered_BR
-        served, asked = np.stack(served_LBR), np.stack(asked_LBR)
-        leaving, arriving = (asked, served) if stream.asks else (served, asked)
-        return LinkBytes(leaving_LR=leaving, arriving_LR=arriving), served_BR, asked_BR
+        served_LEBR, asked_LEBR = [], []
+        inner_EBR, num_inner_R = to_all_EBR, np.ones(moved_BRC.shape[1], dtype=np.int64)
+        for level, (starts, num_R) in enumerate(self._groups):
+            sums_EBR = np.repeat(np.add.reduceat(to_all_EBR, starts, axis=2), num_R[starts], axis=2)
+            in_node_EBR = to_node_EBR if level == 0 else 0.0
+            served_LEBR.append((num_R - num_inner_R) * (to_all_EBR + in_node_EBR))
+            asked_LEBR.append(sums_EBR - inner_EBR + (num_R - num_inner_R) * in_node_EBR)
+            inner_EBR, num_inner_R = sums_EBR, num_R
+        kept_EBR = to_all_EBR + to_node_EBR + to_itself_EBR
+        served_EBR, asked_EBR = sum(served_LEBR) + kept_EBR, sum(asked_LEBR) + kept_EBR
+        served_EBR[_SCATTERED_INDICES] += blocks_CBR[_SCATTERED] * self.topology.world_size
+        asked_EBR[_SCATTERED_INDICES] += blocks_CBR[_SCATTERED]
+        asks_E11 = np.array([stream.asks for stream in Stream])[:, None, None]
+        served, asked = np.stack(served_LEBR), np.stack(asked_LEBR)
+        links = LinkBytes(leaving_LR=np.where(asks_E11, asked, served), arriving_LR=np.where(asks_E11, served, asked))
+        return links, served_EBR, asked_EBR
 
 
 class StepCost(StepPrices):
