@@ -92,7 +92,7 @@ def test_init_asks_for_what_is_left_out(tmp_path, monkeypatch):
 
 def test_detect_describes_a_topology(tmp_path, capsys, monkeypatch):
     output = tmp_path / "topology.json"
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("autoshard.commands.setup.machine.found_gpus", list)
     assert main(["detect", "--ranks", "4", "--nodes", "2", "-o", str(output)]) == 0
     out, err = capsys.readouterr()
     topology = read_topology(output)
@@ -103,7 +103,7 @@ def test_detect_describes_a_topology(tmp_path, capsys, monkeypatch):
 
 
 def test_detect_describes_a_torchrun_job(capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("autoshard.commands.setup.machine.found_gpus", list)
     monkeypatch.setenv("WORLD_SIZE", "6")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert main(["detect", "--json"]) == 0

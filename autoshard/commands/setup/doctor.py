@@ -23,6 +23,7 @@ _PACKAGES: Mapping[tuple[str, ...], tuple[str, str]] = {
         "pip install --no-deps 'torchrec>=1.8,<1.9', or 'autoshard[cuda]'",
     ),
     ("ortools",): ("planner cp-sat", "pip install 'autoshard[exact]'"),
+    ("nvidia-ml-py",): ("GPUs' links in `autoshard detect`", "pip install 'autoshard[nvml]'"),
     ("ray",): ("collecting and training on several machines", "pip install 'autoshard[ray]'"),
     ("scikit-learn",): ("train cost --report", "pip install 'autoshard[report]'"),
 }
@@ -68,19 +69,15 @@ def _package(names: tuple[str, ...], needed_by: str, install: str) -> dict[str, 
 
 def _devices() -> Iterator[dict[str, Any]]:
     """The processor, then the GPUs."""
+    from autoshard.commands.setup.gpus import found_gpus
     from autoshard.core.machine import gpu_key
     from autoshard.hardware import processor_name
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield {"key": "cpu", "name": processor_name(), "cores": cores, "memory_bytes": memory}
-    try:
-        import torch
-    except ImportError:
-        return
-    for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
-        yield {"key": gpu_key(about.name), "name": about.name, "cores": None, "memory_bytes": about.total_memory}
+    for gpu in found_gpus():
+        yield {"key": gpu_key(gpu.name), "name": gpu.name, "cores": None, "memory_bytes": gpu.memory_bytes}
 
 
 def _models(device: str) -> dict[str, Any]:

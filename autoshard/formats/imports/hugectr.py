@@ -20,14 +20,11 @@ from autoshard.formats.documents.tables_json import (
     tables_from_json,
 )
 
-_EMBEDDINGS: Final = {
-    name: name
-    for name in (
-        "DistributedSlotSparseEmbeddingHash",
-        "LocalizedSlotSparseEmbeddingHash",
-        "LocalizedSlotSparseEmbeddingOneHot",
-    )
-}
+_EMBEDDINGS: Final = (
+    "DistributedSlotSparseEmbeddingHash",
+    "LocalizedSlotSparseEmbeddingHash",
+    "LocalizedSlotSparseEmbeddingOneHot",
+)
 _DATA: Final = "Data"
 _HPARAM: Final = "sparse_embedding_hparam"
 _OPTIMIZERS: Final = {"SGD": "sgd", "AdaGrad": "adagrad", "Adam": "adam"}
@@ -60,7 +57,7 @@ def read_hugectr(path: str | Path, *, batch_size: int | None = None) -> TableSet
     optimizer = _optimizer(document.get("optimizer"), "optimizer")
     tables: list[dict[str, object]] = []
     for number, layer in enumerate(layers):
-        if layer.get("type") in _EMBEDDINGS:
+        if any(layer.get("type") == kind for kind in _EMBEDDINGS):
             made = at_path(f"layers[{number}]", partial(_tables, layer, slots, layers, optimizer))
             tables += made
     if not tables:
