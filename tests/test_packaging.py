@@ -88,7 +88,7 @@ def test_the_image_holds_every_package(folder):
 
 def test_a_pin_exists_for_every_dependency():
     def names(lines):
-        separators = str.maketrans("<>=~", "    ")
+        separators = str.maketrans("<>=~[", "     ")
         return {line.translate(separators).split()[0].lower().replace("_", "-") for line in lines}
 
     def pinned(part):
@@ -100,6 +100,7 @@ def test_a_pin_exists_for_every_dependency():
     extras = PROJECT["optional-dependencies"]
     assert names(PROJECT["dependencies"]) <= pinned("runtime")
     assert names(extras["dev"]) <= pinned("dev")
+    assert names(extras["docs"]) <= pinned("docs")
     assert names(extras["cpu"]) == pinned("cpu")
     assert names(extras["cuda"]) | names(extras["exact"]) == pinned("cuda") | pinned("no-deps")
 
