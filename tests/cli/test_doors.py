@@ -124,9 +124,28 @@ def test_doctor_says_what_is_there_and_what_is_missing(capsys, monkeypatch):
 
     from importlib.metadata import PackageNotFoundError
 
-    monkeypatch.setattr("autoshard.commands.setup.doctor.version", version)
+    monkeypatch.setattr("autoshard.commands.setup.packages.version", version)
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "Missing:" in out
     assert "torchrec for TorchRec's models, planner and engine: pip install" in out
     assert len(out.splitlines()) < 24
+
+
+def test_the_version_comes_with_what_is_missing(capsys, monkeypatch):
+    """The version alone is standard output, for whoever reads it from there."""
+    from importlib.metadata import PackageNotFoundError
+
+    from autoshard import __version__
+
+    def version(name):
+        if name == "torch":
+            return "2.13.0"
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("autoshard.commands.setup.packages.version", version)
+    assert main(["--version"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"autoshard {__version__}\n"
+    assert "missing: fbgemm-gpu or fbgemm-gpu-cpu for embedding kernels: pip install 'autoshard[cpu]'" in err
+    assert "missing: torch " not in err
