@@ -186,7 +186,13 @@ def run_commands(points: Mapping[str, EntryPoint], args: Sequence[str] | None, *
 def _root(points: Mapping[str, EntryPoint], about: str) -> TyperGroup:
     def root(
         version: Annotated[
-            bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+            bool,
+            typer.Option(
+                "--version",
+                callback=_print_version,
+                is_eager=True,
+                help="Print the version, and on standard error which packages are missing.",
+            ),
         ] = False,
     ) -> None:
         pass
@@ -201,7 +207,10 @@ def _root(points: Mapping[str, EntryPoint], about: str) -> TyperGroup:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from autoshard.commands.setup.packages import missing_packages
+
         sys.stdout.write(f"autoshard {__version__}\n")
+        sys.stderr.write("".join(f"missing: {line}\n" for line in missing_packages()))
         raise typer.Exit
 
 

@@ -19,6 +19,8 @@ STUDIES: Final = {
     "active": "studies.cost_models.active_study:main",
     "cost-speed": "studies.cost_models.speed:main",
     "engines": "studies.engines.side_by_side:main",
+    "dlrm": "studies.engines.dlrm.study:main",
+    "recorder": "studies.engines.recorder:main",
     "torchrec-doors": "studies.engines.torchrec_doors:main",
     "host-time": "studies.engines.host_time:main",
     "env-speed": "studies.environment.speed:main",

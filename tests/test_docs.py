@@ -4,12 +4,15 @@ import importlib
 import json
 import re
 import shlex
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 import typer
+import yaml
 
 from autoshard.cli import command_tree
 from scripts import drawings
@@ -120,6 +123,43 @@ def test_paths_exist(page):
     folders = "autoshard|bench|costmodel|deploy|docs|env|examples|policies|requirements|scripts|server|studies|tests"
     paths = re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text(encoding="utf-8"))
     assert [path for path in paths if path not in EXAMPLES_OF_PATHS and not (ROOT / path).exists()] == []
+
+
+class _SiteLoader(yaml.SafeLoader):
+    """Reads mkdocs.yml, which names a Python function."""
+
+
+_SiteLoader.add_multi_constructor("tag:yaml.org,2002:python/", lambda _loader, suffix, _node: suffix)
+
+
+def nav_pages(entry):
+    """Pages of a part of the site's navigation."""
+    if isinstance(entry, str):
+        return [entry]
+    inner = entry.values() if isinstance(entry, dict) else entry
+    return [page for one in inner for page in nav_pages(one)]
+
+
+def test_every_page_is_in_the_sites_navigation():
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), _SiteLoader)
+    listed = nav_pages(site["nav"])
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_the_network(tmp_path):
+    """All links and anchors hold, docstrings are in, and pages ask no other host for anything."""
+    pytest.importorskip("mkdocs")
+    build = "import socket; socket.getaddrinfo = None; from mkdocs.__main__ import cli; cli()"
+    command = [sys.executable, "-W", "ignore", "-c", build, "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+    assert built.returncode == 0, built.stderr
+    assert 'id="autoshard.planning.make_plan"' in (tmp_path / "reference/api.html").read_text(encoding="utf-8")
+    assert (tmp_path / "repository/examples/tables.json").exists()
+    for page in tmp_path.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert re.findall(r"<(?:script|img|iframe)[^>]*src=.?https?://", text) == [], page
+        assert re.findall(r"<link[^>]*rel=.?(?:stylesheet|preconnect)[^>]*href=.?https?://", text) == [], page
 
 
 def test_the_public_names_are_there():

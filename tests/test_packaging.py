@@ -88,7 +88,7 @@ def test_the_image_holds_every_package(folder):
 
 def test_a_pin_exists_for_every_dependency():
     def names(lines):
-        separators = str.maketrans("<>=~", "    ")
+        separators = str.maketrans("<>=~[", "     ")
         return {line.translate(separators).split()[0].lower().replace("_", "-") for line in lines}
 
     def pinned(part):
@@ -100,6 +100,7 @@ def test_a_pin_exists_for_every_dependency():
     extras = PROJECT["optional-dependencies"]
     assert names(PROJECT["dependencies"]) <= pinned("runtime")
     assert names(extras["dev"]) <= pinned("dev")
+    assert names(extras["docs"]) <= pinned("docs")
     assert names(extras["cpu"]) == pinned("cpu")
     assert names(extras["cuda"]) | names(extras["exact"]) == pinned("cuda") | pinned("no-deps")
 
@@ -156,6 +157,46 @@ def run(wheel, tmp_path_factory):
         return json.loads(made.stdout)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """The programs of an environment of its own, into which the wheel is installed with `[cpu]`, as users do."""
+    folder = tmp_path_factory.mktemp("environment")
+    programs = folder / "venv" / "bin"
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=120)
+    pip = [programs / "python", "-m", "pip", "--disable-pip-version-check"]
+    asked = [*pip, "download", "--quiet", "--no-deps", "--dest", folder, "typing-extensions"]
+    if subprocess.run(asked, capture_output=True, check=False, timeout=300).returncode:
+        pytest.skip("no package registry can be reached")
+    done = subprocess.run([*pip, "install", f"{wheel}[cpu]"], capture_output=True, text=True, check=False, timeout=1500)
+    assert done.returncode == 0, done.stderr
+    return programs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_wheel_works_in_an_empty_environment(installed, tmp_path):
+    """Without the repository: plans are made, priced by the shipped model, and run; what is missing is named."""
+
+    def run(*arguments):
+        command = [installed / "autoshard", *arguments]
+        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        made = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280
+        )
+        assert made.returncode == 0, made.stderr
+        return made
+
+    said = run("--version")
+    assert said.stdout == f"autoshard {autoshard.__version__}\n"
+    assert "missing: torchrec for TorchRec's models, planner and engine: pip install --no-deps" in said.stderr
+    assert "missing: fbgemm" not in said.stderr
+    run("import", "metasyn", "--num-tables", "4", "--scale", "4096", "-o", "tables.json")
+    plan = json.loads(run("plan", "tables.json", "--topology", "cpu-4", "-o", "plan.json", "--json").stdout)
+    assert plan["predicted"]["cost_model"].startswith("learned:cpu@")
+    run("run", "plan.json", "--nproc", "2", "--steps", "2")
+    run("show", "plan.json", "--html", "plan.html")
 
 
 def test_the_wheel_holds_models_and_data(wheel, tree, shipped):

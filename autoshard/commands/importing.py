@@ -22,15 +22,20 @@ class ImportOptions:
     """Options of `autoshard import`."""
 
     source: Annotated[
-        str, typer.Argument(help="A file, a folder, MODULE:FACTORY, or the name of bundled tables.", metavar="SRC")
+        str,
+        typer.Argument(
+            help="A file, a folder, MODULE:FACTORY, FILE.py:MODEL, a command line of DLRM, or the name of bundled "
+            "tables.",
+            metavar="SRC",
+        ),
     ]
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write the tables to.")]
     format: Annotated[
         str | None,
         typer.Option(
-            help="`bundled`, `tables-json`, `table-list`, `torchrec`, `dlrm-datasets`, `tbe-data-config`, "
-            "`id-batches` or `row-counts`. Left out: recognised from the source, except torchrec, row-counts, and "
-            "table lists in Parquet."
+            help="`bundled`, `tables-json`, `table-list`, `torchrec`, `hugectr`, `nvidia-models`, `dlrm-command`, "
+            "`dlrm-datasets`, `tbe-data-config`, `id-batches` or `row-counts`. Left out: recognised from the source, "
+            "except torchrec, row-counts, scripts with a command line, and table lists in Parquet."
         ),
     ] = None
     settings: Annotated[
@@ -74,6 +79,9 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
         autoshard import fbgemm_t856_bs65536.pt.gz -o tables.json
         autoshard import my_tables.csv --set batch_size=8192 -o tables.json
         autoshard import my_model:make --format torchrec --set batch_size=8192 -o tables.json
+        autoshard import hugectr_dlrm.json -o tables.json
+        autoshard import config_v3.py:tiny -o tables.json
+        autoshard import train_dlrm.sh --format dlrm-command -o tables.json
         autoshard import reported_tbes/ --format tbe-data-config -o tables.json
         autoshard import clicks.parquet --set embedding_dim=32 --set batch_size=8192 -o tables.json
         autoshard import counts/ --format row-counts --set num_samples=1000000 --row-orders -o tables.json

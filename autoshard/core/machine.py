@@ -11,6 +11,8 @@ from autoshard.core.accepted import AT_LEAST_0, FINITE_AT_LEAST_0
 #: Words of processor names that tell no two processors apart.
 _WORDS_OF_ALL = re.compile(r"\((r|tm)\)|@.*|\b(cpu|processor|nvidia|tesla|geforce|quadro)\b", re.IGNORECASE)
 _VENDOR_WORDS = re.compile(r"\b(nvidia|tesla|geforce|quadro)\b", re.IGNORECASE)
+#: Memory and slot of a GPU: `80GB HBM3`, `PCIe`.
+_FORM_WORDS = re.compile(r"\b(\d+gb|hbm\w*|pcie|sxm\d*|nvl)\b")
 _BETWEEN_WORDS = re.compile(r"[^a-z0-9]+")
 _MAX_MODEL = 100
 
@@ -32,9 +34,9 @@ def model_key(family: str, device_name: str) -> str:
 
 
 def gpu_key(name: str) -> str:
-    """Short key of a GPU's name: `NVIDIA A100-SXM4-80GB` is `a100`."""
-    words = _VENDOR_WORDS.sub("", name).strip().lower()
-    return _BETWEEN_WORDS.sub("-", words.split("-")[0]).strip("-") or "cuda"
+    """Short key of a GPU's name: `NVIDIA A100-SXM4-80GB` is `a100`, `NVIDIA H100 80GB HBM3` is `h100`."""
+    words = _VENDOR_WORDS.sub("", name).strip().lower().split("-")[0]
+    return _BETWEEN_WORDS.sub("-", _FORM_WORDS.sub("", words)).strip("-") or "cuda"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,7 +115,7 @@ class Topology:
         memory_bytes: Memory of each rank for embeddings, unless overridden.
         levels: From the node outwards; each size divides the next, and the last is the world.
         overrides: Memory of single ranks, as (rank, memory) pairs.
-        fetch_ms: OPER's matrix L, [i][j] the cost in milliseconds for rank i to fetch one row from rank j.
+        fetch_ms: OPER's matrix L, `L[i][j]` the cost in milliseconds for rank i to fetch one row from rank j.
         memory_bandwidth: How fast ranks reach their rows by memory level, where that is known.
     """
 

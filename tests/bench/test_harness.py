@@ -123,7 +123,9 @@ def test_a_gpu_measures_with_the_usual_settings():
 
 def test_devices_have_short_keys():
     names = ["NVIDIA H200", "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-16GB", "NVIDIA GeForce RTX 4090"]
-    assert [gpu_key(name) for name in names] == ["h200", "a100", "v100", "rtx-4090"]
+    names += ["NVIDIA H100 80GB HBM3", "NVIDIA A100 80GB PCIe", "NVIDIA H100 NVL"]
+    keys = ["h200", "a100", "v100", "rtx-4090", "h100", "a100", "h100"]
+    assert [gpu_key(name) for name in names] == keys
 
 
 def test_the_processor_is_a_device():

@@ -92,7 +92,7 @@ def test_init_asks_for_what_is_left_out(tmp_path, monkeypatch):
 
 def test_detect_describes_a_topology(tmp_path, capsys, monkeypatch):
     output = tmp_path / "topology.json"
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("autoshard.commands.setup.machine.found_gpus", list)
     assert main(["detect", "--ranks", "4", "--nodes", "2", "-o", str(output)]) == 0
     out, err = capsys.readouterr()
     topology = read_topology(output)
@@ -103,7 +103,7 @@ def test_detect_describes_a_topology(tmp_path, capsys, monkeypatch):
 
 
 def test_detect_describes_a_torchrun_job(capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("autoshard.commands.setup.machine.found_gpus", list)
     monkeypatch.setenv("WORLD_SIZE", "6")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert main(["detect", "--json"]) == 0
@@ -124,9 +124,28 @@ def test_doctor_says_what_is_there_and_what_is_missing(capsys, monkeypatch):
 
     from importlib.metadata import PackageNotFoundError
 
-    monkeypatch.setattr("autoshard.commands.setup.doctor.version", version)
+    monkeypatch.setattr("autoshard.commands.setup.packages.version", version)
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "Missing:" in out
     assert "torchrec for TorchRec's models, planner and engine: pip install" in out
     assert len(out.splitlines()) < 24
+
+
+def test_the_version_comes_with_what_is_missing(capsys, monkeypatch):
+    """The version alone is standard output, for whoever reads it from there."""
+    from importlib.metadata import PackageNotFoundError
+
+    from autoshard import __version__
+
+    def version(name):
+        if name == "torch":
+            return "2.13.0"
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("autoshard.commands.setup.packages.version", version)
+    assert main(["--version"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"autoshard {__version__}\n"
+    assert "missing: fbgemm-gpu or fbgemm-gpu-cpu for embedding kernels: pip install 'autoshard[cpu]'" in err
+    assert "missing: torch " not in err

@@ -18,8 +18,12 @@ CONFIG = (
 
 
 def test_every_format_has_a_line_about_it():
-    of_models = {"tables-json", "table-list", "torchrec", "tbe-data-config"}
-    assert set(FORMATS) == {"bundled", *of_models, "dlrm-datasets", "id-batches", "row-counts"}
+    of_models = {"tables-json", "table-list", "torchrec", "tbe-data-config"} | {
+        "hugectr",
+        "nvidia-models",
+        "dlrm-command",
+    }
+    assert set(FORMATS) == {"bundled", *of_models, "dlrm-command", "dlrm-datasets", "id-batches", "row-counts"}
     assert all(item.name == name and item.description for name, item in FORMATS.items())
 
 

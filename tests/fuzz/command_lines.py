@@ -60,8 +60,14 @@ GOOD = {
     "planners": ("random,cost-greedy", "random", "auto,neo"),
     "registry": ("registry", "empty"),
     "store": ("store", "empty"),
-    "source": ("tables.json", "ids.parquet", "ids.pt", "batch.pt", "batch.pt.gz", "tbe.json", "counts.parquet"),
-    "format": ("id-batches", "tables-json", "tbe-data-config", "dlrm-datasets", "row-counts", "bundled"),
+    "source": (
+        *("tables.json", "ids.parquet", "ids.pt", "batch.pt", "batch.pt.gz", "tbe.json", "counts.parquet"),
+        *("tables.yaml", "list.csv", "hugectr.json", "models.py", "models.py:tiny", "dlrm.sh"),
+    ),
+    "format": (
+        *("table-list", "hugectr", "nvidia-models", "dlrm-command"),
+        *("id-batches", "tables-json", "tbe-data-config", "dlrm-datasets", "row-counts", "bundled"),
+    ),
     "settings": (
         "seed=1",
         "embedding_dim=8",

@@ -2,13 +2,16 @@
 
 import gzip
 import json
+import shutil
 from datetime import UTC, datetime
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import yaml
 
 from autoshard.cli import main
 from autoshard.core import AccessProfile, DType, LocalShard, MemoryLevel, Optimizer, Pooling, Update
@@ -122,10 +125,45 @@ TBE = {
     "pooling_params": {"L": 3, "Ls": [1.5, 4.0], "length_distribution": "normal", "sigma_L": 2},
 }
 
+#: A model of HugeCTR, one of NVIDIA's list of models, and a command line of DLRM.
+HUGECTR = {
+    "solver": {"batchsize": 64},
+    "optimizer": {"type": "Adam"},
+    "layers": [
+        {
+            "type": "Data",
+            "slot_size_array": [40, 30],
+            "sparse": [{"top": "deep", "nnz_per_slot": [1, 3], "slot_num": 2}],
+        },
+        {
+            "type": "LocalizedSlotSparseEmbeddingHash",
+            "bottom": "deep",
+            "top": "embedding",
+            "sparse_embedding_hparam": {"embedding_vec_size": 8, "combiner": "mean"},
+        },
+    ],
+}
+MODELS = """
+model = ModelConfig(name="Tiny", embedding_configs=[
+    EmbeddingConfig(1, [1, 10], 100, 8, True), EmbeddingConfig(2, nnz=[1, 2], num_rows=10, width=4, shared=False),
+], mlp_sizes=[256, 128], num_numerical_features=10, interact_stride=None)
+models = {"tiny": model}
+"""
+DLRM = """python dlrm_s_pytorch.py --arch-sparse-feature-size=16 --arch-mlp-bot=13-64-16 --arch-mlp-top=512-256-1 \\
+  --arch-embedding-size='1000-1-40' --num-indices-per-lookup 4 --mini-batch-size=2048 --optimizer sgd
+"""
+LIST = """name,num_embeddings,embedding_dim,pooling,dtype,optimizer,features,pooling_factor,zipf_alpha
+user,1000,64,mean,fp16,sgd,user; friend,2.5,1.1
+item,50,8,,,,,,
+"""
+#: TorchRec's plan of TABLES on TOPOLOGY, a table on each rank in turn: `autoshard export --format torchrec` wrote it.
+STORED_PLAN = Path(__file__).with_name("plan.pt")
+
 #: All that there is, for a command to find.
 EVERYTHING = (
     *("tables.json", "topology.json", "plan.json", "flex.json", "replay.json", "tbe.json", "counts.parquet"),
     *("ids.parquet", "ids.pt", "batch.pt", "batch.pt.gz", "store", "registry"),
+    *("tables.yaml", "topology.yaml", "list.csv", "hugectr.json", "models.py", "dlrm.sh", "plan.pt"),
 )
 #: Plans by file, and the planner that makes each.
 PLANS = {
@@ -139,6 +177,13 @@ def write_examples(folder):
     (folder / "tables.json").write_text(json.dumps(TABLES), encoding="utf-8")
     (folder / "topology.json").write_text(json.dumps(TOPOLOGY), encoding="utf-8")
     (folder / "tbe.json").write_text(json.dumps(TBE), encoding="utf-8")
+    for name, document in (("tables", TABLES), ("topology", TOPOLOGY)):
+        apart = json.loads(json.dumps(document))  # objects that are there twice would be references, which are refused
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(apart, sort_keys=False), encoding="utf-8")
+    (folder / "hugectr.json").write_text(json.dumps(HUGECTR), encoding="utf-8")
+    for name, text in (("models.py", MODELS), ("dlrm.sh", DLRM), ("list.csv", LIST)):
+        (folder / name).write_text(text, encoding="utf-8")
+    shutil.copy(STORED_PLAN, folder)
     counts = np.random.default_rng(0).zipf(1.5, NUM_ROWS).clip(max=1000)
     pq.write_table(pa.table({"count": counts}), folder / "counts.parquet")
     ids = {"clicks": [[3, 3, 5], [], None, [1]], "user": [0, None, 7, 7]}

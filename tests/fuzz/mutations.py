@@ -2,11 +2,13 @@
 
 import io
 import json
+import re
 import zipfile
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
@@ -161,6 +163,32 @@ def spoilt(draw, content):
         "remove": b"",
     }
     return head + made[kind] + (b"" if kind == "cut" else tail)
+
+
+@st.composite
+def yaml_texts(draw, document):
+    """A YAML document with faults: of its values, or of its text."""
+    changed_one = draw(changed(document))
+    try:
+        text = yaml.safe_dump(changed_one, sort_keys=False, allow_unicode=True).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return draw(spoilt(yaml.safe_dump(document).encode()))
+    return draw(st.one_of(st.just(text), st.just(text), spoilt(text), written_texts(text.decode())))
+
+
+#: What a text may hold in the place of a word or a number: marks of YAML, CSV, Python and shells among them.
+WORDS = (*TEXTS, *map(repr, FLOATS), *(str(number)[:400] for number in INTEGERS))
+WORDS += ("&a", "*a", "!!python/object:os.system", "<<: *a", "---", "'", '"', ";", ",", "\\", "$(x)", "[" * 3000, "f()")
+
+
+@st.composite
+def written_texts(draw, text):
+    """A text with one or two of its words or numbers replaced, as bytes; now and then with faulty bytes."""
+    for _ in range(draw(st.sampled_from((1, 1, 2)))):
+        found = draw(st.sampled_from(list(re.finditer(r"[\w.]+|[^\w\s]", text)) or [re.match("", text)]))
+        text = text[: found.start()] + draw(st.sampled_from(WORDS)) + text[found.end() :]
+    content = text.encode("utf-8", "surrogatepass")
+    return draw(st.one_of(st.just(content), st.just(content), st.just(content), spoilt(content)))
 
 
 @st.composite

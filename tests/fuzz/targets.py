@@ -13,7 +13,7 @@ from autoshard.core.errors import AutoshardError
 from autoshard.formats.stores.samples import KERNEL_SAMPLES
 from tests.fuzz.command_lines import all_commands, command_lines
 from tests.fuzz.harness import Case
-from tests.fuzz.mutations import archives, json_texts, parquets, spoilt, weights
+from tests.fuzz.mutations import archives, json_texts, parquets, spoilt, weights, written_texts, yaml_texts
 
 PLAN = ("plan", "tables.json", "--topology", "topology.json", "--time-limit", "0.01")
 TRAIN = ("--registry", "registry", "--updates", "1")
@@ -48,6 +48,22 @@ READERS = {
         ("show", "plan.json", "--html", "out.html"),
         ("run", "plan.json", "--nproc", "3"),
         ("replay", "plan.json", "--device", "cuda"),
+    ),
+    "tables.yaml": (
+        ("import", "tables.yaml", "-o", "out.json", "--json"),
+        ("plan", "tables.yaml", *PLAN[2:], "--planner", "cost-greedy", "--json"),
+    ),
+    "topology.yaml": (("plan", "tables.json", "--topology", "topology.yaml", *PLAN[4:], "--planner", "random"),),
+    "list.csv": (("import", "list.csv", "-o", "out.json", "--json"),),
+    "hugectr.json": (("import", "hugectr.json", "-o", "out.json", "--json"),),
+    "models.py": (
+        ("import", "models.py:tiny", "-o", "out.json", "--json"),
+        ("import", "models.py", "-o", "out.json"),
+    ),
+    "dlrm.sh": (("import", "dlrm.sh", "--format", "dlrm-command", "-o", "out.json", "--json"),),
+    "plan.pt": (
+        ("evaluate", "plan.pt", "--tables", "tables.json", "--topology", "topology.json", "--json"),
+        ("evaluate", "plan.pt", "--tables", "tables.json", "--topology", "topology.json", "-o", "out.json"),
     ),
     "replay.json": (("show", "plan.json", "--replayed", "replay.json"),),
     "tbe.json": (("import", "tbe.json", "-o", "out.json", "--json"),),
@@ -103,10 +119,20 @@ def all_targets(examples):
         examples: Folder of the valid examples.
     """
     documents = {"tables.json": 8.0, "topology.json": 5.0, "plan.json": 8.0, "flex.json": 3.0, "replay.json": 1.0}
-    for name, share in {**documents, "tbe.json": 2.0}.items():
+    for name, share in {**documents, "tbe.json": 2.0, "hugectr.json": 2.0}.items():
         document = json.loads((examples / name).read_text(encoding="utf-8"))
         yield _file(name, share, json_texts(document))
-    binary = {"counts.parquet": parquets, "ids.parquet": parquets, "ids.pt": archives, "batch.pt": archives}
+    for name in ("tables", "topology"):
+        yield _file(f"{name}.yaml", 2.0, yaml_texts(json.loads((examples / f"{name}.json").read_text("utf-8"))))
+    for name in ("list.csv", "models.py", "dlrm.sh"):
+        yield _file(name, 1.5, written_texts((examples / name).read_text("utf-8")))
+    binary = {
+        "counts.parquet": parquets,
+        "ids.parquet": parquets,
+        "ids.pt": archives,
+        "batch.pt": archives,
+        "plan.pt": archives,
+    }
     for name, spoil in binary.items():
         yield _file(name, 1.5, spoil((examples / name).read_bytes()))
     yield _file("batch.pt.gz", 1.5, _packed((examples / "batch.pt").read_bytes()))

@@ -5,27 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from autoshard.commands.setup.packages import found_packages, missing_packages
 from autoshard.console import JsonOption, emit, working
-
-#: Packages by their names in registries, of which one is enough; what needs them, and how they are installed.
-_PACKAGES: Mapping[tuple[str, ...], tuple[str, str]] = {
-    ("torch",): ("all commands that measure, train or execute", "pip install 'torch>=2.13,<2.14'"),
-    ("fbgemm-gpu", "fbgemm-gpu-cpu"): ("embedding kernels", "pip install 'autoshard[cpu]', or 'autoshard[cuda]'"),
-    ("torchrec",): (
-        "TorchRec's models, planner and engine",
-        "pip install --no-deps 'torchrec>=1.8,<1.9', or 'autoshard[cuda]'",
-    ),
-    ("ortools",): ("planner cp-sat", "pip install 'autoshard[exact]'"),
-    ("ray",): ("collecting and training on several machines", "pip install 'autoshard[ray]'"),
-    ("scikit-learn",): ("train cost --report", "pip install 'autoshard[report]'"),
-}
 
 
 def doctor(as_json: JsonOption = False) -> None:
@@ -43,9 +30,8 @@ def doctor(as_json: JsonOption = False) -> None:
 def _found() -> dict[str, Any]:
     from autoshard import __version__
 
-    packages = [_package(names, *about) for names, about in _PACKAGES.items()]
+    packages = found_packages()
     devices = list(_devices())
-    missing = [f"{one['name']} for {one['needed_by']}: {one['install']}" for one in packages if one["version"] is None]
     return {
         "autoshard": __version__,
         "python": platform.python_version(),
@@ -53,34 +39,21 @@ def _found() -> dict[str, Any]:
         "packages": packages,
         "devices": devices,
         "models": [_models(key) for key in dict.fromkeys(str(device["key"]) for device in devices)],
-        "missing": missing + list(_mismatches(packages, devices)),
+        "missing": missing_packages() + list(_mismatches(packages, devices)),
     }
-
-
-def _package(names: tuple[str, ...], needed_by: str, install: str) -> dict[str, Any]:
-    for name in names:
-        try:
-            return {"name": name, "version": version(name), "needed_by": needed_by, "install": install}
-        except PackageNotFoundError:
-            continue
-    return {"name": " or ".join(names), "version": None, "needed_by": needed_by, "install": install}
 
 
 def _devices() -> Iterator[dict[str, Any]]:
     """The processor, then the GPUs."""
+    from autoshard.commands.setup.gpus import found_gpus
     from autoshard.core.machine import gpu_key
     from autoshard.hardware import processor_name
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield {"key": "cpu", "name": processor_name(), "cores": cores, "memory_bytes": memory}
-    try:
-        import torch
-    except ImportError:
-        return
-    for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
-        yield {"key": gpu_key(about.name), "name": about.name, "cores": None, "memory_bytes": about.total_memory}
+    for gpu in found_gpus():
+        yield {"key": gpu_key(gpu.name), "name": gpu.name, "cores": None, "memory_bytes": gpu.memory_bytes}
 
 
 def _models(device: str) -> dict[str, Any]:

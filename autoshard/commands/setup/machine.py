@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from autoshard.commands.setup.gpus import Gpu, found_gpus
 from autoshard.core import Level, Link, MemoryBytes, Topology
 from autoshard.core.machine import gpu_key
 from autoshard.formats import bundled_topologies, bundled_topology
@@ -16,7 +18,7 @@ _CPU_TOPOLOGY = "cpu-8"
 _MACHINES = ("dgx-{key}", "hgx-{key}")
 #: Of a GPU that no bundled topology has.
 _OTHER_GPU = "dgx-a100"
-_BITS_PER_BYTE, _MEGA = 8, 1e6
+_BITS_PER_BYTE, _MEGA, _GIGA = 8, 1e6, 1e9
 #: A network card in bytes per second where the system does not say: 10 Gbit/s.
 _USUAL_CARD = 1.25e9
 _CARD_LATENCY_S = 2e-5
@@ -29,20 +31,21 @@ def this_machine(*, ranks: int | None, nodes: int | None) -> tuple[Topology, lis
         ranks: Ranks of a machine; None for torchrun's, one for each GPU, or 1.
         nodes: Machines; None for torchrun's, or 1.
     """
-    notes: list[str] = []
-    gpus = _gpus()
+    gpus = found_gpus()
     per_node = ranks or int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or len(gpus) or 1
     total = int(os.environ.get("WORLD_SIZE", 0))
     num_nodes = nodes or (max(1, total // per_node) if total else 1)
     on_gpus = len(gpus) >= per_node
-    key = gpu_key(gpus[0][0]) if on_gpus else "cpu"
+    key = gpu_key(gpus[0].name) if on_gpus else "cpu"
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // per_node
-    memory = MemoryBytes(hbm=min(size for _, size in gpus), ddr=host_bytes) if on_gpus else MemoryBytes(hbm=host_bytes)
-    node, source = _node_links(key)
-    notes.append(f"links inside a machine: those of bundled {source}, not measured")
+    memory = MemoryBytes(hbm=host_bytes)
+    if on_gpus:
+        memory = MemoryBytes(hbm=min(gpu.memory_bytes for gpu in gpus), ddr=host_bytes)
+    node, note = _node_links(key, gpus[:per_node] if on_gpus else [], per_node)
+    notes = [f"links inside a machine: {note}"]
     levels = [replace(node, size=per_node)]
     if num_nodes > 1:
-        card, told = _network_card()
+        card, told = _between_machines()
         notes.append(f"links between machines: {told}, shared by {per_node} ranks")
         link = Link(bytes_per_s=card / per_node, latency_s=_CARD_LATENCY_S)
         size = per_node * num_nodes
@@ -51,24 +54,49 @@ def this_machine(*, ranks: int | None, nodes: int | None) -> tuple[Topology, lis
     return topology, notes
 
 
-def _gpus() -> list[tuple[str, int]]:
-    """Names and bytes of memory of the GPUs here."""
-    try:
-        import torch
-    except ImportError:
-        return []
-    found = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
-    return [(about.name, about.total_memory) for about in found]
-
-
-def _node_links(key: str) -> tuple[Level, str]:
-    """The links inside the nearest bundled machine, and its name."""
+def _node_links(key: str, gpus: list[Gpu], per_node: int) -> tuple[Level, str]:
+    """The links inside a machine, and where they are from: the nearest bundled machine, at most the links' own peak."""
     known = bundled_topologies()
     names = [_CPU_TOPOLOGY] if key == "cpu" else [name.format(key=key) for name in _MACHINES]
     name = next((name for name in names if name in known), _OTHER_GPU)
     topology = bundled_topology(name)
     assert topology is not None
-    return topology.levels[0], name
+    level, note = topology.levels[0], f"those of bundled {name}, not measured"
+    slowest = min(gpus, key=lambda gpu: gpu.peak_bytes_per_s, default=None)
+    if slowest is None or slowest.peak_bytes_per_s == 0 or per_node == 1:
+        return level, note
+    peak, told = slowest.peak_bytes_per_s, _told(slowest)
+    if level.all_to_all.bytes_per_s <= peak:
+        return level, f"{note}; {told}"
+    # Each rank sends and receives 2 (n - 1) / n bytes for each byte that n ranks reduce.
+    reduced = min(level.all_reduce.bytes_per_s, peak * per_node / (2 * (per_node - 1)))
+    all_to_all = replace(level.all_to_all, bytes_per_s=peak)
+    all_reduce = replace(level.all_reduce, bytes_per_s=reduced)
+    return replace(level, all_to_all=all_to_all, all_reduce=all_reduce), f"{told}, not measured"
+
+
+def _told(gpu: Gpu) -> str:
+    links = f"{gpu.num_nvlinks} NVLinks" if gpu.num_nvlinks else "PCIe without NVLink"
+    return f"{links} of {gpu.peak_bytes_per_s / 1e9:,.0f} GB/s at most"
+
+
+def _between_machines() -> tuple[float, str]:
+    """Bytes per second of all that links this machine to others, and where that is from."""
+    ports = list(_infiniband_ports())
+    if not ports:
+        return _network_card()
+    return sum(ports) * _GIGA / _BITS_PER_BYTE, f"{sum(ports):,.0f} Gbit/s of {len(ports)} InfiniBand ports"
+
+
+def _infiniband_ports(folder: Path = Path("/sys/class/infiniband")) -> Iterator[float]:
+    """Gbit/s of each active port."""
+    for port in sorted(folder.glob("*/ports/*")):
+        try:
+            # Such as "4: ACTIVE" and "400 Gb/sec (4X NDR)".
+            if "ACTIVE" in (port / "state").read_text():
+                yield float((port / "rate").read_text().split()[0])
+        except (OSError, ValueError, IndexError):
+            continue
 
 
 def _network_card(folder: Path = Path("/sys/class/net")) -> tuple[float, str]:

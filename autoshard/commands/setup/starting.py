@@ -136,8 +136,10 @@ class DetectOptions:
 def detect(options: DetectOptions, as_json: JsonOption = False) -> None:
     """Describes this machine, or those of a torchrun job, as a topology: ranks, memory, links.
 
-    Links are those of the bundled topology nearest to the device; network cards count where the system says how fast
-    they are. Lines on standard error say what was assumed. `autoshard collect --kinds collectives` measures links.
+    GPUs are described by NVML where nvidia-ml-py is installed (`autoshard[nvml]`), else by torch. Links are those of
+    the bundled topology nearest to the device, at most the peak of NVLinks or PCIe slots that NVML and the system name;
+    InfiniBand ports and network cards count where the system says how fast they are. Lines on standard error say what
+    was assumed. `autoshard collect --kinds collectives` measures links.
 
     Example:
         autoshard detect -o topology.yaml

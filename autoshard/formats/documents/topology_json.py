@@ -102,7 +102,7 @@ def _fields(_folder: Path | None) -> tuple[Field, ...]:
         "At which one rank reads rows of a memory level, and writes them; levels left out are priced by published "
         "figures."
     )
-    fetch_ms = "[i][j]: milliseconds for rank i to fetch one row from rank j."
+    fetch_ms = "`[i][j]`: milliseconds for rank i to fetch one row from rank j."
     return (
         Field("world_size", whole_number(1, MAX_WORLD_SIZE), "Number of ranks."),
         Field("device", text_of(DEVICE_KEY.pattern), device),

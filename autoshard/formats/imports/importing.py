@@ -25,8 +25,11 @@ from autoshard.formats.documents.tables_json import (
 )
 from autoshard.formats.files import open_file
 from autoshard.formats.imports.count_tables import read_count_tables
+from autoshard.formats.imports.dlrm_command import is_dlrm_command, read_dlrm_command
 from autoshard.formats.imports.dlrm_datasets import Advance, read_dlrm_datasets
+from autoshard.formats.imports.hugectr import is_hugectr, read_hugectr
 from autoshard.formats.imports.id_batches import DEFAULT_BATCH_SIZE, DEFAULT_EMBEDDING_DIM, read_id_batches
+from autoshard.formats.imports.nvidia_models import is_nvidia_models, read_nvidia_models
 from autoshard.formats.imports.table_lists import read_table_list
 from autoshard.formats.imports.tbe_data_config import is_tbe_data_config, read_tbe_data_config
 
@@ -99,12 +102,16 @@ def _within_limits(tables: TableSet) -> TableSet:
 def _told_from(source: str) -> str:
     if source in bundled_table_sets():
         return "bundled"
+    if is_dlrm_command(source):
+        return "dlrm-command"
     if os.path.isdir(source):
         return _told_from_folder(source)
+    if is_nvidia_models(source):
+        return "nvidia-models"
     if source.endswith(YAML_SUFFIXES):
         return "tables-json"
     if source.endswith(".json"):
-        return "tbe-data-config" if _is_tbe_data_config(source) else "tables-json"
+        return _told_from_document(source)
     if source.endswith(".csv"):
         return "table-list"
     if source.endswith(".parquet"):
@@ -131,11 +138,14 @@ def _told_from_folder(source: str) -> str:
     raise UnknownNameError(f"is a folder with {found} files; name its format: {', '.join(FORMATS)}", source=source)
 
 
-def _is_tbe_data_config(source: str) -> bool:
+def _told_from_document(source: str) -> str:
     try:
-        return is_tbe_data_config(read_json(source))
+        document = read_json(source)
     except FormatError:  # the reader says it, with all that it knows of the format
-        return False
+        return "tables-json"
+    if is_tbe_data_config(document):
+        return "tbe-data-config"
+    return "hugectr" if is_hugectr(document) else "tables-json"
 
 
 def _is_values_and_lengths(source: str) -> bool:
@@ -195,6 +205,24 @@ FORMATS: Mapping[str, ImportFormat] = {
                 "batch_size": (f"Global batch; left out, {DEFAULT_BATCH_SIZE:,}", _BATCH_SIZES),
                 "pooling_factor": ("Ids per sample of features without constraints; left out, 1", _POOLING_FACTORS),
             },
+        ),
+        ImportFormat(
+            name="hugectr",
+            description="A model of HugeCTR: .json, as its samples have it and Model.graph_to_json writes it",
+            read=_at_once(read_hugectr),
+            options={"batch_size": ("Global batch; left out, the solver's", _BATCH_SIZES)},
+        ),
+        ImportFormat(
+            name="nvidia-models",
+            description="FILE.py:MODEL of NVIDIA's synthetic models, as config_v3.py lists them; parsed, not run",
+            read=_at_once(read_nvidia_models),
+            options={"batch_size": (f"Global batch; left out, {DEFAULT_BATCH_SIZE:,}", _BATCH_SIZES)},
+        ),
+        ImportFormat(
+            name="dlrm-command",
+            description="A command line of facebookresearch/dlrm's dlrm_s_pytorch.py, or a script that holds one",
+            read=_at_once(read_dlrm_command),
+            options={"batch_size": ("Global batch; left out, --mini-batch-size", _BATCH_SIZES)},
         ),
         ImportFormat(
             name="dlrm-datasets",
