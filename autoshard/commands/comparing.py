@@ -198,13 +198,10 @@ def _replay(rows: Sequence[ComparedPlan], device: str) -> Replay:
 
 
 def _notes(rows: Sequence[ComparedPlan], measured: Replay | None) -> list[str]:
-    from autoshard.report import floor_ms, within_noise
+    from autoshard.report import floor_ms
     from autoshard.report.wording import write_ms, write_percent
 
     notes = []
-    level = within_noise(rows)
-    if len(level) > 1:
-        notes.append(f"Within noise: {', '.join(level)}.")
     floor = floor_ms(rows)
     models = sorted({row.plan.predicted.cost_model for row in rows if row.plan and row.plan.predicted})
     if floor is not None:

@@ -33,14 +33,14 @@ def show(
         autoshard show plan.json --replayed replay.json
     """
     from autoshard.formats import atomic_write, plan_to_json, read_plan
-    from autoshard.report import plan_page, plan_summary
+    from autoshard.report import plan_page, plan_summary, plan_warnings
 
     loaded = read_plan(plan)
     measured = None if replayed is None else _read_replay(replayed, loaded.group_size)
     if html is not None:
         atomic_write(html, plan_page(loaded, measured, title=f"Sharding plan {plan.name}"))
         log(f"Wrote {html}")
-    emit(plan_to_json(loaded), plan_summary(loaded, measured), as_json=as_json)
+    emit(plan_to_json(loaded), plan_summary(loaded, measured, warnings=plan_warnings(loaded)), as_json=as_json)
 
 
 def _read_replay(path: Path, num_ranks: int) -> MeasuredPlan:
