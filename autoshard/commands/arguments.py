@@ -89,6 +89,26 @@ AcceleratorOption = Annotated[
         "Plans are for --device, wherever training runs."
     ),
 ]
+
+
+def _image(value: Path | None) -> Path | None:
+    if value is None:
+        return None
+    from autoshard.report.images import IMAGE_SUFFIXES
+
+    if value.suffix not in IMAGE_SUFFIXES:
+        raise typer.BadParameter(f"must end in {' or '.join(IMAGE_SUFFIXES)}, got {shown(value.name)}")
+    return value
+
+
+ImageOption = Annotated[
+    Path | None,
+    typer.Option(
+        callback=_image,
+        metavar="FILE.svg|FILE.png",
+        help="Also draw the page's pictures; those after the first are put beside it, as FILE-NAME.",
+    ),
+]
 HtmlOption = Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")]
 
 

@@ -12,6 +12,7 @@ import typer
 
 from autoshard.commands.arguments import (
     HtmlOption,
+    ImageOption,
     SearchOptions,
     TablesArgument,
     TopologyOption,
@@ -55,6 +56,7 @@ class CompareOptions:
     server: ServerOption = None
     output_dir: Annotated[Path | None, typer.Option(help="Folder for the plans, one PLANNER.json each.")] = None
     html: HtmlOption = None
+    image: ImageOption = None
 
     def __post_init__(self) -> None:
         measured = {"--replay": self.replay, "--replay-refine": self.replay_refine}
@@ -99,8 +101,9 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
         autoshard compare tables.json --topology cpu-8 --planners cost-greedy,auto --set auto.sharding_types=table_wise
     """
     from autoshard.formats import atomic_write, write_plan
-    from autoshard.report import comparison_page, comparison_table
+    from autoshard.report import comparison_figures, comparison_page, comparison_table
     from autoshard.report.comparison_json import COMPARISON
+    from autoshard.report.images import write_images
 
     rows = _planned(options) if options.server is None else _served(options, options.server)
     if options.output_dir is not None:
@@ -116,7 +119,8 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
     if options.html is not None:
         atomic_write(options.html, comparison_page(rows, notes))
     emit(COMPARISON.to_json((rows, measured)), comparison_table(rows, notes), as_json=as_json)
-    for written in (options.output_dir, options.html):
+    images = write_images(comparison_figures(rows), options.image) if options.image is not None else ()
+    for written in (options.output_dir, options.html, *images):
         if written is not None:
             log(f"Wrote {written}")
 

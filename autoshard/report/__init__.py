@@ -3,7 +3,7 @@
 from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan, speedups_over
 from autoshard.report.caveats import comparison_warnings, plan_warnings
 from autoshard.report.comparison import BASELINE, floor_ms, within_noise
-from autoshard.report.pages import Picture, comparison_page, plan_figures, plan_page
+from autoshard.report.pages import Picture, comparison_figures, comparison_page, plan_figures, plan_page
 from autoshard.report.terminal import comparison_table, plan_summary
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "ComparedPlan",
     "MeasuredPlan",
     "Picture",
+    "comparison_figures",
     "comparison_page",
     "comparison_table",
     "comparison_warnings",

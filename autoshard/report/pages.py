@@ -170,8 +170,7 @@ def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title
     """
     from autoshard.report.figures import planner_ranks_figure, planners_figure
 
-    planned = [row for row in rows if row.plan is not None and row.plan.predicted is not None]
-    highest_ms = max((max(_kernel_ms_per_rank(row)) for row in planned), default=0.0)
+    planned, highest_ms = _planned(rows)
     small = []
     for index, row in enumerate(planned):
         kernel_ms = _kernel_ms_per_rank(row)
@@ -192,6 +191,21 @@ def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title
         rank_charts=small,
         measured=any(row.measured for row in rows),
     )
+
+
+def comparison_figures(rows: Sequence[ComparedPlan]) -> dict[str, Any]:
+    """The pictures of a comparison by name: that of the planners, and one of the ranks of each plan."""
+    from autoshard.report.figures import planner_ranks_figure, planners_figure
+
+    planned, highest_ms = _planned(rows)
+    small = {row.planner.replace(", ", "-"): planner_ranks_figure(row, highest_ms) for row in planned}
+    return {"planners": planners_figure(rows), **small}
+
+
+def _planned(rows: Sequence[ComparedPlan]) -> tuple[list[ComparedPlan], float]:
+    """Rows with a priced plan, and the longest kernel time of a rank of any."""
+    planned = [row for row in rows if row.plan is not None and row.plan.predicted is not None]
+    return planned, max((max(_kernel_ms_per_rank(row)) for row in planned), default=0.0)
 
 
 def task_line(plan: ShardingPlan) -> str:

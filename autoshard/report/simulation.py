@@ -29,7 +29,7 @@ _PARTS = (
     ("all_reduce", "all-reduce"),
     ("group_sync", "group sync"),
 )
-IMAGE_SIZE = (1180, 860)
+_CURVES_PX = 860
 
 
 def simulation_table(points: Sequence[SimulatedPoint]) -> RenderableType:
@@ -123,7 +123,7 @@ def curves_figure(points: Sequence[PricedPoint]) -> go.Figure:
                 error_y=_bars(mine) if place == 0 else None,
             )
             figure.add_trace(curve, row=place // 2 + 1, col=place % 2 + 1)
-    in_house_style(figure, height=IMAGE_SIZE[1])
+    in_house_style(figure, height=_CURVES_PX)
     ticks = sorted({one.point.num_ranks for one in points})
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks], tickangle=0)
     figure.update_xaxes(title_text="ranks", row=2)
