@@ -42,7 +42,7 @@ def plan_page(plan: ShardingPlan, measured: MeasuredPlan | None = None, *, title
         title=title,
         subtitle=task_line(plan),
         warnings=plan_warnings(plan),
-        facts=_facts(plan, predicted, measured) if predicted else [],
+        facts=plan_facts(plan, predicted, measured) if predicted else [],
         pictures=_pictures(plan_figures(plan, measured)),
         parts=_part_lines(predicted) if predicted else [],
         overlap=write_overlap(predicted.overlap) if predicted and predicted.overlap else "",
@@ -244,7 +244,8 @@ def _kernel_ms_per_rank(row: ComparedPlan) -> tuple[float, ...]:
     return tuple(rank.kernel_ms for rank in row.plan.predicted.ranks)
 
 
-def _facts(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> list[dict[str, str]]:
+def plan_facts(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> list[dict[str, str]]:
+    """The numbers at the top of a plan's page: label, value and note of each."""
     step = predicted.step_ms
     shares = memory_shares(plan)
     fullest = max(range(len(shares)), key=shares.__getitem__)

@@ -68,7 +68,7 @@ def simulation_report(record: SweepRecord, title: str) -> FigureReport:
         "fullest rank."
     )
     sections = [
-        Section(title="Curves", caption=caption, figure=curves_figure(priced), tables=(_figure_table(points),)),
+        Section(title="Curves", caption=caption, figure=curves_figure(priced), tables=(point_table(points),)),
         Section(
             title="Parts of the step",
             caption="At their slowest ranks; what overlaps counts once in the step, so that bars may be higher.",
@@ -196,7 +196,8 @@ def _figures(priced: PricedPoint, factor: float | None) -> tuple[str, ...]:
     )
 
 
-def _figure_table(points: Sequence[SimulatedPoint]) -> NumberTable:
+def point_table(points: Sequence[SimulatedPoint]) -> NumberTable:
+    """A line for each point, those without figures with the reason."""
     lines = []
     for simulated, factor in zip(points, scaling_factors(points), strict=True):
         if isinstance(simulated, PricedPoint):

@@ -230,6 +230,13 @@ def test_throughput_starts_at_zero_unless_it_spans_a_decade():
     assert wide["yaxis2"]["type"] == "log"
 
 
+def test_notebooks_show_sweeps_without_scripts():
+    shown = a_sweep()._repr_html_()
+    assert "<script" not in shown
+    assert "zionex, batch 4,096, 8 ranks" in shown
+    assert "\u202e" not in shown
+
+
 #: What leaves its card or the page, and what a card or a chart shows; what scrolls is there by scrolling.
 MEASURED = """(() => {
   const width = document.documentElement.clientWidth, outside = [];

@@ -30,6 +30,7 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.step import StepPart
 from autoshard.evaluation import DEVICE_MEMORY, AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.evaluation.measured import Comparison
 from autoshard.report import (
     ComparedPlan,
     MeasuredPlan,
@@ -338,3 +339,16 @@ def test_the_terminal_lists_the_slowest_of_very_many_ranks():
     assert listed == sorted(listed, key=int)
     assert {"0", "1", "297", "298", "299"} <= set(listed)
     assert "44 ranks with shorter kernels are left out; --json lists all" in text
+
+
+def test_notebooks_show_plans_and_comparisons_without_scripts(plan):
+    noted = replace(plan, provenance=replace(plan.provenance, models={"kernel_notes": f"{EVIL} lies outside"}))
+    shown = noted._repr_html_()
+    assert EVIL not in shown
+    assert "<script" not in shown
+    assert f"{EVIL} lies outside." in Page(shown).texts("p")
+    assert len(Page(shown).texts("rect")) == 3 * len(plan.predicted.ranks)
+    assert write_ms(plan.predicted.step_ms.value) in shown
+    assert "autoshard evaluate" in replace(plan, predicted=None)._repr_html_()
+    rows = Page(Comparison(compared(plan))._repr_html_()).texts("th")
+    assert {"random", "auto", "broken"} <= set(rows)
