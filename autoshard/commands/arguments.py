@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autoshard.commands.catalogue import completed_tables, completed_topologies
 from autoshard.commands.options import command_options
 from autoshard.core.accepted import MAX_SEED
 from autoshard.core.costs import Risk
@@ -51,10 +52,18 @@ def _share(value: float | None) -> float | None:
 
 TablesArgument = Annotated[
     str,
-    typer.Argument(help="A tables.json, or the name of bundled tables (`autoshard list tables`).", metavar="TABLES"),
+    typer.Argument(
+        help="A tables.json, or the name of bundled tables (`autoshard list tables`).",
+        metavar="TABLES",
+        autocompletion=completed_tables,
+    ),
 ]
 TopologyOption = Annotated[
-    str, typer.Option(help="A topology.json, or the name of a bundled one (`autoshard list topologies`).")
+    str,
+    typer.Option(
+        help="A topology.json, or the name of a bundled one (`autoshard list topologies`).",
+        autocompletion=completed_topologies,
+    ),
 ]
 RegistryOption = Annotated[
     Path | None,

@@ -18,6 +18,7 @@ from autoshard.commands.arguments import (
     TopologyOption,
     parse_settings,
 )
+from autoshard.commands.catalogue import completed_planners
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.replaying import DeviceOption, RefineOption, refined
 from autoshard.commands.replaying import replay as replay_all
@@ -41,7 +42,9 @@ class CompareOptions:
 
     tables: TablesArgument
     topology: TopologyOption
-    planners: Annotated[str, typer.Option(help="Names of planners, with commas between them.")]
+    planners: Annotated[
+        str, typer.Option(help="Names of planners, with commas between them.", autocompletion=completed_planners)
+    ]
     replay: Annotated[bool, typer.Option("--replay", help="Also measure every rank's kernels on this machine.")] = False
     replay_refine: RefineOption = None
     device: Annotated[

@@ -17,6 +17,7 @@ from autoshard.commands.arguments import (
     TablesArgument,
     parse_settings,
 )
+from autoshard.commands.catalogue import completed_planners, completed_topologies
 from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
@@ -52,7 +53,8 @@ class SimulateOptions:
         str,
         typer.Option(
             help="Machines, with commas between them: names of bundled topologies (`autoshard list topologies`) or "
-            "files; each is made for every number of ranks."
+            "files; each is made for every number of ranks.",
+            autocompletion=completed_topologies,
         ),
     ] = "dgx-a100"
     ranks: Annotated[str, typer.Option(help="Numbers of ranks, with commas between them.")] = _RANKS
@@ -67,7 +69,11 @@ class SimulateOptions:
         None
     )
     planner: Annotated[
-        str, typer.Option(help="Planner of each point (`autoshard list planners`); auto uses the time limit.")
+        str,
+        typer.Option(
+            help="Planner of each point (`autoshard list planners`); auto uses the time limit.",
+            autocompletion=completed_planners,
+        ),
     ] = "neo"
     settings: SettingsOption = None
     search: SearchOptions
