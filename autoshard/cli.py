@@ -135,7 +135,7 @@ def command_tree(points: Mapping[str, EntryPoint] | None = None) -> TyperGroup:
     Args:
         points: The commands by name; those of autoshard when left out.
     """
-    return _root(_points() if points is None else points, _ABOUT)
+    return _root(_points() if points is None else points, _ABOUT, completes=True)
 
 
 def run_commands(points: Mapping[str, EntryPoint], args: Sequence[str] | None, *, program: str, about: str) -> int:
@@ -158,7 +158,9 @@ def run_commands(points: Mapping[str, EntryPoint], args: Sequence[str] | None, *
     arguments = list(sys.argv[1:] if args is None else args)
     try:
         with _logged_warnings():
-            code = _root(points, about).main(arguments or ["--help"], prog_name=program, standalone_mode=False)
+            code = _root(points, about, completes=" " not in program).main(
+                arguments or ["--help"], prog_name=program, standalone_mode=False
+            )
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except typer.Abort:
@@ -183,7 +185,9 @@ def run_commands(points: Mapping[str, EntryPoint], args: Sequence[str] | None, *
         return _INTERRUPTED
 
 
-def _root(points: Mapping[str, EntryPoint], about: str) -> TyperGroup:
+def _root(points: Mapping[str, EntryPoint], about: str, *, completes: bool) -> TyperGroup:
+    """The program; `completes` adds options that make shells complete its words."""
+
     def root(
         version: Annotated[
             bool,
@@ -197,7 +201,7 @@ def _root(points: Mapping[str, EntryPoint], about: str) -> TyperGroup:
     ) -> None:
         pass
 
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, cls=_LazyGroup)
+    app = typer.Typer(add_completion=completes, rich_markup_mode=None, cls=_LazyGroup)
     app.callback(help=about)(root)
     group = get_command(app)
     assert isinstance(group, TyperGroup)

@@ -32,7 +32,7 @@ from autoshard.core.quoting import shortened
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.evaluate import evaluate
-from autoshard.evaluation.measured import ComparedPlan
+from autoshard.evaluation.measured import ComparedPlan, Comparison
 from autoshard.evaluation.step_price import model_names
 from autoshard.evaluation.upper_end import at_upper_end
 from autoshard.evaluation.validator import validate_plan
@@ -349,7 +349,7 @@ def compare(
     *,
     options: Mapping[str, Mapping[str, object]] | None = None,
     on_planned: Callable[[ComparedPlan], None] | None = None,
-) -> tuple[ComparedPlan, ...]:
+) -> Comparison:
     """Plans one task with several planners.
 
     Args:
@@ -377,4 +377,4 @@ def compare(
         rows.append(ComparedPlan(planner=name, planning_s=time.perf_counter() - started, plan=plan, failure=failure))
         if on_planned is not None:
             on_planned(rows[-1])
-    return tuple(rows)
+    return Comparison(rows)

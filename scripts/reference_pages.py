@@ -25,6 +25,7 @@ from autoshard.formats import format_json, json_schemas
 from autoshard.formats.stores.collective_samples import Collective, CollectiveSample
 from autoshard.formats.stores.dense_samples import DenseSample
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, MeasuredShard, Sample
+from autoshard.improvements import EXPLANATION
 from autoshard.planners.registry import GROUP
 from autoshard.planning import describe_planners
 from autoshard.report.comparison_json import COMPARISON
@@ -67,7 +68,7 @@ _PLAIN: Final = {
     "access_cumulative": "Cumulative probabilities at these knots.",
 }
 #: What commands print and write beside plans.
-_RESULTS: Final = (RUN, REPLAY, COMPARISON, DIFF, SIMULATION)
+_RESULTS: Final = (RUN, REPLAY, COMPARISON, DIFF, EXPLANATION, SIMULATION)
 
 #: How the files are declared, and what else was tried.
 _DECLARED: Final = (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autoshard.commands.catalogue import completed_tables, completed_topologies
 from autoshard.commands.options import command_options
 from autoshard.core.accepted import MAX_SEED
 from autoshard.core.costs import Risk
@@ -51,10 +52,18 @@ def _share(value: float | None) -> float | None:
 
 TablesArgument = Annotated[
     str,
-    typer.Argument(help="A tables.json, or the name of bundled tables (`autoshard list tables`).", metavar="TABLES"),
+    typer.Argument(
+        help="A tables.json, or the name of bundled tables (`autoshard list tables`).",
+        metavar="TABLES",
+        autocompletion=completed_tables,
+    ),
 ]
 TopologyOption = Annotated[
-    str, typer.Option(help="A topology.json, or the name of a bundled one (`autoshard list topologies`).")
+    str,
+    typer.Option(
+        help="A topology.json, or the name of a bundled one (`autoshard list topologies`).",
+        autocompletion=completed_topologies,
+    ),
 ]
 RegistryOption = Annotated[
     Path | None,
@@ -87,6 +96,26 @@ AcceleratorOption = Annotated[
     typer.Option(
         help="Where to train: `auto` (a GPU for each process if there are enough, else the CPU), `cpu` or `cuda`. "
         "Plans are for --device, wherever training runs."
+    ),
+]
+
+
+def _image(value: Path | None) -> Path | None:
+    if value is None:
+        return None
+    from autoshard.report.images import IMAGE_SUFFIXES
+
+    if value.suffix not in IMAGE_SUFFIXES:
+        raise typer.BadParameter(f"must end in {' or '.join(IMAGE_SUFFIXES)}, got {shown(value.name)}")
+    return value
+
+
+ImageOption = Annotated[
+    Path | None,
+    typer.Option(
+        callback=_image,
+        metavar="FILE.svg|FILE.png",
+        help="Also draw the page's pictures; those after the first are put beside it, as FILE-NAME.",
     ),
 ]
 HtmlOption = Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
@@ -33,6 +34,32 @@ def list_names(
         _list_planners(as_json)
     else:
         _list_bundled(what, as_json)
+
+
+def completed_tables(incomplete: str) -> list[tuple[str, str]]:
+    """Names of bundled tables that begin so, with their descriptions, for shells to complete."""
+    from autoshard.formats import bundled_table_sets
+
+    return [item for item in bundled_table_sets().items() if item[0].startswith(incomplete)]
+
+
+def completed_topologies(incomplete: str) -> list[tuple[str, str]]:
+    """Names of bundled topologies likewise; of several with commas between them, the last."""
+    from autoshard.formats import bundled_topologies
+
+    return _last_completed(incomplete, bundled_topologies())
+
+
+def completed_planners(incomplete: str) -> list[tuple[str, str]]:
+    """Names of planners likewise."""
+    from autoshard.planners.registry import describe_planners
+
+    return _last_completed(incomplete, {planner.name: planner.summary for planner in describe_planners()})
+
+
+def _last_completed(incomplete: str, known: Mapping[str, str]) -> list[tuple[str, str]]:
+    before, comma, begun = incomplete.rpartition(",")
+    return [(f"{before}{comma}{name}", about) for name, about in known.items() if name.startswith(begun)]
 
 
 def _list_bundled(what: Catalogue, as_json: bool) -> None:

@@ -12,11 +12,13 @@ import typer
 
 from autoshard.commands.arguments import (
     HtmlOption,
+    ImageOption,
     SearchOptions,
     TablesArgument,
     TopologyOption,
     parse_settings,
 )
+from autoshard.commands.catalogue import completed_planners
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.replaying import DeviceOption, RefineOption, refined
 from autoshard.commands.replaying import replay as replay_all
@@ -40,7 +42,9 @@ class CompareOptions:
 
     tables: TablesArgument
     topology: TopologyOption
-    planners: Annotated[str, typer.Option(help="Names of planners, with commas between them.")]
+    planners: Annotated[
+        str, typer.Option(help="Names of planners, with commas between them.", autocompletion=completed_planners)
+    ]
     replay: Annotated[bool, typer.Option("--replay", help="Also measure every rank's kernels on this machine.")] = False
     replay_refine: RefineOption = None
     device: Annotated[
@@ -55,6 +59,7 @@ class CompareOptions:
     server: ServerOption = None
     output_dir: Annotated[Path | None, typer.Option(help="Folder for the plans, one PLANNER.json each.")] = None
     html: HtmlOption = None
+    image: ImageOption = None
 
     def __post_init__(self) -> None:
         measured = {"--replay": self.replay, "--replay-refine": self.replay_refine}
@@ -99,8 +104,9 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
         autoshard compare tables.json --topology cpu-8 --planners cost-greedy,auto --set auto.sharding_types=table_wise
     """
     from autoshard.formats import atomic_write, write_plan
-    from autoshard.report import comparison_page, comparison_table
+    from autoshard.report import comparison_figures, comparison_page, comparison_table
     from autoshard.report.comparison_json import COMPARISON
+    from autoshard.report.images import write_images
 
     rows = _planned(options) if options.server is None else _served(options, options.server)
     if options.output_dir is not None:
@@ -116,7 +122,8 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
     if options.html is not None:
         atomic_write(options.html, comparison_page(rows, notes))
     emit(COMPARISON.to_json((rows, measured)), comparison_table(rows, notes), as_json=as_json)
-    for written in (options.output_dir, options.html):
+    images = write_images(comparison_figures(rows), options.image) if options.image is not None else ()
+    for written in (options.output_dir, options.html, *images):
         if written is not None:
             log(f"Wrote {written}")
 
@@ -198,13 +205,10 @@ def _replay(rows: Sequence[ComparedPlan], device: str) -> Replay:
 
 
 def _notes(rows: Sequence[ComparedPlan], measured: Replay | None) -> list[str]:
-    from autoshard.report import floor_ms, within_noise
+    from autoshard.report import floor_ms
     from autoshard.report.wording import write_ms, write_percent
 
     notes = []
-    level = within_noise(rows)
-    if len(level) > 1:
-        notes.append(f"Within noise: {', '.join(level)}.")
     floor = floor_ms(rows)
     models = sorted({row.plan.predicted.cost_model for row in rows if row.plan and row.plan.predicted})
     if floor is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,16 +11,19 @@ import typer
 from autoshard.commands.arguments import PricingOptions
 from autoshard.commands.options import command_options
 from autoshard.commands.serving import ServerOption, open_client, refuse_local
-from autoshard.console import JsonOption, emit
+from autoshard.console import JsonOption, emit, working
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from autoshard.core import ShardingPlan
+    from autoshard.improvements import Improvement
     from autoshard.planners.hybrid.explanation import ExplainedTable, Explanation
 
 #: Ranks that a cell names one by one.
 _RANKS_SHOWN = 6
+#: Seconds after which no change is planned any more.
+_BUDGET_S = 0.6
 
 
 @command_options()
@@ -38,24 +42,51 @@ class ExplainOptions:
 
 
 def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
-    """Compares each table's sharding with every alternative, by the predicted step.
+    """Compares each table's sharding with every alternative, and says which single change would help most.
 
-    Changes one table at a time, placed where it is fastest, and leaves all others as they are.
+    Changes one table at a time, placed where it is fastest, and leaves all others as they are. Then plans with twice
+    the bandwidth, memory, ranks or batch, one at a time.
 
     Example:
         autoshard explain plan.json --table t3
     """
     from autoshard.formats import read_plan
+    from autoshard.improvements import EXPLANATION
 
     loaded = read_plan(options.plan)
-    found = _explained(loaded, options) if options.server is None else _served(loaded, options, options.server)
-    emit(found.to_json(), _details(found) if options.table else _overview(found), as_json=as_json)
+    with working("Pricing alternatives"):
+        if options.server is not None:
+            found, improvements = _served(loaded, options, options.server), ()
+        else:
+            found, improvements = _explained(loaded, options)
+    shown = _details(found) if options.table else _overview(found)
+    emit(EXPLANATION.to_json((found, improvements)), _with_improvements(shown, improvements), as_json=as_json)
 
 
-def _explained(plan: ShardingPlan, options: ExplainOptions) -> Explanation:
+def _explained(plan: ShardingPlan, options: ExplainOptions) -> tuple[Explanation, tuple[Improvement, ...]]:
+    from autoshard.improvements import find_improvements
     from autoshard.planners.hybrid.explanation import explain as explained
 
-    return explained(plan, options.pricing.costs_of(plan), options.table or ())
+    costs = options.pricing.costs_of(plan)
+    found = explained(plan, costs, options.table or ())
+    return found, find_improvements(plan, costs, found, budget_s=_BUDGET_S)
+
+
+def _with_improvements(shown: RenderableType, improvements: Sequence[Improvement]) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+
+    from autoshard.report.wording import write_ms, write_percent
+
+    if not improvements:
+        return shown
+    table = Table(title="Single changes, each planned")
+    for name in ("change", "step ms", "samples/s", "gain"):
+        table.add_column(name, justify="left" if name == "change" else "right", overflow="fold")
+    for one in improvements:
+        gain = write_percent(one.gain, signed=True)
+        table.add_row(one.text, write_ms(one.step_ms), f"{one.samples_per_s:,.0f}", gain)
+    return Group(shown, "", table)
 
 
 def _served(plan: ShardingPlan, options: ExplainOptions, server: str) -> Explanation:

@@ -19,6 +19,7 @@ from autoshard.commands.arguments import (
     TopologyOption,
     parse_settings,
 )
+from autoshard.commands.catalogue import completed_planners
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.replaying import DeviceOption, RefineOption, refined
 from autoshard.commands.serving import ServerOption, open_client, refuse_local, tables_to_send, topology_to_send
@@ -50,7 +51,9 @@ class PlanOptions:
 
     tables: TablesArgument
     topology: TopologyOption
-    planner: Annotated[str, typer.Option(help="Name of the planner (`autoshard list planners`).")] = "auto"
+    planner: Annotated[
+        str, typer.Option(help="Name of the planner (`autoshard list planners`).", autocompletion=completed_planners)
+    ] = "auto"
     settings: SettingsOption = None
     start: Annotated[
         Path | None,

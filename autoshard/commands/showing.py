@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autoshard.commands.arguments import HtmlOption
+from autoshard.commands.arguments import HtmlOption, ImageOption
 from autoshard.console import JsonOption, emit, log
 from autoshard.core.errors import FormatError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def show(
     plan: Annotated[Path, typer.Argument(help="Plan to look at.", metavar="PLAN")],
     html: HtmlOption = None,
+    image: ImageOption = None,
     replayed: Annotated[
         Path | None, typer.Option(help="Output of `autoshard replay --json`, to show measured beside predicted times.")
     ] = None,
@@ -26,21 +27,27 @@ def show(
     """Shows what a plan costs and where its tables are.
 
     Example:
-        autoshard show plan.json --html plan.html
+        autoshard show plan.json --html plan.html --image plan.svg
 
     Example with measured times:
         autoshard replay plan.json --json > replay.json
         autoshard show plan.json --replayed replay.json
     """
     from autoshard.formats import atomic_write, plan_to_json, read_plan
-    from autoshard.report import plan_page, plan_summary
+    from autoshard.report import plan_figures, plan_page, plan_summary, plan_warnings
 
     loaded = read_plan(plan)
     measured = None if replayed is None else _read_replay(replayed, loaded.group_size)
     if html is not None:
         atomic_write(html, plan_page(loaded, measured, title=f"Sharding plan {plan.name}"))
         log(f"Wrote {html}")
-    emit(plan_to_json(loaded), plan_summary(loaded, measured), as_json=as_json)
+    emit(plan_to_json(loaded), plan_summary(loaded, measured, warnings=plan_warnings(loaded)), as_json=as_json)
+    if image is not None:
+        from autoshard.report.images import write_images
+
+        pictures = plan_figures(loaded, measured)
+        for file in write_images({picture.name: picture.figure for picture in pictures}, image):
+            log(f"Wrote {file}")
 
 
 def _read_replay(path: Path, num_ranks: int) -> MeasuredPlan:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autoshard.commands.arguments import OverlapOption, SearchOptions, SettingsOption, TablesArgument, parse_settings
+from autoshard.commands.arguments import (
+    HtmlOption,
+    ImageOption,
+    OverlapOption,
+    SearchOptions,
+    SettingsOption,
+    TablesArgument,
+    parse_settings,
+)
+from autoshard.commands.catalogue import completed_planners, completed_topologies
 from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
@@ -28,7 +37,6 @@ from autoshard.simulation.points import PointStatus, UnpricedPoint
 
 if TYPE_CHECKING:
     from autoshard.core import TableSet
-    from autoshard.report.images import FigureReport
 
 _RANKS = "8,16,32,64,128,256,512,1024,2048,4096"
 _GROUPED = Needs(
@@ -45,7 +53,8 @@ class SimulateOptions:
         str,
         typer.Option(
             help="Machines, with commas between them: names of bundled topologies (`autoshard list topologies`) or "
-            "files; each is made for every number of ranks."
+            "files; each is made for every number of ranks.",
+            autocompletion=completed_topologies,
         ),
     ] = "dgx-a100"
     ranks: Annotated[str, typer.Option(help="Numbers of ranks, with commas between them.")] = _RANKS
@@ -60,7 +69,11 @@ class SimulateOptions:
         None
     )
     planner: Annotated[
-        str, typer.Option(help="Planner of each point (`autoshard list planners`); auto uses the time limit.")
+        str,
+        typer.Option(
+            help="Planner of each point (`autoshard list planners`); auto uses the time limit.",
+            autocompletion=completed_planners,
+        ),
     ] = "neo"
     settings: SettingsOption = None
     search: SearchOptions
@@ -83,8 +96,8 @@ class SimulateOptions:
             "--output", "-o", help="JSON file of the points; points that it already has are not computed again."
         ),
     ] = None
-    html: Annotated[Path | None, typer.Option(help="Also write a page with the curves.")] = None
-    png: Annotated[Path | None, typer.Option(help="Also draw the curves as an image.")] = None
+    html: HtmlOption = None
+    image: ImageOption = None
 
     def __post_init__(self) -> None:
         if self.groups is not None and self.group_size is not None:
@@ -130,18 +143,23 @@ def simulate(options: SimulateOptions, as_json: JsonOption = False) -> None:
 
     Examples:
         autoshard simulate criteo-1tb --ranks 8,64,512 --batch-per-rank 2048
-        autoshard simulate nvidia-medium --topology zionex,dgx-h100 -o sweep.json --html sweep.html --png sweep.png
+        autoshard simulate nvidia-medium --topology zionex,dgx-h100 -o sweep.json --html sweep.html --image sweep.svg
         autoshard simulate tables.json --ranks 256,1024,4096 --group-size 256 --batch-per-rank 1152 --json
     """
+    from autoshard.formats import atomic_write
+    from autoshard.report.images import figure_page, write_images
     from autoshard.report.simulation import simulation_report, simulation_table
 
     task = options.search.load_tables(options.tables)
     record = _run(options.simulator(task), options.tables, options.points(task), options.output)
     _check_possible(record.points)
-    if options.html is not None or options.png is not None:
-        _draw(simulation_report(record, f"Simulated steps of {options.tables}"), options.html, options.png)
+    wants_page = options.html is not None or options.image is not None
+    report = simulation_report(record, f"Simulated steps of {options.tables}") if wants_page else None
+    if report is not None and options.html is not None:
+        atomic_write(options.html, figure_page(report))
     emit(SIMULATION.to_json(record), simulation_table(record.points), as_json=as_json)
-    for written in (options.output, options.html, options.png):
+    images = write_images(report.figures, options.image) if report is not None and options.image is not None else ()
+    for written in (options.output, options.html, *images):
         if written is not None:
             log(f"Wrote {written}")
     _check_priced(record.points)
@@ -169,18 +187,6 @@ def _run(simulator: Simulator, name: str, points: Sequence[Point], output: Path 
             found.append(simulated)
             advance(1)
     return SweepRecord(settings=settings, points=tuple(found))
-
-
-def _draw(report: FigureReport, html: Path | None, png: Path | None) -> None:
-    from autoshard.formats import atomic_write
-    from autoshard.report.images import figure_page, write_png
-    from autoshard.report.simulation import IMAGE_SIZE
-
-    if html is not None:
-        atomic_write(html, figure_page(report))
-    if png is not None:
-        width, height = IMAGE_SIZE
-        write_png(report.sections[0].figure, png, width=width, height=height)
 
 
 def _check_possible(points: Sequence[SimulatedPoint]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import EntryPoint
 
 import numpy as np
 
@@ -223,6 +224,10 @@ class ShardingPlan:
     def group_batch_size(self) -> int:
         """Samples per step of one replica group."""
         return max(1, self.tables.batch_size // self.replica_groups.num_groups)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show; drawn by the reports, by name, since this package imports none of the others."""
+        return str(EntryPoint(name="html", value="autoshard.report.notebooks:plan_html", group="").load()(self))
 
     def of_one_group(self) -> ShardingPlan:
         """What one replica group does, as a plan of its own: its ranks, its links and its share of the batch.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import AutoshardError
@@ -65,6 +66,16 @@ class ComparedPlan:
         if self.measured is None or self.predicted_max_ms is None or self.measured.max_kernel_ms <= 0:
             return None
         return self.predicted_max_ms / self.measured.max_kernel_ms - 1
+
+
+class Comparison(tuple[ComparedPlan, ...]):
+    """Planners on one task, one row each."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """What notebooks show; drawn by the reports, by name, which stand above this package."""
+        return str(EntryPoint(name="html", value="autoshard.report.notebooks:comparison_html", group="").load()(self))
 
 
 def speedups_over(baseline: str, rows: Sequence[ComparedPlan]) -> Mapping[str, float]:

@@ -1,9 +1,9 @@
-"""Figures as files: PNG images, and a page that needs no network."""
+"""Figures as files: SVG and PNG images, and a page that needs no network."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +12,10 @@ from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.formats.files import atomic_write
 from autoshard.report.rendering import chart_markup, render_page
 
+#: Endings of the images that can be drawn.
+IMAGE_SUFFIXES = (".svg", ".png")
+#: Of images that have no width of their own, in pixels of the figure.
+_WIDTH = 1180
 #: Image pixels per pixel of the figure: texts stay sharp on screens of high density.
 _SCALE = 2
 #: A browser that starts on a busy machine takes more than half a minute.
@@ -93,6 +97,12 @@ class FigureReport:
     facts: tuple[tuple[str, str, str], ...] = ()
     provenance: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The figures of the sections, by their titles in small letters: `parts-of-the-step`."""
+        drawn = [section for section in self.sections if section.figure is not None]
+        return {section.title.lower().replace(" ", "-"): section.figure for section in drawn}
+
 
 def figure_page(report: FigureReport) -> str:
     """The report as one HTML page with plotly.js inside."""
@@ -118,35 +128,50 @@ def figure_page(report: FigureReport) -> str:
     )
 
 
-def write_png(figure: Any, path: Path, *, width: int, height: int) -> None:
-    """Draws a plotly figure as a PNG file, without a network.
+def write_images(figures: Mapping[str, Any], path: Path) -> tuple[Path, ...]:
+    """Draws figures as files, the first under the given name, the others beside it: `plan.svg`, `plan-memory.svg`.
+
+    Args:
+        figures: Plotly figures by name, as high as their layouts say.
+        path: File of the first one; its ending says what all are, see `IMAGE_SUFFIXES`.
+
+    Returns:
+        The files.
+
+    Raises:
+        ImageError: If there is no browser to draw with, or it fails.
+        FormatError: If a file cannot be written.
+    """
+    files = [path if index == 0 else path.with_stem(f"{path.stem}-{name}") for index, name in enumerate(figures)]
+    for file, figure in zip(files, figures.values(), strict=True):
+        write_image(figure, file, width=_WIDTH, height=int(figure.layout.height))
+    return tuple(files)
+
+
+def write_image(figure: Any, path: Path, *, width: int, height: int) -> None:
+    """Draws a plotly figure as a PNG or SVG file, without a network.
 
     Args:
         figure: The figure.
-        path: Where the file goes; folders that are missing are made.
-        width: Pixels of the figure; the image has twice as many.
+        path: Where the file goes, with one of `IMAGE_SUFFIXES`; folders that are missing are made.
+        width: Pixels of the figure; a PNG has twice as many.
         height: As `width`.
 
     Raises:
         ImageError: If there is no browser to draw with, or it fails.
         FormatError: If the file cannot be written.
     """
-    atomic_write(path, png_bytes(figure, width=width, height=height))
+    atomic_write(path, _image_bytes(figure, path.suffix.removeprefix("."), width=width, height=height))
 
 
-def png_bytes(figure: Any, *, width: int, height: int) -> bytes:
-    """The image that `write_png` writes.
-
-    Raises:
-        ImageError: If there is no browser to draw with, or it fails.
-    """
+def _image_bytes(figure: Any, kind: str, *, width: int, height: int) -> bytes:
     browser = find_browser()
     try:
         import kaleido
         from kaleido.errors import BrowserClosedError, BrowserFailedError, JavascriptError, KaleidoError
     except ImportError as error:
         raise ImageError("no image can be drawn: the package kaleido is not installed") from error
-    options = {"format": "png", "width": width, "height": height, "scale": _SCALE}
+    options = {"format": kind, "width": width, "height": height, "scale": _SCALE}
     # Without MathJax, which would be fetched from the network. Kaleido turns off the sandbox, which root cannot have.
     settings = {"mathjax": False, "path": str(browser), "timeout": _TIMEOUT_S}
     try:

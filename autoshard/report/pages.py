@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from autoshard.core import CostBreakdown, ShardingPlan, SyncRows
 from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
+from autoshard.report.caveats import comparison_warnings, memory_shares, plan_warnings
 from autoshard.report.comparison import comparison_columns, comparison_lines
 from autoshard.report.rendering import chart_markup, render_page
 from autoshard.report.wording import (
@@ -21,6 +24,9 @@ from autoshard.report.wording import (
     write_rows,
 )
 
+#: Shards that a page lists; more would make it large and slow, and `--json` has them all.
+_MOST_SHARDS = 1500
+
 
 def plan_page(plan: ShardingPlan, measured: MeasuredPlan | None = None, *, title: str = "Sharding plan") -> str:
     """The HTML report of a plan.
@@ -30,30 +36,128 @@ def plan_page(plan: ShardingPlan, measured: MeasuredPlan | None = None, *, title
         measured: Kernel times of its ranks, to be shown beside the predicted ones.
         title: Heading of the page.
     """
-    from autoshard.report.figures import memory_figure, rank_time_figure
-
     predicted = plan.predicted
-    charts: dict[str, object] = {"time_chart": None, "memory_chart": None}
-    if predicted is not None:
-        charts = {
-            "time_chart": chart_markup(rank_time_figure(predicted, measured), "chart-time"),
-            "memory_chart": chart_markup(memory_figure(predicted, plan.of_one_group().topology), "chart-memory"),
-        }
     return render_page(
         "plan.html.j2",
         title=title,
         subtitle=task_line(plan),
-        facts=_facts(plan, predicted, measured) if predicted else [],
-        time_caption="Predicted parts of a step, which may overlap in time"
-        + ("; diamonds are the kernel times that this machine measured." if measured else "."),
+        warnings=plan_warnings(plan),
+        facts=plan_facts(plan, predicted, measured) if predicted else [],
+        pictures=_pictures(plan_figures(plan, measured)),
         parts=_part_lines(predicted) if predicted else [],
         overlap=write_overlap(predicted.overlap) if predicted and predicted.overlap else "",
         ranks=_rank_lines(plan, predicted, measured) if predicted else [],
         measured=measured is not None,
-        shards=_shard_lines(plan),
+        shards=_shard_lines(plan)[:_MOST_SHARDS],
+        num_left_out=max(0, len(plan.shards) - _MOST_SHARDS),
         provenance=_provenance(plan),
-        **charts,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A picture of a plan.
+
+    Attributes:
+        name: Its id in a page, and part of its file's name.
+        title: Heading.
+        caption: Line below it.
+        label: Description for readers who do not see it.
+        figure: The plotly figure.
+    """
+
+    name: str
+    title: str
+    caption: str
+    label: str
+    figure: Any
+
+
+def plan_figures(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> tuple[Picture, ...]:
+    """The pictures of a plan, in the order in which its page shows them; without a prediction, those of its placement.
+
+    Args:
+        plan: The plan.
+        measured: Kernel times of its ranks, to be shown beside the predicted ones.
+    """
+    from autoshard.report.pictures import access_figure, pareto_figure, placement_figure
+
+    found = [*_cost_pictures(plan, plan.predicted, measured)] if plan.predicted is not None else []
+    found.append(
+        Picture(
+            name="map",
+            title="Tables by ranks",
+            caption="Bytes of a table that a rank holds: darker is more. Tables are ordered by how they are sharded, "
+            "and then by rank; dragging enlarges a part, a double click shows all.",
+            label="Map of tables by ranks; the table of shards has the numbers.",
+            figure=placement_figure(plan),
+        )
+    )
+    if (access := access_figure(plan)) is not None:
+        found.append(
+            Picture(
+                name="access",
+                title="Access curves",
+                caption="Share of the lookups that go to the hottest rows of a table; a diamond is the end of a tier.",
+                label="Curves of the share of lookups over the share of rows, a curve for each table.",
+                figure=access,
+            )
+        )
+    if (pareto := pareto_figure(plan)) is not None:
+        found.append(
+            Picture(
+                name="pareto",
+                title="Memory against communication",
+                caption="FlexShard's curves of the largest tables: from no row to ever more replicated rows. Diamonds "
+                "are what the plan replicates; at circles, memory is as if no row was replicated.",
+                label="Curves of memory over communication as rows are replicated, a curve for each table.",
+                figure=pareto,
+            )
+        )
+    return tuple(found)
+
+
+def _cost_pictures(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> Iterator[Picture]:
+    from autoshard.report.figures import memory_figure, rank_time_figure
+    from autoshard.report.pictures import accuracy_figure
+
+    marks = "; diamonds are the kernel times that this machine measured." if measured else "."
+    yield Picture(
+        name="time",
+        title="Time per rank",
+        caption=f"Predicted parts of a step, which may overlap in time{marks}",
+        label="Bars of each rank's predicted step, by part; the numbers are in the table of ranks.",
+        figure=rank_time_figure(predicted, measured),
+    )
+    if measured is not None:
+        yield Picture(
+            name="accuracy",
+            title="Predicted against measured",
+            caption="Kernel times of ranks, forward and backward, with the 90% interval of each prediction.",
+            label="Predicted over measured kernel times, a mark for each rank; the table of ranks has the numbers.",
+            figure=accuracy_figure(predicted, measured),
+        )
+    yield Picture(
+        name="memory",
+        title="Memory per rank",
+        caption="Device memory: weights with optimizer state, and what training needs for a batch. The line is what "
+        "the rank has.",
+        label="Bars of each rank's memory and its capacity; the numbers are in the table of ranks.",
+        figure=memory_figure(predicted, plan.of_one_group().topology),
+    )
+
+
+def _pictures(pictures: Sequence[Picture]) -> list[dict[str, object]]:
+    return [
+        {
+            "element": picture.name,
+            "title": picture.title,
+            "caption": picture.caption,
+            "label": picture.label,
+            "chart": chart_markup(picture.figure, f"chart-{picture.name}"),
+        }
+        for picture in pictures
+    ]
 
 
 def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title: str = "Planners compared") -> str:
@@ -66,8 +170,7 @@ def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title
     """
     from autoshard.report.figures import planner_ranks_figure, planners_figure
 
-    planned = [row for row in rows if row.plan is not None and row.plan.predicted is not None]
-    highest_ms = max((max(_kernel_ms_per_rank(row)) for row in planned), default=0.0)
+    planned, highest_ms = _planned(rows)
     small = []
     for index, row in enumerate(planned):
         kernel_ms = _kernel_ms_per_rank(row)
@@ -79,6 +182,7 @@ def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title
         "comparison.html.j2",
         title=title,
         subtitle=task_line(planned[0].plan) if planned and planned[0].plan else "",
+        warnings=comparison_warnings(rows),
         planners_chart=chart_markup(planners_figure(rows), "chart-planners"),
         columns=comparison_columns(rows),
         lines=comparison_lines(rows),
@@ -87,6 +191,21 @@ def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title
         rank_charts=small,
         measured=any(row.measured for row in rows),
     )
+
+
+def comparison_figures(rows: Sequence[ComparedPlan]) -> dict[str, Any]:
+    """The pictures of a comparison by name: that of the planners, and one of the ranks of each plan."""
+    from autoshard.report.figures import planner_ranks_figure, planners_figure
+
+    planned, highest_ms = _planned(rows)
+    small = {row.planner.replace(", ", "-"): planner_ranks_figure(row, highest_ms) for row in planned}
+    return {"planners": planners_figure(rows), **small}
+
+
+def _planned(rows: Sequence[ComparedPlan]) -> tuple[list[ComparedPlan], float]:
+    """Rows with a priced plan, and the longest kernel time of a rank of any."""
+    planned = [row for row in rows if row.plan is not None and row.plan.predicted is not None]
+    return planned, max((max(_kernel_ms_per_rank(row)) for row in planned), default=0.0)
 
 
 def task_line(plan: ShardingPlan) -> str:
@@ -125,9 +244,10 @@ def _kernel_ms_per_rank(row: ComparedPlan) -> tuple[float, ...]:
     return tuple(rank.kernel_ms for rank in row.plan.predicted.ranks)
 
 
-def _facts(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> list[dict[str, str]]:
+def plan_facts(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> list[dict[str, str]]:
+    """The numbers at the top of a plan's page: label, value and note of each."""
     step = predicted.step_ms
-    shares = _memory_shares(plan, predicted)
+    shares = memory_shares(plan)
     fullest = max(range(len(shares)), key=shares.__getitem__)
     binding = f"rank {predicted.binding_rank}; its costliest table is {predicted.binding_shard}"
     facts = [
@@ -140,6 +260,9 @@ def _facts(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan 
             ("Measured kernel, slowest rank", f"{write_ms(measured.max_kernel_ms)} ms", "on this machine"),
             ("Measured balance", write_percent(measured.balance), "fastest over slowest rank"),
         ]
+    if (bound := predicted.bounds.get("step")) is not None:
+        above, kind = bound.above(step.value)
+        facts.append(("Gap to the bound", write_percent(above), f"above the {kind} lower bound of the step"))
     facts += [
         ("Floor", f"{write_ms(predicted.floor_kernel_ms)} ms", "the costliest shard alone"),
         ("Fullest rank", write_percent(shares[fullest]), f"of the memory of rank {fullest}"),
@@ -171,15 +294,8 @@ def _part_lines(predicted: CostBreakdown) -> list[dict[str, str]]:
     ]
 
 
-def _memory_shares(plan: ShardingPlan, predicted: CostBreakdown) -> list[float]:
-    """Memory of each rank, used and free."""
-    topology = plan.of_one_group().topology
-    used = [(rank.used_bytes, topology.memory_of(rank.rank).hbm) for rank in predicted.ranks]
-    return [num_bytes / capacity if capacity else 0.0 for num_bytes, capacity in used]
-
-
 def _rank_lines(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> list[dict[str, object]]:
-    held, shares = plan.local_shards(), _memory_shares(plan, predicted)
+    held, shares = plan.local_shards(), memory_shares(plan)
     lines: list[dict[str, object]] = []
     for index, cost in enumerate(predicted.ranks):
         line: dict[str, object] = {

@@ -41,6 +41,19 @@ def chart_markup(figure: Any, element: str) -> Markup:
 
 def render_page(template: str, **values: object) -> str:
     """A page made of a template of this folder; plotly's script is part of it, once."""
+    script = (_STATIC / "page.js").read_text(encoding="utf-8")
+    return render_template(
+        template,
+        **values,
+        version=__version__,
+        script=Markup(script),
+        plotly=Markup(_packed_plotly()),
+        allowed_scripts=Markup(" ".join((_content_hash(script.encode()), _plotly_hash()))),
+    )
+
+
+def render_template(template: str, **values: object) -> str:
+    """A template of this folder, filled in; texts are escaped."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -49,14 +62,7 @@ def render_page(template: str, **values: object) -> str:
         lstrip_blocks=True,
     )
     environment.filters["short"] = short_markup
-    script = (_STATIC / "page.js").read_text(encoding="utf-8")
-    return environment.get_template(template).render(
-        **values,
-        version=__version__,
-        script=Markup(script),
-        plotly=Markup(_packed_plotly()),
-        allowed_scripts=Markup(" ".join((_content_hash(script.encode()), _plotly_hash()))),
-    )
+    return environment.get_template(template).render(**values)
 
 
 def short_markup(text: object, limit: int = 60) -> Markup:

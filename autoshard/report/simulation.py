@@ -29,7 +29,7 @@ _PARTS = (
     ("all_reduce", "all-reduce"),
     ("group_sync", "group sync"),
 )
-IMAGE_SIZE = (1180, 860)
+_CURVES_PX = 860
 
 
 def simulation_table(points: Sequence[SimulatedPoint]) -> RenderableType:
@@ -68,7 +68,7 @@ def simulation_report(record: SweepRecord, title: str) -> FigureReport:
         "fullest rank."
     )
     sections = [
-        Section(title="Curves", caption=caption, figure=curves_figure(priced), tables=(_figure_table(points),)),
+        Section(title="Curves", caption=caption, figure=curves_figure(priced), tables=(point_table(points),)),
         Section(
             title="Parts of the step",
             caption="At their slowest ranks; what overlaps counts once in the step, so that bars may be higher.",
@@ -123,7 +123,7 @@ def curves_figure(points: Sequence[PricedPoint]) -> go.Figure:
                 error_y=_bars(mine) if place == 0 else None,
             )
             figure.add_trace(curve, row=place // 2 + 1, col=place % 2 + 1)
-    in_house_style(figure, height=IMAGE_SIZE[1])
+    in_house_style(figure, height=_CURVES_PX)
     ticks = sorted({one.point.num_ranks for one in points})
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks], tickangle=0)
     figure.update_xaxes(title_text="ranks", row=2)
@@ -196,7 +196,8 @@ def _figures(priced: PricedPoint, factor: float | None) -> tuple[str, ...]:
     )
 
 
-def _figure_table(points: Sequence[SimulatedPoint]) -> NumberTable:
+def point_table(points: Sequence[SimulatedPoint]) -> NumberTable:
+    """A line for each point, those without figures with the reason."""
     lines = []
     for simulated, factor in zip(points, scaling_factors(points), strict=True):
         if isinstance(simulated, PricedPoint):

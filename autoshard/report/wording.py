@@ -77,7 +77,9 @@ def write_percent(share: float, *, signed: bool = False) -> str:
 
 
 def write_ranks(placed: PlacedShard) -> str:
-    """The ranks that hold a shard: `3`, `0-7`, or replicas apart: `0-3 | 4-7`."""
+    """The ranks that hold a shard: `3`, `0-7`, or replicas apart: `0-3 | 4-7`, `each of 0-7`."""
+    if len(placed.replicas) > 1 and all(len(replica) == 1 for replica in placed.replicas):
+        return f"each of {_runs(tuple(replica[0] for replica in placed.replicas))}"
     return " | ".join(_runs(replica) for replica in placed.replicas)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +54,10 @@ class SweepRecord:
 
     settings: Mapping[str, object]
     points: tuple[SimulatedPoint, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """What notebooks show; drawn by the reports, by name, which stand above this package."""
+        return str(EntryPoint(name="html", value="autoshard.report.notebooks:sweep_html", group="").load()(self))
 
     def find(self, point: Point) -> SimulatedPoint | None:
         """The point, if it has been simulated."""

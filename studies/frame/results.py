@@ -9,7 +9,7 @@ from typing import Any
 
 from autoshard.formats.documents.json_document import format_json
 from autoshard.formats.files import atomic_write
-from autoshard.report.images import FigureReport, ImageError, NumberTable, figure_page, write_png
+from autoshard.report.images import FigureReport, ImageError, NumberTable, figure_page, write_image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def write_result(result: StudyResult, folder: Path) -> tuple[Path, ...]:
     for end, figure in result.images.items():
         image = folder / f"{result.name}{end}.png"
         try:
-            write_png(figure, image, width=result.width, height=int(figure.layout.height))
+            write_image(figure, image, width=result.width, height=int(figure.layout.height))
         except ImageError as error:
             written = ", ".join(map(str, files))
             raise ImageError(f"{error.message}; {written} are written", source=str(image)) from error

@@ -26,8 +26,10 @@ def test_every_table_has_its_reason(plan_file, capfd):
         assert {"table_wise", "row_wise", "grid x2"} <= {other["option"] for other in one["alternatives"]} | {
             one["option"]
         }
+    assert {"field", "text", "step_ms", "samples_per_s", "gain"} == set(document["improvements"][0])
     assert main(["explain", str(plan_file)]) == 0
     shown = capfd.readouterr().out
+    assert "Single changes, each planned" in shown
     assert "reason" in shown
     assert "t1" in shown
 

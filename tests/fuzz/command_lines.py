@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from autoshard.cli import LazyCommands, _points
 from tests.fuzz.mutations import TEXTS
 
-#: Not drawn: `--ray` starts a cluster, or waits for one; `--png` a browser, which takes seconds and answers no forked
+#: Not drawn: `--ray` starts a cluster, or waits for one; `--image` a browser, which takes seconds and answers no forked
 #: process.
-NOT_DRAWN = {"ray", "help", "png"}
+NOT_DRAWN = {"ray", "help", "image"}
 #: Commands that measure, train or serve for long when nothing is wrong: they always get something that is.
 LONG = {
     *(("calibrate",), ("collect",), ("replay",), ("run",), ("serve",)),

@@ -1,5 +1,6 @@
 """Figures become images and pages."""
 
+import html
 import struct
 import zlib
 
@@ -15,7 +16,8 @@ from autoshard.report.images import (
     Section,
     figure_page,
     find_browser,
-    write_png,
+    write_image,
+    write_images,
 )
 
 try:
@@ -79,11 +81,21 @@ def test_lines_of_a_table_are_as_wide_as_its_head():
 
 @needs_browser
 def test_an_image_is_drawn_in_double_size(tmp_path):
-    write_png(bars(), tmp_path / "new" / "chart.png", width=300, height=200)
+    write_image(bars(), tmp_path / "new" / "chart.png", width=300, height=200)
     image = (tmp_path / "new" / "chart.png").read_bytes()
     assert image[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", image[16:24]) == (600, 400)
     assert len(set(pixels(image))) > 20  # what is drawn, not a blank
+
+
+@needs_browser
+def test_several_figures_are_files_side_by_side_as_their_ending_says(tmp_path):
+    figures = {"first": bars(), EVIL: in_house_style(go.Figure(go.Bar(x=[html.escape(EVIL)], y=[1])))}
+    files = write_images(figures, tmp_path / "chart.svg")
+    assert [file.name for file in files] == ["chart.svg", f"chart-{EVIL}.svg"]
+    for file in files:
+        assert file.read_text(encoding="utf-8").startswith("<svg ")
+        assert EVIL not in file.read_text(encoding="utf-8")
 
 
 def test_where_no_browser_is_installed_the_error_says_what_to_install(tmp_path, monkeypatch):
@@ -92,7 +104,7 @@ def test_where_no_browser_is_installed_the_error_says_what_to_install(tmp_path, 
     monkeypatch.delenv("BROWSER_PATH", raising=False)
     monkeypatch.setattr(Chromium, "find_browser", lambda **_: None)
     with pytest.raises(ImageError, match=r"without a Chrome or Chromium: install one .*apt-get install chromium"):
-        write_png(bars(), tmp_path / "chart.png", width=30, height=20)
+        write_image(bars(), tmp_path / "chart.png", width=30, height=20)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -102,5 +114,5 @@ def test_a_browser_that_dies_is_an_error_and_leaves_no_file(tmp_path, monkeypatc
     program.chmod(0o755)
     monkeypatch.setenv("BROWSER_PATH", str(program))
     with pytest.raises(ImageError, match="browser drew no image"):
-        write_png(bars(), tmp_path / "chart.png", width=30, height=20)
+        write_image(bars(), tmp_path / "chart.png", width=30, height=20)
     assert not (tmp_path / "chart.png").exists()

@@ -4,10 +4,12 @@ import asyncio
 import base64
 import gzip
 import hashlib
+import itertools
 import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import choreographer
 import pytest
@@ -28,6 +30,7 @@ from autoshard.simulation.points import Point, PointMemory, PointStatus, PricedP
 from autoshard.simulation.record import SweepRecord
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+AXE = Path(__file__).parents[2] / "build" / "axe-core" / "axe.min.js"
 MOST_BYTES = 1_500_000
 EVIL = "<img src=x onerror=\"document.title='taken'\"></script><script>document.title='taken'</script>"
 BACKWARDS = "\u202eten\u202d"
@@ -168,6 +171,38 @@ def test_a_page_is_small_and_lets_only_its_own_scripts_run_and_no_host_be_asked(
     assert page.count('<script type="application/json">') == page.count('class="chart"') > 0
 
 
+def a_large_plan():
+    """1,000 tables on 128 ranks."""
+    tables = tuple(
+        EmbeddingTable(
+            name=f"table_{index}",
+            num_embeddings=1_000 * (1 + index * 37 % 1_000),
+            embedding_dim=64,
+            features=(Feature(name=f"f{index}", pooling_factor=1.0 + index % 30),),
+            access=AccessProfile.zipf(1_000 * (1 + index * 37 % 1_000), 1.05),
+        )
+        for index in range(1_000)
+    )
+    costs = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+    task = TableSet(batch_size=65_536, tables=tables)
+    return make_plan("neo", PlanRequest(tables=task, topology=load_topology("zionex"), costs=costs))
+
+
+def test_the_page_of_a_thousand_tables_on_128_ranks_is_small():
+    plan = a_large_plan()
+    page = plan_page(plan)
+    assert len(page.encode()) < MOST_BYTES
+    assert page.count('class="chart"') == 4
+    (cells,) = re.findall(r'"shape":"1000, 128"', page)
+    assert cells
+
+
+def test_pages_are_dark_on_dark_screens_and_light_in_print(pages):
+    for page in pages.values():
+        assert "@media screen and (prefers-color-scheme: dark)" in page
+        assert "beforeprint" in page
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_are_escaped_short_and_whole_in_titles(pages, kind):
     page = pages[kind]
@@ -193,6 +228,13 @@ def test_throughput_starts_at_zero_unless_it_spans_a_decade():
         assert narrow[axis]["rangemode"] == "tozero"
         assert "type" not in narrow[axis]
     assert wide["yaxis2"]["type"] == "log"
+
+
+def test_notebooks_show_sweeps_without_scripts():
+    shown = a_sweep()._repr_html_()
+    assert "<script" not in shown
+    assert "zionex, batch 4,096, 8 ranks" in shown
+    assert "\u202e" not in shown
 
 
 #: What leaves its card or the page, and what a card or a chart shows; what scrolls is there by scrolling.
@@ -230,8 +272,8 @@ WAITED = """(async () => {
 })()""".replace("MEASURED", MEASURED)
 
 
-async def measured_in_a_browser(files, widths):
-    """What `MEASURED` finds, by file and width in pixels."""
+async def measured_in_a_browser(files, widths, script=WAITED, schemes=("light",)):
+    """What a script finds, by file, width in pixels and colour scheme."""
     found = {}
     async with choreographer.Browser(path=CHROMIUM, headless=True, enable_sandbox=False) as browser:
         for file in files:
@@ -240,23 +282,29 @@ async def measured_in_a_browser(files, widths):
             loaded = tab.subscribe_once("Page.loadEventFired")
             await tab.send_command("Page.navigate", params={"url": file.as_uri()})
             await loaded
-            for width in widths:
+            for width, scheme in itertools.product(widths, schemes):
                 size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
                 await tab.send_command("Emulation.setDeviceMetricsOverride", params=size)
-                script = {"expression": WAITED, "awaitPromise": True, "returnByValue": True}
-                answer = await tab.send_command("Runtime.evaluate", params=script)
-                found[file.stem, width] = answer["result"]["result"]["value"]
+                media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+                await tab.send_command("Emulation.setEmulatedMedia", params=media)
+                wanted = {"expression": script, "awaitPromise": True, "returnByValue": True}
+                answer = await tab.send_command("Runtime.evaluate", params=wanted)
+                found[file.stem, width, scheme] = answer["result"]["result"]["value"]
             await browser.close_tab(tab)
     return found
+
+
+def written(pages, folder):
+    for kind, page in pages.items():
+        (folder / f"{kind}.html").write_text(page, encoding="utf-8")
+    return [folder / f"{kind}.html" for kind in pages]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium: the pages' markup is checked, nothing is drawn")
 def test_a_browser_draws_all_charts_within_their_cards(pages, tmp_path):
-    for kind, page in pages.items():
-        (tmp_path / f"{kind}.html").write_text(page, encoding="utf-8")
-    files = [tmp_path / f"{kind}.html" for kind in pages]
-    for (kind, width), found in asyncio.run(measured_in_a_browser(files, (1280, 420))).items():
+    found_by_size = asyncio.run(measured_in_a_browser(written(pages, tmp_path), (1280, 420)))
+    for (kind, width, _), found in found_by_size.items():
         assert found["title"] != "taken"
         assert found["hosts"] == []
         assert found["drawn"] == pages[kind].count('class="chart"')
@@ -265,3 +313,22 @@ def test_a_browser_draws_all_charts_within_their_cards(pages, tmp_path):
         assert found["outside"] == [], (kind, width)
         assert set(found["values"]) <= {1}, (kind, width)
         assert found["cut"] == 0 or width == 420, (kind, width)
+
+
+#: What axe-core finds on a drawn page: name of the rule and the first element.
+BARRIERS = """(async () => {
+  await WAITED;
+  const { violations } = await axe.run();
+  return violations.map((one) => `${one.id}: ${one.nodes[0].html.slice(0, 200)}`);
+})()""".replace("WAITED", WAITED)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium: nothing is drawn")
+@pytest.mark.skipif(not AXE.exists(), reason="no axe-core: scripts/axe-core fetches it")
+def test_axe_finds_no_barrier_on_any_page(pages, tmp_path):
+    script = f"{AXE.read_text(encoding='utf-8')};{BARRIERS}"
+    files = written(pages, tmp_path)
+    found = asyncio.run(measured_in_a_browser(files, (1280, 420), script, ("light", "dark")))
+    assert len(found) == 4 * len(KINDS)
+    assert found == {key: [] for key in found}

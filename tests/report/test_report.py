@@ -30,6 +30,7 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.step import StepPart
 from autoshard.evaluation import DEVICE_MEMORY, AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.evaluation.measured import Comparison
 from autoshard.report import (
     ComparedPlan,
     MeasuredPlan,
@@ -128,7 +129,8 @@ def test_a_plan_page_is_whole_accessible_and_escapes_names(plan, measured):
     assert page.texts("title") == ["Sharding plan"] == page.texts("h1")
     assert page.attributes("lang") == ["en"]
     assert page.texts("h2") == [
-        *("Time per rank", "Parts of the step", "Memory per rank", "Ranks", "Tables", "Where it came from")
+        *("Time per rank", "Parts of the step", "Predicted against measured", "Memory per rank", "Tables by ranks"),
+        *("Access curves", "Ranks", "Tables", "Where it came from"),
     ]
     assert len(page.texts("caption")) == len(page.texts("table")) == 4
     assert all(page.texts("caption"))
@@ -138,7 +140,7 @@ def test_a_plan_page_is_whole_accessible_and_escapes_names(plan, measured):
     assert EVIL in page.attributes("title")
     assert f"{EVIL[:59]}…" in page.texts("th")
     charts = [attributes for _, attributes, _ in page.elements if attributes.get("role") == "img"]
-    assert len(charts) == 2
+    assert len(charts) == 5
     assert all(chart["aria-label"] for chart in charts)
     ids = page.attributes("id")
     assert len(ids) == len(set(ids))
@@ -204,7 +206,7 @@ def test_a_plan_over_replica_groups_says_how_they_lie_and_what_they_cost():
 def test_a_plan_without_prediction_or_provenance_shows_its_placement(plan):
     bare = replace(plan, predicted=None, provenance=None)
     page = Page(plan_page(bare))
-    assert page.texts("h2") == ["Tables"]
+    assert page.texts("h2") == ["Tables by ranks", "Access curves", "Tables"]
     assert len(page.texts("tr")) == 1 + len(plan.shards)
     assert "autoshard evaluate" in rendered(plan_summary(bare))
 
@@ -325,6 +327,8 @@ def test_placements_are_written_short():
     assert (write_rows(part), write_columns(part)) == ("0-999", "32-63")
     split = PlacedShard(shard=part, tier=Tier.FLEX, replicas=((0, 1, 2, 3), (4, 6)))
     assert write_ranks(split) == "0-3 | 4, 6"
+    copies = PlacedShard(shard=part, tier=Tier.REPLICATED, replicas=((0,), (1,), (4,)), fetch=(0, 1, 0, 0, 2, 2))
+    assert write_ranks(copies) == "each of 0-1, 4"
 
 
 def test_the_terminal_lists_the_slowest_of_very_many_ranks():
@@ -335,3 +339,16 @@ def test_the_terminal_lists_the_slowest_of_very_many_ranks():
     assert listed == sorted(listed, key=int)
     assert {"0", "1", "297", "298", "299"} <= set(listed)
     assert "44 ranks with shorter kernels are left out; --json lists all" in text
+
+
+def test_notebooks_show_plans_and_comparisons_without_scripts(plan):
+    noted = replace(plan, provenance=replace(plan.provenance, models={"kernel_notes": f"{EVIL} lies outside"}))
+    shown = noted._repr_html_()
+    assert EVIL not in shown
+    assert "<script" not in shown
+    assert f"{EVIL} lies outside." in Page(shown).texts("p")
+    assert len(Page(shown).texts("rect")) == 3 * len(plan.predicted.ranks)
+    assert write_ms(plan.predicted.step_ms.value) in shown
+    assert "autoshard evaluate" in replace(plan, predicted=None)._repr_html_()
+    rows = Page(Comparison(compared(plan))._repr_html_()).texts("th")
+    assert {"random", "auto", "broken"} <= set(rows)

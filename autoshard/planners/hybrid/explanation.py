@@ -6,7 +6,7 @@ Shape suffixes: S sites.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -96,10 +96,6 @@ class Explanation:
     fullest_rank: int
     used_bytes: int
     capacity_bytes: int
-
-    def to_json(self) -> dict[str, object]:
-        """As a JSON object."""
-        return asdict(self)
 
 
 def explain(plan: ShardingPlan, costs: CostModels, names: Collection[str] = ()) -> Explanation:

@@ -1,0 +1,58 @@
+"""What readers should know of a plan or a comparison before they trust its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoshard.core import ShardingPlan
+from autoshard.evaluation.measured import ComparedPlan
+from autoshard.report.comparison import within_noise
+from autoshard.report.wording import write_bytes, write_percent
+
+#: Share of a rank's device memory above which little is left for what plans do not count.
+CLOSE_TO_FULL = 0.9
+#: Notes that plans carry, in the order in which they are shown.
+_NOTES = ("kernel_notes", "machine_notes", "row_orders")
+
+
+def plan_warnings(plan: ShardingPlan) -> tuple[str, ...]:
+    """Sentences about a plan: tables outside the trained range, another machine's model, memory close to its limit."""
+    carried = plan.provenance.models if plan.provenance is not None else {}
+    notes = [carried[name] for name in _NOTES if name in carried]
+    return tuple(f"{note[:1].upper()}{note[1:]}." for note in notes) + _memory_warnings(plan)
+
+
+def comparison_warnings(rows: Sequence[ComparedPlan]) -> tuple[str, ...]:
+    """Sentences about a comparison: a winner within noise, and what the plans carry, each once."""
+    found = [warning for row in rows if row.plan is not None for warning in plan_warnings(row.plan)]
+    return noise_warnings(rows) + tuple(dict.fromkeys(found))
+
+
+def noise_warnings(rows: Sequence[ComparedPlan]) -> tuple[str, ...]:
+    """Says which planners cannot be told from the best one; nothing where one has won."""
+    level = within_noise(rows)
+    return (f"Within noise: {', '.join(level)}.",) if len(level) > 1 else ()
+
+
+def memory_shares(plan: ShardingPlan) -> tuple[float, ...]:
+    """Share of its device memory that each rank uses: tables, and training on a batch; 0 where it has none."""
+    if plan.predicted is None:
+        return ()
+    topology = plan.of_one_group().topology
+    used = [(rank.used_bytes, topology.memory_of(rank.rank).hbm) for rank in plan.predicted.ranks]
+    return tuple(num_bytes / capacity if capacity else 0.0 for num_bytes, capacity in used)
+
+
+def _memory_warnings(plan: ShardingPlan) -> tuple[str, ...]:
+    shares = memory_shares(plan)
+    if plan.predicted is None or not shares or max(shares) <= CLOSE_TO_FULL:
+        return ()
+    fullest = max(range(len(shares)), key=shares.__getitem__)
+    cost = plan.predicted.ranks[fullest]
+    num_close = sum(share > CLOSE_TO_FULL for share in shares)
+    ranks = "1 rank is" if num_close == 1 else f"{num_close:,} ranks are"
+    full = "; tables fit, training on a batch does not" if shares[fullest] > 1 else ""
+    return (
+        f"Close to the memory limit: {ranks} above {write_percent(CLOSE_TO_FULL)}; rank {cost.rank} uses "
+        f"{write_percent(shares[fullest])}, {write_bytes(cost.used_bytes)}{full}.",
+    )

@@ -1,0 +1,96 @@
+"""Plans, comparisons and sweeps as notebooks show them: fragments of HTML without scripts, on light and dark paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from autoshard.core import CostBreakdown, ShardingPlan
+from autoshard.evaluation.measured import ComparedPlan
+from autoshard.report.caveats import comparison_warnings, plan_warnings
+from autoshard.report.comparison import comparison_columns, comparison_lines
+from autoshard.report.figures import BLUE, ORANGE, PINK
+from autoshard.report.images import NumberTable
+from autoshard.report.pages import plan_facts, task_line
+from autoshard.report.rendering import render_template
+from autoshard.report.simulation import point_table
+from autoshard.report.wording import write_interval, write_ms, write_part
+from autoshard.simulation.record import SweepRecord
+
+#: Ranks that the bars show; more would be thinner than a pixel.
+_MOST_RANKS = 512
+_WIDTH, _HEIGHT = 640, 120
+_PARTS = (
+    ("kernel", BLUE, ("forward_kernel_ms", "backward_kernel_ms")),
+    ("exchange", ORANGE, ("input_ms", "forward_exchange_ms", "backward_exchange_ms")),
+    ("synchronisation", PINK, ("sync_ms",)),
+)
+
+
+def plan_html(plan: ShardingPlan) -> str:
+    """A plan: warnings, figures, bars of its ranks, parts of the step."""
+    predicted = plan.predicted
+    if predicted is None:
+        return _fragment(task_line(plan), (), note="No prediction: `autoshard evaluate` prices the plan.")
+    parts = NumberTable(
+        columns=("part of the step", "slowest rank ms", "90% interval"),
+        lines=tuple(
+            (write_part(part, predicted), write_ms(estimate.value), write_interval(estimate))
+            for part, estimate in predicted.parts.items()
+        ),
+        caption="Parts of the step.",
+    )
+    facts = plan_facts(plan, predicted, None)
+    return _fragment(task_line(plan), plan_warnings(plan), facts=facts, bars=_rank_bars(predicted), tables=(parts,))
+
+
+def comparison_html(rows: Sequence[ComparedPlan]) -> str:
+    """Planners side by side, as `autoshard compare` prints them."""
+    columns = comparison_columns(rows)
+    lines = [
+        (line.planner, *(line.cells or (line.failure or "no plan", *("" for _ in columns[2:]))))
+        for line in comparison_lines(rows)
+    ]
+    table = NumberTable(columns=columns, lines=tuple(lines), caption="Planners.")
+    planned = next((row.plan for row in rows if row.plan is not None), None)
+    return _fragment(task_line(planned) if planned else "Planners", comparison_warnings(rows), tables=(table,))
+
+
+def sweep_html(record: SweepRecord) -> str:
+    """All points of a sweep, as `autoshard simulate` prints them."""
+    return _fragment("Simulated steps", (), tables=(point_table(record.points),))
+
+
+def _fragment(
+    title: str,
+    warnings: Sequence[str],
+    *,
+    note: str = "",
+    facts: Sequence[dict[str, str]] = (),
+    bars: Markup | None = None,
+    tables: Sequence[NumberTable] = (),
+) -> str:
+    return render_template(
+        "notebook.html.j2", title=title, warnings=warnings, note=note, facts=facts, bars=bars, tables=tables
+    )
+
+
+def _rank_bars(predicted: CostBreakdown) -> Markup:
+    """Stacked bars of the ranks' times, as SVG."""
+    ranks = predicted.ranks[:_MOST_RANKS]
+    times = [[sum(getattr(rank, name) for name in names) for _, _, names in _PARTS] for rank in ranks]
+    scale = _HEIGHT / max(*(sum(parts) for parts in times), 1e-12)
+    step = _WIDTH / len(ranks)
+    bars = []
+    for index, parts in enumerate(times):
+        low = float(_HEIGHT)
+        for (_, colour, _), value in zip(_PARTS, parts, strict=True):
+            low -= value * scale
+            place = f'x="{index * step:.1f}" y="{low:.1f}" width="{0.8 * step:.1f}" height="{value * scale:.1f}"'
+            bars.append(f'<rect {place} fill="{colour}"/>')
+    label = f"Time of {len(ranks):,} ranks, kernel below, exchange and synchronisation above."
+    style = f"width: 100%; max-width: {_WIDTH}px"
+    return Markup('<svg role="img" aria-label="{}" viewBox="0 0 {} {}" style="{}">{}</svg>').format(
+        label, _WIDTH, _HEIGHT, style, Markup("".join(bars))
+    )

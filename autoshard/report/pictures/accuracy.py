@@ -1,0 +1,54 @@
+"""Predicted against measured kernel times of ranks."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from autoshard.core import CostBreakdown, Estimate, RankCost
+from autoshard.core.step import StepPart
+from autoshard.evaluation.measured import MeasuredPlan
+from autoshard.report.figures import BLUE, INK, in_house_style
+
+
+def predicted_interval(rank: RankCost, predicted: CostBreakdown) -> Estimate:
+    """Kernel time of a rank with its 90% interval: that of the step's slowest rank, by parts."""
+    parts = (
+        (StepPart.FORWARD_KERNEL, rank.forward_kernel_ms),
+        (StepPart.BACKWARD_KERNEL, rank.backward_kernel_ms),
+    )
+    low = high = 0.0
+    for name, value_ms in parts:
+        part = predicted.parts.get(name)
+        scale = value_ms / part.value if part is not None and part.value > 0 else 0.0
+        low += part.low * scale if part is not None and scale else value_ms
+        high += part.high * scale if part is not None and scale else value_ms
+    return Estimate(value=rank.kernel_ms, low=low, high=high)
+
+
+def accuracy_figure(predicted: CostBreakdown, measured: MeasuredPlan) -> go.Figure:
+    """A mark for each rank, with the 90% interval of its prediction; exact ones are on the line."""
+    estimates = [predicted_interval(rank, predicted) for rank in predicted.ranks]
+    values = list(measured.kernel_ms_per_rank)
+    figure = in_house_style(go.Figure())
+    figure.add_scatter(
+        name="predicted kernel, 90% interval",
+        x=values,
+        y=[one.value for one in estimates],
+        error_y={
+            "type": "data",
+            "array": [one.high - one.value for one in estimates],
+            "arrayminus": [one.value - one.low for one in estimates],
+            "thickness": 1,
+            "width": 3,
+        },
+        text=[str(rank.rank) for rank in predicted.ranks],
+        mode="markers",
+        marker={"color": BLUE, "size": 9},
+        hovertemplate="rank %{text}: measured %{x:.3g} ms, predicted %{y:.3g} ms<extra></extra>",
+    )
+    highest = max(*values, *(one.value for one in estimates), 1e-9)
+    line = {"color": INK, "width": 1.5, "dash": "dot"}
+    figure.add_scatter(name="as measured", x=[0, highest], y=[0, highest], mode="lines", line=line, hoverinfo="skip")
+    figure.update_xaxes(title_text="measured, ms", rangemode="tozero", gridcolor="#e3e7ec")
+    figure.update_yaxes(title_text="predicted, ms", rangemode="tozero")
+    return figure

@@ -1,0 +1,134 @@
+"""Pictures of plans say what the plans say."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.core import AccessProfile, CostModels, EmbeddingTable, Feature, MemoryBytes, Pooling, TableSet, Tier
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
+from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
+from autoshard.formats import load_topology
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import make_plan
+from autoshard.report import comparison_warnings, plan_figures, plan_warnings
+from autoshard.report.pictures import (
+    access_figure,
+    accuracy_figure,
+    pareto_figure,
+    placement_figure,
+    predicted_interval,
+)
+
+
+def table(index, **changes):
+    given = {
+        "name": f"t{index}",
+        "num_embeddings": 50_000 * (1 + index),
+        "embedding_dim": 64,
+        "features": (Feature(name=f"f{index}", pooling_factor=20.0),),
+        "access": AccessProfile.zipf(50_000 * (1 + index), 1.1),
+    }
+    return EmbeddingTable(**{**given, **changes})
+
+
+def a_plan(planner, *tables, hbm=None, **options):
+    costs = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+    topology = load_topology("a100-8")
+    if hbm is not None:
+        topology = replace(topology, memory_bytes=MemoryBytes(hbm=hbm))
+    task = TableSet(batch_size=65_536, tables=tables).assuming_orders()
+    return make_plan(planner, PlanRequest(tables=task, topology=topology, costs=costs, options=options))
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return a_plan("cost-greedy", *(table(index) for index in range(16)))
+
+
+@pytest.fixture(scope="module")
+def tiered():
+    tables = [table(index, pooling=Pooling.SEQUENCE) for index in range(6)]
+    return a_plan("flexshard", *tables)
+
+
+def test_the_map_has_a_colour_where_a_rank_holds_a_table(whole):
+    (heat,) = placement_figure(whole).data
+    assert heat.z.shape == (16, 8)
+    held = {placed.shard.table.name: placed.replicas[0][0] for placed in whole.shards}
+    for label, levels in zip(heat.y, heat.z, strict=True):
+        assert np.flatnonzero(levels).tolist() == [held[label.split(":")[0]]]
+    sizes = {placed.shard.table.name: placed.shard.storage_bytes for placed in whole.shards}
+    by_level = sorted(zip(heat.z.max(axis=1).tolist(), (sizes[name.split(":")[0]] for name in heat.y), strict=True))
+    assert [size for _, size in by_level] == sorted(sizes.values())
+    assert by_level[-1][0] == 255
+    assert by_level[0][0] == 1
+
+
+def test_the_map_of_tables_of_one_size_has_one_colour():
+    plan = a_plan(
+        "cost-greedy",
+        *(table(index, num_embeddings=50_000, access=AccessProfile.zipf(50_000, 1.1)) for index in range(4)),
+    )
+    (heat,) = placement_figure(plan).data
+    assert set(heat.z.ravel().tolist()) == {0, 255}
+
+
+def test_access_curves_are_marked_where_tiers_end(tiered, whole):
+    cut = {
+        placed.shard.rows.stop
+        for placed in tiered.shards
+        if placed.tier is not Tier.ROW_WISE and placed.shard.rows.stop < placed.shard.table.num_embeddings
+    }
+    assert cut, "the planner has cut no table"
+    marks = [trace for trace in access_figure(tiered).data if trace.mode == "markers"]
+    assert {round(x * _rows(tiered, mark)) for mark in marks for x in mark.x} == cut
+    assert all(trace.mode == "lines" for trace in access_figure(whole).data)
+
+
+def _rows(plan, mark):
+    name = mark.name.split(":")[0]
+    return next(one.num_embeddings for one in plan.tables.tables if one.name == name)
+
+
+def test_tables_without_hot_rows_have_no_curve():
+    tables = [table(index, access=AccessProfile.uniform(50_000 * (1 + index))) for index in range(2)]
+    assert access_figure(a_plan("cost-greedy", *tables)) is None
+
+
+def test_flexshards_plans_have_pareto_curves_with_the_rows_that_are_replicated(tiered, whole):
+    assert pareto_figure(whole) is None
+    traces = pareto_figure(tiered).data
+    planned = [trace for trace in traces if trace.name.endswith("as planned")]
+    replicated = {f"{placed.shard.rows.stop:,}" for placed in tiered.shards if placed.tier is Tier.DATA_PARALLEL}
+    assert {text for trace in planned for text in trace.text} <= {*replicated, "0"}
+    neutral = [trace for trace in traces if trace.name.endswith("as if split")]
+    assert all(abs(trace.y[0]) < 1e-3 for trace in neutral)
+
+
+def test_predictions_stand_over_measurements_with_their_intervals(whole):
+    predicted = whole.predicted
+    measured = MeasuredPlan(forward_ms_R=(1.0,) * 8, backward_ms_R=(2.0,) * 8)
+    marks, _ = accuracy_figure(predicted, measured).data
+    assert list(marks.x) == [3.0] * 8
+    assert list(marks.y) == [rank.kernel_ms for rank in predicted.ranks]
+    for rank in predicted.ranks:
+        found = predicted_interval(rank, predicted)
+        assert found.low < found.value < found.high
+    assert [one.name for one in plan_figures(whole, measured)] == ["time", "accuracy", "memory", "map", "access"]
+
+
+def test_what_limits_trust_comes_as_warnings(whole):
+    assert plan_warnings(whole) == ()
+    notes = {"kernel_notes": "2 shards lie outside the range", "machine_notes": "prices are of another machine"}
+    noted = replace(whole, provenance=replace(whole.provenance, models={**whole.provenance.models, **notes}))
+    assert plan_warnings(noted) == ("2 shards lie outside the range.", "Prices are of another machine.")
+    needed = max(rank.used_bytes for rank in whole.predicted.ranks)
+    tight = replace(whole, topology=replace(whole.topology, memory_bytes=MemoryBytes(hbm=round(needed / 0.95))))
+    (warning,) = plan_warnings(tight)
+    assert warning.startswith("Close to the memory limit: ")
+    assert "uses 95.0%" in warning
+    full = replace(whole, topology=replace(whole.topology, memory_bytes=MemoryBytes(hbm=needed - 1)))
+    assert "training on a batch does not" in plan_warnings(full)[0]
+    rows = [ComparedPlan(planner=name, planning_s=0.1, plan=noted) for name in ("a", "b")]
+    assert comparison_warnings(rows) == ("Within noise: a, b.", *plan_warnings(noted))
