@@ -69,6 +69,8 @@ class ServerSettings:
     ] = 30.0
     max_wait_s: float = 30.0
     """Longest time that a request waits for a planning process."""
+    max_burst_s: float = 5.0
+    """Longest time for which requests wait without a pause; after it, those that wait for long are refused."""
     max_body_bytes: int = 16 << 20
     """Largest request body. The 856 tables of MetaSyn take about 3 MB."""
     body_timeout_s: float = 30.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -146,10 +147,11 @@ class WorkerPool:
             worker = await self._queue.turn(client, gone)
         except asyncio.CancelledError:
             raise NotReadyError("the service is being stopped") from None
+        started_s = time.monotonic()
         try:
             reply = await self._answer(worker, work)
         finally:
-            self._queue.leave(client)
+            self._queue.leave(client, time.monotonic() - started_s)
         self._queue.put(worker)
         return reply
 
@@ -236,4 +238,5 @@ def _queue_limits(settings: ServerSettings) -> QueueLimits:
         max_waiting_per_client=max(1, settings.max_waiting // 2),
         max_running_per_client=settings.max_running_per_client,
         max_wait_s=settings.max_wait_s,
+        max_burst_s=settings.max_burst_s,
     )

@@ -9,7 +9,8 @@ from server.problems import BusyError, ClientBusyError, ClientGoneError
 
 
 def queue_of(*workers, dead=(), **changes):
-    limits = {"max_waiting": 4, "max_waiting_per_client": 3, "max_running_per_client": 1, "max_wait_s": 60.0}
+    counts = {"max_waiting": 4, "max_waiting_per_client": 3, "max_running_per_client": 1}
+    limits = {**counts, "max_wait_s": 60.0, "max_burst_s": 60.0}
     queue = WorkerQueue(QueueLimits(**{**limits, **changes}), lambda worker: worker not in dead)
     for worker in workers:
         queue.put(worker)
@@ -36,7 +37,7 @@ def test_a_client_holds_no_more_than_its_share_while_others_find_a_worker():
         (second,) = await waiting(queue, "a")
         assert {held, await queue.turn("b")} == {"one", "two"}
         assert not second.done()
-        queue.leave("a")
+        queue.leave("a", 1.0)
         queue.put(held)
         assert await second == held
 
@@ -102,3 +103,48 @@ def test_a_worker_whose_request_is_cancelled_goes_to_the_next():
 
 def test_dead_workers_are_passed_over():
     assert asyncio.run(queue_of("one", "two", dead=("two",)).turn("a")) == "one"
+
+
+def test_a_standing_queue_gives_workers_to_those_that_came_last_and_refuses_the_others():
+    async def play():
+        queue = queue_of("one", max_burst_s=0.0)
+        held = await queue.turn("a")
+        old, older = await waiting(queue, "b", "c")
+        await asyncio.sleep(0.1)  # twice the least patience
+        (fresh,) = await waiting(queue, "d")
+        queue.leave("a", 1e-3)
+        queue.put(held)
+        assert await fresh == held
+        for task in (old, older):
+            with pytest.raises(BusyError, match="more requests come than can be answered"):
+                await task
+        queue.check_room("b")
+
+    asyncio.run(play())
+
+
+def test_a_standing_queue_keeps_no_worker_idle():
+    async def play():
+        queue = queue_of(max_burst_s=0.0)
+        first, last = await waiting(queue, "a", "b")
+        await asyncio.sleep(0.1)
+        queue.put("one")
+        assert await last == "one"
+        queue.put("two")
+        assert await first == "two"
+
+    asyncio.run(play())
+
+
+def test_a_burst_waits_its_turn():
+    async def play():
+        queue = queue_of()
+        first, last = await waiting(queue, "a", "b")
+        await asyncio.sleep(0.1)
+        queue.put("one")
+        assert await first == "one"
+        assert not last.done()
+        queue.put("two")
+        assert await last == "two"
+
+    asyncio.run(play())
