@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -178,6 +179,8 @@ def step_model_loaders() -> tuple[LoadStepModels, ...]:
     return tuple(point.load() for point in _points(STEP_MODEL_GROUP))
 
 
+# Reads a file of every package that is installed, 5 ms; a service asks for each plan.
+@cache
 def _points(group: str) -> list[EntryPoint]:
     return sorted(entry_points(group=group), key=lambda point: point.name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from autoshard.core.errors import AutoshardError, UnknownNameError
@@ -74,5 +75,7 @@ def _describe(name: str) -> PlannerHelp:
     return PlannerHelp(name=name, summary=planner.summary, options=options)
 
 
+# Reads a file of every package that is installed, 5 ms; `auto` asks for each of its starts.
+@cache
 def _registered() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from multiprocessing.connection import Connection
 
@@ -38,6 +39,7 @@ def run_worker(pipe: Connection, settings: ServerSettings) -> None:
     except AutoshardError as error:
         pipe.send_bytes(str(error).encode())
         return
+    _freeze()
     try:
         pipe.send_bytes(READY)
         while True:
@@ -64,11 +66,25 @@ def _load_models(settings: ServerSettings) -> None:
             _log.warning("planner unavailable", reason=str(error))
 
 
+def _freeze() -> None:
+    """Takes models and modules, which live as long as the process, out of the collector's sight.
+
+    Else every few plans the collector looks at all of them: 0.13 s, as long as a plan of 80 tables takes (one core of
+    an EPYC, November 2026).
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def _answer(work: Work, settings: ServerSettings) -> Reply:
     """The answer to a request."""
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(request_id=work.request_id)
-    context = TaskContext(settings=settings, allow_s=lambda limit_s: _end_in(limit_s + settings.overtime_of(limit_s)))
+    context = TaskContext(
+        settings=settings,
+        allow_s=lambda limit_s: _end_in(limit_s + settings.overtime_of(limit_s)),
+        started_s=work.received_s,
+    )
     _end_in(settings.overtime_s)
     try:
         return answer_work(work, context)

@@ -103,13 +103,15 @@ def request_of(
     registry: Path | None,
     options: Mapping[str, object] | None = None,
     risk: Risk = Risk.MEAN,
+    started_s: float | None = None,
 ) -> PlanRequest:
-    """A task for planners, whose time begins now.
+    """A task for planners, whose time began at `started_s`, by `time.perf_counter`; now if that is None.
 
     Raises:
         InvalidOptionError: If the payload is none.
     """
-    started_s = time.perf_counter()
+    if started_s is None:
+        started_s = time.perf_counter()
     return PlanRequest(
         tables=tables,
         topology=topology,

@@ -33,6 +33,7 @@ def answer_plan(body: PlanBody, context: TaskContext) -> Reply:
         registry=context.registry,
         options=body.options,
         risk=body.risk,
+        started_s=context.started_s,
     )
     if body.start is not None:
         request = replace(request, start=plan_of(body.start, context.settings, "start"))
@@ -59,6 +60,7 @@ def answer_replan(body: ReplanBody, context: TaskContext, stored: bytes) -> Repl
         payload=body.payload or str(before.payload),
         registry=context.registry,
         options=kept if body.options is None else body.options,
+        started_s=context.started_s,
     )
     return plan_reply(plan_or_remedies(planner, request, context), planner)
 

@@ -28,6 +28,7 @@ class WorkKind(StrEnum):
 class _Head(BaseModel):
     kind: WorkKind
     request_id: str
+    received_s: float | None
     num_stored: int
 
 
@@ -40,12 +41,15 @@ class Work:
         body: JSON text of the request's body.
         stored: JSON texts of the stored plans that it is about, as the service answered with them.
         request_id: Id of the request, for the log.
+        received_s: When the service had the body, by `time.perf_counter`, from when on its time limit counts: a plan
+            that waited for a process is searched for less long. None for when a process has read it.
     """
 
     kind: WorkKind
     body: bytes
     stored: tuple[bytes, ...] = ()
     request_id: str = ""
+    received_s: float | None = None
 
     def send(self, pipe: Connection) -> None:
         """Sends it.
@@ -53,7 +57,9 @@ class Work:
         Raises:
             OSError: If nobody receives it.
         """
-        head = _Head(kind=self.kind, request_id=self.request_id, num_stored=len(self.stored))
+        head = _Head(
+            kind=self.kind, request_id=self.request_id, received_s=self.received_s, num_stored=len(self.stored)
+        )
         pipe.send_bytes(head.model_dump_json().encode())
         for message in (self.body, *self.stored):
             pipe.send_bytes(message)
@@ -69,4 +75,4 @@ class Work:
         head = _Head.model_validate_json(pipe.recv_bytes())
         body = pipe.recv_bytes()
         stored = tuple(pipe.recv_bytes() for _ in range(head.num_stored))
-        return cls(kind=head.kind, body=body, stored=stored, request_id=head.request_id)
+        return cls(kind=head.kind, body=body, stored=stored, request_id=head.request_id, received_s=head.received_s)

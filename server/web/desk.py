@@ -123,11 +123,17 @@ class WorkDesk:
         return _answered(await self._done(request, work, None), request, media_type)
 
     async def _work(self, request: Request, kind: WorkKind, body: bytes, plan_ids: tuple[str, ...]) -> Work:
-        stored = []
+        received_s, stored = time.perf_counter(), []
         for plan_id in plan_ids:
             stored.append(await run_in_threadpool(self._storage.plans.read, plan_id))
             request.state.buffer.answer(len(stored[-1]))
-        return Work(kind=kind, body=body, stored=tuple(stored), request_id=request.state.request_id)
+        return Work(
+            kind=kind,
+            body=body,
+            stored=tuple(stored),
+            request_id=request.state.request_id,
+            received_s=received_s,
+        )
 
     async def _done(self, request: Request, work: Work, keyed: IdempotentRequest | None) -> KeptAnswer:
         """Has a process do the work, and stores what it made with the answer before anybody sees it."""

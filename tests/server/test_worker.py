@@ -5,6 +5,7 @@ import json
 import pytest
 import structlog
 
+from autoshard.planning import make_plan
 from server.planning.worker import _answer
 from server.settings import ServerSettings
 from server.tasks import infeasible
@@ -49,6 +50,15 @@ def test_bodies_that_nest_too_deep_are_told_so(body):
     status, problem = answer(body)
     assert status == 400
     assert "\n" not in problem["detail"]
+
+
+def test_time_that_a_plan_has_waited_counts_to_its_limit(monkeypatch):
+    asked = []
+    monkeypatch.setattr(infeasible, "make_plan", lambda _, request: asked.append(request) or make_plan(_, request))
+    body = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "size-greedy", "time_limit_s": 7.0}
+    work = Work(kind=WorkKind.PLAN, body=json.dumps(body).encode(), received_s=1000.0)
+    assert _answer(work, ServerSettings()).status == 200
+    assert asked[0].deadline_s() == 1007.0
 
 
 @pytest.mark.parametrize("error", [OverflowError, ZeroDivisionError, MemoryError, RecursionError])
