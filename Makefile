@@ -52,8 +52,8 @@ docs: install ## Write the generated pages and pictures of docs/
 	$(VENV)/bin/python -m scripts.reference_pages
 	$(VENV)/bin/python -m scripts.drawings
 
-lock: ## Remake the lock files in requirements/ from pyproject.toml
-	scripts/lock "$(PYTHON)"
+lock: ## Remake the lock files in requirements/ from pyproject.toml (UPGRADE=1: newest versions)
+	scripts/lock $(if $(UPGRADE),--upgrade) "$(PYTHON)"
 
 clean: ## Remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
