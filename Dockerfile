@@ -7,7 +7,7 @@ ARG PIP_EXTRA_INDEX_URL
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python3 -m venv /opt/autoshard
 COPY requirements /src/requirements/
-RUN /opt/autoshard/bin/python -m pip install -r /src/requirements/${FLAVOUR}.txt \
+RUN /opt/autoshard/bin/python -m pip install -r /src/requirements/${FLAVOUR}.txt -r /src/requirements/otel.txt \
  && /opt/autoshard/bin/python -m pip install --no-deps -r /src/requirements/no-deps.txt
 COPY pyproject.toml README.md LICENSE /src/
 COPY autoshard /src/autoshard/
@@ -23,9 +23,12 @@ FROM docker.io/library/python:3.11-slim
 RUN useradd --uid 10001 --create-home --home-dir /var/lib/autoshard --shell /usr/sbin/nologin autoshard \
  && install -d -o autoshard -g autoshard /var/lib/autoshard/.local/share/autoshard
 COPY --from=build /opt/autoshard /opt/autoshard
-ENV PATH=/opt/autoshard/bin:/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONUNBUFFERED=1
+ENV PATH=/opt/autoshard/bin:/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
 USER 10001
 WORKDIR /var/lib/autoshard
+# All that the service writes: its root file system may be read-only.
+VOLUME ["/var/lib/autoshard/.local/share/autoshard", "/tmp"]
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python3", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:8000/readyz', timeout=4)"]

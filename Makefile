@@ -53,8 +53,8 @@ docs: install ## Write the generated pages and pictures of docs/, and the site i
 	$(VENV)/bin/python -m scripts.drawings
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
-lock: ## Remake the lock files in requirements/ from pyproject.toml
-	scripts/lock "$(PYTHON)"
+lock: ## Remake the lock files in requirements/ from pyproject.toml (UPGRADE=1: newest versions)
+	scripts/lock $(if $(UPGRADE),--upgrade) "$(PYTHON)"
 
 clean: ## Remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist demo site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

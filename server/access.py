@@ -26,7 +26,7 @@ class Actor:
     """Who does something.
 
     Attributes:
-        name: `key ID`, `anybody` where no keys are needed, or `command line`.
+        name: `key ID`, `oidc SUBJECT`, `anybody` where no keys are needed, or `command line`.
         address: Address that the request came from; empty for commands.
         request_id: Id of the request; empty for commands.
         scopes: What it may do; `admin` holds all others.

@@ -1,4 +1,4 @@
-"""The keys that a service has when it starts: none is needed where only this machine can reach it."""
+"""The keys that a service has when it starts: none is needed where only this machine can reach it, or beside OIDC."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def provide_keys(settings: ServerSettings, listener: socket.socket, keys: KeySto
     for variable, secret in _given():
         with _named(variable):
             keys.add(secret, variable, ALL_SCOPES, COMMAND_LINE)
-    if keys.exist():
+    if keys.exist() or settings.oidc_issuer is not None:
         return None
     if settings.first_key:
         return keys.create("first key", ALL_SCOPES, COMMAND_LINE)[1]

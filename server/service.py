@@ -7,18 +7,23 @@ import math
 import os
 import signal
 import socket
+import time
 from contextlib import closing
+from types import FrameType
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
+from typing_extensions import override
 
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from server.first_keys import provide_keys
+from server.jobs.tables import check_job_tables
 from server.logs import set_up_logs
 from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
 from server.storage.storage import Storage, open_storage
+from server.telemetry import sent_traces
 from server.web.app import create_app
 from server.web.connections import limited_protocol
 
@@ -37,11 +42,13 @@ def run_service(settings: ServerSettings) -> None:
         AutoshardError: If the models cannot be loaded.
     """
     with closing(listening(settings.host, settings.port)) as listener, closing(open_storage()) as storage:
+        check_job_tables(storage.database)
         first_secret = provide_keys(settings, listener, storage.keys)
         set_up_logs()
         if first_secret is not None:
             _log.info("first key", secret=first_secret)
-        failure = _serve(settings, listener, storage)
+        with sent_traces():
+            failure = _serve(settings, listener, storage)
     if failure is not None:
         raise AutoshardError(failure)
 
@@ -58,7 +65,7 @@ def _serve(settings: ServerSettings, listener: socket.socket, storage: Storage) 
         server.should_exit = True
 
     pool = WorkerPool(settings, on_ready=lambda: _log.info("listening", url=url, docs="/docs"), on_failure=stop)
-    server = _server(settings, create_app(settings, pool, storage))
+    server = _server(settings, create_app(settings, pool, storage, is_draining=lambda: server.is_draining))
     # uvicorn ends with the signal that stopped it, which would make an orderly stop look like a crash.
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     _log.info("starting", url=url)
@@ -69,8 +76,31 @@ def _serve(settings: ServerSettings, listener: socket.socket, storage: Storage) 
     return failures[0] if failures else None
 
 
-def _server(settings: ServerSettings, app: ASGIApp) -> uvicorn.Server:
-    return uvicorn.Server(
+class _DrainingServer(uvicorn.Server):
+    """Takes requests in for a while after the first signal to stop; the second one ends that."""
+
+    def __init__(self, config: uvicorn.Config, drain_s: float) -> None:
+        super().__init__(config)
+        self._drain_s = drain_s
+        self._ends_at = math.inf
+        self.is_draining = False
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.is_draining or self._drain_s == 0:
+            super().handle_exit(sig, frame)
+        else:
+            self._ends_at = time.monotonic() + self._drain_s
+        self.is_draining = True
+
+    @override
+    async def on_tick(self, counter: int) -> bool:
+        self.should_exit = self.should_exit or time.monotonic() >= self._ends_at
+        return await super().on_tick(counter)
+
+
+def _server(settings: ServerSettings, app: ASGIApp) -> _DrainingServer:
+    return _DrainingServer(
         uvicorn.Config(
             app,
             http=limited_protocol(settings),
@@ -79,7 +109,8 @@ def _server(settings: ServerSettings, app: ASGIApp) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=math.ceil(settings.grace_s),
-        )
+        ),
+        settings.drain_s,
     )
 
 

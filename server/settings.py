@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 import typer
 
 from autoshard.commands.arguments import RegistryOption
-from autoshard.commands.options import command_options
+from autoshard.commands.options import Needs, command_options
+from autoshard.core.errors import InvalidOptionError
+from autoshard.core.quoting import shown
+
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 @command_options()
@@ -26,6 +31,22 @@ class ServerSettings:
             help="Name by which clients may call the service; may be repeated.",
         ),
     ] = None
+    oidc_issuer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Takes tokens of this issuer of OpenID Connect beside keys; without a key or token, nothing is open.",
+        ),
+    ] = None
+    oidc_audience: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of this service in tokens."),
+    ] = None
+    oidc_scopes: Annotated[
+        str,
+        typer.Option(metavar="CLAIM", help="Claim of tokens that names their scopes: plan, train, admin."),
+        Needs("--oidc-issuer", lambda settings: settings.oidc_issuer is not None),
+    ] = "scope"
     first_key: Annotated[
         bool,
         typer.Option("--first-key", help="If there are no keys yet, make one with all scopes, and log it this once."),
@@ -73,6 +94,16 @@ class ServerSettings:
             "--grace", min=0, max=3600, help="Seconds that running and waiting requests may take to end after SIGTERM."
         ),
     ] = 30.0
+    drain_s: Annotated[
+        float,
+        typer.Option(
+            "--drain",
+            min=0,
+            max=600,
+            help="Seconds after SIGTERM in which requests are still taken in while /readyz answers `draining`, so that "
+            "load balancers send no more.",
+        ),
+    ] = 0.0
     max_wait_s: float = 30.0
     """Longest time that a request waits for a planning process."""
     max_body_bytes: int = 16 << 20
@@ -110,6 +141,12 @@ class ServerSettings:
     overtime_s: float = 30.0
     """Most seconds beyond its time limit at which a planner that does not keep it is ended."""
 
+    def __post_init__(self) -> None:
+        if (self.oidc_issuer is None) != (self.oidc_audience is None):
+            raise InvalidOptionError("needs --oidc-issuer and --oidc-audience", field="oidc_issuer")
+        if self.oidc_issuer is not None:
+            check_secure(self.oidc_issuer, "--oidc-issuer")
+
     @property
     def samples_folder(self) -> Path:
         """Store of the samples that jobs collect."""
@@ -132,3 +169,19 @@ class ServerSettings:
     def overtime_of(self, time_limit_s: float) -> float:
         """Seconds after its time limit at which a planner is ended."""
         return min(self.base_overtime_s + self.overtime_factor * time_limit_s, self.overtime_s)
+
+
+def check_secure(url: str, field: str) -> None:
+    """Checks that nobody between the service and an address can change what it answers.
+
+    Raises:
+        InvalidOptionError: If it is neither `https` nor on this machine.
+    """
+    try:
+        parts = urlsplit(url)
+        is_secure = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
+        is_plain = bool(parts.hostname) and not parts.query and not parts.fragment
+    except ValueError:
+        is_secure = is_plain = False
+    if not is_secure or not is_plain:
+        raise InvalidOptionError(f"must be an address that begins with https://, got {shown(url)}", field=field)

@@ -56,6 +56,7 @@ class JobEngine:
                 serializer=_JsonSerializer(),
                 log_level="CRITICAL",
                 sys_db_pool_size=5,
+                run_migrations=self._storage.database.is_sqlite,  # else `autoshard db upgrade` did
             )
         )
         self._workflow = DBOS.workflow(name=_WORKFLOW)(_workflow(self._runner))

@@ -16,6 +16,7 @@ from autoshard.core.errors import AutoshardError
 from server import access
 from server.access import Actor
 from server.job_bodies import JobKind
+from server.oidc import TokenIssuer
 from server.problems import ForbiddenError, HostError, UnauthenticatedError
 from server.settings import ServerSettings
 from server.storage.storage import Storage
@@ -83,6 +84,11 @@ class AccessControl:
         self._keys = storage.keys
         self._allowed_hosts = tuple(settings.allowed_hosts or ())
         self._rate = RateLimit(settings.rate)
+        self._issuer = (
+            TokenIssuer(settings.oidc_issuer, settings.oidc_audience, settings.oidc_scopes)
+            if settings.oidc_issuer and settings.oidc_audience
+            else None
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request (ASGI)."""
@@ -107,17 +113,24 @@ class AccessControl:
         kind, _, secret = headers.get("authorization", "").partition(" ")
         origin = {"address": address_of(scope), "request_id": scope["state"]["request_id"]}
         if kind.lower() == "bearer" and secret.strip():
-            key = await run_in_threadpool(self._keys.find, secret.strip())
-            if key is None:
-                raise UnauthenticatedError("is no key of this service, or one that was revoked", field="authorization")
+            name, scopes = await run_in_threadpool(self._bearer, secret.strip())
             _check_host(headers, self._allowed_hosts)
-            return Actor(name=f"key {key.id}", scopes=key.scopes, **origin)
-        if await run_in_threadpool(self._keys.exist):
+            return Actor(name=name, scopes=scopes, **origin)
+        if self._issuer is not None or await run_in_threadpool(self._keys.exist):
             raise UnauthenticatedError("must be `Bearer KEY`", field="authorization")
         # Without keys the service listens on loopback only; the name keeps out pages of other hosts that a browser
         # on this machine shows.
         _check_host(headers, self._allowed_hosts or _LOOPBACK_HOSTS)
         return Actor(**origin)
+
+    def _bearer(self, secret: str) -> tuple[str, frozenset[access.Scope]]:
+        """Name and scopes of who sent a key or a token."""
+        if key := self._keys.find(secret):
+            return f"key {key.id}", key.scopes
+        if self._issuer is None:
+            raise UnauthenticatedError("is no key of this service, or one that was revoked", field="authorization")
+        identity = self._issuer.identify(secret)
+        return f"oidc {identity.name}", identity.scopes
 
     def _path(self, scope: Scope) -> str | None:
         """Path of the route that answers a request; None if there is none."""

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
 from autoshard import __version__
-from server.bodies import Health
+from server.health import add_health
 from server.jobs.engine import JobEngine
 from server.models.catalogue import ModelCatalogue
 from server.models.shadow import ShadowPricer
 from server.planning.workers import WorkerPool
-from server.problems import StorageError
 from server.settings import ServerSettings
 from server.storage.storage import Storage
+from server.telemetry import RequestTraces
 from server.web.access import AccessControl
 from server.web.buffers import BufferBudget, BufferLimit
 from server.web.desk import WorkDesk
@@ -32,24 +32,29 @@ from server.web.routes.models import ModelDesk, add_models
 from server.web.routes.plans import add_plans
 
 
-def create_app(settings: ServerSettings, pool: WorkerPool, storage: Storage) -> ASGIApp:
+def create_app(
+    settings: ServerSettings, pool: WorkerPool, storage: Storage, is_draining: Callable[[], bool] = lambda: False
+) -> ASGIApp:
     """The service as an ASGI application.
 
     Args:
         settings: Limits.
         pool: What makes plans; it is started and stopped with the application.
         storage: What keeps them, and the keys.
+        is_draining: Whether the service was told to stop.
     """
-    return guarded(make_routes(settings, pool, storage), storage, settings)
+    return guarded(make_routes(settings, pool, storage, is_draining), storage, settings)
 
 
 def guarded(routes: FastAPI, storage: Storage, settings: ServerSettings) -> ASGIApp:
-    """Routes behind what every request passes: its id and its line in the log, access control, the count of bytes."""
+    """Routes behind what every request passes: its id, log line and trace, access control, the count of bytes."""
     limited = BufferLimit(routes, BufferBudget(settings))
-    return RequestLog(AccessControl(limited, routes, storage, settings), routes.state.metrics)
+    return RequestLog(RequestTraces(AccessControl(limited, routes, storage, settings)), routes.state.metrics)
 
 
-def make_routes(settings: ServerSettings, pool: WorkerPool, storage: Storage) -> FastAPI:
+def make_routes(
+    settings: ServerSettings, pool: WorkerPool, storage: Storage, is_draining: Callable[[], bool] = lambda: False
+) -> FastAPI:
     """The routes of the service; arguments as of `create_app`."""
     engine = JobEngine(storage, settings)
 
@@ -69,9 +74,10 @@ def make_routes(settings: ServerSettings, pool: WorkerPool, storage: Storage) ->
         version=__version__,
         summary="Plans how the embedding tables of recommendation models are sharded.",
         lifespan=lifespan,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # see server.telemetry, which sees all requests
     )
     add_error_handlers(app)
-    _add_health(app, pool, storage)
+    add_health(app, pool, storage, is_draining)
     app.state.metrics = metrics = Metrics(pool, settings)
     add_metrics(app, metrics)
     catalogue = ModelCatalogue(settings.registry)
@@ -84,30 +90,3 @@ def make_routes(settings: ServerSettings, pool: WorkerPool, storage: Storage) ->
     add_models(app, ModelDesk(desk, pool, storage, catalogue, shadow))
     add_published_schemas(app)
     return app
-
-
-def _add_health(app: FastAPI, pool: WorkerPool, storage: Storage) -> None:
-    @app.get("/livez", tags=["health"], summary="Whether the process is alive")
-    async def livez() -> Health:
-        return Health(status="alive")
-
-    @app.get(
-        "/readyz",
-        tags=["health"],
-        summary="Whether plans can be made and stored",
-        responses={503: {"model": Health, "description": "Models are still being loaded, or the database is away."}},
-    )
-    async def readyz(response: Response) -> Health:
-        status = await _readiness(pool, storage)
-        response.status_code = 200 if status == "ready" else 503
-        return Health(status=status)
-
-
-async def _readiness(pool: WorkerPool, storage: Storage) -> str:
-    if not pool.is_ready:
-        return "loading"
-    try:
-        await run_in_threadpool(storage.database.check)
-    except StorageError:
-        return "no database"
-    return "ready"

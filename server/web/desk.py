@@ -22,6 +22,7 @@ from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
 from server.tasks.reply import Reply
 from server.tasks.work import Work, WorkKind
+from server.telemetry import answer_traced
 from server.web.buffers import client_of
 from server.web.metrics import Metrics
 from server.web.openapi import IDEMPOTENCY_KEY
@@ -139,7 +140,7 @@ class WorkDesk:
         """Has a process do the work, and stores what it made with the answer before anybody sees it."""
         gone, started = asyncio.ensure_future(client_gone(request)), time.perf_counter()
         try:
-            reply = await self._pool.answer(work, client_of(request.scope), gone)
+            reply = await answer_traced(self._pool, work, client_of(request.scope), gone)
         finally:
             gone.cancel()
         self._metrics.count_work(work.kind, reply, time.perf_counter() - started)
