@@ -26,6 +26,7 @@ STUDIES: Final = {
     "search": "studies.planners.search_runs:main",
     "limits": "studies.planners.limit_runs:main",
     "granularity": "studies.planners.granularity:main",
+    "fooled": "studies.planners.fooled:main",
     "side-by-side": "studies.planners.side_by_side:main",
     "steps": "studies.planners.step_runs:main",
     "flexshard": "studies.papers.flexshard.study:main",

@@ -6,6 +6,7 @@ Shape suffixes: S samples, U distinct shards, M shards as the samples hold them,
 from __future__ import annotations
 
 import numpy as np
+from scipy import sparse
 from scipy.optimize import nnls
 
 from autoshard.core.costs import KernelErrors
@@ -74,9 +75,11 @@ def fitted_errors(
     off_S = off_S - np.median(off_S)
     farthest = _FARTHEST * _OF_MEDIAN * float(np.median(np.abs(off_S)))
     off_S = np.clip(off_S, -farthest, farthest)
+    # What all samples have in common is left out on both sides: no plan is better for it.
+    off_S = off_S - off_S.mean()
     loads = [load for _, load in _unscaled(predictor, kept).parts(KernelErrors(table=1.0, kind=1.0, company=1.0))]
-    common_AA = np.array([[(one.T @ other).power(2).sum() for other in loads] for one in loads])
-    found_A = np.array([np.square(one.T @ off_S).sum() - noise**2 * one.power(2).sum() for one in loads])
+    common_AA = np.array([[_common(one, other) for other in loads] for one in loads])
+    found_A = np.array([np.square(one.T @ off_S).sum() - noise**2 * _size(one) for one in loads])
     variance_A, _ = nnls(common_AA, np.maximum(found_A, 0.0))
     table, kind, company = np.sqrt(variance_A).tolist()
     return KernelErrors(table=table, kind=kind, company=company)
@@ -102,6 +105,21 @@ def half_widths_of(interval: Interval, spread_S: MsArray) -> MsArray:
     low_S, high_S = interval.factors(spread_S)
     half_width_S: MsArray = np.maximum(np.log(high_S / low_S) / 2, np.finfo(np.float64).tiny)
     return half_width_S
+
+
+def _common(one: sparse.csr_array, other: sparse.csr_array) -> float:
+    """Sum over all pairs of samples of the products of what they have in common by either load, both centred."""
+    count = one.shape[0]
+    products = one.T @ other
+    sums, others = np.asarray(one.sum(axis=0)), np.asarray(other.sum(axis=0))
+    crossed = float(sums @ (products @ others))
+    return float(products.power(2).sum()) - 2 * crossed / count + float(sums @ sums) * float(others @ others) / count**2
+
+
+def _size(load: sparse.csr_array) -> float:
+    """Sum over samples of what each has in common with itself, centred."""
+    sums = np.asarray(load.sum(axis=0))
+    return float(load.power(2).sum()) - float(sums @ sums) / load.shape[0]
 
 
 def _unscaled(predictor: CostPredictor, dataset: CostDataset) -> SetErrors:
