@@ -29,6 +29,7 @@ STUDIES: Final = {
     "limits": "studies.planners.limit_runs:main",
     "never-beaten": "studies.planners.never_beaten:main",
     "granularity": "studies.planners.granularity:main",
+    "fooled": "studies.planners.fooled:main",
     "side-by-side": "studies.planners.side_by_side:main",
     "steps": "studies.planners.step_runs:main",
     "flexshard": "studies.papers.flexshard.study:main",

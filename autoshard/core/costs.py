@@ -162,6 +162,40 @@ class MeasuredRange(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelErrors:
+    """Errors of a cost model's prices, by what they come from: standard deviations of independent normal effects.
+
+    The logarithm of a set's measured over its predicted time is half the width of the logarithm of its 90% interval,
+    times the sum of the effects: of its tables and of its kinds of kernels, each weighted by its share of the shards'
+    times alone, and one of the set. An effect of a table is the same in every set that holds a part of it.
+
+    Attributes:
+        table: Of a table.
+        kind: Of a kind of kernel (`LocalShard.kernel_kind`).
+        company: Of a set, for what its shards cost beside each other.
+    """
+
+    table: float
+    kind: float
+    company: float
+
+
+@runtime_checkable
+class KnowsErrors(Protocol):
+    """A cost model with errors on record."""
+
+    @property
+    def errors(self) -> KernelErrors | None:
+        """Its errors on samples kept from training; None where nobody measured them."""
+        ...
+
+
+def recorded_errors(model: CostModel) -> KernelErrors | None:
+    """A model's errors, if it has any on record."""
+    return model.errors if isinstance(model, KnowsErrors) else None
+
+
 class Risk(StrEnum):
     """The predicted time that plans are made for: the mean, or the 95th percentile."""
 

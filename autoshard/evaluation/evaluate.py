@@ -75,7 +75,7 @@ def evaluate(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None =
         balance=_min_over_max(kernel_ms_R, empty=0.0),
         exchange_balance=_min_over_max(exchange_ms_R, empty=1.0),
         imbalance=float(kernel_ms_R.max() / kernel_ms_R.mean()) if kernel_ms_R.any() else 1.0,
-        floor_kernel_ms=kernels.floor_ms,
+        floor_kernel_ms=float(kernels.alone_ms_N.max()),
         binding_rank=kernels.binding_rank,
         binding_shard=kernels.binding_shard,
         cost_model=costs.kernel.name,
@@ -92,26 +92,42 @@ def evaluate(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None =
 
 def price_step(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None = None) -> StepPrice:
     """The step of `evaluate` with all its parts, the overlap, and the names of the models behind it."""
+    return price_with_kernels(plan, costs, overlap=overlap)[1]
+
+
+def price_with_kernels(
+    plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None = None
+) -> tuple[KernelPrices, StepPrice]:
+    """As `price_step`, with the kernels behind it, of one replica group."""
     kernels, traffic, stages = _priced(plan, plan.of_one_group(), costs)
-    return compose_step(plan, costs, kernels.costs, traffic, stages, overlap)
+    return kernels, compose_step(plan, costs, kernels.costs, traffic, stages, overlap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kernels:
+class KernelPrices:
+    """Priced kernels of a replica group.
+
+    Attributes:
+        held: What the ranks hold.
+        costs: Of each rank.
+        alone_ms_N: Time of each distinct shard alone.
+        binding_rank: The slowest rank.
+        binding_shard: Table of its costliest shard.
+    """
+
     held: tuple[HeldShard, ...]
-    """What the ranks hold."""
     costs: KernelCosts
-    floor_ms: float
+    alone_ms_N: MsArray
     binding_rank: int
     binding_shard: str
 
 
-def _priced(plan: ShardingPlan, group: ShardingPlan, costs: CostModels) -> tuple[_Kernels, Traffic, Stages]:
+def _priced(plan: ShardingPlan, group: ShardingPlan, costs: CostModels) -> tuple[KernelPrices, Traffic, Stages]:
     kernels, traffic = _price_kernels(group, costs.kernel), plan_traffic(group)
     return kernels, traffic, Stages.of(plan, group, costs, traffic, kernels.held)
 
 
-def _price_kernels(group: ShardingPlan, model: CostModel) -> _Kernels:
+def _price_kernels(group: ShardingPlan, model: CostModel) -> KernelPrices:
     held, num_ranks = group.held_shards(), group.group_size
     if any(shard.local.level is not MemoryLevel.HBM for shard in held):
         model = behind_caches(model, group.topology)
@@ -127,10 +143,10 @@ def _price_kernels(group: ShardingPlan, model: CostModel) -> _Kernels:
     binding = int(np.where(num_held_R > 0, costs.kernel_ms_S, -1.0).argmax())
     on_binding = [index for index, shard in enumerate(held) if binding in shard.ranks]
     costliest = on_binding[int(alone_ms_N[on_binding].argmax())]
-    return _Kernels(
+    return KernelPrices(
         held=held,
         costs=costs,
-        floor_ms=float(alone_ms_N.max()),
+        alone_ms_N=alone_ms_N,
         binding_rank=binding,
         binding_shard=held[costliest].local.table,
     )
@@ -146,7 +162,7 @@ def _held_bytes(held: tuple[HeldShard, ...], num_ranks: int) -> dict[MemoryLevel
     return {level: of_level.tolist() for level, of_level in bytes_R.items()}
 
 
-def _rank_costs(kernels: _Kernels, stages: Stages, memory: BatchMemory) -> tuple[RankCost, ...]:
+def _rank_costs(kernels: KernelPrices, stages: Stages, memory: BatchMemory) -> tuple[RankCost, ...]:
     costs, held = kernels.costs, _held_bytes(kernels.held, len(memory.activation_R))
     caches_R = [0] * len(memory.activation_R)
     for shard in kernels.held if any(held[MemoryLevel.DDR]) or any(held[MemoryLevel.SSD]) else ():

@@ -10,6 +10,7 @@ from dataclasses import replace
 from autoshard import __version__
 from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.errors import InfeasiblePlanError
+from autoshard.planners.comparison import best_placement
 from autoshard.planners.heuristics.greedy import (
     CostGreedyPlanner,
     DimGreedyPlanner,
@@ -34,6 +35,7 @@ _HEURISTICS: tuple[PlacementPlanner, ...] = (
 )
 #: Share of the time left, once tables are priced, in which starts have to be made; the search has the rest.
 _STARTS_SHARE = 0.3
+_START_TAKEN = "a start is taken, whose slowest rank is as fast if the model is off as it was on samples kept from it"
 _log = logging.getLogger(__name__)
 
 
@@ -55,10 +57,12 @@ def plan_by_kernel(request: PlanRequest, *, steps: int, with_policy: bool) -> Sh
     until_s = math.inf if steps else now_s + _STARTS_SHARE * max(0.0, deadline_s - now_s)
     starts, models = _starts(problem, request, with_policy, until_s)
     result = improve(problem, starts, seed=request.seed, deadline_s=deadline_s, max_steps=steps or None)
-    status = _describe(result)
+    placements = [result.ranks_N, *starts]
+    chosen = best_placement(problem, placements)
+    status = _describe(result) if not chosen else f"{_describe(result)}; {_START_TAKEN}"
     _log.info("auto: %s", status)
     provenance = Provenance(planner="auto", version=__version__, seed=request.seed, models={**models, "search": status})
-    return replace(problem.to_plan(result.ranks_N), provenance=provenance)
+    return replace(problem.to_plan(placements[chosen or 0]), provenance=provenance)
 
 
 def _describe(result: SearchResult) -> str:

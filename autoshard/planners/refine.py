@@ -12,15 +12,19 @@ import numpy as np
 
 from autoshard.core import CostModel, KernelCosts, LocalShard, ShardingPlan
 from autoshard.core.accepted import AT_LEAST_1
-from autoshard.core.costs import CodeArray, MsArray
+from autoshard.core.costs import CodeArray, KernelErrors, MsArray, recorded_errors
 from autoshard.core.errors import InvalidOptionError
+from autoshard.evaluation.uncertainty.set_errors import numbered
+from autoshard.planners.comparison import PricedPlacements, item_kinds
 from autoshard.planners.space.placement import PlacementProblem, RankArray
 
 #: Measures the kernels of all ranks of some plans in the same interleaved rounds; milliseconds per rank, plan by plan.
 MeasurePlans = Callable[[Sequence[ShardingPlan]], Sequence[MsArray]]
 
-#: Standard deviations, as shares, of the prices of single items and of measured ranks.
-_PRICED_ERROR, _MEASURED_ERROR = 0.1, 0.01
+#: Errors of models that have none on record: a table's price is as uncertain as intervals of normal errors say.
+_UNRECORDED = KernelErrors(table=1 / 1.645, kind=0.0, company=0.0)
+#: Standard deviation of measured ranks, as a share.
+_MEASURED_ERROR = 0.01
 #: Most exchanges between two measurements.
 _EXCHANGES_PER_RANK = 2
 _ROUNDING = 1e-4
@@ -106,13 +110,14 @@ def refine(
     """
     AT_LEAST_1.check(num_measurements, "replay_refine")
     problem, first_N = _as_problem(plan, model)
+    errors = recorded_errors(model) or _UNRECORDED
     best_N = first_N
     best, (best_ms_R,) = plan, measure([plan])
     before_ms = after_ms = float(best_ms_R.max())
     seen = [(first_N, best_ms_R)]
     done = 1
     while done < num_measurements:
-        found_N = _levelled(_corrected(problem, _corrections(problem, seen)), best_N)
+        found_N = _levelled(_corrected(problem, _corrections(problem, seen, errors)), best_N)
         if (found_N == best_N).all():
             break
         candidate = _placed(plan, problem, found_N)
@@ -212,24 +217,37 @@ def _corrected(problem: PlacementProblem, correction_ms_N: MsArray) -> Placement
     return replace(problem, codes_WNH=codes_NH[None], model=model, kernel_ms_N=model.predict_ms(codes_NH))
 
 
-def _corrections(problem: PlacementProblem, seen: Sequence[tuple[RankArray, MsArray]]) -> MsArray:
+def _corrections(problem: PlacementProblem, seen: Sequence[tuple[RankArray, MsArray]], errors: KernelErrors) -> MsArray:
     """What the model most likely is wrong by for every item, given all measurements; shape (N,), milliseconds.
 
-    The model's errors are taken to be independent and normal, as are the measurements'; the machine's own slowness,
-    which all ranks of a measurement share, is none. So the corrections are those of a Bayesian linear regression.
+    The model's errors are those of `KernelErrors`, the measurements' independent and normal; the machine's own
+    slowness, which all ranks of a measurement share, is none. So the effects of tables and kinds of kernels are those
+    of a Bayesian linear regression. What a set's company does is true of that set alone, and corrects no item.
     """
-    items_XN, missing_X, noise_X = [], [], []
-    for ranks_N, measured_ms_R in seen:
-        priced_ms_R = problem.rank_ms(ranks_N)
-        if priced_ms_R.sum() <= 0 or measured_ms_R.sum() <= 0:
-            continue
-        scaled_ms_R = measured_ms_R * (priced_ms_R.sum() / measured_ms_R.sum())
-        items_XN.append(ranks_N == np.arange(problem.num_ranks)[:, None])
-        missing_X.append(scaled_ms_R - priced_ms_R)
-        noise_X.append((_MEASURED_ERROR * scaled_ms_R) ** 2)
-    if not items_XN:
+    placements = [ranks_N for ranks_N, _ in seen]
+    priced = PricedPlacements.of(problem, placements)
+    measured_ms_X = np.concatenate([_scaled(ranks_N, ms_R, problem) for ranks_N, ms_R in seen])
+    is_seen_X = (priced.rank_ms_X > 0) & (measured_ms_X > 0)
+    if not is_seen_X.any():
         return np.zeros(problem.num_items)
-    holds_XN = np.concatenate(items_XN).astype(np.float64)
-    doubt_N = (_PRICED_ERROR * problem.kernel_ms_N) ** 2
-    spread_XX = (holds_XN * doubt_N) @ holds_XN.T + np.diag(np.maximum(np.concatenate(noise_X), 1e-18))
-    return np.asarray(doubt_N * (holds_XN.T @ np.linalg.solve(spread_XX, np.concatenate(missing_X))))
+    seen_X = np.flatnonzero(is_seen_X)
+    off_X = np.log(measured_ms_X[seen_X] / priced.rank_ms_X[seen_X])
+    spread_XX = priced.errors.covariance(errors)[np.ix_(seen_X, seen_X)] + np.diag(
+        np.full(len(seen_X), _MEASURED_ERROR**2)
+    )
+    answer_X = np.linalg.solve(spread_XX, off_X)
+    labels = ([problem.label(item) for item in range(problem.num_items)], item_kinds(problem))
+    (table, table_XT), (kind, kind_XK), _ = priced.errors.parts(errors)
+    effect_N = np.zeros(problem.num_items)
+    for deviation, loads, labels_N in ((table, table_XT, labels[0]), (kind, kind_XK, labels[1])):
+        effect_N += deviation**2 * (loads[seen_X].T @ answer_X)[numbered(labels_N)]
+    half_width = float(np.median(priced.errors.half_width_X[seen_X]))
+    # Ranks take less than the sum of their items alone.
+    beside_ms_N = problem.kernel_ms_N * (priced.rank_ms_X.sum() / (len(seen) * problem.kernel_ms_N.sum()))
+    return np.asarray(beside_ms_N * np.expm1(half_width * effect_N))
+
+
+def _scaled(ranks_N: RankArray, measured_ms_R: MsArray, problem: PlacementProblem) -> MsArray:
+    """Measured times on the scale of prices: the ranks of a measurement take as long together as they are priced."""
+    total_ms = float(measured_ms_R.sum())
+    return measured_ms_R * (float(problem.rank_ms(ranks_N).sum()) / total_ms) if total_ms > 0 else measured_ms_R

@@ -21,6 +21,7 @@ from autoshard.core.accepted import AT_LEAST_1, FINITE_AT_LEAST_0
 from autoshard.runtime.processes.threads import intra_op_threads
 from costmodel.kernel.card import Coverage, Interval
 from costmodel.kernel.dataset import CostDataset, IndexArray
+from costmodel.kernel.errors import fitted_errors, half_widths_of, measurement_noise
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.metrics import MsArray, calibrated_interval, held_out_metrics, set_codes
 from costmodel.kernel.network import CostNetwork
@@ -120,6 +121,7 @@ def calibrate(
         predicted_ms_S, spread_S = _out_of_fold(base, dataset, options, seed, advance)
         fitted = _fitted(base, dataset, options.training(len(dataset)), options.pull, seed, advance)
     interval = calibrated_interval(predicted_ms_S, spread_S, dataset.kernel_ms, farthest=FARTHEST)
+    noise = measurement_noise(dataset, half_widths_of(interval, spread_S))
     card = replace(
         fitted.card,
         device=device or base.card.device,
@@ -128,6 +130,7 @@ def calibrate(
         interval=interval,
         training=_training_of(base, dataset, options, seed),
         measured_on=dataset.machine,
+        errors=fitted_errors(fitted.predictor, interval, dataset, predicted_ms_S, spread_S, noise),
     )
     return Calibration(model=LearnedCostModel(fitted.tensors(), card), dataset=dataset, predicted_ms_S=predicted_ms_S)
 
@@ -137,7 +140,9 @@ def uncalibrated(base: LearnedCostModel) -> LearnedCostModel:
     weights = dict(base.tensors())
     for name in (_SPREAD_WEIGHTS, _SPREAD_BIAS):
         weights[name] = np.zeros_like(weights[name])  # all spreads are 1
-    return LearnedCostModel(weights, replace(base.card, interval=Interval(low=-FARTHEST, high=FARTHEST)), base.version)
+    return LearnedCostModel(
+        weights, replace(base.card, interval=Interval(low=-FARTHEST, high=FARTHEST), errors=None), base.version
+    )
 
 
 def scaled_to(base: LearnedCostModel, dataset: CostDataset) -> LearnedCostModel:

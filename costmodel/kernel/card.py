@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import LocalShard
-from autoshard.core.costs import OutsideRange
+from autoshard.core.costs import KernelErrors, OutsideRange
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.core.machine import MeasuredMachine
 from autoshard.core.quoting import shortened, shown
@@ -175,6 +175,10 @@ _INTERVAL: Final = record(
     Field("coverage", or_null(number_in(0, 1))),
     Field("half_width", or_null(_METRIC)),
 )
+_DEVIATION: Final = number_in(0, _MAX_QUANTILE)
+_ERRORS: Final = record(
+    KernelErrors, Field("table", _DEVIATION), Field("kind", _DEVIATION), Field("company", _DEVIATION)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +194,7 @@ class CostModelCard(ModelCard):
         interval: How far to trust a prediction.
         training: Options, seed and counts of the training, for information.
         measured_on: The machine of the samples; may be left out where they did not say.
+        errors: What errors have in common; may be left out where nobody fitted it.
     """
 
     schema: ClassVar[str] = "autoshard.cost-model/2"
@@ -204,6 +209,7 @@ class CostModelCard(ModelCard):
         Field("interval", _INTERVAL),
         Field("training", ANY_OBJECT),
         optional("measured_on", MACHINE, default=None),
+        optional("errors", _ERRORS, default=None),
     )
 
     device: str
@@ -215,3 +221,4 @@ class CostModelCard(ModelCard):
     interval: Interval
     training: dict[str, Any]
     measured_on: MeasuredMachine | None = None
+    errors: KernelErrors | None = None

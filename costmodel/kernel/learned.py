@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import KernelCosts, LocalShard
-from autoshard.core.costs import CodeArray, KernelFloor, MsArray, OutsideRange
+from autoshard.core.costs import CodeArray, KernelErrors, KernelFloor, MsArray, OutsideRange
 from autoshard.core.errors import ModelError
 from autoshard.core.machine import MeasuredMachine
 from costmodel.kernel.card import CostModelCard
@@ -64,6 +64,11 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
     def measured_on(self) -> MeasuredMachine | None:
         """The machine of its samples; None if its card does not say."""
         return self.card.measured_on
+
+    @property
+    def errors(self) -> KernelErrors | None:
+        """What its errors have in common; None if its card does not say."""
+        return self.card.errors
 
     def tensors(self) -> Tensors:
         """Its weights."""

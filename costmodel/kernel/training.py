@@ -19,6 +19,7 @@ from autoshard.runtime.processes.learners import Learners
 from autoshard.runtime.processes.threads import intra_op_threads
 from costmodel.kernel.card import CostModelCard
 from costmodel.kernel.dataset import CostDataset, IndexArray
+from costmodel.kernel.errors import held_out_errors
 from costmodel.kernel.features import FeatureScaling
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.metrics import assess
@@ -128,6 +129,7 @@ def train_cost_model(
         weights = fit.run(features_UF, advance, on_progress)
     predictor = CostPredictor(weights, encoder_hidden=options.encoder_hidden, scaling=scaling, scale_ms=scale_ms)
     metrics, interval = assess(predictor, held_out)
+    errors = held_out_errors(predictor, interval, held_out, dataset)
     card = CostModelCard(
         device=device,
         coverage=dataset.coverage,
@@ -144,6 +146,7 @@ def train_cost_model(
             "version": autoshard.__version__,
         },
         measured_on=dataset.machine,
+        errors=errors,
     )
     return TrainedCostModel(model=LearnedCostModel(weights, card), held_out=held_out)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autoshard.core import MemoryLevel, ShardingPlan
+from autoshard.core.costs import recorded_errors
 from autoshard.core.errors import (
     AutoshardError,
     InfeasiblePlanError,
@@ -20,6 +21,7 @@ from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.group_sync import with_cheaper_sync
 from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.comparison import best_plan, num_cuts
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.offered import space_of
@@ -148,16 +150,38 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
             f"-> {improved.step_ms:.6g} ms"
         )
         found.append(_priced(_with_caches(improved.layout), status, request))
-    return _best_of(found, plans)
+        if recorded_errors(request.costs.kernel) is not None:
+            found += _whole_start(plans, layouts, request)
+    return _best_of(found, plans, request)
 
 
 def _priced(plan: ShardingPlan, status: str, request: PlanRequest) -> Found:
     return Found(plan=plan, step_ms=price_step(plan, request.costs).step_ms.value, status=status)
 
 
-def _best_of(found: Sequence[Found], plans: Mapping[str, ShardingPlan]) -> Found:
+def _whole_start(
+    plans: Mapping[str, ShardingPlan], layouts: Sequence[tuple[str, Layout]], request: PlanRequest
+) -> list[Found]:
+    """The fastest start of whole tables, to be compared with what the search made."""
+    whole = [(layout.step_ms(), name) for name, layout in layouts if num_cuts(plans[name]) == 0]
+    if not whole:
+        return []
+    _, name = min(whole)
+    return [_priced(replace(plans[name], predicted=None, provenance=None), f"as {name} has it", request)]
+
+
+def _best_of(found: Sequence[Found], plans: Mapping[str, ShardingPlan], request: PlanRequest) -> Found:
+    """The plainest of those that are as fast as any, as far as the model can tell; without its errors, the fastest."""
     models = plans["policy"].provenance.models if "policy" in plans and plans["policy"].provenance else {}
-    return replace(min(found, key=lambda one: one.step_ms), models=dict(models))
+    fastest = min(found, key=lambda one: one.step_ms)
+    chosen = best_plan([one.plan for one in found], request.costs) if len(found) > 1 else None
+    best = fastest if chosen is None else found[chosen]
+    if best is not fastest:
+        best = replace(
+            best,
+            status=f"{best.status}, since the model cannot tell {fastest.step_ms:.6g} ms from {best.step_ms:.6g} ms",
+        )
+    return replace(best, models=dict(models))
 
 
 def _best_start(request: PlanRequest, search: StepSearch) -> Found:
@@ -171,7 +195,7 @@ def _best_start(request: PlanRequest, search: StepSearch) -> Found:
             field="world_size",
         )
     _log.warning("auto: worlds of more than %s ranks are not searched; the best plan of others is taken", _MAX_RANKS)
-    best = _best_of(found, plans)
+    best = _best_of(found, plans, request)
     return replace(best, status=f"not searched, over {_MAX_RANKS:,} ranks: {best.status}")
 
 

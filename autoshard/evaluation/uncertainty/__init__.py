@@ -1,0 +1,1 @@
+"""Errors that the prices of sets and of plans have in common, and draws of what plans may take."""

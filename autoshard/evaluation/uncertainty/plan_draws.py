@@ -1,0 +1,82 @@
+"""Steps of plans as draws: what they take if the kernel model is off by as much as it was on samples kept from it.
+
+Shape suffixes: P plans, X ranks of all plans, R ranks of one plan, M shards as ranks hold them, N distinct shards of
+one plan, E draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core import CostModels, ShardingPlan
+from autoshard.core.costs import KernelErrors
+from autoshard.core.step import KERNEL_PARTS, Coefficients, StepPart
+from autoshard.evaluation.evaluate import KernelPrices, price_with_kernels
+from autoshard.evaluation.step_price import StepPrice, part_weights
+from autoshard.evaluation.uncertainty.set_errors import SetErrors, half_widths
+
+
+def step_draws(plans: Sequence[ShardingPlan], costs: CostModels, errors: KernelErrors) -> NDArray[np.float64]:
+    """Steps of plans in milliseconds, shape (P, E), drawn from the errors of the kernel model.
+
+    What is drawn of a table, of a kind of kernel and of a set is the same in all plans, so that plans differ in a draw
+    by what they do differently. Collectives and dense layers are taken as priced.
+
+    Args:
+        plans: Plans of one task.
+        costs: Models to price them with.
+        errors: Of the kernel model.
+    """
+    priced = [price_with_kernels(plan, costs) for plan in plans]
+    factor_XE = np.exp(_errors_of([kernels for kernels, _ in priced]).drawn(errors))
+    ends = np.cumsum([len(kernels.costs.forward_ms_S) for kernels, _ in priced])[:-1]
+    return np.stack(
+        [
+            _steps(price, part_weights(costs, price.bases), factor_RE)
+            for (_, price), factor_RE in zip(priced, np.split(factor_XE, ends), strict=True)
+        ]
+    )
+
+
+def _errors_of(prices: Sequence[KernelPrices]) -> SetErrors:
+    """Of the ranks of several plans, one plan after the other."""
+    owners: list[NDArray[np.int64]] = []
+    tables: list[str] = []
+    kinds: list[str] = []
+    alone_ms: list[float] = []
+    sets: list[Hashable] = []
+    for kernels in prices:
+        held_R: list[list[Hashable]] = [[] for _ in kernels.costs.forward_ms_S]
+        for shard, shard_ms in zip(kernels.held, kernels.alone_ms_N.tolist(), strict=True):
+            count = len(shard.ranks)
+            owners.append(len(sets) + shard.ranks)
+            tables += [shard.local.table] * count
+            kinds += [shard.local.kernel_kind] * count
+            alone_ms += [shard_ms] * count
+            for rank in shard.ranks.tolist():
+                held_R[rank].append((shard.local.table, shard_ms))
+        sets += [frozenset(held) for held in held_R]
+    return SetErrors.of(
+        owner_M=np.concatenate(owners),
+        tables_M=tables,
+        kinds_M=kinds,
+        alone_ms_M=np.array(alone_ms),
+        half_width_X=np.concatenate([half_widths(kernels.costs) for kernels in prices]),
+        sets_X=sets,
+    )
+
+
+def _steps(price: StepPrice, weights: dict[StepPart, Coefficients], factor_RE: NDArray[np.float64]) -> list[float]:
+    """The step of one plan in every draw: kernels of each rank by their factors, each part at its slowest rank."""
+    slowest = {}
+    for part in KERNEL_PARTS:
+        work_RF = price.work[part]
+        ms_R = work_RF @ np.array(weights[part])
+        model_ms_R = weights[part][0] * work_RF[:, 0]
+        slowest[part.value] = np.max(ms_R[:, None] + (factor_RE - 1) * model_ms_R[:, None], axis=0).tolist()
+    drawn = zip(*slowest.values(), strict=True)
+    return [replace(price.times, **dict(zip(slowest, ms, strict=True))).step_ms(price.overlap) for ms in drawn]

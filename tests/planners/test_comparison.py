@@ -1,0 +1,142 @@
+"""Finished plans compared by draws of what they take."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from autoshard.core import CostModels, PlacedShard, ReplicaGroups, Shard, ShardingPlan, TableSet, Tier
+from autoshard.core.costs import KernelErrors, recorded_errors
+from autoshard.evaluation import AnalyticCostModel, price_step
+from autoshard.evaluation.uncertainty.plan_draws import step_draws
+from autoshard.planners.auto import AutoPlanner
+from autoshard.planners.comparison import PricedPlacements, best_placement, best_plan, num_cuts, plainest_of_best
+from autoshard.planners.heuristics.greedy import CostGreedyPlanner
+from autoshard.planners.space.options import placed_shard
+from autoshard.planners.space.placement import PlacementProblem
+
+NO_ERRORS = KernelErrors(table=0.0, kind=0.0, company=0.0)
+
+
+@dataclass(frozen=True)
+class Recorded(AnalyticCostModel):
+    """The analytic model with errors on record."""
+
+    errors: KernelErrors = NO_ERRORS
+
+
+def recorded(errors):
+    return Recorded(device="cpu", memory=AnalyticCostModel.for_device("cpu").memory, errors=errors)
+
+
+@pytest.fixture
+def with_errors(costs):
+    return lambda errors: replace(costs, kernel=recorded(errors))
+
+
+def level_and_alone(tables, topology):
+    """A plan with a table on every rank, and one with all tables on the first."""
+    wholes = [Shard.whole(table) for table in tables.tables]
+    ranks = ([number % topology.world_size for number in range(len(wholes))], [0] * len(wholes))
+    return [
+        ShardingPlan(
+            tables=tables,
+            topology=topology,
+            shards=tuple(PlacedShard.table_wise(shard, rank) for shard, rank in zip(wholes, held, strict=True)),
+        )
+        for held in ranks
+    ]
+
+
+def test_models_say_whether_they_know_their_errors(costs):
+    assert recorded_errors(costs.kernel) is None
+    assert recorded_errors(recorded(NO_ERRORS)) == NO_ERRORS
+
+
+def test_steps_without_errors_are_those_predicted(draw_task, costs):
+    plans = level_and_alone(*draw_task(4, 4))
+    drawn_PE = step_draws(plans, costs, NO_ERRORS)
+    for plan, drawn_E in zip(plans, drawn_PE, strict=True):
+        assert drawn_E == pytest.approx(price_step(plan, costs).step_ms.value)
+
+
+def test_the_slowest_of_many_equal_ranks_takes_longer_than_predicted(make_table, make_topology, costs):
+    tables = TableSet(batch_size=256, tables=tuple(make_table(f"t{number}") for number in range(8)))
+    level, alone = level_and_alone(tables, make_topology(8))
+    drawn_PE = step_draws([level, alone], costs, KernelErrors(table=0.0, kind=0.0, company=0.1))
+    growth_P = [
+        drawn_E.mean() / price_step(plan, costs).step_ms.value
+        for plan, drawn_E in zip((level, alone), drawn_PE, strict=True)
+    ]
+    assert growth_P[0] > growth_P[1] > 1.0
+
+
+def test_plans_that_differ_in_nothing_have_the_same_draws(draw_task, costs):
+    level, alone = level_and_alone(*draw_task(6, 3))
+    first_E, _, third_E = step_draws([level, alone, level], costs, KernelErrors(table=0.2, kind=0.1, company=0.1))
+    assert first_E.tolist() == third_E.tolist()
+
+
+def test_gains_below_what_the_model_can_tell_are_nothing():
+    noise_E = np.tile([-1.0, 1.0], 50)
+    certain = np.full(100, 10.0)
+    unsure = 9.9 + noise_E
+    better = 8.0 + noise_E
+    assert plainest_of_best(np.stack([certain, unsure]), [0, 3]) == 0
+    assert plainest_of_best(np.stack([certain, better]), [0, 3]) == 1
+    # Of plans that are as plain, the faster one; of those that are no plainer, the fastest.
+    assert plainest_of_best(np.stack([certain, unsure]), [0, 0]) == 1
+    assert plainest_of_best(np.stack([certain, unsure]), [3, 0]) == 1
+    assert plainest_of_best(np.stack([certain + 5, unsure, 9.91 - noise_E]), [0, 4, 2]) == 2
+
+
+def test_errors_that_plans_have_in_common_hide_no_gain():
+    shared_E = np.linspace(-5.0, 5.0, 100)
+    assert plainest_of_best(np.stack([10.0 + shared_E, 9.9 + shared_E]), [0, 3]) == 1
+
+
+def test_cuts_are_pieces_beyond_whole_tables(draw_task):
+    tables, topology = draw_task(4, 4)
+    whole, _ = level_and_alone(tables, topology)
+    assert num_cuts(whole) == 0
+    everywhere = placed_shard(whole.shards[0].shard, Tier.ROW_WISE, topology)
+    assert num_cuts(replace(whole, shards=(everywhere, *whole.shards[1:]))) == 3
+    assert num_cuts(replace(whole, replica_groups=ReplicaGroups(num_groups=2))) == 4
+
+
+def test_without_errors_on_record_nothing_is_compared(draw_task, costs, make_problem):
+    task = draw_task(4, 4)
+    problem = make_problem(task)
+    assert best_plan(level_and_alone(*task), costs) is None
+    assert best_placement(problem, [CostGreedyPlanner().place(problem, 0)]) is None
+
+
+def test_placements_are_drawn_as_their_plans(draw_task, with_errors):
+    costs = with_errors(KernelErrors(table=0.2, kind=0.1, company=0.2))
+    tables, topology = draw_task(12, 3)
+    problem = PlacementProblem.table_wise(tables, topology, costs.kernel)
+    placements = [CostGreedyPlanner().place(problem, 0), np.arange(12) % 3]
+    priced = PricedPlacements.of(problem, placements)
+    assert priced.slowest_draws(NO_ERRORS).mean(axis=1) == pytest.approx(
+        [problem.rank_ms(ranks_N).max() for ranks_N in placements]
+    )
+    drawn_PE = priced.slowest_draws(costs.kernel.errors)
+    assert best_placement(problem, placements) == drawn_PE.mean(axis=1).argmin()
+    steps_PE = step_draws([problem.to_plan(ranks_N) for ranks_N in placements], costs, costs.kernel.errors)
+    # The same ranks with the same tables: what is drawn of them differs, its spread does not.
+    assert steps_PE.std(axis=1) == pytest.approx(drawn_PE.std(axis=1), rel=0.4)
+
+
+@pytest.mark.parametrize("objective", ["step", "kernel"])
+def test_the_search_keeps_to_whole_tables_where_the_model_knows_little(draw_task, make_request, with_errors, objective):
+    task = draw_task(20, 4)
+    options = {"steps": 20, "objective": objective, "policy": False}
+
+    def plan(costs: CostModels) -> ShardingPlan:
+        return AutoPlanner().plan(replace(make_request(task, options=options, time_limit_s=60.0), costs=costs))
+
+    unsure = with_errors(KernelErrors(table=3.0, kind=0.0, company=3.0))
+    assert num_cuts(plan(unsure)) == 0
+    assert plan(unsure) == plan(unsure)
+    sure = plan(with_errors(NO_ERRORS))
+    assert price_step(sure, unsure).step_ms.value <= price_step(plan(unsure), unsure).step_ms.value * (1 + 1e-9)
