@@ -55,10 +55,10 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
 
     loaded = read_plan(options.plan)
     with working("Pricing alternatives"):
-        if options.server is not None:
-            found, improvements = _served(loaded, options, options.server), ()
-        else:
+        if options.server is None:
             found, improvements = _explained(loaded, options)
+        else:
+            found, improvements = _served(loaded, options, options.server), ()
     shown = _details(found) if options.table else _overview(found)
     emit(EXPLANATION.to_json((found, improvements)), _with_improvements(shown, improvements), as_json=as_json)
 

@@ -151,7 +151,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
         )
         found.append(_priced(_with_caches(improved.layout), status, request))
         if recorded_errors(request.costs.kernel) is not None:
-            found += _whole_start(plans, layouts, request)
+            found += _whole_start(plans, read, request)
     return _best_of(found, plans, request)
 
 
@@ -159,11 +159,9 @@ def _priced(plan: ShardingPlan, status: str, request: PlanRequest) -> Found:
     return Found(plan=plan, step_ms=price_step(plan, request.costs).step_ms.value, status=status)
 
 
-def _whole_start(
-    plans: Mapping[str, ShardingPlan], layouts: Sequence[tuple[str, Layout]], request: PlanRequest
-) -> list[Found]:
+def _whole_start(plans: Mapping[str, ShardingPlan], starts: Sequence[Start], request: PlanRequest) -> list[Found]:
     """The fastest start of whole tables, to be compared with what the search made."""
-    whole = [(layout.step_ms(), name) for name, layout in layouts if num_cuts(plans[name]) == 0]
+    whole = [(start.layout.step_ms(), start.name) for start in starts if num_cuts(plans[start.name]) == 0]
     if not whole:
         return []
     _, name = min(whole)
