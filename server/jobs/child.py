@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -53,6 +54,7 @@ def run_child(pipe: Connection, work: ChildWork) -> None:
     """Does a job's work, sends a `Reply`, and ends."""
     os.setsid()
     _print_to(work.log)
+    _log_searches()
     threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
     try:
         reply = _reply(work)
@@ -67,6 +69,15 @@ def _print_to(log: Path) -> None:
     with log.open("wb") as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
+
+
+def _log_searches() -> None:
+    """Prints what searches say of the best plan so far: the last line of the log is the job's progress."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    searches = logging.getLogger("autoshard.planners")
+    searches.addHandler(handler)
+    searches.setLevel(logging.DEBUG)
 
 
 def _end_with(pipe: Connection) -> None:

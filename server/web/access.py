@@ -9,6 +9,7 @@ import structlog
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -28,8 +29,22 @@ _log = structlog.get_logger()
 
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
-#: Routes that need no key.
-_OPEN: Final = frozenset({("GET", "/livez"), ("GET", "/readyz")})
+#: Cookie with the key of who has signed in on the page, and the header of the page's requests that change something.
+PAGE_COOKIE, _PAGE_HEADER = "autoshard_key", "x-autoshard-page"
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+
+#: Routes that need no key. The page's files are those of the package, and its session is how a key is given.
+_OPEN: Final = frozenset(
+    {
+        ("GET", "/livez"),
+        ("GET", "/readyz"),
+        ("GET", "/"),
+        ("GET", "/page/app.js"),
+        ("GET", "/page/app.css"),
+        ("POST", "/page/session"),
+        ("DELETE", "/page/session"),
+    }
+)
 
 #: Routes by the scope that they need. One that is in neither table is closed.
 _SCOPES: Final[Mapping[tuple[str, str], access.Scope]] = {
@@ -58,6 +73,8 @@ _OF_ANY_SCOPE: Final = frozenset(
         ("GET", "/v1/jobs/{job_id}/result"),
         ("POST", "/v1/jobs/{job_id}/cancel"),
         ("POST", "/v1/jobs/{job_id}/retry"),
+        ("GET", "/v1/jobs/{job_id}/events"),
+        ("GET", "/v1/catalogue"),
         ("GET", "/v1/models"),
         ("GET", "/v1/models/{kind}/{name}"),
         ("GET", "/v1/models/{kind}/{name}/versions/{version}"),
@@ -111,6 +128,12 @@ class AccessControl:
     async def _actor(self, scope: Scope) -> Actor:
         headers = Headers(scope=scope)
         kind, _, secret = headers.get("authorization", "").partition(" ")
+        if "authorization" not in headers and (cookie := _cookie(headers)):
+            if scope["method"] not in _SAFE_METHODS and _PAGE_HEADER not in headers:
+                raise ForbiddenError(
+                    "must be there on requests with a cookie that change something", field=_PAGE_HEADER
+                )
+            kind, secret = "bearer", cookie
         origin = {"address": address_of(scope), "request_id": scope["state"]["request_id"]}
         if kind.lower() == "bearer" and secret.strip():
             name, scopes = await run_in_threadpool(self._bearer, secret.strip())
@@ -149,6 +172,12 @@ class AccessControl:
 
 def _path(route: BaseRoute) -> str:
     return str(getattr(route, "path", ""))
+
+
+def _cookie(headers: Headers) -> str:
+    """The key of who has signed in on the page; empty if nobody has."""
+    cookies = cookie_parser(headers.get("cookie", ""))
+    return cookies.get(PAGE_COOKIE, "").strip()
 
 
 def _check_host(headers: Headers, allowed: Sequence[str]) -> None:

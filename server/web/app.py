@@ -29,6 +29,7 @@ from server.web.request_log import RequestLog
 from server.web.routes.analyses import add_analyses
 from server.web.routes.jobs import JobDesk, add_jobs
 from server.web.routes.models import ModelDesk, add_models
+from server.web.routes.page import add_pages
 from server.web.routes.plans import add_plans
 
 
@@ -88,5 +89,6 @@ def make_routes(
     add_jobs(app, jobs, storage)
     add_analyses(app, desk)
     add_models(app, ModelDesk(desk, pool, storage, catalogue, shadow))
+    add_pages(app, storage, settings)
     add_published_schemas(app)
     return app

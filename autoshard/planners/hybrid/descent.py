@@ -5,6 +5,9 @@ Shape suffixes: B changes.
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +20,8 @@ from autoshard.planners.hybrid.neighbours import Neighbourhood
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.space.planner_space import BoolArray, PlannerSpace
 
+_log = logging.getLogger(__name__)
+
 #: p of the p-norm that stands for the slowest rank: from even towards sharp.
 EXPONENTS = (8, 32, 128)
 #: Stage that follows the sharpest norm.
@@ -27,6 +32,8 @@ _MAX_TOGETHER = 16
 LEAST_GAIN = 1e-6
 #: Steps after which rates are made linear anew.
 _RATES_STEPS = 25
+#: Seconds between two lines of the log about the best layout.
+_TELL_S = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,6 +67,7 @@ class Ground:
         self.rng = np.random.default_rng(seed)
         self.rates = Rates.of(space, around)
         self.num_steps = 0
+        self._best_ms, self._told_s = math.inf, 0.0
         self._within: dict[tuple[Tier, ...], BoolArray] = {}
 
     def count_step(self, layout: Layout) -> None:
@@ -67,6 +75,15 @@ class Ground:
         self.num_steps += 1
         if self.num_steps % _RATES_STEPS == 0:
             self.rates = Rates.of(self.space, layout)
+
+    def meet(self, step_ms: float) -> None:
+        """Takes note of the step of a layout; the best is told in the log (at DEBUG) now and then."""
+        if step_ms < self._best_ms:
+            self._best_ms = step_ms
+            now_s = time.perf_counter()
+            if now_s >= self._told_s + _TELL_S:
+                self._told_s = now_s
+                _log.debug("best %.6g ms after %d steps", step_ms, self.num_steps)
 
     def near(self, layout: Layout, exponent: int, tiers: tuple[Tier, ...] | None = None) -> Neighbourhood:
         """Changes of a layout, within some tiers if there are any given."""
@@ -99,6 +116,7 @@ class Descent:
         self.ground, self.layout, self.stage, self.tiers = ground, layout.copy(), stage, tiers
         self.best: list[Choice | None] = list(layout.chosen)
         self.best_ms = layout.step_ms()
+        ground.meet(self.best_ms)
         self._last_ms = self.best_ms
         self.is_done = False
         self.energy_ms = self.layout.energy_ms(self.exponent)
@@ -160,6 +178,7 @@ class Descent:
         index = int(fitting_ms_B.argmin())
         if fitting_ms_B[index] < self.best_ms * (1 - LEAST_GAIN):
             self.best_ms = float(fitting_ms_B[index])
+            self.ground.meet(self.best_ms)
             self.best = list(self.layout.chosen)
             for item, option, sites in changes[index]:
                 self.best[item] = (option, sites)

@@ -19,8 +19,9 @@ from server.web.openapi import IDEMPOTENCY_KEY, body_of, document_answer, plan_a
 _WORK_STATUSES = (400, 408, 413, 415, 422, 429, 500, 503, 504)
 _STORED_STATUSES = (400, 404, 408, 422, 429, 500, 503, 504)
 
-#: The page's own policy, in its head, lets its scripts run and nothing be loaded; this one keeps it off the service.
-_PAGE_POLICY = "sandbox allow-scripts; frame-ancestors 'none'"
+#: The page's own policy, in its head, lets its scripts run and nothing be loaded; this one keeps it off the service,
+#: whose own page may show it.
+_PAGE_POLICY = "sandbox allow-scripts; frame-ancestors 'self'"
 
 _StoredId = Annotated[PlanId, Path(description="The plan's id.")]
 

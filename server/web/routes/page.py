@@ -1,0 +1,161 @@
+"""The page at `/`: its files, its session, and what it asks beside the rest of the service.
+
+The page is a client of the REST service like any other. Its files hold nothing of anybody's and are open to all; with
+keys, it signs in, and the key is kept in a cookie that scripts cannot read and other sites' requests do not carry.
+Requests that change something also need a header that other sites cannot send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.resources
+from collections.abc import AsyncIterator
+from typing import Annotated, Final
+
+from fastapi import FastAPI, Path, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+
+from autoshard.core.errors import AutoshardError
+from autoshard.formats import bundled_table_sets, bundled_topologies, parse_json
+from autoshard.planners.registry import planner_names
+from server.bodies import parse_body
+from server.job_bodies import JobAnswer, JobId
+from server.problems import UnauthenticatedError
+from server.settings import ServerSettings
+from server.storage.storage import Storage
+from server.web.access import PAGE_COOKIE
+from server.web.openapi import problems
+from server.web.reading import read_body
+
+#: Nothing but the service's own files runs or is loaded, and no other site may show the page.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "frame-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+#: Files by path, with their media types.
+PAGE_FILES: Final = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "/page/app.css": ("app.css", "text/css; charset=utf-8"),
+}
+#: Seconds between two looks at a job, and the longest time that one request watches it: the browser asks again.
+_LOOK_S, _WATCH_S = 0.5, 600.0
+#: Seconds after which a line is sent although nothing has changed, so that nobody takes the connection for dead.
+_ALIVE_S = 10.0
+
+
+class SessionBody(BaseModel):
+    """A key that signs in."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    key: str = Field(min_length=1, max_length=256)
+
+
+class PlannerSummary(BaseModel):
+    """A planner that can be named."""
+
+    name: str
+
+
+class Catalogue(BaseModel):
+    """What tasks may name."""
+
+    tables: list[str] = Field(description="Bundled table sets.")
+    topologies: list[str] = Field(description="Bundled topologies.")
+    planners: list[PlannerSummary]
+
+
+def add_pages(app: FastAPI, storage: Storage, settings: ServerSettings) -> None:
+    """Adds the routes."""
+    for path, (name, media_type) in PAGE_FILES.items():
+        _add_file(app, path, name, media_type)
+    _add_session(app, storage, settings)
+    _add_catalogue(app)
+    _add_events(app, storage)
+
+
+def _add_file(app: FastAPI, path: str, name: str, media_type: str) -> None:
+    content = importlib.resources.files("server").joinpath("static", name).read_bytes()
+
+    @app.get(path, include_in_schema=False)
+    async def read_file() -> Response:
+        return Response(content, headers={**_HEADERS, "Content-Type": media_type})
+
+
+def _add_session(app: FastAPI, storage: Storage, settings: ServerSettings) -> None:
+    @app.post("/page/session", include_in_schema=False)
+    async def sign_in(request: Request) -> Response:
+        body = parse_body(SessionBody, parse_json(await read_body(request, settings, request.state.buffer)))
+        if await run_in_threadpool(storage.keys.find, body.key.strip()) is None:
+            raise UnauthenticatedError("is no key of this service, or one that was revoked", field="key")
+        response = Response(status_code=204)
+        is_secure = request.url.scheme == "https"
+        response.set_cookie(PAGE_COOKIE, body.key.strip(), httponly=True, samesite="strict", secure=is_secure)
+        return response
+
+    @app.delete("/page/session", include_in_schema=False)
+    async def sign_out() -> Response:
+        response = Response(status_code=204)
+        response.delete_cookie(PAGE_COOKIE, httponly=True, samesite="strict")
+        return response
+
+
+def _add_catalogue(app: FastAPI) -> None:
+    @app.get("/v1/catalogue", tags=["plans"], summary="List what tasks may name", responses=problems())
+    def read_catalogue() -> Catalogue:
+        return Catalogue(
+            tables=list(bundled_table_sets()),
+            topologies=list(bundled_topologies()),
+            planners=[PlannerSummary(name=name) for name in planner_names()],
+        )
+
+
+def _add_events(app: FastAPI, storage: Storage) -> None:
+    @app.get(
+        "/v1/jobs/{job_id}/events",
+        operation_id="watch_job",
+        tags=["jobs"],
+        summary="Watch a job",
+        response_class=StreamingResponse,
+        responses={
+            200: {
+                "description": "Server-sent events `job`: the job whenever it has changed, until it has ended.",
+                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            },
+            **problems(400, 404, 503),
+        },
+    )
+    async def watch_job(job_id: Annotated[JobId, Path(description="The job's id.")]) -> StreamingResponse:
+        first = await run_in_threadpool(storage.jobs.read, job_id)
+        return StreamingResponse(
+            _events(storage, first), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+
+
+async def _events(storage: Storage, job: JobAnswer) -> AsyncIterator[str]:
+    sent, quiet_s, watched_s = "", 0.0, 0.0
+    while True:
+        text = job.model_copy(update={"seen_at": job.created_at}).model_dump_json()
+        if text != sent:
+            yield f"event: job\ndata: {job.model_dump_json()}\n\n"
+            sent, quiet_s = text, 0.0
+        elif quiet_s >= _ALIVE_S:
+            yield ": alive\n\n"
+            quiet_s = 0.0
+        if job.state.is_final or watched_s >= _WATCH_S:
+            return
+        await asyncio.sleep(_LOOK_S)
+        quiet_s, watched_s = quiet_s + _LOOK_S, watched_s + _LOOK_S
+        try:
+            job = await run_in_threadpool(storage.jobs.read, job.id)
+        except AutoshardError:  # the database is away: the browser asks again
+            return
