@@ -25,6 +25,8 @@ _MIN_REPEATS = 5
 _OF_INTERVAL, _OF_MEDIAN = 1 / 1.645, 1.4826
 #: Standard deviations beyond which an error counts as this one: few that are far off would decide all.
 _FARTHEST = 4.0
+#: Mean square of what pairs of samples have in common by an effect, below which they do not tell it.
+_LEAST_TOLD = 1e-6
 
 
 def held_out_errors(
@@ -80,7 +82,10 @@ def fitted_errors(
     loads = [load for _, load in _unscaled(predictor, kept).parts(KernelErrors(table=1.0, kind=1.0, company=1.0))]
     common_AA = np.array([[_common(one, other) for other in loads] for one in loads])
     found_A = np.array([np.square(one.T @ off_S).sum() - noise**2 * _size(one) for one in loads])
-    variance_A, _ = nnls(common_AA, np.maximum(found_A, 0.0))
+    # What all samples share alike, such as the kind where there is one only, is in none of the centred products.
+    is_told_A = common_AA.diagonal() > _LEAST_TOLD * len(kept) ** 2
+    variance_A = np.zeros(len(loads))
+    variance_A[is_told_A], _ = nnls(common_AA[np.ix_(is_told_A, is_told_A)], np.maximum(found_A, 0.0)[is_told_A])
     table, kind, company = np.sqrt(variance_A).tolist()
     return KernelErrors(table=table, kind=kind, company=company)
 
