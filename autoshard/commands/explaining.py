@@ -11,7 +11,7 @@ import typer
 from autoshard.commands.arguments import PricingOptions
 from autoshard.commands.options import command_options
 from autoshard.commands.serving import ServerOption, open_client, refuse_local
-from autoshard.console import JsonOption, emit, working
+from autoshard.console import JsonOption, emit, progress, working
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,11 +54,12 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
     from autoshard.improvements import EXPLANATION
 
     loaded = read_plan(options.plan)
-    with working("Pricing alternatives"):
-        if options.server is not None:
-            found, improvements = _served(loaded, options, options.server), ()
-        else:
-            found, improvements = _explained(loaded, options)
+    improvements: Sequence[Improvement] = ()
+    if options.server is not None:
+        with working(f"Explaining at {options.server}"):
+            found = _served(loaded, options, options.server)
+    else:
+        found, improvements = _explained(loaded, options)
     shown = _details(found) if options.table else _overview(found)
     emit(EXPLANATION.to_json((found, improvements)), _with_improvements(shown, improvements), as_json=as_json)
 
@@ -68,8 +69,10 @@ def _explained(plan: ShardingPlan, options: ExplainOptions) -> tuple[Explanation
     from autoshard.planners.hybrid.explanation import explain as explained
 
     costs = options.pricing.costs_of(plan)
-    found = explained(plan, costs, options.table or ())
-    return found, find_improvements(plan, costs, found, budget_s=_BUDGET_S)
+    with progress("Pricing alternatives", 1.0) as advance:
+        found = explained(plan, costs, options.table or (), on_explained=advance)
+    with working("Planning with single changes"):
+        return found, find_improvements(plan, costs, found, budget_s=_BUDGET_S)
 
 
 def _with_improvements(shown: RenderableType, improvements: Sequence[Improvement]) -> RenderableType:
