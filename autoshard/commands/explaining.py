@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Ranks that a cell names one by one.
 _RANKS_SHOWN = 6
-#: Seconds after which no change is planned any more.
+#: Seconds after which no change is planned any more; as long as pricing alternatives took, if that is more.
 _BUDGET_S = 0.6
 
 
@@ -69,10 +70,12 @@ def _explained(plan: ShardingPlan, options: ExplainOptions) -> tuple[Explanation
     from autoshard.planners.hybrid.explanation import explain as explained
 
     costs = options.pricing.costs_of(plan)
+    started_s = time.perf_counter()
     with progress("Pricing alternatives", 1.0) as advance:
         found = explained(plan, costs, options.table or (), on_explained=advance)
     with working("Planning with single changes"):
-        return found, find_improvements(plan, costs, found, budget_s=_BUDGET_S)
+        budget_s = max(_BUDGET_S, time.perf_counter() - started_s)
+        return found, find_improvements(plan, costs, found, budget_s=budget_s)
 
 
 def _with_improvements(shown: RenderableType, improvements: Sequence[Improvement]) -> RenderableType:
