@@ -18,6 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from autoshard.cli import ENTRY_POINT_GROUP, OWN_COMMANDS, command_tree
+from autoshard.commands.printed import CATALOGUE, DOCTOR, EXPORTED, IMPORTED
 from autoshard.core import LocalShard
 from autoshard.core.dense import DenseShape
 from autoshard.core.machine import MeasuredMachine
@@ -68,7 +69,7 @@ _PLAIN: Final = {
     "access_cumulative": "Cumulative probabilities at these knots.",
 }
 #: What commands print and write beside plans.
-_RESULTS: Final = (RUN, REPLAY, COMPARISON, DIFF, EXPLANATION, SIMULATION)
+_RESULTS: Final = (RUN, REPLAY, COMPARISON, DIFF, EXPLANATION, SIMULATION, IMPORTED, EXPORTED, CATALOGUE, DOCTOR)
 
 #: How the files are declared, and what else was tried.
 _DECLARED: Final = (
@@ -240,6 +241,8 @@ def _value(field: Mapping[str, Any], file: str) -> str:
         return ("whole number" if kind == "integer" else "number") + _range(field)
     if kind == "object" and isinstance(field.get("additionalProperties"), dict):
         return "object by name"
+    if kind is None:
+        return "any value"
     named = {"string": "text", "boolean": "`true` or `false`", "object": "object", "null": "`null`"}[str(kind)]
     return named + (f" of the form `{field['pattern']}`" if "pattern" in field else "")
 

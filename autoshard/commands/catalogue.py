@@ -63,6 +63,7 @@ def _last_completed(incomplete: str, known: Mapping[str, str]) -> list[tuple[str
 
 
 def _list_bundled(what: Catalogue, as_json: bool) -> None:
+    from autoshard.commands.printed import CATALOGUE
     from autoshard.formats import bundled_table_sets, bundled_topologies
 
     known = bundled_table_sets() if what is Catalogue.TABLES else bundled_topologies()
@@ -70,10 +71,11 @@ def _list_bundled(what: Catalogue, as_json: bool) -> None:
     for name, description in known.items():
         rendered.add_row(name, description)
     listed = [{"name": name, "description": description} for name, description in known.items()]
-    emit({str(what): listed}, rendered, as_json=as_json)
+    emit(CATALOGUE.to_json({str(what): listed}), rendered, as_json=as_json)
 
 
 def _list_planners(as_json: bool) -> None:
+    from autoshard.commands.printed import CATALOGUE
     from autoshard.planners.registry import describe_planners
 
     described = describe_planners()
@@ -91,7 +93,7 @@ def _list_planners(as_json: bool) -> None:
         }
         for planner in described
     ]
-    emit({"planners": listed}, rendered, as_json=as_json)
+    emit(CATALOGUE.to_json({"planners": listed}), rendered, as_json=as_json)
 
 
 def _empty_table(*headings: str) -> Table:

@@ -23,6 +23,7 @@ from autoshard.commands.options import Needs, command_options
 from autoshard.commands.replaying import DeviceOption, RefineOption, refined
 from autoshard.commands.replaying import replay as replay_all
 from autoshard.commands.serving import ServerOption, open_client, refuse_local, tables_to_send, topology_to_send
+from autoshard.commands.showing import draw
 from autoshard.console import JsonOption, emit, log, progress, working
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.core.quoting import shown
@@ -106,7 +107,6 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
     from autoshard.formats import atomic_write, write_plan
     from autoshard.report import comparison_figures, comparison_page, comparison_table
     from autoshard.report.comparison_json import COMPARISON
-    from autoshard.report.images import write_images
 
     rows = _planned(options) if options.server is None else _served(options, options.server)
     if options.output_dir is not None:
@@ -122,10 +122,11 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
     if options.html is not None:
         atomic_write(options.html, comparison_page(rows, notes))
     emit(COMPARISON.to_json((rows, measured)), comparison_table(rows, notes), as_json=as_json)
-    images = write_images(comparison_figures(rows), options.image) if options.image is not None else ()
-    for written in (options.output_dir, options.html, *images):
+    for written in (options.output_dir, options.html):
         if written is not None:
             log(f"Wrote {written}")
+    if options.image is not None:
+        draw(comparison_figures(rows), options.image)
 
 
 def _planned(options: CompareOptions) -> Sequence[ComparedPlan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ import typer
 from autoshard.commands.arguments import PricingOptions
 from autoshard.commands.options import command_options
 from autoshard.commands.serving import ServerOption, open_client, refuse_local
-from autoshard.console import JsonOption, emit, working
+from autoshard.console import JsonOption, emit, progress, working
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Ranks that a cell names one by one.
 _RANKS_SHOWN = 6
-#: Seconds after which no change is planned any more.
+#: Seconds after which no change is planned any more; as long as pricing alternatives took, if that is more.
 _BUDGET_S = 0.6
 
 
@@ -54,11 +55,12 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
     from autoshard.improvements import EXPLANATION
 
     loaded = read_plan(options.plan)
-    with working("Pricing alternatives"):
-        if options.server is None:
-            found, improvements = _explained(loaded, options)
-        else:
-            found, improvements = _served(loaded, options, options.server), ()
+    improvements: Sequence[Improvement] = ()
+    if options.server is not None:
+        with working(f"Explaining at {options.server}"):
+            found = _served(loaded, options, options.server)
+    else:
+        found, improvements = _explained(loaded, options)
     shown = _details(found) if options.table else _overview(found)
     emit(EXPLANATION.to_json((found, improvements)), _with_improvements(shown, improvements), as_json=as_json)
 
@@ -68,8 +70,12 @@ def _explained(plan: ShardingPlan, options: ExplainOptions) -> tuple[Explanation
     from autoshard.planners.hybrid.explanation import explain as explained
 
     costs = options.pricing.costs_of(plan)
-    found = explained(plan, costs, options.table or ())
-    return found, find_improvements(plan, costs, found, budget_s=_BUDGET_S)
+    started_s = time.perf_counter()
+    with progress("Pricing alternatives", 1.0) as advance:
+        found = explained(plan, costs, options.table or (), on_explained=advance)
+    with working("Planning with single changes"):
+        budget_s = max(_BUDGET_S, time.perf_counter() - started_s)
+        return found, find_improvements(plan, costs, found, budget_s=budget_s)
 
 
 def _with_improvements(shown: RenderableType, improvements: Sequence[Improvement]) -> RenderableType:

@@ -59,6 +59,7 @@ def export(options: ExportOptions, as_json: JsonOption = False) -> None:
         autoshard export plan.json --model my_model:make -o plan.pt
         autoshard export plan.json --format torchrec-constraints -o constraints.json
     """
+    from autoshard.commands.printed import EXPORTED
     from autoshard.formats import read_plan
     from autoshard.formats.torchrec import changes, refusals
 
@@ -82,7 +83,7 @@ def export(options: ExportOptions, as_json: JsonOption = False) -> None:
             for one in found
         ],
     }
-    emit(result, "\n".join(_lines(result, found)), as_json=as_json)
+    emit(EXPORTED.to_json(result), "\n".join(_lines(result, found)), as_json=as_json)
 
 
 def _write_plan(plan: ShardingPlan, options: ExportOptions) -> None:

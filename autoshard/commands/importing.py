@@ -86,6 +86,7 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
         autoshard import clicks.parquet --set embedding_dim=32 --set batch_size=8192 -o tables.json
         autoshard import counts/ --format row-counts --set num_samples=1000000 --row-orders -o tables.json
     """
+    from autoshard.commands.printed import IMPORTED
     from autoshard.formats import import_tables as read_source
     from autoshard.formats import write_tables
     from autoshard.formats.imports.count_tables import with_count_orders
@@ -112,7 +113,7 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
         "seed": options.seed if options.num_tables is not None else None,
         "scale": options.scale,
     }
-    emit(result, "\n".join(_lines(found, made, result)), as_json=as_json)
+    emit(IMPORTED.to_json(result), "\n".join(_lines(found, made, result)), as_json=as_json)
 
 
 def _whole(key: str, value: object) -> int:

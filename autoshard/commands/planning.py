@@ -148,7 +148,7 @@ def plan(options: PlanOptions, as_json: JsonOption = False) -> None:
     if options.server is not None:
         _finish(_served(options, options.server), options.output, as_json)
         return
-    with working(f"Planning with {options.planner}"):
+    with working(f"Planning with {options.planner}, time limit {options.search.time_limit:g} s"):
         request = options.search.request(options.tables, options.topology, parse_settings(options.settings or []))
         orders = MovedOrders(request.tables, Path(options.tables).parent, options.output)
         start = None if options.start is None else read_plan(options.start)

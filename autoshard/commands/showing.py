@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autoshard.commands.arguments import HtmlOption, ImageOption
-from autoshard.console import JsonOption, emit, log
+from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.errors import FormatError
 
 if TYPE_CHECKING:
@@ -43,11 +44,18 @@ def show(
         log(f"Wrote {html}")
     emit(plan_to_json(loaded), plan_summary(loaded, measured, warnings=plan_warnings(loaded)), as_json=as_json)
     if image is not None:
-        from autoshard.report.images import write_images
-
         pictures = plan_figures(loaded, measured)
-        for file in write_images({picture.name: picture.figure for picture in pictures}, image):
-            log(f"Wrote {file}")
+        draw({picture.name: picture.figure for picture in pictures}, image)
+
+
+def draw(figures: Mapping[str, Any], image: Path) -> None:
+    """Writes figures as images, with a progress bar, and logs their names; see `write_images`."""
+    from autoshard.report.images import write_images
+
+    with progress("Drawing", len(figures)) as advance:
+        files = write_images(figures, image, on_drawn=advance)
+    for file in files:
+        log(f"Wrote {file}")
 
 
 def _read_replay(path: Path, num_ranks: int) -> MeasuredPlan:

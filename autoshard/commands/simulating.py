@@ -19,6 +19,7 @@ from autoshard.commands.arguments import (
 )
 from autoshard.commands.catalogue import completed_planners, completed_topologies
 from autoshard.commands.options import Needs, command_options
+from autoshard.commands.showing import draw
 from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.plan import GroupLayout, Payload
@@ -147,7 +148,7 @@ def simulate(options: SimulateOptions, as_json: JsonOption = False) -> None:
         autoshard simulate tables.json --ranks 256,1024,4096 --group-size 256 --batch-per-rank 1152 --json
     """
     from autoshard.formats import atomic_write
-    from autoshard.report.images import figure_page, write_images
+    from autoshard.report.images import figure_page
     from autoshard.report.simulation import simulation_report, simulation_table
 
     task = options.search.load_tables(options.tables)
@@ -158,10 +159,11 @@ def simulate(options: SimulateOptions, as_json: JsonOption = False) -> None:
     if report is not None and options.html is not None:
         atomic_write(options.html, figure_page(report))
     emit(SIMULATION.to_json(record), simulation_table(record.points), as_json=as_json)
-    images = write_images(report.figures, options.image) if report is not None and options.image is not None else ()
-    for written in (options.output, options.html, *images):
+    for written in (options.output, options.html):
         if written is not None:
             log(f"Wrote {written}")
+    if report is not None and options.image is not None:
+        draw(report.figures, options.image)
     _check_priced(record.points)
 
 

@@ -128,12 +128,15 @@ def figure_page(report: FigureReport) -> str:
     )
 
 
-def write_images(figures: Mapping[str, Any], path: Path) -> tuple[Path, ...]:
+def write_images(
+    figures: Mapping[str, Any], path: Path, *, on_drawn: Callable[[float], None] = lambda _: None
+) -> tuple[Path, ...]:
     """Draws figures as files, the first under the given name, the others beside it: `plan.svg`, `plan-memory.svg`.
 
     Args:
         figures: Plotly figures by name, as high as their layouts say.
         path: File of the first one; its ending says what all are, see `IMAGE_SUFFIXES`.
+        on_drawn: Called with 1 after each figure, for progress bars.
 
     Returns:
         The files.
@@ -145,6 +148,7 @@ def write_images(figures: Mapping[str, Any], path: Path) -> tuple[Path, ...]:
     files = [path if index == 0 else path.with_stem(f"{path.stem}-{name}") for index, name in enumerate(figures)]
     for file, figure in zip(files, figures.values(), strict=True):
         write_image(figure, file, width=_WIDTH, height=int(figure.layout.height))
+        on_drawn(1)
     return tuple(files)
 
 

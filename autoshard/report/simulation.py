@@ -89,32 +89,34 @@ def simulation_report(record: SweepRecord, title: str) -> FigureReport:
 
 
 def curves_figure(points: Sequence[PricedPoint]) -> go.Figure:
-    """Four curves over ranks, a colour for each series."""
+    """Four curves over ranks, a colour for each series; over batches, if only these vary."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
     from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, in_house_style
 
+    by_batch = _varies_by_batch(points)
     titles = ("step, ms", "samples per second", "scaling factor", "memory of the fullest rank, GiB")
     figure = make_subplots(rows=2, cols=2, subplot_titles=titles, horizontal_spacing=0.08, vertical_spacing=0.14)
     factors = {id(one): factor for one, factor in zip(points, scaling_factors(points), strict=True)}
     colours = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, GREY)
-    series = dict.fromkeys(one.point.series for one in points)
+    series: dict[str, list[PricedPoint]] = {}
+    for one in points:
+        series.setdefault(_curve(one, by_batch), []).append(one)
     values: tuple[Callable[[PricedPoint], float], ...] = (
         lambda one: one.step_ms.value,
         lambda one: one.samples_per_s,
         lambda one: factors[id(one)] or 0.0,
         lambda one: one.memory.used_bytes / (1 << 30),
     )
-    for number, name in enumerate(series):
-        mine = sorted((one for one in points if one.point.series == name), key=lambda one: one.point.num_ranks)
-        ranks = [one.point.num_ranks for one in mine]
+    for number, (name, found) in enumerate(series.items()):
+        mine = sorted(found, key=lambda one: _place(one, by_batch))
         colour = colours[number % len(colours)]
         for place, value in enumerate(values):
             curve = go.Scatter(
-                x=ranks,
+                x=[_place(one, by_batch) for one in mine],
                 y=[value(one) for one in mine],
-                name=html.escape(mine[0].point.label),
+                name=html.escape(name),
                 legendgroup=str(number),
                 showlegend=place == 0,
                 mode="lines+markers",
@@ -124,13 +126,29 @@ def curves_figure(points: Sequence[PricedPoint]) -> go.Figure:
             )
             figure.add_trace(curve, row=place // 2 + 1, col=place % 2 + 1)
     in_house_style(figure, height=_CURVES_PX)
-    ticks = sorted({one.point.num_ranks for one in points})
+    ticks = sorted({_place(one, by_batch) for one in points})
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks], tickangle=0)
-    figure.update_xaxes(title_text="ranks", row=2)
+    figure.update_xaxes(title_text="global batch" if by_batch else "ranks", row=2)
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(_throughput_axis(points), row=1, col=2)
     figure.update_layout(legend={"y": 1.06}, margin={"t": 90})
     return figure
+
+
+def _varies_by_batch(points: Sequence[PricedPoint]) -> bool:
+    """Whether all points have as many ranks, and not all the same batch."""
+    return len({one.point.num_ranks for one in points}) == 1 < len({one.point.global_batch_size for one in points})
+
+
+def _place(priced: PricedPoint, by_batch: bool) -> int:
+    """Where a point stands on the axis."""
+    return priced.point.global_batch_size if by_batch else priced.point.num_ranks
+
+
+def _curve(priced: PricedPoint, by_batch: bool) -> str:
+    """Name of the curve that a point is on."""
+    point = priced.point
+    return f"{point.groups_label}, {point.num_ranks:,} ranks" if by_batch else point.label
 
 
 def _throughput_axis(points: Sequence[PricedPoint]) -> dict[str, object]:

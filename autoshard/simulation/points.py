@@ -62,11 +62,13 @@ class Point:
     @property
     def label(self) -> str:
         """The series, in words."""
-        groups = f"{self.num_groups} groups" if self.num_groups > 1 else ""
-        if self.group_size is not None:
-            groups = f"{self.group_size} ranks a group"
-        batch = f"batch {self.batch_size:,}{' a rank' if self.is_batch_per_rank else ''}"
-        return ", ".join(part for part in (self.machine, groups, batch) if part)
+        return f"{self.groups_label}, batch {self.batch_size:,}{' a rank' if self.is_batch_per_rank else ''}"
+
+    @property
+    def groups_label(self) -> str:
+        """Machine and groups of the series, in words."""
+        groups = f", {self.num_groups} groups" if self.num_groups > 1 else ""
+        return self.machine + (groups if self.group_size is None else f", {self.group_size} ranks a group")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

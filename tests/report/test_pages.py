@@ -218,6 +218,19 @@ def test_long_names_are_cut_and_letters_that_turn_the_text_are_written_out():
     assert short_markup(f"a{BACKWARDS}b") == "a\\u202eten\\u202db"
 
 
+def test_curves_are_over_ranks_or_over_batches_if_only_these_vary():
+    ranks = a_sweep().points[:4]
+    assert curves_figure(ranks).data[0].x == (8, 16, 32, 64)
+    batches = [
+        replace(one, point=replace(one.point, num_ranks=8, batch_size=batch))
+        for one, batch in zip(ranks, (4096, 1024, 2048, 512), strict=True)
+    ]
+    figure = curves_figure(batches)
+    assert [trace.x for trace in figure.data] == [(512, 1024, 2048, 4096)] * 4
+    assert figure.data[0].name == "zionex, 8 ranks"
+    assert figure.layout.xaxis3.title.text == "global batch"
+
+
 def test_throughput_starts_at_zero_unless_it_spans_a_decade():
     points = a_sweep().points
     narrow, wide = (

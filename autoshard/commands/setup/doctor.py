@@ -22,9 +22,11 @@ def doctor(as_json: JsonOption = False) -> None:
         autoshard doctor
         autoshard doctor --json
     """
+    from autoshard.commands.printed import DOCTOR
+
     with working("Looking around"):
         found = _found()
-    emit(found, _rendered(found), as_json=as_json)
+    emit(DOCTOR.to_json(found), _rendered(found), as_json=as_json)
 
 
 def _found() -> dict[str, Any]:

@@ -5,7 +5,7 @@ Shape suffixes: S sites.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,13 +98,20 @@ class Explanation:
     capacity_bytes: int
 
 
-def explain(plan: ShardingPlan, costs: CostModels, names: Collection[str] = ()) -> Explanation:
+def explain(
+    plan: ShardingPlan,
+    costs: CostModels,
+    names: Collection[str] = (),
+    *,
+    on_explained: Callable[[float], None] = lambda _: None,
+) -> Explanation:
     """Prices every other way to hold each table, at its best place and with all other tables as they are.
 
     Args:
         plan: A valid plan.
         costs: Models that price steps.
         names: Tables to explain; all if there are none.
+        on_explained: Called with the share of the tables that is done since the last call, for progress bars.
 
     Raises:
         InvalidTableError: If a table is not there.
@@ -130,10 +137,14 @@ def explain(plan: ShardingPlan, costs: CostModels, names: Collection[str] = ()) 
     fullest = min(predicted.ranks, key=lambda one: group.topology.memory_of(one.rank).hbm - one.used_bytes)
     explainer = _Explainer(layout, step_ms - layout.step_ms())
     items = sorted({space.item_of[name] for name in names or known})
+    tables = []
+    for item in items:
+        tables.append(explainer.explained(item))
+        on_explained(1 / len(items))
     return Explanation(
         step_ms=step_ms,
         num_groups=plan.replica_groups.num_groups,
-        tables=tuple(explainer.explained(item) for item in items),
+        tables=tuple(tables),
         collectives=predicted.collectives,
         fullest_rank=fullest.rank,
         used_bytes=fullest.used_bytes,
@@ -150,7 +161,13 @@ class _Explainer:
 
     def explained(self, index: int) -> ExplainedTable:
         item, (chosen, _) = self.space.items[index], self.layout.choice(index)
-        others = [self._alternative(index, number) for number in range(len(item.options)) if number != chosen]
+        changes = {number: self._changes(index, number) for number in range(len(item.options)) if number != chosen}
+        without_ms, *steps_ms = self._steps_ms([[((index, NOTHING, ()),)], *filter(None, changes.values())])
+        priced = iter(steps_ms)
+        others = [
+            self._alternative(item.options[number], next(priced) if changed else None)
+            for number, changed in changes.items()
+        ]
         others += self._ruled_out(item)
         others.sort(key=lambda one: (one.step_ms is None, one.step_ms or 0.0, one.option))
         ranks = self._ranks(index)
@@ -159,21 +176,22 @@ class _Explainer:
             option=item.options[chosen].label,
             ranks=ranks,
             hbm_bytes=self._bytes(item.options[chosen]),
-            without_ms=self._step_ms([((index, NOTHING, ()),)]),
+            without_ms=without_ms,
             binds=self._binds(item.options[chosen], ranks),
             reason=self._reason(others),
             alternatives=tuple(others),
         )
 
-    def _alternative(self, index: int, number: int) -> Alternative:
-        option = self.space.items[index].options[number]
+    def _alternative(self, option: ItemOption, step_ms: float | None) -> Alternative:
         hbm_bytes = self._bytes(option)
+        ruled_out = "" if step_ms is not None else f"takes {hbm_bytes:,} bytes of a rank, more than is free"
+        return Alternative(option=option.label, step_ms=step_ms, hbm_bytes=hbm_bytes, ruled_out=ruled_out)
+
+    def _changes(self, index: int, number: int) -> list[Change]:
+        """An option of an item at the sites that are priced; none without room."""
+        option = self.space.items[index].options[number]
         sites = self.near.sites_of(index, option)
-        if sites is None:
-            ruled_out = f"takes {hbm_bytes:,} bytes of a rank, more than is free"
-            return Alternative(option=option.label, step_ms=None, hbm_bytes=hbm_bytes, ruled_out=ruled_out)
-        step_ms = self._step_ms([((index, number, at),) for at in self._tried(option, sites)])
-        return Alternative(option=option.label, step_ms=step_ms, hbm_bytes=hbm_bytes, ruled_out="")
+        return [] if sites is None else [((index, number, at),) for at in self._tried(option, sites)]
 
     def _tried(self, option: ItemOption, sites: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Sites that are priced: those that look best, and of single shards some more."""
@@ -184,11 +202,17 @@ class _Explainer:
         best = allowed[np.argsort(self.near.site_costs(first)[allowed], kind="stable")[:_NUM_SITES]]
         return list(dict.fromkeys([sites, *((site,) for site in best.tolist())]))
 
-    def _step_ms(self, changes: Sequence[Change]) -> float:
-        priced = self.layout.price(changes, _EXPONENT)
-        fitting = np.isfinite(priced.energy_ms_B)
-        step_ms_B = np.where(fitting, priced.step_ms_B, np.inf) if fitting.any() else priced.step_ms_B
-        return float(step_ms_B.min()) + self.more_ms
+    def _steps_ms(self, groups: Sequence[Sequence[Change]]) -> list[float]:
+        """The shortest step of each group of changes, all priced at once: of those that fit, if any do."""
+        priced = self.layout.price([change for group in groups for change in group], _EXPONENT)
+        step_ms_B = np.where(np.isfinite(priced.energy_ms_B), priced.step_ms_B, np.inf)
+        ends = np.cumsum([len(group) for group in groups])
+        found = []
+        for end, group in zip(ends.tolist(), groups, strict=True):
+            mine = slice(end - len(group), end)
+            best_ms = float(step_ms_B[mine].min())
+            found.append((best_ms if np.isfinite(best_ms) else float(priced.step_ms_B[mine].min())) + self.more_ms)
+        return found
 
     def _ruled_out(self, item: Item) -> list[Alternative]:
         """Ways that the item has no option for."""

@@ -38,9 +38,7 @@ def access_figure(plan: ShardingPlan) -> go.Figure | None:
         _add_curve(figure, table, colour)
         if table.name in cuts:
             _add_cuts(figure, table, cuts[table.name], colour)
-    figure.update_xaxes(
-        title_text="hottest rows, share of the table", type="log", dtick=1, tickangle=0, exponentformat="power"
-    )
+    figure.update_xaxes(title_text="hottest rows, share of the table", type="log", dtick=1, exponentformat="power")
     figure.update_yaxes(title_text="share of lookups", range=[0, 1.04], tickformat=".0%")
     return figure
 

@@ -1,0 +1,7 @@
+"""What commands print with `--json`, where no other package has a type for it: published as schemas."""
+
+from autoshard.commands.printed.checks import DOCTOR
+from autoshard.commands.printed.files import EXPORTED, IMPORTED
+from autoshard.commands.printed.names import CATALOGUE
+
+__all__ = ["CATALOGUE", "DOCTOR", "EXPORTED", "IMPORTED"]
