@@ -22,6 +22,7 @@ def drawings() -> dict[str, str]:
         "sharding-types.svg": sharding_types(),
         "step.svg": step(),
         "access.svg": access(),
+        "groups.svg": groups(),
     }
 
 
@@ -124,6 +125,26 @@ def access() -> str:
     ]
     parts.append(_words(left + width / 2, 24, "share of lookups that go to the rows so far", size=12, fill=_GREY))
     return _svg(660, 286, parts)
+
+
+def groups() -> str:
+    """Replica groups: the whole plan twice, once on each node, and what the groups exchange."""
+    parts = [_words(400, 24, "each group holds all tables and sees half of the batch", size=12, fill=_GREY)]
+    fills = (_BLUE, _GREEN, _ORANGE, _VIOLET)
+    for group in range(2):
+        left = 12 + group * 408
+        parts.append(_box(left, 38, 368, 124, _PALE))
+        parts.append(_words(left + 184, 58, f"group {group}", size=14, weight="bold"))
+        for place, fill in enumerate(fills):
+            x = left + 14 + place * 88
+            parts.append(_box(x, 72, 76, 56, fill))
+            parts.append(_words(x + 38, 105, f"quarter {place}", size=12))
+            parts.append(_words(x + 38, 148, f"rank {4 * group + place}", size=11, fill=_GREY))
+        parts.append(_words(left + 184, 184, "ids and embeddings stay within the group", size=12, fill=_GREY))
+    parts.append(_line(64, 206, 472, 206))
+    parts += [_line(x, 196, x, 206) for x in (64, 472)]
+    parts.append(_words(268, 226, "every few steps, copies of a quarter are averaged over groups", size=12, fill=_GREY))
+    return _svg(800, 240, parts)
 
 
 def _box(x: float, y: float, width: float, height: float, fill: str, *, opacity: float = 1.0) -> str:

@@ -37,14 +37,16 @@ class FactoryTables:
     Attributes:
         tables: Its tables.
         places: Where they are in the model.
+        notes: What the tables leave open.
     """
 
     tables: TableSet
     places: Places
+    notes: tuple[str, ...]
 
 
 def read_factory(factory: str, **settings: Any) -> FactoryTables:
-    """The tables of the model that a factory makes; notes on them go to the log.
+    """The tables of the model that a factory makes.
 
     Args:
         factory: `MODULE:FACTORY`: a callable without arguments that returns a model, or a model and TorchRec's
@@ -69,17 +71,17 @@ def read_factory(factory: str, **settings: Any) -> FactoryTables:
         document: Any = parse_json(read_bytes(output, max_bytes=_MAX_BYTES).decode())
     if "error" in document:
         raise InvalidTableError(document["error"]["message"], field=document["error"]["field"])
-    for note in document["notes"]:
-        _log.warning("%s: %s", factory, note)
     places = {name: Place(*place) for name, place in document["places"].items()}
-    return FactoryTables(tables=tables_from_json(document["tables"]), places=places)
+    return FactoryTables(tables=tables_from_json(document["tables"]), places=places, notes=tuple(document["notes"]))
 
 
 def read_factory_tables(factory: str | Path, *, advance: Any, **settings: Any) -> TableSet:
-    """As `read_factory`, tables alone: the import format `torchrec`."""
-    tables = read_factory(str(factory), **settings).tables
+    """As `read_factory`, tables alone: the import format `torchrec`. Notes on the tables go to the log."""
+    found = read_factory(str(factory), **settings)
+    for note in found.notes:
+        _log.warning("%s: %s", factory, note)
     advance(1.0)
-    return tables
+    return found.tables
 
 
 def main(arguments: Sequence[str]) -> None:
