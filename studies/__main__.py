@@ -36,6 +36,9 @@ STUDIES: Final = {
     "payloads": "studies.runtime.payloads:main",
     "moments": "studies.runtime.moments.study:main",
     "slow-links": "studies.runtime.slow_links.study:main",
+    "service-load": "studies.service.load:main",
+    "service-kills": "studies.service.kills:main",
+    "service-restarts": "studies.service.restarts:main",
 }
 #: Words of the command line before the name of a study.
 PROGRAM: Final = "python -m studies"

@@ -1,0 +1,1 @@
+"""The REST service as a process of its own: under load, killed, and restarted behind a proxy."""

@@ -1,0 +1,245 @@
+"""The service under load: `python -m studies service-load KIND`.
+
+Requests arrive at their own times, however long answers take, and latencies count from these times: what is measured is
+what users wait. Service and clients share this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import httpx
+import typer
+
+from autoshard.commands.arguments import positive_option
+from autoshard.commands.options import command_options
+from autoshard.report.images import NumberTable
+from bench.measuring.devices import find_device
+from studies.frame import Machine, OutputOptions, StudyResult, command_line, to_document
+from studies.service.arrivals import Latencies, Outcome, Spacing, arrival_times, clients_of, send_at
+from studies.service.bodies import JSON_HEADERS, large_tasks
+from studies.service.fill import RARE_PLANNER, fill
+from studies.service.processes import DatabaseKind, RunningService, new_database, running
+
+SCHEMA: Final = "autoshard.service_load/1"
+#: Over capacity, by which requests come in the kind `overload`.
+_OVER: Final = 10.0
+_NUM_TASKS, _NUM_ALONE, _NUM_READ_PLANS, _CAPACITY_S = 60, 40, 20, 10.0
+_MAX_OPEN: Final = 200
+_MEMORY_EVERY_S: Final = 1.0
+
+_Send = Callable[[int], Awaitable[httpx.Response]]
+
+
+class LoadKind(StrEnum):
+    """What clients do."""
+
+    PLANS = "plans"
+    """Ask `auto` for plans of 80 tables on 8 ranks within 0.1 s."""
+    READS = "reads"
+    """Read stored plans of this size."""
+    LISTS = "lists"
+    """List and search many stored plans."""
+    OVERLOAD = "overload"
+    """Ask for plans at ten times the rate that can be answered."""
+
+
+_RATES: Final = {LoadKind.PLANS: 8.0, LoadKind.READS: 200.0, LoadKind.LISTS: 4.0, LoadKind.OVERLOAD: 0.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceLoad:
+    """Requests to a service, and what became of them.
+
+    Attributes:
+        kind: What clients did.
+        database: What the service ran on.
+        rate_per_s: Requests per second.
+        seconds: Length of the run, without what came before.
+        latencies: By what was asked for; where plans are made, first those asked for one after another.
+        memory_mib: Memory of the service and its processes, once a second.
+    """
+
+    kind: LoadKind
+    database: DatabaseKind
+    rate_per_s: float
+    seconds: float
+    latencies: tuple[Latencies, ...]
+    memory_mib: tuple[float, ...]
+
+
+@command_options()
+class LoadOptions:
+    """Options of the study `service-load`."""
+
+    kind: Annotated[LoadKind, typer.Argument(help="plans, reads, lists or overload.")]
+    database: Annotated[DatabaseKind, typer.Option(help="What the service runs on.")] = DatabaseKind.SQLITE
+    rate: Annotated[float | None, positive_option("Requests per second.")] = None
+    seconds: Annotated[float, positive_option("Seconds for which requests are counted.")] = 60.0
+    warm_up: Annotated[float, typer.Option(min=0, help="Seconds of the same load before that.")] = 10.0
+    spacing: Annotated[Spacing, typer.Option(help="How arrivals are spaced.")] = Spacing.POISSON
+    clients: Annotated[int, typer.Option(min=1, max=100, help="Clients, each with an address of its own.")] = 4
+    workers: Annotated[int, typer.Option(min=1, help="Planning processes of the service.")] = 2
+    plans: Annotated[int, typer.Option(min=1000, help="Stored plans of the kind lists.")] = 100_000
+    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0
+
+
+def measure(options: LoadOptions) -> ServiceLoad:
+    """Starts a service on an empty database, and sends it requests.
+
+    Raises:
+        ExecutionError: If the service does not start.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autoshard-load-")))
+        address = stack.enter_context(new_database(options.database, folder))
+        ids = fill(address, options.plans) if options.kind is LoadKind.LISTS else []
+        arguments = ("--workers", str(options.workers), "--rate", "1000000")
+        service = stack.enter_context(running(RunningService(folder, address, arguments)))
+        return asyncio.run(_Load(options, service, ids).run())
+
+
+class _Load:
+    def __init__(self, options: LoadOptions, service: RunningService, ids: Sequence[str]) -> None:
+        self._options, self._service, self._ids = options, service, ids
+        self._rng = random.Random(options.seed)
+        self._clients = clients_of(service.url, options.clients)
+
+    async def run(self) -> ServiceLoad:
+        """Measures what the options say."""
+        kind, memory = self._options.kind, asyncio.create_task(self._watch_memory())
+        rate, found = self._options.rate or _RATES[kind], []
+        if kind is LoadKind.LISTS:
+            sends = dict(self._lists())
+        elif kind is LoadKind.READS:
+            sends = {"reads": self._reads(await self._stored())}
+        else:
+            send = self._plans(large_tasks(_NUM_TASKS))
+            await self._one_by_one(send, _NUM_TASKS)  # each process has answered some before anything is counted
+            found.append(Latencies.of("one after another", await self._one_by_one(send, _NUM_ALONE)))
+            rate = rate or _OVER * await self._capacity(send)
+            sends = {str(kind): send}
+        for name, send in sends.items():
+            found.append(await self._counted(name, send, rate, self._options.seconds / len(sends)))
+        memory.cancel()
+        for client in self._clients:
+            await client.aclose()
+        return ServiceLoad(
+            kind=kind,
+            database=self._options.database,
+            rate_per_s=round(rate, 2),
+            seconds=self._options.seconds,
+            latencies=tuple(found),
+            memory_mib=tuple(self._memory_mib),
+        )
+
+    async def _counted(self, name: str, send: _Send, rate: float, seconds: float) -> Latencies:
+        """Latencies at a rate, without those of the warm-up."""
+        warm_up_s = self._options.warm_up
+        times_s = arrival_times(rate, warm_up_s + seconds, self._options.spacing, self._options.seed)
+        outcomes = await send_at(times_s, send, max_open=_MAX_OPEN)
+        return Latencies.of(name, [one for one in outcomes if one.arrived_s >= warm_up_s])
+
+    async def _one_by_one(self, send: _Send, count: int) -> list[Outcome]:
+        return [one for number in range(count) for one in await send_at([0.0], _numbered(send, number), max_open=1)]
+
+    async def _capacity(self, send: _Send) -> float:
+        """Plans per second that as many clients get as there are planning processes, each without a pause."""
+        numbers, until_s = itertools.count(), time.perf_counter() + _CAPACITY_S
+
+        async def ask() -> None:
+            while time.perf_counter() < until_s:
+                (await send(next(numbers))).raise_for_status()
+
+        await asyncio.gather(*(ask() for _ in range(self._options.workers)))
+        return next(numbers) / _CAPACITY_S
+
+    def _plans(self, bodies: Sequence[bytes]) -> _Send:
+        return lambda number: self._client(number).post(
+            "/v1/plans", content=bodies[number % len(bodies)], headers=JSON_HEADERS
+        )
+
+    async def _stored(self) -> list[str]:
+        """Ids of plans that are made and stored."""
+        send = self._plans(large_tasks(_NUM_READ_PLANS))
+        return [(await send(number)).raise_for_status().json()["id"] for number in range(_NUM_READ_PLANS)]
+
+    def _reads(self, ids: Sequence[str]) -> _Send:
+        return lambda number: self._client(number).get(f"/v1/plans/{self._rng.choice(ids)}")
+
+    def _lists(self) -> Iterator[tuple[str, _Send]]:
+        for name, query in (
+            ("first page", {}),
+            ("a planner", {"planner": "auto"}),
+            ("a rare planner", {"planner": RARE_PLANNER}),
+            ("device and ranks", {"device": "h100", "num_ranks": "128"}),
+            ("a common text", {"text": "team-017"}),
+            ("a text of no plan", {"text": "nothing like it"}),
+        ):
+            yield name, self._listed(query)
+        yield "reads", self._reads(self._ids)
+
+    def _listed(self, query: dict[str, str]) -> _Send:
+        return lambda number: self._client(number).get("/v1/plans", params={**query, "limit": "50"})
+
+    def _client(self, number: int) -> httpx.AsyncClient:
+        return self._clients[number % len(self._clients)]
+
+    async def _watch_memory(self) -> None:
+        self._memory_mib: list[float] = []
+        while True:
+            found = await asyncio.to_thread(self._service.memory_bytes)
+            self._memory_mib.append(round(found / (1 << 20), 1))
+            await asyncio.sleep(_MEMORY_EVERY_S)
+
+
+def _numbered(send: _Send, number: int) -> _Send:
+    return lambda _: send(number)
+
+
+def latency_table(load: ServiceLoad) -> NumberTable:
+    """A line for each thing that was asked for."""
+    return NumberTable.of(
+        load.latencies,
+        f"{load.kind} on {load.database}, {load.rate_per_s:g} requests per second",
+        (
+            ("requests", lambda row: row.name),
+            ("sent", lambda row: f"{row.num_requests:,}"),
+            ("answered", lambda row: f"{row.num_answered:,}"),
+            ("refused", lambda row: f"{row.num_refused:,}"),
+            ("failed", lambda row: f"{row.num_failed:,}"),
+            ("p50 ms", lambda row: f"{row.p50_ms:.1f}"),
+            ("p95 ms", lambda row: f"{row.p95_ms:.1f}"),
+            ("p99 ms", lambda row: f"{row.p99_ms:.1f}"),
+            ("max ms", lambda row: f"{row.max_ms:.1f}"),
+        ),
+    )
+
+
+def main(options: LoadOptions, output: OutputOptions) -> None:
+    """Sends a service of its own requests that arrive at their own times, and reports how long they took.
+
+    Latencies count from the scheduled arrival. The service has two planning processes, and its memory is noted once a
+    second.
+
+    Example:
+        python -m studies service-load plans --seconds 120
+        python -m studies service-load lists --database postgresql
+    """
+    load = measure(options)
+    on = Machine.this(find_device("cpu"), command_line("service-load", options))
+    document = {**to_document(load, SCHEMA), "machine": on.to_json()}
+    memory = load.memory_mib
+    note = f"memory {memory[0]:,.0f} MiB at first, {max(memory):,.0f} at most, {memory[-1]:,.0f} at last"
+    name = f"service-{options.kind}-{options.database}"
+    output.write(StudyResult(name=name, document=document, tables=(latency_table(load),), notes=(note,)))
