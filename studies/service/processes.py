@@ -28,7 +28,7 @@ from server.storage.location import DATABASE_VARIABLE, parsed_url
 from server.storage.upgrading import upgrade
 
 _T = TypeVar("_T")
-_START_S, _STOP_S, _POLL_S = 180.0, 60.0, 0.02
+_START_S, _STOP_S, _POLL_S = 600.0, 60.0, 0.02
 
 
 class DatabaseKind(StrEnum):
@@ -53,6 +53,8 @@ class RunningService:
     arguments: tuple[str, ...] = ()
     url: str = ""
     """Its address."""
+    log: Path = Path()
+    """Its log, since it was last started."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -69,7 +71,7 @@ class RunningService:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         program = Path(sys.executable).with_name("autoshard")
-        log = self.folder / f"{uuid.uuid4().hex}.log"
+        log = self.log = self.folder / f"{uuid.uuid4().hex}.log"
         environment = {**os.environ, DATABASE_VARIABLE: self.database, "HOME": str(self.folder)}
         data = str(self.folder / "data")
         command = [str(program), "serve", "--port", "0", "--data", data, *self.arguments]
@@ -117,7 +119,7 @@ class RunningService:
         latest_s = time.monotonic() + _START_S
         while not (result := found()):
             if self.process.poll() is not None or time.monotonic() > latest_s:
-                raise ExecutionError(f"the service did not start; its log is in {self.folder}")
+                raise ExecutionError(f"the service did not start; its log ends with: {_last_line(self.log)}")
             time.sleep(_POLL_S)
         return result
 
@@ -210,6 +212,10 @@ def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port: int = taken.getsockname()[1]
         return port
+
+
+def _last_line(log: Path) -> str:
+    return "".join(log.read_text(encoding="utf-8").splitlines()[-1:]) or "nothing"
 
 
 def _address(log: Path) -> str:
