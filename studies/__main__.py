@@ -39,9 +39,11 @@ STUDIES: Final = {
     "nvidia": "studies.papers.nvidia.study:main",
     "payloads": "studies.runtime.payloads:main",
     "moments": "studies.runtime.moments.study:main",
-    "service-load": "studies.service.load:main",
     "service-swaps": "studies.service.swaps:main",
     "slow-links": "studies.runtime.slow_links.study:main",
+    "service-load": "studies.service.load:main",
+    "service-kills": "studies.service.kills:main",
+    "service-restarts": "studies.service.restarts:main",
 }
 #: Words of the command line before the name of a study.
 PROGRAM: Final = "python -m studies"

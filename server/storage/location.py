@@ -24,6 +24,15 @@ def database_url() -> URL:
     if not named:
         file = Path.home() / ".local" / "share" / "autoshard" / "service.sqlite"
         return URL.create("sqlite", database=str(file))
+    return parsed_url(named)
+
+
+def parsed_url(named: str) -> URL:
+    """A database's address, as AUTOSHARD_DATABASE_URL may have it.
+
+    Raises:
+        InvalidOptionError: As `database_url`.
+    """
     try:
         url = make_url(named)
     except (ArgumentError, ValueError):

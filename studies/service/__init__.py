@@ -1,1 +1,1 @@
-"""How the REST service holds up: latencies at given rates, lists of many plans, and more requests than it can do."""
+"""The REST service as a process of its own: under load, killed, and restarted behind a proxy."""

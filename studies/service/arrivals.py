@@ -1,167 +1,152 @@
-"""Requests that come when they come, whatever became of those before: an open loop."""
+"""Requests that arrive at their own times, however long the answers take (an open loop)."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from enum import StrEnum
 
 import httpx
 import numpy as np
 
-#: Seconds after which nobody waits for an answer any more.
-_PATIENCE_S: Final = 60.0
+_BUSY = (429, 503)
+_TIMEOUT_S = 60.0
+
+
+class Spacing(StrEnum):
+    """How arrivals are spaced."""
+
+    POISSON = "poisson"
+    EVEN = "even"
+
+
+def arrival_times(rate_per_s: float, seconds: float, spacing: Spacing, seed: int) -> list[float]:
+    """Times of arrivals, in seconds from the start."""
+    if spacing is Spacing.EVEN:
+        return [number / rate_per_s for number in range(round(rate_per_s * seconds))]
+    rng, times, now_s = random.Random(seed), [], 0.0
+    while (now_s := now_s + rng.expovariate(rate_per_s)) < seconds:
+        times.append(now_s)
+    return times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A request that can be sent.
+class Outcome:
+    """How a request ended.
 
     Attributes:
-        method: Of HTTP.
-        path: With its query.
-        body: JSON text; None without a body.
+        arrived_s: When it was to be sent, from the start.
+        latency_ms: From then to the end of its answer, so that a late start counts.
+        status: Of the answer; 0 where there was none.
+        says_when: Whether the answer has a Retry-After.
+        fault: Why there was no answer.
     """
 
-    method: str
-    path: str
-    body: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """What became of the requests of a run.
-
-    Attributes:
-        rate: Requests per second, on average.
-        seconds: From the first to the last.
-        num_sent: Requests.
-        statuses: Number of answers by status; 0 stands for none within a minute, or a broken connection.
-        num_hasty: Refusals (429 and 503) that do not say when to come again.
-        p50_ms: Median time from when a request was due to its whole answer, of the accepted; None without any.
-        p95_ms: The same, 95 of 100 are quicker.
-        p99_ms: The same, 99 of 100.
-        max_ms: The same, all.
-    """
-
-    rate: float
-    seconds: float
-    num_sent: int
-    statuses: dict[str, int]
-    num_hasty: int
-    p50_ms: float | None
-    p95_ms: float | None
-    p99_ms: float | None
-    max_ms: float | None
-
-    @property
-    def num_accepted(self) -> int:
-        """Requests that were answered as asked."""
-        return sum(number for status, number in self.statuses.items() if status.startswith("2"))
-
-    @property
-    def num_refused(self) -> int:
-        """Requests that were told to come later."""
-        return sum(self.statuses.get(status, 0) for status in ("429", "503"))
-
-    @property
-    def num_failed(self) -> int:
-        """All other requests."""
-        return self.num_sent - self.num_accepted - self.num_refused
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
+    arrived_s: float
+    latency_ms: float
     status: int
-    took_s: float
-    is_hasty: bool
+    says_when: bool = False
+    fault: str = ""
 
 
-def send_at_rate(
-    url: str,
-    calls: Sequence[Call],
-    *,
-    rate: float,
-    seconds: float,
-    num_clients: int = 1,
-    seed: int = 0,
-    observe: Callable[[], None] = lambda: None,
-) -> Answers:
-    """Sends requests at times drawn as a Poisson process draws them, and waits for the answers.
-
-    A request's time counts from when it was due: where the sender or the service falls behind, that is in it.
+async def send_at(
+    times_s: Sequence[float], send: Callable[[int], Awaitable[httpx.Response]], *, max_open: int
+) -> list[Outcome]:
+    """Sends requests at their times, of which no more than `max_open` are under way.
 
     Args:
-        url: The service's.
-        calls: What is sent in turn.
-        rate: Requests per second, on average.
-        seconds: Time in which requests are due.
-        num_clients: Addresses on the loopback that send in turn; the service takes them for clients of their own.
-        seed: Of the times.
-        observe: Called once a second.
+        times_s: Arrivals, rising.
+        send: Sends the request of a number.
+        max_open: Requests under way; further ones start late, which counts to their latency.
     """
-    due_s = np.random.default_rng(seed).exponential(1 / rate, round(rate * seconds)).cumsum()
-    return asyncio.run(_sent(url, calls, due_s.tolist(), rate, num_clients, observe))
+    room, start_s = asyncio.Semaphore(max_open), time.perf_counter()
 
-
-async def _sent(
-    url: str, calls: Sequence[Call], due_s: list[float], rate: float, num_clients: int, observe: Callable[[], None]
-) -> Answers:
-    async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(_client(url, number)) for number in range(num_clients)]
-        watching = asyncio.create_task(_every_second(observe))
-        started = time.perf_counter()
-        tasks = []
-        for number, due in enumerate(due_s):
-            await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
-            call, client = calls[number % len(calls)], clients[number % num_clients]
-            tasks.append(asyncio.create_task(_answer(client, call, started + due)))
-        answers = await asyncio.gather(*tasks)
-        watching.cancel()
-    return summary_of(answers, rate, due_s[-1])
-
-
-def _client(url: str, number: int) -> httpx.AsyncClient:
-    transport = httpx.AsyncHTTPTransport(
-        local_address=f"127.0.0.{number + 1}", limits=httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    )
-    return httpx.AsyncClient(base_url=url, transport=transport, timeout=_PATIENCE_S, trust_env=False)
-
-
-async def _every_second(observe: Callable[[], None]) -> None:
-    while True:
-        observe()
-        await asyncio.sleep(1.0)
-
-
-async def _answer(client: httpx.AsyncClient, call: Call, due: float) -> _Answer:
-    try:
-        answer = await client.request(
-            call.method, call.path, content=call.body, headers={"content-type": "application/json"}
+    async def one(number: int) -> Outcome:
+        async with room:
+            response, fault = None, ""
+            try:
+                response = await send(number)
+            except httpx.TransportError as error:
+                fault = f"{type(error).__name__}: {error}"
+        return Outcome(
+            arrived_s=times_s[number],
+            latency_ms=1e3 * (time.perf_counter() - start_s - times_s[number]),
+            status=0 if response is None else response.status_code,
+            says_when=response is not None and "retry-after" in response.headers,
+            fault=fault,
         )
-    except httpx.TransportError:
-        return _Answer(0, time.perf_counter() - due, is_hasty=False)
-    is_hasty = answer.status_code in (429, 503) and "retry-after" not in answer.headers
-    return _Answer(answer.status_code, time.perf_counter() - due, is_hasty)
+
+    tasks = []
+    for number, at_s in enumerate(times_s):
+        await asyncio.sleep(max(0.0, start_s + at_s - time.perf_counter()))
+        tasks.append(asyncio.create_task(one(number)))
+    return list(await asyncio.gather(*tasks))
 
 
-def summary_of(answers: Sequence[_Answer], rate: float, seconds: float) -> Answers:
-    """Counts and percentiles."""
-    accepted_ms = 1e3 * np.array([one.took_s for one in answers if 200 <= one.status < 300])
-    ends = np.percentile(accepted_ms, (50, 95, 99, 100)).tolist() if len(accepted_ms) else (None,) * 4
-    p50_ms, p95_ms, p99_ms, max_ms = ends
-    return Answers(
-        rate=rate,
-        seconds=seconds,
-        num_sent=len(answers),
-        statuses={str(status): number for status, number in sorted(Counter(one.status for one in answers).items())},
-        num_hasty=sum(one.is_hasty for one in answers),
-        p50_ms=p50_ms,
-        p95_ms=p95_ms,
-        p99_ms=p99_ms,
-        max_ms=max_ms,
-    )
+def clients_of(url: str, num_clients: int) -> list[httpx.AsyncClient]:
+    """Clients with addresses of their own, each of which the service counts as one."""
+    limits = httpx.Limits(max_connections=100)
+    return [
+        httpx.AsyncClient(
+            base_url=url,
+            timeout=_TIMEOUT_S,
+            transport=httpx.AsyncHTTPTransport(local_address=f"127.0.0.{number + 2}", limits=limits),
+        )
+        for number in range(num_clients)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latencies:
+    """Counts and latencies of requests; those of the answered ones are counted from their scheduled arrival.
+
+    Attributes:
+        name: What was sent.
+        num_requests: Requests.
+        num_answered: Answered with a status below 400.
+        num_refused: Answered with 429 or 503.
+        num_refused_without_time: Of these, without a Retry-After.
+        num_failed: Answered with anything else, or not at all.
+        faults: Reasons of failures, each once.
+        p50_ms: Median latency of the answered.
+        p95_ms: 95th percentile.
+        p99_ms: 99th percentile.
+        max_ms: Largest.
+    """
+
+    name: str
+    num_requests: int
+    num_answered: int
+    num_refused: int
+    num_refused_without_time: int
+    num_failed: int
+    faults: tuple[str, ...]
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    max_ms: float
+
+    @classmethod
+    def of(cls, name: str, outcomes: Sequence[Outcome]) -> Latencies:
+        """Of some requests; percentiles are latencies that occurred, 0 where none was answered."""
+        answered = [one.latency_ms for one in outcomes if 0 < one.status < 400]
+        refused = [one for one in outcomes if one.status in _BUSY]
+        failed = [one for one in outcomes if one.status == 0 or (one.status >= 400 and one.status not in _BUSY)]
+        levels = np.percentile(answered or [0.0], [50, 95, 99, 100], method="higher").round(2).tolist()
+        p50_ms, p95_ms, p99_ms, max_ms = levels
+        return cls(
+            name=name,
+            num_requests=len(outcomes),
+            num_answered=len(answered),
+            num_refused=len(refused),
+            num_refused_without_time=sum(not one.says_when for one in refused),
+            num_failed=len(failed),
+            faults=tuple(sorted({one.fault or f"status {one.status}" for one in failed})),
+            p50_ms=p50_ms,
+            p95_ms=p95_ms,
+            p99_ms=p99_ms,
+            max_ms=max_ms,
+        )

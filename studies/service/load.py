@@ -1,375 +1,245 @@
-"""The study `service-load`: what clients of the service feel at given rates, and beyond what it can do."""
+"""The service under load: `python -m studies service-load KIND`.
+
+Requests arrive at their own times, however long answers take, and latencies count from these times: what is measured is
+what users wait. Service and clients share this machine.
+"""
 
 from __future__ import annotations
 
-import json
-import os
+import asyncio
+import itertools
+import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import httpx
-import numpy as np
 import typer
 
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
-from autoshard.console import log
-from autoshard.core.accepted import check_choice
-from autoshard.formats import tables_to_json
-from autoshard.formats.metasyn import metasyn
 from autoshard.report.images import NumberTable
 from bench.measuring.devices import find_device
-from server.bodies import PlanAnswer, PlanFacts
-from server.storage.location import DATABASE_VARIABLE
-from server.storage.storage import open_storage
-from studies.frame import FromOption, Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line
-from studies.frame.documents import read_document, to_document
-from studies.frame.options import names_in
-from studies.service.arrivals import Answers, Call, send_at_rate
-from studies.service.processes import ServiceProcess, running_service, sqlite_in
+from studies.frame import Machine, OutputOptions, StudyResult, command_line, to_document
+from studies.service.arrivals import Latencies, Outcome, Spacing, arrival_times, clients_of, send_at
+from studies.service.bodies import JSON_HEADERS, large_tasks
+from studies.service.fill import RARE_PLANNER, fill
+from studies.service.processes import DatabaseKind, RunningService, new_database, running
 
 SCHEMA: Final = "autoshard.service_load/1"
-_NUM_TABLES, _TOPOLOGY, _LIMIT_S = 80, "a100-8", 0.1
-_FIRST_SEED: Final = 9001
-#: Different tasks that are asked for in turn: none again soon, and few enough to be drawn quickly.
-_NUM_TASKS: Final = 200
-_NUM_CLIENTS: Final = 8
-#: Plans that are read in turn, and documents that lists of many plans stand for.
-_NUM_READ: Final = 20
-_MIB: Final = 2**20
+#: Over capacity, by which requests come in the kind `overload`.
+_OVER: Final = 10.0
+_NUM_TASKS, _NUM_ALONE, _NUM_READ_PLANS, _CAPACITY_S = 60, 40, 20, 10.0
+_MAX_OPEN: Final = 200
+_MEMORY_EVERY_S: Final = 1.0
+
+_Send = Callable[[int], Awaitable[httpx.Response]]
+
+
+class LoadKind(StrEnum):
+    """What clients do."""
+
+    PLANS = "plans"
+    """Ask `auto` for plans of 80 tables on 8 ranks within 0.1 s."""
+    READS = "reads"
+    """Read stored plans of this size."""
+    LISTS = "lists"
+    """List and search many stored plans."""
+    OVERLOAD = "overload"
+    """Ask for plans at ten times the rate that can be answered."""
+
+
+_RATES: Final = {LoadKind.PLANS: 8.0, LoadKind.READS: 200.0, LoadKind.LISTS: 4.0, LoadKind.OVERLOAD: 0.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """One run.
+class ServiceLoad:
+    """Requests to a service, and what became of them.
 
     Attributes:
-        name: Its name.
-        answers: What became of its requests.
-        start_mib: Memory of the service before it.
-        most_mib: The most at any second of it.
+        kind: What clients did.
+        database: What the service ran on.
+        rate_per_s: Requests per second.
+        seconds: Length of the run, without what came before.
+        latencies: By what was asked for; where plans are made, first those asked for one after another.
+        memory_mib: Memory of the service and its processes, once a second.
     """
 
-    name: str
-    answers: Answers
-    start_mib: float
-    most_mib: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListTimes:
-    """Lists of many stored plans, one after the other.
-
-    Attributes:
-        num_plans: Stored plans.
-        milliseconds: Time of each request, by what was asked for.
-    """
-
-    num_plans: int
-    milliseconds: Mapping[str, tuple[float, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
-    """All runs, and where they were made."""
-
-    machine: Machine
-    database: str
-    scenarios: tuple[Scenario, ...]
-    lists: ListTimes | None
+    kind: LoadKind
+    database: DatabaseKind
+    rate_per_s: float
+    seconds: float
+    latencies: tuple[Latencies, ...]
+    memory_mib: tuple[float, ...]
 
 
 @command_options()
 class LoadOptions:
     """Options of the study `service-load`."""
 
-    runs: Annotated[
-        str, typer.Option(help="Runs to make, with commas between them: plans, reads, lists, overload.")
-    ] = "plans,reads,lists,overload"
-    database: Annotated[
-        str | None,
-        typer.Option(help="Address of an empty PostgreSQL database.", show_default="a file of SQLite for each run"),
-    ] = None
-    seconds: Annotated[float, positive_option("Length of each run at a rate.")] = 60.0
-    rate: Annotated[float, positive_option("Plans asked for per second in the run `plans`.")] = 8.0
-    read_rate: Annotated[float, positive_option("Stored plans read per second in the run `reads`.")] = 200.0
-    overload: Annotated[float, positive_option("Requests over what the service can do in the run `overload`.")] = 10.0
-    plans: Annotated[int, typer.Option(min=100, help="Stored plans in the run `lists`.")] = 100_000
-    workers: Annotated[int, typer.Option(min=1, help="Planning processes.")] = 2
-    parts: PartsOption = None
-    from_file: FromOption = None
+    kind: Annotated[LoadKind, typer.Argument(help="plans, reads, lists or overload.")]
+    database: Annotated[DatabaseKind, typer.Option(help="What the service runs on.")] = DatabaseKind.SQLITE
+    rate: Annotated[float | None, positive_option("Requests per second.")] = None
+    seconds: Annotated[float, positive_option("Seconds for which requests are counted.")] = 60.0
+    warm_up: Annotated[float, typer.Option(min=0, help="Seconds of the same load before that.")] = 10.0
+    spacing: Annotated[Spacing, typer.Option(help="How arrivals are spaced.")] = Spacing.POISSON
+    clients: Annotated[int, typer.Option(min=1, max=100, help="Clients, each with an address of its own.")] = 4
+    workers: Annotated[int, typer.Option(min=1, help="Planning processes of the service.")] = 2
+    plans: Annotated[int, typer.Option(min=1000, help="Stored plans of the kind lists.")] = 100_000
+    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0
 
-    def __post_init__(self) -> None:
-        for name in names_in(self.runs):
-            check_choice(name, [*_RUNS, "lists"], "--runs")
+
+def measure(options: LoadOptions) -> ServiceLoad:
+    """Starts a service on an empty database, and sends it requests.
+
+    Raises:
+        ExecutionError: If the service does not start.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autoshard-load-")))
+        address = stack.enter_context(new_database(options.database, folder))
+        ids = fill(address, options.plans) if options.kind is LoadKind.LISTS else []
+        arguments = ("--workers", str(options.workers), "--rate", "1000000")
+        service = stack.enter_context(running(RunningService(folder, address, arguments)))
+        return asyncio.run(_Load(options, service, ids).run())
+
+
+class _Load:
+    def __init__(self, options: LoadOptions, service: RunningService, ids: Sequence[str]) -> None:
+        self._options, self._service, self._ids = options, service, ids
+        self._rng = random.Random(options.seed)
+        self._clients = clients_of(service.url, options.clients)
+
+    async def run(self) -> ServiceLoad:
+        """Measures what the options say."""
+        kind, memory = self._options.kind, asyncio.create_task(self._watch_memory())
+        rate, found = self._options.rate or _RATES[kind], []
+        if kind is LoadKind.LISTS:
+            sends = dict(self._lists())
+        elif kind is LoadKind.READS:
+            sends = {"reads": self._reads(await self._stored())}
+        else:
+            send = self._plans(large_tasks(_NUM_TASKS))
+            await self._one_by_one(send, _NUM_TASKS)  # each process has answered some before anything is counted
+            found.append(Latencies.of("one after another", await self._one_by_one(send, _NUM_ALONE)))
+            rate = rate or _OVER * await self._capacity(send)
+            sends = {str(kind): send}
+        for name, send in sends.items():
+            found.append(await self._counted(name, send, rate, self._options.seconds / len(sends)))
+        memory.cancel()
+        for client in self._clients:
+            await client.aclose()
+        return ServiceLoad(
+            kind=kind,
+            database=self._options.database,
+            rate_per_s=round(rate, 2),
+            seconds=self._options.seconds,
+            latencies=tuple(found),
+            memory_mib=tuple(self._memory_mib),
+        )
+
+    async def _counted(self, name: str, send: _Send, rate: float, seconds: float) -> Latencies:
+        """Latencies at a rate, without those of the warm-up."""
+        warm_up_s = self._options.warm_up
+        times_s = arrival_times(rate, warm_up_s + seconds, self._options.spacing, self._options.seed)
+        outcomes = await send_at(times_s, send, max_open=_MAX_OPEN)
+        return Latencies.of(name, [one for one in outcomes if one.arrived_s >= warm_up_s])
+
+    async def _one_by_one(self, send: _Send, count: int) -> list[Outcome]:
+        return [one for number in range(count) for one in await send_at([0.0], _numbered(send, number), max_open=1)]
+
+    async def _capacity(self, send: _Send) -> float:
+        """Plans per second that as many clients get as there are planning processes, each without a pause."""
+        numbers, until_s = itertools.count(), time.perf_counter() + _CAPACITY_S
+
+        async def ask() -> None:
+            while time.perf_counter() < until_s:
+                (await send(next(numbers))).raise_for_status()
+
+        await asyncio.gather(*(ask() for _ in range(self._options.workers)))
+        return next(numbers) / _CAPACITY_S
+
+    def _plans(self, bodies: Sequence[bytes]) -> _Send:
+        return lambda number: self._client(number).post(
+            "/v1/plans", content=bodies[number % len(bodies)], headers=JSON_HEADERS
+        )
+
+    async def _stored(self) -> list[str]:
+        """Ids of plans that are made and stored."""
+        send = self._plans(large_tasks(_NUM_READ_PLANS))
+        return [(await send(number)).raise_for_status().json()["id"] for number in range(_NUM_READ_PLANS)]
+
+    def _reads(self, ids: Sequence[str]) -> _Send:
+        return lambda number: self._client(number).get(f"/v1/plans/{self._rng.choice(ids)}")
+
+    def _lists(self) -> Iterator[tuple[str, _Send]]:
+        for name, query in (
+            ("first page", {}),
+            ("a planner", {"planner": "auto"}),
+            ("a rare planner", {"planner": RARE_PLANNER}),
+            ("device and ranks", {"device": "h100", "num_ranks": "128"}),
+            ("a common text", {"text": "team-017"}),
+            ("a text of no plan", {"text": "nothing like it"}),
+        ):
+            yield name, self._listed(query)
+        yield "reads", self._reads(self._ids)
+
+    def _listed(self, query: dict[str, str]) -> _Send:
+        return lambda number: self._client(number).get("/v1/plans", params={**query, "limit": "50"})
+
+    def _client(self, number: int) -> httpx.AsyncClient:
+        return self._clients[number % len(self._clients)]
+
+    async def _watch_memory(self) -> None:
+        self._memory_mib: list[float] = []
+        while True:
+            found = await asyncio.to_thread(self._service.memory_bytes)
+            self._memory_mib.append(round(found / (1 << 20), 1))
+            await asyncio.sleep(_MEMORY_EVERY_S)
+
+
+def _numbered(send: _Send, number: int) -> _Send:
+    return lambda _: send(number)
+
+
+def latency_table(load: ServiceLoad) -> NumberTable:
+    """A line for each thing that was asked for."""
+    return NumberTable.of(
+        load.latencies,
+        f"{load.kind} on {load.database}, {load.rate_per_s:g} requests per second",
+        (
+            ("requests", lambda row: row.name),
+            ("sent", lambda row: f"{row.num_requests:,}"),
+            ("answered", lambda row: f"{row.num_answered:,}"),
+            ("refused", lambda row: f"{row.num_refused:,}"),
+            ("failed", lambda row: f"{row.num_failed:,}"),
+            ("p50 ms", lambda row: f"{row.p50_ms:.1f}"),
+            ("p95 ms", lambda row: f"{row.p95_ms:.1f}"),
+            ("p99 ms", lambda row: f"{row.p99_ms:.1f}"),
+            ("max ms", lambda row: f"{row.max_ms:.1f}"),
+        ),
+    )
 
 
 def main(options: LoadOptions, output: OutputOptions) -> None:
-    """Measures the service from outside: a real process, real databases, requests on the loopback.
+    """Sends a service of its own requests that arrive at their own times, and reports how long they took.
 
-    `plans` asks for plans of 80 tables on 8 ranks within 0.1 s, each of other tables; `reads` for stored plans; `lists`
-    for pages of many stored plans; `overload` for ten times the plans that the service can make.
+    Latencies count from the scheduled arrival. The service has two planning processes, and its memory is noted once a
+    second.
 
     Example:
-        python -m studies service-load --parts load-parts -o docs/figures
-        python -m studies service-load --runs lists --database postgresql://autoshard@127.0.0.1/load
+        python -m studies service-load plans --seconds 120
+        python -m studies service-load lists --database postgresql
     """
-    path = options.from_file
-    numbers = run_study(options) if path is None else read_document(path, Numbers, SCHEMA)
-    notes = tuple(f"{name}: {value}" for name, value in numbers.machine.described())
-    output.write(
-        StudyResult(
-            name=f"service-load-{numbers.database}",
-            document=to_document(numbers, SCHEMA),
-            tables=tuple(_tables(numbers)),
-            notes=notes,
-        )
-    )
-
-
-def run_study(options: LoadOptions) -> Numbers:
-    """Makes all runs that are not finished."""
-    parts = PartStore(options.parts)
-    database = "sqlite" if options.database is None else "postgresql"
-    parts.check_identity(
-        {
-            "database": database,
-            "seconds": options.seconds,
-            "rate": options.rate,
-            "read_rate": options.read_rate,
-            "overload": options.overload,
-            "plans": options.plans,
-            "workers": options.workers,
-        }
-    )
-    asked = names_in(options.runs)
-    scenarios: list[Scenario] = []
-    for name in (name for name in _RUNS if name in asked):
-        found = parts.find_data(name, _Runs, partial(_run, name, options))
-        scenarios.extend(found.scenarios)
-    lists = parts.find_data("lists", ListTimes, partial(_lists, options)) if "lists" in asked else None
-    return Numbers(
-        machine=Machine.this(find_device("cpu"), command_line("service-load", options)),
-        database=database,
-        scenarios=tuple(scenarios),
-        lists=lists,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Runs:
-    scenarios: tuple[Scenario, ...]
-
-
-def _run(name: str, options: LoadOptions) -> _Runs:
-    with _service(options) as service:
-        return _Runs(scenarios=tuple(_RUNS[name](service, options)))
-
-
-@contextmanager
-def _service(options: LoadOptions) -> Iterator[ServiceProcess]:
-    with tempfile.TemporaryDirectory() as folder:
-        words = ["--workers", str(options.workers)]
-        with running_service(Path(folder), options.database, *words) as service:
-            yield service
-
-
-def _plans(service: ServiceProcess, options: LoadOptions) -> Iterator[Scenario]:
-    """Plans at the asked rate, after a few that find what is found once only."""
-    calls = _plan_calls(_NUM_TASKS)
-    _warm_up(service, calls)
-    yield _scenario("plans", service, calls, rate=options.rate, seconds=options.seconds)
-
-
-def _reads(service: ServiceProcess, options: LoadOptions) -> Iterator[Scenario]:
-    """Stored plans, in turn."""
-    calls = [Call(method="GET", path=f"/v1/plans/{answer.id}") for answer in _made(service)]
-    yield _scenario("reads", service, calls, rate=options.read_rate, seconds=options.seconds)
-
-
-def _overload(service: ServiceProcess, options: LoadOptions) -> Iterator[Scenario]:
-    """Plans at a rate with no wait, then at many times what the service can do."""
-    calls = _plan_calls(_NUM_TASKS)
-    capacity = _warm_up(service, calls) * options.workers
-    yield _scenario("unloaded", service, calls, rate=0.2 * capacity, seconds=options.seconds)
-    yield _scenario("overload", service, calls, rate=options.overload * capacity, seconds=options.seconds)
-
-
-_RUNS: Final[Mapping[str, Callable[[ServiceProcess, LoadOptions], Iterator[Scenario]]]] = {
-    "plans": _plans,
-    "reads": _reads,
-    "overload": _overload,
-}
-
-
-def _scenario(name: str, service: ServiceProcess, calls: list[Call], *, rate: float, seconds: float) -> Scenario:
-    log(f"{name}: {rate:.3g} requests per second for {seconds:g} s")
-    start_bytes = service.resident_bytes
-    seen_bytes = [start_bytes]
-    answers = send_at_rate(
-        service.url,
-        calls,
-        rate=rate,
-        seconds=seconds,
-        num_clients=_NUM_CLIENTS,
-        observe=lambda: seen_bytes.append(service.resident_bytes),
-    )
-    return Scenario(name=name, answers=answers, start_mib=start_bytes / _MIB, most_mib=max(seen_bytes) / _MIB)
-
-
-def _plan_calls(number: int) -> list[Call]:
-    pool = metasyn()
-    bodies = (
-        {
-            "tables": tables_to_json(pool.redrawn(_NUM_TABLES, _FIRST_SEED + index)),
-            "topology": _TOPOLOGY,
-            "planner": "auto",
-            "time_limit_s": _LIMIT_S,
-        }
-        for index in range(number)
-    )
-    return [Call(method="POST", path="/v1/plans", body=json.dumps(body).encode()) for body in bodies]
-
-
-def _warm_up(service: ServiceProcess, calls: list[Call]) -> float:
-    """Plans per second of one planning process that is asked for one after the other."""
-    took_s = []
-    with httpx.Client(base_url=service.url, timeout=60, trust_env=False) as client:
-        for call in calls[-_NUM_READ:]:
-            started = time.perf_counter()
-            client.post(call.path, content=call.body, headers={"content-type": "application/json"}).raise_for_status()
-            took_s.append(time.perf_counter() - started)
-    return 1.0 / float(np.median(took_s))
-
-
-def _made(service: ServiceProcess) -> list[PlanAnswer]:
-    with httpx.Client(base_url=service.url, timeout=60, trust_env=False) as client:
-        answers = [
-            client.post(call.path, content=call.body, headers={"content-type": "application/json"})
-            for call in _plan_calls(_NUM_READ)
-        ]
-    return [PlanAnswer.model_validate_json(answer.raise_for_status().content) for answer in answers]
-
-
-#: Queries of lists: the first page, filters that few and many plans pass, and words.
-_QUERIES: Final = {
-    "first page": "limit=50",
-    "largest page": "limit=200",
-    "of one planner": "limit=50&planner=neo",
-    "of a planner without plans": "limit=50&planner=none",
-    "part of a name, in all": "limit=50&text=node",
-    "part of a name, in none": "limit=50&text=nowhere",
-}
-_NUM_REPEATS: Final = 20
-
-
-def _lists(options: LoadOptions) -> ListTimes:
-    with tempfile.TemporaryDirectory() as folder:
-        with running_service(Path(folder), options.database) as service:
-            made = _made(service)
-        _store_many(options.database or sqlite_in(Path(folder)), made, options.plans)
-        with (
-            running_service(Path(folder), options.database) as service,
-            httpx.Client(base_url=service.url, timeout=60, trust_env=False) as client,
-        ):
-            times = {name: _timed(client, f"/v1/plans?{query}") for name, query in _QUERIES.items()}
-            times["pages one after the other"] = tuple(_paged(client))
-    return ListTimes(num_plans=options.plans, milliseconds=times)
-
-
-def _store_many(database: str, made: list[PlanAnswer], number: int) -> None:
-    """Stores as many plans as asked for, as the service does, but many in one transaction; documents are real."""
-    log(f"lists: storing {number:,} plans")
-    before = os.environ.get(DATABASE_VARIABLE)
-    os.environ[DATABASE_VARIABLE] = database
-    storage = open_storage()
-    rng = np.random.default_rng(0)
-    try:
-        for start in range(0, number, 1000):
-            with storage.database.writing() as connection:
-                for index in range(start, min(start + 1000, number)):
-                    answer = made[index % len(made)]
-                    storage.plans.add(connection, _facts(answer.plan, index, rng), answer.model_dump_json().encode())
-    finally:
-        storage.close()
-        os.environ.pop(DATABASE_VARIABLE)
-        if before is not None:
-            os.environ[DATABASE_VARIABLE] = before
-
-
-def _facts(plan: Mapping[str, Any], index: int, rng: np.random.Generator) -> PlanFacts:
-    # Of a hundred plans, ninety are by one planner and one by another.
-    planner = "auto" if index % 10 else ("neo" if index % 100 == 0 else "cost-greedy")
-    names = " ".join(table["name"] for table in plan["tables"]["tables"])
-    return PlanFacts(
-        id=f"sha256:{rng.bytes(32).hex()}",
-        planner=planner,
-        device="a100",
-        num_tables=_NUM_TABLES,
-        num_ranks=8,
-        step_ms=float(rng.uniform(1, 10)),
-        search_text=f"{planner} a100 node {names}"[:256],
-    )
-
-
-def _timed(client: httpx.Client, path: str) -> tuple[float, ...]:
-    took_ms = []
-    for _ in range(_NUM_REPEATS):
-        started = time.perf_counter()
-        client.get(path).raise_for_status()
-        took_ms.append(1e3 * (time.perf_counter() - started))
-    return tuple(took_ms)
-
-
-def _paged(client: httpx.Client) -> Iterator[float]:
-    cursor = ""
-    for _ in range(_NUM_REPEATS):
-        started = time.perf_counter()
-        page = client.get(f"/v1/plans?limit=200{cursor}").raise_for_status().json()
-        yield 1e3 * (time.perf_counter() - started)
-        if page["next"] is None:
-            return
-        cursor = f"&cursor={page['next']}"
-
-
-def _milliseconds(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.3g}"
-
-
-def _tables(numbers: Numbers) -> Iterator[NumberTable]:
-    if numbers.scenarios:
-        yield NumberTable.of(
-            numbers.scenarios,
-            f"Requests of {_NUM_CLIENTS} clients at a rate, times from when they were due ({numbers.database})",
-            (
-                ("run", lambda one: one.name),
-                ("per second", lambda one: f"{one.answers.rate:.3g}"),
-                ("sent", lambda one: f"{one.answers.num_sent:,}"),
-                ("accepted", lambda one: f"{one.answers.num_accepted:,}"),
-                ("refused", lambda one: f"{one.answers.num_refused:,}"),
-                ("of these without Retry-After", lambda one: str(one.answers.num_hasty)),
-                ("failed", lambda one: str(one.answers.num_failed)),
-                ("p50, ms", lambda one: _milliseconds(one.answers.p50_ms)),
-                ("p95, ms", lambda one: _milliseconds(one.answers.p95_ms)),
-                ("p99, ms", lambda one: _milliseconds(one.answers.p99_ms)),
-                ("longest, ms", lambda one: _milliseconds(one.answers.max_ms)),
-                ("memory before, MiB", lambda one: f"{one.start_mib:,.0f}"),
-                ("most, MiB", lambda one: f"{one.most_mib:,.0f}"),
-            ),
-        )
-    if numbers.lists is not None:
-        yield NumberTable.of(
-            list(numbers.lists.milliseconds.items()),
-            f"Lists of {numbers.lists.num_plans:,} stored plans, one request after the other ({numbers.database})",
-            (
-                ("asked for", lambda item: item[0]),
-                ("median, ms", lambda item: f"{np.median(item[1]):.3g}"),
-                ("longest, ms", lambda item: f"{max(item[1]):.3g}"),
-            ),
-        )
+    load = measure(options)
+    on = Machine.this(find_device("cpu"), command_line("service-load", options))
+    document = {**to_document(load, SCHEMA), "machine": on.to_json()}
+    memory = load.memory_mib
+    note = f"memory {memory[0]:,.0f} MiB at first, {max(memory):,.0f} at most, {memory[-1]:,.0f} at last"
+    name = f"service-{options.kind}-{options.database}"
+    output.write(StudyResult(name=name, document=document, tables=(latency_table(load),), notes=(note,)))

@@ -1,126 +1,239 @@
-"""A real process of the service, and the memory that it and its planning processes hold."""
+"""Processes that studies of the service start: the service, and a PostgreSQL server."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import TypeVar
 
 import httpx
+import psycopg
 
-from autoshard.core.errors import AutoshardError
-from server.storage.location import DATABASE_VARIABLE
+from autoshard.core.errors import ExecutionError
+from server.storage.database import Database
+from server.storage.location import DATABASE_VARIABLE, parsed_url
+from server.storage.upgrading import upgrade
 
-_START_S: Final = 120.0
-_POLL_S: Final = 0.1
-
-
-class ServiceEndedError(AutoshardError):
-    """The service ended while it was measured; its log says why."""
+_T = TypeVar("_T")
+_START_S, _STOP_S, _POLL_S = 600.0, 60.0, 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceProcess:
-    """A running service.
+class DatabaseKind(StrEnum):
+    """A kind of database that the service runs on."""
 
-    Attributes:
-        process: Its process.
-        url: Where it listens.
-        log_file: Its log.
+    SQLITE = "sqlite"
+    POSTGRESQL = "postgresql"
+
+
+@dataclass(slots=True)
+class RunningService:
+    """A service on a free port of loopback.
+
+    Args of the constructor:
+        folder: Its log and its files.
+        database: Address of its database.
+        arguments: Further options of `autoshard serve`.
     """
 
-    process: subprocess.Popen[bytes]
-    url: str
-    log_file: Path
+    folder: Path
+    database: str
+    arguments: tuple[str, ...] = ()
+    url: str = ""
+    """Its address."""
+    log: Path = Path()
+    """Its log, since it was last started."""
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
-    def resident_bytes(self) -> int:
-        """Memory of the service and all processes below it that is theirs alone, and their shares of what is not."""
-        return sum(_proportional_bytes(pid) for pid in _tree(self.process.pid))
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process, which has been started."""
+        assert self._process is not None
+        return self._process
+
+    def start(self, *, until_ready: bool = True) -> None:
+        """Starts it, and waits until it listens or is ready.
+
+        Raises:
+            ExecutionError: If it ends, or takes too long.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        program = Path(sys.executable).with_name("autoshard")
+        log = self.log = self.folder / f"{uuid.uuid4().hex}.log"
+        environment = {**os.environ, DATABASE_VARIABLE: self.database, "HOME": str(self.folder)}
+        data = str(self.folder / "data")
+        command = [str(program), "serve", "--port", "0", "--data", data, *self.arguments]
+        with log.open("wb") as opened:
+            self._process = subprocess.Popen(command, stdout=opened, stderr=opened, env=environment)
+        self.url = self._await(lambda: _address(log))
+        if until_ready:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Waits until plans can be made.
+
+        Raises:
+            ExecutionError: If it ends, or takes too long.
+        """
+        self._await(self._is_ready)
+
+    def kill(self) -> None:
+        """Ends it by SIGKILL; its planning processes end by themselves, for nobody asks them any more."""
+        self.process.kill()
+        self.process.wait()
 
     def stop(self) -> None:
-        """Ends it as a service manager does."""
+        """Ends it by SIGTERM.
+
+        Raises:
+            ExecutionError: If it does not exit with 0.
+        """
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait()
+        if (code := self.process.wait(_STOP_S)) != 0:
+            raise ExecutionError(f"the service ended with exit code {code}")
+
+    def memory_bytes(self) -> int:
+        """Proportional set size of the service and its planning processes."""
+        pids = [self.process.pid, *_children(self.process.pid)]
+        return sum(map(_pss_bytes, pids))
+
+    def _is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/readyz", trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def _await(self, found: Callable[[], _T]) -> _T:
+        latest_s = time.monotonic() + _START_S
+        while not (result := found()):
+            if self.process.poll() is not None or time.monotonic() > latest_s:
+                raise ExecutionError(f"the service did not start; its log ends with: {_last_line(self.log)}")
+            time.sleep(_POLL_S)
+        return result
 
 
 @contextmanager
-def running_service(folder: Path, database: str | None, *arguments: str) -> Iterator[ServiceProcess]:
-    """A service of its own, without keys, until the block ends.
+def running(service: RunningService) -> Iterator[RunningService]:
+    """A service that runs until the end of the block."""
+    service.start()
+    try:
+        yield service
+    finally:
+        if service.process.poll() is None:
+            service.stop()
 
-    Args:
-        folder: For its log, and its database if that is a file.
-        database: Address of its database; None for a file of SQLite.
-        arguments: More words for `autoshard serve`.
+
+@contextmanager
+def new_database(kind: DatabaseKind, folder: Path) -> Iterator[str]:
+    """The address of an empty database with the service's schema; it is gone with the block.
 
     Raises:
-        ServiceEndedError: If it does not start.
+        ExecutionError: If the machine has no PostgreSQL server.
     """
-    log_file = folder / "service.log"
-    program = Path(sys.executable).with_name("autoshard")
-    command = [str(program), "serve", "--port", "0", "--rate", "1000000", *arguments]
-    environment = {**os.environ, "HOME": str(folder), DATABASE_VARIABLE: database or sqlite_in(folder)}
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
+    if kind is DatabaseKind.SQLITE:
+        yield _upgraded(f"sqlite:///{folder}/service.sqlite")
+        return
+    with postgresql_server() as server:
+        yield _upgraded(f"{server}/postgres")
+
+
+def _upgraded(address: str) -> str:
+    database = Database(parsed_url(address))
+    upgrade(database)
+    database.close()
+    return address
+
+
+@contextmanager
+def postgresql_server(*settings: str) -> Iterator[str]:
+    """A PostgreSQL server of its own, on loopback and a free port; gives its address, without a database's name.
+
+    Args:
+        settings: Such as `fsync=off`; without, it writes through to the disk, as in production.
+
+    Raises:
+        ExecutionError: If the machine has none.
+    """
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
+    if not programs:
+        raise ExecutionError("this machine has no PostgreSQL server (Debian: postgresql-15)")
+    user = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
+    folder = Path(tempfile.mkdtemp(prefix="autoshard-postgresql-"))
     try:
-        yield _started(process, log_file)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
-
-
-def sqlite_in(folder: Path) -> str:
-    """Address of the database of a service in a folder."""
-    return f"sqlite:///{folder}/service.sqlite"
-
-
-def _started(process: subprocess.Popen[bytes], log_file: Path) -> ServiceProcess:
-    deadline = time.monotonic() + _START_S
-    while process.poll() is None and time.monotonic() < deadline:
-        url = _address_in(log_file)
-        if url is not None and _is_ready(url):
-            return ServiceProcess(process, url, log_file)
-        time.sleep(_POLL_S)
-    raise ServiceEndedError(f"the service did not start; its log is {log_file}")
-
-
-def _address_in(log_file: Path) -> str | None:
-    for line in log_file.read_text(encoding="utf-8").splitlines():
-        if line.startswith("{") and line.endswith("}") and json.loads(line).get("event") == "starting":
-            return str(json.loads(line)["url"])
-    return None
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def _tree(pid: int) -> Iterator[int]:
-    yield pid
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        if user is not None:
+            shutil.chown(folder, user, user)
+        port = _free_port()
+        made_by = ["-U", "autoshard", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale", "C"]
+        _run_as(user, folder, [programs[-1] / "initdb", "-D", folder / "data", *made_by]).wait(_STOP_S)
+        options = ["-p", str(port), "-h", "127.0.0.1", "-k", str(folder), *(f"--{setting}" for setting in settings)]
+        process = _run_as(user, folder, [programs[-1] / "postgres", "-D", folder / "data", *options])
         try:
-            below = children.read_text().split()
-        except OSError:  # the thread has ended
-            continue
-        for child in below:
-            yield from _tree(int(child))
+            address = f"postgresql://autoshard@127.0.0.1:{port}"
+            _await_connection(f"{address}/postgres", process)
+            yield address
+        finally:
+            process.send_signal(signal.SIGINT)  # disconnects clients
+            process.wait(_STOP_S)
+    finally:
+        shutil.rmtree(folder)
 
 
-def _proportional_bytes(pid: int) -> int:
+def _run_as(user: str | None, folder: Path, command: list[str | Path]) -> subprocess.Popen[bytes]:
+    nothing = subprocess.DEVNULL
+    if user is None:
+        return subprocess.Popen(command, cwd=folder, stdout=nothing, stderr=nothing)
+    return subprocess.Popen(command, cwd=folder, stdout=nothing, stderr=nothing, user=user, group=user, extra_groups=[])
+
+
+def _await_connection(address: str, process: subprocess.Popen[bytes]) -> None:
+    latest_s = time.monotonic() + _START_S
+    while time.monotonic() < latest_s and process.poll() is None:
+        try:
+            psycopg.connect(address, connect_timeout=1).close()
+            return
+        except psycopg.OperationalError:
+            time.sleep(_POLL_S)
+    raise ExecutionError("the PostgreSQL server did not start")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def _last_line(log: Path) -> str:
+    return "".join(log.read_text(encoding="utf-8").splitlines()[-1:]) or "nothing"
+
+
+def _address(log: Path) -> str:
+    lines = (json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.startswith("{"))
+    return next((line["url"] for line in lines if line.get("event") == "starting"), "")
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = Path(f"/proc/{pid}/task").glob("*/children")
+        return [int(child) for task in tasks for child in task.read_text().split()]
+    except OSError:
+        return []
+
+
+def _pss_bytes(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:  # the process has ended
+    except OSError:
         return 0
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)

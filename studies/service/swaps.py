@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import tempfile
-import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -14,21 +16,20 @@ import typer
 
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
-from autoshard.formats import tables_to_json
-from autoshard.formats.documents.json_document import format_json
-from autoshard.formats.metasyn import metasyn
 from autoshard.report.images import NumberTable
 from bench.measuring.devices import find_device
 from costmodel.registry.versions import Registry, shipped_models
 from studies.frame import Machine, OutputOptions, StudyResult, command_line
 from studies.frame.documents import to_document
-from studies.service.arrivals import Answers, Call, send_at_rate
-from studies.service.processes import ServiceProcess, running_service
+from studies.service.arrivals import Latencies, Spacing, arrival_times, clients_of, send_at
+from studies.service.bodies import JSON_HEADERS, small_task
+from studies.service.processes import DatabaseKind, RunningService, new_database, running
 
 SCHEMA: Final = "autoshard.service_swaps/1"
 _PROMOTIONS: Final = "/v1/models/cost/cpu/promotions"
 _NUM_VERSIONS: Final = 5
 _DAMAGED_EVERY: Final = 5
+_MAX_OPEN: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Numbers:
     num_refused: int
     num_wrong: int
     num_stale: int
-    answers: Answers
+    answers: Latencies
 
 
 @command_options()
@@ -67,11 +68,13 @@ def main(options: SwapOptions, output: OutputOptions) -> None:
     Example:
         python -m studies service-swaps -o docs/figures
     """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autoshard-swaps-")))
         whole, damaged = _publish(Registry(folder / "registry"))
-        with running_service(folder, None, "--registry", str(folder / "registry"), "--shadow", "0") as service:
-            numbers = _swapped(service, options, whole, damaged)
+        address = stack.enter_context(new_database(DatabaseKind.SQLITE, folder))
+        words = ("--registry", str(folder / "registry"), "--shadow", "0")
+        service = stack.enter_context(running(RunningService(folder, address, words)))
+        numbers = asyncio.run(_swapped(service.url, options, whole, damaged))
     table = NumberTable.of(
         [numbers],
         f"{options.swaps} swaps, {options.gap_s:g} s apart, one in {_DAMAGED_EVERY} of a damaged version",
@@ -80,9 +83,9 @@ def main(options: SwapOptions, output: OutputOptions) -> None:
             ("damaged, refused", lambda one: str(one.num_refused)),
             ("wrong", lambda one: str(one.num_wrong)),
             ("next plan by another version", lambda one: str(one.num_stale)),
-            ("plans asked for", lambda one: str(one.answers.num_sent)),
-            ("made", lambda one: str(one.answers.num_accepted)),
-            ("not made", lambda one: str(one.answers.num_sent - one.answers.num_accepted)),
+            ("plans asked for", lambda one: str(one.answers.num_requests)),
+            ("made", lambda one: str(one.answers.num_answered)),
+            ("not made", lambda one: str(one.answers.num_requests - one.answers.num_answered)),
         ),
     )
     notes = tuple(f"{name}: {value}" for name, value in numbers.machine.described())
@@ -107,48 +110,48 @@ def _publish(models: Registry) -> tuple[list[str], list[str]]:
     return whole, damaged
 
 
-def _swapped(service: ServiceProcess, options: SwapOptions, whole: list[str], damaged: list[str]) -> Numbers:
-    call = _plan_call()
-    found: list[tuple[bool, int, bool]] = []
-    swapping = threading.Thread(target=_swap, args=(service.url, options, whole, damaged, call, found))
-    swapping.start()
-    answers = send_at_rate(service.url, [call], rate=options.rate, seconds=options.swaps * options.gap_s, num_clients=4)
-    swapping.join()
+async def _swapped(url: str, options: SwapOptions, whole: list[str], damaged: list[str]) -> Numbers:
+    swapping, *clients = clients_of(url, 5)
+    numbers = itertools.count()
+
+    async def plan(number: int) -> httpx.Response:
+        client = clients[number % len(clients)]
+        return await client.post("/v1/plans", content=small_task(next(numbers)), headers=JSON_HEADERS)
+
+    times_s = arrival_times(options.rate, options.swaps * options.gap_s, Spacing.POISSON, 0)
+    asking = asyncio.create_task(send_at(times_s, plan, max_open=_MAX_OPEN))
+    found = await _swap(swapping, options, whole, damaged)
+    answers = Latencies.of("plans", await asking)
+    for client in (swapping, *clients):
+        await client.aclose()
     return Numbers(
         machine=Machine.this(find_device("cpu"), command_line("service-swaps", options)),
-        num_swapped=sum(not is_damaged and status == 200 for is_damaged, status, _ in found),
-        num_refused=sum(is_damaged and status == 422 for is_damaged, status, _ in found),
-        num_wrong=options.swaps - sum(status == (422 if is_damaged else 200) for is_damaged, status, _ in found),
-        num_stale=sum(is_stale for _, _, is_stale in found),
+        num_swapped=sum(not one.is_damaged and one.status == 200 for one in found),
+        num_refused=sum(one.is_damaged and one.status == 422 for one in found),
+        num_wrong=sum(one.status != (422 if one.is_damaged else 200) for one in found),
+        num_stale=sum(one.is_stale for one in found),
         answers=answers,
     )
 
 
-def _swap(
-    url: str,
-    options: SwapOptions,
-    whole: list[str],
-    damaged: list[str],
-    call: Call,
-    found: list[tuple[bool, int, bool]],
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    is_damaged: bool
+    status: int
+    is_stale: bool
+
+
+async def _swap(client: httpx.AsyncClient, options: SwapOptions, whole: list[str], damaged: list[str]) -> list[_Swap]:
     """Swaps one version after the other, and asks for a plan after each."""
-    current = whole[0]
-    transport = httpx.HTTPTransport(local_address="127.0.0.9")
-    with httpx.Client(base_url=url, timeout=60, trust_env=False, transport=transport) as client:
-        for number in range(options.swaps):
-            started = time.monotonic()
-            is_damaged = number % _DAMAGED_EVERY == _DAMAGED_EVERY - 1
-            version = (damaged if is_damaged else whole)[(number + 1) % _NUM_VERSIONS]
-            answer = client.post(_PROMOTIONS, json={"version": version, "force": True})
-            current = current if answer.status_code != 200 else version
-            plan = client.post(call.path, content=call.body, headers={"content-type": "application/json"}).json()
-            model = plan.get("plan", {}).get("predicted", {}).get("cost_model")
-            found.append((is_damaged, answer.status_code, model != f"learned:cpu@{current}"))
-            time.sleep(max(0.0, started + options.gap_s - time.monotonic()))
-
-
-def _plan_call() -> Call:
-    tables = metasyn().scaled(64).redrawn(12, 1)
-    body = {"tables": tables_to_json(tables), "topology": "cpu-4", "planner": "cost-greedy"}
-    return Call(method="POST", path="/v1/plans", body=format_json(body).encode())
+    current, found = whole[0], []
+    for number in range(options.swaps):
+        started_s = time.monotonic()
+        is_damaged = number % _DAMAGED_EVERY == _DAMAGED_EVERY - 1
+        version = (damaged if is_damaged else whole)[(number + 1) % _NUM_VERSIONS]
+        answer = await client.post(_PROMOTIONS, json={"version": version, "force": True})
+        current = current if answer.status_code != 200 else version
+        plan = await client.post("/v1/plans", content=small_task(0), headers=JSON_HEADERS)
+        model = plan.json().get("plan", {}).get("predicted", {}).get("cost_model")
+        found.append(_Swap(is_damaged, answer.status_code, model != f"learned:cpu@{current}"))
+        await asyncio.sleep(max(0.0, started_s + options.gap_s - time.monotonic()))
+    return found

@@ -2,12 +2,9 @@
 
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from dataclasses import dataclass
@@ -16,6 +13,8 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
+
+from studies.service.processes import postgresql_server
 
 START_TIMEOUT_S = 120
 
@@ -112,55 +111,25 @@ def client(service):
 @pytest.fixture(scope="session")
 def postgresql():
     """A PostgreSQL server of its own: on loopback and a free port, in a folder that is removed with it."""
-    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
-    if not programs:
+    if not any(Path("/usr/lib/postgresql").glob("*/bin")):
         pytest.skip("this machine has no PostgreSQL server (Debian: postgresql-15)")
-    user = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
-    folder = Path(tempfile.mkdtemp(prefix="autoshard-postgresql-"))
-    try:
-        if user is not None:
-            shutil.chown(folder, user, user)
-        groups = {"user": user, "group": user, "extra_groups": []} if user is not None else {}
-        settings = {"cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT, **groups}
-        data, port = folder / "data", free_port()
-        initdb = [programs[-1] / "initdb", "-D", data, "-U", "autoshard", "-A", "trust", "--no-sync", "-E", "UTF8"]
-        subprocess.run([*initdb, "--locale", "C"], check=True, **settings)
-        postgres = [programs[-1] / "postgres", "-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", folder]
-        process = subprocess.Popen([*postgres, "-c", "fsync=off"], **settings)
-        try:
-            with _await(lambda: _connected(port), process) as connection:
-                yield PostgresServer(connection, port)
-        finally:
-            process.send_signal(signal.SIGINT)  # disconnects clients
-            process.wait(60)
-    finally:
-        shutil.rmtree(folder)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
-
-
-def _connected(port):
-    try:
-        return psycopg.connect(
-            f"host=127.0.0.1 port={port} user=autoshard dbname=postgres connect_timeout=1", autocommit=True
-        )
-    except psycopg.OperationalError:
-        return None
+    with (
+        postgresql_server("fsync=off") as address,
+        psycopg.connect(f"{address}/postgres", autocommit=True) as connection,
+    ):
+        yield PostgresServer(connection, address)
 
 
 @dataclass
 class PostgresServer:
     connection: psycopg.Connection
-    port: int
+    address: str
 
     def new_database(self):
         """The address of a new database."""
         name = f"test_{uuid.uuid4().hex}"
         self.connection.execute(f"CREATE DATABASE {name}")
-        return f"postgresql://autoshard@127.0.0.1:{self.port}/{name}"
+        return f"{self.address}/{name}"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

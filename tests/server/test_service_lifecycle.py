@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -122,15 +123,34 @@ def test_sigterm_to_all_processes_lets_running_and_waiting_requests_end(own_serv
         assert [future.result().status_code for future in posted] == [200, 200]
 
 
-def test_a_worker_that_dies_while_it_starts_is_replaced(own_service):
+def test_a_worker_that_dies_while_it_starts_is_replaced_later_each_time(own_service):
     service = own_service("--workers", "1", until_ready=False)
-    for pid in eventually(lambda: worker_pids(service.process.pid)):
+    killed = set()
+    for _ in range(2):
+        (pid,) = eventually(lambda: set(worker_pids(service.process.pid)) - killed)
         os.kill(pid, signal.SIGKILL)
+        killed.add(pid)
     with service.client() as client:
         eventually(lambda: client.get("/readyz").status_code == 200)
         assert client.post("/v1/plans", json=TASK).status_code == 200
     events = [line["event"] for line in service.log()]
     assert events.index("worker ended while it started") < events.index("listening")
+    assert [line["next_start_s"] for line in service.log() if "next_start_s" in line] == [0.5, 1.0]
+
+
+def test_a_client_that_takes_all_it_may_leaves_a_worker_to_others(own_service):
+    service = own_service("--workers", "2")
+    other = httpx.HTTPTransport(local_address="127.0.0.2")  # clients without keys are told apart by their addresses
+    with (
+        service.client() as client,
+        httpx.Client(base_url=service.url, timeout=60, transport=other) as second,
+        concurrent.futures.ThreadPoolExecutor(2) as threads,
+    ):
+        posted = [threads.submit(client.post, "/v1/plans", json={**LONG, "time_limit_s": 10.0}) for _ in range(2)]
+        eventually(lambda: client.get("/metrics").text.count("autoshard_waiting_requests 1.0"))
+        assert second.post("/v1/plans", json=TASK).status_code == 200
+        assert not any(future.done() for future in posted)
+        assert [future.result().status_code for future in posted] == [200, 200]
 
 
 def eventually(condition):
