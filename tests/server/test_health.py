@@ -9,8 +9,9 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from autoshard.cli import main
 from autoshard.core.errors import InvalidOptionError
-from server.jobs.tables import check_job_tables, upgrade_job_tables
+from server.jobs.tables import check_job_tables
 from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
 from server.storage.database import Database
@@ -60,7 +61,7 @@ def test_the_tables_of_jobs_are_made_before_services_start(postgresql, monkeypat
         with pytest.raises(InvalidOptionError, match=r"tables of jobs have version 0, .*: run `autoshard db upgrade`$"):
             check_job_tables(database)
         for _ in range(2):
-            upgrade_job_tables(database)
+            assert main(["db", "upgrade"]) == 0
             check_job_tables(database)
 
 

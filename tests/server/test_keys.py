@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import socket
 
 import pytest
@@ -26,6 +27,8 @@ from server.web.app import guarded, make_routes
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "NONSENSE")
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
 PLAN_ID = "sha256:" + "0" * 64
+#: Values of parameters of paths; others are `x`.
+PARAMETERS = {"{plan_id}": PLAN_ID, "{other_id}": PLAN_ID, "{job_id}": "0" * 32}
 
 
 @pytest.fixture
@@ -151,7 +154,7 @@ def all_paths(routes):
 
 
 def path_of(route):
-    path = route.path.replace("{plan_id}", PLAN_ID)
+    path = re.sub(r"\{\w+\}", lambda parameter: PARAMETERS.get(parameter[0], "x"), route.path)
     return f"{path}/swagger-ui.css" if isinstance(route, Mount) else path
 
 
