@@ -17,6 +17,7 @@ from autoshard.core import (
     MemoryBytes,
     MemoryLevel,
     Pooling,
+    TableSet,
     Tier,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
@@ -24,7 +25,7 @@ from autoshard.evaluation import activation_bytes, evaluate, price_step
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import NOTHING, Layout, Limits
-from autoshard.planners.hybrid.offered import space_of
+from autoshard.planners.hybrid.offered import EVERYTHING, Offer, offer_within, space_of
 from autoshard.planners.hybrid.race import improve
 from autoshard.planners.hybrid.starts import balanced_starts, layout_of
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
@@ -311,21 +312,38 @@ def test_balanced_starts_know_that_a_table_alone_decides(make_table, make_topolo
     assert best < 0.5 * whole.step_ms()
 
 
-def test_where_time_is_short_only_the_costliest_tables_have_rare_options(draw_task, two_nodes, make_request):
+def test_less_is_offered_the_less_time_there_is(draw_task):
+    tables, _ = draw_task(80, 8, seed=7)
+    offers = [offer_within(tables, left_s) for left_s in (math.inf, 0.3, 0.05, -0.01, -0.04, -1.0)]
+    assert offers[0] is offers[1] is EVERYTHING
+    assert offers[4] is offers[5]
+    sizes = [len(offer.names) for offer in offers[1:5]]
+    assert sizes == sorted(set(sizes), reverse=True)
+    first = tables.tables[0]
+    names = [f"t{index}" for index in range(800)]
+    alike = tuple(replace(first, name=name, features=(replace(first.features[0], name=name),)) for name in names)
+    assert offer_within(replace(tables, tables=alike), 0.01) is EVERYTHING
+
+
+def test_only_the_costliest_and_the_large_tables_have_all_options(draw_task, two_nodes, make_request):
     tables, _ = draw_task(24, 8, seed=7)
     request = make_request((tables, two_nodes()))
-
-    def num_rare(left_s):
-        rare = {ShardingType.GRID, ShardingType.FLEX, ShardingType.TABLE_COLUMN_WISE}
-        items = space_of(request, left_s=left_s).items
-        assert all(item.options for item in items)
-        return [sum(option.of_tables[0].name in rare for option in item.options) for item in items]
-
-    ample, short = num_rare(100.0), num_rare(0.01)
-    assert num_rare(math.inf) == ample
-    assert all(count > 0 for count in ample)
+    offer = Offer(names=frozenset({ShardingType.TABLE_WISE}), costliest=0.25, table_s=0.0)
+    every, fewer = ([len(item.options) for item in space_of(request, offer=one).items] for one in (EVERYTHING, offer))
     read = [table.pooling_factor * table.embedding_dim for table in tables.tables]
     costliest = sorted(range(24), key=lambda index: -read[index])[:6]
-    assert [count if index in costliest else 0 for index, count in enumerate(ample)] == short
-    only = space_of(request, {ShardingType.FLEX}, left_s=0.01)
-    assert all(len(item.options) == 1 for item in only.items)
+    assert [count if index in costliest else 1 for index, count in enumerate(every)] == fewer
+    largest = max(table.storage_bytes for table in tables.tables)
+    small = make_request((tables, replace(two_nodes(), memory_bytes=MemoryBytes(hbm=largest))))
+    counts = [len(item.options) for item in space_of(small, offer=offer).items]
+    assert all(
+        count > 1 for count, table in zip(counts, tables.tables, strict=True) if table.storage_bytes > largest / 4
+    )
+    assert all(len(item.options) == 1 for item in space_of(request, {ShardingType.FLEX}, offer).items)
+
+
+def test_tables_that_fit_no_rank_whole_are_cut_however_short_the_time(make_table, make_topology, make_request):
+    huge = [make_table(f"t{index}", 100_000, embedding_dim=64, pooling_factor=2.0) for index in range(3)]
+    topology = make_topology(4, hbm_bytes=sum(table.storage_bytes for table in huge) // 2)
+    request = replace(make_request((TableSet(batch_size=64, tables=tuple(huge)), topology)), time_limit_s=1e-3)
+    validate_plan(search_steps(request, StepSearch()).plan)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,32 +17,73 @@ from autoshard.planners.space.planner_space import PlannerSpace
 _SCARCE_SHARE = 0.5
 #: Cache sizes that are offered, over the rows that a batch hits; memory that is left makes them larger.
 _CACHE_SHARES = (1.0, 0.25)
-#: Sharding types that few tables of good plans have, a third of all options: where time is short, only the costliest
-#: tables may have them.
+#: Sharding types that few tables of good plans have; a third of all options.
 _RARE = frozenset({ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID, ShardingType.FLEX})
-#: Share of the tables that are the costliest; seconds that the options of a table take (800 of metasyn's on 80 A100:
-#: 0.7 s, CPU time of one core of an EPYC, November 2026); and the share of the time above which it is short.
-_COSTLIEST, _TABLE_S, _SHORT = 0.25, 9e-4, 0.3
+#: Tables that take more than this share of a device's memory have all options.
+_LARGE_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Sharding types that tables are offered: all of them to the costliest, some of them to the others.
+
+    Attributes:
+        names: What the others are offered.
+        costliest: Share of the tables that are offered all.
+        table_s: Seconds that this takes about for each table.
+    """
+
+    names: frozenset[ShardingType]
+    costliest: float
+    table_s: float
+
+
+#: All sharding types for all tables. Seconds are CPU time of 800 of metasyn's tables on 80 A100, one core of an EPYC,
+#: November 2026.
+EVERYTHING = Offer(names=frozenset(ShardingType), costliest=1.0, table_s=9e-4)
+#: What is offered where time is short.
+_LESS = (
+    Offer(names=EVERYTHING.names - _RARE, costliest=0.25, table_s=8e-4),
+    Offer(names=frozenset({ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL}), costliest=0.1, table_s=2.5e-4),
+    Offer(names=frozenset({ShardingType.TABLE_WISE}), costliest=0.0, table_s=1e-4),
+)
+#: Shares of the time left that everything may take, and that less may take; and seconds that less may take besides.
+_AMPLE, _SHORT, _SHORT_S = 0.3, 1.3, 0.05
+
+
+def offer_within(tables: TableSet, left_s: float) -> Offer:
+    """The largest offer whose options are worked out in time.
+
+    Args:
+        tables: Those of the task; of tables that are alike, one is worked out.
+        left_s: Seconds for all of the planning.
+    """
+    num_tables = len(
+        {(table.num_embeddings, table.embedding_dim, table.pooling_factor, table.access) for table in tables.tables}
+    )
+    if EVERYTHING.table_s * num_tables <= _AMPLE * left_s:
+        return EVERYTHING
+    most_s = _SHORT * left_s + _SHORT_S
+    return next((offer for offer in _LESS if offer.table_s * num_tables <= most_s), _LESS[-1])
 
 
 def space_of(
-    request: PlanRequest, names: Collection[ShardingType] = tuple(ShardingType), left_s: float = math.inf
+    request: PlanRequest, names: Collection[ShardingType] = tuple(ShardingType), offer: Offer = EVERYTHING
 ) -> PlannerSpace:
-    """All sharding options of the tables of a task, with rows behind caches where device memory is scarce.
+    """The sharding options of the tables of a task, with rows behind caches where device memory is scarce.
 
     Args:
         request: The task.
         names: Ways that tables may be held.
-        left_s: Seconds for all of the planning; where they are few, cheap tables get no rare options.
+        offer: Which of them tables are offered.
     """
     topology, tables = request.topology, request.tables
     levels = _spare_levels(tables, topology)
-    usual = frozenset(names) - _RARE
-    least_bytes = _costliest(tables) if usual and _TABLE_S * len(tables.tables) > _SHORT * left_s else 0.0
+    usual = (frozenset(names) & offer.names) or frozenset(names)
+    with_all = _with_all(tables, topology, offer)
 
     def options_of(table: EmbeddingTable) -> list[ShardingOption]:
-        offered_names = names if _looked_up(table) >= least_bytes else usual
-        offered = enumerate_options(table, topology, offered_names, request.payload)
+        offered = enumerate_options(table, topology, names if with_all(table) else usual, request.payload)
         simple = [option for option in offered if option.name is not ShardingType.ROW_TIERS]
         cached = [
             _behind_cache(option, level, share, topology, tables.batch_size)
@@ -55,14 +96,21 @@ def space_of(
     return PlannerSpace(tables, topology, request.costs, options_of, request.payload)
 
 
+def _with_all(tables: TableSet, topology: Topology, offer: Offer) -> Callable[[EmbeddingTable], bool]:
+    """Whether a table is one of the costliest, by the bytes that a sample reads of it, or large."""
+    if offer is EVERYTHING:
+        return lambda _: True
+    least_bytes = float(np.quantile([_looked_up(table) for table in tables.tables], 1 - offer.costliest))
+    memory_bytes = min(topology.memory_of(rank).hbm for rank in range(topology.world_size))
+
+    def is_such(table: EmbeddingTable) -> bool:
+        return _looked_up(table) >= least_bytes or table.storage_bytes > _LARGE_SHARE * memory_bytes
+
+    return is_such
+
+
 def _looked_up(table: EmbeddingTable) -> float:
-    """Bytes that a sample reads of a table, about what tables cost by."""
     return table.pooling_factor * table.embedding_dim * table.dtype.num_bytes
-
-
-def _costliest(tables: TableSet) -> float:
-    """Least bytes that a sample reads of one of the costliest tables."""
-    return float(np.quantile([_looked_up(table) for table in tables.tables], 1 - _COSTLIEST))
 
 
 def _spare_levels(tables: TableSet, topology: Topology) -> list[MemoryLevel]:

@@ -24,7 +24,7 @@ from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.comparison import best_plan, num_cuts
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import Layout, Limits
-from autoshard.planners.hybrid.offered import space_of
+from autoshard.planners.hybrid.offered import EVERYTHING, Offer, offer_within, space_of
 from autoshard.planners.hybrid.race import improve
 from autoshard.planners.hybrid.starts import (
     POLICY,
@@ -44,9 +44,9 @@ from autoshard.planners.warm_start import start_of
 
 #: Share of what is left that a search within replica groups gets, where they are the best start, and its least seconds.
 _GROUPS_SHARE, _LEAST_SECONDS = 0.6, 0.01
-#: Shares of the time left, once options are known, in which starts of the search's own and then other planners' plans
+#: Shares of the time left, each when its turn comes, in which starts of the search's own and then other planners' plans
 #: have to be made; the search has the rest.
-_OWN_SHARE, _STARTS_SHARE = 0.25, 0.6
+_OWN_SHARE, _STARTS_SHARE = 0.25, 0.5
 #: Seconds for checking and pricing the plan in the end: whatever the task, and for each table (CPU time of
 #: `validate_plan`, `evaluate` and `price_step`, one core of a Xeon, November 2026).
 _FINISH_S, _FINISH_TABLE_S = 0.002, 1e-4
@@ -127,12 +127,13 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
     finish_s = _FINISH_S + _FINISH_TABLE_S * len(request.tables.tables)
     deadline_s = request.deadline_s() - finish_s
     # Where steps are counted, the clock decides nothing but the end.
-    space = space_of(request, search.names, math.inf if search.steps else deadline_s - time.perf_counter())
-    limits = Limits.of(space, search.reserved_bytes, with_activations=search.count_activations)
-    now_s = time.perf_counter()
-    left_s = max(0.0, deadline_s - now_s)
-    own_s, starts_s = (math.inf if search.steps else now_s + share * left_s for share in (_OWN_SHARE, _STARTS_SHARE))
-    own = balanced_starts(space, limits, own_s)
+    until_s = math.inf if search.steps else deadline_s
+    offer = offer_within(request.tables, until_s - time.perf_counter())
+    space, own = _offered(request, search, offer, until_s)
+    if not own and offer is not EVERYTHING:
+        space, own = _offered(request, search, EVERYTHING, until_s)
+    limits = _limits(space, search)
+    starts_s = _share_of_time(_STARTS_SHARE, until_s)
     plans = _plans(request, search, starts_s, is_needed=not own)
     read, found = _read(plans, space, limits, request, search)
     starts = sorted(((one.layout.step_ms(), one) for one in (*own, *read)), key=lambda start: start[0])
@@ -153,6 +154,24 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
         if recorded_errors(request.costs.kernel) is not None:
             found += _whole_start(plans, read, request)
     return _best_of(found, plans, request)
+
+
+def _offered(
+    request: PlanRequest, search: StepSearch, offer: Offer, until_s: float
+) -> tuple[PlannerSpace, list[Start]]:
+    """The options, and the search's own starts."""
+    space = space_of(request, search.names, offer)
+    return space, balanced_starts(space, _limits(space, search), _share_of_time(_OWN_SHARE, until_s))
+
+
+def _limits(space: PlannerSpace, search: StepSearch) -> Limits:
+    return Limits.of(space, search.reserved_bytes, with_activations=search.count_activations)
+
+
+def _share_of_time(share: float, until_s: float) -> float:
+    """When a share of the time from now on will be over, by `time.perf_counter`."""
+    now_s = time.perf_counter()
+    return now_s + share * max(0.0, until_s - now_s)
 
 
 def _priced(plan: ShardingPlan, status: str, request: PlanRequest) -> Found:
