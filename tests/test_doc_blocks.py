@@ -181,7 +181,9 @@ def test_the_doors_to_torchrec(folder):
     recorded = record.replace("...  # some thousand steps", "model(batch)")
     assert recorded != record
     execute(f"{_BEFORE}{recorded}\n{planner}\nmodel(batch).backward()")
-    planned = "plan = autoshard.torchrec.Planner(topology=topology, timeout_seconds=1.0)\nplan.plan(model)\n"
+    planned = (
+        "plan = autoshard.torchrec.Planner(topology=topology, batch_size=256, timeout_seconds=1.0)\nplan.plan(model)\n"
+    )
     step = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nplan = plan.chosen\n"
     execute(f"{_BEFORE}{planned}{step}{shard}")
     (folder / "my_model.py").write_text("from examples.torchrec_model import make\n")
