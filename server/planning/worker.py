@@ -44,7 +44,7 @@ def run_worker(pipe: Connection, settings: ServerSettings) -> None:
         pipe.send_bytes(READY)
         while True:
             _answer(Work.receive(pipe), settings).send(pipe)
-    except (EOFError, BrokenPipeError):
+    except (EOFError, ConnectionError):
         return  # the service has gone
     except Exception as error:
         _log.exception("fault while planning")

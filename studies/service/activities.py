@@ -134,7 +134,7 @@ class JobWrites:
         """Jobs that were acknowledged are there, and none has failed."""
         jobs = [await self._job(client, job_id) for job_id in self._ids]
         bad = (JobState.FAILED, JobState.CANCELLED, "")
-        return [f"job {one['id']} is {one['state'] or 'lost'}" for one in jobs if one["state"] in bad]
+        return [f"job {one['id']} is {one['state'] or 'lost'}: {one['problem']}" for one in jobs if one["state"] in bad]
 
     async def finish(self, client: httpx.AsyncClient) -> list[str]:
         """Waits until all jobs are done; each has succeeded at its first attempt, and its plan is there."""
@@ -147,7 +147,8 @@ class JobWrites:
                 await asyncio.sleep(_POLL_S)
             plan = await client.get(f"/v1/plans/{job['plan_id']}")
             if (job["state"], job["attempt"], plan.status_code) != (JobState.SUCCEEDED, 1, 200):
-                faults.append(f"job {job_id} is {job['state']} at attempt {job['attempt']}, plan {plan.status_code}")
+                where = f"attempt {job['attempt']}, plan {plan.status_code}, problem {job['problem']}"
+                faults.append(f"job {job_id} is {job['state']}, {where}")
         return faults
 
     def check_audit(self, address: str) -> list[str]:
@@ -157,7 +158,7 @@ class JobWrites:
 
     async def _job(self, client: httpx.AsyncClient, job_id: str) -> dict[str, Any]:
         answer = await client.get(f"/v1/jobs/{job_id}")
-        lost: dict[str, Any] = {"id": job_id, "state": "", "attempt": 0, "plan_id": None}
+        lost: dict[str, Any] = {"id": job_id, "state": "", "attempt": 0, "plan_id": None, "problem": None}
         return answer.json() if answer.status_code == 200 else lost
 
 
