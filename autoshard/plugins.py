@@ -5,6 +5,7 @@ Planners and commands are entry points, too; see `planners.registry` and `cli`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -179,9 +180,13 @@ def step_model_loaders() -> tuple[LoadStepModels, ...]:
     return tuple(point.load() for point in _points(STEP_MODEL_GROUP))
 
 
+def _points(group: str) -> list[EntryPoint]:
+    return _points_on(group, tuple(sys.path))
+
+
 # Reads a file of every package that is installed, 5 ms; a service asks for each plan.
 @cache
-def _points(group: str) -> list[EntryPoint]:
+def _points_on(group: str, _: tuple[str, ...]) -> list[EntryPoint]:
     return sorted(entry_points(group=group), key=lambda point: point.name)
 
 

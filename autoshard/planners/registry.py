@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -75,7 +76,11 @@ def _describe(name: str) -> PlannerHelp:
     return PlannerHelp(name=name, summary=planner.summary, options=options)
 
 
+def _registered() -> dict[str, EntryPoint]:
+    return _registered_on(tuple(sys.path))
+
+
 # Reads a file of every package that is installed, 5 ms; `auto` asks for each of its starts.
 @cache
-def _registered() -> dict[str, EntryPoint]:
+def _registered_on(_: tuple[str, ...]) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}

@@ -136,7 +136,10 @@ def test_every_route_and_verb_is_closed_without_a_key(requests, routes, file_sto
                 assert answer.headers["www-authenticate"] == "Bearer"
             else:
                 opened.add((verb, path))
-    assert opened == {("GET", "/livez"), ("GET", "/readyz")}
+    page = {("GET", "/"), ("GET", "/page/app.js"), ("GET", "/page/app.css")}
+    root = ("GET", "//livez")  # `/` at a host of this name
+    sessions = {("POST", "/page/session"), ("DELETE", "/page/session")}
+    assert opened == {("GET", "/livez"), ("GET", "/readyz"), *page, *sessions, root}
 
 
 @pytest.mark.parametrize("given", ["", "Bearer", "Bearer ", "Bearer wrong", "Basic dTpw", "Bearer \xff", "Bearer \0"])

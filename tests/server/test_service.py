@@ -196,6 +196,7 @@ def test_the_documentation_needs_no_other_host(client):
         *("/v1/plans", "/v1/plans/{plan_id}", "/v1/plans/{plan_id}/explanation", "/v1/plans/{plan_id}/report"),
         *("/v1/plans/{plan_id}/diff/{other_id}", "/v1/plans/{plan_id}/replans", "/v1/evaluations"),
         *("/v1/comparisons", "/v1/simulations", "/v1/validations", "/livez", "/readyz", "/metrics"),
+        *("/v1/catalogue", "/v1/jobs/{job_id}/events"),
         *("/v1/models", "/v1/models/{kind}/{name}", "/v1/models/{kind}/{name}/versions/{version}"),
         *("/v1/models/{kind}/{name}/promotions", "/v1/models/{kind}/{name}/rollbacks"),
         *("/v1/jobs", "/v1/jobs/{job_id}", "/v1/jobs/{job_id}/result", "/v1/jobs/{job_id}/cancel"),
