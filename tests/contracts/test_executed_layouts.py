@@ -23,7 +23,11 @@ TOUCHED_BATCH = 256
 #: Of so many plans, the first is also executed with communication behind computation.
 PIPELINED_EVERY = 10
 #: Processes, ranks of the plans, ranks of a node, plans.
-CLUSTERS = [(1, 1, 1, 24), (2, 2, 1, 24), (4, 4, 2, 6), pytest.param((3, 6, 3, 10), marks=pytest.mark.slow)]
+CLUSTERS = [
+    (1, 1, 1, 24),
+    (2, 2, 1, 24),
+    *(pytest.param(cluster, marks=pytest.mark.slow) for cluster in ((4, 4, 2, 10), (3, 6, 3, 10))),
+]
 NUM_PLANS_SLOW = int(os.environ.get("AUTOSHARD_RANDOM_PLANS", "200"))
 
 

@@ -94,6 +94,7 @@ def test_updates_of_the_policy_reach_the_encoder(dataset, make_trainer):
     assert torch.equal(flat(cost.network.get_submodule("fusion")), heads)
 
 
+@pytest.mark.slow
 def test_the_cost_model_learns_while_the_policy_does(dataset, make_trainer):
     cost = JointCost(dataset, device="cpu", seed=0)
     before = cost.current().card.metrics.relative_error

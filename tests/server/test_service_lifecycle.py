@@ -138,6 +138,7 @@ def test_a_worker_that_dies_while_it_starts_is_replaced_later_each_time(own_serv
     assert [line["next_start_s"] for line in service.log() if "next_start_s" in line] == [0.5, 1.0]
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_all_it_may_leaves_a_worker_to_others(own_service):
     service = own_service("--workers", "2")
     other = httpx.HTTPTransport(local_address="127.0.0.2")  # clients without keys are told apart by their addresses

@@ -28,6 +28,7 @@ def task():
     return {"tables": tables_to_json(tables), "topology": "cpu-4", "time_limit_s": 0.5}
 
 
+@pytest.mark.slow
 def test_plans_are_made_and_priced_by_trained_models(registry, own_service, task):
     service = own_service("--registry", registry, "--workers", "1")
     with service.client() as client:
