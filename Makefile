@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 		rm -f $(VENV)/bin/python*; "$(PYTHON)" -m venv $(VENV); fi
 	@if [ -n "$$($(PIP) list --format freeze 2>/dev/null | tr _ - | grep -i '^$(OTHER_FBGEMM)==')" ]; then \
 		$(PIP) uninstall --yes fbgemm-gpu fbgemm-gpu-cpu; fi
-	$(PIP) install -r requirements/$(FLAVOUR).txt -r requirements/dev.txt -r requirements/docs.txt
+	$(PIP) install -r requirements/$(FLAVOUR).txt -r requirements/dev.txt
 	$(PIP) install --no-deps -r requirements/no-deps.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@rm -f $(VENV)/installed-*
@@ -48,9 +48,10 @@ format: install ## Format the code and apply ruff's safe fixes
 	$(VENV)/bin/python -m ruff check --fix-only .
 	$(VENV)/bin/python -m ruff format .
 
-docs: install ## Write the generated pages and pictures of docs/, and the site into site/ (without the network)
+docs: install ## Write the generated pages and pictures of docs/, and the site into site/
 	$(VENV)/bin/python -m scripts.reference_pages
 	$(VENV)/bin/python -m scripts.drawings
+	$(PIP) install -r requirements/docs.txt
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 lock: ## Remake the lock files in requirements/ from pyproject.toml (UPGRADE=1: newest versions)
