@@ -24,8 +24,8 @@ TOUCHED_BATCH = 256
 PIPELINED_EVERY = 10
 #: Processes, ranks of the plans, ranks of a node, plans.
 CLUSTERS = [
-    (1, 1, 1, 24),
-    (2, 2, 1, 24),
+    (1, 1, 1, 14),
+    (2, 2, 1, 18),
     *(pytest.param(cluster, marks=pytest.mark.slow) for cluster in ((4, 4, 2, 10), (3, 6, 3, 10))),
 ]
 NUM_PLANS_SLOW = int(os.environ.get("AUTOSHARD_RANDOM_PLANS", "200"))

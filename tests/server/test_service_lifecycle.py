@@ -123,6 +123,7 @@ def test_sigterm_to_all_processes_lets_running_and_waiting_requests_end(own_serv
         assert [future.result().status_code for future in posted] == [200, 200]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_it_starts_is_replaced_later_each_time(own_service):
     service = own_service("--workers", "1", until_ready=False)
     killed = set()
