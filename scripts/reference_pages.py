@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from autoshard.cli import ENTRY_POINT_GROUP, OWN_COMMANDS, command_tree
 from autoshard.core import LocalShard
+from autoshard.core.costs import KernelErrors
 from autoshard.core.dense import DenseShape
 from autoshard.core.machine import MeasuredMachine
 from autoshard.formats import format_json, json_schemas
@@ -320,7 +321,13 @@ def samples_page() -> str:
 
 def cards_page() -> str:
     """Fields of the cards of trained models."""
-    parts = {"coverage": Coverage, "metrics": HeldOutMetrics, "interval": Interval, "measured_on": MeasuredMachine}
+    parts = {
+        "coverage": Coverage,
+        "metrics": HeldOutMetrics,
+        "interval": Interval,
+        "measured_on": MeasuredMachine,
+        "errors": KernelErrors,
+    }
     blocks = [
         "# File formats: model cards",
         SOURCE,

@@ -180,7 +180,7 @@ class _Machine:
         """A model of few samples."""
         if (num_samples, noise) not in self._models:
             rng = np.random.default_rng((self.options.seed, num_samples, round(1e6 * noise)))
-            drawn = self.dataset.take(_whole_sets(self.dataset, num_samples, rng))
+            drawn = self.dataset.take(whole_sets(self.dataset, num_samples, rng))
             factors_SO = np.exp(noise * rng.standard_normal((len(drawn), 1)))
             noisy = replace(drawn, latency_ms_SO=drawn.latency_ms_SO * factors_SO)
             self._models[num_samples, noise] = self._trained(noisy)
@@ -228,7 +228,7 @@ class _Machine:
         return train_cost_model(dataset, device=self.topology.device, options=options, seed=self.options.seed).model
 
 
-def _whole_sets(dataset: CostDataset, num_samples: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def whole_sets(dataset: CostDataset, num_samples: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Indices of the samples of random sets, each with all its measurements, until there are enough."""
     sets, set_S = np.unique(dataset.set_S, return_inverse=True)
     place_S = rng.permutation(len(sets))[set_S]
