@@ -17,7 +17,10 @@ from autoshard.evaluation.uncertainty.plan_draws import step_draws
 from autoshard.evaluation.uncertainty.set_errors import SetErrors, half_widths
 from autoshard.planners.space.placement import PlacementProblem, RankArray
 
-#: Standard deviations of the difference of two plans below which it counts as nothing.
+#: Standard deviations of the difference of two plans below which it counts as nothing. With models of 100 samples, the
+#: true slowest rank of `auto` is 7.0% below that of `cost-greedy` with up to 0.5, 5.3% with 0.75, 1.6% with 1, where
+#: real gains of cuts are given up; with 300 and 1,000 samples, these differ by at most 0.13 points. Ten tasks each on
+#: both stores of docs/data, as in `python -m studies fooled`, with 10 steps and 1,500 updates (November 2026).
 TELLING = 0.5
 
 
