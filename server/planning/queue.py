@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +16,8 @@ W = TypeVar("W")
 
 #: Weight of the latest time that a worker was held, in the mean of all.
 _LATEST = 0.2
+#: Seconds without a refusal after which an overload is over.
+_CALM_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +50,9 @@ class WorkerQueue(Generic[W]):
     Of the clients below their share, the one that holds the fewest workers is next; among its requests, and among
     such clients, the oldest.
 
-    Bursts wait. Once the queue is full, and until it is empty, the service is overloaded: a request then waits no
-    longer than workers are held in the mean, so that those that are answered are answered soon.
+    Bursts wait. Once the queue is full, the service is overloaded, until it has refused nobody for some seconds: half
+    as many requests then wait as there are workers, and no longer than workers are held in the mean, so that those
+    that are answered are answered soon, and the others are refused before their bodies are read.
 
     Args:
         limits: Bounds.
@@ -63,7 +67,7 @@ class WorkerQueue(Generic[W]):
         self._running: Counter[str] = Counter()
         self._since: dict[int, float] = {}
         self._mean_held_s: float | None = None
-        self._is_overloaded = False
+        self._overloaded_until = -math.inf
 
     @property
     def num_waiting(self) -> int:
@@ -90,7 +94,7 @@ class WorkerQueue(Generic[W]):
         own = sum(ticket.client == client for ticket in self._waiting)
         if own >= self._limits.max_waiting_per_client:
             raise ClientBusyError(f"{own} requests of this client wait already, the most that may")
-        if len(self._waiting) >= self._limits.max_waiting:
+        if len(self._waiting) >= self._most_waiting:
             self._hurry()
             raise BusyError(f"{len(self._waiting)} requests wait already, the most that may")
 
@@ -109,9 +113,9 @@ class WorkerQueue(Generic[W]):
         self.check_room(client)
         ticket: _Ticket[W] = _Ticket(client)
         self._waiting.append(ticket)
-        if self._is_overloaded:
-            self._limit(ticket)
         self._hand_out()
+        if self._is_overloaded and not ticket.turn.done():
+            self._limit(ticket)
         events: set[asyncio.Future[Any]] = {ticket.turn} if gone is None else {ticket.turn, gone}
         try:
             await asyncio.wait(events, timeout=self._limits.max_wait_s, return_when=asyncio.FIRST_COMPLETED)
@@ -154,13 +158,22 @@ class WorkerQueue(Generic[W]):
     def _drop(self, ticket: _Ticket[W]) -> None:
         if ticket in self._waiting:
             self._waiting.remove(ticket)
-        if not self._waiting:
-            self._is_overloaded = False
+
+    @property
+    def _is_overloaded(self) -> bool:
+        return time.monotonic() < self._overloaded_until
+
+    @property
+    def _most_waiting(self) -> int:
+        """Requests that may wait now."""
+        num_workers = self.num_running + self.num_idle
+        return max(1, num_workers // 2) if self._is_overloaded else self._limits.max_waiting
 
     def _hurry(self) -> None:
-        """Limits the wait of all requests, from now until none waits."""
-        if not self._is_overloaded:
-            self._is_overloaded = True
+        """Takes note of a refusal; at the first one, limits the wait of all that wait."""
+        was_overloaded = self._is_overloaded
+        self._overloaded_until = time.monotonic() + _CALM_S
+        if not was_overloaded:
             for ticket in self._waiting:
                 self._limit(ticket)
 
@@ -172,6 +185,7 @@ class WorkerQueue(Generic[W]):
     def _send_away(self, ticket: _Ticket[W]) -> None:
         if ticket in self._waiting:
             self._drop(ticket)
+            self._hurry()
             ticket.turn.set_exception(BusyError("there are more requests than the planning processes can answer"))
 
     def _next(self) -> _Ticket[W] | None:

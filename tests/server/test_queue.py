@@ -73,7 +73,9 @@ def test_the_queue_is_bounded_for_one_client_and_for_all():
     asyncio.run(play())
 
 
-def test_once_it_is_full_nobody_waits_longer_than_workers_are_held():
+def test_once_it_is_full_nobody_waits_longer_than_workers_are_held(monkeypatch):
+    monkeypatch.setattr("server.planning.queue._CALM_S", 0.2)
+
     async def play():
         queue = queue_of("one")
         for _ in range(3):
@@ -87,7 +89,13 @@ def test_once_it_is_full_nobody_waits_longer_than_workers_are_held():
         for task in tasks:
             with pytest.raises(BusyError, match="more requests than the planning processes can answer"):
                 await task
-        (later,) = await waiting(queue, "a")  # nobody waited any more: it may wait again
+        (hasty,) = await waiting(queue, "a")
+        with pytest.raises(BusyError, match="1 requests wait"):
+            await queue.turn("b")
+        with pytest.raises(BusyError, match="more requests than"):
+            await hasty
+        await asyncio.sleep(0.3)
+        (later,) = await waiting(queue, "a")  # nobody was refused for a while: it may wait again
         await asyncio.sleep(0.1)
         queue.leave("a")
         queue.put(held)
