@@ -2,7 +2,8 @@
 
 const find = (id) => document.getElementById(id);
 const VIEWS = ["sign-in", "plan", "plans", "one", "jobs", "models"];
-let stream = null;
+let search = null;
+let watched = null;
 let running = null;
 
 /* Talking to the service. Names come from clients: they are only ever set as text. */
@@ -19,12 +20,36 @@ async function ask(method, path, body, headers = {}) {
     throw new Error("This service needs a key.");
   }
   const text = await answer.text();
-  const found = text ? JSON.parse(text) : null;
-  if (!answer.ok) {
-    const remedies = (found.remedies || []).map((one) => `It would be feasible with ${one.field} = ${JSON.stringify(one.value)}.`);
-    throw new Error([found.detail || found.title, ...remedies].join("\n"));
+  if (!answer.ok) throw new Error(reason(text, `The service answered with status ${answer.status}.`));
+  return text ? JSON.parse(text) : null;
+}
+
+/* What a problem says, and the changes that would help. What stands between here and the service may answer otherwise. */
+function reason(problem, otherwise) {
+  let found = problem;
+  try {
+    if (typeof problem === "string") found = JSON.parse(problem);
+  } catch {
+    return otherwise;
   }
-  return found;
+  if (!found) return otherwise;
+  const remedies = (found.remedies || []).map((one) => `It would be feasible with ${one.field} = ${JSON.stringify(one.value)}.`);
+  return [found.detail || found.title || otherwise, ...remedies].join("\n");
+}
+
+/* The states of a job until it has ended. A browser asks again by itself, unless it was refused. */
+function states(id, take) {
+  const stream = new EventSource(`/v1/jobs/${id}/events`);
+  stream.addEventListener("job", guarded(async (event) => {
+    const state = JSON.parse(event.data);
+    const isOver = !["queued", "running"].includes(state.state);
+    if (isOver) stream.close();
+    await take(state, isOver);
+  }));
+  stream.addEventListener("error", () => {
+    if (stream.readyState === EventSource.CLOSED) tell(new Error("The job cannot be watched any more: sign in, or load the page again."));
+  });
+  return stream;
 }
 
 function tell(error) {
@@ -142,23 +167,20 @@ function follow(job, done) {
   find("search").hidden = false;
   find("best").textContent = "Waiting";
   draw(points);
-  if (stream) stream.close();
-  stream = new EventSource(`/v1/jobs/${job.id}/events`);
-  stream.addEventListener("job", guarded(async (event) => {
-    const state = JSON.parse(event.data);
+  if (search) search.close();
+  search = states(job.id, async (state, isOver) => {
     const best = /^best ([0-9.eE+-]+) ms/.exec(state.progress || "");
     if (best) {
       points.push([(performance.now() - started) / 1000, Number(best[1])]);
       find("best").textContent = `${ms(best[1])} ms`;
       draw(points);
     }
-    if (["queued", "running"].includes(state.state)) return;
-    stream.close();
+    if (!isOver) return;
     running = null;
     find("search").hidden = true;
     if (state.state === "succeeded") await done(state);
-    else throw new Error(state.problem ? state.problem.detail : `The job was ${state.state}.`);
-  }));
+    else throw new Error(reason(state.problem, `The job was ${state.state}.`));
+  });
 }
 
 const makePlan = guarded(async () => {
@@ -266,18 +288,14 @@ async function showJobs() {
 }
 
 function watch(id) {
+  if (watched) watched.close();
   find("watched").hidden = !id;
   if (!id) return;
-  if (stream) stream.close();
-  stream = new EventSource(`/v1/jobs/${id}/events`);
-  stream.addEventListener("job", guarded(async (event) => {
-    const state = JSON.parse(event.data);
-    find("log").textContent = [state.state, state.log, state.problem ? state.problem.detail : ""].filter(Boolean).join("\n");
-    if (!["queued", "running"].includes(state.state)) {
-      stream.close();
-      await showJobs();
-    }
-  }));
+  watched = states(id, async (state, isOver) => {
+    const problem = state.problem ? reason(state.problem, "") : "";
+    find("log").textContent = [state.state, state.log, problem].filter(Boolean).join("\n");
+    if (isOver) await showJobs();
+  });
 }
 
 async function showModels() {
@@ -302,6 +320,7 @@ function actions(model) {
 /* Getting about. */
 
 async function catalogue() {
+  find("leave").hidden = !(await ask("GET", "/page/session")).signed_in;
   if (find("planner").options.length) return;
   const found = await ask("GET", "/v1/catalogue");
   for (const [id, names, usual] of [["tables", found.tables, "criteo-kaggle"], ["topology", found.topologies, "a100-8"],
@@ -313,7 +332,7 @@ async function catalogue() {
 const go = guarded(async () => {
   const [name, id] = (location.hash.slice(1) || "plan").split("/");
   const view = VIEWS.includes(name) ? name : "plan";
-  if (stream && !running) stream.close();
+  if (watched) watched.close();
   for (const other of VIEWS) find(`view-${other}`).hidden = other !== view;
   for (const one of document.querySelectorAll("nav a")) {
     if (one.getAttribute("href") === `#${view}`) one.setAttribute("aria-current", "page");
@@ -337,7 +356,6 @@ addEventListener("DOMContentLoaded", () => {
   find("sign-in").addEventListener("submit", guarded(async () => {
     await ask("POST", "/page/session", { key: find("key").value });
     find("key").value = "";
-    find("leave").hidden = false;
     location.hash = "#plan";
   }));
   find("leave").addEventListener("click", guarded(async () => {

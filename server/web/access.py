@@ -41,6 +41,7 @@ _OPEN: Final = frozenset(
         ("GET", "/"),
         ("GET", "/page/app.js"),
         ("GET", "/page/app.css"),
+        ("GET", "/page/session"),
         ("POST", "/page/session"),
         ("DELETE", "/page/session"),
     }

@@ -59,7 +59,7 @@ class Page:
     async def until(self, expression, seconds=_TIMEOUT_S):
         """Waits until an expression holds; returns its value."""
         for _ in range(int(seconds * 10)):
-            found = await self.value(expression)
+            found = await self.value(f"(() => {{ try {{ return {expression}; }} catch {{ return null; }} }})()")
             if found:
                 return found
             await asyncio.sleep(0.1)

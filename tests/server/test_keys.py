@@ -138,7 +138,7 @@ def test_every_route_and_verb_is_closed_without_a_key(requests, routes, file_sto
                 opened.add((verb, path))
     page = {("GET", "/"), ("GET", "/page/app.js"), ("GET", "/page/app.css")}
     root = ("GET", "//livez")  # `/` at a host of this name
-    sessions = {("POST", "/page/session"), ("DELETE", "/page/session")}
+    sessions = {(verb, "/page/session") for verb in ("GET", "POST", "DELETE")}
     assert opened == {("GET", "/livez"), ("GET", "/readyz"), *page, *sessions, root}
 
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from autoshard.cli import main
 from autoshard.formats import load_tables, tables_to_json
 from autoshard.report.images import ImageError, find_browser
 
@@ -35,8 +36,6 @@ def test_its_files_are_open_and_run_nothing_but_their_own(client):
 
 
 def test_a_session_needs_a_key_and_changes_need_the_header(own_service, tmp_path, monkeypatch, capsys):
-    from autoshard.cli import main
-
     monkeypatch.setenv("AUTOSHARD_DATABASE_URL", f"sqlite:///{tmp_path}/service.sqlite")
     assert main(["keys", "create", "page", "--scope", "plan"]) == 0
     secret = capsys.readouterr().out.strip().splitlines()[-1].split()[-1]
@@ -55,6 +54,39 @@ def test_a_session_needs_a_key_and_changes_need_the_header(own_service, tmp_path
         assert client.delete("/v1/plans/sha256:" + "0" * 64, headers=told).status_code == 404
         assert client.delete("/page/session", headers=told).status_code == 204
         assert client.get("/v1/plans").status_code == 401
+
+
+@pytest.mark.slow
+@needs_browser
+def test_who_has_a_key_signs_in_and_out_also_after_a_reload(own_service, tmp_path, monkeypatch, capsys):
+    from tests.server.browser import browse
+
+    monkeypatch.setenv("AUTOSHARD_DATABASE_URL", f"sqlite:///{tmp_path}/service.sqlite")
+    assert main(["keys", "create", "page", "--scope", "plan"]) == 0
+    secret = capsys.readouterr().out.strip().splitlines()[-1].split()[-1]
+    service = own_service("--workers", "1")
+
+    async def play(page):
+        await page.open(service.url)
+        await page.until("location.hash === '#sign-in'")
+        await page.fill("#key", secret)
+        await page.click("#sign-in button")
+        await page.until("document.getElementById('planner').options.length > 3")
+        assert await page.value("document.cookie") == ""
+        await page.value("location.reload()")
+        await page.until("document.readyState === 'complete' && !document.getElementById('leave').hidden")
+        # More memory than there is: the job fails, and says what would help.
+        await page.fill("#tables", "nvidia-medium")
+        await page.fill("#topology", "a100-8")
+        await page.fill("#limit", "1")
+        await page.click("#make")
+        await page.value("location.hash = '#jobs'")
+        await page.until("/feasible|fits|room/.test(document.getElementById('message').textContent)")
+        await page.click("#leave")
+        await page.until("location.hash === '#sign-in'")
+        assert page.problems == []
+
+    browse(play)
 
 
 @pytest.mark.slow

@@ -102,6 +102,10 @@ def _add_session(app: FastAPI, storage: Storage, settings: ServerSettings) -> No
         response.set_cookie(PAGE_COOKIE, body.key.strip(), httponly=True, samesite="strict", secure=is_secure)
         return response
 
+    @app.get("/page/session", include_in_schema=False)
+    async def read_session(request: Request) -> dict[str, bool]:
+        return {"signed_in": PAGE_COOKIE in request.cookies}
+
     @app.delete("/page/session", include_in_schema=False)
     async def sign_out() -> Response:
         response = Response(status_code=204)
