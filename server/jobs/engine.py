@@ -6,10 +6,10 @@ import json
 import threading
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import structlog
-from dbos import DBOS, DBOSConfig, Serializer, SetWorkflowID
+from dbos import DBOS, DBOSConfig, Serializer, SetWorkflowID, StepOptions
 
 from server.job_bodies import JobState
 from server.jobs.runner import ACTOR, JobRunner
@@ -25,6 +25,15 @@ _VERSION = "1"
 _FINAL = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 #: Seconds without a sign from a job's run after which another one resumes it, and between two such looks.
 LOST_S, _SWEEP_S = 10.0, 2.0
+#: A database that does not answer for a moment, such as SQLite's file while what another process left in it is undone,
+#: fails no job.
+_RETRIES: Final[StepOptions] = {
+    "retries_allowed": True,
+    "max_attempts": 8,
+    "interval_seconds": 0.5,
+    "backoff_rate": 2.0,
+    "should_retry": lambda error: isinstance(error, StorageError),
+}
 _log = structlog.get_logger()
 
 
@@ -102,8 +111,8 @@ class JobEngine:
 
 def _workflow(runner: JobRunner) -> Callable[[str, int], None]:
     def do_job(job_id: str, attempt: int) -> None:
-        outcome = DBOS.run_step({"name": "work"}, runner.work, job_id, attempt)
-        DBOS.run_step({"name": "finish"}, runner.finish, job_id, attempt, outcome)
+        outcome = DBOS.run_step({"name": "work", **_RETRIES}, runner.work, job_id, attempt)
+        DBOS.run_step({"name": "finish", **_RETRIES}, runner.finish, job_id, attempt, outcome)
 
     return do_job
 

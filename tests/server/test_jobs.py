@@ -1,12 +1,22 @@
 """Jobs: done once, also where processes are killed; on SQLite and on PostgreSQL."""
 
+import json
 import signal
 import time
 
 import pytest
 
 from autoshard.cli import main
-from server.storage.location import DATABASE_VARIABLE
+from server.access import Actor
+from server.job_bodies import JobKind, JobState
+from server.jobs.engine import JobEngine
+from server.problems import StorageError
+from server.settings import ServerSettings
+from server.storage.database import Database
+from server.storage.jobs import JobStore
+from server.storage.location import DATABASE_VARIABLE, parsed_url
+from server.storage.storage import Storage
+from server.storage.upgrading import upgrade
 from tests.server.test_service_lifecycle import LONG
 
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
@@ -94,3 +104,38 @@ def test_a_killed_services_job_is_resumed_and_done_once(database_address, own_se
         assert (found["state"], found["attempt"]) == ("succeeded", 1)
         assert [plan["id"] for plan in client.get("/v1/plans").json()["plans"]] == [found["plan_id"]]
     assert again.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_database_that_does_not_answer_for_a_moment_fails_no_job(tmp_path, monkeypatch):
+    database = Database(parsed_url(f"sqlite:///{tmp_path}/service.sqlite"))
+    upgrade(database)
+    storage, failures = Storage(database), [StorageError("away")] * 2
+    claim, report = JobStore.claim, JobStore.report
+
+    def claimed(self, run):
+        if failures:
+            raise failures.pop()
+        return claim(self, run)
+
+    def reported(self, job, log):
+        if log:  # what is told once the work has been done
+            raise StorageError("away")
+        return report(self, job, log)
+
+    monkeypatch.setattr(JobStore, "claim", claimed)
+    monkeypatch.setattr(JobStore, "report", reported)
+    engine = JobEngine(storage, ServerSettings(data=tmp_path))
+    engine.start()
+    try:
+        run, _ = storage.add_job(JobKind.PLAN, json.dumps(TASK).encode(), "client", None, Actor())
+        engine.enqueue(run)
+        deadline = time.monotonic() + 60
+        while not (job := storage.jobs.read(run.id)).state.is_final:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    finally:
+        engine.stop()
+        storage.close()
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 1)
+    assert failures == []
