@@ -5,6 +5,8 @@ FROM docker.io/library/python:3.11-slim AS build
 ARG FLAVOUR=cpu
 ARG PIP_EXTRA_INDEX_URL
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+# The compiler of the search, which the image that runs has no need of.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/autoshard
 COPY requirements /src/requirements/
 RUN /opt/autoshard/bin/python -m pip install -r /src/requirements/${FLAVOUR}.txt -r /src/requirements/otel.txt \

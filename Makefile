@@ -18,7 +18,7 @@ help: ## Show this list
 
 install: $(STAMP) ## Set up .venv (FLAVOUR=cpu or cuda; found by nvidia-smi)
 
-$(STAMP): pyproject.toml $(wildcard requirements/*.txt)
+$(STAMP): pyproject.toml $(wildcard requirements/*.txt) autoshard/planners/hybrid/compiled/search.c
 	@case "$(FLAVOUR)" in cpu|cuda) ;; *) echo "FLAVOUR is cpu or cuda, not '$(FLAVOUR)'" >&2; exit 2;; esac
 	@if ! $(PIP) --version >/dev/null 2>&1; then \
 		"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
@@ -60,3 +60,4 @@ lock: ## Remake the lock files in requirements/ from pyproject.toml (UPGRADE=1: 
 clean: ## Remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist demo site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f autoshard/planners/hybrid/compiled/_search.*.so

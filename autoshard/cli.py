@@ -43,6 +43,7 @@ OWN_COMMANDS: Mapping[str, str] = {
     "explain": "autoshard.commands.explaining:explain",
     "diff": "autoshard.commands.differing:diff",
     "simulate": "autoshard.commands.simulating:simulate",
+    "jobs": "autoshard.commands.jobs:jobs",
 }
 #: Commands that have sub-commands, with their help; `train-cost` becomes `autoshard train cost`.
 GROUPS: Mapping[str, str] = {
@@ -55,7 +56,7 @@ GROUPS: Mapping[str, str] = {
 _ORDER = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
     *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
-    *("serve", "keys", "db"),
+    *("serve", "jobs", "keys", "db"),
 )
 
 #: New objects after which Python looks for unreachable cycles. Plans for many tables are made of objects that stay:

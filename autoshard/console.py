@@ -67,21 +67,48 @@ def progress(description: str, total: float, *, is_shown: bool = True) -> Iterat
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    console = _PrintableConsole(stderr=True)
-    is_silent = not (is_shown and console.is_terminal)
-    with Progress(*columns, console=console, transient=True, disable=is_silent) as bar:
+    with Progress(*columns, **_shown_while_busy(is_shown=is_shown)) as bar:
         task = bar.add_task(description, total=total)
         yield lambda amount: bar.advance(task, amount)
+
+
+@contextmanager
+def until(description: str, limit_s: float) -> Iterator[None]:
+    """A bar on standard error that runs towards a time limit, whatever the work reports. Silent without a terminal.
+
+    Args:
+        description: Text before the bar.
+        limit_s: Seconds from now at which the bar is full; work that goes on is timed further.
+    """
+    time = TextColumn("{task.elapsed:.0f} of {task.total:g} s", markup=False)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), time)
+    with _Clock(*columns, **_shown_while_busy()) as bar:
+        bar.add_task(description, total=limit_s)
+        yield
 
 
 @contextmanager
 def working(description: str) -> Iterator[None]:
     """Shows on standard error that work of unknown length goes on, and for how long. Silent without a terminal."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    console = _PrintableConsole(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, **_shown_while_busy()) as bar:
         bar.add_task(description, total=None)
         yield
+
+
+def _shown_while_busy(*, is_shown: bool = True) -> dict[str, Any]:
+    """Settings of bars: on standard error if that is a terminal, and removed at the end."""
+    console = _PrintableConsole(stderr=True)
+    return {"console": console, "transient": True, "disable": not (is_shown and console.is_terminal)}
+
+
+class _Clock(Progress):
+    """Bars of tasks that are as far as the time that they have taken."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.tasks:
+            task.completed = min(task.elapsed or 0.0, task.total or 0.0)
+        return super().get_renderables()
 
 
 class _PrintableConsole(Console):

@@ -37,7 +37,7 @@ from autoshard.evaluation.step_price import model_names
 from autoshard.evaluation.upper_end import at_upper_end
 from autoshard.evaluation.validator import validate_plan
 from autoshard.hardware import CPU, this_processor
-from autoshard.planners.auto import AutoObjective, AutoOptions
+from autoshard.planners.auto import AutoOptions
 from autoshard.planners.plan_bounds import plan_bounds
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.refine import MeasurePlans, refine
@@ -231,7 +231,7 @@ def _sharding_types(plan: ShardingPlan) -> frozenset[ShardingType]:
     except InvalidOptionError:
         # Written by hand, or by another version.
         return frozenset(ShardingType)
-    return frozenset({ShardingType.TABLE_WISE}) if options.objective == AutoObjective.KERNEL else options.types
+    return options.types
 
 
 def refine_plan(

@@ -61,6 +61,7 @@ def main(plan_path: str, steps: int = 100) -> None:
     if dist.get_rank() == 0:
         recorder.write("recorded.json")
     sharded.close()
+    dist.barrier()  # A process that leaves while others are at work may be aborted by gloo's threads.
     dist.destroy_process_group()
 
 

@@ -40,6 +40,7 @@ def upgrade_database(as_json: console.JsonOption = False) -> None:
         autoshard db upgrade
     """
     from server.jobs.tables import upgrade_job_tables
+    from server.printed import DATABASE
     from server.storage.database import Database
     from server.storage.location import database_url
     from server.storage.upgrading import upgrade
@@ -48,7 +49,7 @@ def upgrade_database(as_json: console.JsonOption = False) -> None:
         before, after = upgrade(database)
         upgrade_job_tables(database)
     text = f"The schema is {after}." if before == after else f"The schema is {after}; it was {before or 'not there'}."
-    console.emit({"before": before, "after": after}, text, as_json=as_json)
+    console.emit(DATABASE.to_json({"before": before, "after": after}), text, as_json=as_json)
 
 
 def create_key(
@@ -66,10 +67,12 @@ def create_key(
     Example:
         autoshard keys create nightly-training --scope plan --scope train
     """
+    from server.printed import KEY
+
     with _keys() as keys:
         key, secret = keys.create(name, scope or [Scope.PLAN], COMMAND_LINE)
     text = f"Key {key.id} for {key.name} ({', '.join(sorted(key.scopes))}):\n{secret}"
-    console.emit({"key": key.to_json(), "secret": secret}, text, as_json=as_json)
+    console.emit(KEY.to_json({"key": key.to_json(), "secret": secret}), text, as_json=as_json)
 
 
 def list_keys(as_json: console.JsonOption = False) -> None:
@@ -80,6 +83,8 @@ def list_keys(as_json: console.JsonOption = False) -> None:
     """
     from rich.table import Table
 
+    from server.printed import KEYS
+
     with _keys() as keys:
         found = keys.list()
     table = Table()
@@ -88,7 +93,7 @@ def list_keys(as_json: console.JsonOption = False) -> None:
     for key in found:
         table.add_row(key.id, key.name, ", ".join(sorted(key.scopes)), key.created_at, key.revoked_at or "")
     rendered = table if found else "No keys; `autoshard keys create` makes one."
-    console.emit({"keys": [key.to_json() for key in found]}, rendered, as_json=as_json)
+    console.emit(KEYS.to_json({"keys": [key.to_json() for key in found]}), rendered, as_json=as_json)
 
 
 def revoke_key(
@@ -100,9 +105,12 @@ def revoke_key(
     Example:
         autoshard keys revoke 4f1c22ab90de
     """
+    from server.printed import KEY
+
     with _keys() as keys:
         revoked = keys.revoke(key, COMMAND_LINE)
-    console.emit({"key": revoked.to_json()}, f"Key {revoked.id} for {revoked.name} is revoked.", as_json=as_json)
+    text = f"Key {revoked.id} for {revoked.name} is revoked."
+    console.emit(KEY.to_json({"key": revoked.to_json()}), text, as_json=as_json)
 
 
 @contextmanager

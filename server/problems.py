@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.core.errors import AutoshardError, FormatError, InfeasiblePlanError, InputError, ModelError
 from autoshard.remedies import Shortage
-from server.bodies import Fault, Problem, RemedyAnswer
+from server.bodies.plans import Fault, Problem, RemedyAnswer
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -112,6 +112,18 @@ class UnknownModelError(InputError):
     kind = "unknown-model"
 
 
+class UnknownScheduleError(InputError):
+    """A schedule that is not there."""
+
+    kind = "unknown-schedule"
+
+
+class ScheduleExistsError(InputError):
+    """A schedule under a name that another one has."""
+
+    kind = "schedule-exists"
+
+
 class ModelChangedError(InputError):
     """A model whose aliases were changed meanwhile."""
 
@@ -186,6 +198,8 @@ _STATUS: tuple[tuple[type[AutoshardError], int], ...] = (
     (UnknownPlanError, 404),
     (UnknownJobError, 404),
     (UnknownModelError, 404),
+    (UnknownScheduleError, 404),
+    (ScheduleExistsError, 409),
     (ModelChangedError, 412),
     (NotComparedError, 409),
     (JobStateError, 409),

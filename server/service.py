@@ -20,6 +20,7 @@ from autoshard.core.errors import AutoshardError, InvalidOptionError
 from server.first_keys import provide_keys
 from server.jobs.tables import check_job_tables
 from server.logs import set_up_logs
+from server.memory import give_back_large_blocks
 from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
 from server.storage.storage import Storage, open_storage
@@ -41,6 +42,7 @@ def run_service(settings: ServerSettings) -> None:
             be used.
         AutoshardError: If the models cannot be loaded.
     """
+    give_back_large_blocks()
     with closing(listening(settings.host, settings.port)) as listener, closing(open_storage()) as storage:
         check_job_tables(storage.database)
         first_secret = provide_keys(settings, listener, storage.keys)

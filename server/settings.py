@@ -153,6 +153,16 @@ class ServerSettings:
         return self._data_folder / "samples"
 
     @property
+    def quarantine_folder(self) -> Path:
+        """Folder of the files of samples that were sent and refused."""
+        return self._data_folder / "quarantine"
+
+    @property
+    def calibration_folder(self) -> Path:
+        """Store of the samples that cost models are calibrated on."""
+        return self._data_folder / "calibration"
+
+    @property
     def jobs_folder(self) -> Path:
         """Folder with one of each job that runs."""
         return self._data_folder / "jobs"

@@ -1,13 +1,19 @@
 """What all tests share: no trained models but their own; tests marked `gpu` skip themselves without a CUDA device."""
 
+import json
 import os
+from pathlib import Path
 
 # Before torch is imported, here and in child processes: the tests run in one process per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
 
+import autoshard
+from autoshard.formats import read_json
 from costmodel.registry.versions import REGISTRY_VARIABLE, SHIPPED_VARIABLE
 from server.storage.location import DATABASE_VARIABLE
 
@@ -25,6 +31,37 @@ def only_own_models(tmp_path_factory):
             patch.setenv(variable, str(folder / variable))
         patch.setenv(DATABASE_VARIABLE, f"sqlite:///{folder}/service.sqlite")
         yield
+
+
+@pytest.fixture(scope="session")
+def schemas():
+    """The published JSON Schemas that the package holds, by the names that documents give."""
+    read = map(read_json, Path(autoshard.__file__).parent.glob("formats/schemas/*.json"))
+    return {schema["properties"]["schema"]["const"]: schema for schema in read}
+
+
+@pytest.fixture(scope="session")
+def faults(schemas):
+    """What the published schema of a name refuses in a document."""
+    registry = Registry().with_resources((one["$id"], Resource.from_contents(one)) for one in schemas.values())
+
+    def faults(name, document):
+        return [error.message for error in Draft202012Validator(schemas[name], registry=registry).iter_errors(document)]
+
+    return faults
+
+
+@pytest.fixture(scope="session")
+def published(faults):
+    """Reads what a command printed with `--json`, and checks it against the published schema that it names."""
+
+    def published(name, text):
+        document = json.loads(text)
+        assert document["schema"] == f"autoshard.{name}/1"
+        assert faults(document["schema"], document) == []
+        return document
+
+    return published
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,7 +5,17 @@ with Client("http://localhost:8000") as client:
 made.plan.predicted.step_ms
 """
 
-from autoshard.client.answers import Comparison, PlanList, PlanSummary, StoredPlan, Validation
+from autoshard.client.answers import (
+    Comparison,
+    Job,
+    JobList,
+    JobSummary,
+    PlanList,
+    PlanSummary,
+    Run,
+    StoredPlan,
+    Validation,
+)
 from autoshard.client.clients import AsyncClient, Client
 from autoshard.client.problems import InfeasibleTaskError, Remedy, ServiceError
 from autoshard.client.retries import Retries
@@ -17,12 +27,16 @@ __all__ = [
     "Comparison",
     "ComparisonTask",
     "InfeasibleTaskError",
+    "Job",
+    "JobList",
+    "JobSummary",
     "PlanList",
     "PlanSummary",
     "PlanTask",
     "Remedy",
     "Replan",
     "Retries",
+    "Run",
     "ServiceError",
     "SimulationTask",
     "StoredPlan",

@@ -11,12 +11,24 @@ from urllib.parse import quote
 import httpx
 
 from autoshard.client import answers
-from autoshard.client.answers import Comparison, ModelState, ModelSummary, PlanList, StoredPlan, Validation
+from autoshard.client.answers import (
+    Comparison,
+    Job,
+    JobList,
+    ModelState,
+    ModelSummary,
+    ModelVersion,
+    PlanList,
+    Run,
+    StoredPlan,
+    Validation,
+)
 from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask, body_of, json_of
 from autoshard.core import ShardingPlan, TableSet, Topology
 from autoshard.core.costs import Risk
 from autoshard.core.step import Overlap
 from autoshard.formats import plan_to_json
+from autoshard.improvements import Improvement
 from autoshard.planners.hybrid.explanation import Explanation
 from autoshard.report.diff_json import DIFF
 from autoshard.report.plan_diff import PlanDiff
@@ -24,6 +36,7 @@ from autoshard.simulation import SIMULATION, SweepRecord
 
 T = TypeVar("T")
 _PLANS = "/v1/plans"
+_JOBS = "/v1/jobs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +49,7 @@ class Call(Generic[T]):
         read: Reads the answer.
         body: JSON body of a request that makes something; None without one.
         parameters: Of the query.
+        content: A Parquet file, instead of a JSON body.
     """
 
     method: str
@@ -43,23 +57,40 @@ class Call(Generic[T]):
     read: Callable[[httpx.Response], T]
     body: Mapping[str, Any] | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    content: bytes | None = None
 
     def arguments(self) -> dict[str, Any]:
         """The request as arguments of httpx's clients; the same ones each time that it is sent."""
         sent: dict[str, Any] = {"method": self.method, "url": self.path, "params": dict(self.parameters)}
+        if self.content is not None:
+            sent |= {"content": self.content, "headers": {"Content-Type": "application/vnd.apache.parquet"}}
         if self.body is not None:
             sent |= {"json": dict(self.body), "headers": {"Idempotency-Key": uuid.uuid4().hex}}
         return sent
 
 
-def plan(task: PlanTask) -> Call[StoredPlan]:
-    """Makes a plan."""
-    return Call(method="POST", path=_PLANS, body=body_of(task), read=_plan)
+def plan(task: PlanTask) -> Call[StoredPlan | Job]:
+    """Makes a plan; a job where it may take longer than a request."""
+    return Call(method="POST", path=_PLANS, body=body_of(task), read=_plan_or_job)
 
 
 def replan(plan_id: str, change: Replan) -> Call[StoredPlan]:
     """Plans anew for a changed task."""
     return Call(method="POST", path=f"{_PLANS}/{plan_id}/replans", body=body_of(change), read=_plan)
+
+
+def send_samples(content: bytes) -> Call[int]:
+    """Sends a file of samples; the number of samples in it."""
+    return Call(
+        method="POST", path="/v1/samples", content=content, read=lambda answer: int(answer.json()["num_samples"])
+    )
+
+
+def report_run(plan_id: str, steps_ms: Sequence[float], pooling_factors: Mapping[str, float]) -> Call[Run]:
+    """Reports what a training job measured."""
+    body = {"steps_ms": list(steps_ms), "pooling_factors": dict(pooling_factors)}
+    path = f"{_PLANS}/{plan_id}/runs"
+    return Call(method="POST", path=path, body=body, read=lambda answer: answers.run(answer.json()))
 
 
 def evaluate(given: ShardingPlan, overlap: Overlap | None, risk: Risk) -> Call[StoredPlan]:
@@ -126,6 +157,16 @@ def explain(plan_id: str, tables: Sequence[str], risk: Risk) -> Call[Explanation
     )
 
 
+def improve(plan_id: str, tables: Sequence[str], risk: Risk) -> Call[tuple[Explanation, tuple[Improvement, ...]]]:
+    """Explains a stored plan, and plans with single changes of its task."""
+    return Call(
+        method="GET",
+        path=f"{_PLANS}/{plan_id}/improvements",
+        parameters={"table": list(tables), "risk": risk.value},
+        read=lambda response: answers.improvements(response.json()),
+    )
+
+
 def diff(plan_id: str, other_id: str) -> Call[PlanDiff]:
     """Compares two stored plans."""
     return Call(
@@ -140,10 +181,22 @@ def report(plan_id: str) -> Call[str]:
     return Call(method="GET", path=f"{_PLANS}/{plan_id}/report", read=lambda response: response.text)
 
 
-def list_models(kind: str | None, name: str | None) -> Call[tuple[ModelSummary, ...]]:
+def list_models(kind: str | None, name: str | None, *, cards: bool) -> Call[tuple[ModelSummary, ...]]:
     """Versions of trained models."""
-    chosen = {key: value for key, value in (("kind", kind), ("name", name)) if value is not None}
+    given = {"kind": kind, "name": name, "cards": "true" if cards else None}
+    chosen = {key: value for key, value in given.items() if value is not None}
     return Call(method="GET", path="/v1/models", parameters=chosen, read=lambda answer: answers.models(answer.json()))
+
+
+def read_model_state(kind: str, name: str) -> Call[ModelState]:
+    """What the aliases of a model name."""
+    return Call(method="GET", path=_model(kind, name), read=_state)
+
+
+def read_model(kind: str, name: str, version: str) -> Call[ModelVersion]:
+    """A version's card."""
+    path = f"{_model(kind, name)}/versions/{version}"
+    return Call(method="GET", path=path, read=lambda answer: answers.model_version(answer.json()))
 
 
 def promote_model(kind: str, name: str, version: str, alias: str, *, force: bool) -> Call[ModelState]:
@@ -157,12 +210,55 @@ def roll_back_model(kind: str, name: str, alias: str) -> Call[ModelState]:
     return Call(method="POST", path=f"{_model(kind, name)}/rollbacks", body={"alias": alias}, read=_state)
 
 
+def make_job(kind: str, body: Mapping[str, Any]) -> Call[Job]:
+    """Makes a job."""
+    return Call(method="POST", path=f"{_JOBS}/{quote(kind, safe='')}", body=body, read=_job)
+
+
+def list_jobs(**chosen: str | int | None) -> Call[JobList]:
+    """Lists jobs; what is None does not matter."""
+    parameters = {name: value for name, value in chosen.items() if value is not None}
+    return Call(method="GET", path=_JOBS, parameters=parameters, read=lambda answer: answers.job_list(answer.json()))
+
+
+def read_job(job_id: str) -> Call[Job]:
+    """Reads a job."""
+    return Call(method="GET", path=_of_job(job_id), read=_job)
+
+
+def read_job_result(job_id: str) -> Call[Mapping[str, Any]]:
+    """Reads what a job made."""
+    return Call(method="GET", path=f"{_of_job(job_id)}/result", read=lambda answer: answer.json())
+
+
+def cancel_job(job_id: str) -> Call[Job]:
+    """Cancels a job."""
+    return Call(method="POST", path=f"{_of_job(job_id)}/cancel", read=_job)
+
+
+def retry_job(job_id: str) -> Call[Job]:
+    """Begins another attempt of a job."""
+    return Call(method="POST", path=f"{_of_job(job_id)}/retry", read=_job)
+
+
+def _of_job(job_id: str) -> str:
+    return f"{_JOBS}/{quote(job_id, safe='')}"
+
+
 def _model(kind: str, name: str) -> str:
     return f"/v1/models/{quote(kind, safe=':')}/{quote(name, safe=':')}"
 
 
 def _state(response: httpx.Response) -> ModelState:
     return answers.model_state(response.json())
+
+
+def _job(response: httpx.Response) -> Job:
+    return answers.job(response.json())
+
+
+def _plan_or_job(response: httpx.Response) -> StoredPlan | Job:
+    return _job(response) if response.status_code == httpx.codes.ACCEPTED else _plan(response)
 
 
 def _plan(response: httpx.Response) -> StoredPlan:

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import httpx
 
 from autoshard.client import calls
-from autoshard.client.answers import Comparison, ModelState, ModelSummary, PlanList, StoredPlan, Validation
+from autoshard.client.answers import (
+    Comparison,
+    Job,
+    JobList,
+    ModelState,
+    ModelSummary,
+    ModelVersion,
+    PlanList,
+    Run,
+    StoredPlan,
+    Validation,
+)
 from autoshard.client.calls import Call
 from autoshard.client.problems import ServiceError, error_of
 from autoshard.client.retries import Retries
 from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask
 from autoshard.core import ShardingPlan, TableSet, Topology
 from autoshard.core.costs import Risk
+from autoshard.core.errors import AutoshardError, InvalidOptionError
+from autoshard.core.quoting import shown
 from autoshard.core.step import Overlap
+from autoshard.improvements import Improvement
 from autoshard.planners.hybrid.explanation import Explanation
 from autoshard.report.plan_diff import PlanDiff
 from autoshard.simulation import SweepRecord
@@ -25,6 +40,8 @@ from autoshard.simulation import SweepRecord
 T = TypeVar("T")
 #: Longest wait for an answer: in the queue, for the planner's limit, and beyond it.
 _TIMEOUT_S = 180.0
+#: Seconds between two looks at a job.
+_LOOK_S = 0.5
 
 
 class Client:
@@ -62,12 +79,32 @@ class Client:
         self._http.close()
 
     def plan(self, task: PlanTask) -> StoredPlan:
-        """Makes a plan, which the service stores."""
-        return self._answer(calls.plan(task))
+        """Makes a plan, which the service stores; waits for the job where it makes one of a long task."""
+        made = self._answer(calls.plan(task))
+        return self.read_plan(_plan_of(self.wait_for(made.id))) if isinstance(made, Job) else made
+
+    def wait_for(self, job_id: str, on_progress: Callable[[Job], None] = lambda _: None) -> Job:
+        """Waits until a job has ended; `on_progress` gets it each time that it is looked at."""
+        while True:
+            job = self.read_job(job_id)
+            on_progress(job)
+            if job.is_final:
+                return job
+            time.sleep(_LOOK_S)
 
     def replan(self, plan_id: str, change: Replan) -> StoredPlan:
         """Makes a new plan for a stored plan's tables and a changed task."""
         return self._answer(calls.replan(plan_id, change))
+
+    def send_samples(self, file: Path) -> int:
+        """Sends a file of a store of samples, of which the service trains and calibrates; the number of its samples."""
+        return self._answer(calls.send_samples(file.read_bytes()))
+
+    def report_run(
+        self, plan_id: str, steps_ms: Sequence[float], *, pooling_factors: Mapping[str, float] | None = None
+    ) -> Run:
+        """Reports the steps that a training job measured, and the mean ids per sample that it sees by feature."""
+        return self._answer(calls.report_run(plan_id, steps_ms, pooling_factors or {}))
 
     def evaluate(self, plan: ShardingPlan, *, overlap: Overlap | None = None, risk: Risk = Risk.MEAN) -> StoredPlan:
         """Prices a plan; the service stores it."""
@@ -113,6 +150,12 @@ class Client:
         """Compares the sharding of a stored plan's tables with its alternatives."""
         return self._answer(calls.explain(plan_id, tables, risk))
 
+    def improve(
+        self, plan_id: str, *, tables: Sequence[str] = (), risk: Risk = Risk.MEAN
+    ) -> tuple[Explanation, tuple[Improvement, ...]]:
+        """Explains a stored plan, and plans with single changes of its task, most samples per second first."""
+        return self._answer(calls.improve(plan_id, tables, risk))
+
     def diff(self, plan_id: str, other_id: str) -> PlanDiff:
         """Compares two stored plans."""
         return self._answer(calls.diff(plan_id, other_id))
@@ -121,9 +164,19 @@ class Client:
         """The page of a stored plan, in HTML."""
         return self._answer(calls.report(plan_id))
 
-    def list_models(self, kind: str | None = None, name: str | None = None) -> tuple[ModelSummary, ...]:
-        """Versions of trained models, of one kind and device if these are given."""
-        return self._answer(calls.list_models(kind, name))
+    def list_models(
+        self, kind: str | None = None, name: str | None = None, *, cards: bool = False
+    ) -> tuple[ModelSummary, ...]:
+        """Versions of trained models, of one kind and device if these are given, with their cards if asked for."""
+        return self._answer(calls.list_models(kind, name, cards=cards))
+
+    def read_model_state(self, kind: str, name: str) -> ModelState:
+        """What the aliases of a model name, and have named."""
+        return self._answer(calls.read_model_state(kind, name))
+
+    def read_model(self, kind: str, name: str, version: str) -> ModelVersion:
+        """A version's card."""
+        return self._answer(calls.read_model(kind, name, version))
 
     def promote_model(
         self, kind: str, name: str, version: str, *, alias: str = "production", force: bool = False
@@ -134,6 +187,32 @@ class Client:
     def roll_back_model(self, kind: str, name: str, *, alias: str = "production") -> ModelState:
         """Gives an alias back to the version that had it before."""
         return self._answer(calls.roll_back_model(kind, name, alias))
+
+    def make_job(self, kind: str, body: Mapping[str, Any]) -> Job:
+        """Makes a job of a kind (`plan`, `compare`, `collect`, `calibrate`, `train-cost`, `train-policy`)."""
+        return self._answer(calls.make_job(kind, body))
+
+    def list_jobs(
+        self, *, limit: int = 50, cursor: str | None = None, kind: str | None = None, state: str | None = None
+    ) -> JobList:
+        """One page of jobs, the latest first."""
+        return self._answer(calls.list_jobs(limit=limit, cursor=cursor, kind=kind, state=state))
+
+    def read_job(self, job_id: str) -> Job:
+        """Reads how far a job is."""
+        return self._answer(calls.read_job(job_id))
+
+    def read_job_result(self, job_id: str) -> Mapping[str, Any]:
+        """Reads what a job made that has succeeded, as the service's document."""
+        return self._answer(calls.read_job_result(job_id))
+
+    def cancel_job(self, job_id: str) -> Job:
+        """Cancels a job."""
+        return self._answer(calls.cancel_job(job_id))
+
+    def retry_job(self, job_id: str) -> Job:
+        """Begins another attempt of a job that failed or was cancelled."""
+        return self._answer(calls.retry_job(job_id))
 
     def _answer(self, call: Call[T]) -> T:
         arguments, attempt = call.arguments(), 0
@@ -178,11 +257,31 @@ class AsyncClient:
 
     async def plan(self, task: PlanTask) -> StoredPlan:
         """As `Client.plan`."""
-        return await self._answer(calls.plan(task))
+        made = await self._answer(calls.plan(task))
+        return await self.read_plan(_plan_of(await self.wait_for(made.id))) if isinstance(made, Job) else made
+
+    async def wait_for(self, job_id: str, on_progress: Callable[[Job], None] = lambda _: None) -> Job:
+        """As `Client.wait_for`."""
+        while True:
+            job = await self.read_job(job_id)
+            on_progress(job)
+            if job.is_final:
+                return job
+            await asyncio.sleep(_LOOK_S)
 
     async def replan(self, plan_id: str, change: Replan) -> StoredPlan:
         """As `Client.replan`."""
         return await self._answer(calls.replan(plan_id, change))
+
+    async def send_samples(self, file: Path) -> int:
+        """As `Client.send_samples`."""
+        return await self._answer(calls.send_samples(file.read_bytes()))
+
+    async def report_run(
+        self, plan_id: str, steps_ms: Sequence[float], *, pooling_factors: Mapping[str, float] | None = None
+    ) -> Run:
+        """As `Client.report_run`."""
+        return await self._answer(calls.report_run(plan_id, steps_ms, pooling_factors or {}))
 
     async def evaluate(
         self, plan: ShardingPlan, *, overlap: Overlap | None = None, risk: Risk = Risk.MEAN
@@ -232,6 +331,12 @@ class AsyncClient:
         """As `Client.explain`."""
         return await self._answer(calls.explain(plan_id, tables, risk))
 
+    async def improve(
+        self, plan_id: str, *, tables: Sequence[str] = (), risk: Risk = Risk.MEAN
+    ) -> tuple[Explanation, tuple[Improvement, ...]]:
+        """As `Client.improve`."""
+        return await self._answer(calls.improve(plan_id, tables, risk))
+
     async def diff(self, plan_id: str, other_id: str) -> PlanDiff:
         """As `Client.diff`."""
         return await self._answer(calls.diff(plan_id, other_id))
@@ -240,9 +345,19 @@ class AsyncClient:
         """As `Client.report`."""
         return await self._answer(calls.report(plan_id))
 
-    async def list_models(self, kind: str | None = None, name: str | None = None) -> tuple[ModelSummary, ...]:
+    async def list_models(
+        self, kind: str | None = None, name: str | None = None, *, cards: bool = False
+    ) -> tuple[ModelSummary, ...]:
         """As `Client.list_models`."""
-        return await self._answer(calls.list_models(kind, name))
+        return await self._answer(calls.list_models(kind, name, cards=cards))
+
+    async def read_model_state(self, kind: str, name: str) -> ModelState:
+        """As `Client.read_model_state`."""
+        return await self._answer(calls.read_model_state(kind, name))
+
+    async def read_model(self, kind: str, name: str, version: str) -> ModelVersion:
+        """As `Client.read_model`."""
+        return await self._answer(calls.read_model(kind, name, version))
 
     async def promote_model(
         self, kind: str, name: str, version: str, *, alias: str = "production", force: bool = False
@@ -253,6 +368,32 @@ class AsyncClient:
     async def roll_back_model(self, kind: str, name: str, *, alias: str = "production") -> ModelState:
         """As `Client.roll_back_model`."""
         return await self._answer(calls.roll_back_model(kind, name, alias))
+
+    async def make_job(self, kind: str, body: Mapping[str, Any]) -> Job:
+        """As `Client.make_job`."""
+        return await self._answer(calls.make_job(kind, body))
+
+    async def list_jobs(
+        self, *, limit: int = 50, cursor: str | None = None, kind: str | None = None, state: str | None = None
+    ) -> JobList:
+        """As `Client.list_jobs`."""
+        return await self._answer(calls.list_jobs(limit=limit, cursor=cursor, kind=kind, state=state))
+
+    async def read_job(self, job_id: str) -> Job:
+        """As `Client.read_job`."""
+        return await self._answer(calls.read_job(job_id))
+
+    async def read_job_result(self, job_id: str) -> Mapping[str, Any]:
+        """As `Client.read_job_result`."""
+        return await self._answer(calls.read_job_result(job_id))
+
+    async def cancel_job(self, job_id: str) -> Job:
+        """As `Client.cancel_job`."""
+        return await self._answer(calls.cancel_job(job_id))
+
+    async def retry_job(self, job_id: str) -> Job:
+        """As `Client.retry_job`."""
+        return await self._answer(calls.retry_job(job_id))
 
     async def _answer(self, call: Call[T]) -> T:
         arguments, attempt = call.arguments(), 0
@@ -268,14 +409,27 @@ class AsyncClient:
             attempt += 1
 
 
+def _plan_of(job: Job) -> str:
+    """The id of the plan that a job made.
+
+    Raises:
+        AutoshardError: If it made none.
+    """
+    if job.plan_id is None:
+        raise job.failure or AutoshardError(f"the job {job.id} was {job.state}")
+    return job.plan_id
+
+
 def _checked(url: str) -> str:
     """The address, if it is one of HTTP.
 
     Raises:
-        ServiceError: If it is none.
+        InvalidOptionError: If it is none.
     """
     if not url.startswith(("http://", "https://")):
-        raise ServiceError("must be the address of a service, such as http://localhost:8000", source=url)
+        raise InvalidOptionError(
+            f"must be the address of a service, such as http://localhost:8000, got {shown(url)}", field="server"
+        )
     return url
 
 

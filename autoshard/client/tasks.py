@@ -26,7 +26,7 @@ class PlanTask:
         topology: The ranks, likewise.
         planner: Name of the planner.
         options: Its own options.
-        time_limit_s: Seconds that a planner which improves its plan may use, at most 60.
+        time_limit_s: Seconds that a planner which improves its plan may use, at most 3,600; more than 60 make a job.
         payload: Number formats in which embeddings and gradients travel.
         seed: Same seed, same plan, time limits aside.
         risk: The predicted time that is planned for.
@@ -46,10 +46,15 @@ class PlanTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replan:
-    """Changes of a stored plan's task; None leaves what the plan has. Attributes as of `PlanTask`."""
+    """Changes of a stored plan's task; None leaves what the plan has. Attributes as of `PlanTask`.
+
+    Attributes:
+        pooling_factors: Other mean ids per sample by feature, such as those of a run.
+    """
 
     topology: Topology | str | None = None
     batch_size: int | None = None
+    pooling_factors: Mapping[str, float] = field(default_factory=dict)
     planner: str | None = None
     options: Options | None = None
     time_limit_s: float = 1.0

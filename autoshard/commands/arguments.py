@@ -110,13 +110,14 @@ def _image(value: Path | None) -> Path | None:
     return value
 
 
+def image_option(help: str) -> Any:
+    """The option `--image`, to be used in a parameter's annotation."""
+    return typer.Option(callback=_image, metavar="FILE.svg|FILE.png", help=help)
+
+
 ImageOption = Annotated[
     Path | None,
-    typer.Option(
-        callback=_image,
-        metavar="FILE.svg|FILE.png",
-        help="Also draw the page's pictures; those after the first are put beside it, as FILE-NAME.",
-    ),
+    image_option("Also draw the page's pictures; those after the first are put beside it, as FILE-NAME."),
 ]
 HtmlOption = Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")]
 

@@ -12,7 +12,7 @@ import typer
 from autoshard.commands.arguments import PricingOptions
 from autoshard.commands.options import command_options
 from autoshard.commands.serving import ServerOption, open_client, refuse_local
-from autoshard.console import JsonOption, emit, progress, working
+from autoshard.console import JsonOption, emit, progress, until, working
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Ranks that a cell names one by one.
 _RANKS_SHOWN = 6
-#: Seconds after which no change is planned any more; as long as pricing alternatives took, if that is more.
-_BUDGET_S = 0.6
 
 
 @command_options()
@@ -55,10 +53,9 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
     from autoshard.improvements import EXPLANATION
 
     loaded = read_plan(options.plan)
-    improvements: Sequence[Improvement] = ()
     if options.server is not None:
         with working(f"Explaining at {options.server}"):
-            found = _served(loaded, options, options.server)
+            found, improvements = _served(loaded, options, options.server)
     else:
         found, improvements = _explained(loaded, options)
     shown = _details(found) if options.table else _overview(found)
@@ -66,15 +63,15 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
 
 
 def _explained(plan: ShardingPlan, options: ExplainOptions) -> tuple[Explanation, tuple[Improvement, ...]]:
-    from autoshard.improvements import find_improvements
+    from autoshard.improvements import find_improvements, trials_budget_s
     from autoshard.planners.hybrid.explanation import explain as explained
 
     costs = options.pricing.costs_of(plan)
     started_s = time.perf_counter()
     with progress("Pricing alternatives", 1.0) as advance:
         found = explained(plan, costs, options.table or (), on_explained=advance)
-    with working("Planning with single changes"):
-        budget_s = max(_BUDGET_S, time.perf_counter() - started_s)
+    budget_s = trials_budget_s(time.perf_counter() - started_s)
+    with until("Planning with single changes", budget_s):
         return found, find_improvements(plan, costs, found, budget_s=budget_s)
 
 
@@ -95,12 +92,12 @@ def _with_improvements(shown: RenderableType, improvements: Sequence[Improvement
     return Group(shown, "", table)
 
 
-def _served(plan: ShardingPlan, options: ExplainOptions, server: str) -> Explanation:
+def _served(plan: ShardingPlan, options: ExplainOptions, server: str) -> tuple[Explanation, tuple[Improvement, ...]]:
     """What a service explains, which stores the plan for that."""
     risk = options.pricing.risk
     with open_client(server) as client:
         stored = client.evaluate(plan, risk=risk)
-        return client.explain(stored.id, tables=options.table or (), risk=risk)
+        return client.improve(stored.id, tables=options.table or (), risk=risk)
 
 
 def _overview(found: Explanation) -> RenderableType:

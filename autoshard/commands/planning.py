@@ -23,7 +23,7 @@ from autoshard.commands.catalogue import completed_planners
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.replaying import DeviceOption, RefineOption, refined
 from autoshard.commands.serving import ServerOption, open_client, refuse_local, tables_to_send, topology_to_send
-from autoshard.console import JsonOption, emit, log, working
+from autoshard.console import JsonOption, emit, log, until, working
 from autoshard.core.errors import InvalidOptionError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def plan(options: PlanOptions, as_json: JsonOption = False) -> None:
     if options.server is not None:
         _finish(_served(options, options.server), options.output, as_json)
         return
-    with working(f"Planning with {options.planner}, time limit {options.search.time_limit:g} s"):
+    with until(f"Planning with {options.planner}", options.search.time_limit):
         request = options.search.request(options.tables, options.topology, parse_settings(options.settings or []))
         orders = MovedOrders(request.tables, Path(options.tables).parent, options.output)
         start = None if options.start is None else read_plan(options.start)
@@ -197,7 +197,7 @@ def _served(options: PlanOptions, server: str) -> ShardingPlan:
         risk=search.pricing.risk,
         start=None if options.start is None else read_plan(options.start),
     )
-    with working(f"Planning at {server}"), open_client(server) as client:
+    with until(f"Planning at {server}", search.time_limit), open_client(server) as client:
         return client.plan(task).plan
 
 
@@ -224,7 +224,10 @@ def _bounded(plan: ShardingPlan, costs: CostModels, is_wanted: bool | None) -> S
 
     if is_wanted is None:
         is_wanted = len(plan.tables.tables) <= _MOST_BOUNDED
-    return with_bounds(plan, costs) if is_wanted else plan
+    if not is_wanted:
+        return plan
+    with working("Computing lower bounds"):
+        return with_bounds(plan, costs)
 
 
 def _finish(plan: ShardingPlan, output: Path | None, as_json: bool) -> None:

@@ -260,7 +260,8 @@ class ShardingPlan:
         served = []
         # Thousands of shards share a handful of replicas, each of thousands of ranks.
         known: dict[int, list[IntArray]] = {}
-        for placed in self.shards:
+        for held in self.shards:
+            placed = held.as_run(self.group_size)
             ranks_of = known.get(id(placed.replicas))
             if ranks_of is None:
                 ranks_of = [np.array(replica, dtype=np.int64) for replica in placed.replicas]

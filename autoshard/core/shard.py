@@ -187,6 +187,20 @@ class PlacedShard:
         """Where the optimizer runs: after an all-reduce if there are several replicas."""
         return Update.FUSED if len(self.replicas) == 1 else Update.ALL_REDUCED
 
+    def stays(self, num_ranks: int) -> bool:
+        """Whether each of so many ranks reads a whole copy of its own, so that nothing is exchanged."""
+        if len(self.replicas) < num_ranks or any(len(replica) > 1 for replica in self.replicas):
+            return False
+        return self.fetch is None or all(self.replicas[number] == (rank,) for rank, number in enumerate(self.fetch))
+
+    def as_run(self, num_ranks: int) -> PlacedShard:
+        """The shard as so many ranks execute it: what each looks up in a copy of its own is pooled there at once."""
+        if self.exchange is not Exchange.ROWS or self.shard.table.pooling is Pooling.SEQUENCE:
+            return self
+        if not self.stays(num_ranks):
+            return self
+        return replace(self, exchange=Exchange.PARTIAL_SUMS, deduplicate=False)
+
     @classmethod
     def table_wise(cls, shard: Shard, rank: int) -> PlacedShard:
         """The shard on a single rank."""

@@ -90,6 +90,11 @@ Coefficients = tuple[float, ...]
 UPPER_END = " (upper end)"
 
 
+def model_basis(name: str) -> str:
+    """The model that a step was calibrated with, whichever version of it, from a model's name."""
+    return name.removesuffix(UPPER_END).split("@")[0]
+
+
 def plain_coefficients(part: StepPart) -> Coefficients:
     """Weights of a part's features without a step model: the models' milliseconds as they are."""
     return tuple(1.0 if name.endswith("_ms") else 0.0 for name in PART_FEATURES[part])

@@ -18,15 +18,16 @@ from autoshard.core.dense import dense_shapes
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
 from autoshard.core.shard import fused_kernel
 from autoshard.core.step import (
-    UPPER_END,
     Coefficients,
     Overlap,
     StepPart,
     StepTimes,
+    model_basis,
     plain_coefficients,
     weighted_ms,
 )
 from autoshard.evaluation.dense_time import AnalyticDenseModel
+from autoshard.evaluation.pooling import POOLING_PARTS
 from autoshard.evaluation.stages import Stages
 from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Stream, Traffic
 
@@ -251,7 +252,7 @@ def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:
 
 def _basis(part: StepPart, costs: CostModels, dense: DenseWork | None) -> str:
     """The model whose milliseconds a part's first feature is, whichever version of it."""
-    return _priced_by(part, costs, dense).removesuffix(UPPER_END).split("@")[0]
+    return model_basis(_priced_by(part, costs, dense))
 
 
 def _priced_by(part: StepPart, costs: CostModels, dense: DenseWork | None) -> str:
@@ -281,6 +282,8 @@ def _times(
         for part in StepPart
         if part is not StepPart.DENSE
     }
+    for part, pooling_ms in zip(POOLING_PARTS, stages.pooling_ms, strict=True):
+        embedding[part.value] += pooling_ms
     group_sync = float(stages.group_sync_ms_R.max())
     if dense is None:
         row_reduce = float(stages.sync_ms_R.max())

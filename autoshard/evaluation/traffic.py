@@ -459,7 +459,8 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
     reduced_R, gathered_R = np.zeros(plan.group_size), np.zeros(plan.group_size)
 
     alike: dict[tuple[Replicas, tuple[int, ...] | None, Collective], list[PlacedShard]] = {}
-    for placed in plan.shards:
+    for held in plan.shards:
+        placed = held.as_run(plan.group_size)
         alike.setdefault((placed.replicas, placed.fetch, placed.collective), []).append(placed)
     layouts = []
     for (replicas, _, collective), shards in alike.items():

@@ -19,6 +19,8 @@ _PLANNER = "auto"
 _KEPT = ("sharding_types", "reserved_bytes", "count_activations")
 #: Time limit of a trial: it searches from the plan itself, so that it ends at most as slow.
 _TRIAL_LIMIT_S = 0.1
+#: Shortest budget of trials.
+_LEAST_BUDGET_S = 0.6
 #: Shares below which a gain is rounding.
 _LEAST_GAIN = 1e-6
 
@@ -50,6 +52,11 @@ class _Trial:
     field: str
     text: str
     make: Callable[[], PlanRequest]
+
+
+def trials_budget_s(explaining_s: float) -> float:
+    """Seconds for trials: as many as explaining the plan took, at least 0.6."""
+    return max(_LEAST_BUDGET_S, explaining_s)
 
 
 def find_improvements(

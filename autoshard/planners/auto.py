@@ -1,4 +1,4 @@
-"""The best plan known: one search over every way to hold the tables, or over whole tables alone."""
+"""The best plan known: one search over every way to hold the tables, or over tables on single ranks alone."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ _WHOLE_SHARE = 0.2
 #: Time that a search has where nothing is left: its first start is made in any case.
 _LEAST_S = 1e-3
 _WHOLE = frozenset({ShardingType.TABLE_WISE})
+#: Sharding types of plans that are made by kernels alone.
+_OF_KERNELS = (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE)
 #: Plans over several replica groups; not a way to hold one table, but to hold all of them several times.
 _GROUPS = "replica_groups"
 _NAMES = (*map(str, ShardingType), _GROUPS)
@@ -38,7 +40,7 @@ class AutoObjective(StrEnum):
     STEP = "step"
     """The predicted step."""
     KERNEL = "kernel"
-    """Kernel time of the slowest rank, of whole tables on single ranks."""
+    """Kernel time of the slowest rank, of tables on single ranks, whole or cut by columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ class AutoOptions:
         default="step",
         metadata={
             "help": "What is minimised: step (the predicted step, over all sharding types) or kernel (the "
-            "slowest rank's kernels, whole tables on single ranks)."
+            "slowest rank's kernels, over table_wise and column_wise)."
         },
     )
     sharding_types: str = field(
@@ -84,10 +86,17 @@ class AutoOptions:
             "batch, and the dense layers. Where objective is kernel, only tables count."
         },
     )
+    min_partition: int = field(
+        default=0,
+        metadata={
+            "help": "Least columns of a column shard, at least 4; 0 for 32 bytes of a row. Other planners' plans with "
+            "narrower ones are no starts then."
+        },
+    )
 
     def __post_init__(self) -> None:
         check_choice(self.objective, AutoObjective, "options.objective")
-        AT_LEAST_0.check_fields(self, "reserved_bytes", "steps", within="options.")
+        AT_LEAST_0.check_fields(self, "reserved_bytes", "steps", "min_partition", within="options.")
         if not set(self._listed) <= set(_NAMES):
             for name in self._listed:
                 check_choice(name, (ALL, *_NAMES), "options.sharding_types")
@@ -95,9 +104,10 @@ class AutoOptions:
             self._check_kernel()
 
     def _check_kernel(self) -> None:
-        if self.sharding_types != ALL and set(self._listed) != {ShardingType.TABLE_WISE}:
+        if self.sharding_types != ALL and not {ShardingType.TABLE_WISE} <= set(self._listed) <= set(_OF_KERNELS):
             raise InvalidOptionError(
-                f"must be table_wise where objective is kernel, got {shown(self.sharding_types)}",
+                f"must be all, table_wise or {','.join(_OF_KERNELS)} where objective is kernel, "
+                f"got {shown(self.sharding_types)}",
                 field="options.sharding_types",
             )
         if self.reserved_bytes:
@@ -112,8 +122,8 @@ class AutoOptions:
     @property
     def types(self) -> frozenset[ShardingType]:
         """Ways that tables may be held."""
-        names = frozenset(ShardingType(name) for name in self._listed if name != _GROUPS)
-        return names or frozenset(ShardingType)
+        names = frozenset(ShardingType(name) for name in self._listed if name != _GROUPS) or frozenset(ShardingType)
+        return names & frozenset(_OF_KERNELS) if self.objective == AutoObjective.KERNEL else names
 
     @property
     def with_groups(self) -> bool:
@@ -122,7 +132,7 @@ class AutoOptions:
 
 
 class AutoPlanner:
-    """One search over every way to hold tables, by predicted step; or over whole tables, by the slowest rank's kernels.
+    """One search over every way to hold tables, by predicted step; or over single ranks, by the slowest one's kernels.
 
     It starts from the plans of all planners that are quick enough and from its own, and improves the best of them
     until the time is over: never worse than the best start.
@@ -145,7 +155,14 @@ class AutoPlanner:
         """
         options = parse_options(AutoOptions, request.options)
         if options.objective == AutoObjective.KERNEL:
-            return plan_by_kernel(request, steps=options.steps, with_policy=options.policy)
+            with_cuts = ShardingType.COLUMN_WISE in options.types
+            return plan_by_kernel(
+                request,
+                steps=options.steps,
+                with_policy=options.policy,
+                with_cuts=with_cuts,
+                min_partition=options.min_partition,
+            )
         search = StepSearch(
             names=options.types,
             steps=options.steps,
@@ -153,6 +170,7 @@ class AutoPlanner:
             count_activations=options.count_activations,
             with_policy=options.policy,
             with_groups=options.with_groups,
+            min_partition=options.min_partition,
         )
         found = _preferred(request, search) if options.prefer_whole else search_steps(request, search)
         _log.info("auto: %s", found.status)

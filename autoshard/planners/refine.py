@@ -224,8 +224,7 @@ def _corrections(problem: PlacementProblem, seen: Sequence[tuple[RankArray, MsAr
     slowness, which all ranks of a measurement share, is none. So the effects of tables and kinds of kernels are those
     of a Bayesian linear regression. What a set's company does is true of that set alone, and corrects no item.
     """
-    placements = [ranks_N for ranks_N, _ in seen]
-    priced = PricedPlacements.of(problem, placements)
+    priced = PricedPlacements.of([(problem, ranks_N) for ranks_N, _ in seen])
     measured_ms_X = np.concatenate([_scaled(ranks_N, ms_R, problem) for ranks_N, ms_R in seen])
     is_seen_X = (priced.rank_ms_X > 0) & (measured_ms_X > 0)
     if not is_seen_X.any():

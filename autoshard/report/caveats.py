@@ -19,7 +19,13 @@ def plan_warnings(plan: ShardingPlan) -> tuple[str, ...]:
     """Sentences about a plan: tables outside the trained range, another machine's model, memory close to its limit."""
     carried = plan.provenance.models if plan.provenance is not None else {}
     notes = [carried[name] for name in _NOTES if name in carried]
-    return tuple(f"{note[:1].upper()}{note[1:]}." for note in notes) + _memory_warnings(plan)
+    return tuple(f"{_capitalised(note)}." for note in notes) + _memory_warnings(plan)
+
+
+def _capitalised(note: str) -> str:
+    """A note as a sentence; names of models at its start, such as `learned:cpu@08051e83:`, stay as they are."""
+    first, _, rest = note.partition(" ")
+    return note if not first.isalpha() else f"{first[:1].upper()}{first[1:]} {rest}"
 
 
 def comparison_warnings(rows: Sequence[ComparedPlan]) -> tuple[str, ...]:

@@ -106,6 +106,14 @@ def coverage_page(
     )
 
 
+def coverage_figures(
+    axes: Sequence[PairAxis], points: Mapping[str, Sequence[Sequence[float]]], maps: Sequence[RegionMap]
+) -> dict[str, go.Figure]:
+    """The pictures of the page by name: pair plots if there are points, then samples per region."""
+    pairs = {"pairs": pair_figure(axes, _subsample(points))} if any(points.values()) else {}
+    return pairs | {"-".join(item.title.lower().replace(":", "").split()): region_figure(item) for item in maps}
+
+
 def pair_figure(axes: Sequence[PairAxis], points: Mapping[str, Sequence[Sequence[float]]]) -> go.Figure:
     """Every feature against every other one, one colour per group."""
     last = len(axes) - 1

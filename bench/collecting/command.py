@@ -35,6 +35,8 @@ def collect(options: CollectOptions, as_json: console.JsonOption = False) -> Non
         autoshard collect --store samples --seconds 300
         autoshard collect --store samples --seconds 3600 --retrain 5
     """
+    from bench.collecting.collection import COLLECTED
+
     try:
         parts = _measured(options)
     except Terminated:  # before anything was measured
@@ -42,12 +44,11 @@ def collect(options: CollectOptions, as_json: console.JsonOption = False) -> Non
     except CollectorBusyError as error:
         if options.if_busy is IfBusy.FAIL:
             raise
-        console.emit(
-            {"store": str(options.store), "is_busy": True, "num_samples": 0}, f"Skipped: {error}", as_json=as_json
-        )
+        result = COLLECTED.to_json({"store": str(options.store), "is_busy": True, "num_samples": 0})
+        console.emit(result, f"Skipped: {error}", as_json=as_json)
         return
     took = time.monotonic() - options.started
-    console.emit(_result(options, parts, took), _text(options, parts, took), as_json=as_json)
+    console.emit(COLLECTED.to_json(_result(options, parts, took)), _text(options, parts, took), as_json=as_json)
     if any(part.is_terminated for part in parts):
         raise typer.Exit(TERMINATED_EXIT_CODE)
 

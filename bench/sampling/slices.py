@@ -45,8 +45,11 @@ class Piece:
 
     def local(self) -> LocalShard:
         """What each rank runs that holds the piece, as `ShardingPlan.local_shards` has it."""
-        share = 1 / len(self.placed.replicas)
-        return local_shard(self.placed, group_batch_size=self.group_batch_size, bags_share=share)
+        num_replicas = len(self.placed.replicas)
+        # A piece that is on one rank alone is one of a plan of several ranks.
+        placed = self.placed.as_run(max(2, num_replicas))
+        share = 1 / num_replicas
+        return local_shard(placed, group_batch_size=self.group_batch_size, bags_share=share)
 
 
 Cut = Callable[[EmbeddingTable, int, np.random.Generator], tuple[Piece, ...]]

@@ -13,9 +13,13 @@ import numpy as np
 from autoshard.core import EmbeddingTable, LocalShard, PlacedShard, Shard, TableSet, local_shard
 from autoshard.core.accepted import AT_LEAST_1
 from autoshard.core.errors import InvalidOptionError
+from autoshard.core.machine import device_family
 from autoshard.formats.stores.samples import SampleTable
 
 ShardSet = tuple[LocalShard, ...]
+
+#: Largest batch of the strategy `batches`, on a CPU and on a GPU.
+LARGEST_BATCH_CPU, LARGEST_BATCH_CUDA = 8_192, 65_536
 
 #: Sets near a memory limit fill this share of it to all of it.
 LEAST_FILLED = 0.9
@@ -132,6 +136,36 @@ class SingleTables:
         lap, place = divmod(number, len(self._pool))
         order = generator_of(self._seed, "singles", lap).permutation(len(self._pool))
         return (self._pool[int(order[place])],)
+
+
+class LargerBatches:
+    """Whole tables at 2, 4, 8 ... times the pool's batch, up to the largest that plans have on such a device.
+
+    The larger the batch, the fewer tables: a set has at most as many bags as `max_tables` tables at twice the pool's
+    batch, so that it takes no more than twice as long as other sets.
+    """
+
+    def __init__(self, source: SetSource, seed: int) -> None:
+        self._source = source
+        self._seed = seed
+        self._pool = [table for table, _ in source.whole_tables()]
+        own = source.tables.batch_size
+        largest = LARGEST_BATCH_CPU if device_family(source.device) == "cpu" else LARGEST_BATCH_CUDA
+        self._factors = [1 << power for power in range(1, 64) if own << power <= largest]
+        if not self._factors:
+            raise InvalidOptionError(
+                f"the strategy batches needs tables with a batch of at most {largest // 2:,}, got {own:,}",
+                field="tables.batch_size",
+            )
+
+    def draw(self, number: int) -> ShardSet:
+        """A subset of the pool at one of the batches."""
+        rng = generator_of(self._seed, "batches", number)
+        factor = self._factors[int(rng.integers(len(self._factors)))]
+        most = min(len(self._pool), max(1, 2 * self._source.max_tables // factor))
+        chosen = rng.choice(len(self._pool), int(rng.integers(1, most + 1)), replace=False)
+        batch_size = factor * self._source.tables.batch_size
+        return self._source.within_limits([whole_shard(self._pool[index], batch_size) for index in chosen])
 
 
 class NearMemoryLimit:

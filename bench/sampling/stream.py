@@ -22,6 +22,7 @@ from bench.sampling.candidates import MostUncertain
 from bench.sampling.kinds import OtherKinds
 from bench.sampling.slices import Slices
 from bench.sampling.strategies import (
+    LargerBatches,
     NearMemoryLimit,
     RandomSubsets,
     SetSource,
@@ -40,16 +41,18 @@ STRATEGIES: Mapping[str, Callable[[SetSource, int], Strategy]] = {
     "placements": Placements,
     "memory-limit": NearMemoryLimit,
     "singles": SingleTables,
+    "batches": LargerBatches,
     "slices": Slices,
     "kinds": OtherKinds,
     "uncertain": MostUncertain,
 }
 #: Half of the sets are whole tables as they are met in placements or drawn evenly; the rest is at the edges.
 DEFAULT_WEIGHTS: Mapping[str, float] = {
-    "random": 0.20,
+    "random": 0.15,
     "placements": 0.30,
     "memory-limit": 0.05,
     "singles": 0.05,
+    "batches": 0.05,
     "slices": 0.15,
     "kinds": 0.15,
     "uncertain": 0.10,

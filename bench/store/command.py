@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Group, RenderableType
 
 from autoshard import console
+from autoshard.commands.arguments import ImageOption
 from autoshard.commands.options import Needs, command_options
+from autoshard.commands.serving import KEY_VARIABLE, open_client
+from autoshard.commands.showing import draw
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
 
 if TYPE_CHECKING:
     from autoshard.formats.stores.collective_samples import CollectiveSample
     from autoshard.formats.stores.dense_samples import DenseSample
+    from autoshard.formats.stores.sample_store import SampleStore
     from autoshard.formats.stores.samples import Sample, SampleTable
+    from bench.store.coverage import Coverage
 
 _Sample = TypeVar("_Sample", "Sample", "DenseSample", "CollectiveSample")
 
@@ -32,16 +37,29 @@ class SamplesOptions:
     html: Annotated[
         Path | None, typer.Option(help="Write a page of the regions that the samples of kernels cover.")
     ] = None
+    image: ImageOption = None
     tables: Annotated[
         str | None,
-        typer.Option(help="With --html: tables to cover, a file or a bundled name."),
-        Needs("--html", lambda options: options.html is not None),
+        typer.Option(help="With --html or --image: tables to cover, a file or a bundled name."),
+        Needs("--html or --image", lambda options: options.shows_coverage),
     ] = None
     scale: Annotated[
         int,
         typer.Option(min=1, help="With --tables: divide their rows and batch by this."),
         Needs("--tables", lambda options: options.tables is not None),
     ] = 64
+
+    send_to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help=f"Send the samples to a service (`autoshard serve`); ${KEY_VARIABLE} holds a key of it."
+        ),
+    ] = None
+
+    @property
+    def shows_coverage(self) -> bool:
+        """Whether regions are counted, for a page or for images."""
+        return self.html is not None or self.image is not None
 
 
 def samples(options: SamplesOptions, as_json: console.JsonOption = False) -> None:
@@ -51,12 +69,14 @@ def samples(options: SamplesOptions, as_json: console.JsonOption = False) -> Non
     trained on them), were measured again, or were measured at a throttled clock. Copies count once.
 
     Example:
-        autoshard samples samples --html coverage.html --tables metasyn
+        autoshard samples samples --html coverage.html --image coverage.svg --tables metasyn
+        autoshard samples samples --send-to http://localhost:8000
     """
     from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
     from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
     from autoshard.formats.stores.samples import devices_in
     from bench.dense.report import dense_table
+    from bench.store.printed import STORE
     from bench.store.summary import summarise, summary_table
 
     store, device = options.store, options.device
@@ -79,8 +99,11 @@ def samples(options: SamplesOptions, as_json: console.JsonOption = False) -> Non
     for key, layers in dense.items():
         parts += [f"dense layers on {key}: {len(layers):,} samples", dense_table(layers)]
     parts += [f"collectives on {key}: {len(measured):,} samples" for key, measured in collectives.items()]
-    if options.html is not None:
-        parts.append(f"Wrote {_write_coverage(options.html, options, kernels)}.")
+    if options.send_to is not None:
+        parts.append(f"Sent {_sent(store, chosen, options.send_to):,} samples to {options.send_to}.")
+    coverage = _coverage(options, kernels) if options.shows_coverage else None
+    if coverage is not None and options.html is not None:
+        parts.append(f"Wrote {_write_page(options.html, options.store, coverage)}.")
     result = {
         "store": str(store),
         "devices": [asdict(summary) for summary in summaries],
@@ -88,7 +111,31 @@ def samples(options: SamplesOptions, as_json: console.JsonOption = False) -> Non
         "collectives": {key: len(measured) for key, measured in collectives.items()},
         "html": None if options.html is None else str(options.html),
     }
-    console.emit(result, Group(*parts), as_json=as_json)
+    console.emit(STORE.to_json(result), Group(*parts), as_json=as_json)
+    if coverage is not None and options.image is not None:
+        from bench.store.coverage_report import coverage_pictures
+
+        draw(coverage_pictures(coverage), options.image)
+
+
+def _sent(store: Path, chosen: Mapping[str, Sequence[str]], server: str) -> int:
+    """Sends the files of some devices to a service; the number of samples in them."""
+    from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
+    from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
+    from autoshard.formats.stores.samples import KERNEL_SAMPLES
+
+    stores: dict[str, SampleStore[Any]] = {
+        "kernels": KERNEL_SAMPLES,
+        "dense": DENSE_SAMPLES,
+        "collectives": COLLECTIVE_SAMPLES,
+    }
+    files = [file for kind, keys in chosen.items() for key in keys for file in stores[kind].files(store, key)]
+    num_samples = 0
+    with open_client(server) as client, console.progress("Sending samples", len(files)) as advance:
+        for file in files:
+            num_samples += client.send_samples(file)
+            advance(1)
+    return num_samples
 
 
 def _checked(store: Path, device: str) -> SampleTable:
@@ -114,15 +161,26 @@ def _intact(store: Path, device: str, samples: Sequence[_Sample]) -> Sequence[_S
     return samples
 
 
-def _write_coverage(html: Path, options: SamplesOptions, kernels: dict[str, SampleTable]) -> Path:
-    from autoshard.formats import atomic_write, load_tables
+def _coverage(options: SamplesOptions, kernels: dict[str, SampleTable]) -> Coverage:
+    """The regions that samples of kernels cover.
+
+    Raises:
+        InvalidOptionError: If there are samples of no device, or of several.
+    """
+    from autoshard.formats import load_tables
     from bench.store.coverage import coverage_of
-    from bench.store.coverage_report import coverage_html
 
     if len(kernels) != 1:
         held = ", ".join(kernels) or "none"
         raise InvalidOptionError(f"must name one device with samples of kernels; there are: {held}", field="device")
     (table,) = kernels.values()
     pool = None if options.tables is None else load_tables(options.tables).scaled(options.scale)
-    atomic_write(html, coverage_html(coverage_of(table, pool), title=f"What the samples in {options.store.name} cover"))
+    return coverage_of(table, pool)
+
+
+def _write_page(html: Path, store: Path, coverage: Coverage) -> Path:
+    from autoshard.formats import atomic_write
+    from bench.store.coverage_report import coverage_html
+
+    atomic_write(html, coverage_html(coverage, title=f"What the samples in {store.name} cover"))
     return html

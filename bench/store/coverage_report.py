@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import combinations
+from typing import Any
 
-from autoshard.report.coverage_page import Listing, PairAxis, RegionMap, coverage_page
+from autoshard.report.coverage_page import Listing, PairAxis, RegionMap, coverage_figures, coverage_page
 from autoshard.report.wording import write_percent
 from bench.store.coverage import Coverage, Space
 
@@ -19,8 +20,13 @@ _PAIR_AXES = (
 _LISTED = 40
 
 
-def coverage_html(coverage: Coverage, *, title: str = "What the samples cover") -> str:
-    """The HTML page: what is missing, samples per region, pair plots, ways of choosing and kinds."""
+def coverage_pictures(coverage: Coverage) -> dict[str, Any]:
+    """The pictures of the page by name: pair plots and samples per region, as plotly figures."""
+    return coverage_figures(_PAIR_AXES, _points(coverage), _all_maps(coverage))
+
+
+def _points(coverage: Coverage) -> dict[str, list[tuple[float, ...]]]:
+    """What the pair plots show of every sample, by the strategy that chose it."""
     points: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)
     for point in coverage.points:
         if point.kernel_ms > 0:
@@ -33,6 +39,15 @@ def coverage_html(coverage: Coverage, *, title: str = "What the samples cover") 
                     point.kernel_ms,
                 )
             )
+    return dict(sorted(points.items()))
+
+
+def _all_maps(coverage: Coverage) -> list[RegionMap]:
+    return [*_maps("Shards", coverage.shards), *_maps("Sets", coverage.sets)]
+
+
+def coverage_html(coverage: Coverage, *, title: str = "What the samples cover") -> str:
+    """The HTML page: what is missing, samples per region, pair plots, ways of choosing and kinds."""
     missing = [_missing("shards", coverage.shards), _missing("sets", coverage.sets)] if coverage.has_pool else []
     listings = [
         Listing(
@@ -54,8 +69,8 @@ def coverage_html(coverage: Coverage, *, title: str = "What the samples cover") 
         subtitle=f"{coverage.num_samples:,} samples of {coverage.device}",
         facts=_facts(coverage),
         axes=_PAIR_AXES,
-        points=dict(sorted(points.items())),
-        maps=[*_maps("Shards", coverage.shards), *_maps("Sets", coverage.sets)],
+        points=_points(coverage),
+        maps=_all_maps(coverage),
         missing=missing,
         listings=listings,
     )

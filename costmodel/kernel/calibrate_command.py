@@ -94,6 +94,8 @@ def calibrate(options: CalibrateOptions, publishing: PublishOptions, as_json: co
         autoshard calibrate --seconds 20 --tables tables.json
         autoshard calibrate --seconds 240 --store samples --registry registry
     """
+    from costmodel.kernel.card import CALIBRATED
+
     models = Registry(publishing.registry)
     store = options.store_beside(models)
     collected = _measure(options, store)
@@ -101,9 +103,8 @@ def calibrate(options: CalibrateOptions, publishing: PublishOptions, as_json: co
     version = calibrated_version(calibration)
     published = publish_version(models, version, publishing)
     report_published(published, version.kind, version.name)
-    console.emit(
-        _result(store, collected, version, published), _table(collected, calibration, published), as_json=as_json
-    )
+    result = CALIBRATED.to_json(_result(store, collected, version, published))
+    console.emit(result, _table(collected, calibration, published), as_json=as_json)
 
 
 def calibrated_version(calibration: Calibration) -> TrainedVersion:
@@ -123,7 +124,7 @@ def known_models(models: Registry, device: str) -> tuple[LearnedCostModel, ...]:
     """The models of kernels that a device's may be calibrated from: the registry's, and those that come with autoshard.
 
     One that was calibrated itself stands for the model that it was calibrated from, so that samples of the same store
-    never count twice.
+    never count twice; it is left out if no registry holds that one any more.
 
     Args:
         models: The user's registry.
@@ -141,7 +142,8 @@ def known_models(models: Registry, device: str) -> tuple[LearnedCostModel, ...]:
         for name in sorted({one.name for one in registry.list() if one.kind == LearnedCostModel.kind}):
             if device_family(name) == device_family(device) and registry.production_id(LearnedCostModel.kind, name):
                 model = _origin(LearnedCostModel.load(registry, name), registry)
-                found.setdefault(model.version_id, model)
+                if model is not None:
+                    found.setdefault(model.version_id, model)
     if not found:
         raise ModelError(
             f"no model of {device_family(device)} is known to start from; "
@@ -173,9 +175,11 @@ def fit_store(store: Path, device: str, models: Registry, *, fitting: Calibratio
         return calibrated(base, dataset, device=device, options=fitting, seed=seed, advance=advance)
 
 
-def _origin(model: LearnedCostModel, registry: Registry) -> LearnedCostModel:
-    """The model that a model was calibrated from, if it was."""
+def _origin(model: LearnedCostModel, registry: Registry) -> LearnedCostModel | None:
+    """The model that a model was calibrated from, if it was; None if no registry holds it, as after an upgrade."""
     while isinstance(version := model.card.training.get("calibrated_from"), str):
+        if not registry.holds(model.kind, model.card.device, version):
+            return None
         model = type(model).load(registry, model.card.device, version)
     return model
 

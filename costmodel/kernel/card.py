@@ -29,6 +29,7 @@ from autoshard.formats.documents.kinds import (
 )
 from costmodel.kernel.features import FEATURE_NAMES, SCALING, FeatureScaling
 from costmodel.registry.card_fields import MAX_METRIC, ModelCard
+from costmodel.registry.printed import trained_document
 
 #: Fields of a shard whose trained range is remembered.
 _RANGED = ("num_bags", "embedding_dim", "num_embeddings", "pooling_factor")
@@ -143,37 +144,38 @@ class Interval:
 
 MACHINE: Final = record(
     MeasuredMachine,
-    Field("device_name", ANY_TEXT),
-    Field("core_cache_bytes", whole_number()),
-    Field("cache_bytes", whole_number()),
-    Field("memory_bytes", whole_number()),
-    Field("clock_mhz", number_in(0, MAX_METRIC)),
-    Field("driver_version", ANY_TEXT),
-    Field("torch_version", ANY_TEXT),
-    Field("fbgemm_version", ANY_TEXT),
+    Field("device_name", ANY_TEXT, "Full name of the device."),
+    Field("core_cache_bytes", whole_number(), "Cache of one core."),
+    Field("cache_bytes", whole_number(), "Largest cache."),
+    Field("memory_bytes", whole_number(), "Memory."),
+    Field("clock_mhz", number_in(0, MAX_METRIC), "Clock; 0 if it is not known."),
+    Field("driver_version", ANY_TEXT, "Version of the driver; empty on a CPU."),
+    Field("torch_version", ANY_TEXT, "Version of torch."),
+    Field("fbgemm_version", ANY_TEXT, "Version of FBGEMM."),
 )
 _RANGE: Final = tuple_of(number_in(0, _MAX_RANGE), number_in(0, _MAX_RANGE))
+_RANGES: Final = record(dict, *(Field(name, _RANGE, f"Of `{name}`, over all shards.") for name in _RANGED), parts=dict)
 _METRIC: Final = number_in(0, MAX_METRIC)
 _COVERAGE: Final = record(
     Coverage,
-    Field("kinds", list_of(TEXT)),
-    Field("num_tables", tuple_of(whole_number(), whole_number())),
-    Field("ranges", record(dict, *(Field(name, _RANGE) for name in _RANGED), parts=dict)),
+    Field("kinds", list_of(TEXT), "Kinds of kernels that it prices."),
+    Field("num_tables", tuple_of(whole_number(), whole_number()), "Fewest and most tables of a sample."),
+    Field("ranges", _RANGES, "Smallest and largest value of some fields of shards."),
 )
 _HELD_OUT: Final = record(
     HeldOutMetrics,
-    Field("num_samples", whole_number()),
-    Field("mae_ms", _METRIC),
-    Field("mse_ms2", _METRIC),
-    Field("relative_error", _METRIC),
-    Field("kendall_tau", number_in(-1, 1)),
+    Field("num_samples", whole_number(), "Held-out samples."),
+    Field("mae_ms", _METRIC, "Mean absolute error."),
+    Field("mse_ms2", _METRIC, "Mean squared error."),
+    Field("relative_error", _METRIC, "Mean of |predicted - measured| / measured."),
+    Field("kendall_tau", number_in(-1, 1), "Agreement of the order of samples."),
 )
 _INTERVAL: Final = record(
     Interval,
-    Field("low", number_in(-_MAX_QUANTILE, 0)),
-    Field("high", number_in(0, _MAX_QUANTILE)),
-    Field("coverage", or_null(number_in(0, 1))),
-    Field("half_width", or_null(_METRIC)),
+    Field("low", number_in(-_MAX_QUANTILE, 0), "5% quantile of log(measured / predicted) over the spread."),
+    Field("high", number_in(0, _MAX_QUANTILE), "95% quantile of it."),
+    Field("coverage", or_null(number_in(0, 1)), "Share of held-out samples within; null where there were too few."),
+    Field("half_width", or_null(_METRIC), "Median of half the interval's width over the prediction."),
 )
 _DEVIATION: Final = number_in(0, _MAX_QUANTILE)
 _ERRORS: Final = record(
@@ -201,14 +203,14 @@ class CostModelCard(ModelCard):
     fixed: ClassVar[Mapping[str, object]] = {"features": list(FEATURE_NAMES)}
     fields: ClassVar[tuple[Field, ...]] = (
         Field("device", TEXT),
-        Field("coverage", _COVERAGE),
+        Field("coverage", _COVERAGE, "The shards that it has seen."),
         Field("encoder_hidden", list_of(whole_number(1, _MAX_WIDTH), 1, _MAX_LAYERS)),
         Field("scaling", SCALING),
         Field("scale_ms", number_in(1e-9, 1e9)),
-        Field("metrics", _HELD_OUT),
-        Field("interval", _INTERVAL),
-        Field("training", ANY_OBJECT),
-        optional("measured_on", MACHINE, default=None),
+        Field("metrics", _HELD_OUT, "Accuracy on held-out samples."),
+        Field("interval", _INTERVAL, "The 90% interval of a prediction."),
+        Field("training", ANY_OBJECT, "Options, seed and counts of the training."),
+        optional("measured_on", MACHINE, "The machine of the samples.", default=None),
         optional("errors", _ERRORS, default=None),
     )
 
@@ -222,3 +224,20 @@ class CostModelCard(ModelCard):
     training: dict[str, Any]
     measured_on: MeasuredMachine | None = None
     errors: KernelErrors | None = None
+
+
+#: What `train cost --json` prints.
+TRAINED_COST: Final = trained_document(
+    "trained-cost",
+    "What `autoshard train cost --json` prints: the model of kernels that was trained, and what became of it.",
+    *CostModelCard.printed("metrics", "interval", "coverage", "training"),
+)
+#: What `calibrate --json` prints.
+CALIBRATED: Final = trained_document(
+    "calibrated",
+    "What `autoshard calibrate --json` prints: the model of kernels that was fitted, and what became of it.",
+    Field("store", ANY_TEXT, "Folder of the samples."),
+    Field("num_measured", whole_number(), "Samples that were added to it."),
+    Field("not_measured", list_of(ANY_TEXT, 0), "Why others could not be measured, each reason once."),
+    *CostModelCard.printed("metrics", "interval", "coverage", "training", "measured_on"),
+)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard import console
-from autoshard.commands.arguments import AcceleratorOption, seed_option
+from autoshard.commands.arguments import AcceleratorOption, image_option, seed_option
 from autoshard.commands.options import command_options
+from autoshard.commands.showing import draw
 from costmodel.registry.promotion import publish_version, report_published, status_of
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry
@@ -39,6 +40,10 @@ class TrainCostOptions:
     updates: Annotated[int | None, typer.Option(min=1, help="Number of updates; more take longer.")] = None
     seed: Annotated[int, seed_option("Seed of the weights and of the choice of held-out samples.")] = 0
     accelerator: AcceleratorOption = "auto"
+    image: Annotated[
+        Path | None,
+        image_option("Draw predicted against measured times of the held-out samples, with 90% intervals."),
+    ] = None
     tensorboard: Annotated[
         Path | None, typer.Option(help="Folder for TensorBoard's logs of loss and samples per second.")
     ] = None
@@ -61,6 +66,7 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
         torchrun --nproc-per-node 4 --no-python autoshard train cost --store samples --accelerator cuda
     """
     from autoshard.runtime.processes.learners import joined_learners
+    from costmodel.kernel.card import TRAINED_COST
     from costmodel.kernel.comparison import kernel_version
 
     with joined_learners(options.accelerator) as learners:
@@ -70,7 +76,10 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
     version = kernel_version(trained)
     published = publish_version(Registry(publishing.registry), version, publishing)
     report_published(published, version.kind, version.name)
-    console.emit(_result(version, published), _metrics_table(trained.model.card, published), as_json=as_json)
+    result = TRAINED_COST.to_json(_result(version, published))
+    console.emit(result, _metrics_table(trained.model.card, published), as_json=as_json)
+    if options.image is not None:
+        draw({"held-out": _held_out_figure(trained)}, options.image)
 
 
 def _train(options: TrainCostOptions, learners: Learners) -> TrainedCostModel:
@@ -112,6 +121,17 @@ def _train(options: TrainCostOptions, learners: Learners) -> TrainedCostModel:
 def _result(version: TrainedVersion, published: Published) -> dict[str, Any]:
     of_card = {name: version.card[name] for name in ("metrics", "interval", "coverage", "training")}
     return {"kind": version.kind, "name": version.name, **published.to_json(), **of_card}
+
+
+def _held_out_figure(trained: TrainedCostModel) -> Any:
+    from autoshard.core import Estimate
+    from autoshard.report.pictures import held_out_figure
+    from costmodel.kernel.comparison import priced
+
+    costs = priced(trained.model, trained.held_out)
+    values_3S = (costs.kernel_ms_S.tolist(), costs.low_ms_S.tolist(), costs.high_ms_S.tolist())
+    estimates = [Estimate(value=value, low=low, high=high) for value, low, high in zip(*values_3S, strict=True)]
+    return held_out_figure(trained.held_out.kernel_ms.tolist(), estimates)
 
 
 def _metrics_table(card: CostModelCard, published: Published) -> Table:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autoshard.core.costs import MsArray
+from autoshard.core import KernelCosts
+from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import ModelError
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
@@ -53,9 +54,22 @@ def kernel_errors(model: LearnedCostModel, dataset: CostDataset) -> MsArray:
     Raises:
         ModelError: If no kernel of a shard's kind was measured for the model.
     """
+    errors_S: MsArray = np.abs(model.predict_ms(_codes(model, dataset)) / dataset.kernel_ms - 1)
+    return errors_S
+
+
+def priced(model: LearnedCostModel, dataset: CostDataset) -> KernelCosts:
+    """A model's prices of samples, with 90% intervals.
+
+    Raises:
+        ModelError: If no kernel of a shard's kind was measured for the model.
+    """
+    return model.predict_parts(_codes(model, dataset))
+
+
+def _codes(model: LearnedCostModel, dataset: CostDataset) -> CodeArray:
+    """Sums of the codes of every sample's shards, shape (S, H)."""
     used_U, shard_N = np.unique(dataset.shard_N, return_inverse=True)
     codes_UH = model.encode([dataset.shards_U[index] for index in used_U.tolist()])
     starts_S = np.cumsum(dataset.num_shards_S) - dataset.num_shards_S
-    predicted_ms_S = model.predict_ms(sum_codes(codes_UH, shard_N, starts_S))
-    errors_S: MsArray = np.abs(predicted_ms_S / dataset.kernel_ms - 1)
-    return errors_S
+    return sum_codes(codes_UH, shard_N, starts_S)

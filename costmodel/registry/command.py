@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ import typer
 
 from autoshard import console
 from autoshard.commands.options import Needs, command_options
+from autoshard.commands.serving import ServerOption, open_client, refuse_local
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from costmodel.registry.aliases import Alias
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from costmodel.registry.listing import ListedVersion
-    from costmodel.registry.versions import Registry
+    from costmodel.registry.sources import ModelSource
 
 
 class Action(StrEnum):
@@ -59,8 +61,15 @@ class ModelsOptions:
     ] = None
     device: Annotated[str | None, typer.Option(help="Only models of this device.")] = None
     registry: RegistryOption = None
+    server: ServerOption = None
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Promote a cost model that the service has not compared with the one in use."),
+        Needs("promote and --server", lambda options: options.server is not None and options.action is Action.PROMOTE),
+    ] = False
 
     def __post_init__(self) -> None:
+        refuse_local(self.server, {"--registry": self.registry})
         action, version = self.action, self.version
         if version is None and action in (Action.SHOW, Action.PROMOTE):
             raise InvalidOptionError(
@@ -77,50 +86,62 @@ def models(options: ModelsOptions, as_json: console.JsonOption = False) -> None:
     `roll-back` gives the alias back to the version before. Models that come with autoshard are listed as shipped; they
     are used until a device has a model of its own, and can be promoted again.
 
+    With --server, the models are those of a service, which loads a version before it is promoted, and compares a cost
+    model with the one in use before it becomes the production version.
+
     Example:
         autoshard models
         autoshard models show production --kind cost --device cpu
         autoshard models promote 3f2a
         autoshard models promote shipped --kind policy --device cpu
         autoshard models roll-back --kind cost --device cpu
+        autoshard models promote 3f2a --alias candidate --server http://localhost:8000
     """
-    from costmodel.registry.listing import listed_versions
-    from costmodel.registry.versions import Registry
-
-    store, kind, device = Registry(options.registry), options.kind, options.device
-    chosen = [
-        item
-        for item in listed_versions(store)
-        if kind in (None, item.version.kind) and device in (None, item.version.name)
-    ]
-    if options.action is Action.LIST:
-        result: dict[str, Any] = {"registry": str(store.root), "models": [item.to_json() for item in chosen]}
-        empty = f"No models in {store.root}; `autoshard train` makes some."
-        rendered: RenderableType = _list_table(chosen) if chosen else empty
-    elif options.action is Action.SHOW:
-        assert options.version is not None
-        result, rendered = _show(store, _find(chosen, options.version))
-    else:
-        result, rendered = _move(store, options, chosen)
+    with _source(options) as source:
+        result, rendered = _done(source, options)
     console.emit(result, rendered, as_json=as_json)
 
 
-def _find(listed: Sequence[ListedVersion], wanted: str) -> ListedVersion:
+@contextmanager
+def _source(options: ModelsOptions) -> Iterator[ModelSource]:
+    from costmodel.registry.sources import LocalModels, ServedModels
+    from costmodel.registry.versions import Registry
+
+    if options.server is None:
+        yield LocalModels(store=Registry(options.registry))
+        return
+    with open_client(options.server) as client:
+        yield ServedModels(client=client, place=options.server, force=options.force)
+
+
+def _done(source: ModelSource, options: ModelsOptions) -> tuple[dict[str, Any], RenderableType]:
+    from costmodel.registry.printed import MODEL, MODEL_ALIAS, MODELS
+
+    chosen = source.listed(options.kind, options.device)
+    if options.action is Action.LIST:
+        found = {"registry": source.place, "models": [item.to_json() for item in chosen]}
+        empty = f"No models in {source.place}; `autoshard train` makes some."
+        return MODELS.to_json(found), _list_table(chosen) if chosen else empty
+    if options.action is Action.SHOW:
+        assert options.version is not None
+        shown_version, table = _show(source, _find(source, chosen, options.version))
+        return MODEL.to_json(shown_version), table
+    moved, line = _move(source, options, chosen)
+    return MODEL_ALIAS.to_json(moved), line
+
+
+def _find(source: ModelSource, listed: Sequence[ListedVersion], wanted: str) -> ListedVersion:
     """The one version that an alias, `shipped` or the first digits of an id name.
 
     Raises:
         UnknownNameError: If there is none, or several.
     """
     from autoshard.core.errors import UnknownNameError
-    from costmodel.registry.versions import shipped_models
 
     if wanted in list(Alias):
         found = [item for item in listed if wanted in item.aliases]
     elif wanted == _SHIPPED:
-        shipped = shipped_models()
-        found = [
-            item for item in listed if shipped.production_id(item.version.kind, item.version.name) == item.version.id
-        ]
+        found = [item for item in listed if source.is_shipped_production(item)]
     else:
         found = [item for item in listed if wanted and item.version.id.startswith(wanted)]
     if not found:
@@ -133,44 +154,36 @@ def _find(listed: Sequence[ListedVersion], wanted: str) -> ListedVersion:
     return found[0]
 
 
-def _move(store: Registry, options: ModelsOptions, listed: Sequence[ListedVersion]) -> tuple[dict[str, Any], str]:
+def _move(source: ModelSource, options: ModelsOptions, listed: Sequence[ListedVersion]) -> tuple[dict[str, Any], str]:
     """Has an alias name another version."""
     alias = options.alias
     if options.action is Action.ROLL_BACK:  # of what the registry has named; shipped aliases are not ours to change
-        listed = [item for item in listed if store.history(item.version.kind, item.version.name, alias)]
-    item = _find(listed, str(alias) if options.version is None else options.version).version
-    if options.action is Action.PROMOTE:
-        identity = store.promote(item.kind, item.name, item.id, alias)
-    else:
-        identity = store.roll_back(item.kind, item.name, alias)
-    history = store.history(item.kind, item.name, alias)
+        listed = [item for item in listed if source.history(item, alias)]
+    item = _find(source, listed, str(alias) if options.version is None else options.version)
+    change = source.promote if options.action is Action.PROMOTE else source.roll_back
+    history, version = change(item, alias), item.version
     result = {
-        "kind": item.kind,
-        "name": item.name,
+        "kind": version.kind,
+        "name": version.name,
         "alias": str(alias),
-        "id": identity,
+        "id": history[-1].id,
         "history": [asdict(entry) for entry in history],
     }
-    return result, f"The {alias} version of {item.kind} {item.name} is {identity}."
+    return result, f"The {alias} version of {version.kind} {version.name} is {history[-1].id}."
 
 
-def _show(store: Registry, item: ListedVersion) -> tuple[dict[str, Any], RenderableType]:
+def _show(source: ModelSource, item: ListedVersion) -> tuple[dict[str, Any], RenderableType]:
     from rich.console import Group
     from rich.table import Table
 
     version = item.version
-    histories = {
-        alias: store.history(version.kind, version.name, alias)
-        or item.models.history(version.kind, version.name, alias)
-        for alias in Alias
-    }
-    history = {alias: [asdict(entry) for entry in entries] for alias, entries in histories.items()}
+    history = {alias: [asdict(entry) for entry in entries] for alias, entries in source.histories(item).items()}
     facts = Table(title=f"Model {item.label}", title_justify="left", show_header=False)
     facts.add_column("")
     facts.add_column("", overflow="fold")
     facts.add_row("published", item.published_at)
     facts.add_row("aliases", ", ".join(item.aliases) or "none")
-    facts.add_row("from", "shipped with autoshard" if item.is_shipped else str(item.models.root))
+    facts.add_row("from", "shipped with autoshard" if item.is_shipped else source.place)
     for label, value in _facts(version.card):
         facts.add_row(label, value)
     changes = Table(title="What its aliases have named", title_justify="left")
@@ -180,7 +193,8 @@ def _show(store: Registry, item: ListedVersion) -> tuple[dict[str, Any], Rendera
         for entry in entries:
             changes.add_row(alias, entry["id"], entry["at"], entry["by"], entry["action"])
     rendered = Group(facts, changes) if changes.row_count else facts
-    return {**item.to_json(), "registry": str(item.models.root), "history": history}, rendered
+    place = source.shipped_place if item.is_shipped else source.place
+    return {**item.to_json(), "registry": place, "history": history}, rendered
 
 
 def _facts(card: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

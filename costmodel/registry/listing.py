@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from costmodel.registry.aliases import Alias
+from costmodel.registry.aliases import Alias, AliasEntry
 from costmodel.registry.versions import Registry, Version, shipped_models
 
 
@@ -15,14 +15,12 @@ class ListedVersion:
     """A version, where it is, and what names it.
 
     Attributes:
-        models: The registry that it is in.
         version: The version.
         is_shipped: Whether it came with this package.
         aliases: Its aliases: the registry's; for a shipped version, also those of shipped models that the registry has
             not given.
     """
 
-    models: Registry
     version: Version
     is_shipped: bool
     aliases: tuple[str, ...]
@@ -66,15 +64,25 @@ def listed_versions(store: Registry) -> list[ListedVersion]:
     """
     own = store.list()
     shipped = shipped_models()
-    found = [ListedVersion(models=store, version=item, is_shipped=False, aliases=item.aliases) for item in own]
+    found = [ListedVersion(version=item, is_shipped=False, aliases=item.aliases) for item in own]
     if store.is_shipped:
         return found
     own_ids = {(item.kind, item.name, item.id) for item in own}
     return found + [
-        ListedVersion(models=shipped, version=item, is_shipped=True, aliases=_aliases_of(store, item))
+        ListedVersion(version=item, is_shipped=True, aliases=_aliases_of(store, item))
         for item in shipped.list()
         if (item.kind, item.name, item.id) not in own_ids
     ]
+
+
+def alias_histories(store: Registry, item: ListedVersion) -> dict[Alias, tuple[AliasEntry, ...]]:
+    """What each alias of a version's model has named in a registry; for a shipped version, as shipped if it is nothing.
+
+    Raises:
+        ModelError: If an alias is damaged.
+    """
+    kind, name, home = item.version.kind, item.version.name, shipped_models() if item.is_shipped else store
+    return {alias: store.history(kind, name, alias) or home.history(kind, name, alias) for alias in Alias}
 
 
 def _aliases_of(store: Registry, shipped: Version) -> tuple[str, ...]:

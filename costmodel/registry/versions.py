@@ -252,6 +252,10 @@ class Registry:
         is_here, is_shipped = ((root / kind / name / version).exists() for root in (self.root, shipped.root))
         return shipped if is_shipped and not is_here else self
 
+    def holds(self, kind: str, name: str, version: str) -> bool:
+        """Whether a version by its id can be loaded from here, one that comes with this package included."""
+        return (self._home(kind, name, version).root / kind / name / version).exists()
+
     def production_id(self, kind: str, name: str) -> str | None:
         """Id of the production version; None if there is none under the name.
 

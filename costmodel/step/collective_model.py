@@ -61,8 +61,8 @@ class CollectiveCard(ModelCard):
         Field("backend", TEXT),
         Field("alongside", _by_collective(number_in(0, 1))),
         Field("bounds", _by_collective(list_of(_BOUNDS_ROW, 1, _MAX_BOUNDS))),
-        Field("metrics", METRICS),
-        Field("training", ANY_OBJECT),
+        Field("metrics", METRICS, "Accuracy, by the name of the measure."),
+        Field("training", ANY_OBJECT, "Options, seeds and counts of the training."),
     )
 
     device: str

@@ -116,8 +116,8 @@ class DenseCard(ModelCard):
     fields: ClassVar[tuple[Field, ...]] = (
         Field("device", TEXT),
         Field("bounds", record(dict, *(optional(key, _BOUNDS) for key in _FIT_KEYS), parts=dict)),
-        Field("metrics", METRICS),
-        Field("training", ANY_OBJECT),
+        Field("metrics", METRICS, "Accuracy, by the name of the measure."),
+        Field("training", ANY_OBJECT, "Options, seeds and counts of the training."),
     )
 
     device: str

@@ -45,8 +45,8 @@ class StepCard(ModelCard):
         Field("engine", TEXT),
         Field("overlap", one_of(Overlap)),
         Field("interval_scale", number_in(0, 1e6)),
-        Field("metrics", METRICS),
-        Field("training", ANY_OBJECT),
+        Field("metrics", METRICS, "Accuracy, by the name of the measure."),
+        Field("training", ANY_OBJECT, "Options, seeds and counts of the training."),
     )
 
     device: str

@@ -75,7 +75,7 @@ class PolicyCard(ModelCard):
         optional("max_splits", ANYTHING),
         Field("code_width", whole_number(FULL_CODE_WIDTH, FULL_CODE_WIDTH)),
         Field("cost_model", _COST_MODEL),
-        Field("training", ANY_OBJECT),
+        Field("training", ANY_OBJECT, "Options, seeds and counts of the training."),
     )
     remedy: ClassVar[str] = "`autoshard train policy` makes one that can be read"
 

@@ -16,8 +16,17 @@ from typing import Any
 from autoshard.cli import main
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InputError
 from autoshard.formats import parse_json
-from server.bodies import ComparisonBody, parse_body
-from server.job_bodies import BODIES, CollectBody, JobKind, PlanJobBody, TrainCostBody, TrainPolicyBody
+from costmodel.registry.aliases import Alias
+from server.bodies.jobs import (
+    BODIES,
+    CalibrateBody,
+    CollectBody,
+    JobKind,
+    PlanJobBody,
+    TrainCostBody,
+    TrainPolicyBody,
+)
+from server.bodies.plans import ComparisonBody, parse_body
 from server.problems import InternalError, problem_of
 from server.settings import ServerSettings
 from server.tasks.comparing import answer_compare
@@ -98,15 +107,20 @@ def _reply(work: ChildWork) -> Reply:
     return _of_command(_command(body, work), work)
 
 
-def _command(body: CollectBody | TrainCostBody | TrainPolicyBody, work: ChildWork) -> list[str]:
+def _command(body: CollectBody | CalibrateBody | TrainCostBody | TrainPolicyBody, work: ChildWork) -> list[str]:
     """The command line of a job that is a command of autoshard."""
     store = ["--store", str(work.settings.samples_folder)]
     registry = [] if work.settings.registry is None else ["--registry", str(work.settings.registry)]
     values = {name: value for name, value in body.model_dump().items() if value is not None}
     options = [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    # The seed of the job: measuring anew goes on after what is stored, and no set of tables is measured twice.
+    seed = ["--seed", str(int(work.job_id[:8], 16))]
     if isinstance(body, CollectBody):
-        # The seed of the job: measuring anew goes on after what is stored, and no set of tables is measured twice.
-        return ["collect", *store, *options, "--seed", str(int(work.job_id[:8], 16))]
+        return ["collect", *store, *options, *seed]
+    if isinstance(body, CalibrateBody):
+        # A store of its own: a model that was trained from the samples would be fitted to them a second time.
+        own = ["--store", str(work.settings.calibration_folder), "--alias", Alias.CANDIDATE]
+        return ["calibrate", *own, *registry, *options, *seed]
     if isinstance(body, TrainCostBody):
         return ["train", "cost", *store, *registry, *options]
     return ["train", "policy", *registry, *options, "--checkpoint", str(work.folder / "checkpoint")]

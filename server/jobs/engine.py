@@ -11,8 +11,9 @@ from typing import Any, Final
 import structlog
 from dbos import DBOS, DBOSConfig, Serializer, SetWorkflowID, StepOptions
 
-from server.job_bodies import JobState
+from server.bodies.jobs import JobState
 from server.jobs.runner import ACTOR, JobRunner
+from server.jobs.schedules import POLL_S, JobSchedules
 from server.problems import InternalError, StorageError, problem_of
 from server.settings import ServerSettings
 from server.storage.jobs import JobEnd, JobRun
@@ -49,6 +50,7 @@ class JobEngine:
         self._storage = storage
         self._settings = settings
         self._runner = JobRunner(storage, settings)
+        self.schedules = JobSchedules(storage, self.enqueue, _RETRIES)
         self._stopping = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, name="lost-jobs", daemon=True)
         self._workflow: Callable[[str, int], None] | None = None
@@ -65,10 +67,12 @@ class JobEngine:
                 serializer=_JsonSerializer(),
                 log_level="CRITICAL",
                 sys_db_pool_size=5,
+                scheduler_polling_interval_sec=POLL_S,
                 run_migrations=self._storage.database.is_sqlite,  # else `autoshard db upgrade` did
             )
         )
         self._workflow = DBOS.workflow(name=_WORKFLOW)(_workflow(self._runner))
+        self.schedules.register()
         DBOS.launch()
         DBOS.register_queue(_QUEUE, worker_concurrency=self._settings.num_jobs, polling_interval_sec=0.5)
         self._sweeper.start()
@@ -94,6 +98,7 @@ class JobEngine:
             try:
                 for run in self._storage.jobs.take_lost(LOST_S):
                     self._resume(run)
+                self.schedules.resume_lost()
             except StorageError as error:
                 _log.warning("lost jobs not looked for", reason=str(error))
 

@@ -16,8 +16,8 @@ from typing import Any
 import structlog
 
 from server.access import Actor
-from server.bodies import PlanFacts, Problem
-from server.job_bodies import JobState
+from server.bodies.jobs import JobState
+from server.bodies.plans import PlanFacts, Problem
 from server.jobs.child import ChildWork, run_child
 from server.problems import InternalError, StorageError, problem_of
 from server.settings import ServerSettings

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from autoshard.core.machine import device_family
-from costmodel.registry.aliases import Alias
-from costmodel.registry.listing import ListedVersion, listed_versions
+from costmodel.registry.aliases import Alias, AliasEntry
+from costmodel.registry.listing import ListedVersion, alias_histories, listed_versions
 from costmodel.registry.versions import AliasChangedError, Registry, shipped_models
 from server.access import Actor
-from server.model_bodies import AliasChange, ModelList, ModelState, ModelSummary
+from server.bodies.models import AliasChange, ModelList, ModelState, ModelSummary
 from server.problems import ModelChangedError, UnknownModelError
 
 COST = "cost"
+History = dict[str, list[AliasChange]]
 
 
 class ModelCatalogue:
@@ -27,8 +29,13 @@ class ModelCatalogue:
     def __init__(self, root: Path | None) -> None:
         self._root = root
 
-    def list(self, kind: str | None, name: str | None) -> ModelList:
-        """All versions, of one kind and name if these are given.
+    def list(self, kind: str | None, name: str | None, *, cards: bool = False) -> ModelList:
+        """All versions.
+
+        Args:
+            kind: Only those of this kind.
+            name: Only those of this device.
+            cards: Whether with their cards.
 
         Raises:
             ModelError: If a card or an alias is damaged.
@@ -36,7 +43,7 @@ class ModelCatalogue:
         found = listed_versions(Registry(self._root))
         return ModelList(
             models=[
-                summary_of(item)
+                summary_of(item).model_copy(update={"card": item.version.card} if cards else {})
                 for item in found
                 if kind in (None, item.version.kind) and name in (None, item.version.name)
             ]
@@ -53,6 +60,14 @@ class ModelCatalogue:
             if (item.version.kind, item.version.name, item.version.id) == (kind, name, version):
                 return item
         raise UnknownModelError(f"no version {version} of {kind} {name} is in the registry")
+
+    def history(self, item: ListedVersion) -> History:
+        """What the aliases of a version's model have named, as `alias_histories`.
+
+        Raises:
+            ModelError: If an alias is damaged.
+        """
+        return _changes(alias_histories(Registry(self._root), item))
 
     def state(self, kind: str, name: str) -> ModelState:
         """What a model's aliases name.
@@ -72,9 +87,7 @@ class ModelCatalogue:
             name=name,
             production=production,
             candidate=current[Alias.CANDIDATE],
-            history={
-                alias.value: [AliasChange(**asdict(entry)) for entry in entries] for alias, entries in histories.items()
-            },
+            history=_changes(histories),
         )
 
     def promote(
@@ -126,6 +139,17 @@ class ModelCatalogue:
                 return name, entries[-1].id
         return None
 
+    def candidates(self) -> Sequence[tuple[str, str]]:
+        """Names and ids of all cost models that are tried out.
+
+        Raises:
+            ModelError: If the registry is damaged.
+        """
+        listed = listed_versions(Registry(self._root))
+        names = {item.version.name for item in listed if item.version.kind == COST and Alias.CANDIDATE in item.aliases}
+        found = (self.candidate_of(name) for name in sorted(names))
+        return [one for one in found if one is not None]
+
     def _check(self, kind: str, name: str, expected: str) -> None:
         if expected not in ("*", self.state(kind, name).etag):
             raise ModelChangedError(f"the aliases of {kind} {name} name other versions by now", field="If-Match")
@@ -144,6 +168,10 @@ def summary_of(item: ListedVersion) -> ModelSummary:
         published_at=item.published_at,
         relative_error=_relative_error(version.card),
     )
+
+
+def _changes(histories: Mapping[Alias, tuple[AliasEntry, ...]]) -> History:
+    return {alias.value: [AliasChange(**asdict(entry)) for entry in entries] for alias, entries in histories.items()}
 
 
 def _relative_error(card: dict[str, Any]) -> float | None:

@@ -10,7 +10,7 @@ import structlog
 from starlette.concurrency import run_in_threadpool
 
 from autoshard.core.errors import AutoshardError
-from server.model_bodies import ShadowSummary
+from server.bodies.models import ShadowSummary
 from server.models.catalogue import COST, ModelCatalogue
 from server.planning.workers import WorkerPool
 from server.storage.shadow import ShadowRow
@@ -65,6 +65,15 @@ class ShadowPricer:
             least_ratio=min(ratios, default=None),
             largest_ratio=max(ratios, default=None),
         )
+
+    def summaries(self) -> list[tuple[str, str, ShadowSummary]]:
+        """The same of all candidates, with their names and ids.
+
+        Raises:
+            ModelError: If the registry is damaged.
+            StorageError: If the database does not answer.
+        """
+        return [(name, candidate, self.summary(name, candidate)) for name, candidate in self._catalogue.candidates()]
 
     async def _price(self, reply: Reply) -> None:
         assert reply.facts is not None

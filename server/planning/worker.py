@@ -12,6 +12,7 @@ from autoshard.core.errors import AutoshardError, InputError
 from autoshard.planning import get_planner, planner_names
 from costmodel.registry.versions import models_in_use
 from server.logs import set_up_logs
+from server.memory import give_back_large_blocks
 from server.problems import problem_of
 from server.settings import ServerSettings
 from server.tasks.answering import answer_work
@@ -34,6 +35,7 @@ def run_worker(pipe: Connection, settings: ServerSettings) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     set_up_logs()
+    give_back_large_blocks()
     try:
         _load_models(settings)
     except AutoshardError as error:

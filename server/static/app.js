@@ -1,147 +1,13 @@
 "use strict";
 
-const find = (id) => document.getElementById(id);
+import { button, cell, draw, fill, link, ms, plain, short } from "./drawing.js";
+import { showOne } from "./one.js";
+import { ask, find, guarded, reason, states } from "./service.js";
+
 const VIEWS = ["sign-in", "plan", "plans", "one", "jobs", "models"];
 let search = null;
 let watched = null;
 let running = null;
-
-/* Talking to the service. Names come from clients: they are only ever set as text. */
-
-async function ask(method, path, body, headers = {}) {
-  const answer = await fetch(path, {
-    method,
-    credentials: "same-origin",
-    headers: { "X-Autoshard-Page": "1", ...(body === undefined ? {} : { "Content-Type": "application/json" }), ...headers },
-    body: body === undefined ? undefined : JSON.stringify(body),
-  });
-  if (answer.status === 401) {
-    location.hash = "#sign-in";
-    throw new Error("This service needs a key.");
-  }
-  const text = await answer.text();
-  if (!answer.ok) throw new Error(reason(text, `The service answered with status ${answer.status}.`));
-  return text ? JSON.parse(text) : null;
-}
-
-/* What a problem says, and the changes that would help. What stands between here and the service may answer otherwise. */
-function reason(problem, otherwise) {
-  let found = problem;
-  try {
-    if (typeof problem === "string") found = JSON.parse(problem);
-  } catch {
-    return otherwise;
-  }
-  if (!found) return otherwise;
-  const remedies = (found.remedies || []).map((one) => `It would be feasible with ${one.field} = ${JSON.stringify(one.value)}.`);
-  return [found.detail || found.title || otherwise, ...remedies].join("\n");
-}
-
-/* The states of a job until it has ended. A browser asks again by itself, unless it was refused. */
-function states(id, take) {
-  const stream = new EventSource(`/v1/jobs/${id}/events`);
-  stream.addEventListener("job", guarded(async (event) => {
-    const state = JSON.parse(event.data);
-    const isOver = !["queued", "running"].includes(state.state);
-    if (isOver) stream.close();
-    await take(state, isOver);
-  }));
-  stream.addEventListener("error", () => {
-    if (stream.readyState === EventSource.CLOSED) tell(new Error("The job cannot be watched any more: sign in, or load the page again."));
-  });
-  return stream;
-}
-
-function tell(error) {
-  find("message").textContent = error ? error.message : "";
-  find("message").hidden = !error;
-}
-
-const guarded = (work) => async (event) => {
-  if (event && event.preventDefault) event.preventDefault();
-  tell(null);
-  try {
-    await work(event);
-  } catch (error) {
-    tell(error);
-  }
-};
-
-/* Drawing. */
-
-function cell(content, kind, tag = "td") {
-  const made = document.createElement(tag);
-  if (kind) made.className = kind;
-  if (content instanceof Node) made.append(content);
-  else made.textContent = content === null || content === undefined ? "" : String(content);
-  return made;
-}
-
-function fill(id, columns, rows) {
-  const table = find(id);
-  const head = document.createElement("tr");
-  for (const [title, kind] of columns) {
-    const heading = cell(title, kind, "th");
-    heading.scope = "col";
-    head.append(heading);
-  }
-  const lines = rows.map((cells) => {
-    const line = document.createElement("tr");
-    cells.forEach((content, index) => line.append(cell(content, columns[index][1])));
-    return line;
-  });
-  const header = document.createElement("thead");
-  header.append(head);
-  const body = document.createElement("tbody");
-  body.append(...lines);
-  table.replaceChildren(header, body);
-}
-
-function link(text, target) {
-  const made = document.createElement("a");
-  made.textContent = text;
-  made.href = target;
-  return made;
-}
-
-function button(text, work) {
-  const made = document.createElement("button");
-  made.type = "button";
-  made.textContent = text;
-  made.addEventListener("click", guarded(work));
-  return made;
-}
-
-const plain = (value) => (typeof value === "number" && !Number.isInteger(value) ? ms(value) : value === null ? "none" : String(value));
-const short = (id) => id.replace("sha256:", "").slice(0, 12);
-const ms = (value) => (value === null || value === undefined ? "" : Number(value).toPrecision(4));
-
-function draw(points) {
-  const svg = find("curve");
-  const shape = (name, attributes, text) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    if (text) made.textContent = text;
-    return made;
-  };
-  if (points.length === 0) {
-    svg.replaceChildren();
-    return;
-  }
-  const last = Math.max(1, points[points.length - 1][0]);
-  const values = points.map((point) => point[1]);
-  const [low, high] = [Math.min(...values), Math.max(...values)];
-  const x = (seconds) => 60 + (seconds / last) * 520;
-  const y = (value) => (high === low ? 70 : 20 + ((high - value) / (high - low)) * 110);
-  const steps = points.flatMap((point, index) =>
-    index === 0 ? [[x(point[0]), y(point[1])]] : [[x(point[0]), y(points[index - 1][1])], [x(point[0]), y(point[1])]]);
-  svg.replaceChildren(
-    shape("polyline", { points: steps.map((step) => step.join(",")).join(" ") }),
-    shape("text", { x: 4, y: y(high) + 4 }, `${ms(high)} ms`),
-    ...(high === low ? [] : [shape("text", { x: 4, y: y(low) + 4 }, `${ms(low)} ms`)]),
-    shape("text", { x: 540, y: 154 }, `${last.toFixed(1)} s`),
-  );
-}
 
 /* Planning. */
 
@@ -166,15 +32,16 @@ function follow(job, done) {
   running = job.id;
   find("search").hidden = false;
   find("best").textContent = "Waiting";
-  draw(points);
+  draw(points, 0);
   if (search) search.close();
   search = states(job.id, async (state, isOver) => {
+    const seconds = (performance.now() - started) / 1000;
     const best = /^best ([0-9.eE+-]+) ms/.exec(state.progress || "");
     if (best) {
-      points.push([(performance.now() - started) / 1000, Number(best[1])]);
+      points.push([seconds, Number(best[1])]);
       find("best").textContent = `${ms(best[1])} ms`;
-      draw(points);
     }
+    draw(points, seconds);
     if (!isOver) return;
     running = null;
     find("search").hidden = true;
@@ -187,7 +54,7 @@ const makePlan = guarded(async () => {
   const body = { ...(await task()), planner: find("planner").value };
   const job = await ask("POST", "/v1/plans", body, { Prefer: "respond-async" });
   follow(job, (state) => {
-    location.hash = `#one/${state.plan_id}`;
+    if (!find("view-plan").hidden) location.hash = `#one/${state.plan_id}`;  // what else is looked at stays
   });
 });
 
@@ -247,31 +114,9 @@ const showDifference = guarded(async () => {
   ].filter(([, value]) => value !== null);
   find("changes").replaceChildren(...facts.flatMap(([name, value]) => [cell(name, "", "dt"), cell(value, "", "dd")]));
   fill("moved", [["table", "name"], ["change"], ["before", "name"], ["after", "name"]],
-    found.tables.slice(0, 500).map((one) => [one.table, one.change, one.before, one.after]));
+    found.tables.map((one) => [one.table, one.change, one.before, one.after]));
   find("difference").hidden = false;
 });
-
-async function showOne(id) {
-  find("one-title").textContent = `Plan ${short(id)}`;
-  find("download").href = `/v1/plans/${id}`;
-  find("download").download = `plan-${short(id)}.json`;
-  find("report").href = find("drawn").src = `/v1/plans/${id}/report`;
-  find("explained").hidden = true;
-  find("explain").onclick = guarded(async () => {
-    const found = await ask("GET", `/v1/plans/${id}/explanation`);
-    const rows = found.tables.map((one) => {
-      const best = one.alternatives.find((other) => other.step_ms !== null);
-      return [one.table, one.option, one.reason, best ? best.option : "", best ? ms(best.step_ms) : ""];
-    });
-    fill("alternatives", [["table", "name"], ["held", "name"], ["why", "name"], ["best alternative", "name"], ["step then, ms", "number"]], rows);
-    find("explained").hidden = false;
-    find("explained").focus();
-  });
-  find("delete").onclick = guarded(async () => {
-    await ask("DELETE", `/v1/plans/${id}`);
-    location.hash = "#plans";
-  });
-}
 
 /* Jobs and models. */
 
@@ -284,7 +129,7 @@ async function showJobs() {
       : ["failed", "cancelled"].includes(job.state)
         ? button("Try again", async () => { await ask("POST", `/v1/jobs/${job.id}/retry`); await showJobs(); })
         : ""]);
-  fill("worked", [["job"], ["kind"], ["state"], ["made, UTC"], ["progress", "name"], [""]], rows);
+  fill("worked", [["job"], ["kind"], ["state"], ["made, UTC"], ["progress", "name"], ["change"]], rows);
 }
 
 function watch(id) {
@@ -304,7 +149,7 @@ async function showModels() {
     one.used ? "★" : "", one.kind, one.name, one.id, one.aliases.join(", "),
     one.relative_error === null ? "" : `${(100 * one.relative_error).toFixed(2)}%`, one.shipped ? "shipped" : one.published_at,
     one.used ? "" : actions(one)]);
-  fill("trained", [["in use"], ["kind"], ["device"], ["version"], ["aliases"], ["held-out error", "number"], ["published"], [""]], rows);
+  fill("trained", [["in use"], ["kind"], ["device"], ["version"], ["aliases"], ["held-out error", "number"], ["published"], ["change"]], rows);
 }
 
 function actions(model) {
@@ -347,6 +192,10 @@ const go = guarded(async () => {
 
 addEventListener("hashchange", () => { go(); find("main").focus(); });
 addEventListener("DOMContentLoaded", () => {
+  find("skip").addEventListener("click", (event) => {  // the address names the view
+    event.preventDefault();
+    find("main").focus();
+  });
   find("task").addEventListener("submit", makePlan);
   find("compare").addEventListener("click", comparePlanners);
   find("cancel").addEventListener("click", guarded(async () => { if (running) await ask("POST", `/v1/jobs/${running}/cancel`); }));

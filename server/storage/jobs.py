@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, select, tuple_, update
 
-from server.bodies import Problem
-from server.job_bodies import JobAnswer, JobKind, JobList, JobState, JobSummary
+from server.bodies.jobs import JobAnswer, JobKind, JobList, JobState, JobSummary
+from server.bodies.plans import Problem
 from server.problems import BusyError, ClientBusyError, JobStateError, UnknownJobError
 from server.storage.database import Database
 from server.storage.paging import cursor_of, position_of
@@ -81,7 +81,9 @@ class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, connection: Connection, kind: JobKind, request: bytes, client: str) -> JobRun:
+    def add(
+        self, connection: Connection, kind: JobKind, request: bytes, client: str, job_id: str | None = None
+    ) -> JobRun:
         """Stores a job.
 
         Args:
@@ -89,6 +91,7 @@ class JobStore:
             kind: What it does.
             request: JSON text of the request.
             client: Whose it is.
+            job_id: Its id; a new one if None.
 
         Raises:
             ClientBusyError: If the client has as many jobs as one may have.
@@ -99,11 +102,15 @@ class JobStore:
             raise ClientBusyError(f"{_MAX_UNFINISHED // 2} jobs of this client are unfinished, the most that may be")
         if (connection.scalar(unfinished) or 0) >= _MAX_UNFINISHED:
             raise BusyError(f"{_MAX_UNFINISHED} jobs are unfinished, the most that may be")
-        run, now = JobRun(id=uuid.uuid4().hex, attempt=1), now_us()
+        run, now = JobRun(id=job_id or uuid.uuid4().hex, attempt=1), now_us()
         row = {"id": run.id, "kind": kind, "state": JobState.QUEUED, "attempt": run.attempt, "client": client}
         empty = {"progress": "", "log": "", "request": zlib.compress(request)}
         connection.execute(insert(JOBS).values({**row, **empty, "created_us": now, "seen_us": now}))
         return run
+
+    def exists(self, connection: Connection, job_id: str) -> bool:
+        """Whether there is a job, in a transaction."""
+        return connection.scalar(select(JOBS.c.id).where(JOBS.c.id == job_id)) is not None
 
     def read(self, job_id: str) -> JobAnswer:
         """What is known of a job.

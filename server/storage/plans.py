@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, select, tuple_
 
-from server.bodies import PlanFacts, PlanList, PlanSummary
+from server.bodies.plans import PlanFacts, PlanList, PlanSummary
 from server.problems import UnknownPlanError
 from server.storage.database import Database
 from server.storage.paging import cursor_of, position_of
@@ -74,6 +74,17 @@ class PlanStore:
         if found is None:
             raise _unknown(plan_id)
         return zlib.decompress(found)
+
+    def check(self, plan_id: str) -> None:
+        """Checks that a plan is there.
+
+        Raises:
+            UnknownPlanError: If it is not.
+            StorageError: If the database does not answer.
+        """
+        with self._database.reading() as connection:
+            if connection.execute(select(PLANS.c.id).where(PLANS.c.id == plan_id)).scalar() is None:
+                raise _unknown(plan_id)
 
     def delete(self, connection: Connection, plan_id: str) -> None:
         """Deletes a plan.

@@ -9,7 +9,20 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
-from sqlalchemy import BigInteger, Column, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
 
 METADATA = MetaData()
 
@@ -116,6 +129,20 @@ SHADOW_PRICES = Table(
     Index("shadow_prices_by_candidate", "name", "candidate"),
 )
 """Steps of plans that the service made, as predicted by the production model of kernels and by a candidate."""
+
+
+RUNS = Table(
+    "runs",
+    METADATA,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("plan_id", String(71), ForeignKey("plans.id", ondelete="CASCADE"), nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    Column("measured_ms", Float, nullable=False),
+    Column("predicted_ms", Float, nullable=False),
+    Column("is_drifted", Boolean, nullable=False),
+    Index("runs_by_plan", "plan_id", "id"),
+)
+"""Steps of plans that training jobs measured, beside those predicted when the plans were made."""
 
 
 def now_us() -> int:

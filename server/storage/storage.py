@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from server.access import Actor
-from server.bodies import PlanFacts
-from server.job_bodies import JobAnswer, JobKind
+from server.bodies.jobs import JobAnswer, JobKind
+from server.bodies.plans import PlanFacts
+from server.bodies.runs import RunAnswer
 from server.storage.audit import record
 from server.storage.database import Database
 from server.storage.idempotency import IdempotencyStore, IdempotentRequest, KeptAnswer
@@ -12,6 +13,7 @@ from server.storage.jobs import JobEnd, JobRun, JobStore
 from server.storage.keys import KeyStore
 from server.storage.location import database_url
 from server.storage.plans import PlanStore
+from server.storage.runs import RunStore
 from server.storage.shadow import ShadowStore
 from server.storage.upgrading import check_schema, upgrade
 
@@ -30,6 +32,7 @@ class Storage:
         self.keys = KeyStore(database)
         self.jobs = JobStore(database)
         self.shadow = ShadowStore(database)
+        self.runs = RunStore(database)
 
     def close(self) -> None:
         """Closes the connections of the database."""
@@ -76,6 +79,27 @@ class Storage:
             if request is not None:
                 self.requests.keep(connection, request, answer)
 
+    def keep_run(
+        self, plan_id: str, run: RunAnswer, answer: KeptAnswer, request: IdempotentRequest | None, actor: Actor
+    ) -> None:
+        """Stores a run of a plan, with the answer to later requests with the same key, in one transaction.
+
+        Args:
+            plan_id: The plan, which is there.
+            run: What is said of it.
+            answer: The same, as the answer.
+            request: The request, if it has a key.
+            actor: Who sent it.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing() as connection:
+            self.runs.add(connection, plan_id, run)
+            record(connection, actor, "run.report", plan_id)
+            if request is not None:
+                self.requests.keep(connection, request, answer)
+
     def delete_plan(self, plan_id: str, actor: Actor) -> None:
         """Deletes a plan.
 
@@ -113,6 +137,23 @@ class Storage:
             if request is not None:
                 self.requests.keep(connection, request, answer)
         return run, answer
+
+    def add_scheduled_job(self, job_id: str, kind: JobKind, body: bytes, schedule: Actor) -> None:
+        """Stores a job that a schedule makes, once.
+
+        Args:
+            job_id: Its id; if it is there, nothing changes.
+            kind: What it does.
+            body: JSON text of what it is to do.
+            schedule: Who makes it.
+
+        Raises:
+            RetryError: If there are as many jobs as may be, or the database does not answer.
+        """
+        with self.database.writing() as connection:
+            if not self.jobs.exists(connection, job_id):
+                self.jobs.add(connection, kind, body, schedule.name, job_id)
+                record(connection, schedule, "job.make", job_id)
 
     def finish_job(self, run: JobRun, end: JobEnd, plan: tuple[PlanFacts, bytes] | None, actor: Actor) -> bool:
         """Ends an attempt of a job and stores its plan, in one transaction, once.

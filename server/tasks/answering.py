@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from autoshard.formats import parse_json
-from server.bodies import (
+from server.bodies.plans import (
     ComparisonBody,
     EvaluationBody,
     ExplanationBody,
@@ -20,12 +20,15 @@ from server.bodies import (
     ValidationBody,
     parse_body,
 )
+from server.bodies.runs import RunBody
 from server.tasks.comparing import answer_compare
 from server.tasks.context import TaskContext
 from server.tasks.models import ModelCheck, answer_check_model, answer_shadow
 from server.tasks.planning import answer_plan, answer_replan
-from server.tasks.pricing import answer_diff, answer_evaluate, answer_explain, answer_report
+from server.tasks.pricing import answer_diff, answer_evaluate, answer_explain, answer_improve, answer_report
 from server.tasks.reply import Reply
+from server.tasks.running import answer_run
+from server.tasks.sampling import answer_list_samples, answer_samples
 from server.tasks.simulating import answer_simulate
 from server.tasks.validating import answer_validate
 from server.tasks.work import Work, WorkKind
@@ -44,9 +47,13 @@ _ANSWERERS: Final[Mapping[WorkKind, _Answerer]] = {
     WorkKind.EVALUATE: _Answerer(EvaluationBody, answer_evaluate),
     WorkKind.COMPARE: _Answerer(ComparisonBody, answer_compare),
     WorkKind.EXPLAIN: _Answerer(ExplanationBody, answer_explain),
+    WorkKind.IMPROVE: _Answerer(ExplanationBody, answer_improve),
     WorkKind.SIMULATE: _Answerer(SimulationBody, answer_simulate),
     WorkKind.DIFF: _Answerer(NoBody, answer_diff),
     WorkKind.REPORT: _Answerer(NoBody, answer_report),
+    WorkKind.RUN: _Answerer(RunBody, answer_run),
+    WorkKind.SAMPLES: _Answerer(NoBody, answer_samples),
+    WorkKind.LIST_SAMPLES: _Answerer(NoBody, answer_list_samples),
     WorkKind.VALIDATE: _Answerer(ValidationBody, answer_validate),
     WorkKind.CHECK_MODEL: _Answerer(ModelCheck, answer_check_model),
     WorkKind.SHADOW: _Answerer(ModelCheck, answer_shadow),

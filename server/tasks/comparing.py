@@ -7,7 +7,7 @@ from autoshard.core.quoting import shown
 from autoshard.formats import plan_to_json
 from autoshard.planning import compare
 from autoshard.report.comparison_json import COMPARISON
-from server.bodies import ComparisonAnswer, ComparisonBody
+from server.bodies.plans import ComparisonAnswer, ComparisonBody
 from server.problems import fault_of
 from server.tasks.context import TaskContext
 from server.tasks.inputs import request_of, task_of

@@ -7,11 +7,12 @@ from dataclasses import replace
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
 from autoshard.formats import digest, plan_to_json
-from server.bodies import PlanAnswer, PlanBody, PlanFacts, ReplanBody
+from server.bodies.plans import PlanAnswer, PlanBody, PlanFacts, ReplanBody
 from server.tasks.context import TaskContext
 from server.tasks.infeasible import plan_or_remedies
 from server.tasks.inputs import plan_of, request_of, stored_plan, task_of, topology_of
 from server.tasks.reply import Reply
+from server.tasks.running import with_pooling
 from server.tasks.size import check_task
 
 #: Of the names by which a plan is searched: lists of 100,000 plans read all of them.
@@ -44,7 +45,8 @@ def answer_replan(body: ReplanBody, context: TaskContext, stored: bytes) -> Repl
     """Makes a plan for a stored plan's tables, with the same planner, where nothing else is asked for."""
     context.allow_s(body.time_limit_s)
     before = stored_plan(stored)
-    tables = before.tables if body.batch_size is None else replace(before.tables, batch_size=body.batch_size)
+    tables = with_pooling(before.tables, body.pooling_factors)
+    tables = tables if body.batch_size is None else replace(tables, batch_size=body.batch_size)
     topology = before.topology if body.topology is None else topology_of(body.topology)
     check_task(tables, topology, context.settings)
     source = before.provenance

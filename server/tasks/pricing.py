@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 from pydantic import TypeAdapter
 
 from autoshard.evaluation import evaluate
+from autoshard.improvements import EXPLANATION, find_improvements, trials_budget_s
 from autoshard.planners.hybrid.explanation import Explanation, explain
 from autoshard.planning import plan_costs
 from autoshard.report import plan_page
 from autoshard.report.diff_json import DIFF
 from autoshard.report.plan_diff import diff_plans
-from server.bodies import EvaluationBody, ExplanationBody, NoBody
+from server.bodies.plans import EvaluationBody, ExplanationBody, NoBody
 from server.tasks.context import TaskContext
 from server.tasks.inputs import plan_of, stored_plan
 from server.tasks.planning import UNKNOWN_PLANNER, plan_reply
 from server.tasks.reply import Reply
 
-#: An explanation as JSON.
-EXPLANATION = TypeAdapter(Explanation)
+#: An explanation without changes, as JSON.
+_EXPLANATION = TypeAdapter(Explanation)
 
 
 def answer_evaluate(body: EvaluationBody, context: TaskContext) -> Reply:
@@ -36,7 +38,18 @@ def answer_explain(body: ExplanationBody, context: TaskContext, stored: bytes) -
     """Compares the sharding of a stored plan's tables with its alternatives."""
     plan = stored_plan(stored)
     found = explain(plan, plan_costs(plan, context.registry, risk=body.risk), body.tables)
-    return Reply(status=200, body=EXPLANATION.dump_json(found))
+    return Reply(status=200, body=_EXPLANATION.dump_json(found))
+
+
+def answer_improve(body: ExplanationBody, context: TaskContext, stored: bytes) -> Reply:
+    """Explains a stored plan, and plans with single changes of its task."""
+    plan = stored_plan(stored)
+    costs = plan_costs(plan, context.registry, risk=body.risk)
+    started_s = time.perf_counter()
+    found = explain(plan, costs, body.tables)
+    improvements = find_improvements(plan, costs, found, budget_s=trials_budget_s(time.perf_counter() - started_s))
+    document = EXPLANATION.to_json((found, improvements))
+    return Reply(status=200, body=json.dumps(document, allow_nan=False).encode())
 
 
 def answer_diff(_: NoBody, __: TaskContext, before: bytes, after: bytes) -> Reply:

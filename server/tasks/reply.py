@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 from pydantic import BaseModel
 
-from server.bodies import PlanFacts
+from server.bodies.plans import PlanFacts
 
 
 class _Head(BaseModel):

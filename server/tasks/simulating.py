@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autoshard.core import Payload, TableSet
 from autoshard.core.errors import FormatError
 from autoshard.simulation import SIMULATION, Point, Simulator, SweepRecord, sweep_points
-from server.bodies import SimulationBody
+from server.bodies.plans import SimulationBody
 from server.settings import ServerSettings
 from server.tasks.context import TaskContext
 from server.tasks.inputs import tables_of, topology_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from autoshard.core import TableSet, Topology
 from autoshard.core.errors import FormatError, InputError
-from server.bodies import MAX_TIME_LIMIT_S
+from server.bodies.plans import MAX_TIME_LIMIT_S
 from server.settings import ServerSettings
 
 

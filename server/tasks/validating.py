@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from autoshard.core import TableSet, Topology
 from autoshard.core.errors import FormatError, InputError
-from server.bodies import Fault, ValidationAnswer, ValidationBody
+from server.bodies.plans import Fault, ValidationAnswer, ValidationBody
 from server.problems import fault_of
 from server.tasks.context import TaskContext
 from server.tasks.inputs import tables_of, topology_of

@@ -17,9 +17,13 @@ class WorkKind(StrEnum):
     EVALUATE = "evaluate"
     COMPARE = "compare"
     EXPLAIN = "explain"
+    IMPROVE = "improve"
     SIMULATE = "simulate"
     DIFF = "diff"
     REPORT = "report"
+    RUN = "run"
+    SAMPLES = "samples"
+    LIST_SAMPLES = "list-samples"
     VALIDATE = "validate"
     CHECK_MODEL = "check-model"
     SHADOW = "shadow"
@@ -39,7 +43,7 @@ class Work:
     Attributes:
         kind: What is asked for.
         body: JSON text of the request's body.
-        stored: JSON texts of the stored plans that it is about, as the service answered with them.
+        stored: JSON texts of the stored plans that it is about, as the service answered with them; or a file.
         request_id: Id of the request, for the log.
         received_s: When the service had the body, by `time.perf_counter`, from when on its time limit counts: a plan
             that waited for a process is searched for less long. None for when a process has read it.

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from autoshard.core.errors import AutoshardError
 from server import access
 from server.access import Actor
-from server.job_bodies import JobKind
+from server.bodies.jobs import JobKind
 from server.oidc import TokenIssuer
 from server.problems import ForbiddenError, HostError, UnauthenticatedError
 from server.settings import ServerSettings
@@ -39,8 +39,7 @@ _OPEN: Final = frozenset(
         ("GET", "/livez"),
         ("GET", "/readyz"),
         ("GET", "/"),
-        ("GET", "/page/app.js"),
-        ("GET", "/page/app.css"),
+        *(("GET", f"/page/{name}") for name in ("app.css", "app.js", "drawing.js", "one.js", "service.js")),
         ("GET", "/page/session"),
         ("POST", "/page/session"),
         ("DELETE", "/page/session"),
@@ -54,15 +53,26 @@ _SCOPES: Final[Mapping[tuple[str, str], access.Scope]] = {
     ("GET", "/v1/plans/{plan_id}"): access.Scope.PLAN,
     ("DELETE", "/v1/plans/{plan_id}"): access.Scope.PLAN,
     ("GET", "/v1/plans/{plan_id}/explanation"): access.Scope.PLAN,
+    ("GET", "/v1/plans/{plan_id}/improvements"): access.Scope.PLAN,
     ("GET", "/v1/plans/{plan_id}/report"): access.Scope.PLAN,
     ("GET", "/v1/plans/{plan_id}/diff/{other_id}"): access.Scope.PLAN,
     ("POST", "/v1/plans/{plan_id}/replans"): access.Scope.PLAN,
+    ("POST", "/v1/plans/{plan_id}/runs"): access.Scope.PLAN,
+    ("GET", "/v1/plans/{plan_id}/runs"): access.Scope.PLAN,
+    ("POST", "/v1/samples"): access.Scope.TRAIN,
+    ("GET", "/v1/samples"): access.Scope.TRAIN,
     ("POST", "/v1/evaluations"): access.Scope.PLAN,
     ("POST", "/v1/comparisons"): access.Scope.PLAN,
     ("POST", "/v1/simulations"): access.Scope.PLAN,
     ("POST", "/v1/validations"): access.Scope.PLAN,
     ("POST", "/v1/models/{kind}/{name}/promotions"): access.Scope.ADMIN,
     ("POST", "/v1/models/{kind}/{name}/rollbacks"): access.Scope.ADMIN,
+    ("GET", "/v1/schedules"): access.Scope.TRAIN,
+    ("POST", "/v1/schedules"): access.Scope.TRAIN,
+    ("GET", "/v1/schedules/{name}"): access.Scope.TRAIN,
+    ("DELETE", "/v1/schedules/{name}"): access.Scope.TRAIN,
+    ("POST", "/v1/schedules/{name}/pause"): access.Scope.TRAIN,
+    ("POST", "/v1/schedules/{name}/resume"): access.Scope.TRAIN,
     **{("POST", f"/v1/jobs/{kind}"): kind.scope for kind in JobKind},
 }
 

@@ -31,6 +31,9 @@ from server.web.routes.jobs import JobDesk, add_jobs
 from server.web.routes.models import ModelDesk, add_models
 from server.web.routes.page import add_pages
 from server.web.routes.plans import add_plans
+from server.web.routes.runs import add_runs
+from server.web.routes.samples import add_samples
+from server.web.routes.schedules import ScheduleDesk, add_schedules
 
 
 def create_app(
@@ -83,11 +86,15 @@ def make_routes(
     add_metrics(app, metrics)
     catalogue = ModelCatalogue(settings.registry)
     shadow = ShadowPricer(pool, storage, catalogue, settings.shadow)
+    metrics.show_shadow(shadow)
     desk = WorkDesk(pool, storage, settings, metrics, on_plan=shadow.consider)
     jobs = JobDesk(desk, engine, storage)
-    add_plans(app, desk, jobs, storage)
+    add_plans(app, jobs, storage)
     add_jobs(app, jobs, storage)
+    add_schedules(app, ScheduleDesk(desk, engine.schedules, storage))
     add_analyses(app, desk)
+    add_runs(app, desk, storage, metrics)
+    add_samples(app, desk)
     add_models(app, ModelDesk(desk, pool, storage, catalogue, shadow))
     add_pages(app, storage, settings)
     add_published_schemas(app)

@@ -15,6 +15,7 @@ from fastapi import Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from autoshard.core.errors import FormatError
+from server.bodies.samples import PARQUET, SamplesAnswer
 from server.planning.workers import WorkerPool
 from server.problems import MEDIA_TYPE, StorageError
 from server.settings import ServerSettings
@@ -67,12 +68,49 @@ class WorkDesk:
         Raises:
             AutoshardError: If it cannot be answered.
         """
-        self._pool.check_room(client_of(request.scope))
+        self.check_room(request)
 
         async def work(body: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            return await self._done(request, await self._work(request, kind, body, plan_ids), keyed)
+            return await self.worked(request, kind, body, keyed, plan_ids)
 
         return await self.once(request, work)
+
+    def check_room(self, request: Request) -> None:
+        """Checks, before its body is read, that a request would find room.
+
+        Raises:
+            RetryError: If it would not.
+        """
+        self._pool.check_room(client_of(request.scope))
+
+    async def worked(
+        self,
+        request: Request,
+        kind: WorkKind,
+        body: bytes,
+        keyed: IdempotentRequest | None,
+        plan_ids: tuple[str, ...] = (),
+    ) -> KeptAnswer:
+        """What a process makes of a request whose body has been read."""
+        return await self._done(request, await self._work(request, kind, body, plan_ids), keyed)
+
+    async def add_samples(self, request: Request) -> Response:
+        """Answers a request whose body is a file of samples, which is added once however often it is sent.
+
+        Raises:
+            AutoshardError: If it cannot be answered.
+        """
+        self.check_room(request)
+        content = await read_body(request, self._settings, request.state.buffer, PARQUET)
+        work = Work(
+            kind=WorkKind.SAMPLES, body=b"{}", stored=(content,), request_id=request.state.request_id, received_s=None
+        )
+        answer = await self._done(request, work, None)
+        if answer.status == 200:
+            added = SamplesAnswer.model_validate_json(answer.body)
+            target = f"{added.kind} {added.device} {added.id}"
+            await run_in_threadpool(self._storage.keep_change, answer, None, request.state.actor, "samples.add", target)
+        return _answered(answer, request)
 
     async def once(
         self, request: Request, do: Callable[[bytes, IdempotentRequest | None], Awaitable[KeptAnswer]]
@@ -119,7 +157,7 @@ class WorkDesk:
         Raises:
             AutoshardError: If it cannot be answered.
         """
-        self._pool.check_room(client_of(request.scope))
+        self.check_room(request)
         work = await self._work(request, kind, json.dumps(parameters or {}).encode(), plan_ids)
         return _answered(await self._done(request, work, None), request, media_type)
 

@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from autoshard.core.errors import AutoshardError, FormatError
-from server.bodies import Problem
+from server.bodies.plans import Problem
 from server.problems import MEDIA_TYPE, InternalError, UnauthenticatedError, problem_of, retry_after_s
 
 

@@ -12,8 +12,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from autoshard.core.errors import ModelError
+from autoshard.core.errors import AutoshardError, ModelError
 from costmodel.registry.versions import models_in_use
+from server.bodies.runs import RunAnswer
+from server.models.shadow import ShadowPricer
 from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
 from server.tasks.reply import Reply
@@ -23,6 +25,7 @@ from server.web.openapi import problems
 _log = structlog.get_logger()
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_RATIOS = (0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0)
 _GAPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 #: Label of methods and endpoints that there are not: clients may make up any number of them.
 _OTHER = "other"
@@ -61,6 +64,13 @@ class Metrics:
             buckets=_GAPS,
             registry=self.registry,
         )
+        self._runs = Histogram(
+            "autoshard_measured_over_predicted",
+            "Median step of a run that was reported, over the predicted one.",
+            ("is_drifted",),
+            buckets=_RATIOS,
+            registry=self.registry,
+        )
         for name, meaning, value in (
             ("waiting_requests", "Requests that wait for a planning process.", lambda: pool.num_waiting),
             ("running_requests", "Requests that a planning process works on.", lambda: pool.num_running),
@@ -68,6 +78,14 @@ class Metrics:
         ):
             Gauge(f"autoshard_{name}", meaning, registry=self.registry).set_function(value)
         self.registry.register(_ModelCollector(settings.registry))
+
+    def show_shadow(self, shadow: ShadowPricer) -> None:
+        """Shows how candidates price plans beside the models in use, from now on."""
+        self.registry.register(_ShadowCollector(shadow))
+
+    def count_run(self, run: RunAnswer) -> None:
+        """Counts a run that was reported."""
+        self._runs.labels(str(run.is_drifted).lower()).observe(run.measured_ms / run.predicted_ms)
 
     def count_request(self, method: str, endpoint: str | None, status: int, seconds: float) -> None:
         """Counts an answered request; `endpoint` is the path of its route, None for what is nowhere."""
@@ -96,6 +114,29 @@ class _ModelCollector(Collector):
         except ModelError as error:
             _log.warning("models unreadable", reason=str(error))
         yield family
+
+
+class _ShadowCollector(Collector):
+    """Prices of candidates beside those of the models in use."""
+
+    def __init__(self, shadow: ShadowPricer) -> None:
+        self._shadow = shadow
+
+    @override
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        labels = ("name", "id")
+        plans = GaugeMetricFamily("autoshard_shadow_plans", "Plans that a candidate has priced.", labels=labels)
+        ratio = GaugeMetricFamily(
+            "autoshard_shadow_ratio", "Median of a candidate's steps over those of the model in use.", labels=labels
+        )
+        try:
+            for name, candidate, seen in self._shadow.summaries():
+                plans.add_metric((name, candidate), seen.num_plans)
+                if seen.median_ratio is not None:
+                    ratio.add_metric((name, candidate), seen.median_ratio)
+        except AutoshardError as error:
+            _log.warning("prices of candidates unreadable", reason=str(error))
+        yield from (plans, ratio)
 
 
 def add_metrics(app: FastAPI, metrics: Metrics) -> None:

@@ -10,10 +10,13 @@ from pydantic import BaseModel
 
 from autoshard.formats import json_schemas
 from autoshard.formats.documents.document import Document
+from autoshard.improvements import EXPLANATION
 from autoshard.report.comparison_json import COMPARISON
 from autoshard.report.diff_json import DIFF
 from autoshard.simulation import SIMULATION
-from server.bodies import (
+from server.bodies.jobs import CalibrateBody, CollectBody, PlanJobBody, TrainCostBody, TrainPolicyBody
+from server.bodies.models import PromotionBody, RollbackBody
+from server.bodies.plans import (
     ComparisonBody,
     EvaluationBody,
     PlanBody,
@@ -22,8 +25,8 @@ from server.bodies import (
     SimulationBody,
     ValidationBody,
 )
-from server.job_bodies import CollectBody, PlanJobBody, TrainCostBody, TrainPolicyBody
-from server.model_bodies import PromotionBody, RollbackBody
+from server.bodies.runs import RunBody
+from server.bodies.schedules import ScheduleBody
 from server.problems import MEDIA_TYPE
 
 _COMPONENTS = "#/components/schemas/"
@@ -36,12 +39,15 @@ _BODIES: tuple[type[BaseModel], ...] = (
     ComparisonBody,
     SimulationBody,
     ValidationBody,
+    RunBody,
     PlanJobBody,
     CollectBody,
+    CalibrateBody,
     TrainCostBody,
     TrainPolicyBody,
     PromotionBody,
     RollbackBody,
+    ScheduleBody,
 )
 #: Fields of bodies and answers that hold a document of a published schema.
 _DOCUMENT_FIELDS = {
@@ -69,6 +75,7 @@ IDEMPOTENCY_KEY: dict[str, Any] = {
 OF_STORED_PLANS: Mapping[str, Mapping[str, str]] = {
     "read_plan": {},
     "explain_plan": {},
+    "improve_plan": {},
     "draw_report": {},
     "diff_stored_plans": {"other_id": "$response.body#/id"},
     "replan": {},
@@ -80,10 +87,10 @@ _PROBLEMS = {
     403: "The key is not for this.",
     421: "The service does not go by the name that the request calls it by.",
     400: "The body is not JSON, or it or a parameter does not follow its schema.",
-    404: "There is no such plan, job or model.",
+    404: "There is no such plan, job, model or schedule.",
     408: "The body took too long to arrive.",
     409: "The request is still being answered, says its idempotency key: try again; or the job is in another state, "
-    "or the model has not been compared with the one in use.",
+    "or the model has not been compared with the one in use, or there is a schedule of the name.",
     412: "The model's aliases were changed meanwhile.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
@@ -113,14 +120,19 @@ def _retry_after(status: int) -> dict[str, Any]:
     return {"headers": {"Retry-After": described}}
 
 
+def shared_schema(name: str) -> dict[str, str]:
+    """A reference to a schema that several routes have in common, by the name of its model."""
+    return {"$ref": _COMPONENTS + name}
+
+
 def body_of(name: str) -> dict[str, Any]:
     """A request body by the name of its model, for a route's description."""
-    return {"required": True, "content": {"application/json": {"schema": {"$ref": _COMPONENTS + name}}}}
+    return {"required": True, "content": {"application/json": {"schema": shared_schema(name)}}}
 
 
 def document_answer(document: Document[Any]) -> dict[str, Any]:
     """An answer that is a document of a published schema, for a route's description."""
-    schema = {"$ref": _COMPONENTS + _component(document.schema_name)}
+    schema = shared_schema(_component(document.schema_name))
     return {"description": document.meaning, "content": {"application/json": {"schema": schema}}}
 
 
@@ -150,7 +162,7 @@ def add_published_schemas(app: FastAPI) -> None:
         schema = model.model_json_schema(ref_template=_COMPONENTS + "{model}")
         components |= schema.pop("$defs", {})
         components[model.__name__] = schema
-    published = {one.schema_name: one.json_schema() for one in (COMPARISON, DIFF, SIMULATION)}
+    published = {one.schema_name: one.json_schema() for one in (COMPARISON, DIFF, EXPLANATION, SIMULATION)}
     for name, schema in {**json_schemas(), **published}.items():
         prefix = _component(name)
         for definition, value in schema.get("$defs", {}).items():

@@ -13,23 +13,26 @@ from server.web.buffers import Buffer
 _DISCONNECT_POLL_S = 0.25
 
 
-async def read_body(request: Request, settings: ServerSettings, buffer: Buffer) -> bytes:
+async def read_body(
+    request: Request, settings: ServerSettings, buffer: Buffer, expected: str = "application/json"
+) -> bytes:
     """The body of a request, of which no more than the limit is ever held.
 
     Args:
         request: Of which nothing has been read.
         settings: Limits.
         buffer: Counts the bytes as they come.
+        expected: Its media type.
 
     Raises:
-        MediaTypeError: If it is not declared as JSON.
+        MediaTypeError: If it is declared as another one.
         BodyTooLargeError: If its length, or the length in its header, is above the limit.
         BodyTimeoutError: If it does not arrive in time.
         RetryError: If too many bytes are held already.
     """
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise MediaTypeError(f"must be application/json, got {media_type[:100]!r}", field="content-type")
+    if media_type != expected:
+        raise MediaTypeError(f"must be {expected}, got {media_type[:100]!r}", field="content-type")
     too_large = BodyTooLargeError(f"must have at most {settings.max_body_bytes:,} bytes", field="body")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > settings.max_body_bytes:

@@ -42,8 +42,9 @@ _OWN_SPLIT: Final = 1_000
 _PAUSE_S: Final = 60.0
 #: Rounds of each set, as `autoshard calibrate` has them.
 ROUNDS: Final = 3
-#: Strategies that choose the sets, with their shares: the collector's mixture without what needs samples.
-MIXTURE: Final = {name: share for name, share in DEFAULT_WEIGHTS.items() if name != "uncertain"}
+#: Strategies that choose the sets, with their shares: the collector's mixture without what needs samples, and without
+#: larger batches, of which the stores of docs/data hold none.
+MIXTURE: Final = {name: share for name, share in DEFAULT_WEIGHTS.items() if name not in ("uncertain", "batches")}
 OTHER_KINDS: Final = {"kinds": 0.3, "slices": 0.2, "singles": 0.05, "placements": 0.25, "random": 0.2}
 #: Largest error over that of a model trained on everything, by seconds measured.
 GOALS: Final[Mapping[float, float]] = {20.0: 1.6, 60.0: 1.3}

@@ -40,7 +40,10 @@ _NO_LIMIT_S: Final = 3600.0
 #: Planners whose plans do not depend on steps.
 HEURISTICS: Final = ("lookup-greedy", "karmarkar-karp", "cost-greedy")
 #: Ways in which `auto` searches, by the ends of their names.
-_OBJECTIVES: Final[Mapping[str, Mapping[str, object]]] = {"": {}, "+whole": {"objective": "kernel"}}
+_OBJECTIVES: Final[Mapping[str, Mapping[str, object]]] = {
+    "": {},
+    "+whole": {"objective": "kernel", "sharding_types": "table_wise"},
+}
 #: With and without the errors of the model on record.
 _MEANS, _DRAWS = "means", "draws"
 _BASELINE: Final = "cost-greedy"

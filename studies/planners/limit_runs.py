@@ -147,7 +147,7 @@ class TaskGaps:
     @property
     def best_ms(self) -> float:
         """Step of the best plan known."""
-        return min(*self.run.steps_ms, *self.searched_ms)
+        return min((*self.run.steps_ms, *self.searched_ms))
 
     @property
     def gaps(self) -> tuple[float, ...]:

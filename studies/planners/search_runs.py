@@ -157,7 +157,7 @@ class SearchBenchmark:
     def _planned(self, name: str, request: PlanRequest) -> tuple[float, float]:
         planner = get_planner(name)
         if name == "auto":
-            request = replace(request, options={"objective": "kernel"})
+            request = replace(request, options={"objective": "kernel", "sharding_types": "table_wise"})
         started_s = time.perf_counter()
         try:
             plan = planner.plan(request)

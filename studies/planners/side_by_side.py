@@ -44,7 +44,7 @@ from studies.frame import (
 
 #: `auto` as it searches whole tables by the kernels of the slowest rank, which is what all others but `auto` do.
 WHOLE = "auto+whole"
-_WHOLE_OPTIONS = {"auto": {"objective": "kernel"}}
+_WHOLE_OPTIONS = {"auto": {"objective": "kernel", "sharding_types": "table_wise"}}
 PLANNERS = f"random,size-greedy,dim-greedy,lookup-greedy,torchrec,karmarkar-karp,cost-greedy,policy,{WHOLE},auto"
 _BASELINE = "random"
 _FIRST_SEED = 1000

@@ -250,8 +250,8 @@ class Lab:
         """A planner's registered name, and its options."""
         if name == SAMPLED:
             return POLICY, {"num_samples": self.settings.num_samples}
-        # Kernels of the slowest rank are compared here.
-        return name, {"objective": "kernel"} if name == AUTO else {}
+        # Kernels of the slowest rank are compared here, of whole tables.
+        return name, {"objective": "kernel", "sharding_types": "table_wise"} if name == AUTO else {}
 
     def plan_all(self, names: Sequence[str], request: PlanRequest) -> dict[str, Numbers]:
         """Scores of the plans of several planners."""

@@ -11,7 +11,7 @@ import httpx
 from sqlalchemy import func, select
 
 from autoshard.formats import digest
-from server.job_bodies import JobState
+from server.bodies.jobs import JobState
 from server.storage.database import Database
 from server.storage.location import parsed_url
 from server.storage.schema import AUDIT_LOG

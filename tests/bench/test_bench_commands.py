@@ -65,7 +65,7 @@ def test_collect_appends_samples_of_the_tables(store, tables):
             assert (shard.num_embeddings, shard.num_bags) == (max(1, rows[shard.table]), 32)
 
 
-def test_collect_says_what_it_added(tables, tmp_path, capsys):
+def test_collect_says_what_it_added(tables, tmp_path, capsys, published):
     write_tables(tables, tmp_path / "tables.json")
     arguments = [
         "--tables",
@@ -78,7 +78,7 @@ def test_collect_says_what_it_added(tables, tmp_path, capsys):
         "random",
     ]
     assert main(["collect", "--store", str(tmp_path / "store"), *arguments, "--device", "cpu", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = published("collected", capsys.readouterr().out)
     assert result["device"] == "cpu"
     assert result["num_samples"] == len(read_samples(tmp_path / "store")) > 0
     assert [str(file) for file in (tmp_path / "store").rglob("*.parquet")] == result["files"]
@@ -122,7 +122,7 @@ def test_collect_goes_on_where_it_ended(tables, tmp_path, capsys):
     assert len(list((tmp_path / "store" / "streams").iterdir())) == 1
 
 
-def test_only_one_collector_measures_on_a_device(tmp_path, capsys):
+def test_only_one_collector_measures_on_a_device(tmp_path, capsys, published):
     arguments = ["collect", "--store", str(tmp_path), "--device", "cpu", "--num-samples", "1"]
     with CollectorLock(tmp_path, device_lock_name(find_device("cpu"))) as lock:
         assert main(arguments) == 1
@@ -131,7 +131,8 @@ def test_only_one_collector_measures_on_a_device(tmp_path, capsys):
         assert main([*arguments, "--if-busy", "skip"]) == 0
         assert capsys.readouterr().out.startswith("Skipped: ")
         assert main([*arguments, "--if-busy", "skip", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out) == {"store": str(tmp_path), "is_busy": True, "num_samples": 0}
+        skipped = published("collected", capsys.readouterr().out)
+        assert skipped == {"schema": skipped["schema"], "store": str(tmp_path), "is_busy": True, "num_samples": 0}
     assert not list(tmp_path.rglob("*.parquet"))
 
 
@@ -193,7 +194,7 @@ def test_collect_without_the_gpu_that_is_asked_for(tmp_path, capsys):
     assert not (tmp_path / "store").exists()
 
 
-def test_samples_shows_coverage_and_quality(store, tmp_path, capsys):
+def test_samples_shows_coverage_and_quality(store, tmp_path, capsys, published):
     part = next(store.glob("device=cpu/*.parquet"))
     folder = tmp_path / "store" / "device=cpu"
     folder.mkdir(parents=True)
@@ -203,7 +204,7 @@ def test_samples_shows_coverage_and_quality(store, tmp_path, capsys):
     write_samples(tmp_path / "store", [throttled])
     html = tmp_path / "coverage.html"
     assert main(["samples", str(tmp_path / "store"), "--html", str(html), "--json"]) == 0
-    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    (device,) = published("store", capsys.readouterr().out)["devices"]
     held = read_sample_file(part)
     assert device["num_duplicates"] == len(held)
     assert device["num_samples"] == len(held) + 1
@@ -214,6 +215,23 @@ def test_samples_shows_coverage_and_quality(store, tmp_path, capsys):
     assert "<html" in html.read_text()
 
 
+def test_samples_draws_the_pictures_of_its_page(store, tmp_path, monkeypatch, capsys):
+    drawn = {}
+    monkeypatch.setattr("bench.store.command.draw", lambda figures, image: drawn.update({image: figures}))
+    image = tmp_path / "coverage.svg"
+    assert main(["samples", str(store), "--image", str(image), "--tables", "metasyn", "--scale", "1024"]) == 0
+    figures = drawn[image]
+    assert list(figures)[:2] == ["pairs", "shards-rows-and-dim"]
+    assert len(figures) == 1 + 6 + 3
+    num_points = sum(len(points.x) for points in figures["pairs"].data if points.showlegend)
+    assert num_points == len(read_samples(store))
+    shown = [int(text or 0) for line in figures["sets-shards-and-lookups"].data[0].text for text in line]
+    assert sum(shown) == len(read_samples(store))
+    assert main(["samples", str(store), "--image", "coverage.pdf"]) == 2
+    assert main(["samples", str(store), "--tables", "metasyn"]) == 2
+    assert "--html or --image" in capsys.readouterr().err
+
+
 def test_collect_refuses_a_store_that_is_a_file(tmp_path, capsys):
     file = tmp_path / "store"
     file.write_text("")
@@ -221,9 +239,9 @@ def test_collect_refuses_a_store_that_is_a_file(tmp_path, capsys):
     assert f"{file}: is no folder" in capsys.readouterr().err
 
 
-def test_samples_shows_a_store(store, capsys):
+def test_samples_shows_a_store(store, capsys, published):
     assert main(["samples", str(store), "--json"]) == 0
-    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    (device,) = published("store", capsys.readouterr().out)["devices"]
     assert (device["device"], device["num_samples"], sum(device["sources"].values())) == ("cpu", 40, 40)
     assert device["num_repeated"] >= 1
     assert device["repeatability"] > 0

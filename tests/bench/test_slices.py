@@ -39,8 +39,8 @@ def tables(draw, min_rows=1, max_alpha=1.6):
 
 
 def planned(table, batch_size, pieces):
-    """The plan that holds the pieces: all ranks of the cut, in one node."""
-    num_ranks = 1 + max(rank for piece in pieces for replica in piece.placed.replicas for rank in replica)
+    """The plan that holds the pieces: all ranks of the cut, and two at least, in one node."""
+    num_ranks = max(2, 1 + max(rank for piece in pieces for replica in piece.placed.replicas for rank in replica))
     link = Link(bytes_per_s=1e9)
     level = Level(name="node", size=num_ranks, all_to_all=link, all_reduce=link)
     topology = Topology(world_size=num_ranks, device="cpu", memory_bytes=MemoryBytes(hbm=2**50), levels=(level,))

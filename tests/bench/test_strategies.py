@@ -6,7 +6,7 @@ from autoshard.core import DType, MemoryLevel, Optimizer, Pooling
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
 from bench.sampling.kinds import OtherKinds
-from bench.sampling.strategies import NearMemoryLimit, SetSource, SingleTables
+from bench.sampling.strategies import LargerBatches, NearMemoryLimit, SetSource, SingleTables
 from bench.sampling.stream import stream_sets, table_wise_pool
 
 
@@ -41,6 +41,24 @@ def test_singles_go_through_the_whole_pool_before_one_comes_again(source):
     expected = sorted(shard.table for shard in table_wise_pool(source.tables))
     assert all(sorted(shard.table for (shard,) in lap) == expected for lap in laps)
     assert laps[0] != laps[1]
+
+
+@pytest.mark.parametrize(("device", "largest"), [("cpu:amd-epyc", 8192), ("a100", 65536)])
+def test_batches_go_up_to_the_largest_of_the_device(device, largest, source):
+    strategy = LargerBatches(replace(source, device=device), 0)
+    sets = [strategy.draw(number) for number in range(150)]
+    own = source.tables.batch_size
+    batches = {shard.num_bags for shards in sets for shard in shards}
+    assert batches == {own << power for power in range(1, 20) if own << power <= largest}
+    assert max(batches) == largest
+    several = [shards for shards in sets if len(shards) > 1]
+    assert all(sum(shard.num_bags for shard in shards) <= 2 * own * source.max_tables for shards in several)
+    assert {len(shards) for shards in sets} == set(range(1, source.max_tables + 1))
+
+
+def test_larger_batches_need_tables_with_a_smaller_one(source):
+    with pytest.raises(InvalidOptionError, match=r"tables.batch_size: .*batch of at most 4,096, got 65,536"):
+        LargerBatches(replace(source, tables=replace(source.tables, batch_size=65536)), 0)
 
 
 def test_kinds_are_those_that_the_device_runs(source):
@@ -78,3 +96,18 @@ def test_a_device_of_one_kind_has_no_others(source):
 def test_impossible_limits_are_refused(limits, source):
     with pytest.raises(InvalidOptionError, match="must be at least 1, got 0"):
         replace(source, **limits)
+
+
+def test_all_kinds_come_before_any_comes_again(source):
+    strategy = OtherKinds(replace(source, accepts=lambda shard: shard.level is MemoryLevel.HBM), 0)
+    sets = [strategy.draw(number) for number in range(27 * 8)]
+    laps = [sets[start : start + 27] for start in range(0, len(sets), 27)]
+    # Of three tables and more that each draw a kind of their own, hardly any set has one kind by chance.
+    of_lap = [[kinds_of(shards) for shards in lap if len(shards) > 2] for lap in laps]
+    alone = [[next(iter(kinds)) for kinds in found if len(kinds) == 1] for found in of_lap]
+    assert all(len(found) > 5 for found in alone)
+    assert all(len(set(found)) == len(found) for found in alone)
+
+
+def kinds_of(shards):
+    return {(shard.dtype, shard.pooling, shard.optimizer) for shard in shards}

@@ -15,7 +15,7 @@ from autoshard.formats import load_tables, read_plan, read_tables
 COMMANDS = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
     *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
-    *("serve", "keys", "db"),
+    *("serve", "jobs", "keys", "db"),
 )
 SUBCOMMANDS = ("train cost", "train policy", "keys create", "keys list", "keys revoke", "db upgrade")
 

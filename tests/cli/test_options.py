@@ -79,7 +79,7 @@ def test_seeds_of_import_formats_have_it_too(refused):
         ("collect", ["--strategies", "random", "--kinds", "dense"], "--kinds kernels"),
         ("collect", ["--max-tables", "3", "--kinds", "dense"], "--kinds kernels"),
         ("collect", ["--memory-gib", "3", "--kinds", "dense"], "--kinds kernels"),
-        ("samples", ["--tables", "metasyn"], "--html"),
+        ("samples", ["--tables", "metasyn"], "--html or --image"),
         ("samples", ["--scale", "2", "--html", "x.html"], "--tables"),
         ("train cost", ["--alias", "candidate", "--no-publish"], "--publish"),
         ("train policy", ["--alias", "candidate", "--no-publish"], "--publish"),

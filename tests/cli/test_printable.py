@@ -15,6 +15,7 @@ from costmodel.registry.versions import REGISTRY_VARIABLE, Registry
 #: Clears the screen, sets the window's title, rings, goes back, turns the line around, hides; and rich's markup.
 HOSTILE = "\x1b[2J\x1b]0;x\x07\x08\r\x7f\x9b31m\u202e\u2066\u200b\ufeff\u2028[red]:smile:"
 ESCAPED = printable(HOSTILE)
+PLAN = ("plan", "criteo-kaggle", "--topology", "cpu-4", "--time-limit", "0.2")
 
 
 def is_harmless(text):
@@ -177,8 +178,39 @@ def test_values_in_messages():
 def test_a_task_of_a_progress_bar_is_harmless_on_a_terminal(monkeypatch, capfd):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    with console.working(f"Planning with {HOSTILE}"), console.progress(HOSTILE, 1.0):
-        pass
+    for shown_while in (console.working(HOSTILE), console.progress(HOSTILE, 1.0), console.until(HOSTILE, 1.0)):
+        with shown_while:
+            pass
     shown_ = capfd.readouterr().err
     assert "\x1b[2J" not in shown_
     assert not set(HOSTILE) & set(shown_) & set("\x07\x08\x7f\x9b\u202e\u2066\u200b\ufeff\u2028")
+
+
+class TestBarsTowardsATimeLimit:
+    """Of planning, which does not know how far it is."""
+
+    @pytest.mark.parametrize(("now_s", "is_at_s"), [(0.0, 0.0), (4.5, 4.5), (9.0, 6.0)])
+    def test_they_are_as_far_as_the_time(self, now_s, is_at_s):
+        times = [100.0]
+        bar = console._Clock(get_time=lambda: times[0], disable=True)
+        bar.add_task("Planning", total=6.0)
+        times[0] += now_s
+        list(bar.get_renderables())
+        assert bar.tasks[0].completed == is_at_s
+
+    @pytest.mark.parametrize("is_coloured", [True, False])
+    def test_planning_shows_one_on_a_terminal(self, is_coloured, monkeypatch, capfd):
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        if not is_coloured:
+            monkeypatch.setenv("NO_COLOR", "1")
+        assert main([*PLAN]) == 0
+        said = capfd.readouterr().err
+        assert "Planning with auto" in said
+        assert "of 0.2 s" in said
+        assert ("\x1b[38;5;" in said) is is_coloured
+
+    def test_planning_is_quiet_in_pipes(self, capfd):
+        assert main([*PLAN, "--no-bound"]) == 0
+        assert "Planning with" not in capfd.readouterr().err

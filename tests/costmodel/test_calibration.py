@@ -1,6 +1,5 @@
 """Calibrated models: what few samples change, what none leave, intervals from the first sample on, the command."""
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -143,6 +142,15 @@ class TestRegistries:
         calibrate(start, slower.take(np.arange(8)), options=QUICK).model.publish(models)
         assert [model.version_id for model in known_models(models, "cpu")] == [version]
 
+    def test_one_whose_origin_is_gone_is_no_start(self, base, slower, shipped, tmp_path):
+        models = Registry(tmp_path / "registry")
+        former = base.publish(shipped)
+        (start,) = known_models(models, "cpu")
+        calibrate(start, slower.take(np.arange(8)), options=QUICK).model.publish(models)
+        version = LearnedCostModel(base.tensors(), replace(base.card, scale_ms=1.5)).publish(shipped)
+        shutil.rmtree(shipped.root / "cost" / "cpu" / former)
+        assert [model.version_id for model in known_models(models, "cpu")] == [version]
+
     def test_it_replaces_the_shipped_model_where_it_is_better(self, base, slower, shipped, tmp_path):
         models = Registry(tmp_path / "registry")
         base.publish(shipped)
@@ -160,7 +168,7 @@ class TestRegistries:
         assert "it was calibrated, too" in again.notes[0]
         assert models.production_id("cost", "cpu") == again.id
 
-    def test_the_command_measures_fits_and_goes_on(self, base, shipped, tmp_path, capsys, store):
+    def test_the_command_measures_fits_and_goes_on(self, base, shipped, tmp_path, capsys, store, published):
         base.publish(shipped)
         # Samples that are surely not noisy: what is measured here may be, on a busy machine.
         registry, own = tmp_path / "registry", shutil.copytree(store, tmp_path / "samples")
@@ -168,7 +176,7 @@ class TestRegistries:
         results = []
         for _ in range(2):
             assert main([str(argument) for argument in arguments]) == 0
-            results.append(json.loads(capsys.readouterr().out))
+            results.append(published("calibrated", capsys.readouterr().out))
         first, again = results
         samples = read_samples(own).samples
         assert len(samples) == 400 + first["num_measured"] + again["num_measured"]

@@ -33,9 +33,9 @@ def damage(store, change):
     pq.write_table(change(table), file)
 
 
-def test_train_cost_publishes_a_model(store, registry, capsys):
+def test_train_cost_publishes_a_model(store, registry, capsys, published):
     assert train(store, registry, "--json", "--seed", "3") == 0
-    result = json.loads(capsys.readouterr().out)
+    result = published("trained-cost", capsys.readouterr().out)
     model = LearnedCostModel.load(Registry(registry), "cpu")
     assert model.card.metrics.relative_error == result["metrics"]["relative_error"]
     assert result["metrics"]["num_samples"] + result["training"]["num_samples"] == 400
@@ -54,6 +54,22 @@ def test_train_cost_shows_metrics(store, registry, capsys):
     shown = capsys.readouterr().out
     for text in ("86 held-out samples", "mean relative error", "Kendall's tau", "90% interval", "1024"):
         assert text in shown
+
+
+def test_train_cost_draws_what_it_predicts_of_held_out_samples(store, registry, tmp_path, monkeypatch, capsys):
+    drawn = {}
+    monkeypatch.setattr("costmodel.kernel.command.draw", lambda figures, image: drawn.update({image: figures}))
+    image = tmp_path / "accuracy.svg"
+    assert train(store, registry, "--image", str(image), "--json") == 0
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
+    marks, line = drawn[image]["held-out"].data
+    assert len(marks.x) == metrics["num_samples"]
+    errors = [abs(predicted / measured - 1) for predicted, measured in zip(marks.y, marks.x, strict=True)]
+    assert sum(errors) / len(errors) == pytest.approx(metrics["relative_error"], rel=1e-4)
+    assert min(marks.error_y.array) >= 0
+    assert min(marks.error_y.arrayminus) >= 0
+    assert min(line.x) > 0
+    assert train(store, registry, "--image", "accuracy.jpg") == 2
 
 
 def test_train_cost_tells_its_throughput(store, registry, tmp_path, monkeypatch, capsys):
@@ -76,7 +92,7 @@ def test_a_gpu_that_is_not_there_is_told_in_one_line(store, registry, monkeypatc
     assert capsys.readouterr().err == "error: --accelerator: one process needs a GPU, this machine has 0\n"
 
 
-def test_models_lists_what_was_trained(store, registry, capsys):
+def test_models_lists_what_was_trained(store, registry, capsys, published):
     assert main(["models", "--registry", str(registry)]) == 0
     assert "No models" in capsys.readouterr().out
     ids = []
@@ -84,7 +100,7 @@ def test_models_lists_what_was_trained(store, registry, capsys):
         assert train(store, registry, "--seed", seed, "--json", "--force") == 0
         ids.append(json.loads(capsys.readouterr().out)["id"])
     assert main(["models", "--registry", str(registry), "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = published("models", capsys.readouterr().out)
     assert [item["id"] for item in result["models"]] == ids
     assert [item["production"] for item in result["models"]] == [False, True]
     assert main(["models", "--registry", str(registry)]) == 0
@@ -104,11 +120,14 @@ class TestModels:
     """The command, on models whose content does not matter to it."""
 
     @pytest.fixture
-    def run(self, registry, capsys):
+    def run(self, registry, capsys, published):
+        names = {"show": "model", "promote": "model-alias", "roll-back": "model-alias"}
+
         def run(*arguments, code=0):
             assert main(["models", *arguments, "--registry", str(registry), *(["--json"] if code == 0 else [])]) == code
             printed = capsys.readouterr()
-            return json.loads(printed.out) if code == 0 else printed.err
+            name = names.get(arguments[0], "models") if arguments else "models"
+            return published(name, printed.out) if code == 0 else printed.err
 
         return run
 

@@ -96,11 +96,11 @@ def train(*words):
 
 
 @pytest.fixture(scope="module")
-def registry(store, tmp_path_factory):
+def registry(store, tmp_path_factory, published):
     folder = tmp_path_factory.mktemp("registry")
     outcome = train("--store", store, "--registry", folder)
     assert outcome.exit_code == 0, outcome.output
-    assert [one["kind"] for one in json.loads(outcome.stdout)["models"]] == ["collective", "dense"]
+    assert [one["kind"] for one in published("trained-steps", outcome.stdout)["models"]] == ["collective", "dense"]
     return folder
 
 
@@ -127,11 +127,11 @@ def spoil(models, kind):
 
 
 @pytest.mark.parametrize("kind", SCALES)
-def test_a_better_model_replaces_the_production_one(registry, store, tmp_path, kind):
+def test_a_better_model_replaces_the_production_one(registry, store, tmp_path, kind, published):
     models = copied(registry, tmp_path)
     good, bad = models.production_id(kind, "cpu"), spoil(models, kind)
     outcome = train("--store", store, "--registry", models.root)
-    (found,) = [one for one in json.loads(outcome.stdout)["models"] if one["kind"] == kind]
+    (found,) = [one for one in published("trained-steps", outcome.stdout)["models"] if one["kind"] == kind]
     assert (found["id"], found["promoted"]) == (good, True)
     (comparison,) = found["comparisons"]
     assert comparison["against"] == f"version {bad}"

@@ -125,7 +125,8 @@ class TestTraffic:
     def test_outputs_of_copies_on_every_rank_are_held_once(self):
         # FlexShard, Table 2: data-parallel rows take B x L x D, all others twice that. Each holder collects gradients
         # of its rows.
-        rows = {"exchange": Exchange.ROWS, "grad_sync": GradSync.DENSE}
+        sequences = Shard.whole(table(pooling=Pooling.SEQUENCE))
+        rows = {"shard": sequences, "exchange": Exchange.ROWS, "grad_sync": GradSync.DENSE}
         each = activation_bytes(plan_of(held(Tier.DATA_PARALLEL, EACH, **rows)))
         each_node = activation_bytes(plan_of(held(Tier.FLEX, EACH_NODE, **rows)))
         looked_up, gradients = LOOKUPS * DIM * 4, ROWS * DIM * 4
@@ -149,8 +150,17 @@ class TestTraffic:
             np.testing.assert_allclose(training_bytes(plan), expected)
             assert (training_bytes(plan) >= activation_bytes(plan)).all()
 
+    @pytest.mark.parametrize("fetch", [None, (0, 1, 2, 3)])
+    def test_rows_of_own_copies_are_pooled_where_they_are(self, fetch):
+        copies = held(Tier.REPLICATED if fetch else Tier.DATA_PARALLEL, EACH, fetch=fetch, grad_sync=GradSync.DENSE)
+        sums, rows = (plan_of(replace(copies, exchange=exchange)) for exchange in Exchange)
+        assert evaluate(rows, COSTS) == evaluate(sums, COSTS)
+        swapped = plan_of(replace(copies, tier=Tier.REPLICATED, fetch=(1, 0, 2, 3), exchange=Exchange.ROWS))
+        assert evaluate(swapped, COSTS) != evaluate(sums, COSTS)
+
     def test_gradients_of_own_copies_are_held_once(self):
-        each = plan_of(held(Tier.DATA_PARALLEL, EACH, exchange=Exchange.ROWS, grad_sync=GradSync.DENSE))
+        sequences = Shard.whole(table(pooling=Pooling.SEQUENCE))
+        each = plan_of(held(Tier.DATA_PARALLEL, EACH, sequences, exchange=Exchange.ROWS, grad_sync=GradSync.DENSE))
         np.testing.assert_allclose(training_bytes(each) - activation_bytes(each), LOOKUPS * DIM * 4)
 
     def test_dense_layers_take_parameters_gradients_and_outputs(self):

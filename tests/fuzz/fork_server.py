@@ -56,7 +56,7 @@ LIGHT = (
 HEAVY = (*LIGHT, "autoshard.runtime", "bench", "costmodel", "env", "policies", "fbgemm_gpu")
 OWN = ("autoshard", "bench", "costmodel", "env", "policies", "server")
 #: Left out: programs, whose import starts threads or takes long.
-NOT_IMPORTED = ("__main__", "torchrec_engine")
+NOT_IMPORTED = ("__main__", "torchrec_engine", "compiled._search")  # the last is no Python module
 #: What a command may ask for beyond the imports; it would use up the machine's memory else.
 MOST_DATA_BYTES = 3 << 30
 

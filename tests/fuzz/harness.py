@@ -22,10 +22,10 @@ MOST_BYTES = 1 << 30
 LONGEST_ERROR = 2000
 DONE, OTHER, BAD_INPUT, INFEASIBLE = 0, 1, 2, 3
 
-#: Errors that are nobody's bad input.
+#: Errors that are nobody's bad input; the last is of a service that is not there.
 OTHER_ERRORS = {
     name for name, kind in vars(errors).items() if isinstance(kind, type) and getattr(kind, "exit_code", 0) == OTHER
-} - {"AutoshardError"}
+} - {"AutoshardError"} | {"ServiceError"}
 #: All but line feeds and tabs: C0, DEL, C1, line separators, and what turns the direction of writing.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 #: Words of one digit are in every message.

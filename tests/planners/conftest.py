@@ -10,13 +10,16 @@ from autoshard.core import (
     AccessProfile,
     Constraints,
     CostModels,
+    DenseLayers,
     EmbeddingTable,
     Feature,
     ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
+    Pooling,
     TableSet,
+    Tier,
     Topology,
 )
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
@@ -97,3 +100,41 @@ def make_request(costs) -> Callable[..., PlanRequest]:
         return PlanRequest(tables=task[0], topology=task[1], costs=costs, **changes)
 
     return make
+
+
+@pytest.fixture
+def two_nodes(make_topology):
+    def make(world_size=8, **memory):
+        levels = tuple(
+            Level(
+                name=f"level{size}",
+                size=size,
+                all_to_all=Link(bytes_per_s=speed, latency_s=1e-5),
+                all_reduce=Link(bytes_per_s=speed),
+            )
+            for size, speed in ((world_size // 2, 4e9), (world_size, 5e8))
+        )
+        memory_bytes = MemoryBytes(**({"hbm": 1 << 40} | memory))
+        return replace(make_topology(world_size), levels=levels, memory_bytes=memory_bytes)
+
+    return make
+
+
+@pytest.fixture
+def mixed_task(draw_task, two_nodes):
+    """Pooled tables, a sequence table, pinned ones and two that share their ranks."""
+    tables, _ = draw_task(9, 8, seed=5)
+    first, second, third, fourth, *others = tables.tables
+    # Batches of sequences differ in length, which counts in memory alone.
+    long = tuple(replace(feature, pooling_variance=9.0 * feature.pooling_factor**2) for feature in first.features)
+    constrained = (
+        replace(first, pooling=Pooling.SEQUENCE, features=long),
+        replace(second, constraints=Constraints(pinned_ranks=(2, 5))),
+        replace(third, constraints=Constraints(colocate_with=(fourth.name,))),
+        fourth,
+        replace(others[0], constraints=Constraints(forbidden_tiers=(Tier.TABLE_WISE, Tier.DATA_PARALLEL))),
+        *others[1:],
+    )
+    dense = DenseLayers(num_dense_features=13, bottom_mlp=(64, 16), top_mlp=(64, 1), interaction="dot")
+    dims_alike = tuple(replace(table, embedding_dim=16) for table in constrained)
+    return replace(tables, tables=dims_alike, dense=dense), two_nodes()

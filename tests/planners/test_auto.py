@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core import MemoryBytes, Shard, TableSet, Tier
+from autoshard.core import Constraints, MemoryBytes, Shard, TableSet, Tier
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTopologyError
 from autoshard.core.step import Overlap, plain_coefficients
 from autoshard.evaluation import evaluate
@@ -106,6 +106,64 @@ def test_seeds_decide(draw_task, make_request, options):
     assert first != other
 
 
+def test_tables_are_cut_by_columns_where_kernels_are_shorter_so(draw_task, make_request, max_ms):
+    # The costliest table alone decides the slowest rank.
+    task = draw_task(3, 4, seed=5)
+    plan = AutoPlanner().plan(make_request(task, options=KERNEL, time_limit_s=SECONDS))
+    validate_plan(plan)
+    assert "tables cut by columns: " in plan.provenance.models["search"]
+    assert {placed.tier for placed in plan.shards} == {Tier.TABLE_WISE}
+    whole = {**KERNEL, "sharding_types": "table_wise"}
+    cut_ms, whole_ms = (
+        max_ms(AutoPlanner(), task, options=options, time_limit_s=SECONDS) for options in (KERNEL, whole)
+    )
+    assert cut_ms < whole_ms
+
+
+def test_tables_too_large_for_any_rank_are_cut_where_they_may_be(make_table, make_topology, make_request):
+    table = make_table("large", embedding_dim=64)
+    task = (TableSet(batch_size=8, tables=(table,)), make_topology(4, int(table.storage_bytes / 1.9)))
+    plan = AutoPlanner().plan(make_request(task, options=KERNEL))
+    validate_plan(plan)
+    assert len(plan.shards) > 1
+    with pytest.raises(InfeasiblePlanError, match=r"large needs [\d,]+ bytes on one rank"):
+        AutoPlanner().plan(make_request(task, options={**KERNEL, "sharding_types": "table_wise"}))
+
+
+@pytest.mark.parametrize("options", [KERNEL, {**STEP, "sharding_types": "table_wise,column_wise,grid"}])
+def test_column_shards_are_no_narrower_than_asked(draw_task, make_request, options):
+    task = draw_task(3, 8, seed=5)
+    narrowest = {}
+    for least in (0, 24, 32):
+        request = make_request(task, options={**options, "min_partition": least}, time_limit_s=SECONDS)
+        plan = AutoPlanner().plan(request)
+        validate_plan(plan)
+        cut = [one.shard for one in plan.shards if one.shard.embedding_dim < one.shard.table.embedding_dim]
+        narrowest[least] = min(shard.embedding_dim for shard in cut)
+    assert narrowest[0] < 24 <= narrowest[24]
+    assert narrowest[32] >= 32
+
+
+def test_a_start_with_narrower_column_shards_is_left_out(draw_task, make_request, caplog):
+    task = draw_task(3, 8, seed=5)
+    cut = AutoPlanner().plan(make_request(task, options=KERNEL, time_limit_s=SECONDS))
+    for options in (KERNEL, STEP):
+        AutoPlanner().plan(make_request(task, options={**options, "min_partition": 32}, start=cut))
+        assert "the start is left out, it " in caplog.text
+        caplog.clear()
+
+
+def test_tables_that_share_their_ranks_are_not_cut(draw_task, make_request):
+    tables, topology = draw_task(10, 4, seed=5)
+    costliest, *others = sorted(tables.tables, key=lambda one: -one.pooling_factor * one.embedding_dim)
+    paired = replace(costliest, constraints=Constraints(colocate_with=(others[-1].name,)))
+    request = make_request((replace(tables, tables=(paired, *others)), topology), options=KERNEL, time_limit_s=SECONDS)
+    plan = AutoPlanner().plan(request)
+    validate_plan(plan)
+    ranks = {placed.replicas for placed in plan.shards if placed.shard.table.name in (paired.name, others[-1].name)}
+    assert len(ranks) == 1
+
+
 @pytest.mark.parametrize("options", [KERNEL, STEP])
 def test_does_without_a_policy(draw_task, make_request, tmp_path, options):
     # The registry is empty, so the policy planner has no model.
@@ -113,7 +171,7 @@ def test_does_without_a_policy(draw_task, make_request, tmp_path, options):
     assert len({placed.shard.table.name for placed in AutoPlanner().plan(request).shards}) == 10
 
 
-@pytest.mark.parametrize("options", [KERNEL, {**STEP, "sharding_types": "table_wise"}])
+@pytest.mark.parametrize("options", [{**one, "sharding_types": "table_wise"} for one in (KERNEL, STEP)])
 def test_says_what_does_not_fit(make_table, make_topology, make_request, options):
     tables = tuple(make_table(f"t{index}") for index in range(3))
     task = (TableSet(batch_size=8, tables=tables), make_topology(2, int(tables[0].storage_bytes / 0.6)))
@@ -130,7 +188,7 @@ def test_says_how_the_search_ended(draw_task, make_request):
     assert plan.provenance.models["search"].startswith("stopped by steps after 20 steps: ")
 
 
-@pytest.mark.parametrize("options", [KERNEL, {**STEP, "sharding_types": "table_wise"}])
+@pytest.mark.parametrize("options", [{**one, "sharding_types": "table_wise"} for one in (KERNEL, STEP)])
 def test_plans_that_the_runtime_executes(draw_task, make_request, options):
     # Its largest table decides the step, and would be cut if it might.
     plan = AutoPlanner().plan(make_request(draw_task(20, 4, seed=5), options=options, time_limit_s=SECONDS))
@@ -179,6 +237,7 @@ def test_ranks_of_different_memory_are_filled_as_they_are(draw_task, make_reques
     ("options", "message"),
     [
         ({"steps": -1}, r"options\.steps: must be at least 0"),
+        ({"min_partition": -1}, r"options\.min_partition: must be at least 0"),
         ({"reserved_bytes": -1}, r"options\.reserved_bytes: must be at least 0"),
         ({"objective": "memory"}, r'options\.objective: must be one of step, kernel, got "memory"'),
         (
@@ -186,8 +245,12 @@ def test_ranks_of_different_memory_are_filled_as_they_are(draw_task, make_reques
             r'options\.sharding_types: must be one of all, table_wise, .*, got "diagonal"',
         ),
         (
-            {"objective": "kernel", "sharding_types": "row_wise"},
-            r"options\.sharding_types: must be table_wise where objective is kernel",
+            {"objective": "kernel", "sharding_types": "table_wise,row_wise"},
+            r"options\.sharding_types: must be all, table_wise or table_wise,column_wise where objective is kernel",
+        ),
+        (
+            {"objective": "kernel", "sharding_types": "column_wise"},
+            r"options\.sharding_types: must be all, table_wise or table_wise,column_wise where objective is kernel",
         ),
         ({"objective": "kernel", "reserved_bytes": 1}, r"options\.reserved_bytes: must be 0 where objective is kernel"),
         (
@@ -205,6 +268,7 @@ def test_options_name_schemes_and_groups():
     assert AutoOptions().types == AutoOptions(sharding_types="replica_groups").types == frozenset(ShardingType)
     assert AutoOptions().with_groups
     assert not AutoOptions(sharding_types="grid,flex").with_groups
+    assert AutoOptions(objective="kernel").types == {ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE}
     assert AutoOptions(sharding_types="grid,flex").types == {ShardingType.GRID, ShardingType.FLEX}
 
 

@@ -37,6 +37,7 @@ def test_every_planner_is_described_with_its_options():
         ("prefer_whole", True),
         ("policy", True),
         ("count_activations", True),
+        ("min_partition", 0),
     ]
     assert all(option.help for planner in described.values() for option in planner.options)
 

@@ -48,7 +48,19 @@ def test_whole_tables_start_the_search_by_kernels(task, make_request, costs):
 def test_other_plans_do_not_start_the_search_by_kernels(task, make_request, caplog):
     cut = AutoPlanner().plan(make_request(task, options={**STEP, "sharding_types": "row_wise"}, time_limit_s=SECONDS))
     AutoPlanner().plan(make_request(task, options=KERNEL, time_limit_s=SECONDS, start=cut))
+    assert "does not hold every table as column shards on single ranks" in caplog.text
+    whole = {**KERNEL, "sharding_types": "table_wise"}
+    AutoPlanner().plan(make_request(task, options=whole, time_limit_s=SECONDS, start=cut))
     assert "does not hold every table whole on one rank" in caplog.text
+
+
+def test_column_shards_start_the_search_by_kernels_where_tables_may_be_cut(draw_task, make_request, costs, caplog):
+    task = draw_task(3, 4, seed=5)
+    columns = {"steps": 10, "policy": False, "sharding_types": "column_wise"}
+    good = AutoPlanner().plan(make_request(task, options=columns, time_limit_s=SECONDS))
+    plan = AutoPlanner().plan(make_request(task, options=KERNEL, time_limit_s=SECONDS, start=good))
+    assert evaluate(plan, costs).max_kernel_ms <= evaluate(good, costs).max_kernel_ms * (1 + 1e-6)
+    assert "does not hold" not in caplog.text
 
 
 def test_plans_that_layouts_lack_are_kept_if_they_are_best(task, make_request, costs):

@@ -30,10 +30,10 @@ def run(*arguments):
     return main(["train", "policy", *map(str, arguments)])
 
 
-def test_it_trains_and_publishes_a_policy_that_says_what_it_was_trained_on(registry, capsys):
+def test_it_trains_and_publishes_a_policy_that_says_what_it_was_trained_on(registry, capsys, published):
     assert run("--registry", registry, *SMALL, "--json", "--force") == 0
     output = capsys.readouterr()
-    result = json.loads(output.out)
+    result = published("trained-policy", output.out)
     policy = TrainedPolicy.load(Registry(registry), "cpu")
     assert result["id"] == Registry(registry).production_id("policy", "cpu")
     assert result["cost_model"] == policy.card.cost_model.id == Registry(registry).production_id("cost", "cpu")
@@ -70,11 +70,13 @@ class TestPromotion:
         return models
 
     @pytest.fixture
-    def train(self, models, capsys):
+    def train(self, models, capsys, published):
         def train(*arguments):
             assert run("--registry", models.root, *SMALL, "--json", *arguments) == 0
             printed = capsys.readouterr()
-            return json.loads(printed.out), [line for line in printed.err.splitlines() if "update" not in line]
+            return published("trained-policy", printed.out), [
+                line for line in printed.err.splitlines() if "update" not in line
+            ]
 
         return train
 

@@ -123,6 +123,8 @@ def test_what_limits_trust_comes_as_warnings(whole):
     notes = {"kernel_notes": "2 shards lie outside the range", "machine_notes": "prices are of another machine"}
     noted = replace(whole, provenance=replace(whole.provenance, models={**whole.provenance.models, **notes}))
     assert plan_warnings(noted) == ("2 shards lie outside the range.", "Prices are of another machine.")
+    named = replace(noted.provenance, models={"machine_notes": "learned:cpu@0805 (shipped): prices are of a Xeon"})
+    assert plan_warnings(replace(whole, provenance=named)) == ("learned:cpu@0805 (shipped): prices are of a Xeon.",)
     needed = max(rank.used_bytes for rank in whole.predicted.ranks)
     tight = replace(whole, topology=replace(whole.topology, memory_bytes=MemoryBytes(hbm=round(needed / 0.95))))
     (warning,) = plan_warnings(tight)

@@ -7,10 +7,13 @@ import torch
 
 from autoshard.core import (
     DType,
+    Exchange,
+    GradSync,
     MemoryLevel,
     MemoryPlacement,
     Optimizer,
     ReplicaGroups,
+    Tier,
 )
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
 from autoshard.runtime.ownership import check_levels, even_share, ownership_of
@@ -45,6 +48,28 @@ def test_the_same_tables_elsewhere_are_another_identity(make_plan, make_table):
     here, there = (ownership_of(make_plan(tables, ranks), 2) for ranks in ([0, 1], [1, 0]))
     assert here.identity != there.identity
     assert here.identity == ownership_of(make_plan(tables, [0, 1]), 2).identity
+
+
+@pytest.mark.parametrize("exchange", list(Exchange))
+@pytest.mark.parametrize(
+    ("replicas", "fetch"),
+    [
+        (((0,), (1,)), None),
+        (((0,), (1,)), (0, 1)),
+        (((0,), (1,)), (1, 0)),
+        (((1,), (0,)), None),
+        (((1,),), None),
+        (((0, 1),), None),
+    ],
+)
+def test_prices_are_of_the_exchange_that_is_executed(make_plan, make_table, replicas, fetch, exchange):
+    plan = make_plan([make_table("t")], [0], world_size=2)
+    tiers = {((0, 1),): Tier.ROW_WISE, ((1,),): Tier.TABLE_WISE}
+    tier = tiers.get(replicas, Tier.REPLICATED if fetch else Tier.DATA_PARALLEL)
+    sync = GradSync.SPARSE if len(replicas) > 1 else GradSync.NONE
+    placed = replace(plan.shards[0], tier=tier, replicas=replicas, fetch=fetch, exchange=exchange, grad_sync=sync)
+    [holding] = ownership_of(replace(plan, shards=(placed,)), 2).holdings
+    assert placed.as_run(2).exchange is holding.output
 
 
 REFUSED_TABLES = [

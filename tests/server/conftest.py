@@ -14,6 +14,8 @@ import httpx
 import psycopg
 import pytest
 
+import costmodel
+from costmodel.registry.versions import Registry
 from studies.service.processes import postgresql_server
 
 START_TIMEOUT_S = 120
@@ -100,6 +102,17 @@ def own_service(tmp_path):
         if item.process.poll() is None:
             item.process.kill()
             item.process.wait()
+
+
+@pytest.fixture
+def registry(tmp_path):
+    """The shipped model of a CPU as the production version, and one that is 10% dearer."""
+    models = Registry(tmp_path / "registry")
+    stored = Registry(Path(costmodel.__file__).parent / "shipped").load("cost", "cpu")
+    card = {key: value for key, value in stored.card.items() if key != "weights_sha256"}
+    models.publish("cost", "cpu", stored.tensors, card)
+    models.publish("cost", "cpu", stored.tensors, {**card, "scale_ms": 1.1 * card["scale_ms"]}, alias=None)
+    return models
 
 
 @pytest.fixture

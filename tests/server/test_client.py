@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -89,7 +90,7 @@ def test_errors_are_those_of_this_package(served):
 
 
 def test_an_address_that_is_none_or_does_not_answer_is_said_so():
-    with pytest.raises(ServiceError, match="must be the address of a service"):
+    with pytest.raises(InvalidOptionError, match="must be the address of a service"):
         Client("localhost")
     with Client("http://127.0.0.1:1", retries=Retries(most=0)) as client, pytest.raises(ServiceError, match="answer"):
         client.list_plans()
@@ -151,6 +152,9 @@ def test_the_client_for_asyncio_does_the_same(service):
             assert made == again == await client.read_plan(made.id)
             assert (await client.diff(made.id, again.id)).is_empty
             assert (await client.explain(made.id, tables=["t0"])).tables
+            explained, changes = await client.improve(made.id, tables=["t0"])
+            assert explained == await client.explain(made.id, tables=["t0"])
+            assert changes[0].gain == max(change.gain for change in changes)
             assert (await client.replan(made.id, Replan())).id == made.id
             assert (await client.evaluate(made.plan)).plan.predicted == made.plan.predicted
             assert "<h1>" in await client.report(made.id)
@@ -183,7 +187,7 @@ def test_commands_let_the_service_do_the_work(service, tmp_path, capsys):
 
     explain = ("explain", str(plan), "--table", "t3")
     there, here = printed(*explain, *server), printed(*explain)
-    assert there.pop("improvements") == []  # the service does not plan them
+    assert there.pop("improvements")
     assert here.pop("improvements")
     assert there == here
     compare = ("compare", *task, "--planners", "random,cost-greedy", "--output-dir", str(tmp_path / "plans"))
@@ -216,3 +220,43 @@ def test_commands_say_no_plan_fits_as_they_do_here(service, capsys):
 def test_what_a_service_cannot_do_is_refused(arguments, field, capsys):
     assert main([*arguments, "--server", "http://127.0.0.1:1"]) == 2
     assert capsys.readouterr().err == f"error: {field}: cannot be given with --server\n"
+
+
+def test_a_long_task_is_a_job_that_the_client_waits_for(served, service):
+    task = replace(TASK, time_limit_s=61)
+    made = served.plan(task)
+    assert made == served.plan(TASK)
+    assert asyncio.run(planned(service.url, task)) == made
+    listed = served.list_jobs(kind="plan", state="succeeded").jobs
+    assert {one.plan_id for one in (served.read_job(one.id) for one in listed)} >= {made.id}
+
+
+async def planned(url, task):
+    async with AsyncClient(url) as client:
+        return await client.plan(task)
+
+
+def test_jobs_are_made_followed_and_cancelled(served, service, capfd, published):
+    body = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
+    job = served.make_job("plan", body)
+    seen = []
+    found = served.wait_for(job.id, seen.append)
+    assert (found.id, found.state, found.plan_id) == (job.id, "succeeded", served.plan(TASK).id)
+    assert seen[-1] == found
+    failed = served.wait_for(served.make_job("train-cost", {"device": "nothing-here"}).id)
+    assert "samples: is no folder" in str(failed.failure)
+    assert served.retry_job(failed.id).attempt == 2
+    assert served.wait_for(failed.id).state == "failed"
+    arguments = ["--server", service.url, "--json"]
+    assert main(["jobs", "show", job.id, *arguments]) == 0
+    assert published("job", capfd.readouterr().out)["plan_id"] == found.plan_id
+    assert main(["jobs", "wait", failed.id, *arguments]) == 1
+    assert "samples: is no folder" in published("job", capfd.readouterr().out)["failure"]
+    assert main(["jobs", "cancel", failed.id, *arguments]) == 0
+    assert published("job", capfd.readouterr().out)["state"] == "failed"
+    assert main(["jobs", "--kind", "plan", *arguments]) == 0
+    assert job.id in [one["id"] for one in published("jobs", capfd.readouterr().out)["jobs"]]
+    assert main(["jobs", "list", "--server", service.url]) == 0
+    assert job.id[:8] in capfd.readouterr().out
+    assert main(["jobs", "show", "--server", service.url]) == 2
+    assert "needs the id of a job" in capfd.readouterr().err

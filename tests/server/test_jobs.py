@@ -3,12 +3,16 @@
 import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
+import costmodel
 from autoshard.cli import main
+from autoshard.client import Client
+from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 from server.access import Actor
-from server.job_bodies import JobKind, JobState
+from server.bodies.jobs import JobKind, JobState
 from server.jobs.engine import JobEngine
 from server.problems import StorageError
 from server.settings import ServerSettings
@@ -21,10 +25,11 @@ from tests.server.test_service_lifecycle import LONG
 
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
 WAIT_S = 120
+SHIPPED = Path(costmodel.__file__).parent / "shipped"
 
 
-def until(client, job, *states):
-    deadline = time.monotonic() + WAIT_S
+def until(client, job, *states, wait_s=WAIT_S):
+    deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         found = client.get(f"/v1/jobs/{job}").json()
         if found["state"] in states:
@@ -49,6 +54,19 @@ def test_a_plan_of_a_job_is_that_of_a_request(client):
     assert client.get(f"/v1/jobs/{job['id']}/result").json() == plan
     listed = client.get("/v1/jobs", params={"kind": "plan", "state": "succeeded"}).json()["jobs"]
     assert job["id"] in [item["id"] for item in listed]
+
+
+def test_a_request_for_more_time_than_it_has_makes_a_job(client):
+    answer = client.post("/v1/plans", json={**TASK, "time_limit_s": 61}, headers={"Idempotency-Key": "long"})
+    assert answer.status_code == 202
+    job = answer.json()["id"]
+    assert answer.headers["location"] == f"/v1/jobs/{job}"
+    again = client.post("/v1/plans", json={**TASK, "time_limit_s": 61}, headers={"Idempotency-Key": "long"})
+    assert (again.status_code, again.json()["id"], again.headers["location"]) == (202, job, f"/v1/jobs/{job}")
+    assert until(client, job, "succeeded", "failed")["plan_id"] == client.post("/v1/plans", json=TASK).json()["id"]
+    # What a name or an option says is no time limit.
+    named = {**TASK, "planner": "random", "options": {'"time_limit_s": 90': 1}}
+    assert client.post("/v1/plans", json=named).status_code == 422
 
 
 def test_a_job_with_an_idempotency_key_is_made_once(client):
@@ -77,7 +95,49 @@ def test_a_job_that_is_cancelled_ends(client):
     assert client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
 
 
-@pytest.mark.parametrize(("kind", "body"), [("plan", {}), ("collect", {"seconds": 0}), ("train-cost", {"x": 1})])
+def test_the_client_makes_and_follows_jobs(client):
+    with Client(str(client.base_url)) as typed:
+        job = typed.make_job("plan", TASK)
+        until(client, job.id, "succeeded")
+        done = typed.read_job(job.id)
+        assert (done.kind, done.state, done.attempt, done.failure) == ("plan", "succeeded", 1, None)
+        assert typed.read_job_result(job.id)["id"] == done.plan_id
+        assert job.id in [one.id for one in typed.list_jobs(kind="plan", state="succeeded").jobs]
+        failed = typed.make_job("train-cost", {"device": "nothing-here"})
+        until(client, failed.id, "failed")
+        assert "samples: is no folder" in str(typed.read_job(failed.id).failure)
+        assert typed.retry_job(failed.id).attempt == 2
+        until(client, failed.id, "failed")
+        assert typed.cancel_job(failed.id).state == "failed"  # it had ended
+
+
+@pytest.mark.slow
+def test_a_calibrated_model_becomes_the_candidate(own_service, tmp_path, monkeypatch):
+    monkeypatch.setenv(SHIPPED_VARIABLE, str(SHIPPED))
+    registry = tmp_path / "registry"
+    registry.mkdir()
+    service = own_service("--registry", str(registry), "--data", str(tmp_path / "data"))
+    with service.client() as client:
+        job = made(client, "calibrate", {"device": "cpu", "seconds": 2, "updates": 20})
+        found = until(client, job, "succeeded", "failed", wait_s=5 * WAIT_S)
+        assert found["state"] == "succeeded", found
+        result = client.get(f"/v1/jobs/{job}/result").json()
+        state = client.get(f"/v1/models/cost/{result['name']}").json()
+        assert (state["candidate"], result["alias"]) == (result["id"], "candidate")
+        assert state["production"] == Registry(SHIPPED).production_id("cost", result["name"])
+        assert result["num_measured"] > 0
+        assert list((tmp_path / "data" / "calibration").rglob("*.parquet"))
+        long = made(client, "calibrate", {"device": "cpu", "seconds": 3600})
+        until(client, long, "running")
+        client.post(f"/v1/jobs/{long}/cancel")
+        assert until(client, long, "cancelled", "succeeded", "failed")["state"] == "cancelled"
+        assert client.get(f"/v1/models/cost/{result['name']}").json()["candidate"] == result["id"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [("plan", {}), ("calibrate", {"seconds": -1}), ("collect", {"seconds": 0}), ("train-cost", {"x": 1})],
+)
 def test_a_job_with_a_wrong_body_is_refused(client, kind, body):
     assert client.post(f"/v1/jobs/{kind}", json=body).status_code == 400
 

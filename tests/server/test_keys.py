@@ -1,7 +1,6 @@
 """Keys: what each route needs, who is let in, and what is kept of it."""
 
 import contextlib
-import json
 import re
 import socket
 
@@ -23,6 +22,7 @@ from server.storage.schema import API_KEYS, AUDIT_LOG
 from server.storage.storage import Storage, open_storage
 from server.storage.upgrading import upgrade
 from server.web.app import guarded, make_routes
+from server.web.routes.page import PAGE_FILES
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "NONSENSE")
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
@@ -136,7 +136,7 @@ def test_every_route_and_verb_is_closed_without_a_key(requests, routes, file_sto
                 assert answer.headers["www-authenticate"] == "Bearer"
             else:
                 opened.add((verb, path))
-    page = {("GET", "/"), ("GET", "/page/app.js"), ("GET", "/page/app.css")}
+    page = {("GET", path) for path in PAGE_FILES}
     root = ("GET", "//livez")  # `/` at a host of this name
     sessions = {(verb, "/page/session") for verb in ("GET", "POST", "DELETE")}
     assert opened == {("GET", "/livez"), ("GET", "/readyz"), *page, *sessions, root}
@@ -209,10 +209,10 @@ def test_names_of_this_machine_are_taken(client, host):
     assert client.get("/v1/plans", headers={"Host": host}).status_code == 200
 
 
-def test_what_was_done_is_audited_with_who_did_it(own_service, tmp_path, monkeypatch, capfd):
+def test_what_was_done_is_audited_with_who_did_it(own_service, tmp_path, monkeypatch, capfd, published):
     monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path}/service.sqlite")
     assert main(["keys", "create", "trainer", "--scope", "plan", "--json"]) == 0
-    made = json.loads(capfd.readouterr().out)
+    made = published("key", capfd.readouterr().out)
     service = own_service("--workers", "1", "--host", "0.0.0.0", "--first-key")  # of which there is one
     with service.client() as client:
         assert client.post("/v1/plans", json=TASK).status_code == 401
@@ -222,9 +222,12 @@ def test_what_was_done_is_audited_with_who_did_it(own_service, tmp_path, monkeyp
     assert service.stop() == 0
     assert made["secret"] not in service.log_file.read_text()
     assert main(["keys", "list", "--json"]) == 0
-    (listed,) = json.loads(capfd.readouterr().out)["keys"]
+    (listed,) = published("keys", capfd.readouterr().out)["keys"]
     assert listed == made["key"]
-    assert main(["keys", "revoke", listed["id"]]) == 0
+    assert main(["keys", "revoke", listed["id"], "--json"]) == 0
+    revoked = published("key", capfd.readouterr().out)
+    assert revoked["key"]["id"] == listed["id"]
+    assert revoked["key"]["revoked_at"] is not None
     database = Database(database_url())
     with database.reading() as connection:
         rows = connection.execute(select(AUDIT_LOG).order_by(AUDIT_LOG.c.id)).all()

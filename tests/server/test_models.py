@@ -1,5 +1,6 @@
 """Models over REST: listed, promoted, rolled back, tried in the shadow; damaged ones are refused."""
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 
 import costmodel
+from autoshard.cli import main
 from autoshard.client import Client
 from autoshard.formats import load_tables, tables_to_json
-from costmodel.registry.versions import Registry
+from costmodel.registry.versions import SHIPPED_VARIABLE
 from server.models.shadow import LEAST_PLANS
 
 ADDRESS = "/v1/models/cost/cpu"
@@ -21,17 +23,6 @@ BAD = [
     ("/v1/models/cost/..%2Fpolicy/rollbacks", {}),
     ("/v1/models/cost/a100/rollbacks", {}),
 ]
-
-
-@pytest.fixture
-def registry(tmp_path):
-    """The shipped model of a CPU as the production version, and one that is 10% dearer."""
-    models = Registry(tmp_path / "registry")
-    stored = Registry(Path(costmodel.__file__).parent / "shipped").load("cost", "cpu")
-    card = {key: value for key, value in stored.card.items() if key != "weights_sha256"}
-    models.publish("cost", "cpu", stored.tensors, card)
-    models.publish("cost", "cpu", stored.tensors, {**card, "scale_ms": 1.1 * card["scale_ms"]}, alias=None)
-    return models
 
 
 @pytest.fixture
@@ -84,6 +75,66 @@ def test_a_version_is_promoted_and_rolled_back(client, versions, task):
         assert typed.promote_model("cost", "cpu", other, force=True).production == other
         assert typed.roll_back_model("cost", "cpu").production == production
     assert [one["by"] for one in client.get(ADDRESS).json()["history"]["production"]][1:] == ["anybody"] * 4
+
+
+@pytest.fixture
+def shipped(monkeypatch):
+    """Has the models that come with this package be found, which tests else do not see."""
+    monkeypatch.setenv(SHIPPED_VARIABLE, str(Path(costmodel.__file__).parent / "shipped"))
+
+
+def cells(printed):
+    """The words of tables, whose columns are as wide as the longest of their words."""
+    return [line.split() for line in printed.splitlines() if not set(line) & set("┌├└┏┡")]
+
+
+def said(capsys, *arguments):
+    """The result of `autoshard models`, or its last line if it fails."""
+    code = main(["models", *arguments, "--json"])
+    out, err = capsys.readouterr()
+    return json.loads(out) if code == 0 else (code, err.splitlines()[-1])
+
+
+@pytest.mark.usefixtures("shipped")
+def test_the_command_says_and_does_the_same_at_a_service(client, registry, versions, capsys, monkeypatch):
+    production, other = versions
+    monkeypatch.setenv("COLUMNS", "200")
+    here, there = ("--registry", str(registry.root)), ("--server", str(client.base_url))
+
+    def both(*arguments):
+        found = [said(capsys, *arguments, *place) for place in (here, there)]
+        for one in found:
+            one.pop("registry", None)  # the folder, and the address
+        return found
+
+    choices = (("--kind", "cost", "--device", "cpu"), ("--kind", "policy"))
+    questions = [
+        (),
+        *(("list", *one) for one in choices),
+        ("show", other),
+        *(("show", "production", *one) for one in choices),
+    ]
+    for question in questions:
+        local, served = both(*question)
+        assert served == local
+        printed = []
+        for place in (here, there):
+            assert main(["models", *question, *place]) == 0
+            printed.append(cells(capsys.readouterr().out.replace(str(client.base_url), str(registry.root))))
+        assert printed[0] == printed[1]
+    refused = said(capsys, "promote", other, *there)
+    assert refused[0] == 1
+    assert "compared with the production model's on 0 plans" in refused[1]
+    moved = said(capsys, "promote", other, "--force", *there)
+    assert (moved["id"], registry.production_id("cost", "cpu")) == (other, other)
+    assert moved["history"] == [{**entry} for entry in said(capsys, "show", other, *here)["history"]["production"]]
+    assert said(capsys, "promote", production, "--alias", "candidate", *there)["alias"] == "candidate"
+    back = said(capsys, "roll-back", "--kind", "cost", "--device", "cpu", *there)
+    assert (back["id"], back["history"][-1]["action"]) == (production, "roll-back")
+    assert said(capsys, "promote", "shipped", "--kind", "policy", *there)["kind"] == "policy"
+    assert said(capsys, "roll-back", "--kind", "cost", "--alias", "candidate", *there)[0] == 1
+    assert said(capsys, "show", "ffff", *there) == said(capsys, "show", "ffff", *here)
+    assert said(capsys, *here, *there) == (2, "error: --registry: cannot be given with --server")
 
 
 def published_without_numbers(registry):

@@ -107,7 +107,7 @@ def changed_table(**changes):
         (json.dumps({**TASK, "seed": 2**32}), 400, "invalid-format", "seed"),
         (json.dumps({**TASK, "seed": "1"}), 400, "invalid-format", "seed"),
         (json.dumps({**TASK, "seed": True}), 400, "invalid-format", "seed"),
-        (json.dumps({**TASK, "time_limit_s": 61}), 400, "invalid-format", "time_limit_s"),
+        (json.dumps({**TASK, "time_limit_s": 3601}), 400, "invalid-format", "time_limit_s"),
         (json.dumps({**TASK, "time_limit_s": float("nan")}), 400, "invalid-format", "time_limit_s"),
         (json.dumps({**TASK, "tables": 5}), 400, "invalid-format", "tables"),
         (json.dumps({**TASK, "options": {"x": [1]}}), 400, "invalid-format", "options.x"),
@@ -194,14 +194,17 @@ def test_the_documentation_needs_no_other_host(client):
     document = client.get("/openapi.json").json()
     assert set(document["paths"]) == {
         *("/v1/plans", "/v1/plans/{plan_id}", "/v1/plans/{plan_id}/explanation", "/v1/plans/{plan_id}/report"),
+        "/v1/plans/{plan_id}/improvements",
         *("/v1/plans/{plan_id}/diff/{other_id}", "/v1/plans/{plan_id}/replans", "/v1/evaluations"),
+        *("/v1/plans/{plan_id}/runs", "/v1/samples"),
         *("/v1/comparisons", "/v1/simulations", "/v1/validations", "/livez", "/readyz", "/metrics"),
         *("/v1/catalogue", "/v1/jobs/{job_id}/events"),
         *("/v1/models", "/v1/models/{kind}/{name}", "/v1/models/{kind}/{name}/versions/{version}"),
         *("/v1/models/{kind}/{name}/promotions", "/v1/models/{kind}/{name}/rollbacks"),
         *("/v1/jobs", "/v1/jobs/{job_id}", "/v1/jobs/{job_id}/result", "/v1/jobs/{job_id}/cancel"),
         *("/v1/jobs/{job_id}/retry", "/v1/jobs/plan", "/v1/jobs/compare", "/v1/jobs/collect"),
-        *("/v1/jobs/train-cost", "/v1/jobs/train-policy"),
+        *("/v1/jobs/train-cost", "/v1/jobs/train-policy", "/v1/jobs/calibrate"),
+        *("/v1/schedules", "/v1/schedules/{name}", "/v1/schedules/{name}/pause", "/v1/schedules/{name}/resume"),
     }
     references = set(re.findall(r'"\$ref": ?"([^"]+)"', json.dumps(document)))
     names = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}

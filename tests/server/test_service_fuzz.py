@@ -1,13 +1,14 @@
 """Generated requests: whatever a client sends, the service answers as its OpenAPI document says."""
 
 import os
+import re
 from itertools import count
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
-from schemathesis.checks import negative_data_rejection, positive_data_acceptance
+from schemathesis.checks import negative_data_rejection, not_a_server_error, positive_data_acceptance
 
 #: Requests of the long run; a nightly job asks for 100,000.
 LONG_RUN = int(os.environ.get("AUTOSHARD_FUZZ_REQUESTS", "10000"))
@@ -43,6 +44,7 @@ def plain(case):
         ("GET", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 10, {404}),
         ("DELETE", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 10, {404}),
         ("GET", "/v1/plans/{plan_id}/explanation", GenerationMode.POSITIVE, 5, {404}),
+        ("GET", "/v1/plans/{plan_id}/improvements", GenerationMode.POSITIVE, 5, {404}),
         ("GET", "/v1/plans/{plan_id}/report", GenerationMode.POSITIVE, 5, {404}),
         ("GET", "/v1/plans/{plan_id}/diff/{other_id}", GenerationMode.POSITIVE, 5, {404}),
         ("POST", "/v1/plans/{plan_id}/replans", GenerationMode.POSITIVE, 5, {404}),
@@ -83,10 +85,19 @@ def follow_requests(api, client, num_requests):
             # Hypothesis takes what is drawn to follow from what was drawn before, and not from earlier scenarios.
             for plan in client.get("/v1/plans", params={"limit": 200}).json()["plans"]:
                 client.delete(f"/v1/plans/{plan['id']}")
+            for state in ("queued", "running"):  # a measurement may last a day, and others wait for it
+                for job in client.get("/v1/jobs", params={"limit": 200, "state": state}).json()["jobs"]:
+                    client.post(f"/v1/jobs/{job['id']}/cancel")
+
+        def get_call_kwargs(self, _):
+            return {"timeout": 120}  # the machine has other work, and jobs that begin take their share
 
         def before_call(self, case):
             plain(case)
             case.headers.pop("Idempotency-Key", None)  # these last from one scenario to the next
+            job_id = str((case.path_parameters or {}).get("job_id"))
+            if case.path.endswith("/events") and re.fullmatch("[0-9a-f]{32}", job_id):
+                client.post(f"/v1/jobs/{job_id}/cancel")  # events are sent until the job has ended
             if (case.method, case.path) == ("POST", "/v1/plans") and isinstance(case.body, dict):
                 case.body |= {"tables": "criteo-kaggle", "topology": "cpu-8"}
 
@@ -94,10 +105,12 @@ def follow_requests(api, client, num_requests):
             next(sent)
             made.add((case.method, case.path, response.status_code))
 
-        def validate_response(self, response, case, **settings):
+        def validate_response(self, response, case, **_):
             # What is in the tables and topologies of jobs is read when they run.
             late = [negative_data_rejection] if case.path.startswith("/v1/jobs") else []
-            case.validate_response(response, excluded_checks=[positive_data_acceptance, *late], **settings)
+            # No room and no time are documented answers, which a machine with other work gives.
+            busy = [not_a_server_error] if response.status_code in (503, 504) else []
+            case.validate_response(response, excluded_checks=[positive_data_acceptance, *late, *busy])
 
     Requests.run(
         settings=settings(
@@ -125,4 +138,4 @@ def test_requests_that_follow_from_each_other_are_answered_as_documented(api, cl
 def test_many_requests_that_follow_from_each_other_are_answered_as_documented(api, client):
     sent, made = follow_requests(api, client, LONG_RUN)
     assert sent >= LONG_RUN // 2
-    assert {status for _, _, status in made} <= {200, 202, 204, 304, 400, 404, 409, 412, 422, 429, 503}
+    assert {status for _, _, status in made} <= {200, 202, 204, 304, 400, 404, 409, 412, 422, 429, 503, 504}

@@ -1,7 +1,6 @@
 """The database: its schema, what is stored, and what is not lost; on SQLite and on PostgreSQL."""
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from sqlalchemy import insert, text, update
 from autoshard.cli import main
 from autoshard.core.errors import FormatError, InvalidOptionError
 from server.access import COMMAND_LINE
-from server.bodies import PlanFacts
+from server.bodies.plans import PlanFacts
 from server.problems import KeyInUseError, KeyReusedError, StorageError, UnknownPlanError
 from server.storage.database import Database
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
@@ -226,7 +225,7 @@ def test_a_transaction_that_fails_leaves_nothing(storage):
 
 WRITER = """
 from server.access import COMMAND_LINE
-from server.bodies import PlanFacts
+from server.bodies.plans import PlanFacts
 from server.storage.database import Database
 from server.storage.idempotency import KeptAnswer
 from server.storage.location import database_url
@@ -312,12 +311,12 @@ def test_a_file_is_upgraded_when_it_is_opened(tmp_path, monkeypatch):
         storage.database.close()
 
 
-def test_a_server_s_database_is_upgraded_by_its_command(postgresql, monkeypatch, capfd):
+def test_a_server_s_database_is_upgraded_by_its_command(postgresql, monkeypatch, capfd, published):
     monkeypatch.setenv(DATABASE_VARIABLE, postgresql.new_database())
     with pytest.raises(InvalidOptionError, match=r"run `autoshard db upgrade`$"):
         open_storage()
     assert main(["db", "upgrade", "--json"]) == 0
-    upgraded = json.loads(capfd.readouterr().out)
+    upgraded = published("database", capfd.readouterr().out)
     assert upgraded["before"] is None
     storage = open_storage()
     assert listed(storage) == []

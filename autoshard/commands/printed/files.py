@@ -1,4 +1,4 @@
-"""Files that were written (`autoshard.imported/1`, `autoshard.exported/1`): `autoshard import` and `export --json`."""
+"""Files that were written: what `autoshard init`, `import` and `export` print with `--json`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from autoshard.formats.documents.document import Document
 from autoshard.formats.documents.kinds import ANY_TEXT, ANYTHING, TEXT, Field, list_of, or_null, record, whole_number
 
 _COUNT: Final = whole_number()
+INIT: Final[Document[dict[str, Any]]] = Document(
+    name="init",
+    meaning="What `autoshard init --json` prints: the files that were written.",
+    make=dict,
+    fields=lambda _: (
+        Field("tables", ANY_TEXT, "File of the tables."),
+        Field("topology", ANY_TEXT, "File of the topology."),
+    ),
+    parts=dict,
+)
 IMPORTED: Final[Document[dict[str, Any]]] = Document(
     name="imported",
     meaning="What `autoshard import --json` prints: the tables that were written.",

@@ -41,7 +41,7 @@ def _found() -> dict[str, Any]:
         "packages": packages,
         "devices": devices,
         "models": [_models(key) for key in dict.fromkeys(str(device["key"]) for device in devices)],
-        "missing": missing_packages() + list(_mismatches(packages, devices)),
+        "missing": missing_packages() + list(_mismatches(packages, devices)) + list(_not_compiled()),
     }
 
 
@@ -79,6 +79,16 @@ def _mismatches(packages: list[dict[str, Any]], devices: list[dict[str, Any]]) -
     has_gpu = len(devices) > 1
     if has_gpu and "fbgemm-gpu-cpu" in names:
         yield "fbgemm-gpu for the GPU that is here: fbgemm-gpu-cpu runs on the processor only"
+
+
+def _not_compiled() -> Iterator[str]:
+    from autoshard.planners.hybrid.compiled.library import library
+
+    if library() is None:
+        yield (
+            "the compiled search: plans within short time limits are a few percent longer; install autoshard again "
+            "where there is a C compiler"
+        )
 
 
 def _rendered(found: Mapping[str, Any]) -> Group:

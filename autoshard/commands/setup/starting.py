@@ -83,6 +83,7 @@ def init(options: InitOptions, as_json: JsonOption = False) -> None:
         autoshard init
         autoshard plan tables.yaml --topology topology.yaml -o plan.json
     """
+    from autoshard.commands.printed import INIT
     from autoshard.formats import load_topology, write_tables, write_topology
 
     tables_path, topology_path = options.folder / "tables.yaml", options.folder / "topology.yaml"
@@ -93,7 +94,7 @@ def init(options: InitOptions, as_json: JsonOption = False) -> None:
     tables, topology = _tables(answers), load_topology(answers["topology"])
     write_tables(tables, tables_path)
     write_topology(topology, topology_path)
-    result = {"tables": str(tables_path), "topology": str(topology_path)}
+    result = INIT.to_json({"tables": str(tables_path), "topology": str(topology_path)})
     text = f"Wrote {tables_path} and {topology_path}. Next: autoshard plan {tables_path} --topology {topology_path}"
     emit(result, text, as_json=as_json)
 

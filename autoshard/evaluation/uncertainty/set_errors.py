@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from autoshard.core import KernelCosts
 from autoshard.core.costs import KernelErrors, MsArray
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 #: Draws of every effect; half of them are the other half with the opposite sign, so that their mean is exact.
 NUM_DRAWS = 256
@@ -107,6 +110,8 @@ def numbered(labels: Sequence[Hashable]) -> NDArray[np.int64]:
 
 
 def _loads(weights: MsArray, rows: NDArray[np.int64], labels: Sequence[Hashable], num_rows: int) -> sparse.csr_array:
+    from scipy import sparse
+
     columns = numbered(labels)
     shape = (num_rows, int(columns.max(initial=-1)) + 1)
     return sparse.csr_array((weights, (rows, columns)), shape=shape)

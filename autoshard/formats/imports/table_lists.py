@@ -49,10 +49,14 @@ def read_table_list(path: str | Path, *, batch_size: int = DEFAULT_BATCH_SIZE) -
     rows = _parquet_rows(path) if is_parquet else _csv_rows(path)
     tables = []
     for number, row in enumerate(rows):
-        if number >= MAX_TABLES:
-            raise FormatError(f"must have at most {MAX_TABLES:,} rows")
+        _check_count(number + 1)
         tables.append(_table(number, row))
     return tables_from_json({"schema": "autoshard.tables/1", "batch_size": batch_size, "tables": tables})
+
+
+def _check_count(num_rows: int) -> None:
+    if num_rows > MAX_TABLES:
+        raise FormatError(f"must have at most {MAX_TABLES:,} rows")
 
 
 def _csv_rows(path: str | Path) -> Iterator[Mapping[str, Any]]:
@@ -96,6 +100,7 @@ def _parquet_rows(path: str | Path) -> Iterator[Mapping[str, Any]]:
 
     try:
         with open_file(path) as file, pyarrow.parquet.ParquetFile(file, pre_buffer=False) as parquet:
+            _check_count(parquet.metadata.num_rows)
             _check_columns([name for name in parquet.schema_arrow.names if not name.startswith("__index")])
             columns = [name for name in parquet.schema_arrow.names if name in _COLUMNS]
             for batch in parquet.iter_batches(_CHUNK_ROWS, columns=columns, use_threads=False):

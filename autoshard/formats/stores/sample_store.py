@@ -141,7 +141,7 @@ class SampleStore(Generic[SampleT]):
 
     def devices(self, store: str | Path) -> tuple[str, ...]:
         """Keys of the devices that a store holds samples of; none for a folder that is not there."""
-        return tuple(sorted({file.parent.name.removeprefix("device=") for file in self._files(store)}))
+        return tuple(sorted({file.parent.name.removeprefix("device=") for file in self.files(store)}))
 
     def read(self, store: str | Path, device: str | None = None) -> tuple[SampleT, ...]:
         """Reads all samples of one device in the order in which they were written, each once.
@@ -167,7 +167,7 @@ class SampleStore(Generic[SampleT]):
             raise SampleStoreError(f"holds no {self._kind}{of_device}; {hint}", source=str(store))
         shared: SharedObjects = {}
         key = device or held[0]
-        read = tuple(sample for file in self._files(store, key) for sample in self.read_file(file, shared))
+        read = tuple(sample for file in self.files(store, key) for sample in self.read_file(file, shared))
         if not read:
             raise SampleStoreError(f"has files of device {shown(key)}, but no samples in them", source=str(store))
         return read
@@ -187,6 +187,18 @@ class SampleStore(Generic[SampleT]):
             table = self._table(file)
             return tuple(self._columns.records(table, {} if shared is None else shared))
 
+    def size_of(self, file: Path) -> tuple[int, int]:
+        """Number of samples of a file, and bytes that they take once read, as its footer says.
+
+        Raises:
+            SampleStoreError: If the file cannot be read.
+            FormatError: If it is not a sample file of this version.
+        """
+        with _named_in_errors(file), open_file(file) as opened, pq.ParquetFile(opened) as parquet:
+            self._check(parquet.schema_arrow)
+            groups = (parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups))
+            return parquet.metadata.num_rows, sum(group.total_byte_size for group in groups)
+
     def read_columns(self, store: str | Path, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """Values of some columns, row by row, of all devices; a missing store has none.
 
@@ -194,7 +206,7 @@ class SampleStore(Generic[SampleT]):
             SampleStoreError: If a file cannot be read.
             FormatError: If a file is not a sample file of this version.
         """
-        for file in self._files(store):
+        for file in self.files(store):
             with _named_in_errors(file):
                 table = self._table(file, names)
             yield from zip(*(table[name].to_pylist() for name in names), strict=True)
@@ -214,7 +226,8 @@ class SampleStore(Generic[SampleT]):
         except FormatError as error:
             raise SampleStoreError(error.message, source=error.source) from error
 
-    def _files(self, store: str | Path, device: str = "*") -> list[Path]:
+    def files(self, store: str | Path, device: str = "*") -> list[Path]:
+        """Files of a store, of one device if it is given, in the order in which they were written."""
         return sorted(Path(store, self._folder).glob(f"device={device}/part-*.parquet"))
 
     def _table(self, file: Path, names: Sequence[str] | None = None) -> pa.Table:

@@ -94,7 +94,9 @@ def main(arguments: Sequence[str]) -> None:
     try:
         made = _make(factory)
     except Exception as error:
-        write(_error(f"failed: {type(error).__name__}: {shortened(str(error), 500)}", None))
+        is_torchrec = isinstance(error, ModuleNotFoundError) and error.name == "torchrec"
+        hint = "; `autoshard doctor` says how it is installed" if is_torchrec else ""
+        write(_error(f"failed: {type(error).__name__}: {shortened(str(error), 500)}{hint}", None))
         raise
     write(_document(made, json.loads(settings)))
 

@@ -16,7 +16,7 @@ from autoshard.core.topology import MAX_BANDWIDTH
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.traffic import INT8_BLOCK, wire_bytes
 from autoshard.planners.space.kinds import FloatArray
-from autoshard.planners.space.step_cost import FEATURES, PARTS, SYNC, StepPrices
+from autoshard.planners.space.step_cost import FEATURES, PARTS, POOLED_BY_ALL, POOLED_BY_NODE, SYNC, StepPrices
 
 #: Bytes at which affine functions are read off: whole blocks of int8 messages.
 _BYTES = INT8_BLOCK * wire_bytes(DType.INT8) * 2**14
@@ -33,12 +33,14 @@ class MovingFloor:
     Attributes:
         base_Q: What every step takes.
         slope_KQC: Milliseconds per unit of each column, by view.
+        lump_KQC: The same where a single rank has the column: what it makes others do, it does once as they do.
         lumps_hold_K: Whether a view's times also hold for what a single rank moves: bytes over shared links do not.
         is_proven: Whether the functions hold whatever is moved; else they are read off at one size of messages.
     """
 
     base_Q: MsArray
     slope_KQC: MsArray
+    lump_KQC: MsArray
     lumps_hold_K: tuple[bool, ...]
     is_proven: bool
     _prices: StepPrices
@@ -48,10 +50,12 @@ class MovingFloor:
         """Reads the functions off prices of steps."""
         views = [prices.on(view) for view in _views(prices.topology)]
         base_Q = _parts(views[0], np.zeros((1, prices.num_columns)))[:, 0]
+        slope_KQC = np.stack([_slopes(view) for view in views])
         shares_links = any(level.shared_links for level in prices.topology.levels)
         return cls(
             base_Q=base_Q,
-            slope_KQC=np.stack([_slopes(view) for view in views]),
+            slope_KQC=slope_KQC,
+            lump_KQC=slope_KQC / _num_alike(prices),
             lumps_hold_K=(True, not shares_links)[: len(views)],
             is_proven=isinstance(prices.costs.comm, AlphaBetaComm) and prices.has_rising_weights,
             _prices=views[0],
@@ -89,6 +93,14 @@ def _parts(prices: StepPrices, moved_BC: FloatArray) -> MsArray:
     nothing_PB = np.zeros((len(PARTS), len(moved_BC)))
     sync_B = prices.compose(nothing_PB, moved_BC[:, SYNC]) - prices.compose(nothing_PB, 0 * moved_BC[:, SYNC])
     return np.concatenate([parts_PB, sync_B[None]])
+
+
+def _num_alike(prices: StepPrices) -> FloatArray:
+    """Ranks whose amounts of each column add up on every one of them, shape (C,)."""
+    num_C = np.ones(prices.num_columns)
+    num_C[POOLED_BY_ALL] = prices.topology.world_size
+    num_C[POOLED_BY_NODE] = prices.topology.local_world_size
+    return num_C
 
 
 def _slopes(prices: StepPrices) -> MsArray:

@@ -147,7 +147,8 @@ class StepRelaxation:
     def _options(self, kernel_factors: tuple[float, float]) -> _Options:
         space, num_ranks = self._space, self._space.topology.world_size
         flat = _flattened(space)
-        served_KVQ = self._served(kernel_factors)
+        served_KVQ = self._served(self._floor.slope_KQC, kernel_factors)
+        alone_KVQ = self._served(self._floor.lump_KQC, kernel_factors)
         moved_VC, bytes_VM = space.kinds.moved_VC, space.kinds.bytes_VM
         latency_VQ = self._floor.latencies(moved_VC)
         share_E = flat.holders_E / num_ranks
@@ -155,7 +156,7 @@ class StepRelaxation:
         share_EQ = np.where(np.arange(len(PARTS) + 1) < len(PARTS), share_E[:, None], 1.0)
         holds = np.array([[[keeps]] for keeps in self._floor.lumps_hold_K])
         latency_OQ = np.maximum.reduceat(latency_VQ[flat.kind_E], flat.start_O)
-        lump_KOQ = np.maximum.reduceat(served_KVQ[:, flat.kind_E] * holds, flat.start_O, axis=1)
+        lump_KOQ = np.maximum.reduceat(alone_KVQ[:, flat.kind_E] * holds, flat.start_O, axis=1)
         fits_O = self._fits(flat, bytes_VM)
         kernels = np.unique(self._kernels.kernel_N)
         is_shared_E1 = flat.is_everywhere_E[:, None]
@@ -173,10 +174,10 @@ class StepRelaxation:
             is_mixed_J=is_mixed_J,
         )
 
-    def _served(self, kernel_factors: tuple[float, float]) -> MsArray:
-        """What a shard of each kind adds to a rank that holds it, shape (K, V, Q)."""
+    def _served(self, slope_KQC: MsArray, kernel_factors: tuple[float, float]) -> MsArray:
+        """What a shard of each kind adds to a rank that holds it, from slopes of what is moved, shape (K, V, Q)."""
         moved_VC = self._space.kinds.moved_VC
-        served_KVQ: MsArray = np.einsum("vc,kqc->kvq", moved_VC, self._floor.slope_KQC)
+        served_KVQ: MsArray = np.einsum("vc,kqc->kvq", moved_VC, slope_KQC)
         floors = (self._kernels.forward_ms_N, self._kernels.backward_ms_N)
         weights = self._space.prices.kernel_weights
         for part, weight, factor, floor_ms_V in zip(KERNEL_PARTS, weights, kernel_factors, floors, strict=True):

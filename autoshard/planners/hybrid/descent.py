@@ -15,6 +15,8 @@ import numpy as np
 
 from autoshard.core import Tier
 from autoshard.core.costs import MsArray
+from autoshard.planners.hybrid.compiled.library import library
+from autoshard.planners.hybrid.compiled.linear import LinearSearch
 from autoshard.planners.hybrid.layout import Change, Choice, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
@@ -32,6 +34,8 @@ _MAX_TOGETHER = 16
 LEAST_GAIN = 1e-6
 #: Steps after which rates are made linear anew.
 _RATES_STEPS = 25
+#: Steps after which the best layout is kept: 1, and each time so many times as many.
+_TRAIL_FACTOR = 10
 #: Seconds between two lines of the log about the best layout.
 _TELL_S = 0.4
 
@@ -59,27 +63,42 @@ class Ground:
         limits: Memory.
         around: The layout that the rates are linear around at first.
         seed: Source of all chance.
+        deadline_s: When to end, by `time.perf_counter`.
+
+    Attributes:
+        linear: The compiled search; None where there is none.
+        num_steps: Steps made by all descents.
+        trail: Choices of the best layouts after 1, 10, 100, ... steps, where another step follows.
     """
 
-    def __init__(self, space: PlannerSpace, limits: Limits, around: Layout, seed: int) -> None:
-        self.space, self.limits = space, limits
+    def __init__(
+        self, space: PlannerSpace, limits: Limits, around: Layout, seed: int, deadline_s: float = math.inf
+    ) -> None:
+        self.space, self.limits, self.deadline_s = space, limits, deadline_s
         self.flat = FlatOptions.of(space)
         self.rng = np.random.default_rng(seed)
-        self.rates = Rates.of(space, around)
+        self.linear = LinearSearch(space, limits, self.flat, around) if library() else None
+        self.rates = Rates.of(space, around) if self.linear is None else self.linear.rates
         self.num_steps = 0
+        self.trail: list[list[Choice | None]] = []
+        self._best: list[Choice | None] = []
         self._best_ms, self._told_s = math.inf, 0.0
         self._within: dict[tuple[Tier, ...], BoolArray] = {}
 
     def count_step(self, layout: Layout) -> None:
         """Counts a step of any descent; the rates are made linear anew around its layout from time to time."""
+        if self.num_steps == _TRAIL_FACTOR ** len(self.trail):
+            self.trail.append(self._best)
         self.num_steps += 1
         if self.num_steps % _RATES_STEPS == 0:
             self.rates = Rates.of(self.space, layout)
+            if self.linear is not None:
+                self.linear.relinearise(layout, self.rates)
 
-    def meet(self, step_ms: float) -> None:
-        """Takes note of the step of a layout; the best is told in the log (at DEBUG) now and then."""
+    def meet(self, step_ms: float, chosen: Sequence[Choice | None]) -> None:
+        """Takes note of the step and the choices of a layout; the best is told in the log (at DEBUG) now and then."""
         if step_ms < self._best_ms:
-            self._best_ms = step_ms
+            self._best_ms, self._best = step_ms, list(chosen)
             now_s = time.perf_counter()
             if now_s >= self._told_s + _TELL_S:
                 self._told_s = now_s
@@ -89,6 +108,14 @@ class Ground:
         """Changes of a layout, within some tiers if there are any given."""
         may_O = None if tiers is None else self._options_within(tiers)
         return Neighbourhood(layout, self.flat, self.rates, exponent, may_O)
+
+    def open_options(self, tiers: tuple[Tier, ...] | None) -> BoolArray:
+        """Which options are within some tiers, or all of an item that has none there; shape (O,)."""
+        if tiers is None:
+            return np.ones(len(self.flat.item_O), dtype=np.bool_)
+        within_O = self._options_within(tiers)
+        has_any_I = np.logical_or.reduceat(within_O, self.flat.first_I)
+        return np.asarray(within_O | ~np.repeat(has_any_I, self.flat.options_I))
 
     def _options_within(self, tiers: tuple[Tier, ...]) -> BoolArray:
         if tiers not in self._within:
@@ -116,7 +143,7 @@ class Descent:
         self.ground, self.layout, self.stage, self.tiers = ground, layout.copy(), stage, tiers
         self.best: list[Choice | None] = list(layout.chosen)
         self.best_ms = layout.step_ms()
-        ground.meet(self.best_ms)
+        ground.meet(self.best_ms, self.best)
         self._last_ms = self.best_ms
         self.is_done = False
         self.energy_ms = self.layout.energy_ms(self.exponent)
@@ -178,10 +205,10 @@ class Descent:
         index = int(fitting_ms_B.argmin())
         if fitting_ms_B[index] < self.best_ms * (1 - LEAST_GAIN):
             self.best_ms = float(fitting_ms_B[index])
-            self.ground.meet(self.best_ms)
             self.best = list(self.layout.chosen)
             for item, option, sites in changes[index]:
                 self.best[item] = (option, sites)
+            self.ground.meet(self.best_ms, self.best)
 
 
 def _compatible(changes: Sequence[Change]) -> list[Change]:

@@ -21,7 +21,7 @@ from autoshard.planners.hybrid.offered import space_of
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.hybrid.starts import layout_of
 from autoshard.planners.planner import PlanRequest
-from autoshard.planners.space.options import enumerate_options, why_not
+from autoshard.planners.space.options import why_not
 from autoshard.planners.space.planner_space import Item, ItemOption
 from autoshard.planners.space.step_cost import PARTS
 
@@ -220,20 +220,16 @@ class _Explainer:
             reason = "the tables must be on the same ranks"
             return [Alternative(option="column_wise, grid, row_tiers", step_ms=None, hbm_bytes=0, ruled_out=reason)]
         topology, batch_size = self.space.topology, self.space.tables.batch_size
-        found = []
-        for option in self.space.synced(enumerate_options(item.tables[0], topology, payload=self.space.prices.payload)):
-            reason = why_not(option, topology)
-            if not reason and item.number((option,)) is not None:
-                continue
-            found.append(
-                Alternative(
-                    option=option.label,
-                    step_ms=None,
-                    hbm_bytes=max(part.local(topology, batch_size).memory_bytes for part in option.parts),
-                    ruled_out=reason or f"{self.space.costs.kernel.name} cannot price it",
-                )
+        not_cached = [option for (option,) in item.refused if option.parts[0].memory.cache_bytes == 0]
+        return [
+            Alternative(
+                option=option.label,
+                step_ms=None,
+                hbm_bytes=max(part.local(topology, batch_size).memory_bytes for part in option.parts),
+                ruled_out=why_not(option, topology) or f"{self.space.costs.kernel.name} cannot price it",
             )
-        return found
+            for option in not_cached
+        ]
 
     def _reason(self, others: Sequence[Alternative]) -> str:
         open_to = [(one.step_ms, one.option) for one in others if one.step_ms is not None]

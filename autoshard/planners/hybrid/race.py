@@ -1,4 +1,7 @@
-"""The search: a race of descents from all starts, then ruin and recreate from where the best of them ended."""
+"""The search: a race of descents from all starts, then ruin and recreate from where the best of them ended.
+
+Where the compiled search is there, descents are bursts of it; where it is not, each of their steps prices changes.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,120 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
 
-from autoshard.planners.hybrid.descent import Descent, Ground, Start
-from autoshard.planners.hybrid.layout import Layout
+from autoshard.core import Tier
+from autoshard.planners.hybrid.compiled.linear import Effort, Mode
+from autoshard.planners.hybrid.descent import LEAST_GAIN, Descent, Ground, Start
+from autoshard.planners.hybrid.layout import Choice, Layout
 from autoshard.planners.hybrid.ruin import Rebuilding
+from autoshard.planners.hybrid.starts import FEW_TIERS
 
-#: Steps of every start; those that go on get twice as many again, each time.
-_FIRST_STEPS = 4
-#: One of so many goes on.
-_REDUCTION = 2
+
+class Racer(Protocol):
+    """A descent in the race."""
+
+    @property
+    def best_ms(self) -> float:
+        """The step of the best layout met."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to be tried."""
+
+    def best_layout(self) -> Layout:
+        """The best layout met."""
+
+    def step(self) -> None:
+        """Goes on by one step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Of a race.
+
+    Attributes:
+        first_steps: Steps of every racer.
+        reduction: One of so many goes on, so many times as far.
+    """
+
+    first_steps: int
+    reduction: int
+
+
+#: Of descents that price every change, and of bursts, which do as much at once as dozens of such steps.
+_EXACT, _COMPILED = Rules(first_steps=4, reduction=2), Rules(first_steps=2, reduction=3)
+#: What the first bursts do, and what each of the next does.
+_FIRST, _NEXT = (Effort(mode=Mode.DESCEND), Effort(mode=Mode.LAUNCH_BY_LAUNCH)), Effort()
+#: Bursts that keep to some tiers.
+_WITHIN_TIERS = 2
+#: Excess over the layout before, as a share, up to which a burst's layout may be gone on from.
+_HEAT = 0.002
+#: Starts that bursts are made from also within fewer tiers, and these tiers.
+_NUM_WITHIN_TIERS = 4
+#: Bursts between two steps that price every change.
+_BETWEEN_EXACT = 8
+
+
+class Bursts:
+    """A layout that the compiled search improves, and the best one met.
+
+    A burst takes what shards add as linear; its layout is priced as it is before the next begins there.
+
+    Args:
+        ground: What descents share; it has a compiled search.
+        layout: Where it begins; left as it is.
+        tiers: Tiers that the first bursts take options from; None for all.
+        is_fresh: Whether it begins with a descent of all items.
+
+    Attributes:
+        best: The best layout met that fits the memory.
+        best_ms: Its step.
+    """
+
+    is_done = False
+
+    def __init__(
+        self, ground: Ground, layout: Layout, tiers: tuple[Tier, ...] | None = None, *, is_fresh: bool = True
+    ) -> None:
+        self.ground, self.layout, self._tiers = ground, layout, tiers
+        self.best, self.best_ms = layout, layout.step_ms()
+        self._layout_ms, self._num_bursts = self.best_ms, 0 if is_fresh else len(_FIRST)
+        ground.meet(self.best_ms, layout.chosen)
+
+    def best_layout(self) -> Layout:
+        """The best layout met."""
+        return self.best
+
+    def step(self) -> None:
+        """One burst, from the layout where the last one ended that was good enough."""
+        ground, tiers = self.ground, self._tiers if self._num_bursts < _WITHIN_TIERS else None
+        assert ground.linear is not None, "it is compiled"
+        ground.count_step(self.layout)
+        found = ground.linear.improved(
+            self.layout,
+            _FIRST[self._num_bursts] if self._num_bursts < len(_FIRST) else _NEXT,
+            may_O=ground.open_options(tiers),
+            seed=int(ground.rng.integers(2**62)),
+            deadline_s=ground.deadline_s,
+        )
+        heat = _HEAT * ground.rng.random() if self._num_bursts >= len(_FIRST) else 0.0
+        self._num_bursts += 1
+        found_ms = found.step_ms()
+        if found.fits() and found_ms < self._layout_ms * (1 + heat):
+            self._go_on(found, found_ms)
+
+    def meet(self, exact: Descent) -> None:
+        """Goes on from the best layout of another descent, if it is better."""
+        if exact.best_ms < self.best_ms * (1 - LEAST_GAIN):
+            self._go_on(exact.best_layout(), exact.best_ms)
+
+    def _go_on(self, layout: Layout, step_ms: float) -> None:
+        self.layout, self._layout_ms = layout, step_ms
+        if step_ms < self.best_ms * (1 - LEAST_GAIN):
+            self.best, self.best_ms = layout, step_ms
+            self.ground.meet(step_ms, layout.chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +134,14 @@ class Improved:
         step_ms: Its step.
         num_steps: Steps made.
         stopped: Why it ended: `time` or `steps`.
+        trail: Choices of the best layouts met on the way, after 1, 10, 100, ... steps.
     """
 
     layout: Layout
     step_ms: float
     num_steps: int
     stopped: str
+    trail: tuple[Sequence[Choice | None], ...]
 
 
 def improve(starts: Sequence[Start], *, seed: int, deadline_s: float, max_steps: int | None = None) -> Improved:
@@ -45,58 +155,90 @@ def improve(starts: Sequence[Start], *, seed: int, deadline_s: float, max_steps:
         deadline_s: When to end, by `time.perf_counter`.
         max_steps: Most steps; None for as many as there is time for.
     """
-    ground = Ground(starts[0].layout.space, starts[0].layout.limits, starts[0].layout, seed)
+    ground = Ground(starts[0].layout.space, starts[0].layout.limits, starts[0].layout, seed, deadline_s)
     most = math.inf if max_steps is None else max_steps
 
     def is_over() -> bool:
         return ground.num_steps >= most or time.perf_counter() >= deadline_s
 
-    found = _raced(ground, starts, is_over)
+    if ground.linear is None:
+        found: Racer = _raced((Descent(ground, one.layout, tiers=one.tiers) for one in starts), _EXACT, is_over)
+    else:
+        found = _raced(_bursts(ground, starts), _COMPILED, is_over)
     best, best_ms = found.best_layout(), found.best_ms
     if not is_over():
-        rebuilding = Rebuilding(ground, best)
-        while not is_over():
-            rebuilding.round(is_over)
-        best, best_ms = rebuilding.best, rebuilding.best_ms
+        best, best_ms = _rebuilt(ground, best, is_over) if ground.linear is None else _burst(ground, best, is_over)
     stopped = "steps" if ground.num_steps >= most else "time"
-    return Improved(layout=best, step_ms=best_ms, num_steps=ground.num_steps, stopped=stopped)
+    return Improved(
+        layout=best, step_ms=best_ms, num_steps=ground.num_steps, stopped=stopped, trail=tuple(ground.trail)
+    )
 
 
-def _raced(ground: Ground, starts: Sequence[Start], is_over: Callable[[], bool]) -> Descent:
-    """The best of descents from some starts, of which the better half goes on each time, twice as far.
+def _rebuilt(ground: Ground, layout: Layout, is_over: Callable[[], bool]) -> tuple[Layout, float]:
+    """Ruins and recreates a layout until the end; the best one and its step."""
+    rebuilding = Rebuilding(ground, layout)
+    while not is_over():
+        rebuilding.round(is_over)
+    return rebuilding.best, rebuilding.best_ms
+
+
+def _bursts(ground: Ground, starts: Sequence[Start]) -> Iterator[Bursts]:
+    """Racers of all starts; the first few then also keep to fewer tiers for a while."""
+    for start in starts:
+        yield Bursts(ground, start.layout, start.tiers)
+    for tiers in FEW_TIERS:
+        for start in starts[:_NUM_WITHIN_TIERS]:
+            if start.tiers is None:
+                yield Bursts(ground, start.layout, tiers)
+
+
+def _burst(ground: Ground, layout: Layout, is_over: Callable[[], bool]) -> tuple[Layout, float]:
+    """Goes on with bursts from a layout until the end, and with steps that price every change from the best one."""
+    bursts = Bursts(ground, layout, is_fresh=False)
+    exact = Descent(ground, layout)
+    while not is_over():
+        for _ in range(_BETWEEN_EXACT):
+            if is_over():
+                break
+            bursts.step()
+        if bursts.best_ms < exact.best_ms:
+            exact = Descent(ground, bursts.best)
+        if not exact.is_done and not is_over():
+            exact.step()
+            bursts.meet(exact)
+    return bursts.best, bursts.best_ms
+
+
+def _raced(racers: Iterator[Racer], rules: Rules, is_over: Callable[[], bool]) -> Racer:
+    """The best of some racers, of which the better ones go on each time, further than before.
 
     Source:
-        Li et al., A System for Massively Parallel Hyperparameter Tuning (MLSys 2020), Sec. 3.2: a descent goes on as
-        soon as it is among the better half of those that came as far, so that no step depends on the time there is.
+        Li et al., A System for Massively Parallel Hyperparameter Tuning (MLSys 2020), Sec. 3.2: a racer goes on as
+        soon as it is among the better ones of those that came as far, so that no step depends on the time there is.
     """
-    waiting = iter(starts)
-    descents: list[Descent] = []
-    rungs: list[list[Descent]] = []
+    rungs: list[list[Racer]] = []
+    first = next(racers)
+    waiting = chain([first], racers)
     while not is_over():
-        rung, descent = _next(ground, rungs, waiting)
-        if descent is None:
+        rung, racer = _next(rungs, waiting, rules.reduction)
+        if racer is None:
             break
-        if rung == 0:
-            descents.append(descent)
-        for _ in range(_FIRST_STEPS * _REDUCTION**rung):
-            if descent.is_done or is_over():
+        for _ in range(rules.first_steps * rules.reduction**rung):
+            if racer.is_done or is_over():
                 break
-            descent.step()
+            racer.step()
         if rung == len(rungs):
             rungs.append([])
-        rungs[rung].append(descent)
-    if not descents:
-        return Descent(ground, starts[0].layout)
-    return min(descents, key=lambda one: one.best_ms)
+        rungs[rung].append(racer)
+    return min(rungs[0], key=lambda one: one.best_ms) if rungs else first
 
 
-def _next(ground: Ground, rungs: Sequence[Sequence[Descent]], waiting: Iterator[Start]) -> tuple[int, Descent | None]:
-    """The descent that goes on to the highest rung, else the next start; None at the end of the race."""
+def _next(rungs: Sequence[Sequence[Racer]], waiting: Iterator[Racer], reduction: int) -> tuple[int, Racer | None]:
+    """The racer that goes on to the highest rung, else the next one; None at the end of the race."""
     for rung in reversed(range(len(rungs))):
-        better = sorted(rungs[rung], key=lambda one: one.best_ms)[: len(rungs[rung]) // _REDUCTION]
+        better = sorted(rungs[rung], key=lambda one: one.best_ms)[: len(rungs[rung]) // reduction]
         passed = rungs[rung + 1] if rung + 1 < len(rungs) else ()
-        for descent in better:
-            if descent not in passed:
-                return rung + 1, descent
-    start = next(waiting, None)
-    return 0, None if start is None else Descent(ground, start.layout, tiers=start.tiers)
+        for racer in better:
+            if racer not in passed:
+                return rung + 1, racer
+    return 0, next(waiting, None)

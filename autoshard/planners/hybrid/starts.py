@@ -36,7 +36,7 @@ _NUM_MADE = 2
 #: 80 tables on 8 A100 were 8% above the best.
 _NUM_PLACED = 640
 #: Tiers that balanced starts may use, besides all: where kernels are short, each further kind of them counts.
-_FEW_TIERS = (
+FEW_TIERS = (
     (Tier.TABLE_WISE,),
     (Tier.TABLE_WISE, Tier.TABLE_ROW_WISE, Tier.ROW_WISE),
     (Tier.TABLE_WISE, Tier.DATA_PARALLEL),
@@ -188,7 +188,7 @@ def balanced_starts(space: PlannerSpace, limits: Limits, until_s: float = math.i
 def _choices(balanced: BalancedOptions) -> list[tuple[IndexArray, tuple[Tier, ...] | None]]:
     """Options of all items, in several ways; and the few tiers that some of them keep to."""
     cheapest = [(balanced.cheapest(lump), None) for lump in _LUMPS]
-    of_few = [(balanced.cheapest(lump, tiers), tiers) for tiers in _FEW_TIERS for lump in _FEW_LUMPS]
+    of_few = [(balanced.cheapest(lump, tiers), tiers) for tiers in FEW_TIERS for lump in _FEW_LUMPS]
     whole = [(balanced.whole(lump), None) for lump in _WHOLE_LUMPS]
     return [*whole, *cheapest, *of_few, (balanced.leanest(), None)]
 

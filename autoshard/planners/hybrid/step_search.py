@@ -25,7 +25,7 @@ from autoshard.planners.comparison import best_plan, num_cuts
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.offered import EVERYTHING, Offer, offer_within, space_of
-from autoshard.planners.hybrid.race import improve
+from autoshard.planners.hybrid.race import Improved, improve
 from autoshard.planners.hybrid.starts import (
     POLICY,
     Asked,
@@ -37,7 +37,7 @@ from autoshard.planners.hybrid.starts import (
 )
 from autoshard.planners.neo.caches import with_grown_caches
 from autoshard.planners.planner import PlanRequest
-from autoshard.planners.space.options import ShardingType
+from autoshard.planners.space.options import ShardingType, keeps_width
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.planner_space import PlannerSpace
 from autoshard.planners.warm_start import start_of
@@ -50,6 +50,9 @@ _OWN_SHARE, _STARTS_SHARE = 0.25, 0.5
 #: Seconds for checking and pricing the plan in the end: whatever the task, and for each table (CPU time of
 #: `validate_plan`, `evaluate` and `price_step`, one core of a Xeon, November 2026).
 _FINISH_S, _FINISH_TABLE_S = 0.002, 1e-4
+#: Seconds that the search has in any case, and for each table, and most of them: a burst of the compiled search takes
+#: 5 ms for 80 tables on 8 ranks.
+_LEAST_SEARCH_S, _LEAST_SEARCH_TABLE_S, _MOST_LEAST_S = 0.05, 5e-5, 0.07
 #: Largest shares of the time limit for planners whose plans often win, and for those whose plans never did.
 _MOST, _LEAST = 0.6, 0.01
 _HEURISTICS = (
@@ -66,6 +69,10 @@ _PLANNERS = (
     Asked(name="neuroshard", table_s=4e-3, table_rank_s=1e-6),
     Asked(name="replica-groups", base_s=0.1, table_s=2e-3, table_rank_s=1e-5),
 )
+#: Whose plan is taken where the model cannot tell another one from it: the caller's start, or else this planner's.
+_GIVEN, _PLAINEST = "start", "cost-greedy"
+#: Those that cut columns.
+_CUT_COLUMNS = frozenset({"neo", "neuroshard"})
 #: Larger worlds are not searched: a descent alone would take 15 s to begin, 3 tables on 131,072 ranks (November 2026).
 _MAX_RANKS = 16_384
 
@@ -83,6 +90,7 @@ class StepSearch:
         count_activations: Whether what training needs for a batch has to fit beside the tables.
         with_policy: Whether a trained policy may be asked for a start.
         with_groups: Whether the plan may have several replica groups.
+        min_partition: Least columns of a column shard; 0 for 32 bytes of a row, and in other planners' plans for any.
     """
 
     names: frozenset[ShardingType] = frozenset(ShardingType)
@@ -91,6 +99,7 @@ class StepSearch:
     count_activations: bool = True
     with_policy: bool = True
     with_groups: bool = True
+    min_partition: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +137,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
     deadline_s = request.deadline_s() - finish_s
     # Where steps are counted, the clock decides nothing but the end.
     until_s = math.inf if search.steps else deadline_s
-    offer = offer_within(request.tables, until_s - time.perf_counter())
+    offer = offer_within(request.tables, request.topology, until_s - time.perf_counter())
     space, own = _offered(request, search, offer, until_s)
     if not own and offer is not EVERYTHING:
         space, own = _offered(request, search, EVERYTHING, until_s)
@@ -145,14 +154,18 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
         found += _within_groups(best.plan, request, search, _GROUPS_SHARE * left_s)
     if starts:
         chosen = [start for _, start in starts]
+        least_s = min(_LEAST_SEARCH_S + _LEAST_SEARCH_TABLE_S * len(request.tables.tables), _MOST_LEAST_S)
+        deadline_s = max(deadline_s, time.perf_counter() + least_s)
         improved = improve(chosen, seed=request.seed, deadline_s=deadline_s, max_steps=search.steps or None)
         status = (
             f"stopped by {improved.stopped} after {improved.num_steps} steps: {starts[0][0]:.6g} ms ({chosen[0].name}) "
             f"-> {improved.step_ms:.6g} ms"
         )
-        found.append(_priced(_with_caches(improved.layout), status, request))
+        on_the_way: list[Found] = []
         if recorded_errors(request.costs.kernel) is not None:
-            found += _whole_start(plans, read, request)
+            found = _to_beat(plans, read, request) + found
+            on_the_way = _on_the_way(improved, request)
+        found += [*on_the_way, _priced(_with_caches(improved.layout), status, request)]
     return _best_of(found, plans, request)
 
 
@@ -160,7 +173,7 @@ def _offered(
     request: PlanRequest, search: StepSearch, offer: Offer, until_s: float
 ) -> tuple[PlannerSpace, list[Start]]:
     """The options, and the search's own starts."""
-    space = space_of(request, search.names, offer)
+    space = space_of(request, search.names, offer, search.min_partition)
     return space, balanced_starts(space, _limits(space, search), _share_of_time(_OWN_SHARE, until_s))
 
 
@@ -178,17 +191,30 @@ def _priced(plan: ShardingPlan, status: str, request: PlanRequest) -> Found:
     return Found(plan=plan, step_ms=price_step(plan, request.costs).step_ms.value, status=status)
 
 
-def _whole_start(plans: Mapping[str, ShardingPlan], starts: Sequence[Start], request: PlanRequest) -> list[Found]:
-    """The fastest start of whole tables, to be compared with what the search made."""
-    whole = [(start.layout.step_ms(), start.name) for start in starts if num_cuts(plans[start.name]) == 0]
-    if not whole:
+def _to_beat(plans: Mapping[str, ShardingPlan], starts: Sequence[Start], request: PlanRequest) -> list[Found]:
+    """The plan to improve on: the one given, else `cost-greedy`'s, else the fastest start of whole tables."""
+    whole_ms = {start.name: start.layout.step_ms() for start in starts if num_cuts(plans[start.name]) == 0}
+    if any(start.name == _GIVEN for start in starts):
+        name = _GIVEN
+    elif whole_ms:
+        name = _PLAINEST if _PLAINEST in whole_ms else min(whole_ms, key=lambda name: whole_ms[name])
+    else:
         return []
-    _, name = min(whole)
     return [_priced(replace(plans[name], predicted=None, provenance=None), f"as {name} has it", request)]
 
 
+def _on_the_way(improved: Improved, request: PlanRequest) -> list[Found]:
+    """The plans that shorter searches would have ended with."""
+    layouts = [
+        Layout(improved.layout.space, improved.layout.limits, chosen)
+        for chosen in improved.trail
+        if chosen != improved.layout.chosen
+    ]
+    return [_priced(_with_caches(layout), "as a shorter search has it", request) for layout in layouts]
+
+
 def _best_of(found: Sequence[Found], plans: Mapping[str, ShardingPlan], request: PlanRequest) -> Found:
-    """The plainest of those that are as fast as any, as far as the model can tell; without its errors, the fastest."""
+    """The last of them that the model can tell from those before it (`last_told`); without its errors, the fastest."""
     models = plans["policy"].provenance.models if "policy" in plans and plans["policy"].provenance else {}
     fastest = min(found, key=lambda one: one.step_ms)
     chosen = best_plan([one.plan for one in found], request.costs) if len(found) > 1 else None
@@ -204,7 +230,10 @@ def _best_of(found: Sequence[Found], plans: Mapping[str, ShardingPlan], request:
 def _best_start(request: PlanRequest, search: StepSearch) -> Found:
     """The best plan of the other planners, for a world that is too large to be searched."""
     plans = _plans(request, search, request.deadline_s(), is_needed=True)
-    found = [one for name, plan in plans.items() for one in _as_it_is(name, plan, request, search)]
+    names = list(plans)
+    if recorded_errors(request.costs.kernel) is not None:
+        names.sort(key=lambda name: (name != _GIVEN, name != _PLAINEST))
+    found = [one for name in names for one in _as_it_is(name, plans[name], request, search)]
     if not found:
         raise InvalidTopologyError(
             f"must be at most {_MAX_RANKS:,} for a search by the planner auto, got {request.topology.world_size:,}, "
@@ -250,9 +279,24 @@ def _plans(request: PlanRequest, search: StepSearch, until_s: float, *, is_neede
     if search.with_policy:
         planners.append(POLICY)
     heuristics = [replace(one, share=math.inf) for one in _HEURISTICS] if is_needed else _HEURISTICS
-    plans = {} if start is None else {"start": start}
+    plans = {} if start is None else {_GIVEN: start}
     plans |= asked_plans(request, heuristics, math.inf if is_needed else until_s)
-    return plans | asked_plans(request, planners, until_s)
+    plans |= asked_plans(request, [_with_width(one, search.min_partition) for one in planners], until_s)
+    wide = {name: plan for name, plan in plans.items() if _is_wide(plan, search.min_partition)}
+    if start is not None and _GIVEN not in wide:
+        _log.warning("auto: the start is left out, it has column shards of less than %d columns", search.min_partition)
+    return wide
+
+
+def _with_width(asked: Asked, min_partition: int) -> Asked:
+    """The planner asked for column shards of at least so many columns, if it cuts any."""
+    if not min_partition or asked.name not in _CUT_COLUMNS:
+        return asked
+    return replace(asked, options={**asked.options, "min_partition": min_partition})
+
+
+def _is_wide(plan: ShardingPlan, min_partition: int) -> bool:
+    return all(keeps_width(placed.shard, min_partition) for placed in plan.shards)
 
 
 def _read(

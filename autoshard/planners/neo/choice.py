@@ -125,6 +125,7 @@ class Chooser:
         names: Sharding types that are allowed.
         capacity_LR: Bytes that may be used.
         cache_policy: Of caches.
+        min_partition: Least columns of a column shard; 0 for 32 bytes of a row.
     """
 
     def __init__(
@@ -134,8 +135,10 @@ class Chooser:
         names: Collection[ShardingType],
         capacity_LR: IntArray,
         cache_policy: str,
+        min_partition: int = 0,
     ) -> None:
         self._units, self._cost, self._names, self._cache_policy = units, cost, names, cache_policy
+        self._min_partition = min_partition
         self._topology, self._capacity_LR = cost.topology, capacity_LR
         self._room = {tier: self._room_of_sites(tier) for tier in SITED_TIERS}
         self._known: dict[tuple[int, MemoryLevel, float], tuple[Choice, ...]] = {}
@@ -211,7 +214,8 @@ class Chooser:
     def _offered(self, table: EmbeddingTable) -> list[ShardingOption]:
         """Ways to hold a table; of two that differ in how sums travel only the cheaper one."""
         offered: list[ShardingOption] = []
-        for option in enumerate_options(table, self._topology, self._names, self._cost.payload):
+        listed = enumerate_options(table, self._topology, self._names, self._cost.payload, self._min_partition)
+        for option in listed:
             if option.collective is Collective.ALL_TO_ALL:
                 offered.append(option)
             elif self._exchange_s(option) < self._exchange_s(offered[-1]):  # it follows the other one

@@ -69,6 +69,10 @@ class NeoOptions:
         },
     )
     cache_policy: str = field(default=LRU, metadata={"help": "What caches evict by: lru (age) or lfu (frequency)."})
+    min_partition: int = field(
+        default=0,
+        metadata={"help": "Least columns of a column shard, at least 4; 0 for 32 bytes of a row."},
+    )
 
     def __post_init__(self) -> None:
         for name, accepted in (
@@ -78,7 +82,7 @@ class NeoOptions:
             ("cache_policy", (LRU, LFU)),
         ):
             check_choice(getattr(self, name), accepted, f"options.{name}")
-        AT_LEAST_0.check_fields(self, "communication_weight", "access_weight", within="options.")
+        AT_LEAST_0.check_fields(self, "communication_weight", "access_weight", "min_partition", within="options.")
         SHARE.check_fields(self, "memory_share", within="options.")
         for name in self.names:
             check_choice(name, NEO_TYPES, "options.sharding_types")
@@ -143,7 +147,9 @@ class _Search:
         self.capacity_LR = _capacity(topology, options)
         self.units = colocated(request.tables)
         names = tuple(ShardingType(name) for name in options.names)
-        self.chooser = Chooser(self.units, self.cost, names, self.capacity_LR, options.cache_policy)
+        self.chooser = Chooser(
+            self.units, self.cost, names, self.capacity_LR, options.cache_policy, options.min_partition
+        )
         self.arranger = Arranger(
             tables=request.tables,
             topology=topology,

@@ -51,16 +51,25 @@ class BeamSearch:
         beam_width: Candidates that go on, K in the paper.
         num_candidates: Shards that are halved by cost, and by memory, N in the paper.
         max_steps: Most halvings of one plan, L in the paper.
+        min_partition: Least columns of a half; 0 for four.
 
     Source:
         NeuroShard (Zha et al., MLSys 2023), online search, outer loop: beam search; `shard` of its published code.
     """
 
     def __init__(
-        self, space: PlannerSpace, greedy: CappedGreedy, *, beam_width: int, num_candidates: int, max_steps: int
+        self,
+        space: PlannerSpace,
+        greedy: CappedGreedy,
+        *,
+        beam_width: int,
+        num_candidates: int,
+        max_steps: int,
+        min_partition: int = 0,
     ) -> None:
         self._space, self.greedy = space, greedy
         self._beam_width, self._num_candidates, self._max_steps = beam_width, num_candidates, max_steps
+        self._min_partition = min_partition
         self._shards: dict[Piece, ItemShard] = {
             (index, 0): item.options[0].shards[0] for index, item in enumerate(space.items)
         }
@@ -133,7 +142,8 @@ class BeamSearch:
         shard = self._shards[piece]
         item = self._space.items[piece[0]]
         is_alone = len(item.tables) == 1 and not item.tables[0].constraints.colocate_with
-        return is_alone and num_dims(shard) % (2 * COLUMN_STEP) == 0
+        is_wide = num_dims(shard) >= 2 * self._min_partition
+        return is_alone and is_wide and num_dims(shard) % (2 * COLUMN_STEP) == 0
 
     @staticmethod
     def _halved(pieces: tuple[Piece, ...], piece: Piece) -> tuple[Piece, ...]:

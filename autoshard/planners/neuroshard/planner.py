@@ -39,9 +39,14 @@ class NeuroShardOptions:
         metadata={"help": "Caps on the sum of dimensions per rank, evenly spaced from 1 to 1.5 times the mean."},
     )
 
+    min_partition: int = field(
+        default=0,
+        metadata={"help": "Least columns of a column shard, at least 4; 0 for 4."},
+    )
+
     def __post_init__(self) -> None:
         AT_LEAST_1.check_fields(self, "beam_width", "candidates", "caps", within="options.")
-        AT_LEAST_0.check_fields(self, "steps", within="options.")
+        AT_LEAST_0.check_fields(self, "steps", "min_partition", within="options.")
 
 
 class NeuroShardPlanner:
@@ -77,6 +82,7 @@ class NeuroShardPlanner:
             beam_width=options.beam_width,
             num_candidates=options.candidates,
             max_steps=options.steps,
+            min_partition=options.min_partition,
         )
         found = search.run(deadline_s)
         if found is None:

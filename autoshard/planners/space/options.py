@@ -73,12 +73,17 @@ class UnplacedShard:
 
     @classmethod
     def of(cls, shard: Shard, tier: Tier, topology: Topology) -> UnplacedShard:
-        """The shard with the exchange that moves fewer bytes by all-to-all, in the device's memory."""
+        """The shard with the exchange that moves fewer bytes by all-to-all, in the device's memory.
+
+        Rows that every rank has a copy of are pooled where they are.
+        """
+        copies = num_replicas(tier, topology)
+        stays = copies == topology.world_size and shard.table.pooling is not Pooling.SEQUENCE
         return cls(
             shard=shard,
             tier=tier,
-            exchange=cheaper_exchange(shard, num_owners(tier, topology)),
-            grad_sync=GradSync.SPARSE if num_replicas(tier, topology) > 1 else GradSync.NONE,
+            exchange=Exchange.PARTIAL_SUMS if stays else cheaper_exchange(shard, num_owners(tier, topology)),
+            grad_sync=GradSync.SPARSE if copies > 1 else GradSync.NONE,
         )
 
     @classmethod
@@ -88,6 +93,20 @@ class UnplacedShard:
         if tier is not Tier.ROW_WISE or shard.table.pooling is Pooling.SEQUENCE or not payload.can_be_summed:
             return (usual,)
         return usual, replace(usual, exchange=Exchange.PARTIAL_SUMS, collective=Collective.REDUCE_SCATTER)
+
+    def by_other_exchange(self, topology: Topology) -> UnplacedShard | None:
+        """The shard with rows in place of sums, or the reverse; None where that cannot be shorter, or not be run.
+
+        Rows may be shorter where they are fewer than sums; else owners, readers and links all have more to do.
+        """
+        table = self.shard.table
+        stays = num_replicas(self.tier, topology) == topology.world_size
+        if table.pooling is Pooling.SEQUENCE or stays or self.collective is not Collective.ALL_TO_ALL:
+            return None
+        if table.pooling_factor * self.shard.access()[1] >= len(table.features) * num_owners(self.tier, topology):
+            return None
+        is_rows = self.exchange is Exchange.ROWS
+        return replace(self, exchange=Exchange.PARTIAL_SUMS if is_rows else Exchange.ROWS)
 
     def of_table(self, table: EmbeddingTable) -> UnplacedShard:
         """The same rows and columns of another table, held alike."""
@@ -161,9 +180,11 @@ class ShardingOption:
     def label(self) -> str:
         """Its name, with the number of column shards, or the share of lookups that each tier of rows gets.
 
-        And the collective, where that is not the usual one.
+        And the collective, where that is not the usual one; or rows, where readers pool them.
         """
         by = "" if self.collective is Collective.ALL_TO_ALL else f" by {self.collective}"
+        if any(part.exchange is Exchange.ROWS and self.table.pooling is not Pooling.SEQUENCE for part in self.parts):
+            by += " by rows"
         if self.name is ShardingType.ROW_TIERS:
             return " + ".join(f"{part.tier} {part.shard.access()[1]:.0%}" for part in self.parts) + by
         return (f"{self.name} x{len(self.parts)}" if len(self.parts) > 1 else str(self.name)) + by
@@ -212,6 +233,26 @@ def column_cuts(shard: Shard, num_parts: int) -> tuple[Shard, ...]:
     return tuple(Shard(table=shard.table, rows=shard.rows, columns=pair) for pair in pairwise(bounds))
 
 
+def column_counts(table: EmbeddingTable, most: int, min_partition: int = 0) -> list[int]:
+    """Numbers of column shards that a table may be cut into: 2, 4, 8 ... up to `most`, if they are wide enough.
+
+    Args:
+        table: The table.
+        most: The largest number.
+        min_partition: Least columns of a shard; 0 for 32 bytes of a row.
+    """
+    least = max(COLUMN_STEP, min_partition or _MIN_COLUMN_BYTES // table.dtype.num_bytes)
+    # Shards begin at multiples of the step, so that one may be narrower than the mean.
+    narrowest = COLUMN_STEP * -(-least // COLUMN_STEP)
+    counts = [2**power for power in range(1, most.bit_length())]
+    return [count for count in counts if table.embedding_dim // count >= narrowest]
+
+
+def keeps_width(shard: Shard, min_partition: int) -> bool:
+    """Whether a shard has all columns of its table, or as many as column shards have at least; 0 for any number."""
+    return shard.embedding_dim >= min(min_partition, shard.table.embedding_dim)
+
+
 def hot_rows(table: EmbeddingTable, share: float) -> int:
     """How many of a table's most accessed rows have a share of its lookups together."""
     return round(float(np.interp(share, table.access.cumulative_K, table.access.ranks_K)))
@@ -231,6 +272,9 @@ def enumerate_options(
     topology: Topology,
     names: Collection[ShardingType] = tuple(ShardingType),
     payload: Payload | None = None,
+    min_partition: int = 0,
+    *,
+    with_exchanges: bool = False,
 ) -> tuple[ShardingOption, ...]:
     """Ways to hold a table on a machine, whatever its constraints (see `why_not`); the simplest comes first.
 
@@ -244,6 +288,8 @@ def enumerate_options(
         topology: The machine.
         names: Which of them.
         payload: Number formats of vectors and gradients on the wire; fp32 if left out.
+        min_partition: Least columns of a column shard; 0 for 32 bytes of a row.
+        with_exchanges: Whether ways that differ in what owners send, sums or rows, are listed, too.
 
     Source:
         Neo, Sec. 4.2 (table-, row-, column-wise, data parallel, and its hierarchical forms); FlexShard, Sec. 4
@@ -254,15 +300,19 @@ def enumerate_options(
         ShardingOption(name=name, parts=tuple(chain.from_iterable(parts)))
         for name, tier, most in _offered(topology.world_size, topology.local_world_size, topology.num_nodes)
         if name in names and (name is not ShardingType.ROW_TIERS or table.row_order is not None)
-        for cut in _cuts(table, name, tier, most)
-        for parts in product(*(_ways(columns, of_columns, topology, payload) for columns, of_columns in cut))
+        for cut in _cuts(table, name, tier, most, min_partition)
+        for parts in product(
+            *(_ways(columns, of_columns, topology, payload, with_exchanges) for columns, of_columns in cut)
+        )
     )
 
 
 def _ways(
-    columns: Sequence[Shard], tier: Tier, topology: Topology, payload: Payload
+    columns: Sequence[Shard], tier: Tier, topology: Topology, payload: Payload, with_exchanges: bool
 ) -> list[tuple[UnplacedShard, ...]]:
     """Ways to hold shards of the same rows, all alike: columns change none of them."""
+    ways = list(UnplacedShard.ways(columns[0], tier, topology, payload))
+    other = ways[0].by_other_exchange(topology) if with_exchanges else None
     return [
         tuple(
             UnplacedShard(
@@ -270,7 +320,7 @@ def _ways(
             )
             for shard in columns
         )
-        for way in UnplacedShard.ways(columns[0], tier, topology, payload)
+        for way in (*ways, *([] if other is None else [other]))
     ]
 
 
@@ -328,7 +378,7 @@ def option_of_placed(held: Sequence[PlacedShard], topology: Topology) -> tuple[S
             grad_sync=placed.grad_sync,
             memory=placed.memory,
         )
-        for placed in held
+        for placed in (one.as_run(topology.world_size) for one in held)
     )
     sites = tuple(site_of(placed.tier, placed.replicas[0][0], topology) for placed in held)
     return ShardingOption(name=_name_of(parts), parts=parts), sites
@@ -347,7 +397,7 @@ def _name_of(parts: Sequence[UnplacedShard]) -> ShardingType:
 
 
 def _cuts(
-    table: EmbeddingTable, name: ShardingType, tier: Tier, most: int
+    table: EmbeddingTable, name: ShardingType, tier: Tier, most: int, min_partition: int
 ) -> list[list[tuple[tuple[Shard, ...], Tier]]]:
     """What the table may be cut into for a sharding type: shards of the same rows, and their tier."""
     if name is ShardingType.ROW_TIERS:
@@ -357,15 +407,9 @@ def _cuts(
             for of_rest in (Tier.TABLE_WISE, Tier.ROW_WISE)
         ]
     whole = Shard.whole(table)
-    cuts = [column_cuts(whole, count) for count in _column_counts(table, most)] if most > 1 else [(whole,)]
+    counts = column_counts(table, most, min_partition) if most > 1 else [1]
+    cuts = [column_cuts(whole, count) for count in counts]
     return [[(columns, tier)] for columns in cuts]
-
-
-def _column_counts(table: EmbeddingTable, most: int) -> list[int]:
-    """Numbers of column shards: 2, 4, 8 ... up to `most`, as long as they are wide enough."""
-    narrowest = max(COLUMN_STEP, _MIN_COLUMN_BYTES // table.dtype.num_bytes)
-    counts = [2**power for power in range(1, most.bit_length())]
-    return [count for count in counts if table.embedding_dim // count >= narrowest]
 
 
 def _hot_cuts(table: EmbeddingTable) -> list[tuple[Shard, Shard]]:

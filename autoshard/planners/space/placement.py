@@ -13,7 +13,18 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import CostModel, LocalShard, Payload, PlacedShard, Shard, ShardingPlan, TableSet, Tier, Topology
+from autoshard.core import (
+    CostModel,
+    LocalShard,
+    Payload,
+    PlacedShard,
+    RowRange,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Tier,
+    Topology,
+)
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.planners.space.constraints import allowed_sites, check_constraints, colocated
@@ -203,9 +214,9 @@ class PlacementProblem:
         return ShardingPlan(tables=self.tables, topology=self.topology, shards=shards, payload=self.payload)
 
     def ranks_of(self, plan: ShardingPlan) -> RankArray:
-        """Ranks of the items in a plan of whole tables for the same task, shape (N,)."""
-        rank_of = {placed.shard.table.name: placed.replicas[0][0] for placed in plan.shards}
-        return np.array([rank_of[self.shards[group[0]].table.name] for group in self.members], dtype=np.int64)
+        """Ranks of the items in a plan of the same shards on single ranks, shape (N,)."""
+        rank_of = {_key(placed.shard): placed.replicas[0][0] for placed in plan.shards}
+        return np.array([rank_of[_key(self.shards[group[0]])] for group in self.members], dtype=np.int64)
 
     def _placed(self, shard: Shard, choice: int) -> PlacedShard:
         if choice < self.num_ranks:
@@ -232,6 +243,11 @@ class PlacementProblem:
         needed, there = sum(least_N.tolist()), sum(self.capacity_R.tolist())
         if needed > there:
             raise exceeds_total(needed, there, self.num_ranks)
+
+
+def _key(shard: Shard) -> tuple[str, RowRange, tuple[int, int]]:
+    """What tells the shards of a task apart."""
+    return shard.table.name, shard.rows, shard.columns
 
 
 def is_table_wise(plan: ShardingPlan) -> bool:

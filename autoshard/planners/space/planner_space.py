@@ -104,11 +104,13 @@ class Item:
     Attributes:
         tables: The tables.
         options: Ways to hold them, by number.
+        refused: Ways that were offered at first, and that constraints or the model rule out.
         like: The tables that the options are of.
     """
 
     tables: tuple[EmbeddingTable, ...]
     options: list[ItemOption]
+    refused: list[Sequence[ShardingOption]]
     like: tuple[EmbeddingTable, ...]
 
     @property
@@ -197,18 +199,18 @@ class PlannerSpace:
         synced = iter(self.synced(chain.from_iterable(options.values())))
         by_table = {name: list(islice(synced, len(of_table))) for name, of_table in options.items()}
         self.kinds.learn(chain.from_iterable(by_table.values()))
-        first: dict[str, list[ItemOption]] = {}
+        first: dict[str, Item] = {}
         for item in of_items:
             alike = _alike([by_table[table.name] for table in item.like])
             if item.options:
                 for of_tables in alike:
                     self._number(item, of_tables)
             elif (known := item.like[0].name) in first:
-                item.options.extend(first[known])
+                item.options.extend(first[known].options)
+                item.refused.extend(first[known].refused)
             else:
-                for of_tables in alike:
-                    self._add(item, of_tables)
-                first[known] = list(item.options)
+                item.refused.extend([of_tables for of_tables in alike if not self._add(item, of_tables)])
+                first[known] = item
 
     def add(self, options_I: Sequence[Sequence[ShardingOption]]) -> list[int | None]:
         """For each item the number of the option that holds its tables so; None if something rules it out.
@@ -322,7 +324,7 @@ def _items(groups: Iterable[tuple[EmbeddingTable, ...]], twins: Mapping[str, int
         key: Hashable = tuple(table.name for table in tables)
         if len(tables) == 1:
             key = (twins[tables[0].name], tables[0].constraints, tables[0].row_order)
-        items.append(Item(tables=tables, options=[], like=first.setdefault(key, tables)))
+        items.append(Item(tables=tables, options=[], refused=[], like=first.setdefault(key, tables)))
     return items
 
 
@@ -359,9 +361,7 @@ def _alike(of_tables: Sequence[Sequence[ShardingOption]]) -> list[tuple[Sharding
     """Options of an item's tables; of several tables only those that put all of them on the same ranks."""
     if len(of_tables) == 1:
         return [(option,) for option in of_tables[0]]
-    known = [
-        {(one.parts[0].tier, one.collective): one for one in options if len(one.parts) == 1} for options in of_tables
-    ]
+    known = [_by_tier(options) for options in of_tables]
     # Sums travel by the same collective where they can; sequences have no sums.
     together = []
     for tier, collective in dict.fromkeys(key for of_table in known for key in of_table):
@@ -369,3 +369,14 @@ def _alike(of_tables: Sequence[Sequence[ShardingOption]]) -> list[tuple[Sharding
         options = [next((of_table[key] for key in keys if key in of_table), None) for of_table in known]
         together.append(tuple(option for option in options if option is not None))
     return [options for options in together if len(options) == len(known)]
+
+
+def _by_tier(options: Sequence[ShardingOption]) -> dict[tuple[Tier, Collective], ShardingOption]:
+    """Options of one part by tier and collective; of those that differ in what owners send, the first."""
+    found: dict[tuple[Tier, Collective], ShardingOption] = {}
+    for option in options:
+        part = option.parts[0]
+        known = found.get((part.tier, option.collective))
+        if len(option.parts) == 1 and (known is None or known.parts[0].memory != part.memory):
+            found[part.tier, option.collective] = option
+    return found

@@ -28,6 +28,7 @@ from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import KERNEL_PARTS, Overlap, StepPart
 from autoshard.evaluation.batch_memory import dense_bytes, gradient_ratio, peak_factor
 from autoshard.evaluation.evaluate import price_step
+from autoshard.evaluation.pooling import POOLING_PARTS, counts_pooling, pooling_ms
 from autoshard.evaluation.stages import syncs_ms
 from autoshard.evaluation.step_price import embedding_columns, part_weights
 from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, id_bytes, message_bytes, pair_bytes, sync_bytes
@@ -35,6 +36,8 @@ from autoshard.planners.space.options import placed_shard
 from autoshard.planners.space.placement import PlacementProblem, RankArray, rank_sums, summed_members
 
 MovedArray = NDArray[np.float64]
+
+_NS_PER_MS = 1e6
 
 #: Parts whose times ranks differ in, in the order of axis P.
 PARTS = (
@@ -51,13 +54,18 @@ _NUM_STREAMS = len(Stream)
 _TO_ALL, _TO_NODE, _TO_ITSELF = range(3)
 #: Then bytes of a rank's own samples in the reduce-scatter and in the all-gather, alike on all ranks.
 _SCATTERED = slice(_NUM_STREAMS * 3, _NUM_STREAMS * 3 + 2)
+_POOLING_INDICES = [PARTS.index(part) for part in POOLING_PARTS]
 _SCATTERED_INDICES = [list(Stream).index(stream) for stream in (Stream.FORWARD, Stream.BACKWARD)]
-#: Then bytes of gradients that are all-reduced and all-gathered, features that are served, a rank's inputs with the
+#: Then bytes of gradients that are all-reduced and all-gathered, nanoseconds in which all ranks pool the rank's rows,
+#: forward and backward, and those in which the ranks of its node do, features that are served, a rank's inputs with the
 #: gradients of copied rows, its outputs, embeddings that all ranks, its node or it alone get back, and a count for each
 #: kind of kernel.
 SYNC = slice(_SCATTERED.stop, _SCATTERED.stop + 2)
-FEATURES, _INPUTS, _OUTPUTS = range(SYNC.stop, SYNC.stop + 3)
+POOLED_BY_ALL, POOLED_BY_NODE = (slice(start, start + 2) for start in (SYNC.stop, SYNC.stop + 2))
+FEATURES, _INPUTS, _OUTPUTS = range(POOLED_BY_NODE.stop, POOLED_BY_NODE.stop + 3)
 _BACK_TO_ALL, _BACK_TO_NODE, _BACK_TO_ITSELF, _FIRST_KERNEL = range(_OUTPUTS + 1, _OUTPUTS + 5)
+#: Bytes by which rates and latencies are told apart.
+_BUMP_BYTES = 1e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -175,6 +183,9 @@ class StepPrices:
             is_of_block_U = block_U == block
             rows_UC[is_of_block_U, _NUM_STREAMS * block : _NUM_STREAMS * (block + 1)] = mean_UE[is_of_block_U]
         rows_UC[:, SYNC] = sync_bytes(placed_U, self.tables.batch_size)
+        pooled_U2 = self._pooled_ns(placed_U)
+        for block, columns in ((_TO_ALL, POOLED_BY_ALL), (_TO_NODE, POOLED_BY_NODE)):
+            rows_UC[block_U == block, columns] = pooled_U2[block_U == block]
         peak_UE = self._pair_bytes(placed_U, [peak_factor(table, self._local_batch) for table in tables])
         self._add_held(rows_UC, placed_U, peak_UE, block_U, is_scattered_U)
         return rows_UC
@@ -182,6 +193,15 @@ class StepPrices:
     def _pair_bytes(self, placed_U: Sequence[PlacedShard], lookups_factor_U: Sequence[float]) -> MsArray:
         return pair_bytes(
             placed_U, self._local_batch, self.payload, id_bytes=self._id_bytes, lookups_factor_N=lookups_factor_U
+        )
+
+    def _pooled_ns(self, placed_U: Sequence[PlacedShard]) -> MsArray:
+        """What a reader takes to pool the rows of one of a shard's owners, forward and backward, shape (U, 2)."""
+        pooled_U2 = pooling_ms(placed_U, self._local_batch, self.topology) * counts_pooling(self.costs)
+        return (
+            _NS_PER_MS
+            * pooled_U2
+            / np.array([len(placed.replicas[0]) for placed in placed_U], dtype=np.float64)[:, None]
         )
 
     def _block(self, num_replicas: int) -> int:
@@ -253,9 +273,21 @@ class StepPrices:
             num_kernels=(moved_BRC[..., _FIRST_KERNEL:] > 0).sum(axis=2),
             num_features=num_features_BR,
         )
-        return np.stack(
+        parts_PBR = np.stack(
             [sum(weight * of for weight, of in zip(self._weights[part], work[part], strict=True)) for part in PARTS]
         )
+        parts_PBR[_POOLING_INDICES] += np.moveaxis(self._pooling(moved_BRC), -1, 0)
+        return parts_PBR
+
+    def _pooling(self, moved_BRC: MovedArray) -> MsArray:
+        """Milliseconds in which ranks pool rows that they read, forward and backward, shape (B, R, 2)."""
+        by_all_B12 = moved_BRC[..., POOLED_BY_ALL].sum(axis=1, keepdims=True)
+        return np.asarray((by_all_B12 + self._summed_in_nodes(moved_BRC[..., POOLED_BY_NODE])) / _NS_PER_MS)
+
+    def _summed_in_nodes(self, values_BRX: MovedArray) -> MovedArray:
+        """For each rank the sum over its node, of the shape of the values."""
+        starts, num_R = self._groups[0]
+        return np.repeat(np.add.reduceat(values_BRX, starts, axis=1), num_R[starts], axis=1)
 
     def choices_ms(self, sums: StepSums, codes_WBH: CodeArray, moved_WBC: MovedArray) -> MsArray:
         """Step times after one more item per placement, for every choice; shape (B, A).
@@ -299,12 +331,55 @@ class StepPrices:
         held_BR = moved_BRC[..., _INPUTS] + back_BR + np.maximum(gradients_BR, outputs_BR)
         return np.asarray(held_BR + self._dense_bytes)
 
+    def training_rates(self, moved_RC: MovedArray) -> MovedArray:
+        """Bytes of a rank that training needs more for one more of each column there, shape (C,).
+
+        Args:
+            moved_RC: What ranks have.
+        """
+        moved_BRC = np.repeat(moved_RC[None], 1 + self.num_columns, axis=0)
+        columns = np.arange(self.num_columns)
+        moved_BRC[1 + columns, 0, columns] += _BUMP_BYTES
+        bytes_B = self.training_bytes(moved_BRC)[:, 0]
+        return np.asarray((bytes_B[1:] - bytes_B[0]) / _BUMP_BYTES)
+
     def _back_bytes(self, moved_BRC: MovedArray) -> MsArray:
         """Embeddings that ranks get back, shape (B, R)."""
-        starts, num_R = self._groups[0]
-        from_node_BR = np.repeat(np.add.reduceat(moved_BRC[..., _BACK_TO_NODE], starts, axis=1), num_R[starts], axis=1)
+        from_node_BR = self._summed_in_nodes(moved_BRC[..., _BACK_TO_NODE])
         from_all_B1 = moved_BRC[..., _BACK_TO_ALL].sum(axis=1, keepdims=True)
         return np.asarray(moved_BRC[..., _BACK_TO_ITSELF] + from_all_B1 + from_node_BR)
+
+    @staticmethod
+    def fused_kernels(moved_VC: MovedArray) -> MovedArray:
+        """Of what is moved, how many shards of each fused kernel there are, shape (V, K)."""
+        return moved_VC[:, _FIRST_KERNEL:]
+
+    @staticmethod
+    def is_scattered(moved_VC: MovedArray) -> NDArray[np.bool_]:
+        """Whether anything of what is moved is reduce-scattered, shape (V,)."""
+        return np.asarray(moved_VC[:, _SCATTERED].any(axis=1))
+
+    def with_and_without_kernels(self, moved_RC: MovedArray) -> MovedArray:
+        """What is moved with no shard of each fused kernel on the first rank, then with one; shape (2 K, R, C)."""
+        num_kernels = len(self._kernels)
+        moved_BRC = np.repeat(moved_RC[None], 2 * num_kernels, axis=0)
+        kernels = np.arange(num_kernels)
+        moved_BRC[kernels, 0, _FIRST_KERNEL + kernels] = 0.0
+        moved_BRC[num_kernels + kernels, 0, _FIRST_KERNEL + kernels] = 1.0
+        return moved_BRC
+
+    def scatter_latencies_ms(self) -> tuple[float, float]:
+        """What a reduce-scatter and an all-gather take however little is in them."""
+        once, twice = (self._scattered_ms(np.full((1, 2), size)) for size in (_BUMP_BYTES, 2 * _BUMP_BYTES))
+        forward, backward = (max(0.0, float(2 * one[0] - two[0])) for one, two in zip(once, twice, strict=True))
+        return forward, backward
+
+    def sync_latency_ms(self) -> float:
+        """What the synchronisation of gradients adds to the step however little of them there is."""
+        slowest_PB, bytes_B2 = np.zeros((len(PARTS), 3)), np.zeros((3, 2))
+        bytes_B2[1:, 0] = _BUMP_BYTES, 2 * _BUMP_BYTES
+        none_ms, once_ms, twice_ms = self.compose(slowest_PB, bytes_B2).tolist()
+        return max(0.0, float(2 * once_ms - twice_ms - none_ms))
 
     def compose(self, slowest_PB: MsArray, sync_B2: MsArray) -> MsArray:
         """Steps of parts at their slowest ranks and of bytes that are all-reduced and all-gathered, shape (B,)."""

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path, Query, Request, Response
 
 from autoshard.core.costs import Risk
+from autoshard.improvements import EXPLANATION
 from autoshard.planners.hybrid.explanation import Explanation
 from autoshard.report.diff_json import DIFF
 from autoshard.simulation import SIMULATION
-from server.bodies import ComparisonAnswer, PlanAnswer, PlanId, ValidationAnswer
+from server.bodies.plans import ComparisonAnswer, PlanAnswer, PlanId, ValidationAnswer
 from server.tasks.work import WorkKind
 from server.web.desk import WorkDesk
 from server.web.openapi import IDEMPOTENCY_KEY, body_of, document_answer, plan_answer, problems
@@ -24,6 +25,11 @@ _STORED_STATUSES = (400, 404, 408, 422, 429, 500, 503, 504)
 _PAGE_POLICY = "sandbox allow-scripts; frame-ancestors 'self'"
 
 _StoredId = Annotated[PlanId, Path(description="The plan's id.")]
+_Explained = Annotated[
+    list[Annotated[str, Query(min_length=1, max_length=512)]] | None,
+    Query(max_length=256, description="Only this table; may be repeated."),
+]
+_PricedBy = Annotated[Risk, Query(description="Price by the mean or the 95th percentile.")]
 
 
 def add_analyses(app: FastAPI, desk: WorkDesk) -> None:
@@ -103,16 +109,23 @@ def _add_of_plans(app: FastAPI, desk: WorkDesk) -> None:
         responses=problems(*_STORED_STATUSES),
     )
     async def explain_plan(
-        request: Request,
-        plan_id: _StoredId,
-        table: Annotated[
-            list[Annotated[str, Query(min_length=1, max_length=512)]] | None,
-            Query(max_length=256, description="Only this table; may be repeated."),
-        ] = None,
-        risk: Annotated[Risk, Query(description="Price by the mean or the 95th percentile.")] = Risk.MEAN,
+        request: Request, plan_id: _StoredId, table: _Explained = None, risk: _PricedBy = Risk.MEAN
     ) -> Response:
         parameters = {"tables": table or [], "risk": risk.value}
         return await desk.read(request, WorkKind.EXPLAIN, plan_id, parameters=parameters)
+
+    @app.get(
+        "/v1/plans/{plan_id}/improvements",
+        operation_id="improve_plan",
+        tags=["plans"],
+        summary="Explain a plan, and plan with single changes",
+        responses={200: document_answer(EXPLANATION), **problems(*_STORED_STATUSES)},
+    )
+    async def improve_plan(
+        request: Request, plan_id: _StoredId, table: _Explained = None, risk: _PricedBy = Risk.MEAN
+    ) -> Response:
+        parameters = {"tables": table or [], "risk": risk.value}
+        return await desk.read(request, WorkKind.IMPROVE, plan_id, parameters=parameters)
 
     @app.get(
         "/v1/plans/{plan_id}/diff/{other_id}",

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
+from starlette.status import HTTP_202_ACCEPTED
 
+from autoshard.core.errors import FormatError
 from autoshard.formats import parse_json
 from server.access import Actor
-from server.bodies import parse_body
-from server.job_bodies import BODIES, JobAnswer, JobId, JobKind, JobList, JobState
+from server.bodies.jobs import BODIES, JobAnswer, JobId, JobKind, JobList, JobState, PlanJobBody
+from server.bodies.plans import MAX_TIME_LIMIT_S, ValidationAnswer, parse_body
 from server.jobs.engine import JobEngine
-from server.problems import ForbiddenError
+from server.problems import BusyError, ForbiddenError
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
+from server.tasks.work import WorkKind
 from server.web.buffers import client_of
 from server.web.desk import WorkDesk
 from server.web.openapi import IDEMPOTENCY_KEY, body_of, problems
 
 _MAX_PAGE = 200
+#: Time limits anywhere in a body.
+_TIME_LIMITS = re.compile(rb'"time_limit_s"\s*:\s*(\d{1,15}(?:\.\d{1,15})?(?:[eE][+-]?\d{1,2})?)')
 _SUMMARIES = {
     JobKind.PLAN: "Make a plan as a job",
     JobKind.COMPARE: "Compare planners as a job",
     JobKind.COLLECT: "Measure kernels of the service's machine",
+    JobKind.CALIBRATE: "Fit a cost model to the service's machine",
     JobKind.TRAIN_COST: "Train a cost model",
     JobKind.TRAIN_POLICY: "Train a policy",
 }
@@ -35,7 +43,7 @@ PREFER: dict[str, Any] = {
     "name": "Prefer",
     "in": "header",
     "required": False,
-    "description": "`respond-async` for a job, which has up to an hour.",
+    "description": "`respond-async` for a job, which has up to an hour; so has a `time_limit_s` above 60.",
     "schema": {"type": "string"},
 }
 
@@ -76,10 +84,30 @@ class JobDesk:
         async def make(body: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
             return await run_in_threadpool(self._made, kind, body, keyed, request)
 
-        response = await self._desk.once(request, make)
-        job = JobAnswer.model_validate_json(bytes(response.body))
-        response.headers["Location"] = f"/v1/jobs/{job.id}"
-        return response
+        return _with_location(await self._desk.once(request, make))
+
+    async def plan(self, request: Request) -> Response:
+        """Answers a request for a plan: by a job where the client would rather have one, or asks for so much time.
+
+        Args:
+            request: Of which nothing has been read.
+
+        Raises:
+            AutoshardError: If it cannot be answered.
+        """
+        if prefers_job(request):
+            return await self.make(request, JobKind.PLAN)
+        self._desk.check_room(request)
+
+        async def do(body: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
+            if (task := await run_in_threadpool(_long_task, body)) is not None:
+                checked = await self._desk.worked(request, WorkKind.VALIDATE, task, None)
+                _check_valid(checked)
+                return await run_in_threadpool(self._made, JobKind.PLAN, body, keyed, request)
+            return await self._desk.worked(request, WorkKind.PLAN, body, keyed)
+
+        response = await self._desk.once(request, do)
+        return _with_location(response) if response.status_code == HTTP_202_ACCEPTED else response
 
     def cancel(self, job_id: str, actor: Actor) -> JobAnswer:
         """Cancels a job.
@@ -114,6 +142,39 @@ class JobDesk:
         scope = self._storage.jobs.read(job_id).kind.scope
         if not actor.may(scope):
             raise ForbiddenError(f"needs a key with the scope {scope}", field="authorization")
+
+
+def _with_location(response: Response) -> Response:
+    job = JobAnswer.model_validate_json(bytes(response.body))
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return response
+
+
+def _long_task(body: bytes) -> bytes | None:
+    """Tables and topology, as JSON, of a planning task that asks for more time than a request has; else None."""
+    # Nearly all bodies have a small number there, and are parsed by the process that plans.
+    if all(float(number) <= MAX_TIME_LIMIT_S for number in _TIME_LIMITS.findall(body)):
+        return None
+    document = parse_json(body)
+    limit_s = document.get("time_limit_s") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not isinstance(limit_s, int | float) or limit_s <= MAX_TIME_LIMIT_S:
+        return None
+    parse_body(PlanJobBody, document)
+    return json.dumps({name: document[name] for name in ("tables", "topology")}).encode()
+
+
+def _check_valid(answer: KeptAnswer) -> None:
+    """Checks what a process says of tables and a topology.
+
+    Raises:
+        InputError: If one of them makes no sense; with the first fault.
+    """
+    if answer.status != 200:
+        raise BusyError("the task could not be checked")
+    found = ValidationAnswer.model_validate_json(answer.body)
+    if not found.is_valid:
+        fault = found.faults[0]
+        raise FormatError(fault.detail.removeprefix(f"{fault.field}: "), field=fault.field)
 
 
 def add_jobs(app: FastAPI, jobs: JobDesk, storage: Storage) -> None:

@@ -11,8 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from autoshard.formats import parse_json
 from costmodel.registry.aliases import Alias
-from server.bodies import parse_body
-from server.model_bodies import (
+from server.bodies.models import (
     KEY_PATTERN,
     ModelAnswer,
     ModelList,
@@ -20,6 +19,7 @@ from server.model_bodies import (
     PromotionBody,
     RollbackBody,
 )
+from server.bodies.plans import parse_body
 from server.models.catalogue import COST, ModelCatalogue, summary_of
 from server.models.shadow import LEAST_PLANS, ShadowPricer
 from server.planning.workers import WorkerPool
@@ -75,7 +75,9 @@ class ModelDesk:
         """
         item = self.catalogue.find(kind, name, version)
         shadow = self._shadow.summary(name, version)
-        return ModelAnswer(**summary_of(item).model_dump(), card=item.version.card, shadow=shadow)
+        history = self.catalogue.history(item)
+        told = summary_of(item).model_dump(exclude={"card"})
+        return ModelAnswer(**told, card=item.version.card, shadow=shadow, history=history)
 
     async def promote(self, request: Request, kind: str, name: str) -> Response:
         """Has an alias name a version, after a planning process has loaded it.
@@ -160,8 +162,9 @@ def _add_reading(app: FastAPI, models: ModelDesk) -> None:
     def list_models(
         kind: Annotated[str | None, Query(pattern=KEY_PATTERN, description="Only models of this kind.")] = None,
         name: Annotated[str | None, Query(pattern=KEY_PATTERN, description="Only models of this device.")] = None,
+        cards: Annotated[bool, Query(description="Whether with their cards.")] = False,
     ) -> ModelList:
-        return models.catalogue.list(kind, name)
+        return models.catalogue.list(kind, name, cards=cards)
 
     @app.get(
         "/v1/models/{kind}/{name}",

@@ -20,13 +20,13 @@ from starlette.concurrency import run_in_threadpool
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import bundled_table_sets, bundled_topologies, parse_json
 from autoshard.planners.registry import planner_names
-from server.bodies import parse_body
-from server.job_bodies import JobAnswer, JobId
+from server.bodies.jobs import JobAnswer, JobId
+from server.bodies.plans import parse_body
 from server.problems import UnauthenticatedError
 from server.settings import ServerSettings
 from server.storage.storage import Storage
 from server.web.access import PAGE_COOKIE
-from server.web.openapi import problems
+from server.web.openapi import problems, shared_schema
 from server.web.reading import read_body
 
 #: Nothing but the service's own files runs or is loaded, and no other site may show the page.
@@ -40,11 +40,25 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+_SCRIPTS: Final = ("app.js", "drawing.js", "one.js", "service.js")
 #: Files by path, with their media types.
 PAGE_FILES: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
-    "/page/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    **{f"/page/{name}": (name, "text/javascript; charset=utf-8") for name in _SCRIPTS},
     "/page/app.css": ("app.css", "text/css; charset=utf-8"),
+}
+#: One event of those that say what becomes of a job, as OpenAPI has it.
+_JOB_EVENT: Final = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "event": {"const": "job"},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": shared_schema(JobAnswer.__name__),
+        },
+    },
 }
 #: Seconds between two looks at a job, and the longest time that one request watches it: the browser asks again.
 _LOOK_S, _WATCH_S = 0.5, 600.0
@@ -133,7 +147,7 @@ def _add_events(app: FastAPI, storage: Storage) -> None:
         responses={
             200: {
                 "description": "Server-sent events `job`: the job whenever it has changed, until it has ended.",
-                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+                "content": {"text/event-stream": {"schema": _JOB_EVENT}},
             },
             **problems(400, 404, 503),
         },

@@ -6,40 +6,35 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Path, Query, Request, Response
 
-from server.bodies import PlanAnswer, PlanId, PlanList
-from server.job_bodies import JobKind
+from server.bodies.plans import PlanAnswer, PlanId, PlanList
 from server.storage.plans import PlanFilter
 from server.storage.storage import Storage
-from server.tasks.work import WorkKind
-from server.web.desk import WorkDesk
 from server.web.openapi import IDEMPOTENCY_KEY, body_of, plan_answer, problems
-from server.web.routes.jobs import JOB_MADE, PREFER, JobDesk, prefers_job
+from server.web.routes.jobs import JOB_MADE, PREFER, JobDesk
 
 _MAX_PAGE = 200
 
 _StoredId = Annotated[PlanId, Path(description="The plan's id.")]
 
 
-def add_plans(app: FastAPI, desk: WorkDesk, jobs: JobDesk, storage: Storage) -> None:
+def add_plans(app: FastAPI, jobs: JobDesk, storage: Storage) -> None:
     """Adds the routes."""
-    _add_making(app, desk, jobs)
+    _add_making(app, jobs)
     _add_list(app, storage)
     _add_one(app, storage)
 
 
-def _add_making(app: FastAPI, desk: WorkDesk, jobs: JobDesk) -> None:
+def _add_making(app: FastAPI, jobs: JobDesk) -> None:
     @app.post(
         "/v1/plans",
         tags=["plans"],
         summary="Make a plan and store it",
         response_model=PlanAnswer,
         responses={**plan_answer(), 202: JOB_MADE, **problems(400, 408, 409, 413, 415, 422, 429, 500, 503, 504)},
-        openapi_extra={"requestBody": body_of("PlanBody"), "parameters": [IDEMPOTENCY_KEY, PREFER]},
+        openapi_extra={"requestBody": body_of("PlanJobBody"), "parameters": [IDEMPOTENCY_KEY, PREFER]},
     )
     async def make_plan(request: Request) -> Response:
-        if prefers_job(request):
-            return await jobs.make(request, JobKind.PLAN)
-        return await desk.answer(request, WorkKind.PLAN)
+        return await jobs.plan(request)
 
 
 def _add_list(app: FastAPI, storage: Storage) -> None:

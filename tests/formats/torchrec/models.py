@@ -56,3 +56,8 @@ def make_nothing():
 
 def fail():
     raise ValueError("no data here")
+
+
+def make_without_torchrec():
+    """As where torchrec is not installed."""
+    raise ModuleNotFoundError("No module named 'torchrec'", name="torchrec")

@@ -101,11 +101,18 @@ def test_a_factory_that_fails_is_told_in_a_line(capfd):
     [
         ("models:make_nothing", {"field": "model", "message": "holds no EmbeddingBagCollection and no EmbeddingColl"}),
         ("models:META", {"field": None, "message": "failed: TypeError: "}),
+        (
+            "models:make_without_torchrec",
+            {
+                "field": None,
+                "message": "failed: ModuleNotFoundError: No module named 'torchrec'; `autoshard doctor` says how",
+            },
+        ),
     ],
 )
 def test_a_factory_without_tables_is_told_in_a_line(tmp_path, factory, error):
     output = tmp_path / "model.json"
-    with contextlib.suppress(TypeError):
+    with contextlib.suppress(TypeError, ModuleNotFoundError):
         main([factory, str(output), "{}"])
     told = json.loads(output.read_text())["error"]
     assert told["field"] == error["field"]

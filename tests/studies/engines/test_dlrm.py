@@ -82,4 +82,6 @@ def test_what_recording_adds_is_measured(run_study, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["every"], found["rounds"], found["num_counted"]) == (3, 2, 2)
     assert found["step_ms"] > 0
-    assert found["low"] <= found["share"] <= found["high"]
+    assert found["longer_low_ms"] <= found["longer_ms"] <= found["longer_high_ms"]
+    taken_ms = found["counted_ms"] + 2 * found["passed_ms"]
+    assert found["share"] == pytest.approx(taken_ms / (3 * found["step_ms"]))

@@ -6,30 +6,25 @@ import json
 import pytest
 
 from autoshard.cli import main
-from autoshard.formats import load_tables, tables_to_json
-from autoshard.report.images import ImageError, find_browser
+from autoshard.formats import load_tables, load_topology, tables_to_json, topology_to_json
+from server.web.routes.page import PAGE_FILES
+from tests.server.page.browser import browse, needs_browser
 
-try:
-    find_browser()
-    NO_BROWSER = ""
-except ImageError as error:
-    NO_BROWSER = str(error)
-
-needs_browser = pytest.mark.skipif(bool(NO_BROWSER), reason=NO_BROWSER)
 EVIL = "<img src=x onerror=document.title='evil'>"
 
 
 def test_its_files_are_open_and_run_nothing_but_their_own(client):
-    for path, kind in (("/", "text/html"), ("/page/app.js", "text/javascript"), ("/page/app.css", "text/css")):
+    assert {"/", "/page/app.js", "/page/app.css"} <= PAGE_FILES.keys()
+    for path, (_, kind) in PAGE_FILES.items():
         answer = client.get(path)
         assert answer.status_code == 200
-        assert answer.headers["content-type"].startswith(kind)
+        assert answer.headers["content-type"] == kind
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'; script-src 'self'" in policy
         assert "unsafe" not in policy
         assert "http://" not in answer.text.replace("http://www.w3.org/2000/svg", "")
         assert "https://" not in answer.text
-    assert "innerHTML" not in client.get("/page/app.js").text
+        assert "innerHTML" not in answer.text
     found = client.get("/v1/catalogue").json()
     assert "criteo-kaggle" in found["tables"]
     assert {"name": "auto"} in found["planners"]
@@ -59,8 +54,6 @@ def test_a_session_needs_a_key_and_changes_need_the_header(own_service, tmp_path
 @pytest.mark.slow
 @needs_browser
 def test_who_has_a_key_signs_in_and_out_also_after_a_reload(own_service, tmp_path, monkeypatch, capsys):
-    from tests.server.browser import browse
-
     monkeypatch.setenv("AUTOSHARD_DATABASE_URL", f"sqlite:///{tmp_path}/service.sqlite")
     assert main(["keys", "create", "page", "--scope", "plan"]) == 0
     secret = capsys.readouterr().out.strip().splitlines()[-1].split()[-1]
@@ -80,7 +73,7 @@ def test_who_has_a_key_signs_in_and_out_also_after_a_reload(own_service, tmp_pat
         await page.fill("#topology", "a100-8")
         await page.fill("#limit", "1")
         await page.click("#make")
-        await page.value("location.hash = '#jobs'")
+        await page.go("jobs")
         await page.until("/feasible|fits|room/.test(document.getElementById('message').textContent)")
         await page.click("#leave")
         await page.until("location.hash === '#sign-in'")
@@ -92,8 +85,6 @@ def test_who_has_a_key_signs_in_and_out_also_after_a_reload(own_service, tmp_pat
 @pytest.mark.slow
 @needs_browser
 def test_plans_are_made_watched_listed_compared_and_explained(own_service, tmp_path):
-    from tests.server.browser import browse
-
     service = own_service("--workers", "2")
     tables = tables_to_json(load_tables("criteo-kaggle"))
     tables["tables"][0]["name"] = EVIL
@@ -107,9 +98,17 @@ def test_plans_are_made_watched_listed_compared_and_explained(own_service, tmp_p
         await page.until("/^[0-9.]+ ms$/.test(document.getElementById('best').textContent)")
         await page.until("location.hash.startsWith('#one/')")
         await page.click("#explain")
-        await page.until("!document.getElementById('explained').hidden")
-        assert EVIL in await page.value("document.getElementById('alternatives').textContent")
-        await page.value("location.hash = '#plan'")
+        await page.shown("explained")
+        assert EVIL in await page.text("alternatives")
+        assert await page.value("document.querySelectorAll('#binding tbody tr').length") == 10
+        assert "fullest rank" in await page.text("bounds")
+        await page.click("#improve")
+        await page.shown("trying")
+        await page.shown("improved")
+        await page.until("document.getElementById('trying').offsetHeight === 0")
+        assert "twice the device memory" in await page.text("improvements")
+        assert (await page.text("advice")).startswith(("Most would be gained by ", "None of the changes"))
+        await page.go("plan")
         await page.click("#compare")
         await page.until("document.querySelectorAll('#compared tbody tr').length === 4")
         await page.value(
@@ -117,19 +116,19 @@ def test_plans_are_made_watched_listed_compared_and_explained(own_service, tmp_p
         )
         await page.click("#make")
         await page.until("location.hash.startsWith('#one/')")
-        await page.value("location.hash = '#plans'")
+        await page.go("plans")
         await page.until("document.querySelectorAll('#listed input').length >= 2")
         await page.value("[...document.querySelectorAll('#listed input')].slice(0, 2).forEach((one) => one.click())")
         await page.click("#diff")
-        await page.until("!document.getElementById('difference').hidden")
+        await page.shown("difference")
         await page.fill("#text", "no such name")
         await page.click("#find button")
         await page.until("document.querySelectorAll('#listed tbody tr').length === 0")
         for name, rows in (("jobs", "#worked tbody tr"), ("models", "#trained tr")):
-            await page.value(f"location.hash = '#{name}'")
+            await page.go(name)
             await page.until(f"document.querySelectorAll('{rows}').length >= 1")
         await page.fill("#tables-text", "{")
-        await page.value("location.hash = '#plan'")
+        await page.go("plan")
         await page.click("#make")
         assert "is not JSON" in await page.until("document.getElementById('message').textContent")
         await asyncio.sleep(0.5)
@@ -141,3 +140,106 @@ def test_plans_are_made_watched_listed_compared_and_explained(own_service, tmp_p
         assert not await page.value(wide)
 
     browse(play)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_files_are_uploaded_and_planned(own_service, tmp_path):
+    service = own_service("--workers", "1")
+    tables = tables_to_json(load_tables("metasyn").sample(12, 1).scaled(64))
+    topology = topology_to_json(load_topology("cpu-4"))
+    files = [tmp_path / "tables.json", tmp_path / "topology.json"]
+    for file, document in zip(files, (tables, topology), strict=True):
+        file.write_text(json.dumps(document))
+
+    async def play(page):
+        await page.open(service.url)
+        await page.until("document.getElementById('planner').options.length > 3")
+        await page.upload("#tables-file", files[0])
+        await page.upload("#topology-file", files[1])
+        await page.fill("#planner", "size-greedy")
+        await page.click("#make")
+        await page.until("location.hash.startsWith('#one/')")
+        files[0].write_text("no JSON")
+        await page.go("plan")
+        await page.upload("#tables-file", files[0])
+        await page.click("#make")
+        assert "tables: is not JSON" in await page.until("document.getElementById('message').textContent")
+        assert page.problems == []
+
+    browse(play)
+    with service.client() as client:
+        (summary,) = client.get("/v1/plans").json()["plans"]
+        plan = client.get(f"/v1/plans/{summary['id']}").json()["plan"]
+    assert (plan["tables"], plan["topology"]) == (tables, topology)
+
+
+def evil_task():
+    """Tables and a topology all of whose names are HTML."""
+    tables = tables_to_json(load_tables("metasyn").sample(12, 1).scaled(64))
+    for number, table in enumerate(tables["tables"]):
+        table["name"] = f"{EVIL}{number}"
+        for feature in table["features"]:
+            feature["name"] = f"{EVIL}{feature['name']}"
+    topology = topology_to_json(load_topology("a100-32"))
+    for level in topology["levels"]:
+        level["name"] = f"{EVIL}{level['name']}"
+    return tables, topology
+
+
+@pytest.mark.slow
+@needs_browser
+def test_names_that_are_html_are_texts_everywhere(own_service):
+    service = own_service("--workers", "2")
+    tables, topology = evil_task()
+    twice = {**tables, "tables": [tables["tables"][0], *tables["tables"]]}
+    too_small = {**topology, "memory_bytes": {**topology["memory_bytes"], "hbm": 1 << 20}}
+    shown = {}
+
+    async def note(page, element):
+        shown[element] = await page.text(element)
+        assert await page.value("document.querySelectorAll('#main img').length") == 0
+
+    async def play(page):
+        await page.open(service.url)
+        await page.until("document.getElementById('planner').options.length > 3")
+        await page.fill("#tables-text", json.dumps(tables))
+        await page.fill("#topology-text", json.dumps(topology))
+        for planner in ("size-greedy", "neo"):
+            await page.go("plan")
+            await page.fill("#planner", planner)
+            await page.click("#make")
+            await page.until("location.hash.startsWith('#one/')")
+        await page.click("#explain")
+        await page.shown("explained")
+        await page.click("#improve")
+        await page.shown("improved")
+        for element in ("binding", "alternatives", "improvements"):
+            await note(page, element)
+        await page.go("plans")
+        await page.until("document.querySelectorAll('#listed input').length === 2")
+        await page.value("document.querySelectorAll('#listed input').forEach((one) => one.click())")
+        await page.click("#diff")
+        await page.shown("difference")
+        await note(page, "moved")
+        await page.go("plan")
+        await page.fill("#tables-text", json.dumps(twice))
+        await page.click("#make")
+        await page.shown("message")
+        await note(page, "message")
+        await page.fill("#tables-text", json.dumps(tables))
+        await page.fill("#topology-text", json.dumps(too_small))
+        await page.click("#compare")
+        await page.shown("comparison")
+        await note(page, "compared")
+        await page.go("jobs")
+        await page.until("document.querySelectorAll('#worked a').length === 3")
+        await page.value("location.hash = document.querySelector('#worked a').getAttribute('href')")
+        await page.shown("log")
+        await note(page, "log")
+        assert await page.value("document.title") == "autoshard"
+        assert page.problems == []
+        assert page.hosts == {service.url}
+
+    browse(play)
+    assert {element: text[:300] for element, text in shown.items() if EVIL not in text} == {}

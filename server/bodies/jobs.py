@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from autoshard.core.accepted import MAX_SEED
 from server.access import Scope
-from server.bodies import ComparisonBody, PlanBody, Problem
+from server.bodies.plans import ComparisonBody, PlanBody, Problem
 
 MAX_JOB_TIME_LIMIT_S = 3600.0
 _MAX_SECONDS = 86_400.0
@@ -28,6 +28,7 @@ class JobKind(StrEnum):
     PLAN = "plan"
     COMPARE = "compare"
     COLLECT = "collect"
+    CALIBRATE = "calibrate"
     TRAIN_COST = "train-cost"
     TRAIN_POLICY = "train-policy"
 
@@ -56,7 +57,10 @@ class PlanJobBody(PlanBody):
     """A planning task with more time than a request has."""
 
     time_limit_s: float = Field(
-        default=1.0, gt=0, le=MAX_JOB_TIME_LIMIT_S, description="Seconds that the planner may use."
+        default=1.0,
+        gt=0,
+        le=MAX_JOB_TIME_LIMIT_S,
+        description="Seconds that a planner which improves its plan may use; more than 60 make a job of a request.",
     )
 
 
@@ -69,6 +73,16 @@ class CollectBody(_Closed):
 
     device: Annotated[str, Field(pattern="^(auto|cpu|cuda)$")] = "auto"
     seconds: _Seconds = Field(default=60.0, description="Seconds to measure for, start-up included.")
+
+
+class CalibrateBody(_Closed):
+    """Measurements of this machine's kernels; the nearest known cost model, fitted to them, becomes the candidate."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"device": "cpu", "seconds": 60.0}]})
+
+    device: Annotated[str, Field(pattern="^(auto|cpu|cuda)$")] = "auto"
+    seconds: _Seconds = Field(default=60.0, description="Seconds to measure for; fitting takes some more.")
+    updates: _Updates | None = None
 
 
 class TrainCostBody(_Closed):
@@ -96,6 +110,7 @@ BODIES: Final[Mapping[JobKind, type[BaseModel]]] = {
     JobKind.PLAN: PlanJobBody,
     JobKind.COMPARE: ComparisonBody,
     JobKind.COLLECT: CollectBody,
+    JobKind.CALIBRATE: CalibrateBody,
     JobKind.TRAIN_COST: TrainCostBody,
     JobKind.TRAIN_POLICY: TrainPolicyBody,
 }

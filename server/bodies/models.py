@@ -23,7 +23,7 @@ class PromotionBody(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         strict=True,
-        json_schema_extra={"examples": [{"version": "08051e8390ee9489", "alias": "candidate"}]},
+        json_schema_extra={"examples": [{"version": "9b97839314088c75", "alias": "candidate"}]},
     )
 
     version: VersionId
@@ -53,6 +53,7 @@ class ModelSummary(BaseModel):
     used: bool = Field(description="Whether requests are answered with it.")
     published_at: str
     relative_error: float | None = Field(description="Mean relative error on held-out samples; null if not on record.")
+    card: dict[str, Any] | None = Field(default=None, description="Its card, if `cards` asked for it.")
 
 
 class ModelList(BaseModel):
@@ -70,13 +71,6 @@ class ShadowSummary(BaseModel):
     largest_ratio: float | None
 
 
-class ModelAnswer(ModelSummary):
-    """A version with its card."""
-
-    card: dict[str, Any]
-    shadow: ShadowSummary
-
-
 class AliasChange(BaseModel):
     """A version that an alias named from then on."""
 
@@ -84,6 +78,16 @@ class AliasChange(BaseModel):
     action: str
     at: str
     by: str
+
+
+class ModelAnswer(ModelSummary):
+    """A version with its card."""
+
+    card: dict[str, Any]
+    shadow: ShadowSummary
+    history: dict[str, list[AliasChange]] = Field(
+        description="What the aliases have named, the latest last; as shipped where the registry has given none."
+    )
 
 
 class ModelState(BaseModel):

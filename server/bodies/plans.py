@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -12,8 +12,12 @@ from autoshard.core.costs import Risk
 from autoshard.core.errors import FormatError
 from autoshard.core.step import Overlap
 from autoshard.simulation import Lengths
+from server.bodies.runs import MAX_FEATURES, PoolingFactors
 
 MAX_TIME_LIMIT_S = 60.0
+
+#: How many keys there may be in fields whose keys are the client's.
+_MAX_KEYS: Final = {"options": 128, "pooling_factors": MAX_FEATURES}
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -129,6 +133,9 @@ class ReplanBody(BaseModel):
 
     topology: _Topology | None = Field(default=None, description="Other ranks, as in the body of a plan.")
     batch_size: _Count | None = Field(default=None, description="Samples per step of all ranks.")
+    pooling_factors: PoolingFactors = Field(
+        default_factory=dict, description="Other mean ids per sample by feature, such as those of a run."
+    )
     planner: _Name | None = Field(default=None, description="Another planner, with its default options.")
     options: _Options | None = Field(default=None, description="The planner's own options.")
     time_limit_s: _TimeLimit = 1.0
@@ -322,12 +329,25 @@ def parse_body(kind: type[B], document: object) -> B:
     Raises:
         FormatError: If a field is missing, unknown or of the wrong kind; the text names the first one.
     """
+    _check_keys(kind, document)
     try:
         return kind.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         message = _message(kind, first["type"], first["msg"])
         raise FormatError(message, field=_path(first["loc"]) or None) from None
+
+
+def _check_keys(kind: type[BaseModel], document: object) -> None:
+    """Checks what validation would make an error of for each of what may be 100,000 keys, of a kilobyte each."""
+    if not isinstance(document, dict):
+        return
+    for key, value in document.items():
+        if key not in kind.model_fields:
+            raise FormatError(_message(kind, "extra_forbidden", ""), field=_path((key,)))
+        most = _MAX_KEYS.get(key)
+        if most is not None and isinstance(value, dict) and len(value) > most:
+            raise FormatError(f"must have at most {most:,} keys, got {len(value):,}", field=key)
 
 
 def _message(body: type[BaseModel], kind: str, message: str) -> str:

@@ -5,8 +5,21 @@ import base64
 import json
 
 import choreographer
+import pytest
+
+from autoshard.report.images import ImageError, find_browser
 
 _TIMEOUT_S = 60
+#: Keys that are no letters, with their codes (Windows' virtual keys) and the text that they type.
+_KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), " ": (32, " "), "Escape": (27, ""), "ArrowDown": (40, "")}
+
+try:
+    find_browser()
+    NO_BROWSER = ""
+except ImageError as error:
+    NO_BROWSER = str(error)
+
+needs_browser = pytest.mark.skipif(bool(NO_BROWSER), reason=NO_BROWSER)
 
 
 class Page:
@@ -21,16 +34,19 @@ class Page:
         self._tab = tab
         self.problems, self.hosts = [], set()
 
-    async def open(self, url):
-        """Goes to an address, and listens."""
+    async def listen(self):
+        """Takes note of problems and requests from now on."""
         for name, take in (
             ("Runtime.exceptionThrown", lambda one: self.problems.append(json.dumps(one)[:600])),
             ("Log.entryAdded", self._log),
-            ("Network.requestWillBeSent", lambda one: self.hosts.add("/".join(one["request"]["url"].split("/")[:3]))),
+            ("Network.requestWillBeSent", self._request),
         ):
             self._tab.subscribe(name, self._taker(take))
-        for domain in ("Runtime", "Log", "Network", "Page"):
+        for domain in ("Runtime", "Log", "Network", "Page", "DOM"):
             await self.send(f"{domain}.enable")
+
+    async def open(self, url):
+        """Goes to an address."""
         await self.send("Page.navigate", url=url)
 
     def _taker(self, take):
@@ -38,6 +54,11 @@ class Page:
             take(message["params"])
 
         return taken
+
+    def _request(self, params):
+        url = params["request"]["url"]
+        if not url.startswith(("data:", "blob:")):  # these ask nobody
+            self.hosts.add("/".join(url.split("/")[:3]))
 
     def _log(self, params):
         entry = params["entry"]
@@ -66,6 +87,18 @@ class Page:
         shown = await self.value("document.body.innerText")
         raise AssertionError(f"{expression} does not become true; {self.problems}; {shown[:2000]}")
 
+    async def shown(self, element):
+        """Waits until an element with an id takes up room."""
+        await self.until(f"document.getElementById({json.dumps(element)}).offsetHeight > 0")
+
+    async def text(self, element):
+        """The text of an element with an id."""
+        return await self.value(f"document.getElementById({json.dumps(element)}).textContent")
+
+    async def go(self, view):
+        """Goes to a view by its address."""
+        await self.value(f"location.hash = {json.dumps(f'#{view}')}")
+
     async def click(self, selector):
         """Clicks as a user does."""
         await self.value(f"document.querySelector({json.dumps(selector)}).click()")
@@ -75,13 +108,36 @@ class Page:
         place = f"document.querySelector({json.dumps(selector)})"
         await self.value(f"{place}.value = {json.dumps(text)}; {place}.dispatchEvent(new Event('change'))")
 
-    async def picture(self, file, width=1280, height=900, dark=False):
-        """Writes a picture of the window."""
+    async def press(self, key, times=1):
+        """Presses a key: a letter, or one that has a name."""
+        code, text = _KEYS.get(key, (ord(key.upper()[0]), key))
+        for _ in range(times):
+            settings = {"key": key, "windowsVirtualKeyCode": code}
+            await self.send("Input.dispatchKeyEvent", type="keyDown", text=text, **settings)
+            await self.send("Input.dispatchKeyEvent", type="keyUp", **settings)
+
+    async def type(self, text):
+        """Types letters, one after the other."""
+        for letter in text:
+            await self.press(letter)
+
+    async def upload(self, selector, *files):
+        """Chooses files at a file input."""
+        document = await self.send("DOM.getDocument")
+        found = await self.send("DOM.querySelector", nodeId=document["root"]["nodeId"], selector=selector)
+        await self.send("DOM.setFileInputFiles", nodeId=found["nodeId"], files=[str(file) for file in files])
+
+    async def resize(self, width=1280, height=900, dark=False):
+        """Sets the size of the window in pixels, and its colours."""
         await self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.send("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def picture(self, file, **window):
+        """Writes a picture of the window."""
+        await self.resize(**window)
         await asyncio.sleep(0.5)
         image = await self.send("Page.captureScreenshot", format="png")
         file.write_bytes(base64.b64decode(image["data"]))
@@ -93,6 +149,8 @@ def browse(play):
     async def run():
         async with choreographer.Browser(headless=True, enable_sandbox=False) as browser:
             page = Page(await browser.create_tab(""))
+            await page.listen()
+            await page.resize()
             return await play(page)
 
     return asyncio.run(run())

@@ -1,0 +1,136 @@
+"""`autoshard jobs`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autoshard.commands.options import Needs, command_options
+from autoshard.commands.serving import KEY_VARIABLE, open_client
+from autoshard.console import JsonOption, emit, log, working
+from autoshard.core.errors import InvalidOptionError
+from autoshard.core.quoting import shown
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from autoshard.client import Client, Job, JobSummary
+
+_DEFAULT_SERVER = "http://localhost:8000"
+_FAILED = 1
+
+
+class JobAction(StrEnum):
+    """What to do with jobs."""
+
+    LIST = "list"
+    SHOW = "show"
+    WAIT = "wait"
+    CANCEL = "cancel"
+    RETRY = "retry"
+
+
+@command_options()
+class JobsOptions:
+    """What to do with which jobs of a service."""
+
+    action: Annotated[JobAction, typer.Argument(help="What to do.", show_default=True)] = JobAction.LIST
+    job: Annotated[str | None, typer.Argument(help="Id of the job.", show_default=False)] = None
+    server: Annotated[
+        str, typer.Option(metavar="URL", help=f"The service (`autoshard serve`); ${KEY_VARIABLE} holds a key of it.")
+    ] = _DEFAULT_SERVER
+    kind: Annotated[
+        str | None,
+        typer.Option(help="Only jobs of this kind: plan, compare, collect, calibrate, train-cost, train-policy."),
+        Needs("list", lambda options: options.action is JobAction.LIST),
+    ] = None
+    state: Annotated[
+        str | None,
+        typer.Option(help="Only jobs in this state: queued, running, succeeded, failed, cancelled."),
+        Needs("list", lambda options: options.action is JobAction.LIST),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.action is JobAction.LIST and self.job is not None:
+            raise InvalidOptionError(f"takes none, got {shown(self.job)}", field="job", source=str(self.action))
+        if self.action is not JobAction.LIST and self.job is None:
+            raise InvalidOptionError("needs the id of a job", field="job", source=str(self.action))
+
+
+def jobs(options: JobsOptions, as_json: JsonOption = False) -> None:
+    """Lists the jobs of a service, and shows, awaits, cancels or retries one.
+
+    `wait` follows a job to its end, and exits with 1 if it was not done.
+
+    Example:
+        autoshard jobs --server http://localhost:8000 --state running
+        autoshard jobs wait 0123456789abcdef0123456789abcdef
+    """
+    from autoshard.commands.printed import JOB, JOBS
+
+    with open_client(options.server) as client:
+        if options.action is JobAction.LIST:
+            found = client.list_jobs(kind=options.kind, state=options.state, limit=200).jobs
+            emit(JOBS.to_json(found), _listed(found), as_json=as_json)
+            return
+        assert options.job is not None
+        job = _done(client, options.action, options.job)
+    emit(JOB.to_json(job), _details(job), as_json=as_json)
+    if options.action is JobAction.WAIT and job.state != "succeeded":
+        raise typer.Exit(_FAILED)
+
+
+def _done(client: Client, action: JobAction, job_id: str) -> Job:
+    """The job after what is to be done with it."""
+    if action is JobAction.CANCEL:
+        return client.cancel_job(job_id)
+    if action is JobAction.RETRY:
+        return client.retry_job(job_id)
+    if action is JobAction.SHOW:
+        return client.read_job(job_id)
+    last = ""
+
+    def tell(job: Job) -> None:
+        nonlocal last
+        if job.progress and job.progress != last:
+            last = job.progress
+            log(last)
+
+    with working(f"Waiting for the job {job_id}"):
+        return client.wait_for(job_id, tell)
+
+
+def _listed(found: Sequence[JobSummary]) -> RenderableType:
+    from rich.table import Table
+
+    if not found:
+        return "No jobs."
+    table = Table()
+    for name in ("job", "kind", "state", "attempt", "asked for", "progress"):
+        table.add_column(name, justify="right" if name == "attempt" else "left", overflow="fold")
+    for job in found:
+        table.add_row(job.id, job.kind, job.state, str(job.attempt), job.created_at, job.progress)
+    return table
+
+
+def _details(job: Job) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    rows = {
+        "job": job.id,
+        "kind": job.kind,
+        "state": job.state,
+        "attempt": str(job.attempt),
+        "asked for": job.created_at,
+        "plan": job.plan_id or "",
+        "failure": "" if job.failure is None else str(job.failure),
+        "log": job.log,
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, value)
+    return table

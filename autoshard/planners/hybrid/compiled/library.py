@@ -1,0 +1,86 @@
+"""The compiled search as the dynamic loader knows it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Doubles that are worked on together; arrays over ranks are padded to a multiple of them, and aligned to their bytes.
+LANES = 4
+_INTEGERS = (
+    "num_items",
+    "num_ranks",
+    "padded_ranks",
+    "num_levels",
+    "num_launches",
+    "node_size",
+    "max_shards",
+    "num_synced",
+)
+_ARRAYS = {
+    **dict.fromkeys(("first_option_i", "first_shard_o", "type_o", "kind_e", "holders_e"), np.int32),
+    **dict.fromkeys(("allowed_e", "first_site_i"), np.int32),
+    **dict.fromkeys(("may_o", "is_shared_e", "in_node_e", "is_free_e", "allowed"), np.uint8),
+    **dict.fromkeys(("served_vp", "shared_vp", "sync_v", "bytes_vm", "weight_p", "launch_kp"), np.float64),
+    **dict.fromkeys(("launches_vk", "option_i", "site"), np.int32),
+    **dict.fromkeys(("load_pr", "free_mr"), np.float64),
+    "count_kr": np.int32,
+}
+
+
+class Task(ctypes.Structure):
+    """What `search.c` works on, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in _INTEGERS),
+        *((name, ctypes.c_void_p) for name in _ARRAYS),
+        ("sync_ms", ctypes.c_double),
+        ("sync_base_ms", ctypes.c_double),
+        ("deadline_s", ctypes.c_double),
+        ("seed", ctypes.c_uint64),
+    )
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]], **numbers: float) -> Task:
+        """A task; the arrays have to be kept as long as it is used."""
+        for name, dtype in _ARRAYS.items():
+            array = arrays[name]
+            assert array.dtype == dtype, name
+            assert array.flags.c_contiguous, name
+        return cls(**numbers, **{name: arrays[name].ctypes.data for name in _ARRAYS})
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled search; None where autoshard was installed without a C compiler."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_search{suffix}")
+        if path.exists():
+            found = ctypes.CDLL(str(path))
+            found.autoshard_improve.restype = ctypes.c_double
+            found.autoshard_improve.argtypes = (
+                ctypes.POINTER(Task),
+                *(ctypes.c_int32,) * 4,
+                ctypes.c_double,
+            )
+            return found
+    return None
+
+
+def over_ranks(values_xr: NDArray[Any]) -> NDArray[Any]:
+    """Values of ranks, padded with zeros and aligned; shape (X, padded ranks)."""
+    num_rows, num_ranks = values_xr.shape
+    shape = (max(1, num_rows), -(-num_ranks // LANES) * LANES)
+    size, alignment = values_xr.itemsize * shape[0] * shape[1], LANES * 8
+    raw = np.zeros(size + alignment, dtype=np.uint8)
+    start = -raw.ctypes.data % alignment
+    padded = raw[start : start + size].view(values_xr.dtype).reshape(shape)
+    padded[:num_rows, :num_ranks] = values_xr
+    return padded

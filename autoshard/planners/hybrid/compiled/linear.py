@@ -1,0 +1,257 @@
+"""A space and its layouts as the compiled search has them: what shards add to ranks, taken as linear.
+
+Shape suffixes: I items, O options, E shards of options, V kinds of shards, P parts of a step, R ranks, K launches, M
+memory levels, X shards that are held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.core.costs import MsArray, kernel_floor
+from autoshard.core.step import KERNEL_PARTS, StepPart
+from autoshard.planners.hybrid.compiled.library import Task, library, over_ranks
+from autoshard.planners.hybrid.held import HeldShards
+from autoshard.planners.hybrid.layout import Layout, Limits
+from autoshard.planners.hybrid.rates import FlatOptions, Rates
+from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.planner_space import BoolArray, PlannerSpace
+from autoshard.planners.space.step_cost import PARTS, SYNC
+
+IntArray = NDArray[np.int32]
+
+#: Share of a part by which the step's rate by it is found, and its least milliseconds.
+_BUMP_SHARE, _LEAST_BUMP_MS = 0.02, 1e-12
+
+
+class Mode(IntEnum):
+    """What a call of the compiled search does, as `search.c` numbers it."""
+
+    DESCEND = 0
+    """A descent of all items."""
+    LAUNCH_BY_LAUNCH = 1
+    """For each launch, all items that use it are held without it, or, if there are none, all may use it for once."""
+    RUIN = 2
+    """Rounds of ruin and recreate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much a call of the compiled search does.
+
+    Attributes:
+        mode: What it does; all else is of ruin and recreate.
+        rounds: Rounds.
+        most: Most items of a ruin.
+        near: Items of the descent after it.
+        heat: Excess over the layout before, as a share of its step, that is accepted at first.
+    """
+
+    mode: Mode = Mode.RUIN
+    rounds: int = 4
+    most: int = 16
+    near: int = 96
+    heat: float = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Launches:
+    """What ranks pay once, however many shards they have that need it.
+
+    Attributes:
+        count_VK: How often a shard of each kind uses it.
+        added_KP: Milliseconds that it adds to each part of a rank.
+    """
+
+    count_VK: IntArray
+    added_KP: MsArray
+
+    @classmethod
+    def of(cls, space: PlannerSpace, layout: Layout) -> Launches:
+        """Reads a space.
+
+        There are launches of fused kernels, by the step model and by the kernel model where it says them exactly;
+        latencies of reduce-scatters; and gradient synchronisation, whose latency is not a rank's.
+        """
+        prices, kinds = space.prices, space.kinds
+        counts, added = [prices.fused_kernels(kinds.moved_VC)], [_kernel_launches(space, layout)]
+        floor = kernel_floor(prices.costs.kernel, kinds.codes_VH.astype(np.float32))
+        if floor.is_exact:
+            counts.append(np.eye(int(floor.kernel_N.max()) + 1)[floor.kernel_N])
+            bases_ms = np.array([floor.forward_base_ms, floor.backward_base_ms]) * prices.kernel_weights
+            added.append(np.zeros((counts[-1].shape[1], len(PARTS))))
+            added[-1][:, [PARTS.index(part) for part in KERNEL_PARTS]] = bases_ms
+        counts.append(prices.is_scattered(kinds.moved_VC)[:, None].astype(np.float64))
+        added.append(np.zeros((1, len(PARTS))))
+        exchanges = (StepPart.FORWARD_EXCHANGE, StepPart.BACKWARD_EXCHANGE)
+        added[-1][0, [PARTS.index(part) for part in exchanges]] = prices.scatter_latencies_ms()
+        is_used_K = np.concatenate(counts, axis=1).any(axis=0) & np.concatenate(added).any(axis=1)
+        count_VK, added_KP = np.concatenate(counts, axis=1)[:, is_used_K], np.concatenate(added)[is_used_K]
+        is_synced_V = kinds.moved_VC[:, SYNC].any(axis=1)
+        if is_synced_V.any():
+            count_VK = np.column_stack([count_VK, is_synced_V])
+            added_KP = np.concatenate([added_KP, np.zeros((1, len(PARTS)))])
+        return cls(count_VK=np.ascontiguousarray(count_VK, dtype=np.int32), added_KP=np.ascontiguousarray(added_KP))
+
+
+def _kernel_launches(space: PlannerSpace, layout: Layout) -> MsArray:
+    """Milliseconds that the first shard of each fused kernel adds beside its own, by the step model; shape (K, P)."""
+    prices = space.prices
+    base_RC = np.repeat(layout.moved_RC.mean(axis=0)[None], layout.num_ranks, axis=0)
+    without_with_BRC = prices.with_and_without_kernels(base_RC)
+    parts_PB = prices.moving_ms(without_with_BRC)[:, :, 0]
+    num_kernels = len(without_with_BRC) // 2
+    return np.asarray((parts_PB[:, num_kernels:] - parts_PB[:, :num_kernels]).T)
+
+
+class LinearSearch:
+    """Improves layouts of one space by the compiled search.
+
+    Args:
+        space: The space; options added to it later are not searched.
+        limits: Memory.
+        flat: The options.
+        around: What shards add is taken as linear around this layout, until `relinearise`.
+    """
+
+    def __init__(self, space: PlannerSpace, limits: Limits, flat: FlatOptions, around: Layout) -> None:
+        self.space, self.limits, self.flat = space, limits, flat
+        self._fixed = _option_arrays(space, flat)
+        self.relinearise(around, Rates.of(space, around))
+
+    def relinearise(self, around: Layout, rates: Rates) -> None:
+        """Takes what shards add as linear around another layout, whose rates are given."""
+        self.rates, self.launches = rates, Launches.of(self.space, around)
+        self._linear: dict[str, NDArray[Any]] = {
+            "served_vp": np.ascontiguousarray(rates.served_VP),
+            "shared_vp": np.ascontiguousarray(rates.shared_VP),
+            "sync_v": np.ascontiguousarray(rates.sync_V),
+            "bytes_vm": np.ascontiguousarray(self._bytes(around)),
+            "launches_vk": self.launches.count_VK,
+            "launch_kp": self.launches.added_KP,
+        }
+
+    def improved(self, layout: Layout, effort: Effort, *, may_O: BoolArray, seed: int, deadline_s: float) -> Layout:
+        """The best layout found, by what shards add if that is linear; it may be worse, or not fit, as it is.
+
+        Args:
+            layout: Where the search begins; left as it is.
+            effort: How much to do.
+            may_O: Options that may be taken.
+            seed: Source of all chance.
+            deadline_s: When to end, by `time.perf_counter`, within microseconds to milliseconds.
+
+        Raises:
+            MemoryError: If there is none left.
+        """
+        compiled = library()
+        assert compiled is not None, "it is compiled"
+        state = self._state(layout)
+        arrays: dict[str, NDArray[Any]] = {**self._fixed, **self._linear, **state}
+        arrays["may_o"] = np.ascontiguousarray(may_O, dtype=np.uint8)
+        held = HeldShards.of(self.flat, layout.chosen)
+        is_synced_X = held.is_shared_X & (self.rates.sync_V[held.kind_X] > 0)
+        task = Task.of(
+            arrays,
+            num_items=len(layout.chosen),
+            num_ranks=layout.num_ranks,
+            padded_ranks=state["load_pr"].shape[1],
+            num_levels=state["free_mr"].shape[0],
+            num_launches=self.launches.count_VK.shape[1],
+            node_size=self.space.topology.local_world_size,
+            max_shards=int(np.diff(self._fixed["first_site_i"]).max()),
+            num_synced=int(is_synced_X.sum()),
+            sync_ms=float(self.rates.sync_V[held.kind_X[is_synced_X]].sum()),
+            sync_base_ms=self.space.prices.sync_latency_ms(),
+            deadline_s=deadline_s,
+            seed=seed,
+        )
+        step_ms = compiled.autoshard_improve(task, effort.mode, effort.rounds, effort.most, effort.near, effort.heat)
+        if np.isnan(step_ms):
+            raise MemoryError
+        return self._layout(state["option_i"], state["site"])
+
+    def _state(self, layout: Layout) -> dict[str, NDArray[Any]]:
+        """The arrays that change, of a layout."""
+        held, first_option_I = HeldShards.of(self.flat, layout.chosen), self._fixed["first_option_i"][:-1]
+        number_I = np.array([layout.choice(item)[0] for item in range(len(layout.chosen))], dtype=np.int32)
+        site = np.zeros(max(1, int(self._fixed["first_site_i"][-1])), dtype=np.int32)
+        site[self._fixed["first_site_i"][held.item_X] + held.number_X] = held.site_X
+        return {
+            "option_i": first_option_I + number_I,
+            "site": site,
+            "load_pr": over_ranks(layout.parts_ms()),
+            "free_mr": over_ranks(layout.free_bytes().T),
+            "count_kr": over_ranks(self._counts(held, layout.num_ranks)),
+            "weight_p": self._weights(layout),
+        }
+
+    def _counts(self, held: HeldShards, num_ranks: int) -> IntArray:
+        """How often each rank uses each launch, shape (K, R)."""
+        count_XK = self.launches.count_VK[held.kind_X]
+        edges_RK = np.zeros((num_ranks + 1, count_XK.shape[1]), dtype=np.int32)
+        np.add.at(edges_RK, np.where(held.is_shared_X, 0, held.first_X), count_XK)
+        np.add.at(edges_RK, np.where(held.is_shared_X, num_ranks, held.end_X), -count_XK)
+        return np.ascontiguousarray(edges_RK.cumsum(axis=0, dtype=np.int32)[:-1].T)
+
+    def _weights(self, layout: Layout) -> MsArray:
+        """Milliseconds of the step by one of each part at its slowest rank, shape (P,)."""
+        slowest_P, sync_12 = layout.parts_ms().max(axis=1), layout.moved_RC[:1, SYNC]
+        bump_P = np.maximum(_BUMP_SHARE * slowest_P, _LEAST_BUMP_MS)
+        slowest_PB = slowest_P[:, None] + np.column_stack([np.zeros(len(bump_P)), np.diag(bump_P)])
+        step_ms_B = self.space.prices.compose(slowest_PB, np.repeat(sync_12, 1 + len(bump_P), axis=0))
+        return np.asarray(np.maximum((step_ms_B[1:] - step_ms_B[0]) / bump_P, 0.0))
+
+    def _bytes(self, around: Layout) -> FloatArray:
+        """Bytes of a shard of each kind on a rank by memory level, with what training needs for it; shape (V, M)."""
+        bytes_VM = self.space.kinds.bytes_VM.copy()
+        if self.limits.with_activations:
+            rate_C = self.space.prices.training_rates(around.moved_RC)
+            bytes_VM[:, 0] += np.ceil(np.maximum(self.space.kinds.moved_VC @ rate_C, 0.0))
+        return bytes_VM
+
+    def _layout(self, option_i: NDArray[Any], site: NDArray[Any]) -> Layout:
+        first_site_I = self._fixed["first_site_i"][:-1].tolist()
+        numbers = (option_i - self._fixed["first_option_i"][:-1]).tolist()
+        counts, sites = self.flat.count_O[option_i].tolist(), site.tolist()
+        chosen = [
+            (number, tuple(sites[first : first + count]))
+            for number, first, count in zip(numbers, first_site_I, counts, strict=True)
+        ]
+        return Layout(self.space, self.limits, chosen)
+
+
+def _option_arrays(space: PlannerSpace, flat: FlatOptions) -> dict[str, NDArray[Any]]:
+    """The arrays that no layout changes."""
+    options = [option for item in space.items for option in item.options]
+    shards = [shard for option in options for shard in option.shards]
+    types: dict[str, int] = {}
+    type_O = [types.setdefault(option.of_tables[0].name, len(types)) for option in options]
+    # Sites that constraints leave, each such set once; -1 for all sites.
+    sets: dict[bytes, int] = {}
+    allowed_E = [
+        -1 if shard.allowed_S.all() else sets.setdefault(_padded(shard.allowed_S, space), len(sets)) for shard in shards
+    ]
+    most_I = np.maximum.reduceat(flat.count_O, flat.first_I)
+    return {
+        "first_option_i": np.append(flat.first_I, len(options)).astype(np.int32),
+        "first_shard_o": np.append(flat.start_O, len(shards)).astype(np.int32),
+        "type_o": np.array(type_O, dtype=np.int32),
+        "kind_e": flat.kind_E.astype(np.int32),
+        "holders_e": flat.holders_E.astype(np.int32),
+        "allowed_e": np.array(allowed_E, dtype=np.int32),
+        "allowed": np.frombuffer(b"".join(sets) or b"\0", dtype=np.uint8),
+        "first_site_i": np.append(0, np.cumsum(most_I)).astype(np.int32),
+        "is_shared_e": flat.is_shared_E.astype(np.uint8),
+        "in_node_e": np.array([shard.in_one_node for shard in shards], dtype=np.uint8),
+        "is_free_e": flat.is_free_E.astype(np.uint8),
+    }
+
+
+def _padded(allowed_S: BoolArray, space: PlannerSpace) -> bytes:
+    return np.pad(allowed_S, (0, space.topology.world_size - len(allowed_S))).tobytes()

@@ -1,0 +1,798 @@
+/* Local search over sharding options, with what shards add to ranks taken as linear.
+
+   A step's part counts at a p-norm over ranks (a mean of powers, so that even parts count as they are). Every item is held
+   by one of its options; each of an option's shards has a site: a rank, a node, or all ranks. The search changes options
+   and sites in place: items take their best option in turn (best response), slow ranks swap shards with others, and some
+   items are taken off and held anew (ruin and recreate).
+
+   Index names: i item, o option, e shard of an option, v kind of shard, r rank, p part of the step, k launch, m memory
+   level. Arrays over ranks are padded to a multiple of LANES. No product is contracted and sums have a fixed order, so
+   that all machines make the same plans. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { PARTS = 5, LANES = 4, MAX_TYPES = 64, NONE = -1 };
+/* Exponents of the flattest and the sharpest norm, as powers of two. */
+enum { FLAT = 3, SHARP = 7 };
+/* Most rounds of swaps after a sweep, and most sweeps by each norm of the first descent. */
+enum { SWAPS = 8, SWEEPS = 4 };
+/* What counts as a gain, as a share of the step. */
+static const double LEAST_GAIN = 1e-7;
+/* Chances that a round rebuilds for a launch, that it rebuilds all items of a type, and that the type of a few ruined
+   items may not come back at once; and the largest share of the items that may be rebuilt without a launch. */
+static const double LAUNCHES = 0.1, WHOLE_TYPE = 0.05, BARRED = 0.6, MOST_REBUILT = 0.67;
+
+typedef double Lanes __attribute__((vector_size(LANES * sizeof(double))));
+
+typedef struct {
+  int32_t num_items, num_ranks, padded_ranks, num_levels, num_launches, node_size, max_shards, num_synced;
+  /* Options and their shards. */
+  const int32_t *first_option_i, *first_shard_o, *type_o, *kind_e, *holders_e, *allowed_e, *first_site_i;
+  const uint8_t *may_o, *is_shared_e, *in_node_e, *is_free_e, *allowed;
+  /* What kinds of shards add. */
+  const double *served_vp, *shared_vp, *sync_v, *bytes_vm, *weight_p;
+  double *launch_kp;
+  const int32_t *launches_vk;
+  /* The layout; changed in place. */
+  int32_t *option_i, *site;
+  double *load_pr, *free_mr;
+  int32_t *count_kr;
+  double sync_ms, sync_base_ms, deadline_s;
+  uint64_t seed;
+} Task;
+
+/* A shard of an item, and its rank. */
+typedef struct {
+  int32_t item, number, rank;
+} Held;
+
+typedef struct {
+  Task *task;
+  int32_t log2_exponent;
+  uint64_t random;
+  double *power_pr, *missing_kr, *score_r;
+  double scale_p[PARTS], slope_p[PARTS], sum_p[PARTS];
+  int32_t *absent_k;
+  double *undo;
+  int32_t *undo_rank, num_undo;
+  int32_t *sites, *best_sites, *kept_sites, *order;
+  Held *held;
+} Search;
+
+static double now_s(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* SplitMix64 (Steele, Lea and Flood, 2014). */
+static uint64_t next_random(uint64_t *state) {
+  uint64_t mixed = (*state += 0x9E3779B97F4A7C15ull);
+  mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ull;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBull;
+  return mixed ^ (mixed >> 31);
+}
+
+static double uniform(uint64_t *state) { return (double)(next_random(state) >> 11) * 0x1.0p-53; }
+
+static int32_t below(uint64_t *state, int32_t bound) { return (int32_t)(uniform(state) * bound); }
+
+static double powered(double share, int32_t log2_exponent) {
+  share = share > 0 ? share : 0;
+  for (int32_t step = 0; step < log2_exponent; step++) share *= share;
+  return share;
+}
+
+static double root(double power, int32_t log2_exponent) {
+  for (int32_t step = 0; step < log2_exponent; step++) power = sqrt(power);
+  return power;
+}
+
+static int32_t num_shards(const Task *task, int32_t option) {
+  return task->first_shard_o[option + 1] - task->first_shard_o[option];
+}
+
+/* Norms. */
+
+static void sum_powers(Search *search) {
+  const Task *task = search->task;
+  for (int32_t p = 0; p < PARTS; p++) {
+    const Lanes *power = (const Lanes *)(search->power_pr + (size_t)p * task->padded_ranks);
+    Lanes sum = {0};
+    for (int32_t block = 0; block < task->padded_ranks / LANES; block++) sum += power[block];
+    search->sum_p[p] = sum[0] + sum[1] + sum[2] + sum[3];
+  }
+}
+
+static double energy_with(const Search *search, const double *added_p) {
+  const Task *task = search->task;
+  double energy = task->sync_ms + (task->num_synced > 0 ? task->sync_base_ms : 0);
+  for (int32_t p = 0; p < PARTS; p++) {
+    double mean = (search->sum_p[p] + (added_p ? added_p[p] : 0)) / task->num_ranks;
+    energy += task->weight_p[p] * search->scale_p[p] * root(mean > 0 ? mean : 0, search->log2_exponent);
+  }
+  return energy;
+}
+
+static double energy_ms(Search *search) {
+  sum_powers(search);
+  return energy_with(search, NULL);
+}
+
+/* The step by the slowest rank of each part. */
+static double slowest_ms(const Task *task) {
+  double step = task->sync_ms + (task->num_synced > 0 ? task->sync_base_ms : 0);
+  for (int32_t p = 0; p < PARTS; p++) {
+    double most = 0;
+    for (int32_t r = 0; r < task->num_ranks; r++) most = fmax(most, task->load_pr[(size_t)p * task->padded_ranks + r]);
+    step += task->weight_p[p] * most;
+  }
+  return step;
+}
+
+/* What one more unit in a part's sum of powers is worth. */
+static void set_slopes(Search *search) {
+  const Task *task = search->task;
+  sum_powers(search);
+  for (int32_t p = 0; p < PARTS; p++) {
+    double norm = search->scale_p[p] * root(search->sum_p[p] / task->num_ranks, search->log2_exponent);
+    double exponent = (double)(1 << search->log2_exponent);
+    search->slope_p[p] = search->sum_p[p] > 1e-300 ? task->weight_p[p] * norm / (exponent * search->sum_p[p]) : 0;
+  }
+}
+
+static void set_exponent(Search *search, int32_t log2_exponent) {
+  Task *task = search->task;
+  search->log2_exponent = log2_exponent;
+  for (int32_t p = 0; p < PARTS; p++) {
+    const double *load_r = task->load_pr + (size_t)p * task->padded_ranks;
+    double *power_r = search->power_pr + (size_t)p * task->padded_ranks, most = 1e-30;
+    for (int32_t r = 0; r < task->num_ranks; r++) most = fmax(most, load_r[r]);
+    search->scale_p[p] = most;
+    for (int32_t r = 0; r < task->padded_ranks; r++)
+      power_r[r] = r < task->num_ranks ? powered(load_r[r] / most, log2_exponent) : 0;
+  }
+}
+
+/* Shards on ranks. */
+
+static const double *rates_of(const Task *task, int32_t shard) {
+  return (task->is_shared_e[shard] ? task->shared_vp : task->served_vp) + (size_t)task->kind_e[shard] * PARTS;
+}
+
+/* What a shard adds to the parts of a rank, with the launches of kernels that the rank has not yet. */
+static void load_on(const Search *search, int32_t shard, int32_t rank, double *load_p) {
+  const Task *task = search->task;
+  const int32_t *launches_k = task->launches_vk + (size_t)task->kind_e[shard] * task->num_launches;
+  memcpy(load_p, rates_of(task, shard), PARTS * sizeof(double));
+  for (int32_t k = 0; k < task->num_launches; k++)
+    if (launches_k[k] && task->count_kr[(size_t)k * task->padded_ranks + rank] == 0)
+      for (int32_t p = 0; p < PARTS; p++) load_p[p] += task->launch_kp[k * PARTS + p];
+}
+
+static void count_launches(Search *search, int32_t shard, int32_t rank, int32_t sign) {
+  Task *task = search->task;
+  const int32_t *launches_k = task->launches_vk + (size_t)task->kind_e[shard] * task->num_launches;
+  for (int32_t k = 0; k < task->num_launches; k++) {
+    if (!launches_k[k]) continue;
+    size_t at = (size_t)k * task->padded_ranks + rank;
+    search->absent_k[k] -= task->count_kr[at] == 0;
+    task->count_kr[at] += sign * launches_k[k];
+    search->missing_kr[at] = task->count_kr[at] == 0 ? 1.0 : 0.0;
+    search->absent_k[k] += task->count_kr[at] == 0;
+  }
+}
+
+static void add_to_rank(Search *search, int32_t shard, int32_t rank, int32_t sign) {
+  Task *task = search->task;
+  double load_p[PARTS];
+  if (sign < 0) count_launches(search, shard, rank, sign);
+  load_on(search, shard, rank, load_p);
+  if (sign > 0) count_launches(search, shard, rank, sign);
+  for (int32_t p = 0; p < PARTS; p++) {
+    size_t at = (size_t)p * task->padded_ranks + rank;
+    task->load_pr[at] += sign * load_p[p];
+    search->power_pr[at] = powered(task->load_pr[at] / search->scale_p[p], search->log2_exponent);
+  }
+  const double *bytes_m = task->bytes_vm + (size_t)task->kind_e[shard] * task->num_levels;
+  for (int32_t m = 0; m < task->num_levels; m++) task->free_mr[(size_t)m * task->padded_ranks + rank] -= sign * bytes_m[m];
+}
+
+static int32_t first_rank(const Task *task, int32_t shard, int32_t site) {
+  return task->is_shared_e[shard] ? 0 : site * task->holders_e[shard];
+}
+
+static int32_t num_holders(const Task *task, int32_t shard) {
+  return task->is_shared_e[shard] ? task->num_ranks : task->holders_e[shard];
+}
+
+static void count_sync(Task *task, int32_t shard, int32_t sign) {
+  double sync_ms = task->sync_v[task->kind_e[shard]];
+  if (!task->is_shared_e[shard] || sync_ms <= 0) return;
+  task->sync_ms += sign * sync_ms;
+  task->num_synced += sign;
+}
+
+static void add_shard(Search *search, int32_t shard, int32_t site, int32_t sign) {
+  Task *task = search->task;
+  int32_t first = first_rank(task, shard, site), count = num_holders(task, shard);
+  for (int32_t rank = first; rank < first + count; rank++) add_to_rank(search, shard, rank, sign);
+  count_sync(task, shard, sign);
+}
+
+static void add_option(Search *search, int32_t option, const int32_t *sites, int32_t sign) {
+  int32_t first = search->task->first_shard_o[option];
+  for (int32_t number = 0; number < num_shards(search->task, option); number++)
+    add_shard(search, first + number, sites[number], sign);
+}
+
+static int32_t fits_on(const Task *task, int32_t shard, int32_t first, int32_t count) {
+  const double *bytes_m = task->bytes_vm + (size_t)task->kind_e[shard] * task->num_levels;
+  for (int32_t m = 0; m < task->num_levels; m++)
+    for (int32_t rank = first; rank < first + count; rank++)
+      if (task->free_mr[(size_t)m * task->padded_ranks + rank] < bytes_m[m]) return 0;
+  return 1;
+}
+
+/* Adds a shard so that it can be taken back bit by bit. */
+static void try_shard(Search *search, int32_t shard, int32_t site) {
+  Task *task = search->task;
+  int32_t first = first_rank(task, shard, site), count = num_holders(task, shard);
+  for (int32_t rank = first; rank < first + count; rank++) {
+    double *undo = search->undo + (size_t)search->num_undo * 2 * PARTS;
+    search->undo_rank[search->num_undo++] = rank;
+    for (int32_t p = 0; p < PARTS; p++) {
+      undo[p] = task->load_pr[(size_t)p * task->padded_ranks + rank];
+      undo[PARTS + p] = search->power_pr[(size_t)p * task->padded_ranks + rank];
+    }
+  }
+  add_shard(search, shard, site, 1);
+}
+
+static void take_back(Search *search, int32_t option, int32_t count) {
+  Task *task = search->task;
+  for (int32_t number = count - 1; number >= 0; number--) {
+    int32_t shard = task->first_shard_o[option] + number, first = first_rank(task, shard, search->sites[number]);
+    const double *bytes_m = task->bytes_vm + (size_t)task->kind_e[shard] * task->num_levels;
+    for (int32_t rank = first; rank < first + num_holders(task, shard); rank++) {
+      count_launches(search, shard, rank, -1);
+      for (int32_t m = 0; m < task->num_levels; m++) task->free_mr[(size_t)m * task->padded_ranks + rank] += bytes_m[m];
+    }
+    count_sync(task, shard, -1);
+  }
+  while (search->num_undo) {
+    const double *undo = search->undo + (size_t)--search->num_undo * 2 * PARTS;
+    for (int32_t p = 0; p < PARTS; p++) {
+      size_t at = (size_t)p * task->padded_ranks + search->undo_rank[search->num_undo];
+      task->load_pr[at] = undo[p];
+      search->power_pr[at] = undo[PARTS + p];
+    }
+  }
+}
+
+/* Best sites. */
+
+/* What a shard would add on each rank, by slopes. */
+static void score_ranks(Search *search, int32_t shard) {
+  const Task *task = search->task;
+  const double *rate_p = rates_of(task, shard);
+  const int32_t *launches_k = task->launches_vk + (size_t)task->kind_e[shard] * task->num_launches;
+  int32_t num_blocks = task->padded_ranks / LANES;
+  Lanes *score = (Lanes *)search->score_r;
+  memset(search->score_r, 0, task->padded_ranks * sizeof(double));
+  for (int32_t p = 0; p < PARTS; p++) {
+    const Lanes *load = (const Lanes *)(task->load_pr + (size_t)p * task->padded_ranks);
+    const Lanes *power = (const Lanes *)(search->power_pr + (size_t)p * task->padded_ranks);
+    double inverse = 1 / search->scale_p[p], slope = search->slope_p[p];
+    for (int32_t block = 0; block < num_blocks; block++) {
+      Lanes after = load[block] + rate_p[p];
+      for (int32_t k = 0; k < task->num_launches; k++)
+        if (launches_k[k] && search->absent_k[k])
+          after += ((const Lanes *)(search->missing_kr + (size_t)k * task->padded_ranks))[block] * task->launch_kp[k * PARTS + p];
+      after *= inverse;
+      for (int32_t step = 0; step < search->log2_exponent; step++) after *= after;
+      score[block] += slope * (after - power[block]);
+    }
+  }
+}
+
+/* The open site where a shard adds least; -1 where none is open. */
+static int32_t best_site(Search *search, int32_t shard, int32_t node) {
+  const Task *task = search->task;
+  int32_t holders = num_holders(task, shard), best = -1;
+  if (task->is_shared_e[shard]) return fits_on(task, shard, 0, task->num_ranks) ? 0 : -1;
+  const uint8_t *allowed = task->allowed_e[shard] < 0 ? NULL : task->allowed + (size_t)task->allowed_e[shard] * task->num_ranks;
+  double least = INFINITY;
+  score_ranks(search, shard);
+  for (int32_t site = 0; site < task->num_ranks / holders; site++) {
+    int32_t first = site * holders;
+    if (node >= 0 && first / task->node_size != node) continue;
+    if (allowed && !allowed[site]) continue;
+    double score = 0;
+    for (int32_t rank = first; rank < first + holders; rank++) score += search->score_r[rank];
+    if (score < least && fits_on(task, shard, first, holders)) {
+      least = score;
+      best = site;
+    }
+  }
+  return best;
+}
+
+/* What a shard would add to the sums of powers at a site. */
+static void added_powers(const Search *search, int32_t shard, int32_t site, double *added_p) {
+  const Task *task = search->task;
+  int32_t first = first_rank(task, shard, site), count = num_holders(task, shard);
+  const double *rate_p = rates_of(task, shard);
+  const int32_t *launches_k = task->launches_vk + (size_t)task->kind_e[shard] * task->num_launches;
+  for (int32_t p = 0; p < PARTS; p++) {
+    const double *load_r = task->load_pr + (size_t)p * task->padded_ranks;
+    const double *power_r = search->power_pr + (size_t)p * task->padded_ranks;
+    double inverse = 1 / search->scale_p[p], rate = rate_p[p], sums[LANES] = {0};
+    for (int32_t rank = first; rank < first + count; rank++) {
+      double after = load_r[rank] + rate;
+      for (int32_t k = 0; k < task->num_launches; k++)
+        if (launches_k[k] && search->absent_k[k])
+          after += search->missing_kr[(size_t)k * task->padded_ranks + rank] * task->launch_kp[k * PARTS + p];
+      after *= inverse;
+      after = after > 0 ? after : 0;
+      for (int32_t step = 0; step < search->log2_exponent; step++) after *= after;
+      sums[(rank - first) % LANES] += after - power_r[rank];
+    }
+    added_p[p] = sums[0] + sums[1] + sums[2] + sums[3];
+  }
+}
+
+/* The energy with an option at its cheapest sites, which are left in `sites`; infinite where it finds no room. */
+static double option_energy(Search *search, int32_t option) {
+  Task *task = search->task;
+  int32_t first = task->first_shard_o[option], count = num_shards(task, option), node = -1, number;
+  double energy = INFINITY, added_p[PARTS];
+  search->num_undo = 0;
+  for (number = 0; number < count; number++) {
+    if (number) set_slopes(search);
+    int32_t shard = first + number, site = best_site(search, shard, node);
+    if (site < 0) break;
+    search->sites[number] = site;
+    if (task->in_node_e[shard]) node = site * task->holders_e[shard] / task->node_size;
+    if (number + 1 < count) {
+      try_shard(search, shard, site);
+      continue;
+    }
+    added_powers(search, shard, site, added_p);
+    count_sync(task, shard, 1);
+    energy = energy_with(search, added_p);
+    count_sync(task, shard, -1);
+  }
+  if (number && count > 1) {
+    take_back(search, option, number < count ? number : count - 1);
+    set_slopes(search);
+  }
+  return energy;
+}
+
+/* Holds an item that is held by nobody by its best option but those of a type; the energy then, infinite if none fits. */
+static int32_t uses(const Task *task, int32_t option, int32_t launch) {
+  for (int32_t shard = task->first_shard_o[option]; shard < task->first_shard_o[option + 1]; shard++)
+    if (task->launches_vk[(size_t)task->kind_e[shard] * task->num_launches + launch]) return 1;
+  return 0;
+}
+
+static double hold_best(Search *search, int32_t item, int32_t barred_type, int32_t barred_launch) {
+  Task *task = search->task;
+  double least = INFINITY;
+  int32_t best = -1;
+  set_slopes(search);
+  for (int32_t option = task->first_option_i[item]; option < task->first_option_i[item + 1]; option++) {
+    if (!task->may_o[option] || task->type_o[option] == barred_type) continue;
+    if (barred_launch >= 0 && uses(task, option, barred_launch)) continue;
+    double energy = option_energy(search, option);
+    if (energy < least) {
+      least = energy;
+      best = option;
+      memcpy(search->best_sites, search->sites, num_shards(task, option) * sizeof(int32_t));
+    }
+  }
+  if (best < 0) return INFINITY;
+  task->option_i[item] = best;
+  memcpy(task->site + task->first_site_i[item], search->best_sites, num_shards(task, best) * sizeof(int32_t));
+  add_option(search, best, search->best_sites, 1);
+  return least;
+}
+
+/* Gives an item its best option if that shortens the step. */
+static int32_t respond(Search *search, int32_t item) {
+  Task *task = search->task;
+  int32_t option = task->option_i[item], *sites = task->site + task->first_site_i[item];
+  size_t size = num_shards(task, option) * sizeof(int32_t);
+  memcpy(search->kept_sites, sites, size);
+  double before = energy_ms(search);
+  add_option(search, option, sites, -1);
+  double after = hold_best(search, item, NONE, NONE);
+  if (after < before * (1 - LEAST_GAIN)) return 1;
+  if (after < INFINITY) add_option(search, task->option_i[item], sites, -1);
+  task->option_i[item] = option;
+  memcpy(sites, search->kept_sites, size);
+  add_option(search, option, sites, 1);
+  return 0;
+}
+
+/* Swaps. */
+
+static int32_t free_shards(const Task *task, Held *found) {
+  int32_t count = 0;
+  for (int32_t item = 0; item < task->num_items; item++) {
+    int32_t first = task->first_shard_o[task->option_i[item]];
+    for (int32_t number = 0; number < num_shards(task, task->option_i[item]); number++)
+      if (task->is_free_e[first + number])
+        found[count++] = (Held){item, number, task->site[task->first_site_i[item] + number]};
+  }
+  return count;
+}
+
+static int32_t shard_of(const Task *task, Held held) { return task->first_shard_o[task->option_i[held.item]] + held.number; }
+
+static int32_t may_swap(const Task *task, int32_t given, int32_t taken, int32_t from, int32_t to) {
+  const double *given_m = task->bytes_vm + (size_t)task->kind_e[given] * task->num_levels;
+  const double *taken_m = task->bytes_vm + (size_t)task->kind_e[taken] * task->num_levels;
+  for (int32_t m = 0; m < task->num_levels; m++) {
+    const double *free_r = task->free_mr + (size_t)m * task->padded_ranks;
+    double more = given_m[m] - taken_m[m];
+    if (free_r[to] < more || free_r[from] < -more) return 0;
+  }
+  return 1;
+}
+
+static double swap_score(const Search *search, const double *given_p, const double *taken_p, int32_t from, int32_t to) {
+  const Task *task = search->task;
+  double score = 0;
+  for (int32_t p = 0; p < PARTS; p++) {
+    const double *load_r = task->load_pr + (size_t)p * task->padded_ranks;
+    const double *power_r = search->power_pr + (size_t)p * task->padded_ranks;
+    double more = given_p[p] - taken_p[p], scale = search->scale_p[p];
+    double here = powered((load_r[from] - more) / scale, search->log2_exponent) - power_r[from];
+    double there = powered((load_r[to] + more) / scale, search->log2_exponent) - power_r[to];
+    score += search->slope_p[p] * (here + there);
+  }
+  return score;
+}
+
+static void swap(Search *search, Held one, Held other) {
+  Task *task = search->task;
+  int32_t given = shard_of(task, one), taken = shard_of(task, other);
+  add_shard(search, given, one.rank, -1);
+  add_shard(search, taken, other.rank, -1);
+  add_shard(search, given, other.rank, 1);
+  add_shard(search, taken, one.rank, 1);
+  task->site[task->first_site_i[one.item] + one.number] = other.rank;
+  task->site[task->first_site_i[other.item] + other.number] = one.rank;
+}
+
+/* The swap of a rank's shard against another's that seems to gain most, if it does. */
+static int32_t swap_from(Search *search, int32_t slow) {
+  Task *task = search->task;
+  Held *held = search->held;
+  double before = energy_ms(search), least = 0;
+  int32_t count = free_shards(task, held);
+  Held given = {-1, 0, 0}, taken = {-1, 0, 0};
+  set_slopes(search);
+  for (int32_t one = 0; one < count; one++) {
+    if (held[one].rank != slow) continue;
+    int32_t mine = shard_of(task, held[one]);
+    for (int32_t other = 0; other < count; other++) {
+      if (held[other].rank == slow || held[other].item == held[one].item) continue;
+      int32_t theirs = shard_of(task, held[other]);
+      double score = swap_score(search, rates_of(task, mine), rates_of(task, theirs), slow, held[other].rank);
+      if (score < least && may_swap(task, mine, theirs, slow, held[other].rank)) {
+        least = score;
+        given = held[one];
+        taken = held[other];
+      }
+    }
+  }
+  if (given.item < 0) return 0;
+  swap(search, given, taken);
+  if (energy_ms(search) < before * (1 - LEAST_GAIN)) return 1;
+  swap(search, (Held){given.item, given.number, taken.rank}, (Held){taken.item, taken.number, given.rank});
+  return 0;
+}
+
+static int32_t slowest_rank(const Task *task, int32_t part) {
+  const double *load_r = task->load_pr + (size_t)part * task->padded_ranks;
+  int32_t slowest = 0;
+  for (int32_t rank = 1; rank < task->num_ranks; rank++)
+    if (load_r[rank] > load_r[slowest]) slowest = rank;
+  return slowest;
+}
+
+static int32_t swap_slowest(Search *search) {
+  Task *task = search->task;
+  int32_t num_swaps = 0;
+  for (int32_t p = 0; p < PARTS; p++)
+    if (task->weight_p[p] > 0) num_swaps += swap_from(search, slowest_rank(task, p));
+  return num_swaps;
+}
+
+/* Descent, ruin and recreate. */
+
+static void shuffle(int32_t *order, int32_t count, uint64_t *random) {
+  for (int32_t last = count - 1; last > 0; last--) {
+    int32_t other = below(random, last + 1), kept = order[last];
+    order[last] = order[other];
+    order[other] = kept;
+  }
+}
+
+static int32_t is_over(const Search *search) { return now_s() >= search->task->deadline_s; }
+
+/* Best responses of some items, then swaps, by sharper and sharper norms. */
+static void descend(Search *search, const int32_t *items, int32_t count, int32_t sweeps) {
+  for (int32_t log2_exponent = FLAT; log2_exponent <= SHARP; log2_exponent += 2) {
+    set_exponent(search, log2_exponent);
+    for (int32_t sweep = 0; sweep < sweeps; sweep++) {
+      int32_t num_changes = 0;
+      for (int32_t at = 0; at < count; at++) {
+        if (is_over(search)) return;
+        num_changes += respond(search, items[at]);
+      }
+      for (int32_t round = 0; round < SWAPS && !is_over(search); round++) {
+        int32_t num_swaps = swap_slowest(search);
+        num_changes += num_swaps;
+        if (!num_swaps) break;
+      }
+      if (!num_changes) break;
+    }
+  }
+}
+
+static int32_t is_on_any(const Task *task, int32_t item, const int32_t *ranks, int32_t count) {
+  int32_t option = task->option_i[item];
+  for (int32_t number = 0; number < num_shards(task, option); number++) {
+    int32_t shard = task->first_shard_o[option] + number;
+    if (task->is_shared_e[shard]) continue;
+    int32_t first = first_rank(task, shard, task->site[task->first_site_i[item] + number]);
+    for (int32_t at = 0; at < count; at++)
+      if (first <= ranks[at] && ranks[at] < first + task->holders_e[shard]) return 1;
+  }
+  return 0;
+}
+
+/* Best responses of the items on the slowest ranks, as long as that helps. */
+static void relieve(Search *search) {
+  Task *task = search->task;
+  int32_t num_changes = 1;
+  set_exponent(search, SHARP);
+  while (num_changes) {
+    num_changes = 0;
+    for (int32_t p = 0; p < PARTS; p++) {
+      int32_t slowest = slowest_rank(task, p);
+      for (int32_t item = 0; item < task->num_items; item++) {
+        if (!is_on_any(task, item, &slowest, 1)) continue;
+        if (is_over(search)) return;
+        num_changes += respond(search, item);
+      }
+    }
+  }
+}
+
+/* Brings items to the front of the order. */
+static int32_t bring(int32_t *order, int32_t count, int32_t at) {
+  int32_t item = order[at];
+  order[at] = order[count];
+  order[count] = item;
+  return count + 1;
+}
+
+/* A sharding type that is in use: each as likely, or by how many items it holds. */
+static int32_t some_type(const Task *task, uint64_t *random) {
+  int32_t types[MAX_TYPES], count = 0, item = below(random, task->num_items);
+  if (uniform(random) < 0.5) return task->type_o[task->option_i[item]];
+  for (item = 0; item < task->num_items; item++) {
+    int32_t type = task->type_o[task->option_i[item]], at = 0;
+    while (at < count && types[at] != type) at++;
+    if (at == count && count < MAX_TYPES) types[count++] = type;
+  }
+  return types[below(random, count)];
+}
+
+/* Takes items off that come first in the order, and holds them anew; 0 if one finds no room. */
+static int32_t recreate(Search *search, int32_t count, int32_t barred_type, int32_t barred_launch) {
+  Task *task = search->task;
+  const int32_t *items = search->order;
+  for (int32_t at = 0; at < count; at++)
+    add_option(search, task->option_i[items[at]], task->site + task->first_site_i[items[at]], -1);
+  for (int32_t at = 0; at < count; at++) {
+    if (hold_best(search, items[at], barred_type, barred_launch) < INFINITY) continue;
+    if (barred_type < 0 && barred_launch < 0) return 0;
+    if (hold_best(search, items[at], NONE, NONE) == INFINITY) return 0;
+  }
+  return 1;
+}
+
+/* Ruins a few items, of the slowest ranks, of one type, or any; or all of one type. */
+static int32_t rebuild_items(Search *search, int32_t most, int32_t near) {
+  Task *task = search->task;
+  uint64_t *random = &search->random;
+  int32_t *order = search->order, way = below(random, 3), count = 0, ranks[PARTS + 1];
+  int32_t is_whole_type = uniform(random) < WHOLE_TYPE, wanted = 2 + below(random, most - 1);
+  int32_t type = way == 1 || is_whole_type ? some_type(task, random) : NONE;
+  int32_t barred_type = is_whole_type || uniform(random) < BARRED ? type : NONE;
+  if (is_whole_type) wanted = task->num_items;
+  for (int32_t p = 0; p < PARTS; p++) ranks[p] = slowest_rank(task, p);
+  ranks[PARTS] = below(random, task->num_ranks);
+  shuffle(order, task->num_items, random);
+  for (int32_t at = 0; at < task->num_items && count < wanted; at++) {
+    int32_t is_taken = 1;
+    if (type >= 0) is_taken = task->type_o[task->option_i[order[at]]] == type;
+    else if (way == 0) is_taken = is_on_any(task, order[at], ranks, PARTS + 1);
+    if (is_taken) count = bring(order, count, at);
+  }
+  set_exponent(search, FLAT + 2 * below(random, 2));
+  if (!recreate(search, count, barred_type, NONE)) return 0;
+  descend(search, order, is_whole_type || near > task->num_items ? task->num_items : near, 1);
+  return 1;
+}
+
+/* Holds all items without a launch, if it is in use by no more than most of them; else lets them use it at no cost for
+   once. */
+static int32_t rebuild_launch(Search *search, int32_t launch) {
+  Task *task = search->task;
+  int32_t *order = search->order, count = 0;
+  shuffle(order, task->num_items, &search->random);
+  set_exponent(search, FLAT);
+  if (search->absent_k[launch] < task->num_ranks) {
+    for (int32_t at = 0; at < task->num_items; at++)
+      if (uses(task, task->option_i[order[at]], launch)) count = bring(order, count, at);
+    if (count > MOST_REBUILT * task->num_items || !recreate(search, count, NONE, launch)) return 0;
+  } else {
+    double *launch_p = task->launch_kp + launch * PARTS, kept_p[PARTS];
+    memcpy(kept_p, launch_p, sizeof kept_p);
+    memset(launch_p, 0, sizeof kept_p);
+    for (int32_t at = 0; at < task->num_items && !is_over(search); at++) respond(search, order[at]);
+    memcpy(launch_p, kept_p, sizeof kept_p);
+    for (int32_t rank = 0; rank < task->num_ranks; rank++)
+      if (task->count_kr[(size_t)launch * task->padded_ranks + rank])
+        for (int32_t p = 0; p < PARTS; p++) task->load_pr[(size_t)p * task->padded_ranks + rank] += kept_p[p];
+  }
+  descend(search, order, task->num_items, 1);
+  return 1;
+}
+
+/* All that a layout consists of, to go back to. */
+typedef struct {
+  int32_t *option_i, *site, *count_kr, num_synced;
+  double *load_pr, *free_mr, sync_ms, step_ms;
+} Saved;
+
+static size_t padded(const Task *task, int32_t count) { return (size_t)count * task->padded_ranks; }
+
+static void copy_state(Task *task, Saved *saved, int32_t back) {
+  struct {
+    void *now, *then;
+    size_t size;
+  } arrays[] = {
+      {task->option_i, saved->option_i, task->num_items * sizeof(int32_t)},
+      {task->site, saved->site, task->first_site_i[task->num_items] * sizeof(int32_t)},
+      {task->count_kr, saved->count_kr, padded(task, task->num_launches) * sizeof(int32_t)},
+      {task->load_pr, saved->load_pr, padded(task, PARTS) * sizeof(double)},
+      {task->free_mr, saved->free_mr, padded(task, task->num_levels) * sizeof(double)},
+      {&task->num_synced, &saved->num_synced, sizeof(int32_t)},
+      {&task->sync_ms, &saved->sync_ms, sizeof(double)},
+  };
+  for (size_t at = 0; at < sizeof arrays / sizeof arrays[0]; at++)
+    memcpy(back ? arrays[at].now : arrays[at].then, back ? arrays[at].then : arrays[at].now, arrays[at].size);
+}
+
+static void find_missing(Search *search) {
+  Task *task = search->task;
+  for (int32_t k = 0; k < task->num_launches; k++) {
+    search->absent_k[k] = 0;
+    for (int32_t r = 0; r < task->padded_ranks; r++) {
+      size_t at = (size_t)k * task->padded_ranks + r;
+      int32_t is_missing = r < task->num_ranks && task->count_kr[at] == 0;
+      search->missing_kr[at] = is_missing;
+      search->absent_k[k] += is_missing;
+    }
+  }
+}
+
+/* Goes on from what a round found if its step is below a limit, else back to what was before; keeps the best. */
+static void accept(Search *search, int32_t is_found, double limit_ms, Saved *before, Saved *best) {
+  Task *task = search->task;
+  double step_ms = is_found ? slowest_ms(task) : INFINITY;
+  if (step_ms < best->step_ms) {
+    best->step_ms = step_ms;
+    copy_state(task, best, 0);
+  }
+  if (step_ms < limit_ms) {
+    before->step_ms = step_ms;
+    copy_state(task, before, 0);
+  } else {
+    copy_state(task, before, 1);
+    find_missing(search);
+  }
+}
+
+/* Arrays of a search, one after the other in one block of memory. */
+typedef struct {
+  char *next;
+  size_t size;
+} Arena;
+
+static void *taken(Arena *arena, size_t size) {
+  size = (size + sizeof(Lanes) - 1) / sizeof(Lanes) * sizeof(Lanes);
+  void *found = arena->next;
+  if (arena->next) arena->next += size;
+  arena->size += size;
+  return found;
+}
+
+static void take_arrays(Arena *arena, Search *search, Saved *before, Saved *best) {
+  const Task *task = search->task;
+  size_t most_undo = (size_t)task->max_shards * task->num_ranks, num_sites = task->first_site_i[task->num_items];
+  search->power_pr = taken(arena, padded(task, PARTS) * sizeof(double));
+  search->missing_kr = taken(arena, padded(task, task->num_launches) * sizeof(double));
+  search->score_r = taken(arena, padded(task, 1) * sizeof(double));
+  search->absent_k = taken(arena, task->num_launches * sizeof(int32_t));
+  search->undo = taken(arena, most_undo * 2 * PARTS * sizeof(double));
+  search->undo_rank = taken(arena, most_undo * sizeof(int32_t));
+  search->sites = taken(arena, task->max_shards * sizeof(int32_t));
+  search->best_sites = taken(arena, task->max_shards * sizeof(int32_t));
+  search->kept_sites = taken(arena, task->max_shards * sizeof(int32_t));
+  search->held = taken(arena, num_sites * sizeof(Held));
+  search->order = taken(arena, task->num_items * sizeof(int32_t));
+  for (Saved *saved = before; saved; saved = saved == before ? best : NULL) {
+    saved->option_i = taken(arena, task->num_items * sizeof(int32_t));
+    saved->site = taken(arena, num_sites * sizeof(int32_t));
+    saved->count_kr = taken(arena, padded(task, task->num_launches) * sizeof(int32_t));
+    saved->load_pr = taken(arena, padded(task, PARTS) * sizeof(double));
+    saved->free_mr = taken(arena, padded(task, task->num_levels) * sizeof(double));
+  }
+}
+
+/* What a call does. */
+enum { DESCEND, LAUNCH_BY_LAUNCH, RUIN };
+
+/* Improves a layout: by a descent of all items, by one rebuilding for each launch, or by rounds of ruin and recreate.
+
+   rounds: of ruin and recreate. most: most items of a ruin. near: items of the descent after it, the ruined ones and others at random. heat: excess over
+   the layout before, as a share, that is accepted at first; it falls to 0 until the last round.
+
+   Returns the step by the slowest ranks of the best layout, which is left in the task, without what is the same for all
+   layouts; NaN if there is no memory, and the layout as it was. */
+double autoshard_improve(Task *task, int32_t mode, int32_t rounds, int32_t most, int32_t near, double heat) {
+  Search search = {.task = task, .random = task->seed};
+  Saved before = {0}, best = {0};
+  Arena arena = {0};
+  take_arrays(&arena, &search, &before, &best);
+  char *block = arena.next = aligned_alloc(sizeof(Lanes), arena.size);
+  if (!block) return NAN;
+  take_arrays(&arena, &search, &before, &best);
+  for (int32_t item = 0; item < task->num_items; item++) search.order[item] = item;
+  find_missing(&search);
+  before.step_ms = best.step_ms = slowest_ms(task);
+  copy_state(task, &before, 0);
+  copy_state(task, &best, 0);
+  if (mode == DESCEND) {
+    relieve(&search);
+    accept(&search, 1, before.step_ms, &before, &best);
+    shuffle(search.order, task->num_items, &search.random);
+    descend(&search, search.order, task->num_items, SWEEPS);
+    accept(&search, 1, before.step_ms, &before, &best);
+  }
+  for (int32_t launch = 0; mode == LAUNCH_BY_LAUNCH && launch < task->num_launches && !is_over(&search); launch++)
+    accept(&search, rebuild_launch(&search, launch), before.step_ms, &before, &best);
+  for (int32_t round = 0; mode == RUIN && round < rounds && !is_over(&search); round++) {
+    double limit_ms = before.step_ms * (1 + heat * uniform(&search.random) * (rounds - round) / rounds);
+    int32_t is_launch = task->num_launches && uniform(&search.random) < LAUNCHES;
+    int32_t is_found = is_launch ? rebuild_launch(&search, below(&search.random, task->num_launches))
+                                 : rebuild_items(&search, most, near);
+    accept(&search, is_found, limit_ms, &before, &best);
+  }
+  copy_state(task, &best, 1);
+  free(block);
+  return best.step_ms;
+}

@@ -1,0 +1,121 @@
+"use strict";
+
+/* One stored plan: its report, what its step waits for, and what would help. */
+
+import { cell, fill, ms, percent, short } from "./drawing.js";
+import { ask, find, guarded } from "./service.js";
+
+/* Tables that are listed as those for which the step waits. */
+const MOST_BINDING = 10;
+/* Ranks that are named one by one. */
+const MOST_RANKS = 6;
+/* Gains below this share are too small to advise a change. */
+const LEAST_GAIN = 0.001;
+
+const words = (name) => name.replaceAll("_", " ");
+const mib = (bytes) => `${Math.round(bytes / 2 ** 20).toLocaleString("en")} MiB`;
+
+export async function showOne(id) {
+  find("one-title").textContent = `Plan ${short(id)}`;
+  find("download").href = `/v1/plans/${id}`;
+  find("download").download = `plan-${short(id)}.json`;
+  find("report").href = find("drawn").src = `/v1/plans/${id}/report`;
+  for (const part of ["explained", "trying", "improved"]) find(part).hidden = true;
+  find("improve").disabled = false;
+  find("explain").onclick = guarded(() => explain(id));
+  find("improve").onclick = guarded(() => improve(id));
+  find("delete").onclick = guarded(async () => {
+    await ask("DELETE", `/v1/plans/${id}`);
+    location.hash = "#plans";
+  });
+}
+
+const isShown = (id) => location.hash === `#one/${id}`;
+
+async function explain(id) {
+  const found = await ask("GET", `/v1/plans/${id}/explanation`);
+  if (!isShown(id)) return;
+  showBounds(found);
+  const rows = found.tables.map((one) => {
+    const best = one.alternatives.find((other) => other.step_ms !== null);
+    return [one.table, one.option, one.reason, best ? best.option : "", best ? ms(best.step_ms) : ""];
+  });
+  fill("alternatives", [["table", "name"], ["held", "name"], ["why", "name"], ["best alternative", "name"], ["step then, ms", "number"]], rows);
+  find("explained").hidden = false;
+  find("explained").focus();
+}
+
+/* The step, its collectives, the fullest rank, and the tables without which the step would be shortest. */
+function showBounds(found) {
+  const collectives = Object.entries(found.collectives).filter(([, time]) => time.serialised_ms > 0)
+    .map(([name, time]) => [words(name), `${ms(time.serialised_ms)} ms, of which the step waits ${ms(time.exposed_ms)} ms`]);
+  const facts = [
+    ["predicted step", `${ms(found.step_ms)} ms`],
+    ...collectives,
+    [`fullest rank, ${found.fullest_rank}`, `${mib(found.used_bytes)} of ${mib(found.capacity_bytes)} of device memory`],
+  ];
+  find("bounds").replaceChildren(...facts.flatMap(([name, value]) => [cell(name, "", "dt"), cell(value, "", "dd")]));
+  const binding = found.tables.filter((one) => one.without_ms < found.step_ms)
+    .sort((one, other) => one.without_ms - other.without_ms).slice(0, MOST_BINDING)
+    .map((one) => [one.table, one.option, ranks(one.ranks), parts(one.binds),
+      ms(one.without_ms), percent(one.without_ms / found.step_ms - 1)]);
+  fill("binding", [["table", "name"], ["held", "name"], ["ranks"], ["on the slowest rank of", "name"],
+    ["step without it, ms", "number"], ["change", "number"]], binding);
+}
+
+/* Names of parts; a part that is there forward and backward is named once. */
+function parts(names) {
+  const isBoth = (end) => names.includes(`forward_${end}`) && names.includes(`backward_${end}`);
+  const shown = names.map((name) => {
+    const [, end] = /^(?:forward|backward)_(.*)$/.exec(name) || [];
+    return words(end && isBoth(end) ? end : name);
+  });
+  return [...new Set(shown)].join(", ");
+}
+
+function ranks(held) {
+  if (held.length <= MOST_RANKS) return held.join(", ");
+  const isRange = held[held.length - 1] - held[0] === held.length - 1;
+  return isRange ? `${held[0]} to ${held[held.length - 1]}` : `${held.length} ranks`;
+}
+
+/* Planning takes seconds, and how many is not known before. */
+async function improve(id) {
+  const started = performance.now();
+  const clock = setInterval(() => {
+    find("elapsed").textContent = `${Math.floor((performance.now() - started) / 1000)} s`;
+  }, 1000);
+  find("elapsed").textContent = "";
+  find("improve").disabled = true;
+  find("improved").hidden = true;
+  find("trying").hidden = false;
+  try {
+    const found = await ask("GET", `/v1/plans/${id}/improvements`);
+    if (isShown(id)) showImprovements(found);
+  } finally {
+    clearInterval(clock);
+    if (isShown(id)) {
+      find("trying").hidden = true;
+      find("improve").disabled = false;
+    }
+  }
+}
+
+/* What would help most, and what planning anew would do without it: the plan need not be the best of its task. */
+function advice(found) {
+  const more = (one) => `${(100 * one.gain).toFixed(1)}% more samples per second`;
+  const [best] = found.improvements;
+  if (found.num_groups > 1) return "Single changes are not tried for plans of several replica groups.";
+  if (!best || best.gain < LEAST_GAIN) return "None of the changes that were planned makes training faster.";
+  const another = found.improvements.find((one) => one.field === "plan" && one !== best && one.gain >= LEAST_GAIN);
+  const alone = another ? ` Another plan alone: ${more(another)}.` : "";
+  return `Most would be gained by ${best.text}: ${more(best)}.${alone}`;
+}
+
+function showImprovements(found) {
+  find("advice").textContent = advice(found);
+  const rows = found.improvements.map((one) => [one.text, ms(one.step_ms), Math.round(one.samples_per_s).toLocaleString("en"), percent(one.gain)]);
+  fill("improvements", [["change", "name"], ["step, ms", "number"], ["samples per second", "number"], ["gain", "number"]], rows);
+  find("improved").hidden = false;
+  find("improved").focus();
+}

@@ -1,0 +1,56 @@
+"""Stored runs of plans."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, insert, select
+
+from server.bodies.runs import RunAnswer, RunList, StoredRun
+from server.storage.database import Database
+from server.storage.schema import RUNS, iso_time, now_us
+
+#: Runs of one plan that are listed: the latest.
+_MOST_READ = 100
+
+
+class RunStore:
+    """Runs by plan; they are deleted with it.
+
+    Args:
+        database: Where they are.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, connection: Connection, plan_id: str, run: RunAnswer) -> None:
+        """Stores a run.
+
+        Args:
+            connection: A transaction that writes.
+            plan_id: Its plan, which is there.
+            run: What is said of it.
+        """
+        values = {name: getattr(run, name) for name in ("measured_ms", "predicted_ms", "is_drifted")}
+        connection.execute(insert(RUNS).values(plan_id=plan_id, at_us=now_us(), **values))
+
+    def list(self, plan_id: str) -> RunList:
+        """The latest runs of a plan, the latest first.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        columns = RUNS.c
+        query = select(RUNS).where(columns.plan_id == plan_id).order_by(columns.id.desc()).limit(_MOST_READ)
+        with self._database.reading() as connection:
+            rows = connection.execute(query).all()
+        return RunList(
+            runs=[
+                StoredRun(
+                    reported_at=iso_time(row.at_us),
+                    measured_ms=row.measured_ms,
+                    predicted_ms=row.predicted_ms,
+                    is_drifted=row.is_drifted,
+                )
+                for row in rows
+            ]
+        )

@@ -1,0 +1,58 @@
+"""Routes of measured runs of plans."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import FastAPI, Path, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from server.bodies.plans import PlanId
+from server.bodies.runs import RunAnswer, RunList
+from server.storage.idempotency import IdempotentRequest, KeptAnswer
+from server.storage.storage import Storage
+from server.tasks.work import WorkKind
+from server.web.desk import WorkDesk
+from server.web.metrics import Metrics
+from server.web.openapi import IDEMPOTENCY_KEY, body_of, problems
+
+_StoredId = Annotated[PlanId, Path(description="The plan's id.")]
+
+
+def add_runs(app: FastAPI, desk: WorkDesk, storage: Storage, metrics: Metrics) -> None:
+    """Adds the routes."""
+
+    @app.post(
+        "/v1/plans/{plan_id}/runs",
+        operation_id="report_run",
+        tags=["plans"],
+        summary="Report what a training job measured",
+        response_model=RunAnswer,
+        responses=problems(400, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504),
+        openapi_extra={"requestBody": body_of("RunBody"), "parameters": [IDEMPOTENCY_KEY]},
+    )
+    async def report_run(request: Request, plan_id: _StoredId) -> Response:
+        desk.check_room(request)
+
+        async def do(body: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
+            answer = await desk.worked(request, WorkKind.RUN, body, None, (plan_id,))
+            if answer.status == 200:
+                run = RunAnswer.model_validate_json(answer.body)
+                await run_in_threadpool(storage.keep_run, plan_id, run, answer, keyed, request.state.actor)
+                metrics.count_run(run)
+            elif keyed is not None:
+                await run_in_threadpool(storage.requests.give_up, keyed)
+            return answer
+
+        return await desk.once(request, do)
+
+    @app.get(
+        "/v1/plans/{plan_id}/runs",
+        operation_id="list_runs",
+        tags=["plans"],
+        summary="List a plan's runs",
+        responses=problems(400, 404, 503),
+    )
+    def list_runs(plan_id: _StoredId) -> RunList:
+        storage.plans.check(plan_id)
+        return storage.runs.list(plan_id)

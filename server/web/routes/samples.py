@@ -1,0 +1,43 @@
+"""Routes of samples from other machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from server.bodies.samples import PARQUET, SampleList, SamplesAnswer
+from server.tasks.work import WorkKind
+from server.web.desk import WorkDesk
+from server.web.openapi import problems
+
+_FILE: dict[str, Any] = {
+    "required": True,
+    "content": {PARQUET: {"schema": {"type": "string", "format": "binary"}}},
+    "description": "A file of a store of samples, as `autoshard collect` writes them.",
+}
+
+
+def add_samples(app: FastAPI, desk: WorkDesk) -> None:
+    """Adds the routes."""
+
+    @app.post(
+        "/v1/samples",
+        tags=["models"],
+        summary="Send samples of another machine",
+        response_model=SamplesAnswer,
+        responses=problems(400, 408, 413, 415, 422, 429, 500, 503, 504),
+        openapi_extra={"requestBody": _FILE},
+    )
+    async def send_samples(request: Request) -> Response:
+        return await desk.add_samples(request)
+
+    @app.get(
+        "/v1/samples",
+        tags=["models"],
+        summary="Count the samples that there are",
+        response_model=SampleList,
+        responses=problems(400, 422, 429, 500, 503, 504),
+    )
+    async def list_samples(request: Request) -> Response:
+        return await desk.read(request, WorkKind.LIST_SAMPLES)

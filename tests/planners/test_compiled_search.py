@@ -1,0 +1,172 @@
+"""The compiled search beside the same sums in numpy."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from autoshard.core import Tier
+from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.hybrid import descent
+from autoshard.planners.hybrid.balanced import placed_options
+from autoshard.planners.hybrid.compiled import library as compiled
+from autoshard.planners.hybrid.compiled.linear import Effort, LinearSearch, Mode
+from autoshard.planners.hybrid.descent import Ground, Start
+from autoshard.planners.hybrid.layout import Limits
+from autoshard.planners.hybrid.offered import space_of
+from autoshard.planners.hybrid.race import improve
+from autoshard.planners.hybrid.rates import FlatOptions, Rates
+from autoshard.planners.hybrid.starts import balanced_starts
+from autoshard.planners.hybrid.step_search import StepSearch, search_steps
+from autoshard.planners.space.step_cost import PARTS
+
+needs_compiled = pytest.mark.skipif(compiled.library() is None, reason="autoshard was installed without a C compiler")
+EFFORTS = [Effort(mode=Mode.DESCEND), Effort(mode=Mode.LAUNCH_BY_LAUNCH), Effort(), Effort(rounds=40, near=8)]
+
+
+@pytest.fixture(params=["one node", "two nodes"])
+def start(request, draw_task, two_nodes, make_request):
+    tables, topology = draw_task(24, 8, seed=5)
+    task = tables, topology if request.param == "one node" else two_nodes()
+    space = space_of(make_request(task))
+    return balanced_starts(space, Limits.of(space))[0].layout
+
+
+class Numpy:
+    """What shards add to ranks, summed over a whole layout by numpy."""
+
+    def __init__(self, linear):
+        self.linear, self.kinds = linear, linear.space.kinds
+
+    def held(self, layout):
+        for item in range(len(layout.chosen)):
+            for shard, site in layout.held(item):
+                yield shard, slice(None) if shard.is_everywhere else shard.ranks(site)
+
+    def loads(self, layout):
+        """Milliseconds of each part on each rank, up to what is the same for all layouts; shape (P, R)."""
+        loads_PR, counts_KR = np.zeros((len(PARTS), layout.num_ranks)), self.counts(layout)
+        rates = self.linear.rates
+        for shard, ranks in self.held(layout):
+            added_VP = rates.shared_VP if shard.is_everywhere else rates.served_VP
+            loads_PR[:, ranks] += added_VP[shard.kind][:, None]
+        return loads_PR + self.linear.launches.added_KP.T @ (counts_KR > 0)
+
+    def counts(self, layout):
+        """Uses of each launch on each rank, shape (K, R)."""
+        counts_KR = np.zeros((self.linear.launches.count_VK.shape[1], layout.num_ranks), dtype=np.int64)
+        for shard, ranks in self.held(layout):
+            counts_KR[:, ranks] += self.linear.launches.count_VK[shard.kind][:, None]
+        return counts_KR
+
+    def sync_ms(self, layout):
+        """What gradient synchronisation adds to the step."""
+        synced = [shard.kind for shard, _ in self.held(layout) if shard.is_everywhere]
+        sync_ms = [ms for ms in self.linear.rates.sync_V[synced].tolist() if ms > 0]
+        return sum(sync_ms) + (self.linear.space.prices.sync_latency_ms() if sync_ms else 0.0)
+
+
+def searched(linear, layout, effort, **options):
+    """The layout that is found, and what the search left in its arrays."""
+    kept, state_of = {}, linear._state
+    options = {"may_O": np.ones(len(linear.flat.item_O), np.bool_), "seed": 7, "deadline_s": math.inf} | options
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "_state", lambda one: kept.setdefault("state", state_of(one)))
+        return linear.improved(layout, effort, **options), kept["state"]
+
+
+@needs_compiled
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_sums_are_those_of_the_layout_that_is_found(start, effort):
+    linear = LinearSearch(start.space, start.limits, FlatOptions.of(start.space), start)
+    oracle = Numpy(linear)
+    found, state = searched(linear, start, effort)
+    num_ranks = start.num_ranks
+    changed_PR = oracle.loads(found) - oracle.loads(start)
+    np.testing.assert_allclose(state["load_pr"][:, :num_ranks], start.parts_ms() + changed_PR, rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(state["count_kr"][:, :num_ranks], oracle.counts(found))
+    assert found.chosen != start.chosen
+    assert found.fits()
+
+
+@needs_compiled
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_the_step_by_the_slowest_ranks_never_grows(start, effort):
+    linear = LinearSearch(start.space, start.limits, FlatOptions.of(start.space), start)
+    oracle = Numpy(linear)
+    found, state = searched(linear, start, effort)
+    step_ms = [
+        state["weight_p"] @ (start.parts_ms() + oracle.loads(one) - oracle.loads(start)).max(axis=1)
+        + oracle.sync_ms(one)
+        for one in (start, found)
+    ]
+    assert step_ms[1] <= step_ms[0] * (1 + 1e-12)
+
+
+@needs_compiled
+def test_rates_and_launches_are_exact_where_the_models_are_linear(draw_task, make_request):
+    # The roofline adds up what shards take and launches.
+    space = space_of(make_request(draw_task(24, 8, seed=5)))
+    start = balanced_starts(space, Limits.of(space))[0].layout
+    linear = LinearSearch(space, start.limits, FlatOptions.of(space), start)
+    found, state = searched(linear, start, Effort(rounds=40))
+    kernels = [PARTS.index("forward_kernel"), PARTS.index("backward_kernel")]
+    np.testing.assert_allclose(state["load_pr"][kernels, :8], found.parts_ms()[kernels], rtol=1e-6)
+
+
+@needs_compiled
+def test_options_that_may_not_be_taken_are_not(start):
+    linear = LinearSearch(start.space, start.limits, FlatOptions.of(start.space), start)
+    ground = Ground(start.space, start.limits, start, seed=0)
+    may_O = ground.open_options((Tier.TABLE_WISE,))
+    whole = placed_options(start.space, Rates.of(start.space), start.limits, [0] * len(start.space.items))
+    found, _ = searched(linear, whole, Effort(rounds=40), may_O=may_O)
+    tiers = {shard.tier for item in range(len(found.chosen)) for shard, _ in found.held(item)}
+    assert tiers == {Tier.TABLE_WISE}
+
+
+@needs_compiled
+def test_constraints_are_kept(mixed_task, make_request):
+    space = space_of(make_request(mixed_task))
+    start = balanced_starts(space, Limits.of(space))[0].layout
+    linear = LinearSearch(space, start.limits, FlatOptions.of(space), start)
+    for seed in range(3):
+        found, _ = searched(linear, start, Effort(rounds=40), seed=seed)
+        validate_plan(found.plan())
+
+
+@needs_compiled
+@pytest.mark.parametrize("with_activations", [True, False])
+def test_memory_is_kept_to(draw_task, make_request, with_activations):
+    space = space_of(make_request(draw_task(24, 4, seed=3, spare=0.5)))
+    start = balanced_starts(space, Limits.of(space, with_activations=with_activations))[0].layout
+    linear = LinearSearch(space, start.limits, FlatOptions.of(space), start)
+    for seed in range(5):
+        found, state = searched(linear, start, Effort(rounds=40), seed=seed)
+        assert found.fits()
+        if not with_activations:
+            np.testing.assert_allclose(state["free_mr"][:, :4].T, found.free_bytes())
+
+
+@needs_compiled
+def test_a_deadline_that_has_passed_changes_nothing(start):
+    linear = LinearSearch(start.space, start.limits, FlatOptions.of(start.space), start)
+    for effort in EFFORTS:
+        found, _ = searched(linear, start, effort, deadline_s=time.perf_counter() - 1)
+        assert found.chosen == start.chosen
+
+
+@needs_compiled
+def test_the_same_seed_finds_the_same(start):
+    starts = [Start(layout=start)]
+    found = [improve(starts, seed=seed, deadline_s=math.inf, max_steps=6).layout.chosen for seed in (1, 1, 2)]
+    assert found[0] == found[1]
+
+
+def test_plans_are_made_without_the_compiled_search(draw_task, make_request, monkeypatch):
+    request = make_request(draw_task(12, 4, seed=5))
+    monkeypatch.setattr(descent, "library", lambda: None)
+    found = search_steps(request, StepSearch(steps=20, with_policy=False))
+    validate_plan(found.plan)
+    assert found.status.startswith("stopped by")

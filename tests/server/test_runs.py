@@ -1,0 +1,74 @@
+"""Runs of plans that training jobs report, and new plans for what has drifted."""
+
+import pytest
+
+from autoshard.client import Client, PlanTask, Replan
+from autoshard.core.errors import InputError
+from server.storage.database import Database
+from server.storage.location import parsed_url
+from server.storage.schema import PLANS, RUNS
+from server.storage.upgrading import upgrade
+
+TASK = PlanTask(tables="criteo-kaggle", topology="cpu-8", planner="cost-greedy")
+
+
+@pytest.fixture
+def served(service):
+    with Client(service.url) as client:
+        yield client
+
+
+def test_a_run_within_the_interval_is_no_drift(served, client):
+    made = served.plan(TASK)
+    predicted = made.plan.predicted.step_ms
+    run = served.report_run(made.id, [predicted.low, predicted.value, predicted.high])
+    assert (run.measured_ms, run.predicted_ms) == (predicted.value, predicted.value)
+    assert (run.is_outside, run.drifted_ms, run.is_drifted) == (False, None, False)
+    slower = served.report_run(made.id, [2 * predicted.high])
+    assert slower.is_outside
+    assert slower.is_drifted
+    listed = client.get(f"/v1/plans/{made.id}/runs").json()["runs"]
+    assert [one["is_drifted"] for one in listed[:2]] == [True, False]
+    assert 'autoshard_measured_over_predicted_count{is_drifted="true"}' in client.get("/metrics").text
+
+
+def test_other_mean_ids_are_priced_and_planned_for(served):
+    made = served.plan(TASK)
+    features = {feature.name: feature.pooling_factor for table in made.plan.tables.tables for feature in table.features}
+    name = max(features, key=features.get)
+    step_ms = made.plan.predicted.step_ms.value
+    same = served.report_run(made.id, [step_ms], pooling_factors=features)
+    assert same.drifted_ms == pytest.approx(step_ms, rel=1e-9)
+    assert (same.features, same.is_drifted) == ({}, False)
+    other = served.report_run(made.id, [step_ms], pooling_factors={name: 50 * features[name]})
+    assert other.features == {name: (features[name], 50 * features[name])}
+    assert other.drifted_ms > 1.05 * step_ms
+    assert other.is_drifted
+    replanned = served.replan(made.id, Replan(pooling_factors={name: 50 * features[name]}))
+    read = {feature.name: feature for table in replanned.plan.tables.tables for feature in table.features}
+    assert read[name].pooling_factor == 50 * features[name]
+    assert replanned.plan.predicted.step_ms.value <= other.drifted_ms * (1 + 1e-9)
+
+
+def test_a_report_that_makes_no_sense_is_refused(served, client):
+    made = served.plan(TASK)
+    with pytest.raises(InputError, match="of no feature of the plan's tables"):
+        served.report_run(made.id, [1.0], pooling_factors={"nobody": 1.0})
+    for body in ({}, {"steps_ms": []}, {"steps_ms": [0]}, {"steps_ms": [1], "pooling_factors": {"t0": -1}}):
+        assert client.post(f"/v1/plans/{made.id}/runs", json=body).status_code == 400, body
+    missing = f"sha256:{'0' * 64}"
+    assert client.post(f"/v1/plans/{missing}/runs", json={"steps_ms": [1]}).status_code == 404
+    assert client.get(f"/v1/plans/{missing}/runs").status_code == 404
+
+
+def test_runs_are_deleted_with_their_plan(tmp_path):
+    database = Database(parsed_url(f"sqlite:///{tmp_path}/service.sqlite"))
+    upgrade(database)
+    plan = {"id": "p", "created_us": 0, "planner": "x", "device": "cpu", "num_tables": 1, "num_ranks": 1}
+    run = {"plan_id": "p", "at_us": 0, "measured_ms": 1.0, "predicted_ms": 1.0, "is_drifted": False}
+    with database.writing() as connection:
+        connection.execute(PLANS.insert().values(**plan, step_ms=1.0, search_text=""))
+        connection.execute(RUNS.insert().values(**run))
+        connection.execute(PLANS.delete())
+        assert connection.execute(RUNS.select()).all() == []
+    database.close()

@@ -1,0 +1,130 @@
+"""Schedules: each firing makes one job, whichever process does it; on SQLite and on PostgreSQL."""
+
+import signal
+import time
+from contextlib import ExitStack
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from autoshard.cli import main
+from server.jobs.schedules import job_of
+from server.storage.location import DATABASE_VARIABLE, parsed_url
+
+NIGHTLY = {"name": "nightly", "cron": "0 3 * * *", "kind": "collect", "body": {"seconds": 600.0}}
+#: Jobs that end at once: there is nothing to train from.
+EACH_SECOND = {"name": "each-second", "cron": "* * * * * *", "kind": "train-cost", "body": {"device": "nothing-here"}}
+WAIT_S = 240
+
+
+def test_a_schedule_is_made_paused_and_deleted(client):
+    made = client.post("/v1/schedules", json=NIGHTLY)
+    address = "/v1/schedules/nightly"
+    assert (made.status_code, made.headers["location"]) == (201, address)
+    found = client.get(address).json()
+    assert (
+        found
+        == made.json()
+        == {**NIGHTLY, **{name: found[name] for name in ("is_paused", "last_fired_at", "next_fires_at")}}
+    )
+    assert (found["is_paused"], found["last_fired_at"], found["next_fires_at"][10:]) == (False, None, "T03:00:00+00:00")
+    again = client.post("/v1/schedules", json=NIGHTLY)
+    assert (again.status_code, again.json()["type"]) == (409, "urn:autoshard:problem:schedule-exists")
+    assert client.get("/v1/schedules").json() == {"schedules": [found]}
+    paused = client.post(f"{address}/pause").json()
+    assert (paused["is_paused"], paused["next_fires_at"]) == (True, None)
+    assert client.post(f"{address}/resume").json() == found
+    assert client.delete(address).status_code == 204
+    for answer in (client.get(address), client.delete(address), client.post(f"{address}/pause")):
+        assert (answer.status_code, answer.json()["type"]) == (404, "urn:autoshard:problem:unknown-schedule")
+
+
+@pytest.mark.parametrize(
+    "cron", ["", "nightly", "@daily", "61 * * * *", "* * * *", "0 0 30 2 *", "R * * * *", "h * * * *", "* * * * * * *"]
+)
+def test_a_cron_expression_that_is_none_is_refused_in_one_line(client, cron):
+    answer = client.post("/v1/schedules", json={**NIGHTLY, "cron": cron})
+    assert answer.status_code == 422, answer.text
+    problem = answer.json()
+    assert problem["field"] == "cron"
+    assert problem["detail"].startswith("cron: must be five fields")
+    assert "\n" not in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "../x"},
+        {"name": "a" * 65},
+        {"kind": "plan"},
+        {"body": {"seconds": -1}},
+        {"body": {"x": 1}},
+        {"more": 1},
+    ],
+)
+def test_a_wrong_schedule_is_refused(client, change):
+    assert client.post("/v1/schedules", json={**NIGHTLY, **change}).status_code == 400
+    assert client.get("/v1/schedules").json() == {"schedules": []}
+
+
+@pytest.mark.slow
+def test_each_firing_makes_one_job_also_where_a_process_is_killed(database_address, own_service, tmp_path, monkeypatch):
+    monkeypatch.setenv(DATABASE_VARIABLE, database_address)
+    assert main(["db", "upgrade"]) == 0
+    one_process = database_address.startswith("sqlite")  # versions before 3.51.3 corrupt files of several
+    services = [
+        own_service(folder=tmp_path / f"replica-{number}", database=database_address)
+        for number in range(1 if one_process else 2)
+    ]
+    with ExitStack() as opened:
+        first, last = services[0], services[-1]
+        client = opened.enter_context(last.client())
+        assert client.post("/v1/schedules", json=EACH_SECOND).status_code == 201
+        made = until(lambda: found if len(found := jobs(client)) >= 4 else None)
+        first.process.send_signal(signal.SIGKILL)
+        first.process.wait()
+        if one_process:
+            last = own_service(folder=tmp_path / "replica-0", database=database_address)
+            client = opened.enter_context(last.client())
+        until(lambda: len(jobs(client)) > len(made) + 2)
+        assert client.post("/v1/schedules/each-second/pause").json()["is_paused"]
+        firings = until(lambda: ended(database_address))
+        assert {job_of(firing) for firing in firings} == set(jobs(client))
+        assert len(audited(database_address)) == len(firings) == len(jobs(client))
+        assert last.stop() == 0
+
+
+def jobs(client):
+    return [job["id"] for job in client.get("/v1/jobs", params={"kind": "train-cost", "limit": 200}).json()["jobs"]]
+
+
+def until(condition):
+    deadline = time.monotonic() + WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return found
+
+
+def rows(address, query):
+    engine = create_engine(parsed_url(address))
+    try:
+        with engine.connect() as connection:
+            return connection.execute(text(query)).all()
+    finally:
+        engine.dispose()
+
+
+def ended(address):
+    """Ids of all firings once no more come and none goes on."""
+    table = "workflow_status" if address.startswith("sqlite") else "dbos.workflow_status"
+    query = f"SELECT workflow_uuid, status FROM {table} WHERE name = 'scheduled-job'"
+    before = rows(address, query)
+    time.sleep(5)
+    after = rows(address, query)
+    return [row[0] for row in after] if before == after and {row[1] for row in after} == {"SUCCESS"} else None
+
+
+def audited(address):
+    query = "SELECT target FROM audit_log WHERE action = 'job.make' AND actor = 'schedule each-second'"
+    return rows(address, query)
