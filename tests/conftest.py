@@ -18,7 +18,9 @@ from costmodel.registry.versions import REGISTRY_VARIABLE, SHIPPED_VARIABLE
 from server.storage.location import DATABASE_VARIABLE
 
 # Examples are timed by nobody: other work on the machine would fail them.
-hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, max_examples=50, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("untimed")
 
 

@@ -92,6 +92,7 @@ def how_to():
     return [block.strip() for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
 
 
+@pytest.mark.slow
 def test_the_trainer_trains(capfd):
     plan, _, trainer = how_to()
     assert run_lines([plan], capfd) == {}

@@ -223,6 +223,7 @@ def test_plans_are_made_with_what_is_shipped(run, shipped):
     assert plan["provenance"]["models"]["policy"] == f"policy:cpu@{shipped['policy']} (shipped)"
 
 
+@pytest.mark.slow
 def test_planners_are_compared_with_what_is_shipped(run, shipped):
     compared = run("compare", "criteo-kaggle", "--topology", "cpu-4", "--planners", "policy,cost-greedy")
     assert [row["failure"] for row in compared["planners"]] == [None, None]

@@ -64,6 +64,7 @@ class Client:
     ) -> None:
         self._url = url
         self._retries = retries or Retries()
+        self._answered = False
         self._http = httpx.Client(
             base_url=_checked(url), headers=_headers(key), timeout=_TIMEOUT_S, transport=transport
         )
@@ -221,7 +222,8 @@ class Client:
                 outcome: httpx.Response | httpx.TransportError = self._http.request(**arguments)
             except httpx.TransportError as error:
                 outcome = error
-            wait_s = self._retries.wait_s(attempt, outcome)
+            self._answered |= isinstance(outcome, httpx.Response)
+            wait_s = self._retries.wait_s(attempt, outcome, answered=self._answered)
             if wait_s is None:
                 return _read(call, outcome, self._url)
             time.sleep(wait_s)
@@ -241,6 +243,7 @@ class AsyncClient:
     ) -> None:
         self._url = url
         self._retries = retries or Retries()
+        self._answered = False
         self._http = httpx.AsyncClient(
             base_url=_checked(url), headers=_headers(key), timeout=_TIMEOUT_S, transport=transport
         )
@@ -402,7 +405,8 @@ class AsyncClient:
                 outcome: httpx.Response | httpx.TransportError = await self._http.request(**arguments)
             except httpx.TransportError as error:
                 outcome = error
-            wait_s = self._retries.wait_s(attempt, outcome)
+            self._answered |= isinstance(outcome, httpx.Response)
+            wait_s = self._retries.wait_s(attempt, outcome, answered=self._answered)
             if wait_s is None:
                 return _read(call, outcome, self._url)
             await asyncio.sleep(wait_s)

@@ -18,20 +18,26 @@ class Retries:
 
     Attributes:
         most: Most times that a request is sent again.
+        most_at_first: Most times that it is while nobody at that address has answered this client yet: the address
+            may be wrong, and somebody waits to be told.
         max_wait_s: Longest wait before one of them.
     """
 
     most: int = 6
+    most_at_first: int = 2
     max_wait_s: float = 30.0
 
-    def wait_s(self, attempt: int, outcome: httpx.Response | httpx.TransportError) -> float | None:
+    def wait_s(
+        self, attempt: int, outcome: httpx.Response | httpx.TransportError, *, answered: bool = True
+    ) -> float | None:
         """Seconds to wait before a request is sent again; None if it is not.
 
         Args:
             attempt: How often it was sent again already.
             outcome: The answer, or why there was none.
+            answered: Whether this client has had an answer from that address.
         """
-        if attempt >= self.most:
+        if attempt >= (self.most if answered else min(self.most, self.most_at_first)):
             return None
         backoff_s = min(0.25 * 2.0**attempt, self.max_wait_s)
         if isinstance(outcome, httpx.ConnectError | httpx.ReadError | httpx.RemoteProtocolError):

@@ -98,6 +98,7 @@ def test_collect_goes_where_the_model_is_in_doubt_once_there_are_samples(store, 
     assert set_source(replace(seeded, strategies="uncertain"), device).samples is not None
 
 
+@pytest.mark.slow
 def test_collect_goes_on_where_it_ended(tables, tmp_path, capsys):
     write_tables(tables, tmp_path / "tables.json")
     arguments = [
@@ -219,7 +220,7 @@ def test_samples_draws_the_pictures_of_its_page(store, tmp_path, monkeypatch, ca
     drawn = {}
     monkeypatch.setattr("bench.store.command.draw", lambda figures, image: drawn.update({image: figures}))
     image = tmp_path / "coverage.svg"
-    assert main(["samples", str(store), "--image", str(image), "--tables", "metasyn", "--scale", "1024"]) == 0
+    assert main(["samples", str(store), "--image", str(image), "--tables", "criteo-kaggle", "--scale", "1024"]) == 0
     figures = drawn[image]
     assert list(figures)[:2] == ["pairs", "shards-rows-and-dim"]
     assert len(figures) == 1 + 6 + 3
@@ -323,6 +324,7 @@ def test_bad_input_is_one_line(arguments, code, message, tmp_path, capsys, monke
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_samples_checks_dense_layers_too(tmp_path, capsys):
     store = tmp_path / "store"
     arguments = ["--kinds", "dense", "--device", "cpu", "--num-samples", "1", "--seed", "3"]

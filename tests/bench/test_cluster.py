@@ -184,6 +184,7 @@ def is_alive(pid):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("namespaces")
 def test_sigterm_takes_a_cluster_down():
     with another_process() as (holder, sleeper):

@@ -162,6 +162,7 @@ os._exit(0)  # gloo's threads, if they are still winding down, abort an orderly 
 """
 
 
+@pytest.mark.slow
 def test_what_arrives_is_what_three_processes_sent(tmp_path):
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", ORACLE]

@@ -285,6 +285,7 @@ def test_a_store_of_another_version_is_refused_before_anything_is_measured(harne
         DenseLayersKind.collect(harness, chosen_of(TOP), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_whole_files(tmp_path):
     script = f"""
 import sys

@@ -177,6 +177,7 @@ def test_show_prints_and_writes_a_page(succeeds, plan_file, tmp_path):
     assert json.loads(succeeds("show", plan_file, "--json")) == json.loads(plan_file.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_show_takes_what_replay_printed(succeeds, capfd, tmp_path):
     tables, plan, replayed = (tmp_path / name for name in ("tables.json", "plan.json", "replay.json"))
     succeeds("import", "metasyn", "--num-tables", 4, "--scale", 2048, "-o", tables)

@@ -71,6 +71,7 @@ def test_a_run(printed, plan, faults):
     assert faults("autoshard.run/1", {**document, "step_ms": None}) != []
 
 
+@pytest.mark.slow
 def test_a_replay(printed, plan):
     document = printed("replay", "replay", plan, "--device", "cpu")
     assert document["max_error"] == document["predicted_max_kernel_ms"] / document["max_kernel_ms"] - 1

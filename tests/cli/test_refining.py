@@ -45,6 +45,7 @@ def test_plan_says_what_measuring_changed(capfd, tables, tmp_path):
     assert replace(plan.predicted, bounds=evaluated.bounds) == evaluated
 
 
+@pytest.mark.slow
 def test_compare_has_a_row_of_the_refined_plan(capfd, tables, tmp_path):
     task = ("compare", tables, "--topology", "cpu-4", "--planners", "auto,random", "--time-limit", 0.2)
     task = (*task, "--set", "auto.sharding_types=table_wise")

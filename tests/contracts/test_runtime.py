@@ -330,6 +330,7 @@ def test_rows_in_host_memory_behind_a_gpu_equal_the_unsharded_reference(tmp_path
     assert result.verification.max_error <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_rows_in_host_memory_are_refused_on_a_cpu_by_name(tmp_path):
     far = plan([table("t0", 500, 16), table("t1", 500, 16)], [0, 1], 2)
     far["topology"]["memory_bytes"]["ddr"] = 2**30

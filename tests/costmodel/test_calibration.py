@@ -26,6 +26,8 @@ from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 
 QUICK = CalibrationOptions(least_updates=150, most_updates=150)
+#: Where it does not matter how well a model is fitted.
+FEWEST = CalibrationOptions(least_updates=15, most_updates=15)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ class TestCalibrate:
         assert coverage_of(found.model, rest) > 0.75
 
     def test_the_card_says_what_it_is_of(self, base, slower):
-        found = calibrate(base, slower.take(np.arange(40)), device="cpu:b", options=QUICK)
+        found = calibrate(base, slower.take(np.arange(40)), device="cpu:b", options=FEWEST)
         card = found.model.card
         assert (card.device, card.measured_on) == ("cpu:b", MeasuredMachine(device_name="B"))
         assert card.training["num_samples"] == card.metrics.num_samples == 40
@@ -69,14 +71,14 @@ class TestCalibrate:
         assert type(card).from_json(card.to_json(), "card") == card
 
     def test_it_is_deterministic(self, base, slower):
-        first, again = (calibrate(base, slower.take(np.arange(20)), options=QUICK, seed=4).model for _ in range(2))
+        first, again = (calibrate(base, slower.take(np.arange(20)), options=FEWEST, seed=4).model for _ in range(2))
         assert first.card == again.card
         assert all((first.tensors()[name] == again.tensors()[name]).all() for name in first.tensors())
 
     def test_updates_are_counted(self, base, slower):
         done = []
-        calibrate(base, slower.take(np.arange(20)), options=QUICK, advance=done.append)
-        assert sum(done) == QUICK.num_updates(20)
+        calibrate(base, slower.take(np.arange(20)), options=FEWEST, advance=done.append)
+        assert sum(done) == FEWEST.num_updates(20)
         assert CalibrationOptions().num_updates(0) == 0
 
     def test_one_sample_scales_and_its_interval_is_wide(self, base, slower):
@@ -90,12 +92,12 @@ class TestCalibrate:
     def test_kinds_of_either_are_priced(self, base, slower):
         coverage = replace(base.card.coverage, kinds=("fused/hbm/fp16/sgd/sum",))
         other = LearnedCostModel(base.tensors(), replace(base.card, coverage=coverage))
-        found = calibrate(other, slower.take(np.arange(5)), options=QUICK)
+        found = calibrate(other, slower.take(np.arange(5)), options=FEWEST)
         assert found.model.card.coverage.kinds == ("fused/hbm/fp16/sgd/sum", *slower.coverage.kinds)
 
     def test_a_repeated_set_is_in_one_fold(self, base, slower):
         twice = slower.take(np.repeat(np.arange(12), 2))
-        found = calibrate(base, twice, options=QUICK)
+        found = calibrate(base, twice, options=FEWEST)
         assert (found.predicted_ms_S[::2] == found.predicted_ms_S[1::2]).all()
 
 
@@ -139,14 +141,14 @@ class TestRegistries:
         models = Registry(tmp_path / "registry")
         version = base.publish(shipped)
         (start,) = known_models(models, "cpu")
-        calibrate(start, slower.take(np.arange(8)), options=QUICK).model.publish(models)
+        calibrate(start, slower.take(np.arange(8)), options=FEWEST).model.publish(models)
         assert [model.version_id for model in known_models(models, "cpu")] == [version]
 
     def test_one_whose_origin_is_gone_is_no_start(self, base, slower, shipped, tmp_path):
         models = Registry(tmp_path / "registry")
         former = base.publish(shipped)
         (start,) = known_models(models, "cpu")
-        calibrate(start, slower.take(np.arange(8)), options=QUICK).model.publish(models)
+        calibrate(start, slower.take(np.arange(8)), options=FEWEST).model.publish(models)
         version = LearnedCostModel(base.tensors(), replace(base.card, scale_ms=1.5)).publish(shipped)
         shutil.rmtree(shipped.root / "cost" / "cpu" / former)
         assert [model.version_id for model in known_models(models, "cpu")] == [version]
@@ -187,6 +189,7 @@ class TestRegistries:
         model = LearnedCostModel.load(Registry(registry), "cpu", first["id"])
         assert model.card.training == first["training"]
 
+    @pytest.mark.slow
     def test_the_table_says_what_was_fitted(self, base, shipped, tmp_path, capsys, store):
         version = base.publish(shipped)
         own = shutil.copytree(store, tmp_path / "samples")

@@ -100,7 +100,7 @@ def full_ranks(draw):
     splits=st.sampled_from([(0, SplitBy.COLUMNS), (1, SplitBy.COLUMNS), (1, SplitBy.HOT_ROWS), (2, SplitBy.HOT_ROWS)]),
     greedy=st.booleans(),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_an_episode_that_keeps_to_the_mask_ends_within_the_limits(make_sized, task, seed, tiers, splits, greedy):
     placed, capacities, allowed, pooling_factors = task
     if not placed:

@@ -92,7 +92,7 @@ row_probabilities = st.lists(st.floats(1e-5, 1.0), min_size=1, max_size=30, uniq
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     probabilities=st.lists(row_probabilities, min_size=1, max_size=4),
     num_tiers=st.integers(2, 3),

@@ -391,6 +391,7 @@ class TestModelF:
         held = [rank.hbm_bytes for rank in evaluate(plan, COSTS).ranks]
         assert held == [10**10 * (256 * 2 + 4) // 128] * 128
 
+    @pytest.mark.slow
     def test_it_fits_4_terabytes_of_hbm_and_24_of_dram_behind_caches(self):
         cluster = machine(16, 8, hbm=4 * TERA // 128, ddr=24 * TERA // 128)
         plan = plan_of(self.tables(DType.FP16, Optimizer.ROWWISE_ADAGRAD), cluster, batch_size=65536)

@@ -222,6 +222,7 @@ def test_processes_train_like_players_here_even_if_one_is_killed(make_tasks):
         assert to_arrays(trainer.network)[name] == pytest.approx(value, abs=1e-6), name
 
 
+@pytest.mark.slow
 def test_a_failure_of_an_actor_is_told(setup):
     with ActorPool(ActorProcesses(), setup, 1) as pool:
         with pytest.raises(ExecutionError, match="an actor failed: ModelError: order 0"):

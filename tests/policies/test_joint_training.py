@@ -205,6 +205,7 @@ class TestFromAnEmptyBuffer:
         assert torch.equal(flat(cost.network), before)
         assert (cost.num_stored, len(cost.buffer), cost.current().card.metrics.num_samples) == (0, 0, 0)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("loss", CostLoss)
     def test_the_cost_model_learns_from_what_the_policy_tried(self, make_empty, make_trainer, machine, cost, loss):
         empty = make_empty(loss=loss)
@@ -223,6 +224,7 @@ class TestFromAnEmptyBuffer:
         assert metrics.relative_error < 0.2
         assert len(empty.buffer) + metrics.num_samples == empty._num_measured
 
+    @pytest.mark.slow
     def test_squared_errors_make_costly_sets_count(self, make_empty, dataset):
         """Of two sets of the same table that disagree, the squared error takes the mean, the relative one the median
         by weights of 1 / time: the cheaper one."""

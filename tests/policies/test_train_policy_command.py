@@ -131,6 +131,7 @@ def test_a_policy_says_how_it_was_trained(registry, capsys, arguments, told):
     assert not training["stopped_early"]
 
 
+@pytest.mark.slow
 def test_actors_and_logs_can_be_asked_for(registry, tmp_path, capsys):
     assert run("--registry", registry, *SMALL, "--actors", "1", "--tensorboard", tmp_path, "--json") == 0
     training = json.loads(capsys.readouterr().out)["training"]

@@ -80,6 +80,7 @@ def test_training_solves_a_toy_problem_and_unseen_ones_like_it(make_problem):
     assert rewards.min() > 0.98
 
 
+@pytest.mark.slow
 def test_training_learns_where_cutting_pays(make_problem):
     # One table costs more than all others together: whole, it leaves a rank with little to do.
     def tasks(num_tasks, seed):
@@ -121,6 +122,7 @@ def test_an_update_is_one_whole_episode_in_each_environment(problems):
     assert 0 < algorithm.worst < 1e-5
 
 
+@pytest.mark.slow
 def test_the_papers_preset_learns_on_plain_environments(problems):
     env = DummyVecEnv([lambda: PlacementEnv(problems[:1])] * 8)
     algorithm = quiet(VTrace(PlacementPolicy, env, seed=0))

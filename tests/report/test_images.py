@@ -79,6 +79,7 @@ def test_lines_of_a_table_are_as_wide_as_its_head():
         NumberTable(columns=("a", "b"), lines=(("1", "2"), ("1",)), caption="")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_an_image_is_drawn_in_double_size(tmp_path):
     write_image(bars(), tmp_path / "new" / "chart.png", width=300, height=200)
@@ -88,6 +89,7 @@ def test_an_image_is_drawn_in_double_size(tmp_path):
     assert len(set(pixels(image))) > 20  # what is drawn, not a blank
 
 
+@pytest.mark.slow
 @needs_browser
 def test_several_figures_are_files_side_by_side_as_their_ending_says(tmp_path):
     figures = {"first": bars(), EVIL: in_house_style(go.Figure(go.Bar(x=[html.escape(EVIL)], y=[1])))}

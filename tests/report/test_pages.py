@@ -188,6 +188,7 @@ def a_large_plan():
     return make_plan("neo", PlanRequest(tables=task, topology=load_topology("zionex"), costs=costs))
 
 
+@pytest.mark.slow
 def test_the_page_of_a_thousand_tables_on_128_ranks_is_small():
     plan = a_large_plan()
     page = plan_page(plan)

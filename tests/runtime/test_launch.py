@@ -120,6 +120,7 @@ def test_a_run_that_takes_too_long_is_ended(plan_path, run_folder):
     assert processes_of(run_folder) == []
 
 
+@pytest.mark.slow
 def test_workers_end_when_the_process_that_started_them_is_killed(plan_path, run_folder):
     request = f"RunRequest(plan_path={str(plan_path)!r}, steps={FOREVER})"
     code = f"from autoshard.runtime import RunRequest, run_requests; run_requests([{request}], 2)"

@@ -188,6 +188,7 @@ run_worker(work, folder, rank)
 """
 
 
+@pytest.mark.slow
 def test_an_error_while_ids_are_under_way_ends_every_process_with_it(make_plan, make_table, tmp_path):
     from autoshard.formats import write_plan
 

@@ -97,6 +97,7 @@ def test_a_row_order_is_refused_before_the_first_step(tmp_path, tiered_plan, dam
     assert text.startswith(message)
 
 
+@pytest.mark.slow
 def test_a_wrong_id_of_one_process_is_an_error_on_all(tmp_path, tiered_plan):
     errors = errors_of(written(tiered_plan, tmp_path, [3, 4]), tmp_path)
     assert errors == [

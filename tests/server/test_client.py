@@ -96,6 +96,26 @@ def test_an_address_that_is_none_or_does_not_answer_is_said_so():
         client.list_plans()
 
 
+def test_who_never_answered_is_given_up_sooner_than_who_did(monkeypatch):
+    monkeypatch.setattr("autoshard.client.clients.time.sleep", lambda _: None)
+    page, asked = httpx.Response(200, json={"plans": [], "next": None}), []
+
+    def answer(request):
+        asked.append(request)
+        if len(asked) == 4:
+            return page
+        raise httpx.ConnectError("refused")
+
+    with Client("http://service", transport=httpx.MockTransport(answer)) as client:
+        with pytest.raises(ServiceError, match="refused"):
+            client.list_plans()
+        assert len(asked) == 3
+        client.list_plans()
+        with pytest.raises(ServiceError, match="refused"):
+            client.list_plans()
+        assert len(asked) == 4 + 7
+
+
 class Answers:
     """Answers requests one after the other, and keeps them."""
 

@@ -95,6 +95,7 @@ def test_a_job_that_is_cancelled_ends(client):
     assert client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
 
 
+@pytest.mark.slow
 def test_the_client_makes_and_follows_jobs(client):
     with Client(str(client.base_url)) as typed:
         job = typed.make_job("plan", TASK)

@@ -209,6 +209,7 @@ def test_names_of_this_machine_are_taken(client, host):
     assert client.get("/v1/plans", headers={"Host": host}).status_code == 200
 
 
+@pytest.mark.slow
 def test_what_was_done_is_audited_with_who_did_it(own_service, tmp_path, monkeypatch, capfd, published):
     monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path}/service.sqlite")
     assert main(["keys", "create", "trainer", "--scope", "plan", "--json"]) == 0

@@ -73,6 +73,7 @@ def test_quiet_clients_are_forgotten():
         limit.check("client 4999")
 
 
+@pytest.mark.slow
 def test_beyond_the_rate_requests_are_told_when_to_come_again(own_service):
     service = own_service("--workers", "1", "--rate", "0.5")
     with service.client() as client:

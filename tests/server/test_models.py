@@ -95,6 +95,7 @@ def said(capsys, *arguments):
     return json.loads(out) if code == 0 else (code, err.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shipped")
 def test_the_command_says_and_does_the_same_at_a_service(client, registry, versions, capsys, monkeypatch):
     production, other = versions

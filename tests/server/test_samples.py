@@ -73,6 +73,7 @@ def hostile(few, tmp_path):
     yield "no Parquet file, or is damaged", pickle.dumps(ValueError())
 
 
+@pytest.mark.slow
 def test_what_is_no_file_of_samples_is_kept_apart(own, few, tmp_path):
     service, _, data = own
     found = list(hostile(few, tmp_path))

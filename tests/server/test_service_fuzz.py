@@ -125,6 +125,7 @@ def follow_requests(api, client, num_requests):
     return next(sent), made
 
 
+@pytest.mark.slow
 def test_requests_that_follow_from_each_other_are_answered_as_documented(api, client):
     # Requests about models follow from no other, and would be most of so few.
     sent, made = follow_requests(api.exclude(path_regex="^/v1/models"), client, 100)

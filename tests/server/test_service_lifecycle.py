@@ -56,6 +56,7 @@ def test_a_burst_waits_for_its_turn_and_health_still_answers(service):
         assert [future.result().status_code for future in posted] == [200] * 3
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_the_queue_is_turned_away(own_service):
     service = own_service("--workers", "2", "--per-client", "2", "--queue", "1")
     with service.client() as client, concurrent.futures.ThreadPoolExecutor(6) as threads:
@@ -67,6 +68,7 @@ def test_what_does_not_fit_the_queue_is_turned_away(own_service):
             assert int(answer.headers["retry-after"]) >= 1
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_an_error_and_is_replaced(own_service):
     service = own_service("--workers", "2")
     with service.client() as client, concurrent.futures.ThreadPoolExecutor(1) as threads:
@@ -229,6 +231,7 @@ def test_a_damaged_model_stops_the_service(kind, shipped, tmp_path, monkeypatch)
     assert '"event": "listening"' not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_planner_that_cannot_be_loaded_fails_its_own_requests_only(own_service, tmp_path, monkeypatch):
     installed = tmp_path / "plugins" / "broken-1.dist-info"
     installed.mkdir(parents=True)

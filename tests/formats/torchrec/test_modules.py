@@ -86,6 +86,7 @@ def test_places_come_with_the_tables(tmp_path):
     assert any("looked up alike" in note for note in document["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("models")
 def test_a_factory_that_fails_is_told_in_a_line(capfd):
     with pytest.raises(FormatError, match=r'^models: must be MODULE:FACTORY, got "models"'):

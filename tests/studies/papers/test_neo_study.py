@@ -109,6 +109,7 @@ class TestRuns:
 class TestTargets:
     """Within 25% in throughput; what is missed is in docs/results/neo.md."""
 
+    @pytest.mark.slow
     @pytest.mark.smoke
     def test_throughput_of_model_a(self):
         ((run, found),) = priced(one for one in throughput_runs("neo") if one.name == "A")

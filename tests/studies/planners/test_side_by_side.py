@@ -18,7 +18,7 @@ def small_request(seed, hbm_bytes=2**30):
     return PlanRequest(tables=tables, topology=machine, costs=make_costs(tables, machine))
 
 
-@pytest.mark.smoke
+@pytest.mark.slow
 def test_means_are_over_tasks_and_relative_to_random():
     tasks = [compare_task(small_request(seed), ["random", "lookup-greedy"], device="cpu") for seed in (1, 2)]
     by_name = {row.planner: row for row in planner_means([TaskNumbers.of(task) for task in tasks])}
