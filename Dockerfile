@@ -10,6 +10,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev &
 RUN python3 -m venv /opt/autoshard
 COPY requirements /src/requirements/
 RUN /opt/autoshard/bin/python -m pip install -r /src/requirements/${FLAVOUR}.txt -r /src/requirements/otel.txt \
+      -r /src/requirements/s3.txt \
  && /opt/autoshard/bin/python -m pip install --no-deps -r /src/requirements/no-deps.txt
 COPY pyproject.toml README.md LICENSE /src/
 COPY autoshard /src/autoshard/
@@ -29,7 +30,8 @@ ENV PATH=/opt/autoshard/bin:/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/s
     PYTHONDONTWRITEBYTECODE=1
 USER 10001
 WORKDIR /var/lib/autoshard
-# All that the service writes: its root file system may be read-only.
+# All that the service writes: its root file system may be read-only. Copies of a registry on object storage are in the volume.
+ENV XDG_CACHE_HOME=/var/lib/autoshard/.local/share/autoshard/cache
 VOLUME ["/var/lib/autoshard/.local/share/autoshard", "/tmp"]
 EXPOSE 8000
 STOPSIGNAL SIGTERM

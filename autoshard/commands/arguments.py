@@ -14,9 +14,10 @@ from autoshard.commands.catalogue import completed_tables, completed_topologies
 from autoshard.commands.options import command_options
 from autoshard.core.accepted import MAX_SEED
 from autoshard.core.costs import Risk
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.errors import InputError, InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.core.step import Overlap
+from autoshard.formats.stores.remote_folders import folder_of
 
 if TYPE_CHECKING:
     from autoshard.core import CostModels, Payload, ShardingPlan, TableSet
@@ -50,6 +51,28 @@ def _share(value: float | None) -> float | None:
     return value
 
 
+def registry_folder(value: str | Path) -> Path:
+    """Reads the folder or address of a registry that is to be written to.
+
+    Raises:
+        typer.BadParameter: If it is neither.
+    """
+    try:
+        folder = value if isinstance(value, Path) else folder_of(value)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from error
+    if folder.is_file():
+        raise typer.BadParameter(f"Directory {str(value)!r} is a file.")
+    return folder
+
+
+def _folder_that_exists(value: str | Path) -> Path:
+    folder = registry_folder(value)
+    if not folder.exists():
+        raise typer.BadParameter(f"Directory {str(value)!r} does not exist.")
+    return folder
+
+
 TablesArgument = Annotated[
     str,
     typer.Argument(
@@ -68,10 +91,11 @@ TopologyOption = Annotated[
 RegistryOption = Annotated[
     Path | None,
     typer.Option(
-        exists=True,
-        file_okay=False,
+        parser=_folder_that_exists,
+        metavar="<path or address>",
         show_default="$AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry",
-        help="Folder of trained models. Devices without a model there are priced by the one that comes with "
+        help="Folder of trained models, here or on object storage (`s3://bucket/models`). "
+        "Devices without a model there are priced by the one that comes with "
         "autoshard, or else analytically.",
     ),
 ]

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import Protocol
 
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.core.quoting import shortened, shown
@@ -64,9 +65,9 @@ class AliasEntry:
     by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AliasLog:
-    """The versions that one alias of one model has named.
+@dataclass(frozen=True, slots=True)
+class AliasFile:
+    """The file of one alias of one model.
 
     Attributes:
         folder: Folder of the model's versions.
@@ -75,6 +76,44 @@ class AliasLog:
 
     folder: Path
     alias: str
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.folder / self.alias
+
+    def num_lines(self) -> int:
+        """Lines of it, 0 if it is not there.
+
+        Raises:
+            FormatError: If it cannot be read.
+        """
+        return len(read_bytes(self.path).splitlines()) if os.path.lexists(self.path) else 0
+
+
+class SharedAliases(Protocol):
+    """Where those of other machines change the same aliases."""
+
+    def pull_alias(self, file: AliasFile) -> int:
+        """Brings a file up to date, and returns how often it was changed."""
+
+    def add_alias(self, file: AliasFile, number: int, lines: str) -> bool:
+        """Makes a change of that number, unless somebody else did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliasLog:
+    """The versions that one alias of one model has named.
+
+    Attributes:
+        folder: Folder of the model's versions.
+        alias: An `Alias`.
+        shared: Where others change it, too; None if the folder is all there is.
+    """
+
+    folder: Path
+    alias: str
+    shared: SharedAliases | None = None
 
     def __post_init__(self) -> None:
         if self.alias not in list(Alias):
@@ -133,15 +172,18 @@ class AliasLog:
             ModelError: If the file cannot be written.
         """
         with self._locked():
-            try:
-                entries = self.entries()
-            except ModelError:
-                entries = ()  # damaged: this is how it is mended
-            if seen is not None and entries != seen:
-                return False
-            if not entries or entries[-1].id != version:
-                self._write(entries, version, action, author)
-            return True
+            while True:
+                number = self._pulled()
+                try:
+                    entries = self.entries()
+                except ModelError:
+                    entries = ()  # damaged: this is how it is mended
+                if seen is not None and entries != seen:
+                    return False
+                if entries and entries[-1].id == version:
+                    return True
+                if self._write(entries, number + 1, version, action, author):
+                    return True
 
     def roll_back(self, author: str | None = None, *, first: str | None = None) -> str:
         """Has the alias name the version that it named before; going back twice goes two versions back.
@@ -157,27 +199,39 @@ class AliasLog:
             ModelError: If there is no earlier version, or the file is damaged or cannot be written.
         """
         with self._locked():
-            entries = self.entries()
-            named = [first] if first is not None and entries and entries[0].id != first else []
-            for entry in entries:
-                if entry.action is Action.ROLL_BACK:
-                    del named[-1:]
-                else:
-                    named.append(entry.id)
-            if len(named) < 2:
-                raise ModelError(f"{self.alias} has named no other version before", source=str(self.folder))
-            self._write(entries, named[-2], Action.ROLL_BACK, author)
-        return named[-2]
+            while True:
+                number = self._pulled()
+                entries = self.entries()
+                named = [first] if first is not None and entries and entries[0].id != first else []
+                for entry in entries:
+                    if entry.action is Action.ROLL_BACK:
+                        del named[-1:]
+                    else:
+                        named.append(entry.id)
+                if len(named) < 2:
+                    raise ModelError(f"{self.alias} has named no other version before", source=str(self.folder))
+                if self._write(entries, number + 1, named[-2], Action.ROLL_BACK, author):
+                    return named[-2]
 
-    def _write(self, entries: tuple[AliasEntry, ...], version: str, action: Action, author: str | None) -> None:
+    def _pulled(self) -> int:
+        """Brings the file up to date with what others did; returns how often it was changed, 0 if nobody else can."""
+        return 0 if self.shared is None else self.shared.pull_alias(AliasFile(self.folder, self.alias))
+
+    def _write(
+        self, entries: tuple[AliasEntry, ...], number: int, version: str, action: Action, author: str | None
+    ) -> bool:
+        """Adds an entry; returns False if one of another machine's was quicker."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         entry = AliasEntry(action=action, id=version, at=at, by=author or _author())
-        lines = [json.dumps(asdict(item), ensure_ascii=False) for item in (*entries, entry)]
+        text = "".join(json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in (*entries, entry))
+        if self.shared is not None and not self.shared.add_alias(AliasFile(self.folder, self.alias), number, text):
+            return False
         try:
-            atomic_write(self.folder / self.alias, "\n".join(lines) + "\n")
+            atomic_write(self.folder / self.alias, text)
             remove_leftovers(self.folder, older_than_s=LEFTOVER_SECONDS)
         except FormatError as error:
             raise ModelError(error.message, source=error.source) from error
+        return True
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from autoshard.commands.arguments import registry_folder
 from autoshard.commands.options import Needs, command_options
 from autoshard.core.errors import InvalidOptionError
 from costmodel.registry.aliases import Alias
@@ -14,8 +15,10 @@ from costmodel.registry.aliases import Alias
 RegistryOption = Annotated[
     Path | None,
     typer.Option(
-        file_okay=False,
-        help="Folder of trained models. [default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]",
+        parser=registry_folder,
+        metavar="<path or address>",
+        help="Folder of trained models, here or on object storage (`s3://bucket/models`). "
+        "[default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]",
     ),
 ]
 

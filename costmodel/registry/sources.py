@@ -65,7 +65,7 @@ class LocalModels:
     @property
     def place(self) -> str:
         """The registry's folder."""
-        return str(self.store.root)
+        return self.store.place
 
     @property
     def shipped_place(self) -> str:

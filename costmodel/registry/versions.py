@@ -18,9 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +35,10 @@ from autoshard.core.topology import DEVICE_KEY
 from autoshard.formats.documents.fields import check_writable
 from autoshard.formats.documents.json_document import parse_json
 from autoshard.formats.files import read_bytes
-from costmodel.registry.aliases import LEFTOVER_SECONDS, PRODUCTION, VERSION_ID, Action, Alias, AliasEntry, AliasLog
+from autoshard.formats.stores.remote_folders import folder_of
+from costmodel.registry.aliases import PRODUCTION, VERSION_ID, Action, Alias, AliasEntry, AliasLog
+from costmodel.registry.object_storage import ObjectStorage
+from costmodel.registry.version_folders import CARD, MAX_BYTES, WEIGHTS, store_version
 
 __all__ = [
     "PRODUCTION",
@@ -56,11 +56,7 @@ __all__ = [
 
 REGISTRY_VARIABLE = "AUTOSHARD_REGISTRY"
 SHIPPED_VARIABLE = "AUTOSHARD_SHIPPED_MODELS"
-_WEIGHTS, _CARD = "weights.safetensors", "card.json"
 _WEIGHTS_DIGEST = "weights_sha256"
-#: A card and weights are no larger; those that come with this package have 0.6 MB at most.
-_MAX_CARD_BYTES, _MAX_WEIGHTS_BYTES = 1 << 22, 1 << 27
-_STAGING = ".publish-"
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -70,9 +66,9 @@ class AliasChangedError(ModelError):
 
 
 def default_registry() -> Path:
-    """The folder named by AUTOSHARD_REGISTRY, else `~/.local/share/autoshard/registry`."""
+    """The folder or address named by AUTOSHARD_REGISTRY, else `~/.local/share/autoshard/registry`."""
     named = os.environ.get(REGISTRY_VARIABLE)
-    return Path(named) if named else Path.home() / ".local" / "share" / "autoshard" / "registry"
+    return folder_of(named) if named else Path.home() / ".local" / "share" / "autoshard" / "registry"
 
 
 def shipped_models() -> Registry:
@@ -167,13 +163,24 @@ class Registry:
     """Trained models under one folder, which is made when something is first published.
 
     Args:
-        root: The folder; the default registry when left out.
+        root: The folder, which may be the copy of a registry on object storage; the default registry when left out.
         author: Who is named in the history of aliases; user and host when left out.
+
+    Raises:
+        ModelError: If it is on object storage that does not answer, and there is no copy yet.
     """
 
     def __init__(self, root: Path | None = None, author: str | None = None) -> None:
         self.root = root or default_registry()
         self._author = author
+        self._shared = ObjectStorage.of(self.root)
+        if self._shared is not None:
+            self._shared.refresh()
+
+    @property
+    def place(self) -> str:
+        """Where it is: its folder, or the address of which that is a copy."""
+        return str(self.root) if self._shared is None else self._shared.address
 
     @property
     def is_shipped(self) -> bool:
@@ -204,15 +211,17 @@ class Registry:
         _check_device(card, name, str(folder))
         weights = save({key: np.ascontiguousarray(value) for key, value in tensors.items()})
         text = _canonical({**card, _WEIGHTS_DIGEST: hashlib.sha256(weights).hexdigest()})
-        for content, limit in ((text, _MAX_CARD_BYTES), (weights, _MAX_WEIGHTS_BYTES)):
-            if len(content) > limit:
-                raise ModelError(f"must be at most {limit:,} bytes, got {len(content):,}", source=str(folder))
+        files = {WEIGHTS: weights, CARD: text}
+        for file, content in files.items():
+            if len(content) > MAX_BYTES[file]:
+                raise ModelError(f"must be at most {MAX_BYTES[file]:,} bytes, got {len(content):,}", source=str(folder))
         version = _id_of(text)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _store(folder, version, {_WEIGHTS: weights, _CARD: text})
+            store_version(folder, version, files)
         except OSError as error:
             raise ModelError(f"cannot publish a model: {error.strerror}", source=str(folder)) from error
+        if self._shared is not None:
+            self._shared.add_version(kind, name, version, files)
         if log is not None:
             log.point(version, Action.PUBLISH, self._author)
         return version
@@ -234,10 +243,10 @@ class Registry:
             )
         home = self._home(kind, name, identity)
         folder = home.root / kind / name / identity
-        card = home._card(folder / _CARD)
-        _check_device(card, name, str(folder / _CARD))
-        path = folder / _WEIGHTS
-        weights = _read(path, _MAX_WEIGHTS_BYTES)
+        card = home._card(folder / CARD)
+        _check_device(card, name, str(folder / CARD))
+        path = folder / WEIGHTS
+        weights = _read(path, MAX_BYTES[WEIGHTS])
         if hashlib.sha256(weights).hexdigest() != card[_WEIGHTS_DIGEST]:
             raise ModelError("damaged: its digest is not the one in the card", source=str(path))
         try:
@@ -339,7 +348,7 @@ class Registry:
         """
         versions = []
         for folder in sorted(self.root.glob("*/*")):
-            cards = [path for path in folder.glob(f"*/{_CARD}") if VERSION_ID.fullmatch(path.parent.name)]
+            cards = [path for path in folder.glob(f"*/{CARD}") if VERSION_ID.fullmatch(path.parent.name)]
             logs = {alias: AliasLog(folder=folder, alias=alias).entries() for alias in Alias} if cards else {}
             for path in cards:
                 identity = path.parent.name
@@ -356,7 +365,7 @@ class Registry:
         return tuple(sorted(versions, key=lambda item: (item.kind, item.name, item.published_s, item.id)))
 
     def _log(self, kind: str, name: str, alias: str) -> AliasLog:
-        return AliasLog(folder=self._folder(kind, name), alias=alias)
+        return AliasLog(folder=self._folder(kind, name), alias=alias, shared=self._shared)
 
     def _folder(self, kind: str, name: str) -> Path:
         for label, value in (("kind", kind), ("name", name)):
@@ -369,7 +378,7 @@ class Registry:
         return self.root / kind / name
 
     def _card(self, path: Path) -> dict[str, Any]:
-        text = _read(path, _MAX_CARD_BYTES)
+        text = _read(path, MAX_BYTES[CARD])
         if _id_of(text) != path.parent.name:
             raise ModelError("damaged: its digest is not the name of its folder", source=str(path))
         try:
@@ -380,36 +389,6 @@ class Registry:
         if not isinstance(card, dict) or _WEIGHTS_DIGEST not in card:
             raise ModelError(f"needs a field {_WEIGHTS_DIGEST}", source=str(path))
         return card
-
-
-def _store(folder: Path, version: str, files: Mapping[str, bytes]) -> None:
-    """Writes a version's folder under another name, and renames it when it is complete."""
-    _remove_leftovers(folder)
-    staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder))
-    try:
-        for name, content in files.items():
-            with (staging / name).open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        staging.chmod(0o755)
-        try:
-            staging.rename(folder / version)
-        except OSError:
-            if not (folder / version).is_dir():  # else it was there, or another process was quicker
-                raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Removes what publishers left that were killed an hour ago or more."""
-    for staging in folder.glob(f"{_STAGING}*"):
-        try:
-            if time.time() - staging.stat().st_mtime > LEFTOVER_SECONDS:
-                shutil.rmtree(staging, ignore_errors=True)
-        except FileNotFoundError:  # another process was quicker
-            continue
 
 
 def _check_device(card: Mapping[str, Any], name: str, source: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -11,9 +12,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
 from autoshard import __version__
+from costmodel.registry.object_storage import ObjectStorage
+from costmodel.registry.versions import default_registry
 from server.health import add_health
 from server.jobs.engine import JobEngine
 from server.models.catalogue import ModelCatalogue
+from server.models.following import follow
 from server.models.shadow import ShadowPricer
 from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
@@ -65,13 +69,17 @@ def make_routes(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         pool.start()
+        following = asyncio.create_task(follow(registry)) if registry is not None else None
         try:
             await run_in_threadpool(engine.start)
             yield
         finally:
+            if following is not None:
+                following.cancel()
             await run_in_threadpool(engine.stop)
             await pool.stop()
 
+    registry = ObjectStorage.of(settings.registry or default_registry())
     app = FastAPIOffline(
         redoc_url=None,
         title="autoshard",

@@ -13,7 +13,8 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from autoshard.core.errors import AutoshardError, ModelError
-from costmodel.registry.versions import models_in_use
+from costmodel.registry.object_storage import ObjectStorage
+from costmodel.registry.versions import default_registry, models_in_use
 from server.bodies.runs import RunAnswer
 from server.models.shadow import ShadowPricer
 from server.planning.workers import WorkerPool
@@ -114,6 +115,13 @@ class _ModelCollector(Collector):
         except ModelError as error:
             _log.warning("models unreadable", reason=str(error))
         yield family
+        copied = ObjectStorage.of(self._root or default_registry())
+        if copied is not None and copied.age_s is not None:
+            yield GaugeMetricFamily(
+                "autoshard_registry_age_seconds",
+                "Time since the registry on object storage was last read; grows while it does not answer.",
+                value=copied.age_s,
+            )
 
 
 class _ShadowCollector(Collector):
