@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, TextIO
@@ -33,6 +35,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 Advance = Callable[[float], None]
 
+_line_every_s: float | None = None
+
 # Files and pipes have no width of their own, and rich would cut tables at 80 columns.
 _WIDTH_WITHOUT_TERMINAL = 160
 
@@ -49,6 +53,12 @@ def emit(result: Mapping[str, object], rendered: RenderableType, *, as_json: boo
         sys.stdout.write(json.dumps(result, indent=2, allow_nan=False).replace("\x7f", "\\u007f") + "\n")
     else:
         _print(sys.stdout, rendered)
+
+
+def print_progress(every_s: float) -> None:
+    """Has this process print how far its work is, a line on standard error every few seconds, as logs want it."""
+    global _line_every_s
+    _line_every_s = every_s
 
 
 @contextmanager
@@ -69,7 +79,14 @@ def progress(description: str, total: float, *, is_shown: bool = True) -> Iterat
     )
     with Progress(*columns, **_shown_while_busy(is_shown=is_shown)) as bar:
         task = bar.add_task(description, total=total)
-        yield lambda amount: bar.advance(task, amount)
+
+        def line(elapsed_s: float) -> str:
+            done = bar.tasks[0].completed
+            left = f", about {elapsed_s * (total / done - 1):.0f} s left" if 0 < done < total else ""
+            return f"{description}: {done:,.0f} of {total:,.0f} after {elapsed_s:.0f} s{left}"
+
+        with _lines(line, is_shown=is_shown):
+            yield lambda amount: bar.advance(task, amount)
 
 
 @contextmanager
@@ -84,7 +101,8 @@ def until(description: str, limit_s: float) -> Iterator[None]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), time)
     with _Clock(*columns, **_shown_while_busy()) as bar:
         bar.add_task(description, total=limit_s)
-        yield
+        with _lines(lambda elapsed_s: f"{description}: {elapsed_s:.0f} of {limit_s:g} s"):
+            yield
 
 
 @contextmanager
@@ -93,7 +111,29 @@ def working(description: str) -> Iterator[None]:
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, **_shown_while_busy()) as bar:
         bar.add_task(description, total=None)
+        with _lines(lambda elapsed_s: f"{description}: {elapsed_s:.0f} s"):
+            yield
+
+
+@contextmanager
+def _lines(text: Callable[[float], str], *, is_shown: bool = True) -> Iterator[None]:
+    """Prints a text of the seconds that work has taken, again and again until it ends, if the process asked for it."""
+    if _line_every_s is None or not is_shown:
         yield
+        return
+    every_s, started_s, has_ended = _line_every_s, time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not has_ended.wait(every_s):
+            log(text(time.monotonic() - started_s))
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        teller.join()
 
 
 def _shown_while_busy(*, is_shown: bool = True) -> dict[str, Any]:

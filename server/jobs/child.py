@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.cli import main
+from autoshard.console import print_progress
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InputError
 from autoshard.formats import parse_json
 from costmodel.registry.aliases import Alias
@@ -33,6 +34,9 @@ from server.tasks.comparing import answer_compare
 from server.tasks.context import TaskContext
 from server.tasks.planning import answer_plan
 from server.tasks.reply import Reply
+
+#: Seconds between two lines that say how far a job is; the service looks at its log every second.
+PROGRESS_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,7 @@ def run_child(pipe: Connection, work: ChildWork) -> None:
     os.setsid()
     _print_to(work.log)
     _log_searches()
+    print_progress(PROGRESS_EVERY_S)
     threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
     try:
         reply = _reply(work)

@@ -29,7 +29,7 @@ def address():
     return f"memory://{uuid.uuid4().hex}/models"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def machine(tmp_path, monkeypatch):
     """Turns this process into another machine: one with its own copies."""
 
@@ -109,7 +109,7 @@ def test_a_version_whose_card_is_missing_is_not_there_yet(address, machine):
     assert [item.id for item in registry_at(address).list()] == [version]
 
 
-def test_objects_that_are_no_models_are_left_where_they_are(address, machine, tmp_path):
+def test_objects_that_are_no_models_are_left_where_they_are(address):
     storage, root = fsspec.core.url_to_fs(address)
     for name in ("readme", "cost/../../x/card.json", "cost/cpu/zz/card.json", "cost/cpu/production/1", "a/b/c/d/e"):
         storage.pipe_file(f"{root}/{name}", b"x")
@@ -135,14 +135,14 @@ def test_a_copy_is_used_while_the_storage_does_not_answer(address, machine, monk
 
 
 @pytest.mark.parametrize("name", ["http://x/y", "s3://", "file:///x", "s3://a b", "s3://a?versionId=1"])
-def test_other_addresses_are_refused(name, machine, capsys):
+def test_other_addresses_are_refused(name, capsys):
     with pytest.raises(InvalidOptionError, match="must be a folder, or an address that begins with s3://"):
         folder_of(name)
     assert main(["models", "--registry", name]) == 2
     assert "s3://" in capsys.readouterr().err
 
 
-def test_commands_take_addresses(address, machine, monkeypatch, capsys):
+def test_commands_take_addresses(address, monkeypatch, capsys):
     version = registry_at(address).publish("cost", "cpu", WEIGHTS, {})
     monkeypatch.setenv(REGISTRY_VARIABLE, address)
     for arguments in (["--registry", address], []):
@@ -152,13 +152,13 @@ def test_commands_take_addresses(address, machine, monkeypatch, capsys):
         assert version in {item["id"] for item in found["models"]}
 
 
-def test_a_storage_whose_package_is_missing_is_named(machine, monkeypatch):
+def test_a_storage_whose_package_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ModelError, match=r"gs://bucket: needs a package: .*gcsfs"):
         Registry(folder_of("gs://bucket"))
 
 
-def test_the_copy_of_an_address_is_its_own(machine):
+def test_the_copy_of_an_address_is_its_own():
     folder = folder_of("s3://bucket/models/")
     assert folder == folder_of("s3://bucket/models") != folder_of("s3://bucket/other")
     assert address_of(folder) == "s3://bucket/models"
@@ -179,7 +179,7 @@ for number in range(int(sys.argv[3])):
 
 
 @pytest.fixture
-def bucket(tmp_path):
+def bucket():
     """A bucket of a server that speaks S3."""
     pytest.importorskip("s3fs", reason="needs s3fs, the extra `s3`")
     server = shutil.which("moto_server") or pytest.skip("needs a server that speaks S3: pip install 'moto[server]'")
