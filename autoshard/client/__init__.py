@@ -13,6 +13,7 @@ from autoshard.client.answers import (
     PlanList,
     PlanSummary,
     Run,
+    Schedule,
     StoredPlan,
     Validation,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Replan",
     "Retries",
     "Run",
+    "Schedule",
     "ServiceError",
     "SimulationTask",
     "StoredPlan",

@@ -194,6 +194,34 @@ class JobList:
     next: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A job that is made again and again.
+
+    Attributes:
+        name: Its name.
+        cron: When: minute, hour, day of month, month and day of week, UTC.
+        kind: What its jobs do, as `JobSummary.kind`.
+        body: What they are given.
+        is_paused: Whether it makes none at present.
+        last_fired_at: When it made its last one, UTC (ISO 8601); None if it made none.
+        next_fires_at: When it makes the next one; None while it is paused.
+    """
+
+    name: str
+    cron: str
+    kind: str
+    body: Mapping[str, Any]
+    is_paused: bool
+    last_fired_at: str | None
+    next_fires_at: str | None
+
+
+def schedule(document: Mapping[str, Any]) -> Schedule:
+    """Reads a schedule."""
+    return Schedule(**document)
+
+
 def stored_plan(document: Mapping[str, Any]) -> StoredPlan:
     """Reads an answer that holds a plan."""
     return StoredPlan(id=document["id"], plan=plan_from_json(document["plan"], "plan"))

@@ -20,6 +20,7 @@ from autoshard.client.answers import (
     ModelVersion,
     PlanList,
     Run,
+    Schedule,
     StoredPlan,
     Validation,
 )
@@ -37,6 +38,7 @@ from autoshard.simulation import SIMULATION, SweepRecord
 T = TypeVar("T")
 _PLANS = "/v1/plans"
 _JOBS = "/v1/jobs"
+_SCHEDULES = "/v1/schedules"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +241,44 @@ def cancel_job(job_id: str) -> Call[Job]:
 def retry_job(job_id: str) -> Call[Job]:
     """Begins another attempt of a job."""
     return Call(method="POST", path=f"{_of_job(job_id)}/retry", read=_job)
+
+
+def make_schedule(name: str, cron: str, kind: str, body: Mapping[str, Any]) -> Call[Schedule]:
+    """Makes a schedule."""
+    made = {"name": name, "cron": cron, "kind": kind, "body": body}
+    return Call(method="POST", path=_SCHEDULES, body=made, read=_schedule)
+
+
+def list_schedules() -> Call[tuple[Schedule, ...]]:
+    """Lists all schedules."""
+
+    def read(answer: httpx.Response) -> tuple[Schedule, ...]:
+        return tuple(map(answers.schedule, answer.json()["schedules"]))
+
+    return Call(method="GET", path=_SCHEDULES, read=read)
+
+
+def read_schedule(name: str) -> Call[Schedule]:
+    """Reads a schedule."""
+    return Call(method="GET", path=_of_schedule(name), read=_schedule)
+
+
+def pause_schedule(name: str, *, is_paused: bool) -> Call[Schedule]:
+    """Has a schedule make no jobs, or make them again."""
+    return Call(method="POST", path=f"{_of_schedule(name)}/{'pause' if is_paused else 'resume'}", read=_schedule)
+
+
+def delete_schedule(name: str) -> Call[None]:
+    """Deletes a schedule."""
+    return Call(method="DELETE", path=_of_schedule(name), read=lambda _: None)
+
+
+def _of_schedule(name: str) -> str:
+    return f"{_SCHEDULES}/{quote(name, safe='')}"
+
+
+def _schedule(response: httpx.Response) -> Schedule:
+    return answers.schedule(response.json())
 
 
 def _of_job(job_id: str) -> str:

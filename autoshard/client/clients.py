@@ -20,6 +20,7 @@ from autoshard.client.answers import (
     ModelVersion,
     PlanList,
     Run,
+    Schedule,
     StoredPlan,
     Validation,
 )
@@ -215,6 +216,37 @@ class Client:
         """Begins another attempt of a job that failed or was cancelled."""
         return self._answer(calls.retry_job(job_id))
 
+    def make_schedule(self, name: str, cron: str, kind: str, body: Mapping[str, Any] | None = None) -> Schedule:
+        """Has jobs made again and again, such as `make_schedule("nightly", "0 3 * * *", "collect", {"seconds": 600})`.
+
+        Args:
+            name: Small letters, digits and hyphens.
+            cron: Minute, hour, day of month, month and day of week, UTC; six fields begin with the second.
+            kind: `collect`, `calibrate`, `train-cost` or `train-policy`.
+            body: What its jobs are given, as for `make_job`; nothing if None.
+        """
+        return self._answer(calls.make_schedule(name, cron, kind, body or {}))
+
+    def list_schedules(self) -> tuple[Schedule, ...]:
+        """All schedules, by name."""
+        return self._answer(calls.list_schedules())
+
+    def read_schedule(self, name: str) -> Schedule:
+        """Reads a schedule."""
+        return self._answer(calls.read_schedule(name))
+
+    def pause_schedule(self, name: str) -> Schedule:
+        """Has a schedule make no jobs until `resume_schedule`."""
+        return self._answer(calls.pause_schedule(name, is_paused=True))
+
+    def resume_schedule(self, name: str) -> Schedule:
+        """Has a schedule make jobs again."""
+        return self._answer(calls.pause_schedule(name, is_paused=False))
+
+    def delete_schedule(self, name: str) -> None:
+        """Deletes a schedule; jobs that it made go on."""
+        self._answer(calls.delete_schedule(name))
+
     def _answer(self, call: Call[T]) -> T:
         arguments, attempt = call.arguments(), 0
         while True:
@@ -397,6 +429,30 @@ class AsyncClient:
     async def retry_job(self, job_id: str) -> Job:
         """As `Client.retry_job`."""
         return await self._answer(calls.retry_job(job_id))
+
+    async def make_schedule(self, name: str, cron: str, kind: str, body: Mapping[str, Any] | None = None) -> Schedule:
+        """As `Client.make_schedule`."""
+        return await self._answer(calls.make_schedule(name, cron, kind, body or {}))
+
+    async def list_schedules(self) -> tuple[Schedule, ...]:
+        """As `Client.list_schedules`."""
+        return await self._answer(calls.list_schedules())
+
+    async def read_schedule(self, name: str) -> Schedule:
+        """As `Client.read_schedule`."""
+        return await self._answer(calls.read_schedule(name))
+
+    async def pause_schedule(self, name: str) -> Schedule:
+        """As `Client.pause_schedule`."""
+        return await self._answer(calls.pause_schedule(name, is_paused=True))
+
+    async def resume_schedule(self, name: str) -> Schedule:
+        """As `Client.resume_schedule`."""
+        return await self._answer(calls.pause_schedule(name, is_paused=False))
+
+    async def delete_schedule(self, name: str) -> None:
+        """As `Client.delete_schedule`."""
+        await self._answer(calls.delete_schedule(name))
 
     async def _answer(self, call: Call[T]) -> T:
         arguments, attempt = call.arguments(), 0

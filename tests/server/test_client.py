@@ -19,7 +19,7 @@ from autoshard.client import (
     ServiceError,
     SimulationTask,
 )
-from autoshard.core.errors import InvalidOptionError, InvalidTableError, UnknownNameError
+from autoshard.core.errors import AutoshardError, InputError, InvalidOptionError, InvalidTableError, UnknownNameError
 from autoshard.formats import load_tables, load_topology, read_plan
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
@@ -280,3 +280,30 @@ def test_jobs_are_made_followed_and_cancelled(served, service, capfd, published)
     assert job.id[:8] in capfd.readouterr().out
     assert main(["jobs", "show", "--server", service.url]) == 2
     assert "needs the id of a job" in capfd.readouterr().err
+
+
+def test_schedules_are_made_paused_and_deleted(service):
+    with Client(service.url) as client:
+        made = client.make_schedule("of-the-client", "0 3 29 2 *", "collect", {"seconds": 600.0})
+        assert (made.kind, made.is_paused, made.last_fired_at) == ("collect", False, None)
+        assert made.next_fires_at.startswith("2028-02-29T03:00")
+        assert made in client.list_schedules()
+        assert client.pause_schedule(made.name).is_paused
+        assert client.resume_schedule(made.name) == client.read_schedule(made.name) == made
+        with pytest.raises(InputError, match="cron: must be five fields"):
+            client.make_schedule("other", "soon", "collect")
+        client.delete_schedule(made.name)
+        with pytest.raises(AutoshardError, match="of-the-client"):
+            client.read_schedule(made.name)
+
+
+def test_the_client_for_asyncio_has_schedules_too(service):
+    async def work():
+        async with AsyncClient(service.url) as client:
+            made = await client.make_schedule("of-asyncio", "0 3 29 2 *", "train-cost")
+            assert (await client.pause_schedule(made.name)).is_paused
+            assert await client.resume_schedule(made.name) == made == await client.read_schedule(made.name)
+            assert made in await client.list_schedules()
+            await client.delete_schedule(made.name)
+
+    asyncio.run(work())
