@@ -27,7 +27,7 @@ from autoshard.planners.hybrid.race import improve
 from autoshard.planners.hybrid.starts import balanced_starts, layout_of
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.registry import get_planner
-from autoshard.planners.space.options import ShardingType
+from autoshard.planners.space.options import ShardingType, enumerate_options
 from autoshard.planners.space.step_cost import PARTS
 
 #: Ends searches by steps, so that seeds decide.
@@ -275,10 +275,11 @@ def test_balanced_starts_know_that_a_table_alone_decides(make_table, make_topolo
 def test_less_is_offered_the_less_time_there_is(draw_task, two_nodes, make_topology, is_one_node):
     tables, _ = draw_task(80, 8, seed=7)
     topology = replace(make_topology(8) if is_one_node else two_nodes(), device="a100")
-    offers = [offer_within(tables, topology, left_s) for left_s in (math.inf, 1.4, 0.05, -0.022, -0.04, -1.0)]
+    offers = [offer_within(tables, topology, left_s) for left_s in (math.inf, 1.4, 0.05, 0.016, -0.04, -1.0)]
     assert offers[0] is offers[1] is EVERYTHING
     assert offers[4] is offers[5]
     assert (ShardingType.ROW_TIERS in offers[2].names) is not is_one_node
+    assert ShardingType.ROW_WISE in offer_within(tables, topology, 0.5).names
     sizes = [len(offer.names) for offer in offers[1:5]]
     assert sizes == sorted(set(sizes), reverse=True)
     first = tables.tables[0]
@@ -287,10 +288,21 @@ def test_less_is_offered_the_less_time_there_is(draw_task, two_nodes, make_topol
     assert offer_within(replace(tables, tables=alike), topology, 0.02) is EVERYTHING
 
 
+def test_rows_beside_hot_ones_may_be_offered_on_one_rank_only(make_table, two_nodes):
+    table = replace(make_table("t", 10_000), access=AccessProfile.zipf(10_000, 1.2))
+    names = [ShardingType.ROW_TIERS]
+    tiers = [
+        {option.tiers for option in enumerate_options(table, two_nodes(), names, rest_on_one=rest_on_one)}
+        for rest_on_one in (False, True)
+    ]
+    both = {(Tier.DATA_PARALLEL, Tier.TABLE_WISE), (Tier.DATA_PARALLEL, Tier.ROW_WISE)}
+    assert tiers == [both, {(Tier.DATA_PARALLEL, Tier.TABLE_WISE)}]
+
+
 def test_only_the_costliest_and_the_large_tables_have_all_options(draw_task, two_nodes, make_request):
     tables, _ = draw_task(24, 8, seed=7)
     request = make_request((tables, two_nodes()))
-    offer = Offer(names=frozenset({ShardingType.TABLE_WISE}), costliest=0.25, table_s=0.0)
+    offer = Offer(names=frozenset({ShardingType.TABLE_WISE}), costliest=0.25, table_s=0.0, most_share=1.0)
     every, fewer = ([len(item.options) for item in space_of(request, offer=one).items] for one in (EVERYTHING, offer))
     read = [table.pooling_factor * table.embedding_dim for table in tables.tables]
     costliest = sorted(range(24), key=lambda index: -read[index])[:6]

@@ -275,6 +275,7 @@ def enumerate_options(
     min_partition: int = 0,
     *,
     with_exchanges: bool = False,
+    rest_on_one: bool = False,
 ) -> tuple[ShardingOption, ...]:
     """Ways to hold a table on a machine, whatever its constraints (see `why_not`); the simplest comes first.
 
@@ -290,6 +291,7 @@ def enumerate_options(
         payload: Number formats of vectors and gradients on the wire; fp32 if left out.
         min_partition: Least columns of a column shard; 0 for 32 bytes of a row.
         with_exchanges: Whether ways that differ in what owners send, sums or rows, are listed, too.
+        rest_on_one: Whether the rows beside hot ones are listed on one rank only, and not split over all.
 
     Source:
         Neo, Sec. 4.2 (table-, row-, column-wise, data parallel, and its hierarchical forms); FlexShard, Sec. 4
@@ -300,7 +302,7 @@ def enumerate_options(
         ShardingOption(name=name, parts=tuple(chain.from_iterable(parts)))
         for name, tier, most in _offered(topology.world_size, topology.local_world_size, topology.num_nodes)
         if name in names and (name is not ShardingType.ROW_TIERS or table.row_order is not None)
-        for cut in _cuts(table, name, tier, most, min_partition)
+        for cut in _cuts(table, name, tier, most, min_partition, rest_on_one=rest_on_one)
         for parts in product(
             *(_ways(columns, of_columns, topology, payload, with_exchanges) for columns, of_columns in cut)
         )
@@ -397,14 +399,14 @@ def _name_of(parts: Sequence[UnplacedShard]) -> ShardingType:
 
 
 def _cuts(
-    table: EmbeddingTable, name: ShardingType, tier: Tier, most: int, min_partition: int
+    table: EmbeddingTable, name: ShardingType, tier: Tier, most: int, min_partition: int, *, rest_on_one: bool = False
 ) -> list[list[tuple[tuple[Shard, ...], Tier]]]:
     """What the table may be cut into for a sharding type: shards of the same rows, and their tier."""
     if name is ShardingType.ROW_TIERS:
         return [
             [((hot,), Tier.DATA_PARALLEL), ((rest,), of_rest)]
             for hot, rest in _hot_cuts(table)
-            for of_rest in (Tier.TABLE_WISE, Tier.ROW_WISE)
+            for of_rest in ((Tier.TABLE_WISE,) if rest_on_one else (Tier.TABLE_WISE, Tier.ROW_WISE))
         ]
     whole = Shard.whole(table)
     counts = column_counts(table, most, min_partition) if most > 1 else [1]
