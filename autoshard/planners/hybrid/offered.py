@@ -33,6 +33,7 @@ class Offer:
         costliest: Share of the tables that are offered all.
         table_s: Seconds that this takes about for each table.
         most_share: Most of the time left that it is worth; the last resort is made whatever the time.
+        spare_s: Seconds that it may take beyond that.
         rest_on_one: Whether rows beside hot ones are offered to the others on one rank only.
     """
 
@@ -40,6 +41,7 @@ class Offer:
     costliest: float
     table_s: float
     most_share: float
+    spare_s: float = 0.0
     rest_on_one: bool = False
 
 
@@ -48,7 +50,7 @@ class Offer:
 EVERYTHING = Offer(names=frozenset(ShardingType), costliest=1.0, table_s=9e-4, most_share=0.06)
 _WHOLE = frozenset({ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL})
 _LAST = (
-    Offer(names=_WHOLE, costliest=0.1, table_s=2.5e-4, most_share=1.3),
+    Offer(names=_WHOLE, costliest=0.1, table_s=2.5e-4, most_share=1.3, spare_s=0.05),
     Offer(names=frozenset({ShardingType.TABLE_WISE}), costliest=0.0, table_s=1e-4, most_share=1.0),
 )
 #: What is offered where time is short and links between nodes are slow, so that hot rows on all ranks save most: plans
@@ -56,14 +58,27 @@ _LAST = (
 #: tables on 80 A100 in 1 to 6 s, 200 on 16 in 0.3 and 1 s), and 7% shorter than plans without them.
 _LESS = (
     Offer(names=EVERYTHING.names - _RARE, costliest=0.0, table_s=5e-4, most_share=0.12, rest_on_one=True),
-    Offer(names=_WHOLE | {ShardingType.ROW_TIERS}, costliest=0.0, table_s=4e-4, most_share=1.3, rest_on_one=True),
+    Offer(
+        names=_WHOLE | {ShardingType.ROW_TIERS},
+        costliest=0.0,
+        table_s=4e-4,
+        most_share=1.3,
+        spare_s=0.1,
+        rest_on_one=True,
+    ),
     *_LAST,
 )
 #: The same where no links are slow beside the memory, so that hot rows on all ranks save little: plans that are made
 #: in the time that they take to be worked out are 0.1 to 4% shorter (metasyn, 80 tables on 8 A100 and on 8 CPU ranks,
 #: 800 on 80 CPU ranks).
 _LESS_ON_FAST_LINKS = (
-    Offer(names=EVERYTHING.names - _RARE - {ShardingType.ROW_TIERS}, costliest=0.0, table_s=3e-4, most_share=1.3),
+    Offer(
+        names=EVERYTHING.names - _RARE - {ShardingType.ROW_TIERS},
+        costliest=0.0,
+        table_s=3e-4,
+        most_share=1.3,
+        spare_s=0.1,
+    ),
     *_LAST,
 )
 
@@ -81,7 +96,9 @@ def offer_within(tables: TableSet, topology: Topology, left_s: float) -> Offer:
     )
     are_links_fast = topology.num_nodes == 1 or device_family(topology.device) == "cpu"
     offers: tuple[Offer, ...] = (EVERYTHING, *(_LESS_ON_FAST_LINKS if are_links_fast else _LESS))
-    return next((one for one in offers if one.table_s * num_tables <= one.most_share * left_s), offers[-1])
+    return next(
+        (one for one in offers if one.table_s * num_tables <= one.most_share * left_s + one.spare_s), offers[-1]
+    )
 
 
 def space_of(
