@@ -50,7 +50,7 @@ class Offer:
 EVERYTHING = Offer(names=frozenset(ShardingType), costliest=1.0, table_s=9e-4, most_share=0.06)
 _WHOLE = frozenset({ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL})
 _LAST = (
-    Offer(names=_WHOLE, costliest=0.1, table_s=2.5e-4, most_share=1.3, spare_s=0.05),
+    Offer(names=_WHOLE, costliest=0.1, table_s=2.5e-4, most_share=1.3, spare_s=0.1),
     Offer(names=frozenset({ShardingType.TABLE_WISE}), costliest=0.0, table_s=1e-4, most_share=1.0),
 )
 #: What is offered where time is short and links between nodes are slow, so that hot rows on all ranks save most: plans
