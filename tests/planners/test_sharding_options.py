@@ -81,7 +81,7 @@ def plan_of(scheme, topology):
 @pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.SEQUENCE])
 def test_every_scheme_makes_a_valid_plan_from_which_it_is_read_again(table, two_nodes, pooling):
     schemes = enumerate_options(replace(table, pooling=pooling), two_nodes)
-    assert {scheme.name for scheme in schemes} == set(ShardingType) - {ShardingType.ROW_GROUPS}
+    assert {scheme.name for scheme in schemes} == set(ShardingType)
     for scheme in schemes:
         plan, sites = plan_of(scheme, two_nodes)
         validate_plan(plan)
@@ -176,7 +176,7 @@ def test_constraints_say_what_they_rule_out(table, two_nodes):
     left = {scheme.name for scheme in enumerate_options(pinned, two_nodes) if not why_not(scheme, two_nodes)}
     assert left == {
         *(ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.TABLE_ROW_WISE),
-        *(ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID),
+        *(ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID, ShardingType.ROW_GROUPS),
     }
     by_name = {scheme.name: scheme for scheme in enumerate_options(pinned, two_nodes)}
     assert allowed_sites(pinned, Tier.TABLE_ROW_WISE, two_nodes).tolist() == [False, True]

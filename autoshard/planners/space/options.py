@@ -47,6 +47,8 @@ _MIN_COLUMN_BYTES = 32
 _HOT_COVERAGES = (0.6, 0.9)
 #: Replicated rows are few: more of them are better off as FlexShard's planner cuts them, or as a whole table.
 _MAX_HOT_SHARE = 0.25
+#: Numbers of row groups that a table may be cut into.
+GROUP_COUNTS = (2, 3, 4, 8)
 
 _NO_CONSTRAINTS = Constraints()
 
@@ -156,7 +158,11 @@ class ShardingType(StrEnum):
     ROW_TIERS = "row_tiers"
     """Hot rows held otherwise than the rest."""
     ROW_GROUPS = "row_groups"
-    """Several ranges of rows on ranks of their own."""
+    """Several ranges of rows on ranks of their own, with an equal share of the lookups each."""
+
+
+#: Sharding types that cut rows by how often they are looked up.
+_BY_ACCESS_RANK = (ShardingType.ROW_TIERS, ShardingType.ROW_GROUPS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,13 +282,14 @@ def enumerate_options(
     *,
     with_exchanges: bool = False,
     rest_on_one: bool = False,
+    group_counts: Sequence[int] = GROUP_COUNTS,
 ) -> tuple[ShardingOption, ...]:
     """Ways to hold a table on a machine, whatever its constraints (see `why_not`); the simplest comes first.
 
     Ways that are the same there are listed once: without several nodes none is hierarchical, with one rank there is
     only `table_wise`. Numbers of column shards are powers of two. Pooled rows that are split over all ranks are listed
     twice, with sums by reduce-scatter after the exchange with fewer bytes by all-to-all. Tables without a row order
-    have no `row_tiers`.
+    have no `row_tiers` and no `row_groups`.
 
     Args:
         table: The table.
@@ -292,6 +299,7 @@ def enumerate_options(
         min_partition: Least columns of a column shard; 0 for 32 bytes of a row.
         with_exchanges: Whether ways that differ in what owners send, sums or rows, are listed, too.
         rest_on_one: Whether the rows beside hot ones are listed on one rank only, and not split over all.
+        group_counts: Numbers of row groups.
 
     Source:
         Neo, Sec. 4.2 (table-, row-, column-wise, data parallel, and its hierarchical forms); FlexShard, Sec. 4
@@ -301,10 +309,14 @@ def enumerate_options(
     return tuple(
         ShardingOption(name=name, parts=tuple(chain.from_iterable(parts)))
         for name, tier, most in _offered(topology.world_size, topology.local_world_size, topology.num_nodes)
-        if name in names and (name is not ShardingType.ROW_TIERS or table.row_order is not None)
-        for cut in _cuts(table, name, tier, most, min_partition, rest_on_one=rest_on_one)
+        if name in names and (name not in _BY_ACCESS_RANK or table.row_order is not None)
+        for cut in _cuts(table, name, tier, most, min_partition, rest_on_one=rest_on_one, group_counts=group_counts)
         for parts in product(
-            *(_ways(columns, of_columns, topology, payload, with_exchanges) for columns, of_columns in cut)
+            # Of row groups there would be a way for every choice of each.
+            *(
+                _ways(columns, of_columns, topology, payload, with_exchanges and name is not ShardingType.ROW_GROUPS)
+                for columns, of_columns in cut
+            )
         )
     )
 
@@ -335,6 +347,7 @@ def _offered(world: int, node: int, nodes: int) -> list[tuple[ShardingType, Tier
             (ShardingType.ROW_WISE, Tier.ROW_WISE, 1),
             (ShardingType.COLUMN_WISE, Tier.TABLE_WISE, world),
             (ShardingType.ROW_TIERS, Tier.DATA_PARALLEL, 1),
+            (ShardingType.ROW_GROUPS, Tier.TABLE_WISE, world),
         ]
     if node > 1 and nodes > 1:
         offered += [
@@ -399,7 +412,14 @@ def _name_of(parts: Sequence[UnplacedShard]) -> ShardingType:
 
 
 def _cuts(
-    table: EmbeddingTable, name: ShardingType, tier: Tier, most: int, min_partition: int, *, rest_on_one: bool = False
+    table: EmbeddingTable,
+    name: ShardingType,
+    tier: Tier,
+    most: int,
+    min_partition: int,
+    *,
+    rest_on_one: bool,
+    group_counts: Sequence[int],
 ) -> list[list[tuple[tuple[Shard, ...], Tier]]]:
     """What the table may be cut into for a sharding type: shards of the same rows, and their tier."""
     if name is ShardingType.ROW_TIERS:
@@ -409,6 +429,9 @@ def _cuts(
             for of_rest in ((Tier.TABLE_WISE,) if rest_on_one else (Tier.TABLE_WISE, Tier.ROW_WISE))
         ]
     whole = Shard.whole(table)
+    if name is ShardingType.ROW_GROUPS:
+        groups = (_row_groups(whole, count) for count in group_counts if count <= most)
+        return [[((group,), tier) for group in of_count] for of_count in groups if of_count]
     counts = column_counts(table, most, min_partition) if most > 1 else [1]
     cuts = [column_cuts(whole, count) for count in counts]
     return [[(columns, tier)] for columns in cuts]
@@ -419,6 +442,17 @@ def _hot_cuts(table: EmbeddingTable) -> list[tuple[Shard, Shard]]:
     counts = dict.fromkeys(hot_rows(table, coverage) for coverage in _HOT_COVERAGES)
     most = _MAX_HOT_SHARE * table.num_embeddings
     return [split_rows(Shard.whole(table), num_hot) for num_hot in counts if 0 < num_hot <= most]
+
+
+def _row_groups(whole: Shard, count: int) -> list[Shard]:
+    """Ranges of rows by access rank that get as many lookups each; none if some of them would be empty."""
+    table = whole.table
+    bounds = [0, *(hot_rows(table, index / count) for index in range(1, count)), table.num_embeddings]
+    if any(start >= stop for start, stop in pairwise(bounds)):
+        return []
+    return [
+        replace(whole, rows=RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK)) for start, stop in pairwise(bounds)
+    ]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
