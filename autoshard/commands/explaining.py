@@ -33,6 +33,12 @@ class ExplainOptions:
     table: Annotated[
         list[str] | None, typer.Option("--table", help="Only this table, with all its alternatives; may be repeated.")
     ] = None
+    most: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Explains so many of the tables, those of which a batch reads most bytes; 0 explains all."
+        ),
+    ] = 50
     pricing: PricingOptions
     server: ServerOption = None
 
@@ -43,8 +49,9 @@ class ExplainOptions:
 def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
     """Compares each table's sharding with every alternative, and says which single change would help most.
 
-    Changes one table at a time, placed where it is fastest, and leaves all others as they are. Then plans with twice
-    the bandwidth, memory, ranks or batch, one at a time.
+    Changes one table at a time, placed where it is fastest, and leaves all others as they are: the 50 tables of which a
+    batch reads most bytes, or those of --table. Then plans with twice the bandwidth, memory, ranks or batch, one at a
+    time.
 
     Example:
         autoshard explain plan.json --table t3
@@ -58,7 +65,7 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
             found, improvements = _served(loaded, options, options.server)
     else:
         found, improvements = _explained(loaded, options)
-    shown = _details(found) if options.table else _overview(found)
+    shown = _details(found) if options.table else _overview(found, len(loaded.tables.tables))
     emit(EXPLANATION.to_json((found, improvements)), _with_improvements(shown, improvements), as_json=as_json)
 
 
@@ -69,7 +76,7 @@ def _explained(plan: ShardingPlan, options: ExplainOptions) -> tuple[Explanation
     costs = options.pricing.costs_of(plan)
     started_s = time.perf_counter()
     with progress("Pricing alternatives", 1.0) as advance:
-        found = explained(plan, costs, options.table or (), on_explained=advance)
+        found = explained(plan, costs, options.table or (), most=options.most, on_explained=advance)
     budget_s = trials_budget_s(time.perf_counter() - started_s)
     with until("Planning with single changes", budget_s):
         return found, find_improvements(plan, costs, found, budget_s=budget_s)
@@ -100,10 +107,12 @@ def _served(plan: ShardingPlan, options: ExplainOptions, server: str) -> tuple[E
         return client.improve(stored.id, tables=options.table or (), risk=risk)
 
 
-def _overview(found: Explanation) -> RenderableType:
+def _overview(found: Explanation, num_tables: int) -> RenderableType:
     from rich.table import Table
 
-    shown = Table(title=_title(found), caption=f"{_collectives(found)} {_memory(found)}")
+    left = num_tables - len(found.tables)
+    others = f" {left:,} more tables: --most 0 explains all." if left > 0 else ""
+    shown = Table(title=_title(found), caption=f"{_collectives(found)} {_memory(found)}{others}")
     for name in ("table", "sharding", "ranks", "bytes per rank", "on the slowest rank of", "reason"):
         shown.add_column(name, justify="right" if name == "bytes per rank" else "left", overflow="fold")
     for one in found.tables:

@@ -124,3 +124,27 @@ def test_copies_on_some_ranks_are_refused(plan, costs):
     shards = tuple(copied if placed is first else placed for placed in plan.shards)
     with pytest.raises(InvalidPlanError, match="copies on some of the ranks"):
         explain(replace(plan, shards=shards), costs)
+
+
+def test_the_costliest_tables_are_explained_as_among_all(plan, costs):
+    read = {one.name: one.pooling_factor * one.embedding_dim for one in plan.tables.tables}
+    costliest = sorted(read, key=read.get)[-3:]
+    every = {one.table: one for one in explain(plan, costs).tables}
+    few = explain(plan, costs, most=3).tables
+    assert {one.table for one in few} == set(costliest)
+    for one in few:
+        assert [other.option for other in one.alternatives] == [other.option for other in every[one.table].alternatives]
+        assert one.without_ms == pytest.approx(every[one.table].without_ms)
+
+
+def test_tables_that_are_alike_share_their_alternatives(plan, costs):
+    first = plan.tables.tables[4]
+    twin = replace(first, name="twin", features=(replace(first.features[0], name="twin"),))
+    placed = next(one for one in plan.shards if one.shard.table == first)
+    again = replace(placed, shard=replace(placed.shard, table=twin))
+    tables = replace(plan.tables, tables=(*plan.tables.tables, twin))
+    one, other = (
+        explain(replace(plan, tables=tables, shards=(*plan.shards, again)), costs, [name]).tables[0]
+        for name in (first.name, "twin")
+    )
+    assert len(one.alternatives) == len(other.alternatives) > 5

@@ -6,22 +6,23 @@ Shape suffixes: S sites.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import CostModels, ShardingPlan
+from autoshard.core import CostModels, ShardingPlan, TableSet
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.core.quoting import shown
 from autoshard.core.step import CollectiveTime, StepCollective
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.hybrid.layout import NOTHING, Change, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
-from autoshard.planners.hybrid.offered import space_of
+from autoshard.planners.hybrid.offered import EVERYTHING, Offer, looked_up_bytes, space_of
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.hybrid.starts import layout_of
 from autoshard.planners.planner import PlanRequest
-from autoshard.planners.space.options import why_not
+from autoshard.planners.space.kinds import first_alike
+from autoshard.planners.space.options import ShardingType, why_not
 from autoshard.planners.space.planner_space import Item, ItemOption
 from autoshard.planners.space.step_cost import PARTS
 
@@ -103,6 +104,7 @@ def explain(
     costs: CostModels,
     names: Collection[str] = (),
     *,
+    most: int = 0,
     on_explained: Callable[[float], None] = lambda _: None,
 ) -> Explanation:
     """Prices every other way to hold each table, at its best place and with all other tables as they are.
@@ -111,6 +113,7 @@ def explain(
         plan: A valid plan.
         costs: Models that price steps.
         names: Tables to explain; all if there are none.
+        most: Without names, as many of the tables: those of which a batch reads most bytes. 0 for all.
         on_explained: Called with the share of the tables that is done since the last call, for progress bars.
 
     Raises:
@@ -123,7 +126,8 @@ def explain(
             raise InvalidTableError(f"no table of the plan is named {shown(name)}", field="table")
     group = plan.of_one_group()
     request = PlanRequest(tables=group.tables, topology=group.topology, costs=costs, payload=group.payload)
-    space = space_of(request)
+    chosen = set(names) or _costliest(group.tables, most)
+    space = space_of(request, offer=EVERYTHING if len(chosen) == len(known) else _only(chosen, group.tables))
     limits = Limits.of(space)
     layout = layout_of(space, limits, group)
     if layout is None:
@@ -136,7 +140,7 @@ def explain(
     step_ms = predicted.step_ms.value
     fullest = min(predicted.ranks, key=lambda one: group.topology.memory_of(one.rank).hbm - one.used_bytes)
     explainer = _Explainer(layout, step_ms - layout.step_ms())
-    items = sorted({space.item_of[name] for name in names or known})
+    items = sorted({space.item_of[name] for name in chosen})
     tables = []
     for item in items:
         tables.append(explainer.explained(item))
@@ -150,6 +154,18 @@ def explain(
         used_bytes=fullest.used_bytes,
         capacity_bytes=group.topology.memory_of(fullest.rank).hbm,
     )
+
+
+def _costliest(tables: TableSet, most: int) -> set[str]:
+    by_bytes = sorted(tables.tables, key=looked_up_bytes, reverse=True)
+    return {table.name for table in by_bytes[: most or None]}
+
+
+def _only(names: Collection[str], tables: TableSet) -> Offer:
+    """All options for some tables, and for those that they share them with; the others stay as they are."""
+    first = first_alike(tables)
+    always = frozenset(tables.tables[first[name]].name for name in names)
+    return replace(EVERYTHING, names=frozenset({ShardingType.TABLE_WISE}), costliest=0.0, always=always)
 
 
 class _Explainer:

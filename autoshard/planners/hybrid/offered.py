@@ -36,6 +36,7 @@ class Offer:
         spare_s: Seconds that it may take beyond that.
         rest_on_one: Whether rows beside hot ones are offered to the others on one rank only.
         group_counts: Numbers of row groups that are offered.
+        always: Names of the tables that are offered all, in place of the costliest and the large ones; None for these.
     """
 
     names: frozenset[ShardingType]
@@ -45,6 +46,7 @@ class Offer:
     spare_s: float = 0.0
     rest_on_one: bool = True
     group_counts: tuple[int, ...] = (2, 4)
+    always: frozenset[str] | None = None
 
 
 #: All sharding types for all tables. Seconds are CPU time of 800 of metasyn's tables on 80 A100, one core of an EPYC,
@@ -150,16 +152,19 @@ def _with_all(tables: TableSet, topology: Topology, offer: Offer) -> Callable[[E
     """Whether a table is one of the costliest, by the bytes that a sample reads of it, or large."""
     if offer is EVERYTHING:
         return lambda _: True
-    least_bytes = float(np.quantile([_looked_up(table) for table in tables.tables], 1 - offer.costliest))
+    if (names := offer.always) is not None:
+        return lambda table: table.name in names
+    least_bytes = float(np.quantile([looked_up_bytes(table) for table in tables.tables], 1 - offer.costliest))
     memory_bytes = min(topology.memory_of(rank).hbm for rank in range(topology.world_size))
 
     def is_such(table: EmbeddingTable) -> bool:
-        return _looked_up(table) >= least_bytes or table.storage_bytes > _LARGE_SHARE * memory_bytes
+        return looked_up_bytes(table) >= least_bytes or table.storage_bytes > _LARGE_SHARE * memory_bytes
 
     return is_such
 
 
-def _looked_up(table: EmbeddingTable) -> float:
+def looked_up_bytes(table: EmbeddingTable) -> float:
+    """Bytes that a sample reads of a table."""
     return table.pooling_factor * table.embedding_dim * table.dtype.num_bytes
 
 

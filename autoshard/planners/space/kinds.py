@@ -49,7 +49,7 @@ class ShardKinds:
         self._set_rows(np.zeros((0, self.code_width + prices.num_columns + len(LEVELS))))
         # By what parts are known; None for what the model cannot price.
         self._kinds: dict[Hashable, int | None] = {}
-        self.twins = _twins(self._tables)
+        self.twins = first_alike(self._tables)
 
     def split(self, sums_X: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Codes, what is moved, and bytes by memory level, of sums with X as their last axis."""
@@ -99,7 +99,7 @@ class ShardKinds:
         return (self.twins[shard.table.name], rows, shard.embedding_dim, *held)
 
 
-def _twins(tables: TableSet) -> dict[str, int]:
+def first_alike(tables: TableSet) -> dict[str, int]:
     """For each table the first one that is like it in all that prices and bytes depend on."""
     first: dict[Hashable, int] = {}
     found = {}
