@@ -275,7 +275,7 @@ def test_balanced_starts_know_that_a_table_alone_decides(make_table, make_topolo
 def test_less_is_offered_the_less_time_there_is(draw_task, two_nodes, make_topology, is_one_node):
     tables, _ = draw_task(80, 8, seed=7)
     topology = replace(make_topology(8) if is_one_node else two_nodes(), device="a100")
-    times_s = (math.inf, 1.7, 0.1, -0.04, -0.05, -0.1, -1.0)
+    times_s = (math.inf, 1.7, 0.1, -0.08, -0.09, -0.2, -1.0)
     offers = [offer_within(tables, topology, left_s) for left_s in times_s]
     assert offers[0] is offers[1] is EVERYTHING
     assert offers[5] is offers[6]

@@ -64,7 +64,7 @@ _WHOLE = frozenset({ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL})
 _HOT = _WHOLE | {ShardingType.ROW_TIERS}
 _ON_FAST_LINKS = EVERYTHING.names - _RARE - _GROUPS - {ShardingType.ROW_TIERS}
 _LAST = (
-    Offer(names=_WHOLE, costliest=0.1, table_s=3.5e-4, most_share=1.3, spare_s=0.1),
+    Offer(names=_WHOLE, costliest=0.1, table_s=3.5e-4, most_share=1.3, spare_s=0.15),
     Offer(names=frozenset({ShardingType.TABLE_WISE}), costliest=0.0, table_s=1e-4, most_share=1.0),
 )
 #: What is offered where time is short and links between nodes are slow, so that hot rows on all ranks save most: plans
@@ -73,16 +73,16 @@ _LAST = (
 #: they are 5 to 6% shorter again on 80 ranks, and as long on 16.
 _LESS = (
     Offer(names=EVERYTHING.names - _RARE, costliest=0.0, table_s=1.3e-3, most_share=0.12),
-    Offer(names=_HOT | _GROUPS, costliest=0.0, table_s=8.5e-4, most_share=1.0),
-    Offer(names=_HOT, costliest=0.0, table_s=4.8e-4, most_share=1.3, spare_s=0.1),
+    Offer(names=_HOT | _GROUPS, costliest=0.0, table_s=8.5e-4, most_share=1.2),
+    Offer(names=_HOT, costliest=0.0, table_s=4.8e-4, most_share=1.3, spare_s=0.15),
     *_LAST,
 )
 #: The same where no links are slow beside the memory, so that hot rows on all ranks save little: plans that are made
 #: in the time that they take to be worked out are 0.1 to 4% shorter (metasyn, 80 tables on 8 A100 and on 8 CPU ranks,
 #: 800 on 80 CPU ranks). With row groups, they are 1 to 2% shorter.
 _LESS_ON_FAST_LINKS = (
-    Offer(names=_ON_FAST_LINKS | _GROUPS, costliest=0.0, table_s=9.5e-4, most_share=1.0, spare_s=0.1),
-    Offer(names=_ON_FAST_LINKS, costliest=0.0, table_s=5e-4, most_share=1.3, spare_s=0.1),
+    Offer(names=_ON_FAST_LINKS | _GROUPS, costliest=0.0, table_s=9.5e-4, most_share=1.2, spare_s=0.1),
+    Offer(names=_ON_FAST_LINKS, costliest=0.0, table_s=5e-4, most_share=1.3, spare_s=0.15),
     *_LAST,
 )
 
