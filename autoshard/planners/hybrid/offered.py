@@ -81,7 +81,7 @@ _LESS = (
 #: in the time that they take to be worked out are 0.1 to 4% shorter (metasyn, 80 tables on 8 A100 and on 8 CPU ranks,
 #: 800 on 80 CPU ranks). With row groups, they are 1 to 2% shorter.
 _LESS_ON_FAST_LINKS = (
-    Offer(names=_ON_FAST_LINKS | _GROUPS, costliest=0.0, table_s=9.5e-4, most_share=1.2, spare_s=0.1),
+    Offer(names=_ON_FAST_LINKS | _GROUPS, costliest=0.0, table_s=9.5e-4, most_share=1.2, spare_s=0.05),
     Offer(names=_ON_FAST_LINKS, costliest=0.0, table_s=5e-4, most_share=1.3, spare_s=0.15),
     *_LAST,
 )
