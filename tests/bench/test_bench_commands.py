@@ -259,6 +259,7 @@ def test_samples_finds_what_was_tampered_with(store, tmp_path, capsys, monkeypat
     assert "1 of 1 samples of cpu do not match their id" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_replay_measures_every_rank(plan, tmp_path, capsys):
     write_plan(plan, tmp_path / "plan.json")
     assert main(["replay", str(tmp_path / "plan.json"), "--device", "cpu", "--json"]) == 0

@@ -25,6 +25,7 @@ def run(capfd, *arguments):
     return code, *capfd.readouterr()
 
 
+@pytest.mark.slow
 def test_plan_says_what_measuring_changed(capfd, tables, tmp_path):
     file, topology = tmp_path / "plan.json", tmp_path / "topology.json"
     document = json.loads(run(capfd, "plan", tables, "--topology", "cpu-4", "--planner", "random", "--json")[1])

@@ -260,6 +260,7 @@ def test_every_step_equals_that_of_single_environments(problems, measured, by_ma
         assert play_both(envs, batch, np.random.default_rng(seed), by_mask=by_mask) == num_items(problems)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", Objective)
 @pytest.mark.parametrize("max_splits", [0, 2])
 @pytest.mark.parametrize("mode", ["tables", "groups"])

@@ -79,7 +79,9 @@ def test_a_whole_document_is_accepted_by_both(name, documents):
     READERS[name](documents[name])
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if "plan" in name else []) for name in READERS]
+)
 def test_what_a_schema_refuses_its_reader_refuses_in_one_line_at_that_place(name, documents):
     validator, num_refused = validator_of(name, alone=True), 0
     for path, document in mutants(slim(documents[name])):

@@ -61,6 +61,7 @@ def test_the_learner_sees_what_the_player_saw_though_episodes_end_within_traject
     assert 0 < algorithm.worst < 1e-5
 
 
+@pytest.mark.slow
 def test_training_solves_a_toy_problem_and_unseen_ones_like_it(make_problem):
     # Three pairs of items that cost 10 together, on three ranks: every rank can be made to cost 10.
     def tasks(num_tasks, seed):

@@ -256,6 +256,7 @@ async def planned(url, task):
         return await client.plan(task)
 
 
+@pytest.mark.slow
 def test_jobs_are_made_followed_and_cancelled(served, service, capfd, published):
     body = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
     job = served.make_job("plan", body)

@@ -189,6 +189,7 @@ def test_sigterm_while_models_are_loaded_exits_with_0(own_service):
     assert service.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_planner_that_does_not_keep_its_time_limit_is_ended():
     settings = ServerSettings(num_workers=1, overtime_s=0.5)
     body = {"tables": "metasyn", "topology": "a100-32", "planner": "torchrec", "time_limit_s": 0.1}
