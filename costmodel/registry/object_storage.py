@@ -36,7 +36,7 @@ _log = structlog.get_logger()
 #: Age in seconds from which a copy is looked after before models are read from it.
 MAX_AGE_S = 10.0
 _NUMBER = re.compile(r"[0-9]{8}")
-_STAMP = ".pulled"
+_STAMP, _TRIED = ".pulled", ".tried"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +67,24 @@ class ObjectStorage:
     @property
     def age_s(self) -> float | None:
         """Seconds since the copy was brought up to date; None if it never was."""
+        return self._since_s(_STAMP)
+
+    def _since_s(self, stamp: str) -> float | None:
         try:
-            return max(time.time() - (self.folder / _STAMP).stat().st_mtime, 0.0)
+            return max(time.time() - (self.folder / stamp).stat().st_mtime, 0.0)
         except FileNotFoundError:
             return None
 
     def refresh(self, max_age_s: float = MAX_AGE_S) -> None:
-        """Brings the copy up to date if it is older; one that cannot be is used as it is, and that is logged.
+        """Brings the copy up to date if nobody tried for so long; what fails is logged, and the copy used as it is.
+
+        Requests look here, too: while the storage does not answer, one of them waits for it every `max_age_s`.
 
         Raises:
             ModelError: If there is no copy yet, and the storage does not answer.
         """
-        age_s = self.age_s
-        if age_s is not None and age_s < max_age_s:
+        age_s, tried_s = self.age_s, self._since_s(_TRIED)
+        if age_s is not None and tried_s is not None and tried_s < max_age_s:
             return
         try:
             self.pull()
@@ -98,6 +103,7 @@ class ObjectStorage:
             ModelError: If the storage does not answer, or the copy cannot be written.
         """
         with self._failures():
+            (self.folder / _TRIED).touch()
             files, root = self._files()
             sizes = {name[len(root) :].lstrip("/"): size for name, size in files.items()}
             changes: dict[AliasFile, int] = {}
@@ -171,7 +177,10 @@ class ObjectStorage:
         """Copies an alias's file after a change; every change adds a line, so that their number tells the latest."""
         if file.num_lines() == number:
             return False
-        atomic_write(file.path, self._read(f"{self._relative(file)}/{number:08}"))
+        lines = self._read(f"{self._relative(file)}/{number:08}")
+        if file.path.is_file() and file.path.read_bytes() == lines:  # one that was damaged begins with fewer lines
+            return False
+        atomic_write(file.path, lines)
         return True
 
     def _relative(self, file: AliasFile) -> str:

@@ -43,7 +43,7 @@ def machine(tmp_path, monkeypatch):
 def registry_at(address):
     """The registry of an address as this machine finds it now."""
     folder = folder_of(address)
-    if (stamp := folder / ".pulled").exists():
+    if (stamp := folder / ".tried").exists():
         os.utime(stamp, (0, 0))
     return Registry(folder)
 
@@ -115,18 +115,23 @@ def test_objects_that_are_no_models_are_left_where_they_are(address):
         storage.pipe_file(f"{root}/{name}", b"x")
     models = registry_at(address)
     assert models.list() == ()
-    assert {path.name for path in models.root.rglob("*")} == {".address", ".pulled"}
+    assert {path.name for path in models.root.rglob("*")} == {".address", ".pulled", ".tried"}
 
 
 def test_a_copy_is_used_while_the_storage_does_not_answer(address, machine, monkeypatch):
     version = registry_at(address).publish("cost", "cpu", WEIGHTS, {})
 
+    tries = []
+
     def gone(*_):
+        tries.append(1)
         raise OSError("Connection refused")
 
     monkeypatch.setattr(ObjectStorage, "_files", gone)
     models = registry_at(address)
     assert models.load("cost", "cpu").id == version
+    assert Registry(models.root).load("cost", "cpu").id == version
+    assert len(tries) == 1
     with pytest.raises(ModelError, match="does not answer as it should: Connection refused"):
         models.promote("cost", "cpu", version)
     machine("b")

@@ -50,7 +50,7 @@ class Offer:
 
 
 #: All sharding types for all tables. Seconds are CPU time of metasyn's tables on A100 and CPUs, one core of a virtual
-#: Xeon, November 2026; an EPYC's took two thirds of it.
+#: Xeon, November 2026; an EPYC's took 60 to 80% of it.
 EVERYTHING = Offer(
     names=frozenset(ShardingType),
     costliest=1.0,
@@ -59,8 +59,8 @@ EVERYTHING = Offer(
     rest_on_one=False,
     group_counts=GROUP_COUNTS,
 )
-#: On CPUs they are offered only where they are asked for: they save kernels 2 to 6%, as predicted, but splitting ids by
-#: access rank, which no model prices, took 24 ms more of 163 in steps of 4 processes (docs/results/planners.md).
+#: On CPUs they are offered only where they are asked for: they save 0.6 to 2.6% of the kernels' time, but splitting ids
+#: by access rank, which no model prices, took 10 ms more of steps of 185 ms (docs/results/planners.md).
 _GROUPS = frozenset({ShardingType.ROW_GROUPS})
 _WHOLE = frozenset({ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL})
 _HOT = _WHOLE | {ShardingType.ROW_TIERS}
@@ -81,7 +81,7 @@ _LESS = (
 )
 #: The same where no links are slow beside the memory, so that hot rows on all ranks save little: plans that are made
 #: in the time that they take to be worked out are 0.1 to 4% shorter (metasyn, 80 tables on 8 A100 and on 8 CPU ranks,
-#: 800 on 80 CPU ranks). With row groups, they are 1 to 2% shorter.
+#: 800 on 80 CPU ranks). With row groups, predicted steps of 80 tables on 8 A100 are 1 to 3% shorter at 1 to 3 s.
 _LESS_ON_FAST_LINKS = (
     Offer(names=_ON_FAST_LINKS | _GROUPS, costliest=0.0, table_s=9.5e-4, most_share=1.2, spare_s=0.05),
     Offer(names=_ON_FAST_LINKS, costliest=0.0, table_s=5e-4, most_share=1.3, spare_s=0.15),
