@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,7 +49,7 @@ class Learners:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Where matrix products are in bf16 if that is wanted."""
-        return torch.autocast(self.device.type, torch.bfloat16) if self.mixed_precision else nullcontext()
+        return _in_bf16(self.device.type) if self.mixed_precision else nullcontext()
 
     def average_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Sets the gradients of all processes to their mean; each needs gradients of the same parameters."""
@@ -69,6 +70,18 @@ class Learners:
         shared = torch.tensor([value], dtype=torch.float64, device=self.device)
         distributed.broadcast(shared, src=0)
         return float(shared)
+
+
+@contextmanager
+def _in_bf16(device_type: str) -> Iterator[None]:
+    """Autocast to bf16. CPUs without units for it go without oneDNN, which has no recurrent layers in bf16 for them."""
+    with ExitStack() as stack:
+        if device_type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")  # nobody asked for TF32
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        stack.enter_context(torch.autocast(device_type, torch.bfloat16))
+        yield
 
 
 @contextmanager
