@@ -70,9 +70,9 @@ class RowOrder:
         low = (ids_L < self.num_ordered).nonzero().squeeze(1)
         high = (ids_L >= self.num_ordered).nonzero().squeeze(1)
         if len(low):
-            ranks_L[low] = self._low_N[ranks_L[low]]
+            ranks_L.scatter_(0, low, self._low_N.index_select(0, ranks_L.index_select(0, low)))
         if len(high) and len(self._slots):
-            ranks_L[high] = self._known(ranks_L[high])
+            ranks_L.scatter_(0, high, self._known(ranks_L.index_select(0, high)))
         return ranks_L
 
     def ids(self, ranks_L: torch.Tensor) -> torch.Tensor:
@@ -195,21 +195,19 @@ class AddressMap:
         self.needs_counts = bool(mapped)
         self._orders = [layout.order for layout in mapped]
         spans = [span for layout in mapped for span in layout.spans]
-        first_part = _sums([len(span.addresses) for span in spans])
-        first_range = _sums([len(layout.spans) for layout in mapped])[:-1]
-        rows = [
-            (span.start, len(span.addresses), span.kind, span.block, first)
-            for span, first in zip(spans, first_part, strict=False)
-        ]
+        before_F = _sums([layout.num_rows for layout in mapped])[:-1]
+        starts = [before + span.start for before, layout in zip(before_F, mapped, strict=True) for span in layout.spans]
         parts = [address for span in spans for address in span.addresses]
-        multipliers = [coprime_step(span.block) if span.kind == _HASH else 1 for span in spans]
-        self._first_range_F = torch.tensor(first_range, dtype=torch.int64, device=device)
-        self._spans_E5 = torch.tensor(rows, dtype=torch.int64, device=device).reshape(-1, 5)
+        #: Rows of the mapped features before each, and the first of each range among all of them.
+        self._before_F, self._starts_E = (torch.tensor(of, device=device) for of in (before_F, starts))
+        self._is_cut_once = len(spans) == len(mapped)
+        self._features_F = torch.arange(len(mapped), device=device)
         self._parts_K = torch.tensor(parts, dtype=torch.int64, device=device)
-        self._starts = [
-            torch.tensor([span.start for span in layout.spans], dtype=torch.int64, device=device) for layout in mapped
-        ]
-        self._multipliers_E = torch.tensor(multipliers, dtype=torch.int64, device=device)
+        self._first_part = _Column([*_sums([len(span.addresses) for span in spans])[:-1]], device)
+        self._num_parts = _Column([len(span.addresses) for span in spans], device)
+        self._block = _Column([span.block for span in spans], device)
+        self._kind_E = torch.tensor([span.kind for span in spans], device=device)
+        self._multiplier = _Column([coprime_step(span.block) if span.kind == _HASH else 1 for span in spans], device)
         self._kinds = {span.kind for span in spans}
 
     def __call__(
@@ -237,8 +235,8 @@ class AddressMap:
         )
         lookups_L = None
         if with_lookups:
-            lookups_L = torch.empty_like(order_L)
-            lookups_L[order_L] = torch.arange(len(order_L), device=order_L.device, dtype=order_L.dtype)
+            lookup_L = torch.arange(len(order_L), device=order_L.device, dtype=order_L.dtype)
+            lookups_L = torch.empty_like(order_L).scatter_(0, order_L, lookup_L)
         return Bucketized(lengths.view(self.num_buckets, *lengths_FB.shape), offsets_L, lookups_L)
 
     def _addresses(self, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
@@ -253,34 +251,39 @@ class AddressMap:
     def _mapped(self, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
         """Virtual addresses of the features whose ids are none."""
         position_L = self._positions(ids_L, counts_F)
-        range_L = torch.repeat_interleave(
-            self._first_range_F, torch.tensor(counts_F, device=self._device), output_size=len(ids_L)
-        )
-        start = 0
-        for starts, count in zip(self._starts, counts_F, strict=True):
-            if len(starts) > 1 and count:
-                inner = position_L[start : start + count]
-                range_L[start : start + count] += torch.searchsorted(starts, inner, right=True) - 1
-            start += count
-        span_L5 = self._spans_E5[range_L]
-        first_L, num_parts_L, kind_L, block_L, bases_L = span_L5.unbind(1)
-        inner_L = position_L - first_L
+        counts = torch.tensor(counts_F, device=self._device)
+        if self._is_cut_once:
+            inner_L = position_L
+            range_L = torch.repeat_interleave(self._features_F, counts, output_size=len(ids_L))
+        else:
+            position_L = position_L + torch.repeat_interleave(self._before_F, counts, output_size=len(ids_L))
+            range_L = torch.searchsorted(self._starts_E, position_L, right=True) - 1
+            inner_L = position_L - self._starts_E.index_select(0, range_L)
+        part_L, place_L = self._dealt(inner_L, range_L)
+        return self._parts_K.index_select(0, part_L + self._first_part.of(range_L)) + place_L
+
+    def _dealt(self, inner_L: torch.Tensor, range_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Part of its range that each position is in, and its place there."""
+        if self._kinds == {_CYCLIC}:
+            return self._dealt_in_turn(inner_L, range_L)
+        block_L = self._block.of(range_L)
+        if self._kinds == {_BLOCK}:
+            return _dealt_in_blocks(inner_L, block_L)
+        kind_L = self._kind_E.index_select(0, range_L)
         if _HASH in self._kinds:
             # A permutation of the range's rows; the range's rows are kept where others keep blocks.
-            hashed_L = inner_L * self._multipliers_E[range_L] % block_L.clamp(min=1)
-            inner_L = torch.where(kind_L == _HASH, hashed_L, inner_L)
-        if self._kinds == {_BLOCK}:
-            part_L = torch.div(inner_L, block_L, rounding_mode="floor")
-            place_L = inner_L - part_L * block_L
-        else:
-            place_L = torch.div(inner_L, num_parts_L, rounding_mode="floor")
-            part_L = inner_L - place_L * num_parts_L
-            if _BLOCK in self._kinds:
-                block_part_L = torch.div(inner_L, block_L.clamp(min=1), rounding_mode="floor")
-                is_block_L = kind_L == _BLOCK
-                part_L = torch.where(is_block_L, block_part_L, part_L)
-                place_L = torch.where(is_block_L, inner_L - block_part_L * block_L, place_L)
-        return self._parts_K[bases_L + part_L] + place_L
+            inner_L = torch.where(kind_L == _HASH, inner_L * self._multiplier.of(range_L) % block_L, inner_L)
+        part_L, place_L = self._dealt_in_turn(inner_L, range_L)
+        if _BLOCK not in self._kinds:
+            return part_L, place_L
+        block_part_L, block_place_L = _dealt_in_blocks(inner_L, block_L)
+        is_block_L = kind_L == _BLOCK
+        return torch.where(is_block_L, block_part_L, part_L), torch.where(is_block_L, block_place_L, place_L)
+
+    def _dealt_in_turn(self, inner_L: torch.Tensor, range_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        num_parts_L = self._num_parts.of(range_L)
+        place_L = torch.div(inner_L, num_parts_L, rounding_mode="floor")
+        return inner_L - place_L * num_parts_L, place_L
 
     def _positions(self, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
         if not any(self._orders):
@@ -291,6 +294,28 @@ class AddressMap:
                 position_L[start : start + count] = order.ranks(ids_L[start : start + count])
             start += count
         return position_L
+
+
+def _dealt_in_blocks(inner_L: torch.Tensor, block_L: torch.Tensor | int) -> tuple[torch.Tensor, torch.Tensor]:
+    part_L = torch.div(inner_L, block_L, rounding_mode="floor")
+    return part_L, inner_L - part_L * block_L
+
+
+class _Column:
+    """A number of each range, looked up by the range; one number where all are alike, which takes no lookup.
+
+    Args:
+        numbers: Of the ranges.
+        device: Where lookups are.
+    """
+
+    def __init__(self, numbers: Sequence[int], device: torch.device) -> None:
+        self._numbers_E = torch.tensor(numbers, dtype=torch.int64, device=device)
+        self._alike = numbers[0] if len(set(numbers)) == 1 else None
+
+    def of(self, range_L: torch.Tensor) -> torch.Tensor | int:
+        """Numbers of ranges."""
+        return self._numbers_E.index_select(0, range_L) if self._alike is None else self._alike
 
 
 #: Kinds of spans: full blocks of rows to each part, rows in turn, or rows in turn after a permutation.
@@ -331,6 +356,8 @@ class _Layout:
     bounds: list[int]
     """First address of every destination, and the one after the last."""
     spans: list[_Span]
+    num_rows: int
+    """Of the table."""
     has_unheld: bool
     """Whether there are rows that no destination has."""
     is_identity: bool
@@ -363,7 +390,8 @@ class _Layout:
         spans += _unheld(spans, table.num_embeddings, bounds[-1])
         has_unheld = bounds[-1] < table.num_embeddings
         is_identity = table.name not in orders and all(span.is_identity for span in spans)
-        return cls(cut, orders.get(table.name), list(pairs), bounds, spans, has_unheld, is_identity)
+        num_rows = table.num_embeddings
+        return cls(cut, orders.get(table.name), list(pairs), bounds, spans, num_rows, has_unheld, is_identity)
 
 
 def _unheld(spans: Sequence[_Span], stop: int, nowhere: int) -> list[_Span]:

@@ -254,7 +254,7 @@ class InputExchange:
             if self._cut_order is not None:
                 one_FB = torch.tensor([counts_F], dtype=torch.int32, device=self._device).view(-1, 1)
                 cut_L = _permuted(self._cut_order, one_FB, lookups_L)[1]
-            cut_L = cut_L[bucketized.lookups_L]
+            cut_L = cut_L.index_select(0, bucketized.lookups_L.long())
             lookups_L = torch.cat([lookups_L, cut_L]) if self._has_whole else cut_L
         _, lookups_L = _permuted(self._rows_order, lengths_NB, lookups_L)
         arrivals, counts, num_rows, start = [], [], [], 0
