@@ -204,11 +204,14 @@ class AddressMap:
         self._features_F = torch.arange(len(mapped), device=device)
         self._parts_K = torch.tensor(parts, dtype=torch.int64, device=device)
         self._first_part = _Column([*_sums([len(span.addresses) for span in spans])[:-1]], device)
-        self._num_parts = _Column([len(span.addresses) for span in spans], device)
-        self._block = _Column([span.block for span in spans], device)
-        self._kind_E = torch.tensor([span.kind for span in spans], device=device)
-        self._multiplier = _Column([coprime_step(span.block) if span.kind == _HASH else 1 for span in spans], device)
-        self._kinds = {span.kind for span in spans}
+        #: Rows of a full part in blocks, parts where rows are dealt in turn.
+        self._divisor = _Column([span.block if span.kind == _BLOCK else len(span.addresses) for span in spans], device)
+        is_hashed = [span.kind == _HASH for span in spans]
+        multipliers = [coprime_step(span.num_rows) if span.kind == _HASH else 1 for span in spans]
+        self._multiplier = _Column(multipliers, device) if any(is_hashed) else None
+        self._modulus = _Column([span.num_rows for span in spans], device)
+        is_block = [span.kind == _BLOCK for span in spans]
+        self._is_block_E = torch.tensor(is_block, device=device) if any(is_block) else None
 
     def __call__(
         self, lengths_FB: torch.Tensor, ids_L: torch.Tensor, counts_F: Sequence[int], *, with_lookups: bool
@@ -259,31 +262,17 @@ class AddressMap:
             position_L = position_L + torch.repeat_interleave(self._before_F, counts, output_size=len(ids_L))
             range_L = torch.searchsorted(self._starts_E, position_L, right=True) - 1
             inner_L = position_L - self._starts_E.index_select(0, range_L)
-        part_L, place_L = self._dealt(inner_L, range_L)
+        if self._multiplier is not None:
+            # A permutation of the range's rows; 1 times the position elsewhere.
+            inner_L = inner_L * self._multiplier.of(range_L) % self._modulus.of(range_L)
+        divisor_L = self._divisor.of(range_L)
+        quotient_L = torch.div(inner_L, divisor_L, rounding_mode="floor")
+        rest_L = inner_L - quotient_L * divisor_L
+        part_L = rest_L
+        if self._is_block_E is not None:
+            part_L = torch.where(self._is_block_E.index_select(0, range_L), quotient_L, rest_L)
+        place_L = quotient_L + rest_L - part_L
         return self._parts_K.index_select(0, part_L + self._first_part.of(range_L)) + place_L
-
-    def _dealt(self, inner_L: torch.Tensor, range_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Part of its range that each position is in, and its place there."""
-        if self._kinds == {_CYCLIC}:
-            return self._dealt_in_turn(inner_L, range_L)
-        block_L = self._block.of(range_L)
-        if self._kinds == {_BLOCK}:
-            return _dealt_in_blocks(inner_L, block_L)
-        kind_L = self._kind_E.index_select(0, range_L)
-        if _HASH in self._kinds:
-            # A permutation of the range's rows; the range's rows are kept where others keep blocks.
-            inner_L = torch.where(kind_L == _HASH, inner_L * self._multiplier.of(range_L) % block_L, inner_L)
-        part_L, place_L = self._dealt_in_turn(inner_L, range_L)
-        if _BLOCK not in self._kinds:
-            return part_L, place_L
-        block_part_L, block_place_L = _dealt_in_blocks(inner_L, block_L)
-        is_block_L = kind_L == _BLOCK
-        return torch.where(is_block_L, block_part_L, part_L), torch.where(is_block_L, block_place_L, place_L)
-
-    def _dealt_in_turn(self, inner_L: torch.Tensor, range_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        num_parts_L = self._num_parts.of(range_L)
-        place_L = torch.div(inner_L, num_parts_L, rounding_mode="floor")
-        return inner_L - place_L * num_parts_L, place_L
 
     def _positions(self, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
         if not any(self._orders):
@@ -294,11 +283,6 @@ class AddressMap:
                 position_L[start : start + count] = order.ranks(ids_L[start : start + count])
             start += count
         return position_L
-
-
-def _dealt_in_blocks(inner_L: torch.Tensor, block_L: torch.Tensor | int) -> tuple[torch.Tensor, torch.Tensor]:
-    part_L = torch.div(inner_L, block_L, rounding_mode="floor")
-    return part_L, inner_L - part_L * block_L
 
 
 class _Column:
@@ -334,10 +318,14 @@ class _Span:
     """First address of each part."""
 
     @property
+    def num_rows(self) -> int:
+        """Rows of all parts."""
+        return self.stop - self.start
+
+    @property
     def block(self) -> int:
-        """Rows of a full part; of the whole span where they are permuted."""
-        num_rows = self.stop - self.start
-        return num_rows if self.kind == _HASH else -(-num_rows // len(self.addresses))
+        """Rows of a full part, where each is a block."""
+        return -(-self.num_rows // len(self.addresses))
 
     @property
     def is_identity(self) -> bool:
