@@ -23,7 +23,7 @@ from autoshard.core.plan import HeldShard
 from autoshard.core.step import Overlap
 from autoshard.evaluation.batch_memory import BatchMemory
 from autoshard.evaluation.cached_rows import behind_caches
-from autoshard.evaluation.pooling import counts_pooling, plan_pooling_ms
+from autoshard.evaluation.reader_work import plan_reader_ms
 from autoshard.evaluation.stages import Stages
 from autoshard.evaluation.step_price import StepPrice, compose_step
 from autoshard.evaluation.traffic import Traffic, plan_traffic
@@ -125,16 +125,7 @@ class KernelPrices:
 
 def _priced(plan: ShardingPlan, group: ShardingPlan, costs: CostModels) -> tuple[KernelPrices, Traffic, Stages]:
     kernels, traffic = _price_kernels(group, costs.kernel), plan_traffic(group)
-    return kernels, traffic, Stages.of(plan, group, costs, traffic, kernels.held, _pooling_ms(group, costs))
-
-
-def _pooling_ms(group: ShardingPlan, costs: CostModels) -> tuple[float, float]:
-    """What each rank takes to pool rows, as far as the models of the parts count it: forward and backward."""
-    counted = counts_pooling(costs)
-    if not any(counted):
-        return 0.0, 0.0
-    forward_ms, backward_ms = plan_pooling_ms(group)
-    return counted[0] * forward_ms, counted[1] * backward_ms
+    return kernels, traffic, Stages.of(plan, group, costs, traffic, kernels.held, plan_reader_ms(group, costs))
 
 
 def _price_kernels(group: ShardingPlan, model: CostModel) -> KernelPrices:
@@ -178,14 +169,15 @@ def _rank_costs(kernels: KernelPrices, stages: Stages, memory: BatchMemory) -> t
     for shard in kernels.held if any(held[MemoryLevel.DDR]) or any(held[MemoryLevel.SSD]) else ():
         for rank in shard.ranks.tolist():
             caches_R[rank] += shard.local.cache_bytes
+    asking_ms, pooling_ms, spreading_ms = stages.reader_ms
     # Lists, since worlds may have 100,000 ranks: arrays are a hundred times slower to read number by number.
     times_R = [
         part_R.tolist()
         for part_R in (
-            stages.input_ms_R,
+            stages.input_ms_R + asking_ms,
             costs.forward_ms_S,
-            stages.forward_ms_R + stages.pooling_ms[0],
-            stages.backward_ms_R + stages.pooling_ms[1],
+            stages.forward_ms_R + pooling_ms,
+            stages.backward_ms_R + spreading_ms,
             costs.backward_ms_S,
             costs.kernel_ms_S,
             stages.sync_ms_R + stages.group_sync_ms_R,

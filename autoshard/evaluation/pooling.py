@@ -6,17 +6,12 @@ Shape suffixes: N shards.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
-from autoshard.core import CostModels, Exchange, PlacedShard, Pooling, ShardingPlan, Topology
+from autoshard.core import Exchange, PlacedShard, Pooling, Topology
 from autoshard.core.costs import MsArray
-from autoshard.core.step import StepPart, model_basis
 from autoshard.evaluation.device_memory import device_memory
-
-#: Parts of a step in which readers pool, forward and backward.
-POOLING_PARTS: Final = (StepPart.FORWARD_EXCHANGE, StepPart.BACKWARD_EXCHANGE)
 
 #: Rows that came, and their gradients, are fp32.
 _VALUE_BYTES = 4
@@ -53,20 +48,6 @@ def pooling_ms(placed_N: Sequence[PlacedShard], local_batch: float, topology: To
     sorted_s_N = np.where(lookups_N > rows_N, lookups_N * memory.sort_s, 0.0)
     backward_s_N = (bags_N + rows_N) * written_s_N + repeats_s_N + sorted_s_N
     return np.column_stack([forward_s_N, backward_s_N]) * 1e3
-
-
-def plan_pooling_ms(group: ShardingPlan) -> tuple[float, float]:
-    """What every rank of a plan of one replica group takes, forward and backward: all read as many samples."""
-    local_batch = group.group_batch_size / group.group_size
-    forward_ms, backward_ms = pooling_ms(group.shards, local_batch, group.topology).sum(axis=0).tolist()
-    return forward_ms, backward_ms
-
-
-def counts_pooling(costs: CostModels) -> tuple[bool, bool]:
-    """Whether it is added to each of `POOLING_PARTS`: a calibrated step has it among the megabytes of the part."""
-    step, basis = costs.step, model_basis(costs.comm.name)
-    forward, backward = (step is None or step.coefficients(part, basis) is None for part in POOLING_PARTS)
-    return forward, backward
 
 
 def _amounts(placed: PlacedShard, local_batch: float, num_ranks: int) -> tuple[float, float, float, float]:

@@ -30,8 +30,8 @@ class Stages:
         backward_ms_R: Of their gradients: the all-to-all, and the all-gather.
         reduce_scatter_ms: The reduce-scatter's share, alike on all ranks.
         all_gather_ms: The all-gather's.
-        pooling_ms: What every rank takes besides to pool rows that came, forward and backward; 0 where the step's
-            calibration counts it.
+        reader_ms: What every rank works besides on what it reads, by `READER_PARTS`; 0 where the step's calibration
+            counts it.
         sync_ms_R: Of gradients of rows that ranks of a group hold copies of.
         replicas: Of the ranks that hold copies of the same rows in different groups.
         group_sync_ms_R: Of weights and optimizer states between groups, per step.
@@ -43,7 +43,7 @@ class Stages:
     backward_ms_R: MsArray
     reduce_scatter_ms: float
     all_gather_ms: float
-    pooling_ms: tuple[float, float]
+    reader_ms: tuple[float, ...]
     sync_ms_R: MsArray
     replicas: Topology
     group_sync_ms_R: MsArray
@@ -56,7 +56,7 @@ class Stages:
         costs: CostModels,
         traffic: Traffic,
         held: Sequence[HeldShard],
-        pooling_ms: tuple[float, float],
+        reader_ms: tuple[float, ...],
     ) -> Stages:
         """Prices what a plan sends.
 
@@ -66,7 +66,7 @@ class Stages:
             costs: Models to price it with.
             traffic: Of the group.
             held: What its ranks hold.
-            pooling_ms: What each of them takes to pool rows.
+            reader_ms: What each of them works on what it reads.
         """
         links = traffic.links(group.topology)
 
@@ -83,7 +83,7 @@ class Stages:
             backward_ms_R=all_to_all(Stream.BACKWARD) + all_gather_ms,
             reduce_scatter_ms=reduce_scatter_ms,
             all_gather_ms=all_gather_ms,
-            pooling_ms=pooling_ms,
+            reader_ms=reader_ms,
             sync_ms_R=syncs_ms(np.stack([traffic.reduced_R, traffic.gathered_R], axis=1), costs.comm, group.topology),
             replicas=plan.replica_groups.replica_topology(plan.topology),
             group_sync_ms_R=group_sync_ms(plan, held, costs.comm),

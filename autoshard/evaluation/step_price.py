@@ -27,7 +27,7 @@ from autoshard.core.step import (
     weighted_ms,
 )
 from autoshard.evaluation.dense_time import AnalyticDenseModel
-from autoshard.evaluation.pooling import POOLING_PARTS
+from autoshard.evaluation.reader_work import READER_PARTS
 from autoshard.evaluation.stages import Stages
 from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Stream, Traffic
 
@@ -282,8 +282,8 @@ def _times(
         for part in StepPart
         if part is not StepPart.DENSE
     }
-    for part, pooling_ms in zip(POOLING_PARTS, stages.pooling_ms, strict=True):
-        embedding[part.value] += pooling_ms
+    for part, reader_ms in zip(READER_PARTS, stages.reader_ms, strict=True):
+        embedding[part.value] += reader_ms
     group_sync = float(stages.group_sync_ms_R.max())
     if dense is None:
         row_reduce = float(stages.sync_ms_R.max())
@@ -321,6 +321,11 @@ class _Spread:
             return cls()
         return cls(below=max(0.0, 1 - low_ms / value_ms), above=max(0.0, high_ms / value_ms - 1))
 
+    def beside(self, value_ms: float, known_ms: float) -> _Spread:
+        """Of the sum of such a value and one that is known."""
+        share = value_ms / (value_ms + known_ms) if value_ms > 0 else 0.0
+        return _Spread(below=self.below * share, above=self.above * share)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spreads:
@@ -353,7 +358,10 @@ class _Spreads:
         ends = (kernels.kernel_ms_S, kernels.low_ms_S, kernels.high_ms_S)
         return cls(
             kernels=_Spread.of(*(float(of_S[worst]) for of_S in ends)),
-            input=collective("all_to_all", stages.input_ms_R, stages.topology),
+            # What ranks work on it was measured, unlike what the links take.
+            input=collective("all_to_all", stages.input_ms_R, stages.topology).beside(
+                float(stages.input_ms_R.max()), stages.reader_ms[0]
+            ),
             forward_exchange=collective(
                 "all_to_all",
                 stages.forward_ms_R - stages.reduce_scatter_ms,

@@ -34,6 +34,7 @@ from autoshard.evaluation import (
     price_step,
 )
 from autoshard.evaluation.batch_memory import dense_bytes
+from autoshard.evaluation.reader_work import READER_PARTS, plan_reader_ms
 
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 DENSE = DenseLayers(num_dense_features=13, bottom_mlp=(64, 16), top_mlp=(32, 1))
@@ -219,12 +220,14 @@ class TestBreakdown:
 class TestStepModel:
     def test_weights_count_where_they_were_calibrated(self):
         plain, doubled = (price_step(plan(), replace(COSTS, step=step)) for step in (None, Doubled()))
-        assert doubled.step_ms.value == pytest.approx(2 * plain.step_ms.value + 3)
+        read_ms = dict(zip(READER_PARTS, plan_reader_ms(plan(), COSTS), strict=True))
+        assert doubled.step_ms.value == pytest.approx(2 * (plain.step_ms.value - sum(read_ms.values())) + 3)
         assert doubled.times.overhead == pytest.approx(3.0)
         assert doubled.models["step"] == "doubled"
         for part in StepPart:
             extra = 3.0 if part is StepPart.DENSE else 0.0
-            assert doubled.part_ms(part) == pytest.approx(2 * plain.part_ms(part) + extra)
+            # What readers work is among the features of a calibrated part.
+            assert doubled.part_ms(part) == pytest.approx(2 * (plain.part_ms(part) - read_ms.get(part, 0.0)) + extra)
 
     def test_weights_of_other_models_do_not_count(self):
         plain = price_step(plan(), COSTS)
@@ -276,9 +279,11 @@ class TestIntervals:
 
     def test_parts_keep_their_relative_intervals_where_a_step_model_knows_better_of_the_whole(self):
         plain, doubled = (price_step(plan(), replace(COSTS, step=step)) for step in (None, Doubled()))
+        read_ms = dict(zip(READER_PARTS, plan_reader_ms(plan(), COSTS), strict=True))
         for part in set(StepPart) - {StepPart.DENSE}:
             for end in ("low", "high"):
-                assert getattr(doubled.parts[part], end) == pytest.approx(2 * getattr(plain.parts[part], end))
+                models_ms = getattr(plain.parts[part], end) - read_ms.get(part, 0.0)
+                assert getattr(doubled.parts[part], end) == pytest.approx(2 * models_ms)
 
     def test_the_upper_end_is_dearer_in_every_part(self):
         usual, upper = (price_step(plan(), costs) for costs in (COSTS, at_upper_end(COSTS, "cpu")))
@@ -290,8 +295,8 @@ class TestIntervals:
 
     def test_upper_ends_are_corrected_as_values_are(self):
         calibrated = at_upper_end(replace(COSTS, step=Doubled()), "cpu")
-        plain = price_step(plan(), at_upper_end(COSTS, "cpu"))
-        assert price_step(plan(), calibrated).step_ms.value == pytest.approx(2 * plain.step_ms.value + 3)
+        models_ms = price_step(plan(), at_upper_end(COSTS, "cpu")).step_ms.value - sum(plan_reader_ms(plan(), COSTS))
+        assert price_step(plan(), calibrated).step_ms.value == pytest.approx(2 * models_ms + 3)
 
     def test_upper_ends_are_the_models(self):
         two = plan().topology

@@ -16,7 +16,7 @@ from autoshard.core.topology import MAX_BANDWIDTH
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.traffic import INT8_BLOCK, wire_bytes
 from autoshard.planners.space.kinds import FloatArray
-from autoshard.planners.space.step_cost import FEATURES, PARTS, POOLED_BY_ALL, POOLED_BY_NODE, SYNC, StepPrices
+from autoshard.planners.space.step_cost import FEATURES, PARTS, READ_BY_ALL, READ_BY_NODE, SYNC, StepPrices
 
 #: Bytes at which affine functions are read off: whole blocks of int8 messages.
 _BYTES = INT8_BLOCK * wire_bytes(DType.INT8) * 2**14
@@ -98,8 +98,8 @@ def _parts(prices: StepPrices, moved_BC: FloatArray) -> MsArray:
 def _num_alike(prices: StepPrices) -> FloatArray:
     """Ranks whose amounts of each column add up on every one of them, shape (C,)."""
     num_C = np.ones(prices.num_columns)
-    num_C[POOLED_BY_ALL] = prices.topology.world_size
-    num_C[POOLED_BY_NODE] = prices.topology.local_world_size
+    num_C[READ_BY_ALL] = prices.topology.world_size
+    num_C[READ_BY_NODE] = prices.topology.local_world_size
     return num_C
 
 

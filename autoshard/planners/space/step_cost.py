@@ -28,7 +28,7 @@ from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import KERNEL_PARTS, Overlap, StepPart
 from autoshard.evaluation.batch_memory import dense_bytes, gradient_ratio, peak_factor
 from autoshard.evaluation.evaluate import price_step
-from autoshard.evaluation.pooling import POOLING_PARTS, counts_pooling, pooling_ms
+from autoshard.evaluation.reader_work import READER_PARTS, batch_ms, counted_parts, reader_ms
 from autoshard.evaluation.stages import syncs_ms
 from autoshard.evaluation.step_price import embedding_columns, part_weights
 from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, id_bytes, message_bytes, pair_bytes, sync_bytes
@@ -54,15 +54,18 @@ _NUM_STREAMS = len(Stream)
 _TO_ALL, _TO_NODE, _TO_ITSELF = range(3)
 #: Then bytes of a rank's own samples in the reduce-scatter and in the all-gather, alike on all ranks.
 _SCATTERED = slice(_NUM_STREAMS * 3, _NUM_STREAMS * 3 + 2)
-_POOLING_INDICES = [PARTS.index(part) for part in POOLING_PARTS]
+_READER_INDICES = [PARTS.index(part) for part in READER_PARTS]
 _SCATTERED_INDICES = [list(Stream).index(stream) for stream in (Stream.FORWARD, Stream.BACKWARD)]
-#: Then bytes of gradients that are all-reduced and all-gathered, nanoseconds in which all ranks pool the rank's rows,
-#: forward and backward, and those in which the ranks of its node do, features that are served, a rank's inputs with the
-#: gradients of copied rows, its outputs, embeddings that all ranks, its node or it alone get back, and a count for each
-#: kind of kernel.
+#: Then bytes of gradients that are all-reduced and all-gathered, nanoseconds that all ranks work on reading what a rank
+#: serves, by `READER_PARTS`, those that the ranks of its node do and those that it does itself, features that are
+#: served, a rank's inputs with the gradients of copied rows, its outputs, embeddings that all ranks, its node or it
+#: alone get back, and a count for each kind of kernel.
 SYNC = slice(_SCATTERED.stop, _SCATTERED.stop + 2)
-POOLED_BY_ALL, POOLED_BY_NODE = (slice(start, start + 2) for start in (SYNC.stop, SYNC.stop + 2))
-FEATURES, _INPUTS, _OUTPUTS = range(POOLED_BY_NODE.stop, POOLED_BY_NODE.stop + 3)
+READ_BY_ALL, READ_BY_NODE, READ_BY_ITSELF = (
+    slice(start, start + len(READER_PARTS))
+    for start in range(SYNC.stop, SYNC.stop + 3 * len(READER_PARTS), len(READER_PARTS))
+)
+FEATURES, _INPUTS, _OUTPUTS = range(READ_BY_ITSELF.stop, READ_BY_ITSELF.stop + 3)
 _BACK_TO_ALL, _BACK_TO_NODE, _BACK_TO_ITSELF, _FIRST_KERNEL = range(_OUTPUTS + 1, _OUTPUTS + 5)
 #: Bytes by which rates and latencies are told apart.
 _BUMP_BYTES = 1e4
@@ -109,6 +112,8 @@ class StepPrices:
         self.tables, self.topology, self.costs, self.payload = tables, topology, costs, payload
         self._id_bytes = id_bytes(tables.tables)
         self._local_batch = tables.batch_size / topology.world_size
+        self._counted_parts = np.array(counted_parts(costs))
+        self._batch_ms = self._counted_parts * batch_ms(topology)
         self._kernels = {kernel: index for index, kernel in enumerate(sorted(set(kernels)))}
         # All that does not depend on who holds what; one shard is enough to say it.
         some = PlacedShard.table_wise(Shard.whole(tables.tables[0]), 0)
@@ -183,9 +188,9 @@ class StepPrices:
             is_of_block_U = block_U == block
             rows_UC[is_of_block_U, _NUM_STREAMS * block : _NUM_STREAMS * (block + 1)] = mean_UE[is_of_block_U]
         rows_UC[:, SYNC] = sync_bytes(placed_U, self.tables.batch_size)
-        pooled_U2 = self._pooled_ns(placed_U)
-        for block, columns in ((_TO_ALL, POOLED_BY_ALL), (_TO_NODE, POOLED_BY_NODE)):
-            rows_UC[block_U == block, columns] = pooled_U2[block_U == block]
+        read_UP = self._read_ns(placed_U)
+        for block, columns in ((_TO_ALL, READ_BY_ALL), (_TO_NODE, READ_BY_NODE), (_TO_ITSELF, READ_BY_ITSELF)):
+            rows_UC[block_U == block, columns] = read_UP[block_U == block]
         peak_UE = self._pair_bytes(placed_U, [peak_factor(table, self._local_batch) for table in tables])
         self._add_held(rows_UC, placed_U, peak_UE, block_U, is_scattered_U)
         return rows_UC
@@ -195,14 +200,11 @@ class StepPrices:
             placed_U, self._local_batch, self.payload, id_bytes=self._id_bytes, lookups_factor_N=lookups_factor_U
         )
 
-    def _pooled_ns(self, placed_U: Sequence[PlacedShard]) -> MsArray:
-        """What a reader takes to pool the rows of one of a shard's owners, forward and backward, shape (U, 2)."""
-        pooled_U2 = pooling_ms(placed_U, self._local_batch, self.topology) * counts_pooling(self.costs)
-        return (
-            _NS_PER_MS
-            * pooled_U2
-            / np.array([len(placed.replicas[0]) for placed in placed_U], dtype=np.float64)[:, None]
-        )
+    def _read_ns(self, placed_U: Sequence[PlacedShard]) -> MsArray:
+        """What a reader works on what it reads of one of a shard's owners, by `READER_PARTS`; shape (U, 3)."""
+        read_UP = reader_ms(placed_U, self._local_batch, self.topology) * self._counted_parts
+        num_owners_U = np.array([len(placed.replicas[0]) for placed in placed_U], dtype=np.float64)
+        return np.asarray(_NS_PER_MS * read_UP / num_owners_U[:, None])
 
     def _block(self, num_replicas: int) -> int:
         """Whether rows are read by all ranks, by those of their node, or by their own rank alone."""
@@ -276,13 +278,15 @@ class StepPrices:
         parts_PBR = np.stack(
             [sum(weight * of for weight, of in zip(self._weights[part], work[part], strict=True)) for part in PARTS]
         )
-        parts_PBR[_POOLING_INDICES] += np.moveaxis(self._pooling(moved_BRC), -1, 0)
+        parts_PBR[_READER_INDICES] += np.moveaxis(self._read_ms(moved_BRC), -1, 0)
         return parts_PBR
 
-    def _pooling(self, moved_BRC: MovedArray) -> MsArray:
-        """Milliseconds in which ranks pool rows that they read, forward and backward, shape (B, R, 2)."""
-        by_all_B12 = moved_BRC[..., POOLED_BY_ALL].sum(axis=1, keepdims=True)
-        return np.asarray((by_all_B12 + self._summed_in_nodes(moved_BRC[..., POOLED_BY_NODE])) / _NS_PER_MS)
+    def _read_ms(self, moved_BRC: MovedArray) -> MsArray:
+        """What ranks work on what they read, by `READER_PARTS`; shape (B, R, 3)."""
+        by_all_B13 = moved_BRC[..., READ_BY_ALL].sum(axis=1, keepdims=True)
+        in_node_BR3 = self._summed_in_nodes(moved_BRC[..., READ_BY_NODE])
+        read_BR3 = by_all_B13 + in_node_BR3 + moved_BRC[..., READ_BY_ITSELF]
+        return np.asarray(self._batch_ms + read_BR3 / _NS_PER_MS)
 
     def _summed_in_nodes(self, values_BRX: MovedArray) -> MovedArray:
         """For each rank the sum over its node, of the shape of the values."""

@@ -1,0 +1,95 @@
+"""Time that ranks take to split the ids of a batch by the ranks that hold their rows, besides sending them.
+
+Shape suffix: N shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from autoshard.core import Exchange, PlacedShard, Topology
+from autoshard.core.costs import MsArray
+from autoshard.core.machine import device_family
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSpeed:
+    """What the runtime takes to distribute a batch's ids besides sending them, in seconds.
+
+    Attributes:
+        batch_s: Of a batch, whatever is in it.
+        lookup_s: Of a lookup, for every shard that it is sent to: checked, put in order, packed, unpacked.
+        length_s: Of the length of a bag, for every owner that is asked for its sum.
+        cut_s: Of a lookup in a table whose rows several ranks hold: the owner of its row is found.
+        row_s: Of a lookup that is answered with its row: it is matched to the rows that will come.
+        repeat_s: Of such a lookup where rows are asked for once: ids are sorted.
+        request_s: Of asking one owner for rows of one shard.
+    """
+
+    batch_s: float
+    lookup_s: float
+    length_s: float
+    cut_s: float
+    row_s: float
+    repeat_s: float
+    request_s: float
+
+
+#: By device family. Non-negative least squares of relative errors to the processor time of the thread that distributes
+#: batches, on 2 and on 4 gloo processes, rounded: 20 plans of 80 of MetaSyn's tables / 64 and of Criteo Kaggle (virtual
+#: AMD EPYC with 2 cores, torch 2.13, November 2026; half of them are within 9%). On GPUs nobody has measured it.
+INPUT_SPEED: Final = {
+    "cpu": InputSpeed(
+        batch_s=1.7e-3,
+        lookup_s=9e-9,
+        length_s=3e-9,
+        cut_s=37e-9,
+        row_s=38e-9,
+        repeat_s=52e-9,
+        request_s=23e-6,
+    ),
+}
+_NOTHING: Final = InputSpeed(batch_s=0, lookup_s=0, length_s=0, cut_s=0, row_s=0, repeat_s=0, request_s=0)
+
+
+def input_speed(device: str) -> InputSpeed:
+    """What was measured on a kind of device; nothing takes time on those where nobody measured it."""
+    return INPUT_SPEED.get(device_family(device), _NOTHING)
+
+
+def input_work_ms(placed_N: Sequence[PlacedShard], local_batch: float, topology: Topology) -> MsArray:
+    """What each rank that reads a shard takes to ask for its lookups, in ms; shape (N,).
+
+    Ranks serve about as much as they ask for, and what serving takes is counted here. `InputSpeed.batch_s` is not.
+
+    Args:
+        placed_N: Shards in a plan over all ranks of the topology.
+        local_batch: Samples of each rank.
+        topology: Of the ranks.
+
+    Source:
+        What `autoshard.runtime.engine.ids` runs. Measured over predicted: docs/results/execution.md.
+    """
+    speed = input_speed(topology.device)
+    if speed is _NOTHING:
+        return np.zeros(len(placed_N))
+    return np.array([_seconds(placed, local_batch, topology.world_size, speed) for placed in placed_N]) * 1e3
+
+
+def _seconds(placed: PlacedShard, local_batch: float, num_ranks: int, speed: InputSpeed) -> float:
+    table, num_owners = placed.shard.table, len(placed.replicas[0])
+    share = placed.shard.access()[1]
+    lookup_s = speed.lookup_s
+    if num_owners > 1 or placed.shard.num_embeddings < table.num_embeddings:
+        lookup_s += speed.cut_s
+    run = placed.as_run(num_ranks)
+    if run.exchange is Exchange.PARTIAL_SUMS:
+        apart_s = speed.length_s * local_batch * len(table.features) * num_owners
+    else:
+        apart_s = speed.request_s * num_owners
+        lookup_s += speed.row_s + speed.repeat_s * run.deduplicate
+    return apart_s + lookup_s * local_batch * table.pooling_factor * share
