@@ -23,6 +23,7 @@ STUDIES: Final = {
     "recorder": "studies.engines.recorder:main",
     "torchrec-doors": "studies.engines.torchrec_doors:main",
     "host-time": "studies.engines.host_time:main",
+    "input-work": "studies.engines.input_work:main",
     "env-speed": "studies.environment.speed:main",
     "policy": "studies.policies.evaluate:main",
     "search": "studies.planners.search_runs:main",

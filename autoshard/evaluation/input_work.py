@@ -6,12 +6,12 @@ Shape suffix: N shards.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
 
-from autoshard.core import Exchange, PlacedShard, Topology
+from autoshard.core import Exchange, PlacedShard, Split, Topology
 from autoshard.core.costs import MsArray
 from autoshard.core.machine import device_family
 
@@ -24,7 +24,9 @@ class InputSpeed:
         batch_s: Of a batch, whatever is in it.
         lookup_s: Of a lookup, for every shard that it is sent to: checked, put in order, packed, unpacked.
         length_s: Of the length of a bag, for every owner that is asked for its sum.
-        cut_s: Of a lookup in a table whose rows several ranks hold: the owner of its row is found.
+        cut_s: Of a lookup in a table whose rows several ranks hold: lookups are put in the order of owners.
+        dealt_s: As `cut_s`, added where rows are not in one block after the other: the place of each is worked out.
+        range_s: As `dealt_s`, added where a table has several ranges of rows: that of the row is searched.
         row_s: Of a lookup that is answered with its row: it is matched to the rows that will come.
         repeat_s: Of such a lookup where rows are asked for once: ids are sorted.
         request_s: Of asking one owner for rows of one shard.
@@ -34,26 +36,29 @@ class InputSpeed:
     lookup_s: float
     length_s: float
     cut_s: float
+    dealt_s: float
+    range_s: float
     row_s: float
     repeat_s: float
     request_s: float
 
 
-#: By device family. Non-negative least squares of relative errors to the processor time of the thread that distributes
-#: batches, on 2 and on 4 gloo processes, rounded: 20 plans of 80 of MetaSyn's tables / 64 and of Criteo Kaggle (virtual
-#: AMD EPYC with 2 cores, torch 2.13, November 2026; half of them are within 9%). On GPUs nobody has measured it.
+#: By device family. Rounded medians over the plans of `python -m studies input-work` (virtual AMD EPYC with 2 cores,
+#: torch 2.13, November 2026; docs/results/execution.md). On GPUs nobody has measured it.
 INPUT_SPEED: Final = {
     "cpu": InputSpeed(
         batch_s=1.7e-3,
         lookup_s=9e-9,
         length_s=3e-9,
-        cut_s=37e-9,
-        row_s=38e-9,
-        repeat_s=52e-9,
+        cut_s=20e-9,
+        dealt_s=40e-9,
+        range_s=45e-9,
+        row_s=48e-9,
+        repeat_s=78e-9,
         request_s=23e-6,
     ),
 }
-_NOTHING: Final = InputSpeed(batch_s=0, lookup_s=0, length_s=0, cut_s=0, row_s=0, repeat_s=0, request_s=0)
+_NOTHING: Final = InputSpeed(**dict.fromkeys((field.name for field in fields(InputSpeed)), 0.0))
 
 
 def input_speed(device: str) -> InputSpeed:
@@ -83,9 +88,10 @@ def input_work_ms(placed_N: Sequence[PlacedShard], local_batch: float, topology:
 def _seconds(placed: PlacedShard, local_batch: float, num_ranks: int, speed: InputSpeed) -> float:
     table, num_owners = placed.shard.table, len(placed.replicas[0])
     share = placed.shard.access()[1]
-    lookup_s = speed.lookup_s
-    if num_owners > 1 or placed.shard.num_embeddings < table.num_embeddings:
-        lookup_s += speed.cut_s
+    is_range = placed.shard.num_embeddings < table.num_embeddings
+    lookup_s = speed.lookup_s + speed.cut_s * (is_range or num_owners > 1)
+    if (num_owners > 1 and placed.split is not Split.BLOCK) or (is_range and len(placed.replicas) > 1):
+        lookup_s += speed.dealt_s + speed.range_s * is_range
     run = placed.as_run(num_ranks)
     if run.exchange is Exchange.PARTIAL_SUMS:
         apart_s = speed.length_s * local_batch * len(table.features) * num_owners

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import fbgemm_gpu  # noqa: F401 - registers the operators of torch.ops.fbgemm
 import torch
 
 from autoshard.core import Split

@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 
+import fbgemm_gpu  # noqa: F401 - registers the operators of torch.ops.fbgemm
 import torch
 import torch.distributed as dist
 

@@ -1,0 +1,87 @@
+"""What ranks take to split the ids of a batch."""
+
+from dataclasses import replace
+
+import pytest
+
+from autoshard.core import (
+    AccessProfile,
+    EmbeddingTable,
+    Exchange,
+    Feature,
+    GradSync,
+    PlacedShard,
+    RowRange,
+    RowsBy,
+    Shard,
+    Split,
+    Tier,
+)
+from autoshard.evaluation.input_work import INPUT_SPEED, input_speed, input_work_ms
+from autoshard.trials import local_topology
+
+LOCAL_BATCH, POOLING, ROWS = 100, 3.0, 1000
+SPEED = INPUT_SPEED["cpu"]
+TABLE = EmbeddingTable(
+    name="t",
+    num_embeddings=ROWS,
+    embedding_dim=8,
+    features=(Feature(name="f", pooling_factor=POOLING),),
+    access=AccessProfile.uniform(ROWS),
+)
+WHOLE = PlacedShard.table_wise(Shard.whole(TABLE), 0)
+BLOCKS = replace(WHOLE, tier=Tier.ROW_WISE, replicas=((0, 1, 2, 3),))
+IN_TURN = replace(BLOCKS, split=Split.CYCLIC)
+HALF = replace(Shard.whole(TABLE), rows=RowRange(start=0, stop=ROWS // 2, by=RowsBy.ACCESS_RANK))
+LOOKUPS = LOCAL_BATCH * POOLING
+
+
+def seconds(placed, device="cpu"):
+    return input_work_ms([placed], LOCAL_BATCH, local_topology(device, 4, 1 << 30))[0] / 1e3
+
+
+@pytest.mark.parametrize(
+    ("placed", "num_lengths", "lookup_s", "num_lookups"),
+    [
+        (WHOLE, 100, SPEED.lookup_s, LOOKUPS),
+        (BLOCKS, 400, SPEED.lookup_s + SPEED.cut_s, LOOKUPS),
+        (IN_TURN, 400, SPEED.lookup_s + SPEED.cut_s + SPEED.dealt_s, LOOKUPS),
+        (replace(WHOLE, shard=HALF), 100, SPEED.lookup_s + SPEED.cut_s, LOOKUPS / 2),
+        (
+            replace(IN_TURN, shard=HALF),
+            400,
+            SPEED.lookup_s + SPEED.cut_s + SPEED.dealt_s + SPEED.range_s,
+            LOOKUPS / 2,
+        ),
+    ],
+    ids=["whole", "blocks", "in turn", "a range on one rank", "a range in turn"],
+)
+def test_sums_take_lengths_and_lookups(placed, num_lengths, lookup_s, num_lookups):
+    assert seconds(placed) == pytest.approx(SPEED.length_s * num_lengths + lookup_s * num_lookups)
+
+
+def test_rows_take_requests_and_matches_in_place_of_lengths():
+    rows = replace(IN_TURN, exchange=Exchange.ROWS)
+    lookup_s = SPEED.lookup_s + SPEED.cut_s + SPEED.dealt_s + SPEED.row_s
+    assert seconds(rows) == pytest.approx(4 * SPEED.request_s + lookup_s * LOOKUPS)
+    once = replace(rows, deduplicate=True)
+    assert seconds(once) - seconds(rows) == pytest.approx(SPEED.repeat_s * LOOKUPS)
+
+
+def test_copies_of_hot_rows_are_ranges_whose_sums_are_read_in_place():
+    copies = replace(
+        WHOLE,
+        shard=HALF,
+        tier=Tier.DATA_PARALLEL,
+        replicas=((0,), (1,), (2,), (3,)),
+        grad_sync=GradSync.SPARSE,
+        exchange=Exchange.ROWS,
+    )
+    lookup_s = SPEED.lookup_s + SPEED.cut_s + SPEED.dealt_s + SPEED.range_s
+    assert seconds(copies) == pytest.approx(SPEED.length_s * LOCAL_BATCH + lookup_s * LOOKUPS / 2)
+
+
+def test_what_nobody_measured_takes_nothing():
+    assert seconds(IN_TURN, "a100") == 0
+    assert input_speed("a100").batch_s == 0 < SPEED.batch_s
+    assert input_speed("cpu:AMD EPYC") is SPEED
